@@ -1,6 +1,6 @@
 """What is wrong: UserError refuses what was asked; a Problem is one finding about a stack.
 
-The rules (rules/) find the problems; `nearest` is the "did you mean" of messages.
+The rules (rules/) find the problems; `nearest` is "did you mean", `visible` keeps it in one line.
 """
 
 from __future__ import annotations
@@ -67,3 +67,18 @@ def nearest(name: str, allowed: tuple[str, ...]) -> str:
     matches = get_close_matches(name, allowed, n=1, cutoff=0.5)
     known = ", ".join(allowed) or "none"
     return f"; did you mean '{matches[0]}'?" if matches else f"; known: {known}"
+
+
+def visible(text: str) -> str:
+    r"""The text on one line; what is not printable as \xNN or \uNNNN.
+
+    A name from a cluster or a file of others could colour, erase or turn around what stands beside.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else _escape(each) for each in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, TypeVar, Union, cast, get_args, get_or
 import yaml
 
 from stacks.catalog import canonical_platform
-from stacks.errors import UserError, nearest
+from stacks.errors import UserError, nearest, visible
 from stacks.files import MAX_BYTES, is_map, parse_yaml, read_text
 from stacks.spec import StackSpec
 from stacks.spec.bounds import Bounds, FileText, Nodes
@@ -148,7 +148,7 @@ class Decoder:
     problems: list[str] = field(default_factory=list[str])
 
     def refuse(self, path: str, message: str) -> None:
-        self.problems.append(f"{path}: {message}")
+        self.problems.append(visible(f"{path}: {message}"))
 
     def record(self, cls: type[_Record], value: object, path: str) -> _Record | None:
         if not is_map(value):

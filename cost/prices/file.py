@@ -26,6 +26,7 @@ import yaml
 
 from cost.prices.price import CURRENCY, UNITS, Price, PriceBookError, Unit, unit_of
 from stacks.catalog import REGIONS
+from stacks.errors import visible
 from stacks.files import MAX_BYTES, is_list, is_map, parse_yaml, read_text
 
 _MOST_USD: Final = 10**9
@@ -51,8 +52,8 @@ class Problems:
     lines: list[str] = field(default_factory=list[str])
 
     def add(self, path: str, message: str) -> None:
-        """Adds one line."""
-        self.lines.append(f"{path}: {message}")
+        """Adds one line, whatever a key or value of the file holds."""
+        self.lines.append(visible(f"{path}: {message}"))
 
     def refuse(self) -> None:
         """Raises what was found, if anything was."""

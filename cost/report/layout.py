@@ -12,6 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, overload
 
+from stacks.errors import visible
+
 WIDTH: Final = 108
 _STYLE: Final = Path(__file__).with_name("page.css")
 UNKNOWN: Final = "unknown"
@@ -231,21 +233,6 @@ def short(value: Decimal) -> str:
     places = max(0, 2 - value.adjusted())
     text = f"{rounded(value, Decimal(1).scaleb(-places)):,f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def visible(text: str) -> str:
-    r"""The text on one line; what is not printable as \xNN or \uNNNN.
-
-    A name from a cluster or a file of others could colour, erase or turn around what stands beside.
-    """
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else _escape(each) for each in text)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 # Spreadsheets take the fullwidth forms for the same.

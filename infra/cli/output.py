@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Final, Self, TextIO
 
-from cost.report.layout import visible
-from stacks.errors import UserError
+from stacks.errors import UserError, visible
 
 # ECMA-48, 8.3.117: colour and weight of the letters, which is all that a job may tell a terminal.
 _COLOURS: Final = re.compile(r"(\x1b\[[0-9;:]{0,32}m)")

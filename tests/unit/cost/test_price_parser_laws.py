@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cost.prices.book import PriceBook
@@ -77,6 +77,8 @@ def test_the_order_of_the_file_changes_no_price(readings: list[tuple[date, Decim
 
 
 @given(st.dictionaries(st.sampled_from([GPU, "public-ip"]), junk | entries, max_size=2))
+@example({GPU: {"unit": "\x1e"}})
+@example({GPU: {"a\nb": 1}})
 @settings(max_examples=100, deadline=None)
 def test_any_file_is_read_or_refused_with_the_file_in_every_line(prices: dict[str, Any]):
     with tempfile.TemporaryDirectory() as folder:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cost.report.layout import Document, Format, Table, lay_out, visible
+from cost.report.layout import Document, Format, Table, lay_out
 from infra.cli import output
 from infra.cli.main import app
+from stacks.errors import visible
 from tests.unit.runs.folders import write_run
 
 ERASE = "\x1b[2J\x1b]0;title\x07\r\n\x9b\u202e"

@@ -135,6 +135,12 @@ def test_a_text_of_pages_is_refused_and_shown_in_part(config: dict[str, Any]):
     assert problem.endswith(f"expected a whole number, got text '{start}'... of 81 characters")
 
 
+def test_a_key_of_two_lines_is_refused_in_one(config: dict[str, Any]):
+    config["chat"]["a\nb: fine"] = 1
+    (problem,) = problems_of(config)
+    assert problem.startswith("demo.chat.a\\x0ab: fine: unknown key")
+
+
 @pytest.mark.parametrize("text", ["", "  "])
 def test_a_blank_text_is_refused_as_what_it_is(config: dict[str, Any], text: str):
     config["chat"]["model"] = text
