@@ -86,10 +86,15 @@ def environ() -> dict[str, str]:
 
 
 def read(stack: str) -> StackOutputs:
-    """Outputs of the deployed stack, read once through pulumi."""
+    """Outputs of the deployed stack, read once through pulumi: root's, for what only root may."""
     from infra.clients.pulumi import read_outputs
 
     return read_outputs(stack, root=CHECKOUT, environ=environ())
+
+
+def caller(stack: str, identity: Path | None) -> StackOutputs:
+    """Outputs of the deployed stack for the user whose key this is: login user and places."""
+    return read(stack).as_owner_of(private_key(identity))
 
 
 def fetched(stack: str, job_id: str, error: StackPausedError) -> Path:
@@ -145,12 +150,16 @@ def node_watch(stack: str) -> Callable[[Job], None]:
 
 
 def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:
-    """A connection to the stack's login node; jobs of submissions cut off are put back first."""
-    from infra.clients.ssh import Connection
+    """A connection to the stack's login node; jobs of submissions cut off are put back first.
+
+    Not as root, who waits for no submission: the lock is the user's.
+    """
+    from infra.clients.ssh import ROOT, Connection
     from infra.jobs import submit_once
 
     connection = Connection(outputs.endpoint(private_key(identity)))
-    submit_once.put_back(state_root(), connection, outputs, note)
+    if outputs.user != ROOT or not outputs.users:
+        submit_once.put_back(state_root(), connection, outputs, note)
     return connection
 
 

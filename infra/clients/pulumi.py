@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from infra.clients.errors import JobsError, StackPausedError
-from infra.clients.ssh import Endpoint
+from infra.clients.ssh import ROOT, Endpoint, public_line
+from infra.render.sbatch import in_memory, own_code, own_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +29,54 @@ class StackOutputs:
     code_path: str
     code_hash: str
     places: Mapping[str, str]
+    """Name -> path: of the stack, as declared; after `as_user` that user's folders in them."""
     jobs: Mapping[str, str]
     """Job name -> the exact shell command that starts it."""
     mounts: Mapping[str, str] = field(default_factory=dict)
     """Mount path -> what the stack declares behind it."""
     keeps_run_configs: bool = False
     """Whether the stack has a bucket for what its runs were configured by."""
+    users: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Who submits jobs -> that user's OpenSSH public key lines."""
+    user: str = ROOT
+    """As whom the login node is entered."""
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """The places of the stack where `places` are a user's; empty where they are the stack's."""
+
+    @property
+    def own_path(self) -> str:
+        """Where releases, plans and locks of the user lie, on every node."""
+        return self.code_path if self.user == ROOT else own_code(self.stack, self.user)
+
+    def as_user(self, user: str) -> StackOutputs:
+        """The same for who works as this user."""
+        if user == ROOT:
+            return self
+        stack = self.shared or self.places
+        own = {
+            name: path if in_memory(path) else own_place(path, user) for name, path in stack.items()
+        }
+        return replace(self, user=user, places=own, shared=stack)
+
+    def as_owner_of(self, identity: Path) -> StackOutputs:
+        """The same for the user whose private key `identity` is; JobsError where no user has it.
+
+        Of several with the same key it is the first declared; the deployer comes before them.
+        """
+        if not self.users:
+            raise JobsError(
+                f"{self.stack}: its outputs name no users, so jobs there still run as root; run "
+                f"`pulumi up --stack {self.stack}` once: it makes the users and keeps all files"
+            )
+        wanted = public_line(identity).split()
+        for user, keys in self.users.items():
+            if wanted in [key.split()[:2] for key in keys]:
+                return self.as_user(user)
+        raise JobsError(
+            f"{identity}: no user of {self.stack} has this key ({', '.join(self.users)}); "
+            "give another with --identity, or declare its public half in login.ssh_public_keys or "
+            f"soperator.users and run `pulumi up --stack {self.stack}`"
+        )
 
     def endpoint(self, identity: Path) -> Endpoint:
         """The login node, opened with the private key `identity`."""
@@ -42,6 +85,7 @@ class StackOutputs:
             port=self.ssh_port,
             host_key=self.login_host_key,
             identity=identity,
+            user=self.user,
         )
 
     def log_path(self, job_name: str, job_id: str) -> str:
@@ -51,6 +95,11 @@ class StackOutputs:
     def results_path(self, job_id: str) -> str:
         """Where the job writes its results and run record on the cluster."""
         return f"{self.places['results']}/{job_id}"
+
+    @property
+    def before(self) -> StackOutputs:
+        """The same with the stack's places, where jobs that ran as root left their files."""
+        return replace(self, places=self.shared, shared={}) if self.shared else self
 
 
 def read_outputs(stack: str, *, root: Path, environ: Mapping[str, str]) -> StackOutputs:
@@ -150,6 +199,7 @@ def outputs_from(stack: str, values: Mapping[str, Any]) -> StackOutputs:
         jobs=dict(values["jobs"]),
         mounts=dict(values.get("mounts") or {}),
         keeps_run_configs="run_config_store" in values,
+        users=dict(values.get("users") or {}),
     )
 
 

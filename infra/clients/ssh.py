@@ -24,6 +24,7 @@ import paramiko
 
 from infra.clients.errors import JobsError
 
+ROOT: Final = "root"
 _CONNECT_TIMEOUT_S = 15
 _KEEPALIVE_S = 15
 _CHUNK_BYTES = 1 << 16
@@ -42,7 +43,7 @@ class Endpoint:
     port: int
     host_key: str
     identity: Path
-    user: str = "root"
+    user: str = ROOT
 
     def __str__(self) -> str:
         return f"{self.user}@{self.host}:{self.port}"
@@ -255,13 +256,23 @@ def _identity(path: Path) -> paramiko.PKey:
         )
     try:
         return paramiko.PKey.from_path(path)
-    except paramiko.PasswordRequiredException as error:
+    # Of a key in PKCS#8 it is cryptography's TypeError.
+    except (paramiko.PasswordRequiredException, TypeError) as error:
         raise JobsError(
             f"{path}: the key has a passphrase, which is not asked for here; "
             "give a key without one with --identity"
         ) from error
     except (paramiko.SSHException, ValueError, OSError) as error:
         raise JobsError(f"{path}: not a private key that can be read: {error}") from error
+
+
+def public_line(identity: Path) -> str:
+    """`TYPE BASE64` of a private key file; of its .pub file where there is one, for the agent's."""
+    public = identity.with_name(f"{identity.name}.pub")
+    if public.is_file():
+        return " ".join(public.read_text(encoding="utf-8", errors="replace").split()[:2])
+    key = _identity(identity)
+    return f"{key.get_name()} {key.get_base64()}"
 
 
 def parse_public_key(line: str) -> paramiko.PKey:

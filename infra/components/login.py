@@ -65,12 +65,13 @@ class Login(pulumi.ComponentResource):
             )
 
         ready = run("ready", ready_script(spec))
-        places = run("places", places_script(spec))
         # They compare with what is there, so they run for a stack without members too: a last one
         # that is no longer declared is removed.
-        users = run("users", users_script(spec), ready)
+        users = run("users", users_script(spec, keys_later=True), ready)
+        places = run("places", places_script(spec), users)
+        needs: list[pulumi.Resource] = []
         if spec.slurm.accounting:
-            run("teams", teams_script(spec), users)
+            needs.append(run("teams", teams_script(spec), users))
         files = code_files(root, spec)
         self.code_hash = hash_files(files)
         code = command.remote.CopyToRemote(
@@ -80,6 +81,9 @@ class Login(pulumi.ComponentResource):
             remote_path=f"{spec.code_path}/releases/{self.code_hash}",
             opts=pulumi.ResourceOptions(parent=self, depends_on=[places]),
         )
-        run("current", activate_script(spec.code_path, self.code_hash), code)
+        # Its schedules are submitted by the deployer, whom Slurm knows by the teams.
+        live = run("current", activate_script(spec.code_path, self.code_hash), code, *needs)
+        # Last: no user can keep the others from new code by what is in ~/.ssh.
+        run("keys", users_script(spec), live)
         self.ready = ready.stdout
         self.register_outputs({"code_hash": self.code_hash})

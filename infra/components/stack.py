@@ -24,7 +24,7 @@ from infra.components.slurm_cluster import SlurmCluster
 from infra.components.soperator import Soperator
 from infra.components.teardown import Teardown
 from infra.providers.soperator.resources import KeyPair
-from infra.render.login import job_commands, mounts, nodesets, ssh_command
+from infra.render.login import job_commands, members, mounts, nodesets, ssh_command
 from infra.render.values.slurm_cluster import is_stopped
 from stacks.spec import StackSpec
 
@@ -181,6 +181,7 @@ class Stack(pulumi.ComponentResource):
             "kubeconfig": kube.kubeconfig,
             "mounts": mounts(spec),
             "places": dict(spec.storage.places),
+            "users": {each.name: list(each.ssh_public_keys) for each in members(spec)},
             "code_path": spec.code_path,
             "code_hash": "" if login is None else login.code_hash,
             "jobs": job_commands(spec),

@@ -20,9 +20,10 @@ from typing import Final
 from cost.runs.ledger import FILE_NAME, ForecastEntry, Ledger
 from infra.clients import slurm
 from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
 from infra.clients.ssh import PATIENCE_S, Connection, ConnectionLostError, reopen
-from infra.jobs.submit import Submission
+from infra.jobs.submit import IS_OWN, Submission
 
 _POLL_S = 0.2
 _STATE_EVERY_S = 1.0
@@ -94,6 +95,14 @@ def _read_on(
             if (log.job.state, log.job.where) != (seen.state, seen.where):
                 on_state(log.job)
             on_look(log.job)
+
+
+def path_of(shell: slurm.Shell, outputs: StackOutputs, job: Job) -> str:
+    """Path of the job's log: in the user's folder, or in the place, where jobs of root wrote."""
+    own, before = (each.log_path(job.name, job.id) for each in (outputs, outputs.before))
+    own_word, before_word = shlex.quote(own), shlex.quote(before)
+    is_older = shell.run(f"{IS_OWN}[ ! -e {own_word} ] && is_own {before_word}").ok
+    return before if is_older else own
 
 
 def read(connection: Connection, log_path: str) -> bytes:

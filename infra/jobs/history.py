@@ -18,7 +18,7 @@ from infra.clients import slurm
 from infra.clients.errors import JobsError, UnknownJobError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job, Shell
-from infra.jobs.submit import Submission
+from infra.jobs.submit import IS_OWN, Submission
 from stacks.files import read_text
 
 SUBMISSION = "submission.json"
@@ -147,20 +147,27 @@ class Earlier:
 
     def is_done(self, job: Job) -> bool:
         """Whether the job succeeded and its run record is on the cluster."""
-        record = f"{self.outputs.results_path(job.id)}/run_record.json"
-        return job.succeeded and self.shell.run(f"test -s {shlex.quote(record)}").ok
+        return job.succeeded and self._record(job.id) is not None
 
     def _by_record(self, made: Submission) -> Job | None:
         """The job by the record that it left, where Slurm forgot it; None: it left none."""
-        path = f"{self.outputs.results_path(made.job_id)}/run_record.json"
         try:
-            found = json.loads(self.shell.run(f"cat {shlex.quote(path)}").stdout)
+            found = json.loads(self._record(made.job_id) or "")
             values = (str(found["job_id"]), found["job"], found["code_hash"], found["outcome"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
         if values != (made.job_id, made.job, made.code_hash, "PASS"):
             return None
         return Job(id=made.job_id, name=made.job, state="COMPLETED", exit_code=0)
+
+    def _record(self, job_id: str) -> str | None:
+        """The run record that a job left; None: it left none."""
+        places = (each.results_path(job_id) for each in (self.outputs, self.outputs.before))
+        found = self.shell.run(
+            f"{IS_OWN}for file in {shlex.join(f'{place}/run_record.json' for place in places)}; do "
+            '! is_own "${file%/*}" || ! [ -s "$file" ] || exec cat "$file"; done'
+        )
+        return found.stdout or None
 
     def still_needed(self, needed: Sequence[Submission]) -> str | None:
         """Ids to wait for, as Slurm takes them; it forgets one that succeeded, so that is none."""

@@ -231,7 +231,7 @@ def _ask(stack: str, outputs: Mapping[str, Any], nodes: Collection[str], identit
     from infra.clients.ssh import Connection
 
     try:
-        endpoint = outputs_from(stack, outputs).endpoint(identity)
+        endpoint = outputs_from(stack, outputs).as_owner_of(identity).endpoint(identity)
         with Connection(endpoint) as connection:
             return describe(jobs_on(connection, nodes))
     except (JobsError, OSError) as error:

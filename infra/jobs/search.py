@@ -25,7 +25,7 @@ from infra.clients.slurm import ACTIVE_STATES, Shell, refused
 from infra.jobs import submit, submit_once
 from infra.jobs.history import Earlier
 from infra.jobs.ledger import Books, settle_from
-from infra.jobs.submit import Submission, TaskFiles, new_mark, prepared_data
+from infra.jobs.submit import IS_OWN, Submission, TaskFiles, new_mark, prepared_data
 from infra.jobs.submit_once import Order, Sent, asking, plan_submission, send
 from infra.render.sbatch import TRIAL_FILE, array_option
 from stacks.spec.slurm import Goal, SearchSpec
@@ -149,8 +149,7 @@ def dispatch_search(
             tasks=tasks,
             array=array,
             reads=[
-                prepared_data(order.job, order.recipe, outputs.places)
-                for order in ordered.orders.values()
+                prepared_data(order.job, order.recipe, outputs) for order in ordered.orders.values()
             ],
             mark=mark,
             once_from=0 if once else None,
@@ -168,14 +167,16 @@ def _kept(order: Order, store: Mapping[str, str] | None) -> str | None:
 
 _RECORD: Final = "run_record.json"
 # One line a file, whatever its layout: JSON text holds no line end of its own.
-_FILES: Final = r"""
-cd {results} 2>/dev/null || exit 0
+_FILES: Final = r"""{is_own}
+for results in {results}; do
+cd "$results" 2>/dev/null || continue
 for file in */{trial}; do
-  [ -f "$file" ] && grep -qF {wanted} "$file" || continue
+  is_own "$results/${{file%%/*}}" && [ -f "$file" ] && grep -qF {wanted} "$file" || continue
   job=${{file%%/*}}
   printf '%s\n' "$job"
   tr -d '\r\n' < "$file"; echo
   if [ -f "$job/{record}" ]; then tr -d '\r\n' < "$job/{record}"; fi; echo
+done
 done
 """
 _QUEUE: Final = "%A|%F|%K|%T"
@@ -213,7 +214,8 @@ class TaskState:
 def runs_of(shell: Shell, outputs: StackOutputs, search: str) -> tuple[TrialRun, ...]:
     """Every task of the search that left its mark, by id: the last to start has its array's."""
     script = _FILES.format(
-        results=shlex.quote(outputs.places["results"]),
+        is_own=IS_OWN,
+        results=shlex.join({each.places["results"]: "" for each in (outputs.before, outputs)}),
         trial=TRIAL_FILE,
         record=_RECORD,
         wanted=shlex.quote(f'"search": {json.dumps(search)},'),

@@ -172,7 +172,7 @@ def _is_of(job: Job, address: ServerAddress) -> bool:
 
 
 def key_file(
-    root: Path, spec: StackSpec, job: JobSpec, sets: Sequence[str], *, results: str
+    root: Path, outputs: StackOutputs, job: JobSpec, sets: Sequence[str], *, results: str
 ) -> str:
     """The file that the recipe of the checkout `root` declares, or the one that a server makes.
 
@@ -182,7 +182,7 @@ def key_file(
     if not isinstance(declared, str):
         return f"{results}/api_key"
     place, closed, rest = declared.removeprefix("{place:").partition("}")
-    return f"{spec.storage.places[place]}{rest}" if closed else declared
+    return f"{outputs.places[place]}{rest}" if closed else declared
 
 
 # The owner is asked of what was opened: a name may become another's file, or a link, in between.

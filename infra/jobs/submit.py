@@ -20,7 +20,7 @@ from cost.runs.forecast import Forecast, UnknownRun
 from cost.runs.recipes import recipe_of
 from cost.size.plan import Plan, make_plan
 from infra.clients import slurm
-from infra.clients.errors import JobsError, NotSubmittedError
+from infra.clients.errors import JobsError, NotSubmittedError, last_words
 from infra.clients.objects import Place, StorageError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, dependency, refused, sbatch_command
@@ -29,6 +29,7 @@ from stacks.spec import StackSpec
 from stacks.spec.slurm import TRAIN_MODULE, JobSpec
 
 _STALE_EXIT = 75
+_NO_OWN_FOLDER_EXIT = 77
 _MOST_BYTES = 128 * 1024 - 1
 """sshd gives the command to a shell as one argument: execve(2), MAX_ARG_STRLEN with its end."""
 
@@ -105,7 +106,7 @@ def submit(
     installed = dict.fromkeys(each.plan for each in every if each.plan is not None)
     install = ""
     if installed:
-        install = f"{install_script(outputs.code_path, tuple(installed))} && "
+        install = f"{install_script(outputs.own_path, tuple(installed))} && "
     sbatch = sbatch_command(
         f"jobs/{job}",
         job_args(sets),
@@ -115,13 +116,9 @@ def submit(
         array=array,
         comment=mark,
     )
-    turn = "" if mark is None else turn_script(outputs.code_path, mark, once_from=once_from)
+    turn = "" if mark is None else turn_script(outputs.own_path, mark, once_from=once_from)
     needs = refuse_script(reads if after is None else (), outputs.places)
-    command = (
-        f"cd {shlex.quote(outputs.code_path)} && release=$(readlink current) && "
-        f'if [ "${{release##*/}}" != {code_hash} ]; then echo "${{release##*/}}"; '
-        f"cat > /dev/null; exit {_STALE_EXIT}; fi; {needs}{turn}{install}exec {sbatch}"
-    )
+    command = f"{_enter(outputs, code_hash)}{needs}{turn}{install}exec {sbatch}"
     if len(command.encode()) > _MOST_BYTES:
         raise NotSubmittedError(
             f"{job}: {len(every) - 1} tasks make a command of {len(command.encode()):,} bytes, and "
@@ -130,12 +127,13 @@ def submit(
         )
     result = shell.run(command, stdin=b"".join(installed))
     if result.exit_code == _STALE_EXIT:
-        # With the deployed code back in the checkout, `pulumi up` sees no change to make.
-        up = f"run `pulumi up --stack {outputs.stack}`, or "
         raise NotSubmittedError(
-            f"{job}: the cluster has code {result.stdout.strip()}, this checkout is {code_hash}; "
-            f"{'' if code_hash == outputs.code_hash else up}submit with --sync to send it now"
+            f"{job}: the cluster has code {result.stdout.strip()} live, and {code_hash} of this "
+            "checkout is not there in full; "
+            f"run `pulumi up --stack {outputs.stack}`, or submit with --sync to send it now"
         )
+    if result.exit_code == _NO_OWN_FOLDER_EXIT:
+        raise NotSubmittedError(f"{job}: {last_words(result.stderr)}; nothing was submitted")
     if needs and result.exit_code == EXIT:
         raise NotSubmittedError(refusal(job, result.stdout.strip()))
     if mark is not None and result.exit_code == QUEUED_EXIT:
@@ -161,6 +159,46 @@ def submit(
     )
 
 
+IS_OWN: Final = """
+is_own() { [ "$(stat -c %u -- "$1")" = "$(stat -c %u -- "${1%/*}")" ]; } 2> /dev/null
+"""
+"""Shell function: whether a file is its folder's owner's. Into the places everybody could write
+once, so that what lies in one may be a neighbour's, by the name of a job that was to come."""
+
+
+def _releases(outputs: StackOutputs, code_hash: str) -> list[str]:
+    """Where the code may lie: what the user sent with --sync, and what `up` did."""
+    paths = dict.fromkeys((outputs.own_path, outputs.code_path))
+    return [f"{path}/releases/{code_hash}" for path in paths]
+
+
+def _enter(outputs: StackOutputs, code_hash: str) -> str:
+    """Shell words that enter the release; they exit where it, or the user's log folder, is missing.
+
+    Slurm opens the log as the user before the job's first line, and would say nothing of a folder
+    that is not there.
+    """
+    places = [outputs.places[name] for name in ("logs", "results")] if outputs.shared else []
+    return (
+        f"for code in {shlex.join(_releases(outputs, code_hash))}; do "
+        '[ ! -e "$code.whole" ] || break; done; '
+        f'[ -e "$code.whole" ] || {{ readlink {shlex.quote(f"{outputs.code_path}/current")} | '
+        f"sed 's|.*/||'; cat > /dev/null; exit {_STALE_EXIT}; }}; "
+        + (
+            f"for own in {shlex.join(places)}; do "
+            '[ -d "$own" ] && [ ! -L "$own" ] && [ -O "$own" ] || { '
+            'stat -c "$own is a %F of %U, mode %a, and has to be a folder of $(id -un): root moves '
+            'it away (mv -T $own $own.other), then pulumi up makes it" "$own" >&2 || '
+            'echo "$own is not there: run pulumi up, or as root: '
+            'install -d -m 700 -o $(id -un) $own" >&2; '
+            f"cat > /dev/null; exit {_NO_OWN_FOLDER_EXIT}; }}; done; "
+            if places
+            else ""
+        )
+        + 'cd "$code" && '
+    )
+
+
 def environment(
     outputs: StackOutputs,
     code_hash: str,
@@ -177,7 +215,7 @@ def environment(
         if each.run_config:
             found.append(f"{RUN_CONFIG_VARIABLE}{suffix}={each.run_config}")
         if each.plan is not None:
-            path = path_on_cluster(outputs.code_path, each.plan)
+            path = path_on_cluster(outputs.own_path, each.plan)
             found.append(f"{PLAN_VARIABLE}{suffix}={path}")
     return found
 
@@ -205,8 +243,11 @@ def dry_run(
     options.append(f"--export={','.join(['ALL', *exported])}")
     shown = shlex.join(["sbatch", "--parsable", *options, script, *job_args(sets)])
     asked = sbatch_command(script, job_args(sets), array=array, test_only=True)
+    # Of code that is not there the live one is shown.
+    folders = shlex.join(_releases(outputs, code_hash))
     result = shell.run(
-        f"cd {shlex.quote(outputs.code_path)} && readlink current && cat {script} && {asked}"
+        f"cd {shlex.quote(outputs.code_path)} && for code in {folders} $(readlink -f current); do "
+        f'[ ! -e "$code.whole" ] || break; done; cd "$code" && pwd && cat {script} && {asked}'
     )
     if not result.ok:
         raise refused(f"{job}: sbatch --test-only", result)
@@ -344,13 +385,13 @@ _PLACE = "{place:data}"
 
 
 def prepared_data(
-    job: JobSpec, recipe: Mapping[str, Any], places: Mapping[str, str]
+    job: JobSpec, recipe: Mapping[str, Any], outputs: StackOutputs
 ) -> tuple[str, ...]:
     """Paths of which one has to be there, first the one to bring it to; () where none is known.
 
     Other absolute paths, and what an image may hold, are not the login node's to see.
     """
-    train, root = recipe.get("train"), places.get("data")
+    train, root = recipe.get("train"), outputs.places.get("data")
     if job.module != TRAIN_MODULE or job.container is not None or not isinstance(train, dict):
         return ()
     name = train.get("dataset")
@@ -362,7 +403,8 @@ def prepared_data(
         return ()
     else:
         names = dict.fromkeys((name, PurePosixPath(name).name))
-        folders = [f"{place}/{each}" for each in names for place in (root, _IMAGE_DATA)]
+        places = dict.fromkeys((root, outputs.before.places["data"], _IMAGE_DATA))
+        folders = [f"{place}/{each}" for each in names for place in places]
     # What other tasks read has several names: of them only the folder is asked for.
     chats = train.get("task", "causal_lm") == "causal_lm"
     return tuple(f"{folder}/tokens_train.parquet" if chats else folder for folder in folders)
@@ -397,7 +439,7 @@ _PREFIX: Final = "soperator"
 _INPUT_DIGITS: Final = 16
 _NONCE_BYTES: Final = 6
 _LOCK: Final = ".submit.lock"
-"""In the code folder, which all login nodes share."""
+"""In the user's own folder of code, which all login nodes share."""
 _WAIT_S: Final = 60
 _DROP: Final = "cat > /dev/null"
 """What is on standard input is read before an end: else the sender takes it for a lost line."""
@@ -425,7 +467,8 @@ def lock_script(code_path: str) -> str:
     path = f"{code_path}/{_LOCK}"
     said = f"another submission holds {path}, or it cannot be locked"
     return (
-        f"{{ exec 9>>{shlex.quote(path)} && flock -w {_WAIT_S} 9; }} || "
+        f"{{ mkdir -p -m 700 {shlex.quote(code_path)} && exec 9>>{shlex.quote(path)} && "
+        f"flock -w {_WAIT_S} 9; }} || "
         f"{{ {_DROP}; echo {shlex.quote(said)} >&2; exit {BUSY_EXIT}; }}; "
     )
 
@@ -445,7 +488,7 @@ def turn_script(code_path: str, mark: str, *, once_from: int | None) -> str:
         return lock
     inputs = f"|{mark.rpartition(':')[0]}:"
     return (
-        f"{lock}queued=$(squeue --all --noheader --format='%F|%k') || {{ {_DROP}; exit 1; }}; "
+        f"{lock}queued=$(squeue --all --me --noheader --format='%F|%k') || {{ {_DROP}; exit 1; }}; "
         f"same=$(printf '%s\\n' \"$queued\" | grep -F {shlex.quote(inputs)} | "
         f"while IFS='|' read -r id rest; do [ \"$id\" -lt {once_from} ] || "
         '{ echo "$id|$rest"; break; }; done); '

@@ -157,7 +157,7 @@ def dispatch(
             plan=ordered.plan and ordered.plan.to_bytes(),
             run_config=kept,
             nodes=nodes,
-            reads=(prepared_data(ordered.job, ordered.recipe, outputs.places),),
+            reads=(prepared_data(ordered.job, ordered.recipe, outputs),),
             mark=mark,
             once_from=once_from,
         )
@@ -387,7 +387,7 @@ def find(
     since = (begun - timedelta(days=1)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
     # An sbatch whose sender is gone still holds the lock: what it makes is seen after it.
     result = shell.run(
-        f"{marks.lock_script(outputs.code_path)}export TZ=UTC0; "
+        f"{marks.lock_script(outputs.own_path)}export TZ=UTC0; "
         f"squeue --all --noheader --states=all --format={shlex.quote(_QUEUE)} && echo -- && "
         f"sacct --allusers --noheader --parsable2 --allocations --name={shlex.quote(made.job)} "
         f"--format={_SACCT} --starttime={since}"

@@ -25,6 +25,7 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell
 from infra.clients.ssh import PATIENCE_S, Connection, ConnectionLostError, reopen
 from infra.jobs import history
+from infra.jobs.submit import IS_OWN
 from infra.render.delivery import (
     BOOTSTRAP_LOCK,
     WORKLOADS_LOCK,
@@ -34,7 +35,6 @@ from infra.render.delivery import (
     venv_script,
     version_of,
 )
-from infra.render.login import activate_script
 from infra.render.sbatch import in_memory
 from stacks.files import read_bytes
 from stacks.spec import StackSpec
@@ -43,26 +43,30 @@ from stacks.spec import StackSpec
 # a killed `pulumi up` left half copied: it is made anew.
 _INSTALL = """
 set -eu
-cd {code_path}
-mkdir -p releases
+mkdir -p {folder}/releases
+cd {folder}
 if [ ! -e releases/{hash}.whole ]; then
   rm -rf releases/{hash}.part releases/{hash}
   mkdir releases/{hash}.part
   tar -xz --no-same-owner -C releases/{hash}.part || {{ rm -rf releases/{hash}.part; exit 1; }}
   mv -T releases/{hash}.part releases/{hash}
+  touch releases/{hash}.whole
 fi
 """
 
 
-def send(shell: Shell, code_path: str, files: Mapping[str, bytes]) -> str:
-    """Makes the files the live release and returns its hash; sending twice changes nothing."""
+def send(shell: Shell, outputs: StackOutputs, files: Mapping[str, bytes]) -> str:
+    """Makes the files a release of the user's own and returns its hash; twice changes nothing.
+
+    It is live for nobody: that, and schedules, are what `pulumi up` changes.
+    """
     release = hash_files(files)
-    install = _INSTALL.format(code_path=shlex.quote(code_path), hash=release)
-    result = shell.run(install + activate_script(code_path, release), stdin=pack(files))
+    install = _INSTALL.format(folder=shlex.quote(outputs.own_path), hash=release)
+    result = shell.run(install, stdin=pack(files))
     if not result.ok:
         raise JobsError(
-            f"{code_path}: the code was not installed: "
-            f"{last_words(result.stderr)}; what was live before still is: look at the owner there"
+            f"{outputs.own_path}: the code was not installed: "
+            f"{last_words(result.stderr)}: look at the owner there"
         )
     return release
 
@@ -279,7 +283,8 @@ _ENTRY: Final = re.compile(r"([0-9a-f]{64}) (\d{1,18}) (/.+)", re.DOTALL)
 _KEPT_FREE_BYTES: Final = 1 << 30
 # Only the bytes that a file has now are hashed and read: a running job goes on writing its log.
 _LIST_RESULTS: Final = r"""
-find {folder} {log} -type f -printf '%s %p\0' 2>/dev/null | while IFS= read -r -d '' file; do
+for root in {folder} {log}; do ! is_own "$root" || find "$root" -type f -printf '%s %p\0'; done \
+  2>/dev/null | while IFS= read -r -d '' file; do
   hash=$(head -c "${{file%% *}}" -- "${{file#* }}" | sha256sum | cut -c -64)
   printf '%s %s\0' "$hash" "$file"
 done
@@ -383,11 +388,13 @@ def _list(
     """Files of the job on the cluster, with sizes and hashes; none is refused."""
     folder = f"{outputs.places['results']}/{job_id}"
     log = outputs.log_path(job_name, job_id)
-    script = _LIST_RESULTS.format(folder=shlex.quote(folder), log=shlex.quote(log))
+    script = IS_OWN + _LIST_RESULTS.format(folder=shlex.quote(folder), log=shlex.quote(log))
     result, listing = connection.run_bytes("bash -s", stdin=script.encode())
     if not result.ok:
         raise JobsError(f"job {job_id}: {result.stderr.strip() or 'no message'}; pull it again")
     entries = [each.decode(errors="surrogateescape") for each in listing.split(b"\0") if each]
+    if not entries and outputs.shared:
+        return _list(connection, outputs.before, job_name, job_id)
     if not entries:
         raise NothingThereError(
             f"job {job_id}: no results and no log on the cluster yet; "

@@ -279,7 +279,7 @@ def release(shell: Shell, partitions: Sequence[str]) -> None:
 def how_to_release(stack: str, partitions: Sequence[str]) -> str:
     """What to type where `release` did not come through."""
     steps = "; ".join(_command(name, "UP") for name in partitions)
-    return f"soperator ssh -s {stack} {shlex.quote(steps)}"
+    return f"soperator ssh --root -s {stack} {shlex.quote(steps)}"
 
 
 def _update(shell: Shell, partitions: Sequence[str], state: str) -> None:

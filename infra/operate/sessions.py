@@ -29,7 +29,7 @@ from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, refused
 from infra.clients.ssh import Connection, close_channel
-from infra.render.sbatch import cpus_per_rank, memory_mib, place_word
+from infra.render.sbatch import WHO, cpus_per_rank, memory_mib, place_words
 from stacks.spec import StackSpec
 from stacks.spec.nodes import WorkerSpec
 from stacks.spec.slurm import JobSpec
@@ -252,8 +252,8 @@ def check_installed(shell: Shell, spec: StackSpec, outputs: StackOutputs, module
         return
     script = f"{outputs.code_path}/current/{_INSTALL}"
     raise JobsError(
-        f"{module} is not in {tools_path(spec)} of the cluster: soperator ssh -s {spec.name} "
-        f"'bash {script} {spec.python_env_path}'"
+        f"{module} is not in {tools_path(spec)} of the cluster: soperator ssh --root "
+        f"-s {spec.name} 'bash {script} {spec.python_env_path}'"
     )
 
 
@@ -264,18 +264,13 @@ def tools_path(spec: StackSpec) -> str:
 
 def environment(spec: StackSpec, outputs: StackOutputs) -> str:
     """Shell words that give a session the code, the Python and the places that a job has."""
-    exports = {
-        "SOPERATOR_STACK": shlex.quote(spec.name),
-        **{
-            f"SOPERATOR_PLACE_{place.upper()}": place_word(path)
-            for place, path in sorted(spec.storage.places.items())
-        },
-    }
+    exports = {"SOPERATOR_STACK": shlex.quote(spec.name), **place_words(spec)}
     values = " ".join(f"{name}={word}" for name, word in exports.items())
     # The release of now: the link leads elsewhere after the next `pulumi up`.
     return (
         f"cd $(readlink -f {shlex.quote(f'{outputs.code_path}/current')}) && "
-        f"export {values} PYTHONPATH=$PWD PATH={shlex.quote(f'{spec.python_env_path}/bin')}:$PATH"
+        f"{WHO} && export {values} PYTHONPATH=$PWD "
+        f"PATH={shlex.quote(f'{spec.python_env_path}/bin')}:$PATH"
     )
 
 
@@ -494,6 +489,7 @@ def ssh_config(
     *,
     login_host: str,
     login_port: int,
+    user: str,
     key: Path,
     login_options: Mapping[str, str],
 ) -> str:
@@ -505,13 +501,13 @@ def ssh_config(
             f"Host {login}",
             f"  HostName {login_host}",
             f"  Port {login_port}",
-            "  User root",
+            f"  User {user}",
             f"  IdentityFile {_quoted(key)}",
             *pinned,
             "",
             f"Host {login}-shell",
             f"  HostName {node}",
-            "  User root",
+            f"  User {user}",
             f"  ProxyJump {login}",
             f"  IdentityFile {_quoted(key)}",
             # Login and worker pods present the same key: Soperator 4.1.7 mounts one Secret into all

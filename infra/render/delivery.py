@@ -4,7 +4,7 @@ The archive's hash `code_hash` is the one identity of code that `pulumi up`, `su
 records share; the environment's name is what its lock file holds, so a second run finds it made.
 
 A recurring job of scrontab keeps one id for ever, so its log and results would be written over each
-time: it only submits, and every run is a job of its own. The lines stand in root's scrontab between
+time: it only submits, and every run is a job of its own. The lines stand in a scrontab between
 two marks, with whatever a person wrote left as it is.
 """
 
@@ -22,10 +22,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from infra.render.sbatch import render_sbatch, render_search
+from infra.render.sbatch import own_place, render_sbatch, render_search, shell_file
 from stacks.errors import UserError, nearest
 from stacks.schedule import pipeline
 from stacks.spec import StackSpec
+from stacks.spec.cluster import DEPLOYER
 from stacks.spec.slurm import RECIPE_ENDINGS, JobSpec
 
 FOLDER: Final = "schedules"
@@ -87,7 +88,7 @@ def schedule_script(spec: StackSpec, job: JobSpec) -> str:
 
 
 def scrontab_lines(spec: StackSpec, scheduled: list[JobSpec]) -> str:
-    """Our lines of root's scrontab, between their marks."""
+    """Our lines of the deployer's scrontab, between their marks."""
     lines = [_BEGIN]
     for job in scheduled:
         options = (
@@ -97,7 +98,7 @@ def scrontab_lines(spec: StackSpec, scheduled: list[JobSpec]) -> str:
             "--cpus-per-task=1",
             "--mem=64M",
             "--time=00:05:00",
-            f"--output={spec.storage.places['logs']}/%x_%j.log",
+            f"--output={own_place(spec.storage.places['logs'], DEPLOYER)}/%x_%j.log",
             "--open-mode=append",
         )
         script = shlex.quote(f"{spec.code_path}/current/{FOLDER}/{job.name}")
@@ -117,10 +118,11 @@ fi
 
 
 def install_lines() -> str:
-    """Shell text, in code_path: makes root's scrontab hold the lines of the live release, or none.
+    """Shell text, in code_path: makes the deployer's scrontab hold the live lines, or none.
 
-    Nothing is asked of a cluster that never had a schedule. Slurm makes every job of a scrontab
-    anew when it is written, so one that is right already is left alone.
+    Root's loses those that it had when every job ran as root. Nothing is asked of a cluster that
+    never had a schedule. Slurm makes every job of a scrontab anew when it is written, so one that
+    is right already is left alone.
     """
     ours = f"current/{FOLDER}/{SCRONTAB}"
     return f"""
@@ -130,19 +132,23 @@ if [ -e {ours} ] || [ -e .scheduled ]; then
     exit 1
   }}
   touch .scheduled
-  # It ends with 1 where nobody wrote a line yet, and lines must outlive any other failure of it.
-  if was=$(scrontab -l 2>.scheduled.new); then :; else
-    case "$was$(cat .scheduled.new)" in
-      "no crontab for "*) was= ;;
-      *) cat .scheduled.new >&2; exit 1 ;;
-    esac
-  fi
-  printf '%s\\n' "$was" | sed '/^{_BEGIN}$/,/^{_END}$/d' | sed '/./,$!d' > .scheduled.new
-  [ ! -e {ours} ] || cat {ours} >> .scheduled.new
-  if [ "$(cat .scheduled.new)" != "$was" ]; then
-    if [ -s .scheduled.new ]; then scrontab .scheduled.new; else scrontab -r; fi
-  fi
-  rm -f .scheduled.new
+  hold() {{
+    # It ends with 1 where nobody wrote a line yet, and lines must outlive any other failure of it.
+    if was=$(scrontab -u "$1" -l 2>.scheduled.new); then :; else
+      case "$was$(cat .scheduled.new)" in
+        "no crontab for "*) was= ;;
+        *) cat .scheduled.new >&2; exit 1 ;;
+      esac
+    fi
+    printf '%s\\n' "$was" | sed '/^{_BEGIN}$/,/^{_END}$/d' | sed '/./,$!d' > .scheduled.new
+    [ ! -e "$2" ] || cat "$2" >> .scheduled.new
+    if [ "$(cat .scheduled.new)" != "$was" ]; then
+      if [ -s .scheduled.new ]; then scrontab -u "$1" .scheduled.new; else scrontab -u "$1" -r; fi
+    fi
+    rm -f .scheduled.new
+  }}
+  hold root ""
+  hold {DEPLOYER} {ours}
   [ -e {ours} ] || rm -f .scheduled
 fi
 """.strip()
@@ -252,52 +258,6 @@ PYTHON: Final = "3.11"
 BOOTSTRAP_LOCK: Final = "bootstrap.lock"
 WORKLOADS_LOCK: Final = "requirements-workloads.lock"
 
-# uv's cache is beside the environment, on the same filesystem: files are linked, not copied, and a
-# second version of the environment costs what changed. The folder of a version gets its name when
-# it is whole. `exit 3`: told apart from a package that was not found.
-_MAKE: Final = r"""
-set -eu
-final={path}
-made=$final-{version}
-stop() {{ echo "$1" >&2; exit 3; }}
-[ -L "$final" ] || [ ! -e "$final" ] ||
-  stop "not made by this command: move it away, or declare another python_env_path"
-mkdir -p "$(dirname "$final")"
-exec 9>"$final.lock"
-flock -n 9 || stop "another one is being made; wait for it ($final.lock)"
-if [ "$(readlink "$final" || true)" = "$made" ] && [ -x "$made/bin/python" ]; then
-  echo "same"
-  exit 0
-fi
-begin=$(date +%s)
-if [ ! -x "$made/bin/python" ]; then
-  locks=$(mktemp -d)
-  trap 'rm -rf "$locks"' EXIT
-  tar -xz --no-same-owner -C "$locks"
-  export UV_CACHE_DIR=$final.cache UV_NO_PROGRESS=1
-  uv=$(command -v uv || true)
-  if [ -z "$uv" ]; then
-    python3 -m venv "$locks/uv" || stop "apt-get install python3-venv on the login node first"
-    "$locks/uv/bin/python" -m pip install --quiet --disable-pip-version-check {pip} \
-      --require-hashes -r "$locks/{bootstrap}" >&2
-    uv=$locks/uv/bin/uv
-  fi
-  rm -rf "$made.part"
-  "$uv" venv --quiet --relocatable --python {python} "$made.part" >&2
-  "$uv" pip sync --quiet {uv} --require-hashes --compile-bytecode \
-    --python "$made.part/bin/python" "$locks/{lock}" >&2
-  "$uv" pip check --quiet --python "$made.part/bin/python" >&2
-  site=$("$made.part/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  # What an editable install leaves too: `import workloads` finds the live release in any shell.
-  echo {code}/current >"$site/soperator-workloads.pth"
-  rm -rf "$made"
-  mv -T "$made.part" "$made"
-fi
-ln -sfn "$made" "$final.new"
-mv -T "$final.new" "$final"
-echo "made $(( $(date +%s) - begin )) $(du -sm "$made" | cut -f1)"
-""".strip("\n")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageSource:
@@ -362,16 +322,19 @@ def venv_script(spec: StackSpec, lock: bytes, source: PackageSource) -> str:
 
     Prints `same`, or `made SECONDS MEBIBYTES`; ends with 3 where nothing was tried.
     """
-    return _MAKE.format(
-        path=shlex.quote(spec.python_env_path),
-        version=version_of(lock),
-        python=PYTHON,
-        bootstrap=BOOTSTRAP_LOCK,
-        lock=WORKLOADS_LOCK,
-        pip=source.pip_options(),
-        uv=source.uv_options(),
-        code=shlex.quote(spec.code_path),
-    )
+    values = {
+        "final": spec.python_env_path,
+        "version": version_of(lock),
+        "python": PYTHON,
+        "bootstrap": BOOTSTRAP_LOCK,
+        "lock": WORKLOADS_LOCK,
+        "code": spec.code_path,
+    }
+    given = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    # Functions: what is quoted in them stays one word.
+    pip = f'with_pip_options() {{ "$@" {source.pip_options()}; }}'
+    uv = f'with_uv_options() {{ "$@" {source.uv_options()}; }}'
+    return "\n".join([*given, pip, uv, shell_file("roots"), shell_file("venv")])
 
 
 _LOOPBACK: Final = "127.0.0.1:"

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from infra.render.delivery import install_lines, refuse_lines
+from infra.render.sbatch import is_of_one_node, shell_file
 from infra.render.values.pods import preset_of
 from stacks.catalog import GIB, slurmd_amounts
-from stacks.machines import MEMORY, paths_of_one_node
+from stacks.machines import MEMORY, shared_mounts
 from stacks.spec import StackSpec
-from stacks.spec.cluster import HOME, JailFileSpec, UserSpec
+from stacks.spec.cluster import DEPLOYER, HOME, JailFileSpec, UserSpec
 from stacks.spec.slurm import AccountSpec, QosSpec
 from stacks.spec.storage import FilesystemSpec, SubmountSpec
 
@@ -115,20 +116,28 @@ def _wake_lines(spec: StackSpec, nodes: tuple[str, ...]) -> str:
 
 
 def places_script(spec: StackSpec) -> str:
-    """Makes the folders of every shared place and of the code; prints nothing.
+    """Makes shared places root's with a folder for every user, and the folders of code and Python.
 
-    Where users are declared, every one of them may write into the places, as into /tmp.
+    A user's folder is the user's alone (0700); there is one on each shared mount too, which
+    acceptance measures by. Prints a line for a place into which others could write, and fails,
+    when all were looked at, where one or what leads to it is somebody else's. Nothing that is
+    there is followed or written to; folders of users that are no more become root's.
     """
-    own = paths_of_one_node(spec)
-    shared = sorted(
-        {
-            path
-            for path in spec.storage.places.values()
-            if not any(f"{path}/".startswith(f"{mount}/") for mount in own)
-        }
-    )
-    made = f"mkdir -p {shlex.join([*shared, f'{spec.code_path}/releases'])}"
-    return f"{made} && chmod 1777 {shlex.join(shared)}" if spec.soperator.users else made
+    shared = {path for path in spec.storage.places.values() if not is_of_one_node(spec, path)}
+    shared |= {path for path in shared_mounts(spec).values() if path != HOME}
+    names = [each.name for each in members(spec)]
+    # An outer one first: it is root's before anything is made below it.
+    made = [shlex.join(["place", path, *names]) for path in sorted(shared)]
+    # Last: those that lie in a place are looked at when that is root's.
+    ours = (spec.code_path, f"{spec.code_path}/releases", str(Path(spec.python_env_path).parent))
+    made += [f"roots {shlex.quote(path)} || failed=1" for path in ours]
+    return "\n".join([shell_file("roots"), shell_file("places"), *made, '[ -z "$failed" ]'])
+
+
+def members(spec: StackSpec) -> tuple[UserSpec, ...]:
+    """Who submits jobs: the deployer, with the keys that open the login node, and all declared."""
+    deployer = UserSpec(name=DEPLOYER, ssh_public_keys=spec.login.ssh_public_keys)
+    return (deployer, *spec.soperator.users)
 
 
 def activate_script(code_path: str, release: str) -> str:
@@ -260,22 +269,28 @@ _NORMAL: Final = "normal"
 _NO_LIMIT: Final = "-1"
 
 
-def script(name: str) -> str:
-    """A shell file beside this one: functions that the lines after it call."""
-    return Path(__file__).with_name(f"{name}.sh").read_text().rstrip()
+def users_script(spec: StackSpec, *, keys_later: bool = False) -> str:
+    """Makes declared users with their keys; one that is gone loses entry, and its files stay.
 
-
-def users_script(spec: StackSpec) -> str:
-    """Makes declared users with their keys; one that is gone loses entry, and its files stay."""
-    users = spec.soperator.users
+    `keys_later`: a user whose keys cannot be written, as their files are in the way, is told and
+    fails nothing, as this runs once more without it.
+    """
+    users = members(spec)
     names = shlex.quote(" ".join(user.name for user in users))
-    return "\n".join([script("users"), *map(_keep, users), f"finish {names}"])
+    head = ["keys=later"] if keys_later else []
+    return "\n".join([*head, shell_file("users"), *map(_keep, users), f"finish {names}"])
 
 
 def teams_script(spec: StackSpec) -> str:
     """Makes declared QOS, accounts and who belongs to them; removes marked ones that are gone."""
     slurm = spec.slurm
-    lines = [script("teams")]
+    # Slurm lets nobody without an account submit. An operator may end any job; nodes and partitions
+    # are root's (scontrol of Slurm 22.05: "Invalid user id" for an operator).
+    lines = [
+        shell_file("teams"),
+        f"has_user root {DEPLOYER} || set_up add user {DEPLOYER} account=root",
+        f"set_up modify user {DEPLOYER} set AdminLevel=Operator",
+    ]
     for qos in slurm.qos:
         lines += _qos(qos)
     for account in slurm.accounts:
@@ -323,7 +338,7 @@ def _account(account: AccountSpec) -> list[str]:
         # The default must be among the allowed ones, so it is set after them.
         f"set_up modify account {name} set DefaultQOS={shlex.quote(allowed[0])}",
     ]
-    for user in ("root", *account.users):
+    for user in ("root", DEPLOYER, *account.users):
         one = shlex.quote(user)
         lines.append(f"has_user {name} {one} || set_up add user {one} account={name}")
     return lines
@@ -333,7 +348,7 @@ def _defaults(accounts: Iterable[AccountSpec]) -> list[str]:
     """Each user's jobs go to the first account that names it, unless they say another."""
     first: dict[str, str] = {}
     for account in accounts:
-        for user in account.users:
+        for user in (DEPLOYER, *account.users):
             first.setdefault(user, account.name)
     return [
         f"set_up modify user {shlex.quote(user)} set DefaultAccount={shlex.quote(name)}"
@@ -343,7 +358,7 @@ def _defaults(accounts: Iterable[AccountSpec]) -> list[str]:
 
 def _leavers(account: AccountSpec) -> str:
     name = shlex.quote(account.name)
-    members = shlex.quote(" ".join(("root", *account.users)))
+    members = shlex.quote(" ".join(("root", DEPLOYER, *account.users)))
     return (
         f"for user in $(say list associations where account={name} format=user | sort -u); do\n"
         f'  declared {members} "$user" || leave {name} "$user"\n'

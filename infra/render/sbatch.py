@@ -16,17 +16,24 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
+from itertools import dropwhile
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from infra.render.values.observability import METRICS_IMPORT
 from stacks.catalog import find_preset, slurmd_amounts
 from stacks.errors import UserError
-from stacks.machines import MEMORY, shared_mounts
+from stacks.machines import MEMORY, paths_of_one_node, shared_mounts
 from stacks.spec import StackSpec
-from stacks.spec.cluster import Observability
+from stacks.spec.cluster import HOME, Observability
 from stacks.spec.nodes import WorkerSpec
 from stacks.spec.slurm import JobSpec, SearchSpec
+
+
+def shell_file(name: str) -> str:
+    """A shell file beside this one without the comment at its head, which is for its readers."""
+    text = Path(__file__).with_name(f"{name}.sh").read_text()
+    return "\n".join(dropwhile(lambda line: line.startswith("#"), text.splitlines()))
 
 
 class RenderError(UserError):
@@ -120,16 +127,53 @@ def in_memory(path: str) -> bool:
     return PurePosixPath(path).is_relative_to(MEMORY)
 
 
-def place_word(path: str) -> str:
-    """The path of a place as a word of a job's shell; in memory it is in the job's own folder.
+def own_code(stack: str, user: str) -> str:
+    """Folder of what a user sends: releases and plans, and the lock of what submits them."""
+    return f"/home/{user}/.soperator/{stack}"
 
-    Soperator's prolog makes the folder, its epilog removes it. What lies beside it is never
-    removed, and counts as used when the prolog asks whether the next job's memory is there: too
-    little drains the node (4.1.7, helm/slurm-cluster/slurm_scripts: job_tmpfs_*, alloc_mem_used).
+
+def is_of_one_node(spec: StackSpec, path: str) -> bool:
+    """Whether a place lies in what each node has for itself: memory, a disk, its drives."""
+    return any(PurePosixPath(path).is_relative_to(mount) for mount in paths_of_one_node(spec))
+
+
+def own_place(path: str, user: str) -> str:
+    """Where a user's files of a shared place lie; what lies beside `users` is there for all."""
+    return f"{path}/users/{user}"
+
+
+def place_word(spec: StackSpec, path: str) -> str:
+    """The user's own folder of a place as a word of a shell in which `user` is the user's name.
+
+    `up` makes it where all nodes see it; on what a node has for itself the job does. In memory it
+    is in the job's folder, which Soperator's prolog makes, for everybody to write to, and its
+    epilog removes. What lies beside it is never removed, and counts as used when the prolog asks
+    whether the next job's memory is there: too little drains the node (4.1.7,
+    helm/slurm-cluster/slurm_scripts: job_tmpfs_*, alloc_mem_used).
     """
-    if not in_memory(path):
-        return shlex.quote(path)
-    return f"{MEMORY}/job_$SLURM_JOB_ID{path.removeprefix(MEMORY)}"
+    if in_memory(path):
+        return f"{MEMORY}/job_$SLURM_JOB_ID{path.removeprefix(MEMORY)}/$user"
+    for mount in paths_of_one_node(spec):
+        if PurePosixPath(path).is_relative_to(mount):
+            below = path.removeprefix(mount)
+            return f"{shlex.quote(mount)}/$user{below and shlex.quote(below)}"
+    return own_place(shlex.quote(path), "$user")
+
+
+WHO: Final = "user=$(id -un)"
+"""What a shell needs before it reads a place_word."""
+
+
+def place_words(spec: StackSpec) -> dict[str, str]:
+    """Variable -> word of a shell, for every place; what is there for all of data and models."""
+    places = sorted(spec.storage.places.items())
+    words = {f"SOPERATOR_PLACE_{name.upper()}": place_word(spec, path) for name, path in places}
+    shared = {
+        f"SOPERATOR_SHARED_{name.upper()}": shlex.quote(path)
+        for name, path in places
+        if name in ("data", "model")
+    }
+    return {**words, **shared}
 
 
 def container_options(spec: StackSpec, job: JobSpec, mounts: Sequence[str]) -> str:
@@ -142,10 +186,12 @@ def container_options(spec: StackSpec, job: JobSpec, mounts: Sequence[str]) -> s
         for path in _paths(spec)
         if not any(PurePosixPath(path).is_relative_to(mount) for mount in mounts)
     }
-    bound = ",".join(f"{path}:{path}" for path in sorted({*mounts, *folders}))
+    bound = shlex.quote(",".join(f"{path}:{path}" for path in sorted({*mounts, *folders})))
+    if not any(PurePosixPath(HOME).is_relative_to(mount) for mount in mounts):
+        bound += ',"$own_code:$own_code"'
     options = [
         f"--container-image={shlex.quote(job.container)}",
-        f"--container-mounts={shlex.quote(bound)}",
+        f"--container-mounts={bound}",
         '--container-workdir="$code"',
         # The image's own values of these would win over the job's.
         "--container-env=PYTHONPATH,OMP_NUM_THREADS",
@@ -172,10 +218,12 @@ _PYTHON = r"""
 [[ -x $SOPERATOR_PYTHON ]] ||
   fail "$SOPERATOR_PYTHON is missing: run soperator data venv -s $SOPERATOR_STACK, submit again"
 """.strip("\n")
-_CHECK = r"""
+_MOUNTED = r"""
 for path in "$@"; do
   mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
 done
+""".strip("\n")
+_PLACES = r"""
 for path in "$SOPERATOR_PLACE_DATA" "$SOPERATOR_PLACE_MODEL"; do
   [[ -z $path || -r $path ]] || fail "$path cannot be read: bring data and models there first"
 done
@@ -189,20 +237,22 @@ done
 _INPUTS = '"$SOPERATOR_PYTHON" -m workloads.train.inputs'
 
 
-def check_script(job: JobSpec, *, places_in_memory: Sequence[str] = ()) -> str:
-    """The checks of a node; whether an image has its Python is known in the image only."""
-    # The prolog makes the job's folder, unless the job's comment is skip_checks, and none in it.
-    folders = tuple(
-        f'mkdir -p "${place}" || fail "${place} cannot be made: is its node out of memory?"'
-        for place in (f"SOPERATOR_PLACE_{name.upper()}" for name in places_in_memory)
-    )
+def check_script(job: JobSpec, *, made_on_nodes: Sequence[str] = ()) -> str:
+    """The checks of a node; whether an image has its Python is known in the image only.
+
+    `made_on_nodes`: places of which each node has its own, whose folder the user's first job makes.
+    """
+    folders: tuple[str, ...] = ()
+    if made_on_nodes:
+        names = (f'own_folder "$SOPERATOR_PLACE_{name.upper()}"' for name in made_on_nodes)
+        folders = (shell_file("own_folder"), *names)
     python = (_PYTHON,) if job.container is None else ()
     inputs = ()
     if compares_inputs(job):
         # The recipe names the run in the record that a refusal writes.
         recipe = shlex.join(["--recipe", job.recipe])
         inputs = (f"[[ -z $SOPERATOR_INPUTS ]] || exec {_INPUTS} \\", f"  {recipe}")
-    return "\n".join((_FAIL, *python, _CHECK, *folders, *inputs))
+    return "\n".join((_FAIL, *python, _MOUNTED, *folders, _PLACES, *inputs))
 
 
 def compares_inputs(job: JobSpec) -> bool:
@@ -228,48 +278,8 @@ def refuse_inputs(job: JobSpec) -> list[str]:
     return ["(( inputs == 0 )) || exit $inputs"] if compares_inputs(job) else []
 
 
-# Read on the node: `exec`, so that signals of Slurm reach torchrun and no shell dies of them.
-# last_call_timeout: how long ranks that could start with fewer nodes wait for more.
-_READ_VARIABLES = r"""
-no_variables() { echo "soperator: $SOPERATOR_JOB: $environment_file: $1" >&2; exit 78; }
-[[ -f $environment_file && ! -L $environment_file ]] || no_variables 'no such file: write it'
-[[ $(stat -c '%u %a' "$environment_file") = "$EUID 600" ]] ||
-  no_variables 'is not of this user with mode 600: chown and chmod it'
-while IFS= read -r line || [[ -n $line ]]; do
-  [[ $line =~ ^[[:space:]]*(#|$) ]] && continue
-  [[ $line =~ ^([A-Z_][A-Z0-9_]*)=(.*)$ ]] || no_variables 'has a line that is not NAME=value'
-  case ${BASH_REMATCH[1]} in
-    PATH | PYTHONPATH | PYTHONHOME | BASH_ENV | ENV | LD_* | SLURM* | SOPERATOR_*)
-      no_variables "${BASH_REMATCH[1]} cannot be set" ;;
-  esac
-  export "${BASH_REMATCH[1]}=${BASH_REMATCH[2]}"
-done < "$environment_file"
-"""
-_LAUNCH = r"""
-is_host=0
-[[ $SLURM_NODEID != 0 ]] || is_host=1
-conf=is_host=$is_host,join_timeout=600,last_call_timeout=${SOPERATOR_LAST_CALL_S:-15}
-conf+=,keep_alive_interval=5,keep_alive_max_attempt=3
-exec "$SOPERATOR_PYTHON" -m workloads.common.launch \
-  --nnodes="$SOPERATOR_MIN_NODES:$SLURM_NNODES" \
-  --nproc-per-node="$SOPERATOR_RANKS_PER_NODE" --max-restarts="$SOPERATOR_RESTARTS" \
-  --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" \
-  --rdzv-id="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}" --rdzv-conf="$conf" \
-  --local-addr="$SLURMD_NODENAME" -m "$@"
-""".strip("\n")
-
 _FREE_PORT = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
 
-# -O: of this user. A shared place takes folders of everybody, and the next job's number is known.
-_OWN_FOLDER = r"""
-own_folder() {
-  mkdir -- "$1" 2> /dev/null || [[ -d $1 && ! -L $1 && -O $1 ]] || {
-    echo "soperator: $1: is a $(stat -c '%F of %U, mode %a' -- "$1"), no folder of" \
-      "$(id -un): move it away, as its owner or root: mv -T $1 $1.other" >&2
-    exit 78
-  }
-}
-"""
 
 RELEASE_VARIABLE: Final = "SOPERATOR_RELEASE"
 """Release that a job was submitted with; without it: the live one when it starts."""
@@ -285,31 +295,36 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
     launched = _is_launched(job)
     mounts = mounts_of(spec, nodesets)
     container = container_options(spec, job, mounts)
-    held = [place for place, path in sorted(spec.storage.places.items()) if in_memory(path)]
-    checks = check_script(job, places_in_memory=held)
+    held = [
+        name for name, path in sorted(spec.storage.places.items()) if is_of_one_node(spec, path)
+    ]
+    checks = check_script(job, made_on_nodes=held)
     python = f"{spec.python_env_path}/bin/python" if job.container is None else CONTAINER_PYTHON
     lines = [
         "#!/bin/bash",
         f"# Job {job.name} of stack {spec.name}; pulumi up renders and replaces it: do not edit.",
         f"# In {spec.code_path}: sbatch jobs/{job.name} [--set key=value]",
         *_directives(spec, job, nodesets, task_cpus),
-        *_OWN_FOLDER.strip().splitlines(),
+        *shell_file("own_folder").splitlines(),
         "set -euo pipefail",
         "",
         "# A job keeps the release that soperator submitted it with, also when it is queued again.",
+        WHO,
         f"release=${{{RELEASE_VARIABLE}:+releases/${RELEASE_VARIABLE}}}",
-        f'code=$(readlink -f {shlex.quote(spec.code_path)}/"${{release:-current}}")',
+        f"own_code={own_code(spec.name, '$user')}",
+        "code=$own_code/$release",
+        "[[ -n $release && -e $code.whole ]] ||",
+        f'  code=$(readlink -f {shlex.quote(spec.code_path)}/"${{release:-current}}")',
         'cd "$code"',
+        # What is bound into an image has to be there.
+        *([] if job.container is None else ['mkdir -p "$own_code"']),
         "export PYTHONPATH=$code PYTHONUNBUFFERED=1",
         "export SOPERATOR_CODE_HASH=${code##*/}",
         _export(
             {"SOPERATOR_JOB": job.name, "SOPERATOR_STACK": spec.name, **metrics_environment(spec)}
         ),
         f"export SOPERATOR_PYTHON={shlex.quote(python)}",
-        *(
-            f"export SOPERATOR_PLACE_{place.upper()}={place_word(path)}"
-            for place, path in sorted(spec.storage.places.items())
-        ),
+        *(f"export {name}={word}" for name, word in place_words(spec).items()),
         *_caches(spec, nodesets),
         *_hardware(nodesets, job),
         f"export OMP_NUM_THREADS={rank_cpus if launched else task_cpus}",
@@ -361,7 +376,8 @@ def _directives(
         f"--cpus-per-task={task_cpus}",
         *([f"--gpus-per-node={job.gpus_per_node}"] if job.gpus_per_node else []),
         f"--time={job.time_limit}",
-        f"--output={logs}/%x_%j.log",  # both streams; results alone are in .out (log.py: tell)
+        # Both streams; results alone are in .out (log.py: tell).
+        f"--output={own_place(logs, '%u')}/%x_%j.log",
         "--open-mode=append",  # a requeued job keeps the log of its first run
         "--requeue",
         *_fault_options(spec, job, nodesets),
@@ -426,14 +442,14 @@ def _from_file(job: JobSpec) -> list[str]:
         return []
     return [
         f"environment_file={shlex.quote(job.environment_file)}",
-        *_READ_VARIABLES.strip().splitlines(),
+        *shell_file("variables").splitlines(),
     ]
 
 
 def _mark(spec: StackSpec, job: JobSpec) -> list[str]:
     """Folders of the places, the log's second name, and a file that every node must see."""
     used = [name for name in _CHECKED_PLACES if name in spec.storage.places]
-    lines = [f"mkdir -p {' '.join(f'$SOPERATOR_PLACE_{name.upper()}' for name in used)}"]
+    lines = [f'own_folder "$SOPERATOR_PLACE_{name.upper()}"' for name in used]
     # Slurm counts from 1 again on a new cluster, while results outlive clusters.
     lines += [
         "run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID",
@@ -443,10 +459,9 @@ def _mark(spec: StackSpec, job: JobSpec) -> list[str]:
         'own_folder "$run"',
     ]
     if job.module == "workloads.train" and job.name != "train":
-        log = f"{_place(spec, 'logs')}/train_$SLURM_JOB_ID.log"
-        # One of another user stays: this is a second name for who looks, and nothing needs it.
-        lines.append(f'[[ $(stat -c %u -- {log} 2> /dev/null || id -u) != "$EUID" ]] ||')
-        lines.append(f"  ln -sfnT {job.name}_$SLURM_JOB_ID.log {log} || true")
+        # A second name for who looks: nothing needs it.
+        log = "$SOPERATOR_PLACE_LOGS/train_$SLURM_JOB_ID.log"
+        lines.append(f"ln -sfnT {job.name}_$SLURM_JOB_ID.log {log} || true")
     if job.nodes > 1 and "chkpt" in used:
         lines += [
             "SOPERATOR_SHARED_MARK=$(mktemp $SOPERATOR_PLACE_CHKPT/.seen_by_all_XXXXXXXX)",
@@ -517,7 +532,10 @@ def _distributed(job: JobSpec, ranks_per_node: int, task_cpus: int, container: s
             f'exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes={most} '
             f"--save-s={job.save_s} -- \\"
         ),
-        f"srun {_nodes(job, task_cpus)} {options} bash -c {_quote(_LAUNCH)} launch {_module(job)}",
+        (
+            f"srun {_nodes(job, task_cpus)} {options} bash -c {_quote(shell_file('launch'))} "
+            f"launch {_module(job)}"
+        ),
     ]
 
 
@@ -586,6 +604,7 @@ def _trials(spec: StackSpec, search: SearchSpec) -> list[str]:
     results = spec.storage.places.get("results")
     if results is None:
         raise RenderError(f"{spec.name}: storage.places.results: missing; trials are told there")
+    results = own_place(shlex.quote(results), "$user")
     trial = f'{{"search": "{search.name}", "array": "%s", "trial": %s, "settings": %s}}\\n'
     return [
         "",
@@ -598,8 +617,9 @@ def _trials(spec: StackSpec, search: SearchSpec) -> list[str]:
         "  own=${name}_$SLURM_ARRAY_TASK_ID",
         '  [[ -z ${!own:-} ]] || export "$name=${!own}"',
         "done",
-        f"trial={shlex.quote(results)}/$SLURM_JOB_ID",
-        'mkdir -p "${trial%/*}" && own_folder "$trial"',
+        WHO,
+        f"trial={results}/$SLURM_JOB_ID",
+        'own_folder "$trial"',
         (
             f'printf {shlex.quote(trial)} "$SLURM_ARRAY_JOB_ID" "$SLURM_ARRAY_TASK_ID" '
             f'"$settings" > "$trial/{TRIAL_FILE}"'

@@ -14,12 +14,20 @@ from stacks.rules import Findings
 from stacks.rules.access import public_key_problem
 from stacks.rules.naming import check_unique, is_under, path_problem
 from stacks.spec import StackSpec
-from stacks.spec.cluster import HOME, AlertsSpec, ChecksProfile, JailFileSpec, Observability
+from stacks.spec.cluster import (
+    DEPLOYER,
+    HOME,
+    AlertsSpec,
+    ChecksProfile,
+    JailFileSpec,
+    Observability,
+)
 
 _USER_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-# Users of the jail's image (Ubuntu's base-passwd, and packages in it) and of Soperator's checks.
+# Users that `up` makes, of the jail's image (Ubuntu's base-passwd, and packages in it), and of
+# Soperator's checks.
 _TAKEN_USERS: Final = (
-    "root", "nobody", "ubuntu", "sshd", "munge", "slurm", "soperatorchecks", "nebius",
+    "root", DEPLOYER, "nobody", "ubuntu", "sshd", "munge", "slurm", "soperatorchecks", "nebius",
     "daemon", "bin", "sys", "sync", "games", "man", "lp", "mail", "news", "uucp", "proxy",
     "www-data", "backup", "list", "irc", "gnats", "_apt", "messagebus", "systemd-network",
     "systemd-resolve", "systemd-timesync",
@@ -163,6 +171,7 @@ def _check_home(spec: StackSpec, findings: Findings) -> None:
 
 def _check_users(spec: StackSpec, findings: Findings) -> None:
     users = spec.soperator.users
+    _check_is_out_of_home(spec, DEPLOYER, "code_path", findings)
     check_unique(
         (user.name for user in users),
         "soperator.users",
@@ -179,17 +188,7 @@ def _check_users(spec: StackSpec, findings: Findings) -> None:
                 f"'{user.name}' is no name for a user; use lower-case letters, digits, - and _, at "
                 f"most 32, and none of {', '.join(_TAKEN_USERS)}",
             )
-        home = f"{HOME}/{user.name}"
-        where = {"code_path": spec.code_path, "python_env_path": spec.python_env_path}
-        where |= {f"storage.places.{key}": value for key, value in spec.storage.places.items()}
-        for key in (key for key, value in where.items() if is_under(value, home)):
-            findings.add(
-                "soperator.user-home",
-                f"{path}.name",
-                f"'{user.name}' would have {home} as home, and with it {key} ({where[key]}), "
-                "whose files run as root; choose another name, or move that out of "
-                f"{HOME}",
-            )
+        _check_is_out_of_home(spec, user.name, f"{path}.name", findings)
         if not user.ssh_public_keys:
             findings.add(
                 "soperator.user-no-key",
@@ -200,6 +199,19 @@ def _check_users(spec: StackSpec, findings: Findings) -> None:
             problem = public_key_problem(line)
             if problem:
                 findings.add("soperator.user-key", f"{path}.ssh_public_keys[{number}]", problem)
+
+
+def _check_is_out_of_home(spec: StackSpec, name: str, path: str, findings: Findings) -> None:
+    home = f"{HOME}/{name}"
+    where = {"code_path": spec.code_path, "python_env_path": spec.python_env_path}
+    where |= {f"storage.places.{key}": value for key, value in spec.storage.places.items()}
+    for key in (key for key, value in where.items() if is_under(value, home)):
+        findings.add(
+            "soperator.user-home",
+            path,
+            f"'{name}' would have {home} as home, and with it {key} ({where[key]}), which has to "
+            f"be root's; choose another name, or move that out of {HOME}",
+        )
 
 
 def _check_room(spec: StackSpec, findings: Findings) -> None:

@@ -152,6 +152,10 @@ class AlertsSpec:
     """Longest time that a node may be drained before it is told."""
 
 
+DEPLOYER: Final = "deployer"
+"""User that `up` makes on the login node for `login.ssh_public_keys`: root runs no job."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserSpec:
     """One user of the login and worker nodes."""
@@ -159,7 +163,8 @@ class UserSpec:
     name: str
     """Login name."""
     ssh_public_keys: tuple[str, ...]
-    """OpenSSH public key lines. `file:PATH` in the stack file is read by the loader."""
+    """OpenSSH public key lines, such as `file:PATH`. Whose jobs one submits is told by the key: the
+    deployer's before those of users, an earlier user's before a later one's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,5 +192,5 @@ class SoperatorSpec:
     jail_files: tuple[JailFileSpec, ...] = ()
     """Files that the program keeps in the jail."""
     users: tuple[UserSpec, ...] = ()
-    """Users beside root; one that is no longer declared is removed, with its files kept."""
+    """Users beside root and deployer; one that is gone from here is removed, its files are kept."""
     sssd: SssdSpec | None = None

@@ -79,7 +79,7 @@ class AccountSpec:
     name: str
     """Name of the account."""
     users: tuple[str, ...]
-    """Login names whose jobs it takes; root is always one of them."""
+    """Login names whose jobs it takes; root and deployer always are."""
     fair_share: int = 1
     """Its share, relative to the other accounts."""
     qos: tuple[str, ...] = ()

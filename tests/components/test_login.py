@@ -40,7 +40,7 @@ def test_every_connection_uses_the_deploy_key_and_pins_the_host_key(
 ) -> None:
     """Without a pin the first connection would trust whoever answers."""
     made = connections(deployed(stack))
-    assert len(made) == 6
+    assert len(made) == 7
     for each in made:
         connection = each.inputs["connection"]
         assert connection["privateKey"] == f"PRIVATE {stack}-deploy-key"

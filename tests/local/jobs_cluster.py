@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,12 +20,14 @@ import pytest
 
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
-from infra.clients.ssh import Connection
+from infra.clients.ssh import ROOT, Connection
+from infra.jobs import transfer
 from infra.local.slurm import conf, daemons
 from infra.local.slurm import pod as pods
 from infra.local.slurm.cluster import SlurmRuntime
 from infra.local.slurm.conf import Partition, SlurmSettings, WorkerNode
 from infra.local.slurm.pod import Mount, PodSpec, SlurmSetup
+from infra.render.login import activate_script, members, places_script, users_script
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from tests.ports import free_ports
@@ -45,6 +47,18 @@ class JobsCluster:
     runtime: SlurmRuntime
     wanted: tuple[daemons.Daemon, ...]
     """What runs while the cluster is up."""
+
+    def root(self) -> Connection:
+        """What `pulumi up` enters by, and nobody's job."""
+        return Connection(replace(self.outputs, user=ROOT).endpoint(self.identity))
+
+    def deliver(self, files: Mapping[str, bytes]) -> str:
+        """Makes the files the live release, as `pulumi up` does, and returns its hash."""
+        with self.root() as connection:
+            release = transfer.send(connection, replace(self.outputs, user=ROOT), files)
+            done = connection.run(activate_script(self.spec.code_path, release))
+            assert done.ok, done.stderr
+        return release
 
     def lose(self, pod: str) -> None:
         """End a pod with everything in it at once, as when its machine loses power."""
@@ -108,15 +122,19 @@ def running_cluster(
     spec = _spec(identity)
     outputs = _outputs(spec, ports[5], shared.folder)
     cluster = JobsCluster(spec, outputs, identity, folder, runtime, tuple(wanted))
-    for path in (*spec.storage.places.values(), spec.code_path):
-        cluster.path(path).mkdir(parents=True, exist_ok=True)
     try:
         deadline = time.monotonic() + _READY_S
         while any((waiting := runtime.converge(wanted)).values()) or not _idle(cluster):
             if time.monotonic() > deadline:
                 pytest.fail(f"the cluster did not come up: {waiting}")
             time.sleep(0.1)
-        yield cluster
+        # As the tmpfs is that Soperator mounts there.
+        cluster.path("/mnt/memory").chmod(0o1777)
+        with cluster.root() as connection:
+            for script in (users_script(spec), places_script(spec)):
+                done = connection.run(script)
+                assert done.ok, done.stderr
+        yield replace(cluster, outputs=outputs.as_owner_of(identity))
     finally:
         runtime.stop_all()
 
@@ -188,4 +206,5 @@ def _outputs(spec: StackSpec, port: int, shared: Path) -> StackOutputs:
         code_hash="",
         places=dict(spec.storage.places),
         jobs={job.name: f"soperator submit {job.name} --stack jobs" for job in spec.jobs},
+        users={each.name: each.ssh_public_keys for each in members(spec)},
     )

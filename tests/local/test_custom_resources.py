@@ -128,13 +128,13 @@ def test_the_definitions_live_through_an_upgrade_and_the_way_back(
     chart(with_field)
     after = inputs(config, "4.2.0")
     assert set(provider.diff(TYPE, id_, before, state, after).detailed) == {"version"}
-    upgraded = provider.update(TYPE, URN, id_, state, before, after, False)
+    upgraded = provider.update(TYPE, URN, id_, state, after, False)
     assert live_fields(client)["updateStrategy"]["enum"] == ["slurmAware"]
     changed = {n for n, d in upgraded["definitions"].items() if d != state["definitions"][n]}
     assert changed == {NODESETS}
 
     chart(unchanged)
-    back = provider.update(TYPE, URN, id_, upgraded, after, before, False)
+    back = provider.update(TYPE, URN, id_, upgraded, before, False)
     assert back["definitions"] == state["definitions"]
     assert "updateStrategy" not in live_fields(client)
 
@@ -162,7 +162,7 @@ def test_a_version_in_which_objects_are_stored_is_not_taken_away(
     id_, state = provider.create(TYPE, URN, before, False)
     chart(without_the_stored_version)
     with pytest.raises(ProviderError, match="objects are stored as v1alpha1, which the new"):
-        provider.update(TYPE, URN, id_, state, before, inputs(config, "9.0.0"), False)
+        provider.update(TYPE, URN, id_, state, inputs(config, "9.0.0"), False)
     assert "v1alpha1" in str(client.get(crd_of(NODESETS)))
 
 

@@ -133,7 +133,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
 @pytest.fixture
 def connection(cluster: JobsCluster) -> Iterator[Connection]:
     with Connection(cluster.outputs.endpoint(cluster.identity)) as opened:
-        transfer.send(opened, cluster.outputs.code_path, release(cluster.spec))
+        cluster.deliver(release(cluster.spec))
         yield opened
 
 
@@ -183,7 +183,7 @@ def test_a_job_sees_its_places_its_code_and_its_settings(
     status, log = finish(connection, submission)
     seen = json.loads(log.splitlines()[0])
     assert status == 0
-    assert seen["SOPERATOR_PLACE_CHKPT"] == "/mnt/chkpt"
+    assert seen["SOPERATOR_PLACE_CHKPT"] == "/mnt/chkpt/users/deployer"
     assert seen["SOPERATOR_CODE_HASH"] == submission.code_hash
     assert seen["cwd"] == f"/home/shared/finetune_code/releases/{submission.code_hash}"
     assert (seen["SOPERATOR_PLATFORM"], seen["SOPERATOR_PRESET"]) == (
@@ -260,7 +260,7 @@ def test_a_missing_python_environment_ends_the_job_with_78_and_says_what_to_do(
 ) -> None:
     spec = replace(cluster.spec, python_env_path="/opt/none")
     files = release(spec)
-    transfer.send(connection, cluster.outputs.code_path, files)
+    transfer.send(connection, cluster.outputs, files)
     submission = submit.submit(connection, cluster.outputs, "probe", code_hash=hash_files(files))
     status, log = finish(connection, submission)
     assert status == 78
@@ -272,7 +272,9 @@ def test_code_that_is_not_on_the_cluster_is_refused_and_nothing_is_queued(
     cluster: JobsCluster, connection: Connection
 ) -> None:
     before = slurm.recent(connection, days=1)
-    with pytest.raises(JobsError, match="this checkout is 0000000000000000; run `pulumi up"):
+    with pytest.raises(
+        JobsError, match=r"0000000000000000 of this checkout is not there in full; run `pulumi up"
+    ):
         submit.submit(connection, cluster.outputs, "probe", code_hash="0000000000000000")
     assert slurm.recent(connection, days=1) == before
 
@@ -446,7 +448,7 @@ def test_a_pause_fetches_what_a_job_left_and_its_log_then_ends_as_the_job_did(
     assert f"probe ({submission.job_id}): fetched to " in paused.output
     assert "paused: true" in declared.read_text()
 
-    def nobody(stack: str) -> None:
+    def nobody(stack: str, *_: object) -> None:
         raise StackPausedError("jobs: is paused")
 
     monkeypatch.setattr(context, "read", nobody)
@@ -758,7 +760,7 @@ def test_a_schedule_submits_at_its_time_until_it_is_taken_out(
     assert connection.run("scrontab -", stdin=f"{own}\n".encode()).ok
     before = set(_jobs_named(connection, "probe"))
     texts = {path: text.encode() for path, text in schedule_files(spec).items()}
-    transfer.send(connection, cluster.outputs.code_path, release(cluster.spec) | texts)
+    cluster.deliver(release(cluster.spec) | texts)
     deadline_s = time.monotonic() + 180
     while not (made := set(_jobs_named(connection, "probe")) - before):
         assert time.monotonic() < deadline_s, connection.run("squeue -a; scrontab -l").stdout
@@ -768,7 +770,7 @@ def test_a_schedule_submits_at_its_time_until_it_is_taken_out(
     path = cluster.outputs.log_path("probe", job)
     assert follow.follow(connection, path, job, write=received.extend).status == 0
     assert json.loads(received.decode().splitlines()[0])["rank"] == 0
-    transfer.send(connection, cluster.outputs.code_path, release(cluster.spec))
+    cluster.deliver(release(cluster.spec))
     assert connection.run("scrontab -l").stdout.strip() == own
     assert _jobs_named(connection, "schedule-probe", "--states=PENDING") == []
     assert connection.run("scrontab -r").ok

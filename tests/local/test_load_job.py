@@ -93,7 +93,7 @@ class Served:
 
     def result(self, job_id: str, name: str) -> Path:
         """A file that the job leaves."""
-        return self.cluster.path("/mnt/chkpt/results") / job_id / name
+        return self.cluster.path(self.outputs.results_path(job_id)) / name
 
     def end_of(self, submission: submit.Submission) -> str:
         """The log of the job, which must end well."""
@@ -123,10 +123,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         files = code_files(CHECKOUT, replace(cluster.spec, jobs=jobs))
         outputs = replace(cluster.outputs, jobs={job.name: "" for job in jobs})
         with Connection(outputs.endpoint(cluster.identity)) as connection:
-            transfer.send(connection, outputs.code_path, files)
+            transfer.send(connection, outputs, files)
             code = hash_files(files)
             made = submit.submit(connection, outputs, "serve", code_hash=code, sets=serving._SETS)
-            path = cluster.path("/mnt/chkpt/results") / made.job_id / "endpoint.json"
+            path = cluster.path(outputs.results_path(made.job_id)) / "endpoint.json"
             endpoint = serving._endpoint(path, cluster.path(made.log_path))
             here = Served(cluster, connection, outputs, code, made.job_id, endpoint)
             yield here
@@ -207,7 +207,7 @@ def test_both_inference_jobs_run_at_the_same_time_and_their_folders_are_compared
     starts = [str(job.started) for job in ended]
     ends = [str(job.ended) for job in ended]
     assert max(starts) < min(ends), f"one waited for the other: {starts} {ends}"
-    results = served.cluster.path("/mnt/chkpt/results")
+    results = served.cluster.path(served.outputs.places["results"])
     report = tmp_path / "comparison_report.json"
     assert (
         compare_models.main(
@@ -228,7 +228,9 @@ def _prepare(cluster: JobsCluster, monkeypatch: pytest.MonkeyPatch, scratch: Pat
     from transformers import AutoModelForCausalLM
 
     for place in ("data", "model", "chkpt"):
-        monkeypatch.setenv(f"SOPERATOR_PLACE_{place.upper()}", str(cluster.path(f"/mnt/{place}")))
+        own = cluster.path(cluster.outputs.places[place])
+        monkeypatch.setenv(f"SOPERATOR_PLACE_{place.upper()}", str(own))
+        monkeypatch.setenv(f"SOPERATOR_SHARED_{place.upper()}", str(cluster.path(f"/mnt/{place}")))
     monkeypatch.setenv("SOPERATOR_PLACE_RESULTS", str(scratch))
     recipe = scratch / "recipe.json"
     recipe.write_text(json.dumps({"model": "tiny", "data": RECIPE["data"]}))
@@ -241,9 +243,13 @@ def _prepare(cluster: JobsCluster, monkeypatch: pytest.MonkeyPatch, scratch: Pat
         base_model_name_or_path="/mnt/model/tiny",
         task_type="CAUSAL_LM",
     )
-    chkpt = cluster.path("/mnt/chkpt")
+    chkpt = cluster.path(cluster.outputs.places["chkpt"])
     peft.get_peft_model(base, config).save_pretrained(chkpt / "finetune" / "1" / "final")
     (chkpt / "latest").write_text("finetune/1/final\n")
+    # What root made here stands for what jobs of the user made.
+    for place in ("data", "chkpt"):
+        own = cluster.path(cluster.outputs.places[place])
+        subprocess.run(["chown", "-R", f"--reference={own}", own], check=True)
 
 
 def _steps(curve: Path) -> int:

@@ -15,7 +15,6 @@ import pytest
 from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Connection
-from infra.jobs import transfer
 from infra.jobs.transfer import destination, fetch, push
 from infra.operate.support.collect import Once, gather, parts_of_cluster
 from infra.render.delivery import code_files
@@ -62,7 +61,7 @@ def test_a_pushed_folder_lies_in_its_place_and_a_second_push_sends_nothing(
 def test_the_login_node_fetches_a_gated_model_with_a_token_that_no_process_shows(
     cluster: JobsCluster, connection: Connection
 ) -> None:
-    transfer.send(connection, cluster.outputs.code_path, code_files(CHECKOUT, cluster.spec))
+    cluster.deliver(code_files(CHECKOUT, cluster.spec))
     state = StandIn(
         repos={"models/owner/tiny": {"config.json": b"{}", "weights.bin": b"w" * 100_000}},
         licences={"models/owner/tiny": "apache-2.0"},

@@ -72,6 +72,8 @@ def _make_model(folder: Path) -> None:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    # safetensors closes its files to others; a shared model is read by every user.
+    subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
 
 
 @contextlib.contextmanager
@@ -99,11 +101,11 @@ def test_a_served_job_answers_through_the_login_node_and_ends_clean(cluster: Job
     files = code_files(CHECKOUT, replace(cluster.spec, jobs=(job,)))
     outputs = replace(cluster.outputs, jobs={job.name: ""})
     with Connection(outputs.endpoint(cluster.identity)) as connection:
-        transfer.send(connection, outputs.code_path, files)
+        transfer.send(connection, outputs, files)
         submitted = submit.submit(
             connection, outputs, job.name, code_hash=hash_files(files), sets=_SETS
         )
-        results = cluster.path(f"/mnt/chkpt/results/{submitted.job_id}")
+        results = cluster.path(outputs.results_path(submitted.job_id))
         log = cluster.path(submitted.log_path)
         endpoint = _endpoint(results / "endpoint.json", log)
         assert endpoint["models"] == ["tiny"]
@@ -142,7 +144,7 @@ def test_a_served_job_answers_through_the_login_node_and_ends_clean(cluster: Job
     text = log.read_text()
     assert "SIGTERM: no new requests; 0 are returned, 1 answers have 20 s to end" in text
     # The folder that stands for the RAM disk here is none.
-    own = f"/mnt/memory/job_{submitted.job_id}"
+    own = f"/mnt/memory/job_{submitted.job_id}/{outputs.user}"
     assert f"weights are not staged: the place scratch, {own}, is no RAM disk" in text
 
 
@@ -162,7 +164,7 @@ def test_ctrl_c_closes_page_tunnel_and_the_job_that_was_submitted_for_it(
 ) -> None:
     (port,) = free_ports(1)
     words = ["serve", "--open", "--port", str(port), "--sync", "-i", str(cluster.identity)]
-    key_file = "/mnt/chkpt/serve.key"
+    key_file = f"{cluster.outputs.places['chkpt']}/serve.key"
     sets = (*_SETS, f"serve.api_key_file={key_file}")
     words += [word for each in sets for word in ("--set", each)]
     errors = tmp_path / "stderr"
@@ -206,7 +208,7 @@ def test_ctrl_c_closes_page_tunnel_and_the_job_that_was_submitted_for_it(
 
 def _deployed(cluster: JobsCluster, folder: Path) -> dict[str, str]:
     """An environment in which `local` is deployed and is this cluster."""
-    outputs = asdict(cluster.outputs) | {"code_hash": "none"}
+    outputs = asdict(cluster.outputs.before) | {"code_hash": "none"}
     (folder / "outputs.json").write_text(json.dumps(outputs))
     programs = folder / "bin"
     programs.mkdir()

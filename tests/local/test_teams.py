@@ -63,7 +63,10 @@ def shown(stand: Stand, what: str) -> list[str]:
 
 
 MEMBERS = "list associations where account=red,blue format=account,user"
-ALL_MEMBERS = ["blue|", "blue|bob", "blue|root", "red|", "red|ann", "red|bob", "red|root"]
+ALL_MEMBERS = [
+    *("blue|", "blue|bob", "blue|deployer", "blue|root"),
+    *("red|", "red|ann", "red|bob", "red|deployer", "red|root"),
+]
 
 
 @pytest.mark.feature("S004-29")
@@ -115,12 +118,12 @@ def test_members_accounts_and_qos_that_are_no_longer_declared_go(
     assert stand.ssh("sacctmgr -i add account foreign organization=others").returncode == 0
     small = replace(RED, users=("ann",), qos=())
     ran(stand, with_teams(spec, accounts=(small,), qos=()))
-    assert shown(stand, MEMBERS) == ["red|", "red|ann", "red|root"]
+    assert shown(stand, MEMBERS) == ["red|", "red|ann", "red|deployer", "red|root"]
     assert shown(stand, "list qos format=name") == ["normal"]
     ran(stand, with_teams(spec, accounts=(), qos=()))
     # What others made stays, and so does root.
     assert shown(stand, "list account format=account") == ["foreign", "root"]
-    assert shown(stand, "list user format=user") == ["root"]
+    assert shown(stand, "list user format=user") == ["deployer", "root"]
 
 
 def test_a_refused_setting_is_told_with_its_command(stand: Stand, spec: StackSpec) -> None:

@@ -134,7 +134,7 @@ def test_a_changed_key_counts_at_once_and_a_removed_user_loses_access(
     set_up(stand, replace(spec, soperator=none, slurm=slurm))
     assert "Permission denied" in ssh(stand, "ann", keys["carol"], "true").stderr
     assert stand.ssh("id ann").returncode != 0
-    assert stand.ssh("sacctmgr -n -P list user format=user").stdout.split() == ["root"]
+    assert stand.ssh("sacctmgr -n -P list user format=user").stdout.split() == ["deployer", "root"]
     # Work is not deleted with its owner.
     assert "kept" in stand.ssh("ls /home/ann").stdout.split()
 

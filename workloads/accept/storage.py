@@ -23,6 +23,7 @@ from typing import Any
 from workloads.accept.gates import Check, fact, not_run
 from workloads.common import atomic
 from workloads.common.exit_codes import WorkloadError
+from workloads.common.places import own_folder
 from workloads.recipes.accept import StorageConfig
 
 _MB = 10**6
@@ -74,7 +75,7 @@ def targets(places: Mapping[str, Path], mounts: Sequence[str]) -> dict[str, Path
         # A place's name is that place's; scratch would be judged as each node's own.
         while name in found or name in PRIVATE_PLACES:
             name = f"mount_{name}"
-        found[name] = path
+        found[name] = own_folder(path)
     return found
 
 

@@ -7,6 +7,7 @@ jail image brings. Does not create anything.
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -56,20 +57,24 @@ class Places:
         return Path(value)
 
     def model_dir(self, name: str) -> Path:
-        """Return the folder of model `name`: the place `model` first, then the jail image."""
+        """Return the folder of model `name`: the user's own, the shared one, the jail image's."""
         return self._find(name, "model", IMAGE_MODELS, "config.json")
 
     def data_path(self, name: str) -> Path:
-        """Return a file or folder of raw data: the place `data` first, then the jail image."""
+        """Return a file or folder of raw data: the user's own, the shared one, the jail image's."""
         return self._find(name, "data", IMAGE_DATA, None)
+
+    def _shared(self, place: str) -> list[Path]:
+        """Where `place` has what is there for every user, who reads it and changes nothing."""
+        value = self._environment.get(f"SOPERATOR_SHARED_{place.upper()}")
+        return [Path(value)] if value else []
 
     def _find(self, name: str, place: str, image: Path, marker: str | None) -> Path:
         if name.startswith(("/", "{")):
             candidates = [self.expand(name, at=place)]
         else:
-            candidates = [self.path(place) / name, image / name]
-            if "/" in name:
-                candidates += [self.path(place) / Path(name).name, image / Path(name).name]
+            folders = [self.path(place), *self._shared(place), image]
+            candidates = [folder / each for each in _names(name) for folder in folders]
         for candidate in candidates:
             if (candidate / marker).is_file() if marker else candidate.exists():
                 return candidate
@@ -78,3 +83,23 @@ class Places:
             f"{place} '{name}' was not found{need}; looked in: "
             f"{', '.join(str(path) for path in candidates)}; copy it to the first of these"
         )
+
+
+def own_folder(mount: Path) -> Path:
+    """Where this process may write on a mount: the user's home, or what `pulumi up` made there.
+
+    The mount itself where it has neither.
+    """
+    try:
+        user = pwd.getpwuid(os.geteuid())
+    except KeyError:  # a container's user has no entry
+        return mount
+    if Path(user.pw_dir).is_relative_to(mount):
+        return Path(user.pw_dir)
+    own = mount / "users" / user.pw_name
+    return own if own.is_dir() else mount
+
+
+def _names(name: str) -> list[str]:
+    """What `owner/name` may lie under."""
+    return list(dict.fromkeys((name, Path(name).name)))

@@ -131,7 +131,7 @@ def _run(
     job = run.accept_job(spec)
     mounts = sorted(shared_mounts(spec).values())
     wanted = run.batches(profile, run.chosen_stages(stages), sets, mounts)
-    outputs = context.read(spec.name)
+    outputs = context.caller(spec.name, key)
     submit.check_job(outputs, job.name)
     books = open_books(spec, context.state_root(), output.note)
     files = context.local_code(spec.name)
@@ -143,7 +143,7 @@ def _run(
                 print(made.dry_run(connection, outputs), end="")
             return None
         if sync:
-            code.send(connection, outputs.code_path, files)
+            code.send(connection, outputs, files)
 
         store = context.run_config_store(outputs)
 

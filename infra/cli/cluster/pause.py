@@ -71,7 +71,7 @@ def pause(
     left = [] if not fetch or context.spec(stack).nodes.paused else _not_pulled(stack)
     if left:
         try:
-            outputs = context.read(stack)
+            outputs = context.caller(stack, identity)
             with context.connect(outputs, identity) as connection:
                 problems = bring(stack, outputs, connection)
         except JobsError as error:
@@ -300,6 +300,7 @@ def _pause_idle(
     spec: StackSpec, outputs: StackOutputs, identity: Path | None, *, end_jobs: bool
 ) -> int:
     """Exit status; new work is kept off, and what came since the verdict keeps the stack."""
+    mine = outputs.as_owner_of(context.private_key(identity))
     with context.connect(outputs, identity) as connection:
         held = hold(connection)
         cordoned: tuple[str, ...] = ()
@@ -313,7 +314,7 @@ def _pause_idle(
                 return 0
             if end_jobs and _is_over(spec):
                 _end_jobs(spec, outputs, connection)
-            for problem in bring(spec.name, outputs, connection):
+            for problem in bring(spec.name, mine, connection):
                 output.note(f"{spec.name}: not fetched, it stays there: {problem}")
             code = pause_by_engine(spec.name)
             is_paused = code == 0

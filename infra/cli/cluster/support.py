@@ -74,7 +74,7 @@ def _parts(
     preview: bool,
 ) -> list[Part]:
     def opened(closing: ExitStack) -> tuple[StackOutputs, Shell]:
-        outputs = context.read(stack)
+        outputs = context.caller(stack, identity)
         return outputs, closing.enter_context(context.connect(outputs, identity))
 
     parts = parts_here(stack, state, environ, preview=preview)

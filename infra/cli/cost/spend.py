@@ -71,7 +71,7 @@ def spend(
         if ledger_only:
             report = ledger.report_of_ledger(books, since=first, until=last, now=now)
         else:
-            outputs = context.read(stack)
+            outputs = context.caller(stack, identity)
             cluster = outputs.login_host_key
             with context.connect(outputs, identity) as connection:
                 report = ledger.report_of_cluster(

@@ -50,7 +50,7 @@ def push(
     Local files cross SSH and continue where an earlier try stopped. The login node itself fetches
     hf:// and s3:// sources, with HF_TOKEN and AWS_* of this shell; licence and size come first.
     """
-    outputs = context.read(stack)
+    outputs = context.caller(stack, identity)
     if source.startswith(transfer.SCHEMES):
         path = transfer.destination(outputs.places, target, name=transfer.default_name(source))
         with (
@@ -88,7 +88,7 @@ def pull(
 ) -> None:
     """Bring results, run record and log of a job here; prints the folder, and what it cost."""
     try:
-        outputs = context.read(stack)
+        outputs = context.caller(stack, identity)
     except StackPausedError as error:
         print(context.fetched(stack, job_id, error))
         return

@@ -60,7 +60,7 @@ def status(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """List the jobs of a cluster, or show one; or how full its filesystems are."""
-    outputs = context.read(stack)
+    outputs = context.caller(stack, identity)
     _remind(stack)
     kube_client = cache(context.kube_client)
     with context.connect(outputs, identity) as connection:
@@ -228,7 +228,7 @@ def logs(
         output.note(f"job {job.id} {job.name}: {job.state}{f' ({where})' if where else ''}")
 
     try:
-        outputs = context.read(stack)
+        outputs = context.caller(stack, identity)
     except StackPausedError as error:
         folder = context.fetched(stack, job_id, error)
         with output.ClusterText(sys.stdout, raw=raw) as shown:
@@ -241,7 +241,7 @@ def logs(
         output.ClusterText(sys.stdout, raw=raw) as shown,
     ):
         job = slurm.find(connection, job_id)
-        path = outputs.log_path(job.name, job.id)
+        path = job_log.path_of(connection, outputs, job)
         if not follow:
             shown.write(job_log.read(connection, path))
             return
@@ -297,7 +297,7 @@ def top(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Watch utilisation, memory, power and InfiniBand of a job; ends with verdicts on its gates."""
-    outputs = context.read(stack)
+    outputs = context.caller(stack, identity)
     screen = sampler.Screen(gate_percent=gate, memory_gate_percent=memory_gate)
     with context.connect(outputs, identity) as connection:
         job = slurm.find(connection, job_id)
@@ -345,7 +345,7 @@ def cancel(
     """End jobs, running or waiting, and those that wait for their success."""
     for job_id in job_ids:
         slurm.job_id(job_id)
-    outputs = context.read(stack)
+    outputs = context.caller(stack, identity)
     with context.connect(outputs, identity) as connection:
         # scancel is silent about a job that never was, and about one that has ended.
         found = [slurm.find(connection, job_id) for job_id in job_ids]

@@ -137,7 +137,7 @@ def reproduce(
     files = context.local_code(stack)
     again.check_code(run, hash_files(files), context.CHECKOUT, context.state_root())
     sets = again.settings_of(run, job, files)
-    outputs = context.read(stack)
+    outputs = context.caller(stack, identity)
     submitting.check_job(outputs, job.name)
     made = submission.ready(spec, job, sets)
     with context.connect(outputs, identity) as connection:
@@ -226,7 +226,7 @@ def leaderboard(
     """Rank the trials of a declared search by its metric, with what each cost."""
     spec = context.spec(stack)
     wanted = declared(spec, search)
-    outputs = context.read(stack)
+    outputs = context.caller(stack, identity)
     books = open_books(spec, context.state_root(), output.note)
     with context.connect(outputs, identity) as connection:
         runs = runs_of(connection, outputs, wanted.name)

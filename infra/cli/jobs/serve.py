@@ -77,7 +77,7 @@ def serve(
     wanted = server.server_job(spec, job)
     submit.job_args(sets or ())
     page_port = server.free_port(port) if open_ else None
-    outputs = context.read(stack)
+    outputs = context.caller(stack, identity)
     submit.check_job(outputs, wanted.name)
     closing = ExitStack()
     with interrupts.as_interrupt():
@@ -114,7 +114,7 @@ def serve(
                 print(address)
                 return
             results = outputs.results_path(job_id)
-            file = server.key_file(CHECKOUT, spec, wanted, sets or (), results=results)
+            file = server.key_file(CHECKOUT, outputs, wanted, sets or (), results=results)
             key = server.read_key(
                 connection, address, file, results=results, environment=os.environ
             )
@@ -177,7 +177,7 @@ class _OwnJob:
 
 def _found(connection: Connection, name: str, sets: Sequence[str], stack: str) -> str | None:
     """Id of the server that runs or waits already; refused where settings could not reach it."""
-    job = server.open_job(slurm.recent(connection, days=server.DAYS), name)
+    job = server.open_job(slurm.recent(connection, days=server.DAYS, mine=True), name)
     if job is None:
         return None
     if sets:
@@ -300,10 +300,10 @@ def load(
     from infra.cli.jobs.submit import submit
 
     name = targets.load_job(declared).name
-    outputs = context.read(stack)
+    outputs = context.caller(stack, identity)
     with context.connect(outputs, identity) as connection:
         jobs = (
-            slurm.recent(connection, days=DAYS)
+            slurm.recent(connection, days=DAYS, mine=True)
             if serve_job is None
             else (slurm.find(connection, serve_job),)
         )

@@ -34,9 +34,10 @@ def ssh(
     remote: Annotated[list[str] | None, typer.Argument(help="Command; a shell without it.")] = None,
     stack: StackOption = DEFAULT_STACK,
     identity: IdentityOption = None,
+    root: Annotated[bool, typer.Option("--root", help="As root, who drains and installs.")] = False,
 ) -> None:
-    """Open a shell on the login node, or run one command."""
-    outputs = context.read(stack)
+    """Open a shell on the login node as the key's user, or run one command."""
+    outputs = context.read(stack) if root else context.caller(stack, identity)
     words = client_words(outputs, context.private_key(identity))
     os.execv(words[0], [*words, *(remote or [])])  # noqa: S606
 
@@ -52,7 +53,7 @@ def client_words(outputs: StackOutputs, key: Path, *, options: tuple[str, ...] =
     arguments = [client, "-F", "/dev/null", "-i", str(key), "-p", str(outputs.ssh_port)]
     for name, value in login_options(outputs).items():
         arguments += ["-o", f"{name}={value}"]
-    return [*arguments, *options, f"root@{outputs.login_ip}"]
+    return [*arguments, *options, f"{outputs.user}@{outputs.login_ip}"]
 
 
 def login_options(outputs: StackOutputs) -> dict[str, str]:
@@ -109,7 +110,7 @@ def shell(
     spec = context.spec(stack)
     books = open_books(spec, context.state_root(), output.note)
     asked = ask(books.rates, gpus=gpus, cpus=cpus, partition=partition, hours=hours)
-    outputs = context.read(stack)
+    outputs = context.caller(stack, identity)
     closing, code = ExitStack(), 0
     with interrupts.as_interrupt():
         try:
@@ -210,6 +211,7 @@ def _vscode(guard: Guard, outputs: StackOutputs, identity: Path | None) -> None:
         there.host,
         login_host=outputs.login_ip,
         login_port=outputs.ssh_port,
+        user=outputs.user,
         key=context.private_key(identity).absolute(),
         login_options=login_options(outputs),
     )
@@ -237,7 +239,7 @@ def tensorboard(
     if not math.isfinite(hours):
         raise UserError(f"--hours {hours:g}: not a time; give hours such as 8 or 0.5")
     spec = context.spec(stack)
-    outputs = context.read(stack)
+    outputs = context.caller(stack, identity)
     folder = f"{outputs.places['logs']}/tensorboard"
     if job_id is not None:
         folder = f"{folder}/{slurm.job_id(job_id)}"

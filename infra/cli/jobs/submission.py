@@ -50,7 +50,7 @@ class ReadyJob:
         To be called in `alone`. `once`: not beside a job of equal inputs that runs or waits.
         """
         if sync:
-            code.send(connection, outputs.code_path, self.files)
+            code.send(connection, outputs, self.files)
         return submit_once.dispatch(
             self.order,
             self.books,

@@ -74,7 +74,7 @@ def submit(
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Submit a declared job or search; prints its id, and what it is expected to cost."""
-    outputs = context.read(stack)
+    outputs = context.caller(stack, identity)
     submitting.check_job(outputs, job)
     if after is not None:
         slurm.job_id(after)
@@ -366,7 +366,7 @@ def run_search(
             search.refuse_over(ordered)
             return
         if options.sync:
-            code.send(connection, outputs.code_path, files)
+            code.send(connection, outputs, files)
         with interrupts.held():
             sent = search.dispatch_search(
                 ordered,

@@ -229,6 +229,7 @@ def _run_jobs(
     from infra.setup.demo.serving import roles, serve_and_load
 
     outputs = read_outputs(_STACK, root=CHECKOUT, environ=_environ())
+    outputs = outputs.as_owner_of(context.private_key(None))
     with context.connect(outputs) as connection:
         runner = Runner(
             connection=connection,

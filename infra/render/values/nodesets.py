@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from infra.render import names
@@ -199,7 +201,11 @@ def _init_containers(spec: StackSpec, worker: WorkerSpec) -> list[dict[str, Any]
         guard(f"ensure-{disk.name}-{disk.filesystem}", disk.name, disk.filesystem)
         for disk in worker.local_disks
     ]
-    guards += [_make_folders(disk) for disk in worker.local_disks if disk.folders]
+    guards += [
+        _make_folders(disk, folders)
+        for disk in worker.local_disks
+        if (folders := _open_folders(spec, disk))
+    ]
     if worker.local_nvme is not None:
         filesystem = worker.local_nvme.filesystem
         guards.append(guard(f"ensure-local-nvme-{filesystem}", "local-nvme", filesystem))
@@ -210,14 +216,21 @@ def _init_containers(spec: StackSpec, worker: WorkerSpec) -> list[dict[str, Any]
     return guards
 
 
-def _make_folders(disk: LocalDiskSpec) -> dict[str, Any]:
+def _open_folders(spec: StackSpec, disk: LocalDiskSpec) -> list[str]:
+    """Folders of the disk that every user writes into: declared ones, the disk if it has places."""
+    places = (PurePosixPath(path) for path in spec.storage.places.values())
+    has_places = any(path.is_relative_to(disk.mount_path) for path in places)
+    return [*(["."] if has_places else []), *disk.folders]
+
+
+def _make_folders(disk: LocalDiskSpec, folders: Sequence[str]) -> dict[str, Any]:
     """Each folder with the rights of /tmp, before the first job looks for it."""
     script = 'cd /volume-mount && mkdir -p "$@" && chmod 1777 "$@"'
     return {
         "name": f"{FOLDERS}{disk.name}",
         "image": BUSYBOX,
         "volumeMounts": [{"name": disk.name, "mountPath": "/volume-mount"}],
-        "command": ["sh", "-c", script, "sh", *disk.folders],
+        "command": ["sh", "-c", script, "sh", *folders],
     }
 
 

@@ -186,7 +186,7 @@ def test_its_recipe_is_kept_like_that_of_every_job(
 
     outputs = replace(OUTPUTS, jobs={"accept": ""})
     for name, value in {
-        "read": lambda _stack: outputs,
+        "caller": lambda _stack, _identity: outputs,
         "local_code": lambda _stack: {},
         "connect": lambda _outputs, _key: nullcontext(),
         "run_config_store": lambda _outputs: {"bucket": "kept"},

@@ -46,6 +46,15 @@ def silence(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     monkeypatch.setattr(context, "read", silent)
 
 
+class Outputs:
+    """Of a stack, whoever asks."""
+
+    login_host_key = "key"
+
+    def as_owner_of(self, _identity: Path) -> Outputs:
+        return self
+
+
 class Login:
     """A login node of two partitions; writes the changes of them beside the engine's calls."""
 
@@ -85,7 +94,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Pat
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("PATH", f"{engine.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(context, "environ", lambda: dict(os.environ))
-    monkeypatch.setattr(context, "read", lambda name: SimpleNamespace())
+    monkeypatch.setattr(context, "read", lambda name: Outputs())
     monkeypatch.setattr(context, "connect", lambda outputs, identity: Login(tmp_path / "called"))
     nothing = SimpleNamespace(list=lambda version, kind: [], close=lambda: None)
     monkeypatch.setattr(context, "kube_client", lambda name: nothing)
@@ -315,7 +324,7 @@ def test_work_that_only_kubernetes_knows_keeps_the_stack(
     since = datetime.now(UTC) - timedelta(days=1)
     idle = Activity(unfinished=(), idle_since=since)
     monkeypatch.setattr(pause, "activity", lambda *words, **options: idle)
-    monkeypatch.setattr(context, "read", lambda name: SimpleNamespace(login_host_key="key"))
+    monkeypatch.setattr(context, "read", lambda name: Outputs())
     pods: list[dict[str, Any]] = []
     client = SimpleNamespace(
         list=lambda version, kind: pods if kind == "Pod" else [], close=lambda: None

@@ -159,11 +159,11 @@ def test_the_search_for_what_a_demo_left_is_not_silent(
 def test_an_acceptance_is_not_silent_before_its_first_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def read(_stack: str) -> None:
+    def read(_stack: str, *_: object) -> None:
         slow()
         raise AcceptError("enough")
 
-    monkeypatch.setattr(context, "read", read)
+    monkeypatch.setattr(context, "caller", read)
     monkeypatch.setattr(certificate, "refuse_unusable", lambda _key: None)
     monkeypatch.setattr(context, "private_key", lambda _key: Path())
 
@@ -254,7 +254,7 @@ def test_a_support_bundle_is_not_silent_from_end_to_end(
     there = SlowOnce()
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(context, "environ", lambda: (slow(), {"PATH": "/nowhere"})[1])
-    monkeypatch.setattr(context, "read", lambda _stack: OUTPUTS)
+    monkeypatch.setattr(context, "caller", lambda *_: OUTPUTS)
     monkeypatch.setattr(context, "connect", lambda *_: nullcontext(there))
     monkeypatch.setattr(context, "kube_client", lambda _stack: there)
 

@@ -126,7 +126,7 @@ def deployed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
         return made
 
     outputs = SimpleNamespace(login_host_key="key")
-    monkeypatch.setattr("infra.cli.context.read", lambda _stack: outputs)
+    monkeypatch.setattr("infra.cli.context.caller", lambda *_: outputs)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr("infra.jobs.transfer.pull", pull)
     return asked
@@ -167,7 +167,8 @@ def test_results_that_were_fetched_are_read_while_the_stack_is_paused(
         ("login_ip", "ssh_port", "login_host_key", "code_path", "places", "jobs"), "x"
     )
     monkeypatch.setattr(
-        "infra.cli.context.read", lambda stack: outputs_from(stack, {**values, "code_hash": ""})
+        "infra.cli.context.caller",
+        lambda stack, _: outputs_from(stack, {**values, "code_hash": ""}),
     )
     pulled = run("pull", "4", "--stack", "h100-prod")
     assert pulled.exit_code == 0, pulled.output

@@ -44,7 +44,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Pa
     outputs = replace(OUTPUTS, jobs={"serve": ""})
     job = Job(id="12", name="serve", state="RUNNING")
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
-    monkeypatch.setattr("infra.cli.context.read", lambda _: outputs)
+    monkeypatch.setattr("infra.cli.context.caller", lambda *_: outputs)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: made)
     monkeypatch.setattr(slurm, "recent", lambda *_, **__: ())
     monkeypatch.setattr(slurm, "find", lambda *_: job)

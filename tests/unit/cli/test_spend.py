@@ -57,10 +57,10 @@ class Cluster:
 def cluster(state: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster()
 
-    def read(stack: str) -> StackOutputs:
+    def read(stack: str, *_: object) -> StackOutputs:
         return OUTPUTS
 
-    monkeypatch.setattr("infra.cli.context.read", read)
+    monkeypatch.setattr("infra.cli.context.caller", read)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: made)
     return made
 

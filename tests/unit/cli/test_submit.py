@@ -76,7 +76,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: StackSpec) ->
     made = Cluster()
     outputs = replace(OUTPUTS, jobs={**OUTPUTS.jobs, "lr": ""})
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
-    monkeypatch.setattr("infra.cli.context.read", lambda _stack: outputs)
+    monkeypatch.setattr("infra.cli.context.caller", lambda *_: outputs)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: made)
     monkeypatch.setattr("infra.cli.context.spec", lambda _stack: spec)
     return made

@@ -57,7 +57,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path)
     spec = replace(load_stack("local"), searches=(SEARCH,))
     made = LoginNode(tmp_path / "node")
     outputs = made.outputs(hash_files(code_files(STACKS_DIR.parent, spec)), "lr", "serve")
-    monkeypatch.setattr("infra.cli.context.read", lambda _stack: outputs)
+    monkeypatch.setattr("infra.cli.context.caller", lambda *_: outputs)
     monkeypatch.setattr("infra.clients.ssh.Connection", lambda _endpoint: made)
     monkeypatch.setattr("infra.cli.context.spec", lambda _stack: spec)
     return made

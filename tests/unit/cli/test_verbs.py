@@ -218,7 +218,7 @@ def test_cancel_refuses_a_job_that_never_was(state: Path, monkeypatch: pytest.Mo
                 stderr="" if known else _UNKNOWN,
             )
 
-    monkeypatch.setattr("infra.cli.context.read", lambda _: None)
+    monkeypatch.setattr("infra.cli.context.caller", lambda *_: None)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: Cluster())
     done = RUNNER.invoke(app, ["cancel", "999"])
     assert done.exit_code == 1
@@ -240,7 +240,7 @@ def test_cancel_says_what_has_ended_already(state: Path, monkeypatch: pytest.Mon
             shown = "JobId=28 JobName=finetune JobState=COMPLETED ExitCode=0:0 NodeList=worker-0\n"
             return Result(command=command, exit_code=0, stdout=shown, stderr="")
 
-    monkeypatch.setattr("infra.cli.context.read", lambda _: None)
+    monkeypatch.setattr("infra.cli.context.caller", lambda *_: None)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: Cluster())
     done = RUNNER.invoke(app, ["cancel", "28"])
     assert done.exit_code == 0, done.output
@@ -252,10 +252,10 @@ def test_cancel_says_what_has_ended_already(state: Path, monkeypatch: pytest.Mon
 def test_logs_takes_what_people_type(
     state: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    def absent(_stack: str) -> None:
+    def absent(*_: object) -> None:
         raise JobsError("reached the stack")
 
-    monkeypatch.setattr("infra.cli.context.read", absent)
+    monkeypatch.setattr("infra.cli.context.caller", absent)
     done = RUNNER.invoke(app, ["logs", *words, "12"])
     assert "reached the stack" in done.stderr
 

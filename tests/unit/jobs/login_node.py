@@ -65,7 +65,7 @@ class LoginNode:
             path = self.folder / "bin" / name
             path.write_text(f"#!/bin/bash\n{text.strip()}\n")
             path.chmod(0o755)
-        (self.folder / "code" / "jobs").mkdir(parents=True)
+        (self.folder / "code").mkdir(parents=True)
         for name in ("queue", "accounted"):
             (self.folder / name).touch()
 
@@ -79,13 +79,14 @@ class LoginNode:
     def outputs(self, code_hash: str, *jobs: str) -> StackOutputs:
         """Of a stack whose live release is `code_hash`."""
         code = self.folder / "code"
-        (code / "releases" / code_hash).mkdir(parents=True, exist_ok=True)
+        (code / "releases" / code_hash / "jobs").mkdir(parents=True, exist_ok=True)
         (code / "current").unlink(missing_ok=True)
         (code / "current").symlink_to(f"releases/{code_hash}")
+        (code / "releases" / f"{code_hash}.whole").touch()
         places = {name: str(self.folder / name) for name in ("logs", "results")}
         known = dict.fromkeys((*OUTPUTS.jobs, *jobs), "")
         for name in known:
-            (code / "jobs" / name).touch()
+            (code / "releases" / code_hash / "jobs" / name).touch()
         return replace(OUTPUTS, code_path=str(code), code_hash=code_hash, places=places, jobs=known)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import random
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from infra.clients.errors import JobsError
+from infra.clients.errors import JobsError, NothingThereError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Connection, ConnectionLostError, Result
 from infra.jobs import history, transfer
@@ -285,3 +286,18 @@ def test_a_packed_stream_comes_in_pieces_that_memory_holds(monkeypatch: pytest.M
     pieces = list(transfer._unpacked(iter([packed])))
     assert sum(map(len, pieces)) == 10 << 20
     assert max(map(len, pieces)) == 1 << 16
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user, which only root may")
+def test_what_another_user_put_there_for_a_job_to_come_is_not_the_jobs(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Everybody could write into the places once, and ids count up."""
+    for name in ("results/7/run_record.json", "logs/finetune_7.log"):
+        cluster.write(name, b"{}")
+    for name in ("results/7", "logs/finetune_7.log"):
+        os.chown(cluster.folder / name, 5, 60)
+    with pytest.raises(NothingThereError):
+        pulled(cluster, tmp_path)
+    os.chown(cluster.folder / "results/7", 0, 0)
+    assert [path.name for path in pulled(cluster, tmp_path).iterdir()] == ["run_record.json"]

@@ -186,9 +186,10 @@ def test_the_key_is_in_the_file_that_the_recipe_declares_whatever_the_job_says(
     spec = load_stack("local")
     job = next(each for each in spec.jobs if each.is_server)
     named = ["serve.api_key_file={place:chkpt}/k"]
-    assert server.key_file(ROOT, spec, job, (), results="/r/7") == "/r/7/api_key"
-    chkpt = spec.storage.places["chkpt"]
-    assert server.key_file(ROOT, spec, job, named, results="/r/7") == f"{chkpt}/k"
+    outputs = replace(OUTPUTS, places=spec.storage.places).as_user("ann")
+    assert server.key_file(ROOT, outputs, job, (), results="/r/7") == "/r/7/api_key"
+    own = f"{spec.storage.places['chkpt']}/users/ann"
+    assert server.key_file(ROOT, outputs, job, named, results="/r/7") == f"{own}/k"
 
 
 def test_a_key_that_no_file_holds_is_this_environment_s_or_asked_for_by_name() -> None:

@@ -87,14 +87,6 @@ def test_stale_code_names_both_hashes_and_both_ways_out() -> None:
         submit.submit(shell, OUTPUTS, "finetune", code_hash="beefbeefbeefbeef")
 
 
-def test_the_deployed_code_after_a_sync_of_another_needs_a_sync() -> None:
-    """`pulumi up` would find nothing changed and leave the other release live."""
-    shell = Recorded(stdout="feedfeedfeedfeed\n", exit_code=75)
-    with pytest.raises(JobsError, match=r"submit with --sync") as refusal:
-        submit.submit(shell, OUTPUTS, "finetune", code_hash=OUTPUTS.code_hash)
-    assert "pulumi up" not in str(refusal.value)
-
-
 def test_what_sbatch_refuses_is_said_in_its_own_words() -> None:
     text = "sbatch: error: Batch job submission failed: Job dependency problem\n"
     with pytest.raises(JobsError, match=r"finetune: sbatch: exit 1: .*Job dependency problem"):
@@ -184,7 +176,7 @@ def test_a_job_whose_data_is_not_there_is_refused_before_it_waits_for_a_gpu(
     root = tmp_path / "data"
     here = replace(OUTPUTS, places={**OUTPUTS.places, "data": str(root)})
     job = JobSpec(name="finetune", module="workloads.train", recipe="r")
-    reads = prepared_data(job, {"train": {"dataset": "prepared/x"}}, here.places)
+    reads = prepared_data(job, {"train": {"dataset": "prepared/x"}}, here)
     path = root / "prepared" / "x" / "tokens_train.parquet"
     assert reads[0] == str(path)
 
@@ -224,6 +216,7 @@ def test_only_what_the_login_node_can_see_is_asked_for(
     recipe: dict[str, Any], container: str | None, first: list[str]
 ) -> None:
     job = JobSpec(name="finetune", module="workloads.train", recipe="r", container=container)
-    assert list(prepared_data(job, recipe, {"data": "/d"})[:1]) == first
+    here = replace(OUTPUTS, places={"data": "/d"})
+    assert list(prepared_data(job, recipe, here)[:1]) == first
     server = replace(job, module="workloads.serve")
-    assert prepared_data(server, recipe, {"data": "/d"}) == ()
+    assert prepared_data(server, recipe, here) == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import subprocess
 import sys
 import zipfile
@@ -27,10 +28,15 @@ ROOT = Path(__file__).resolve().parents[3]
 class Here:
     """Runs on this machine what the login node would run; uv comes from .venv, as from its PATH."""
 
+    home: str = "/nonexistent"
+
     def run(self, command: str, *, stdin: bytes = b"") -> Result:
         path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
         done = subprocess.run(
-            ["bash", "-c", command], input=stdin, capture_output=True, env={"PATH": path}
+            ["bash", "-c", command],
+            input=stdin,
+            capture_output=True,
+            env={"PATH": path, "HOME": self.home},
         )
         return Result(
             command=command,
@@ -78,9 +84,9 @@ def wheels(tmp_path: Path) -> Path:
     return folder
 
 
-def make(spec: StackSpec, wheels: Path, lock: bytes) -> transfer.Venv:
+def make(spec: StackSpec, wheels: Path, lock: bytes, here: Here | None = None) -> transfer.Venv:
     files = {**transfer.lock_files(ROOT), WORKLOADS_LOCK: lock}
-    return transfer.make(Here(), spec, files, PackageSource(wheelhouse=str(wheels)))
+    return transfer.make(here or Here(), spec, files, PackageSource(wheelhouse=str(wheels)))
 
 
 def python(spec: StackSpec, code: str) -> str:
@@ -122,6 +128,35 @@ def test_another_lock_takes_its_place_in_one_step_and_the_old_one_stays_for_runn
     assert python(spec, "import tiny; print(tiny.VERSION)") == "2.0"
     assert (old / "bin" / "python").exists()
     assert make(spec, wheels, before).version == version_of(before), "the way back is a link"
+
+
+def test_a_python_of_roots_own_is_refused_as_no_users_job_can_run_it(
+    spec: StackSpec, wheels: Path
+) -> None:
+    """uv fetches Python into the home of who calls it, and root's is closed to all others."""
+    lock = wheel(wheels, "1.0")
+    make(spec, wheels, lock)
+    home = str(Path(spec.python_env_path, "bin", "python").resolve().parent)
+    with pytest.raises(
+        JobsError, match=r"python3\.11 is root's alone: install Python 3.11 for all"
+    ):
+        make(spec, wheels, lock, Here(home))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a link to another user, which only root may")
+@pytest.mark.parametrize("name", ["env.lock", "env.cache", "env.new"])
+def test_what_another_user_put_beside_the_environment_is_refused(
+    spec: StackSpec, wheels: Path, tmp_path: Path, name: str
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("whole")
+    planted = Path(spec.python_env_path).with_name(name)
+    planted.parent.mkdir()
+    planted.symlink_to(victim)
+    os.chown(planted, 5, 60, follow_symlinks=False)
+    with pytest.raises(JobsError, match=rf"{name}: is a symbolic link of games, .*root's: mv -T"):
+        make(spec, wheels, wheel(wheels, "1.0"))
+    assert victim.read_text() == "whole"
 
 
 def test_a_file_that_is_not_the_locked_one_is_refused_and_the_one_before_stays(

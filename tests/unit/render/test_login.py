@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,9 +19,10 @@ from infra.render.login import (
     ready_script,
 )
 from stacks.spec import StackSpec
-from stacks.spec.cluster import UserSpec
+from stacks.spec.cluster import DEPLOYER, UserSpec
 from stacks.spec.nodes import LocalDiskSpec
 from stacks.spec.storage import MemoryMountSpec
+from tests.another_user import as_root
 from tests.conftest import PUBLIC_KEY
 
 # Each look of the script is one line of `looks`, its nodes apart by commas; the last one stays.
@@ -229,27 +231,38 @@ def rooted(spec: StackSpec) -> Iterator[StackSpec]:
         root = Path(folder, "the jail")
         memory = MemoryMountSpec(mount_path=f"{root}/mnt/memory", size_gib=2)
         places = {name: f"{root}{path}" for name, path in spec.storage.places.items()}
-        storage = replace(spec.storage, places=places, memory=memory)
+        submounts = tuple(
+            replace(each, mount_path=f"{root}{each.mount_path}") for each in spec.storage.submounts
+        )
+        storage = replace(spec.storage, places=places, memory=memory, submounts=submounts)
         yield replace(spec, storage=storage, code_path=f"{root}/code")
 
 
+def made(spec: StackSpec) -> subprocess.CompletedProcess[str]:
+    """The script of the places, where `daemon` of this machine stands for the deployer."""
+    return shell(places_script(spec).replace(DEPLOYER, "daemon"))
+
+
+@as_root
 def test_every_shared_place_is_made_and_none_in_the_memory_of_a_worker(rooted: StackSpec) -> None:
-    done = shell(places_script(rooted))
+    done = made(rooted)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     for name, path in rooted.storage.places.items():
         assert Path(path).is_dir() is (name != "scratch"), name
     assert Path(rooted.code_path, "releases").is_dir()
 
 
+@as_root
 def test_a_place_beside_the_tmpfs_with_a_name_that_starts_alike_is_made(
     rooted: StackSpec,
 ) -> None:
     places = {**rooted.storage.places, "cache": rooted.storage.places["scratch"] + "-cache"}
     beside = replace(rooted, storage=replace(rooted.storage, places=places))
-    assert shell(places_script(beside)).returncode == 0
+    assert made(beside).returncode == 0
     assert Path(places["cache"]).is_dir()
 
 
+@as_root
 def test_a_place_on_a_disk_of_each_worker_is_not_made_on_the_login_node(rooted: StackSpec) -> None:
     scratch = rooted.storage.places["scratch"]
     disk = LocalDiskSpec(name="scratch", mount_path=scratch, size_gib=186)
@@ -259,19 +272,130 @@ def test_a_place_on_a_disk_of_each_worker_is_not_made_on_the_login_node(rooted: 
         nodes=replace(rooted.nodes, workers=workers),
         storage=replace(rooted.storage, memory=None),
     )
-    assert shell(places_script(on_disk)).returncode == 0
+    assert made(on_disk).returncode == 0
     assert not Path(scratch).exists()
 
 
+@as_root
 @pytest.mark.feature("S000-71")
-def test_declared_users_may_write_into_the_places_and_not_into_the_code(rooted: StackSpec) -> None:
-    """A job of a user writes its log and results there, under the user's own name."""
-    user = UserSpec(name="trainer", ssh_public_keys=(PUBLIC_KEY,))
+def test_every_member_has_a_folder_of_the_own_in_places_that_are_roots(rooted: StackSpec) -> None:
+    """Where everybody may write, whoever is first decides where root's and others' files go."""
+    user = UserSpec(name="games", ssh_public_keys=(PUBLIC_KEY,))
     shared = replace(rooted, soperator=replace(rooted.soperator, users=(user,)))
-    assert shell(places_script(shared)).returncode == 0
+    for _ in range(2):
+        assert made(shared).returncode == 0
     for name in ("logs", "results", "chkpt"):
-        assert Path(rooted.storage.places[name]).stat().st_mode & 0o7777 == 0o1777
+        place = Path(rooted.storage.places[name])
+        for folder in (place, place / "users"):
+            assert (folder.stat().st_uid, folder.stat().st_mode & 0o7777) == (0, 0o755), folder
+        for member in ("daemon", "games"):
+            folder = place / "users" / member
+            assert (folder.owner(), folder.stat().st_mode & 0o7777) == (member, 0o700)
     assert not Path(rooted.code_path, "releases").stat().st_mode & 0o022
+
+
+@as_root
+def test_a_place_that_everybody_wrote_to_becomes_roots_and_keeps_what_is_there(
+    rooted: StackSpec,
+) -> None:
+    results = Path(rooted.storage.places["results"])
+    older = results / "11" / "run_record.json"
+    older.parent.mkdir(parents=True)
+    older.write_text("{}")
+    results.chmod(0o1777)
+    first, second = made(rooted), made(rooted)
+    assert first.stdout == (
+        f"{results}: root's now; each user's next files go to {results}/users/NAME, and what is "
+        "there stays (checkpoints are found once root moves them there, with chown -R NAME:)\n"
+    )
+    assert (first.returncode, second.returncode, second.stdout) == (0, 0, "")
+    assert results.stat().st_mode & 0o7777 == 0o755
+    assert older.read_text() == "{}"
+
+
+@as_root
+@pytest.mark.parametrize("kind", ["folder", "link"])
+@pytest.mark.parametrize("name", ["", "users", "users/daemon"])
+def test_what_another_user_put_where_members_files_go_is_refused_and_left_alone(
+    rooted: StackSpec, tmp_path: Path, kind: str, name: str
+) -> None:
+    planted = Path(rooted.storage.places["results"], name)
+    planted.parent.mkdir(parents=True)
+    if kind == "link":
+        planted.symlink_to(tmp_path)
+    else:
+        planted.mkdir()
+    os.chown(planted, 5, 60, follow_symlinks=False)
+
+    def seen() -> tuple[object, ...]:
+        now = planted.lstat()
+        return sorted(tmp_path.rglob("*")), now.st_uid, now.st_mode, now.st_ctime_ns
+
+    before = seen()
+    done = made(rooted)
+    what = "symbolic link of games" if kind == "link" else "directory of games"
+    assert done.returncode == 1
+    assert f"{planted}: is a {what}, mode " in done.stderr
+    assert f"mv -T {planted} {planted}.other" in done.stderr
+    assert seen() == before
+
+
+@as_root
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2775, 0o757])
+def test_a_place_that_others_can_write_into_is_theirs_no_more(rooted: StackSpec, mode: int) -> None:
+    results = Path(rooted.storage.places["results"])
+    results.mkdir(parents=True)
+    results.chmod(mode)
+    done = made(rooted)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{results}: root's now; ")
+    assert results.stat().st_mode & 0o1777 == 0o755
+
+
+@as_root
+@pytest.mark.parametrize("kind", ["link", "dangling", "folder", "writable"])
+def test_nothing_is_made_below_what_another_user_can_exchange(
+    rooted: StackSpec, tmp_path: Path, kind: str
+) -> None:
+    """A place in a place, or below a folder that is none, and the folder of the code."""
+    outer = Path(rooted.storage.places["chkpt"])
+    outer.mkdir(parents=True)
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    outer.chmod(0o1777)
+    between = outer / "between"
+    if kind == "writable":
+        between.mkdir()
+        between.chmod(0o777)
+    else:
+        if kind == "folder":
+            between.mkdir()
+        else:
+            between.symlink_to(victim if kind == "link" else victim / "nowhere")
+        os.chown(between, 5, 60, follow_symlinks=False)
+    places = {**rooted.storage.places, "results": f"{between}/results"}
+    spec = replace(rooted, storage=replace(rooted.storage, places=places))
+    done = made(replace(spec, code_path=f"{between}/code"))
+    assert done.returncode == 1
+    assert done.stderr.count(f"{between}: is a ") == 3, "results, code_path and its releases"
+    assert "chmod go-w" in done.stderr
+    assert not list(victim.iterdir())
+    assert kind == "dangling" or not list(between.iterdir())
+    assert (outer / "users" / "daemon").owner() == "daemon", "what is in order is made"
+
+
+@as_root
+def test_folders_of_a_user_who_is_no_more_are_roots_before_the_number_is_given_again(
+    rooted: StackSpec,
+) -> None:
+    user = UserSpec(name="games", ssh_public_keys=(PUBLIC_KEY,))
+    assert made(replace(rooted, soperator=replace(rooted.soperator, users=(user,)))).returncode == 0
+    theirs = Path(rooted.storage.places["results"], "users", "games")
+    (theirs / "12").mkdir()
+    os.chown(theirs / "12", 5, 60)
+    assert made(rooted).returncode == 0
+    assert (theirs.owner(), theirs.stat().st_mode & 0o777) == ("root", 0o700)
+    assert (theirs / "12").owner() == "games"
 
 
 def release(spec: StackSpec, name: str) -> Path:

@@ -101,9 +101,10 @@ OURS = ["# soperator-stack begin", KEY, "# soperator-stack end"]
 
 def test_a_user_is_made_once_and_keeps_the_key_of_the_cluster(spec: StackSpec, node: Node) -> None:
     """Soperator's own key in that file lets the user from node to node."""
-    assert node.run(script(spec, user("ann"))) == "users: 1 declared"
+    assert node.run(script(spec, user("ann"))) == "users: 2 declared"
     node.run(script(spec, user("ann")))
-    assert node.calls == ["ann --without-external-ssh --without-sudo --without-docker"]
+    apart = "--without-external-ssh --without-sudo --without-docker"
+    assert node.calls == [f"deployer {apart}", f"ann {apart}"]
     assert node.keys("ann") == ["internal", *OURS]
 
 
@@ -120,22 +121,24 @@ def test_a_user_that_is_no_longer_declared_loses_entry_and_keeps_its_files(
     node.run(script(spec, user("bob")))
     assert node.calls[-1] == "userdel --force ann"
     assert node.keys("ann") == ["internal"]
-    assert (node.root / ".soperator-stack-users").read_text() == "bob\n"
+    assert (node.root / ".soperator-stack-users").read_text() == "deployer\nbob\n"
     node.run(script(spec))
     assert node.calls[-1] == "userdel --force bob"
 
 
 def test_users_that_others_made_are_left_alone(spec: StackSpec, node: Node) -> None:
     (node.root / "passwd" / "carl").touch()
-    assert node.run(script(spec)) == "users: 0 declared"
-    assert node.calls == []
+    node.run(script(spec))
+    before = node.calls
+    assert node.run(script(spec)) == "users: 1 declared"
+    assert node.calls == before
 
 
 def test_a_name_that_contains_another_is_another_user(spec: StackSpec, node: Node) -> None:
     node.run(script(spec, user("ann"), user("anna")))
     node.run(script(spec, user("anna")))
     assert node.calls[-1] == "userdel --force ann"
-    assert (node.root / ".soperator-stack-users").read_text() == "anna\n"
+    assert (node.root / ".soperator-stack-users").read_text() == "deployer\nanna\n"
 
 
 @as_root
@@ -151,6 +154,9 @@ def test_a_link_in_a_home_leads_root_nowhere(spec: StackSpec, node: Node) -> Non
     assert [each.name for each in ours.iterdir()] == ["authorized_keys"]
     assert (ours / "authorized_keys").read_text() == "the deployer's key\n"
     assert (ours.stat().st_uid, (ours / "authorized_keys").stat().st_uid) == (0, 0)
+    # Whoever comes after the users, code and places, does not wait for this one.
+    first = script(spec, user("ann"), user("bob", "ssh-ed25519 NEW b"))
+    assert node.run(f"keys=later\n{first}") == "users: 3 declared"
     # A member who refuses keeps nobody else out, and does not stay.
     assert "ssh-ed25519 NEW b" in node.keys("bob")
     node.run(script(spec, user("bob")))

@@ -18,7 +18,9 @@ from stacks.spec import StackSpec
 
 # As Slurm's scrontab: -l, -r, a file in the place of all; it counts how often it wrote.
 SCRONTAB = """#!/bin/bash
-lines=$HOME/lines
+[[ $1 == -u ]] || exit 9
+lines=$HOME/lines-of-$2
+shift 2
 fail() { echo "scrontab: $1" >&2; exit 1; }
 case $1 in
   -l) [[ ! -e $HOME/broken ]] || fail "slurm_request_crontab failed"
@@ -69,7 +71,7 @@ class Login:
 
     @property
     def lines(self) -> str | None:
-        path = self.home / "lines"
+        path = self.home / "lines-of-deployer"
         return path.read_text() if path.exists() else None
 
     @property
@@ -116,7 +118,7 @@ def values(spec: StackSpec) -> dict[str, object]:
 def test_lines_of_a_person_survive_ours_coming_changing_and_going(
     spec: StackSpec, login: Login
 ) -> None:
-    (login.home / "lines").write_text(OWN)
+    (login.home / "lines-of-deployer").write_text(OWN)
     first = schedule_files(scheduled(spec, evaluate="@daily"))
     assert login.activate("a", first).returncode == 0
     assert login.lines == OWN + first["schedules/scrontab"]
@@ -126,6 +128,15 @@ def test_lines_of_a_person_survive_ours_coming_changing_and_going(
     assert login.activate("c", {}).returncode == 0
     assert login.lines == OWN
     assert not list(login.code.glob(".scheduled*"))
+
+
+def test_lines_that_ran_as_root_become_the_deployers(spec: StackSpec, login: Login) -> None:
+    files = schedule_files(scheduled(spec, evaluate="@daily"))
+    before = login.home / "lines-of-root"
+    before.write_text(OWN + files["schedules/scrontab"])
+    assert login.activate("a", files).returncode == 0
+    assert before.read_text() == OWN
+    assert login.lines == files["schedules/scrontab"]
 
 
 def test_the_same_release_twice_writes_once(spec: StackSpec, login: Login) -> None:
@@ -150,7 +161,7 @@ def test_a_line_that_slurm_disabled_is_written_again(spec: StackSpec, login: Log
 
 
 def test_a_scrontab_that_cannot_be_read_is_never_overwritten(spec: StackSpec, login: Login) -> None:
-    (login.home / "lines").write_text(OWN)
+    (login.home / "lines-of-deployer").write_text(OWN)
     (login.home / "broken").touch()
     done = login.activate("a", schedule_files(scheduled(spec, evaluate="@daily")))
     assert done.returncode != 0

@@ -84,11 +84,12 @@ def test_a_job_runs_the_release_that_it_was_submitted_with(spec: StackSpec, tmp_
         (tmp_path / "releases" / name).mkdir(parents=True)
     (tmp_path / "current").symlink_to("releases/new")
     text = render_sbatch(replace(spec, code_path=str(tmp_path)), spec.jobs[0])
-    lines = text[text.index("release=") : text.index("export SOPERATOR_JOB")]
+    lines = text[text.index("user=") : text.index("export SOPERATOR_JOB")]
     script = f"set -euo pipefail\n{lines}echo $SOPERATOR_CODE_HASH $PWD"
 
     def ran(**environment: str) -> str:
         words = ["bash", "-c", script]
+        environment["PATH"] = os.environ["PATH"]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
         return done.stdout
 
@@ -99,7 +100,7 @@ def test_a_job_runs_the_release_that_it_was_submitted_with(spec: StackSpec, tmp_
 def read_variables(spec: StackSpec, file: Path) -> subprocess.CompletedProcess[str]:
     """The lines of a job that read its file of variables, and what a rank would then see."""
     text = render_sbatch(spec, replace(JOB, environment_file=str(file)))
-    lines = text[text.index("environment_file=") : text.index("mkdir -p")]
+    lines = text[text.index("environment_file=") : text.index('\nown_folder "')]
     script = f"set -euo pipefail\n{lines}env"
     return subprocess.run(
         ["bash", "-c", script], env={"SOPERATOR_JOB": "train"}, capture_output=True, text=True
@@ -165,12 +166,12 @@ def test_a_place_in_soperators_memory_is_the_jobs_own_folder_there(spec: StackSp
         if "/mnt/memory" in line and line.startswith("export ")
     ]
     assert exports == [
-        "CACHE=/mnt/memory/job_$SLURM_JOB_ID/cache",
-        "SCRATCH=/mnt/memory/job_$SLURM_JOB_ID",
+        "CACHE=/mnt/memory/job_$SLURM_JOB_ID/cache/$user",
+        "SCRATCH=/mnt/memory/job_$SLURM_JOB_ID/$user",
     ]
-    text = render_sbatch(stack, JOB)
-    made = [line.split()[2] for line in text.splitlines() if "mkdir -p" in line]
-    assert made[1:] == ['"$SOPERATOR_PLACE_CACHE"', '"$SOPERATOR_PLACE_SCRATCH"']
+    check = render_sbatch(stack, JOB).partition("srun --overlap")[2].partition("' check ")[0]
+    made = [line.split()[1] for line in check.splitlines() if line.startswith('own_folder "')]
+    assert made == ['"$SOPERATOR_PLACE_CACHE"', '"$SOPERATOR_PLACE_SCRATCH"']
 
 
 def test_a_server_is_one_process_with_all_its_gpus(spec: StackSpec) -> None:
@@ -415,8 +416,8 @@ def test_a_job_ends_on_a_node_that_lacks_a_mount_and_names_it(tmp_path: Path) ->
 @pytest.mark.feature("S001-44")
 def test_a_training_job_has_a_log_by_its_number(spec: StackSpec) -> None:
     named = replace(JOB, name="finetune")
-    assert "finetune_$SLURM_JOB_ID.log /mnt/" in render_sbatch(spec, named)
-    assert "/train_$SLURM_JOB_ID.log || true\n" in render_sbatch(spec, named)
+    link = "finetune_$SLURM_JOB_ID.log $SOPERATOR_PLACE_LOGS/train_$SLURM_JOB_ID.log || true\n"
+    assert link in render_sbatch(spec, named)
     # The log of a job of that name has the name already: a link would lead to itself.
     assert "ln -sfn" not in render_sbatch(spec, replace(JOB, name="train"))
     assert "train_$SLURM" not in render_sbatch(spec, replace(JOB, module="workloads.evaluate"))
@@ -560,10 +561,37 @@ def test_a_result_folder_that_another_user_made_before_ends_the_job(
     words = ["bash", "-euc", f"{function}\n{lines}"]
     done = subprocess.run(words, env={**os.environ, **known}, capture_output=True, text=True)
     assert done.returncode == 78
-    assert re.search(rf"{results}/12: is a .* of nobody, mode .* no folder of root: ", done.stderr)
+    assert re.search(
+        rf"{results}/12 on \S+: is a .* of nobody, mode .* and has to be a folder of root: ",
+        done.stderr,
+    )
     assert f"as its owner or root: mv -T {results}/12 {results}/12.other" in done.stderr
     assert neighbour.run("find . | sort; ls -ld results/12") == before, "nothing is touched"
     neighbour.run(f"mv -T {results}/12 {results}/12.other")
     for _ in range(2):  # also of a requeue, which finds its own
         assert subprocess.run(words, env={**os.environ, **known}).returncode == 0
     assert (results / "12").stat().st_uid == 0
+
+
+@pytest.mark.parametrize(("around", "code"), [("1777", 0), ("755", 78), ("777", 78)])
+def test_a_folder_that_another_user_could_exchange_is_not_used(
+    spec: StackSpec, neighbour: Neighbour, around: str, code: int
+) -> None:
+    """On a node's own disk: whoever owns the folder around one's own moves it away later."""
+    text = render_sbatch(spec, spec.jobs[0])
+    function = text[text.index("own_folder() {") : text.index("\nset -euo pipefail")]
+    disk = neighbour.folder / "disk"
+    if around == "755":
+        neighbour.folder.chmod(0o1777)
+        neighbour.run("mkdir disk")
+    else:
+        disk.mkdir()
+        disk.chmod(int(around, 8))
+    words = ["bash", "-euc", f"{function}\nown_folder {disk}/me"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    if code:
+        assert f"{disk} on " in done.stderr
+        assert "has to be of root" in done.stderr
+    else:
+        assert (disk / "me").stat().st_mode & 0o777 == 0o700

@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from getpass import getuser
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def spec(public_key_file: Path) -> StackSpec:
 
 def run_task(text: str, number: int, folder: Path, **environment: str) -> dict[str, str]:
     """What the job's own part of the script sees as this task; the rest is cut off."""
-    head, _, _ = text.partition("\ncode=$(readlink")
+    head, _, _ = text.partition("\n# A job keeps the release")
     shown = 'printf \'%s\\n\' "$@"; echo -- "${SOPERATOR_PLAN:-}" "${SOPERATOR_RUN_CONFIG:-}"'
     done = subprocess.run(
         ["bash", "-s", "--", "--set", "train.max_steps=4"],
@@ -100,7 +101,9 @@ def test_a_task_has_its_own_settings_after_those_of_the_command_line(
         "train.learning_rate=5e-4",
         "-- /p b/k",
     ]
-    trial = json.loads((tmp_path / "results" / "14" / "trial.json").read_text())
+    trial = json.loads(
+        (tmp_path / "results" / "users" / getuser() / "14" / "trial.json").read_text()
+    )
     assert trial == {
         "search": "lr-search",
         "array": "12",

@@ -193,10 +193,10 @@ def test_the_verb_shows_first_and_submits_when_told(
     ran(state, files, "train.seed=11")
     cluster = Cluster()
 
-    def read(stack: str) -> StackOutputs:
+    def read(stack: str, *_: object) -> StackOutputs:
         return replace(OUTPUTS, code_hash=hash_files(files))
 
-    monkeypatch.setattr("infra.cli.context.read", read)
+    monkeypatch.setattr("infra.cli.context.caller", read)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: cluster)
     shown = RUNNER.invoke(app, ["runs", "reproduce", "2"])
     assert shown.exit_code == 0, shown.output
@@ -222,7 +222,7 @@ def test_a_run_is_reproduced_once_until_asked_for_again(
     node = LoginNode(state / "node")
     outputs = node.outputs(hash_files(files))
     monkeypatch.setattr(again, "check_data", lambda *_: None)
-    monkeypatch.setattr("infra.cli.context.read", lambda _stack: outputs)
+    monkeypatch.setattr("infra.cli.context.caller", lambda *_: outputs)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: node)
     words = ["runs", "reproduce", "2", "--submit"]
     first, second = RUNNER.invoke(app, words), RUNNER.invoke(app, words)
@@ -241,7 +241,7 @@ def test_a_run_of_the_same_settings_is_no_repetition_of_another(
     node = LoginNode(state / "node")
     outputs = node.outputs(hash_files(files))
     monkeypatch.setattr(again, "check_data", lambda *_: None)
-    monkeypatch.setattr("infra.cli.context.read", lambda _stack: outputs)
+    monkeypatch.setattr("infra.cli.context.caller", lambda *_: outputs)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: node)
     sets = ["--set", "train.seed=11", "--set", "train.resume=never"]
     assert RUNNER.invoke(app, ["submit", "finetune", *sets]).stdout == "12\n"
@@ -262,7 +262,7 @@ def test_ctrl_c_while_it_is_submitted_loses_neither_its_id_nor_what_it_repeats(
 
     monkeypatch.setattr(cluster, "run", interrupted)
     read = replace(OUTPUTS, code_hash=hash_files(files))
-    monkeypatch.setattr("infra.cli.context.read", lambda _: read)
+    monkeypatch.setattr("infra.cli.context.caller", lambda *_: read)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: cluster)
     done = RUNNER.invoke(app, ["runs", "reproduce", "2", "--submit"])
     assert (done.exit_code, done.stdout) == (130, "12\n"), done.output

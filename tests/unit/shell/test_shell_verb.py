@@ -36,10 +36,10 @@ def login(
     made.answer("squeue", "--\n", "Slurm accounting storage is disabled\n", 0)
     made.answers.insert(0, ("srun", _ran("2026-11-21T08:00:00\n0\n", FREE)))
 
-    def read(stack: str) -> StackOutputs:
+    def read(stack: str, *_: object) -> StackOutputs:
         return replace(OUTPUTS, login_host_key=KEY)
 
-    monkeypatch.setattr("infra.cli.context.read", read)
+    monkeypatch.setattr("infra.cli.context.caller", read)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: made)
     yield made
     made.close()
@@ -116,8 +116,8 @@ def test_jupyter_that_is_not_installed_is_refused_with_the_command(login: Login)
     done = run("shell", "--jupyter")
     assert done.exit_code == 1
     assert (
-        "jupyterlab is not in /opt/soperator/venv-tools of the cluster: soperator ssh -s local "
-        "'bash /home/shared/code/current/workloads/monitoring/install_tools.sh "
+        "jupyterlab is not in /opt/soperator/venv-tools of the cluster: soperator ssh --root "
+        "-s local 'bash /home/shared/code/current/workloads/monitoring/install_tools.sh "
     ) in done.stderr
     assert login.channels == []
 
@@ -194,11 +194,13 @@ def test_a_path_with_a_space_is_one_word_of_the_config() -> None:
         "worker-0",
         login_host="127.0.0.1",
         login_port=30022,
+        user="ann",
         key=Path("/home/a b/key"),
         login_options={"UserKnownHostsFile": "/home/a b/known"},
     )
     assert 'IdentityFile "/home/a b/key"' in text
     assert text.count('UserKnownHostsFile "/home/a b/known"') == 2
+    assert text.count("  User ann\n") == 2
 
 
 def test_tensorboard_shows_the_events_of_a_job_on_the_login_node(
@@ -230,3 +232,18 @@ def test_a_job_without_events_is_refused(login: Login) -> None:
     done = run("runs", "tensorboard", "12")
     assert done.exit_code == 1
     assert "/mnt/logs/tensorboard/12: job 12 has not written TensorBoard events" in done.stderr
+
+
+@pytest.mark.parametrize(("options", "user"), [([], "ann"), (["--root"], "root")])
+def test_a_shell_on_the_login_node_is_the_users_and_roots_only_where_asked(
+    login: Login, monkeypatch: pytest.MonkeyPatch, options: list[str], user: str
+) -> None:
+    ran: list[list[str]] = []
+    outputs = replace(OUTPUTS, login_host_key=KEY)
+    monkeypatch.setattr("infra.cli.context.read", lambda _stack: outputs)
+    monkeypatch.setattr("infra.cli.context.caller", lambda *_: outputs.as_user("ann"))
+    monkeypatch.setattr("infra.cli.context.private_key", lambda _given: Path("key"))
+    monkeypatch.setattr("os.execv", lambda _program, words: ran.append(words))
+    done = RUNNER.invoke(app, ["ssh", *options, "id"])
+    assert done.exit_code == 0, done.output
+    assert ran[0][-2:] == [f"{user}@{OUTPUTS.login_ip}", "id"]

@@ -234,6 +234,7 @@ def test_a_submission_ships_its_plan_only_with_the_code_it_was_made_for(
     tmp_path: Path, release: str
 ) -> None:
     (tmp_path / "code" / "releases" / release).mkdir(parents=True)
+    (tmp_path / "code" / "releases" / f"{release}.whole").touch()
     (tmp_path / "code" / "current").symlink_to(f"releases/{release}")
     outputs = StackOutputs(
         stack="local",

@@ -261,7 +261,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path
     def nobody(*words: object) -> None:
         raise JobsError("the stack is not up")
 
-    monkeypatch.setattr(context, "read", nobody)
+    monkeypatch.setattr(context, "caller", nobody)
     monkeypatch.setattr(context, "kube_client", nobody)
     monkeypatch.chdir(tmp_path)
     return tmp_path

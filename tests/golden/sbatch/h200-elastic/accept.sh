@@ -7,43 +7,66 @@
 #SBATCH --cpus-per-task=16
 #SBATCH --gpus-per-node=1
 #SBATCH --time=02:00:00
-#SBATCH --output=/mnt/training-data/logs/%x_%j.log
+#SBATCH --output=/mnt/training-data/logs/users/%u/%x_%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@60
 #SBATCH --no-kill
 #SBATCH --mem=180224M
 own_folder() {
-  mkdir -- "$1" 2> /dev/null || [[ -d $1 && ! -L $1 && -O $1 ]] || {
-    echo "soperator: $1: is a $(stat -c '%F of %U, mode %a' -- "$1"), no folder of" \
-      "$(id -un): move it away, as its owner or root: mv -T $1 $1.other" >&2
+  (umask 077 && mkdir -p -- "${1%/*}" 2> /dev/null) || :
+  mkdir -m 700 -- "$1" 2> /dev/null || [[ -d $1 && ! -L $1 && -O $1 ]] || {
+    fix="move it away, as its owner or root: mv -T $1 $1.other"
+    [[ -e $1 || -L $1 ]] || fix="let root make it: install -d -m 700 -o $(id -un) $1"
+    echo "soperator: $1 on $(hostname): $(stat -c "is a %F of %U, mode %a" -- "$1" 2>&1), and has" \
+      "to be a folder of $(id -un): $fix" >&2
     exit 78
   }
+  chmod 700 -- "$1"
+  around=$(stat -L -c "%u %A" -- "${1%/*}")
+  case $1/$around in
+    /mnt/memory/job_"${SLURM_JOB_ID-}"/*) ;;
+    *"/0 d"*[tT] | *"/0 d"????-??-? | *"/$EUID d"????-??-?) ;;
+    *)
+      echo "soperator: ${1%/*} on $(hostname): $(stat -c "is a %F of %U, mode %a" -- "${1%/*}"), and" \
+        "has to be of root or $(id -un), with no others who write: chmod go-w it, or move it away" >&2
+      exit 78
+      ;;
+  esac
 }
 set -euo pipefail
 
 # A job keeps the release that soperator submitted it with, also when it is queued again.
+user=$(id -un)
 release=${SOPERATOR_RELEASE:+releases/$SOPERATOR_RELEASE}
-code=$(readlink -f /home/shared/finetune_code/"${release:-current}")
+own_code=/home/$user/.soperator/h200-elastic
+code=$own_code/$release
+[[ -n $release && -e $code.whole ]] ||
+  code=$(readlink -f /home/shared/finetune_code/"${release:-current}")
 cd "$code"
 export PYTHONPATH=$code PYTHONUNBUFFERED=1
 export SOPERATOR_CODE_HASH=${code##*/}
 export SOPERATOR_JOB=accept SOPERATOR_STACK=h200-elastic
 export SOPERATOR_PYTHON=/opt/soperator/venv/bin/python
-export SOPERATOR_PLACE_CACHE=/mnt/training-data/cache
-export SOPERATOR_PLACE_CHKPT=/mnt/checkpoints
-export SOPERATOR_PLACE_DATA=/mnt/training-data/datasets
-export SOPERATOR_PLACE_ELASTIC=/mnt/checkpoints/elastic
-export SOPERATOR_PLACE_LOGS=/mnt/training-data/logs
-export SOPERATOR_PLACE_MODEL=/mnt/training-data/models
-export SOPERATOR_PLACE_RESULTS=/mnt/training-data/results
-export SOPERATOR_PLACE_SCRATCH=/mnt/scratch
+export SOPERATOR_PLACE_CACHE=/mnt/training-data/cache/users/$user
+export SOPERATOR_PLACE_CHKPT=/mnt/checkpoints/users/$user
+export SOPERATOR_PLACE_DATA=/mnt/training-data/datasets/users/$user
+export SOPERATOR_PLACE_ELASTIC=/mnt/checkpoints/elastic/users/$user
+export SOPERATOR_PLACE_LOGS=/mnt/training-data/logs/users/$user
+export SOPERATOR_PLACE_MODEL=/mnt/training-data/models/users/$user
+export SOPERATOR_PLACE_RESULTS=/mnt/training-data/results/users/$user
+export SOPERATOR_PLACE_SCRATCH=/mnt/scratch/$user
+export SOPERATOR_SHARED_DATA=/mnt/training-data/datasets
+export SOPERATOR_SHARED_MODEL=/mnt/training-data/models
 export HF_HOME=$SOPERATOR_PLACE_CACHE/huggingface
 export TMPDIR=/mnt/scratch/tmp
 export SOPERATOR_PLATFORM=gpu-h200-sxm SOPERATOR_PRESET=1gpu-16vcpu-200gb NCCL_SOCKET_IFNAME='^docker0,lo' NCCL_IB_DISABLE=1
 export OMP_NUM_THREADS=16
 
-mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SOPERATOR_PLACE_RESULTS
+own_folder "$SOPERATOR_PLACE_DATA"
+own_folder "$SOPERATOR_PLACE_MODEL"
+own_folder "$SOPERATOR_PLACE_CHKPT"
+own_folder "$SOPERATOR_PLACE_RESULTS"
 run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID
 if [[ ${SLURM_RESTART_COUNT:-0} = 0 && ! -L $run && -O $run/run_record.json ]]; then
   mv -T "$run" "$run.of-another-cluster-$(date -u +%Y%m%dT%H%M%SZ)"
@@ -58,6 +81,28 @@ srun --overlap --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-ta
 for path in "$@"; do
   mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
 done
+own_folder() {
+  (umask 077 && mkdir -p -- "${1%/*}" 2> /dev/null) || :
+  mkdir -m 700 -- "$1" 2> /dev/null || [[ -d $1 && ! -L $1 && -O $1 ]] || {
+    fix="move it away, as its owner or root: mv -T $1 $1.other"
+    [[ -e $1 || -L $1 ]] || fix="let root make it: install -d -m 700 -o $(id -un) $1"
+    echo "soperator: $1 on $(hostname): $(stat -c "is a %F of %U, mode %a" -- "$1" 2>&1), and has" \
+      "to be a folder of $(id -un): $fix" >&2
+    exit 78
+  }
+  chmod 700 -- "$1"
+  around=$(stat -L -c "%u %A" -- "${1%/*}")
+  case $1/$around in
+    /mnt/memory/job_"${SLURM_JOB_ID-}"/*) ;;
+    *"/0 d"*[tT] | *"/0 d"????-??-? | *"/$EUID d"????-??-?) ;;
+    *)
+      echo "soperator: ${1%/*} on $(hostname): $(stat -c "is a %F of %U, mode %a" -- "${1%/*}"), and" \
+        "has to be of root or $(id -un), with no others who write: chmod go-w it, or move it away" >&2
+      exit 78
+      ;;
+  esac
+}
+own_folder "$SOPERATOR_PLACE_SCRATCH"
 for path in "$SOPERATOR_PLACE_DATA" "$SOPERATOR_PLACE_MODEL"; do
   [[ -z $path || -r $path ]] || fail "$path cannot be read: bring data and models there first"
 done

@@ -8,48 +8,70 @@
 #SBATCH --cpus-per-task=1
 #SBATCH --gpus-per-node=1
 #SBATCH --time=00:30:00
-#SBATCH --output=/mnt/chkpt/logs/%x_%j.log
+#SBATCH --output=/mnt/chkpt/logs/users/%u/%x_%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@60
 #SBATCH --mem=174592M
 own_folder() {
-  mkdir -- "$1" 2> /dev/null || [[ -d $1 && ! -L $1 && -O $1 ]] || {
-    echo "soperator: $1: is a $(stat -c '%F of %U, mode %a' -- "$1"), no folder of" \
-      "$(id -un): move it away, as its owner or root: mv -T $1 $1.other" >&2
+  (umask 077 && mkdir -p -- "${1%/*}" 2> /dev/null) || :
+  mkdir -m 700 -- "$1" 2> /dev/null || [[ -d $1 && ! -L $1 && -O $1 ]] || {
+    fix="move it away, as its owner or root: mv -T $1 $1.other"
+    [[ -e $1 || -L $1 ]] || fix="let root make it: install -d -m 700 -o $(id -un) $1"
+    echo "soperator: $1 on $(hostname): $(stat -c "is a %F of %U, mode %a" -- "$1" 2>&1), and has" \
+      "to be a folder of $(id -un): $fix" >&2
     exit 78
   }
+  chmod 700 -- "$1"
+  around=$(stat -L -c "%u %A" -- "${1%/*}")
+  case $1/$around in
+    /mnt/memory/job_"${SLURM_JOB_ID-}"/*) ;;
+    *"/0 d"*[tT] | *"/0 d"????-??-? | *"/$EUID d"????-??-?) ;;
+    *)
+      echo "soperator: ${1%/*} on $(hostname): $(stat -c "is a %F of %U, mode %a" -- "${1%/*}"), and" \
+        "has to be of root or $(id -un), with no others who write: chmod go-w it, or move it away" >&2
+      exit 78
+      ;;
+  esac
 }
 set -euo pipefail
 
 # A job keeps the release that soperator submitted it with, also when it is queued again.
+user=$(id -un)
 release=${SOPERATOR_RELEASE:+releases/$SOPERATOR_RELEASE}
-code=$(readlink -f /home/shared/finetune_code/"${release:-current}")
+own_code=/home/$user/.soperator/local
+code=$own_code/$release
+[[ -n $release && -e $code.whole ]] ||
+  code=$(readlink -f /home/shared/finetune_code/"${release:-current}")
 cd "$code"
 export PYTHONPATH=$code PYTHONUNBUFFERED=1
 export SOPERATOR_CODE_HASH=${code##*/}
 export SOPERATOR_JOB=finetune SOPERATOR_STACK=local
 export SOPERATOR_PYTHON=/opt/soperator/venv/bin/python
-export SOPERATOR_PLACE_CACHE=/mnt/data/cache
-export SOPERATOR_PLACE_CHKPT=/mnt/chkpt
-export SOPERATOR_PLACE_DATA=/mnt/data
-export SOPERATOR_PLACE_ELASTIC=/mnt/chkpt/elastic
-export SOPERATOR_PLACE_LOGS=/mnt/chkpt/logs
-export SOPERATOR_PLACE_MODEL=/mnt/model
-export SOPERATOR_PLACE_RESULTS=/mnt/chkpt/results
-export SOPERATOR_PLACE_SCRATCH=/mnt/memory/job_$SLURM_JOB_ID
+export SOPERATOR_PLACE_CACHE=/mnt/data/cache/users/$user
+export SOPERATOR_PLACE_CHKPT=/mnt/chkpt/users/$user
+export SOPERATOR_PLACE_DATA=/mnt/data/users/$user
+export SOPERATOR_PLACE_ELASTIC=/mnt/chkpt/elastic/users/$user
+export SOPERATOR_PLACE_LOGS=/mnt/chkpt/logs/users/$user
+export SOPERATOR_PLACE_MODEL=/mnt/model/users/$user
+export SOPERATOR_PLACE_RESULTS=/mnt/chkpt/results/users/$user
+export SOPERATOR_PLACE_SCRATCH=/mnt/memory/job_$SLURM_JOB_ID/$user
+export SOPERATOR_SHARED_DATA=/mnt/data
+export SOPERATOR_SHARED_MODEL=/mnt/model
 export HF_HOME=$SOPERATOR_PLACE_CACHE/huggingface
 export SOPERATOR_PLATFORM=gpu-l40s-d SOPERATOR_PRESET=2gpu-64vcpu-384gb NCCL_SOCKET_IFNAME='^docker0,lo' NCCL_IB_DISABLE=1
 export OMP_NUM_THREADS=1
 
-mkdir -p $SOPERATOR_PLACE_DATA $SOPERATOR_PLACE_MODEL $SOPERATOR_PLACE_CHKPT $SOPERATOR_PLACE_RESULTS
+own_folder "$SOPERATOR_PLACE_DATA"
+own_folder "$SOPERATOR_PLACE_MODEL"
+own_folder "$SOPERATOR_PLACE_CHKPT"
+own_folder "$SOPERATOR_PLACE_RESULTS"
 run=$SOPERATOR_PLACE_RESULTS/$SLURM_JOB_ID
 if [[ ${SLURM_RESTART_COUNT:-0} = 0 && ! -L $run && -O $run/run_record.json ]]; then
   mv -T "$run" "$run.of-another-cluster-$(date -u +%Y%m%dT%H%M%SZ)"
 fi
 own_folder "$run"
-[[ $(stat -c %u -- /mnt/chkpt/logs/train_$SLURM_JOB_ID.log 2> /dev/null || id -u) != "$EUID" ]] ||
-  ln -sfnT finetune_$SLURM_JOB_ID.log /mnt/chkpt/logs/train_$SLURM_JOB_ID.log || true
+ln -sfnT finetune_$SLURM_JOB_ID.log $SOPERATOR_PLACE_LOGS/train_$SLURM_JOB_ID.log || true
 SOPERATOR_SHARED_MARK=$(mktemp $SOPERATOR_PLACE_CHKPT/.seen_by_all_XXXXXXXX)
 export SOPERATOR_SHARED_MARK
 # The model and the data that the recipe names: every node must read the same.
@@ -64,6 +86,28 @@ srun --overlap --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 bash -c 'fail() 
 for path in "$@"; do
   mountpoint --quiet "$path" || fail "$path is not mounted: run pulumi up, or drain this node"
 done
+own_folder() {
+  (umask 077 && mkdir -p -- "${1%/*}" 2> /dev/null) || :
+  mkdir -m 700 -- "$1" 2> /dev/null || [[ -d $1 && ! -L $1 && -O $1 ]] || {
+    fix="move it away, as its owner or root: mv -T $1 $1.other"
+    [[ -e $1 || -L $1 ]] || fix="let root make it: install -d -m 700 -o $(id -un) $1"
+    echo "soperator: $1 on $(hostname): $(stat -c "is a %F of %U, mode %a" -- "$1" 2>&1), and has" \
+      "to be a folder of $(id -un): $fix" >&2
+    exit 78
+  }
+  chmod 700 -- "$1"
+  around=$(stat -L -c "%u %A" -- "${1%/*}")
+  case $1/$around in
+    /mnt/memory/job_"${SLURM_JOB_ID-}"/*) ;;
+    *"/0 d"*[tT] | *"/0 d"????-??-? | *"/$EUID d"????-??-?) ;;
+    *)
+      echo "soperator: ${1%/*} on $(hostname): $(stat -c "is a %F of %U, mode %a" -- "${1%/*}"), and" \
+        "has to be of root or $(id -un), with no others who write: chmod go-w it, or move it away" >&2
+      exit 78
+      ;;
+  esac
+}
+own_folder "$SOPERATOR_PLACE_SCRATCH"
 for path in "$SOPERATOR_PLACE_DATA" "$SOPERATOR_PLACE_MODEL"; do
   [[ -z $path || -r $path ]] || fail "$path cannot be read: bring data and models there first"
 done
@@ -72,7 +116,6 @@ for path in "$SOPERATOR_PLACE_CHKPT" "$SOPERATOR_PLACE_RESULTS"; do
 done
 [[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
   fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"
-mkdir -p "$SOPERATOR_PLACE_SCRATCH" || fail "$SOPERATOR_PLACE_SCRATCH cannot be made: is its node out of memory?"
 [[ -z $SOPERATOR_INPUTS ]] || exec "$SOPERATOR_PYTHON" -m workloads.train.inputs \
   --recipe smollm2_135m_lora_2xcpu' check /home /mnt/chkpt /mnt/data /mnt/memory /mnt/model
 (( inputs == 0 )) || exit $inputs
