@@ -296,6 +296,9 @@ def forecast(
     if job.is_acceptance:
         reason = f"{job.name} reads no tokens"
         return _unknown(job, rates, worker, reason, "its profile decides how long it takes")
+    if job.is_server:
+        reason = f"{job.name} answers until somebody ends it"
+        return _unknown(job, rates, worker, reason, f"its limit is {job.time_limit}")
     if declared is None:
         reason = f"no entry of runs says how many tokens {job.name} reads"
         return _unknown(job, rates, worker, reason, _how_to_declare(spec, job, records))

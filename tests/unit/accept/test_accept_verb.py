@@ -237,6 +237,11 @@ def test_its_forecast_says_what_its_time_limit_allows_and_asks_for_no_tokens(
     assert str(run_of) == (
         "NOT KNOWN: accept reads no tokens; its profile decides how long it takes"
     )
+    serving = load_stack("l40s-dev", environ=environ)
+    serve = next(job for job in serving.jobs if job.is_server)
+    assert str(open_books(serving, tmp_path, lambda line: None).forecast(serve)) == (
+        f"NOT KNOWN: {serve.name} answers until somebody ends it; its limit is {serve.time_limit}"
+    )
     assert isinstance(run_of, UnknownRun)
     # Two nodes for two hours at 8 x $4.50.
     assert run_of.at_most_usd == 144
