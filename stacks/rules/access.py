@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from stacks.catalog import REGIONS
@@ -141,17 +142,8 @@ def _check_login(spec: StackSpec, findings: Findings) -> None:
             f"{login.ssh_port}: Soperator's LoadBalancer listens on {_SSH_PORT}; "
             "use that, or service NodePort",
         )
-    if not login.ssh_public_keys:
-        findings.add(
-            "login.no-key",
-            "login.ssh_public_keys",
-            "no key, so nobody could enter; add 'file:~/.ssh/id_ed25519.pub' or a key line",
-        )
     _check_sources(spec, findings)
-    for index, line in enumerate(login.ssh_public_keys):
-        problem = public_key_problem(line)
-        if problem:
-            findings.add("login.key-form", f"login.ssh_public_keys[{index}]", problem)
+    check_public_keys(login.ssh_public_keys, "login", findings, rule="login.key-form")
 
 
 def _check_sources(spec: StackSpec, findings: Findings) -> None:
@@ -173,6 +165,17 @@ def _check_sources(spec: StackSpec, findings: Findings) -> None:
     for index, cidr in enumerate(login.allowed_cidrs):
         if problem := cidr_problem(cidr):
             findings.add("login.cidr-form", f"login.allowed_cidrs[{index}]", problem)
+
+
+def check_public_keys(lines: Sequence[str], path: str, findings: Findings, *, rule: str) -> None:
+    """The `ssh_public_keys` of whoever `path` names: at least one, and each a whole key."""
+    path = f"{path}.ssh_public_keys"
+    if not lines:
+        advice = "add 'file:~/.ssh/id_ed25519.pub' or a key line"
+        findings.add(rule, path, f"no key, so nobody could enter; {advice}")
+    for index, line in enumerate(lines):
+        if problem := public_key_problem(line):
+            findings.add(rule, f"{path}[{index}]", problem)
 
 
 def public_key_problem(line: str) -> str | None:

@@ -11,7 +11,7 @@ from stacks.catalog import GIB, find_preset, slurmd_amounts, slurmdbd_amounts
 from stacks.compatibility import release_of
 from stacks.machines import IN_JAIL, checks_know, paths_of_one_node, shared_mounts
 from stacks.rules import Findings
-from stacks.rules.access import public_key_problem
+from stacks.rules.access import check_public_keys
 from stacks.rules.naming import check_unique, is_under, path_problem
 from stacks.spec import StackSpec
 from stacks.spec.cluster import (
@@ -189,16 +189,7 @@ def _check_users(spec: StackSpec, findings: Findings) -> None:
                 f"most 32, and none of {', '.join(_TAKEN_USERS)}",
             )
         _check_is_out_of_home(spec, user.name, f"{path}.name", findings)
-        if not user.ssh_public_keys:
-            findings.add(
-                "soperator.user-no-key",
-                f"{path}.ssh_public_keys",
-                "no key, so this user could not enter; add one or remove the user",
-            )
-        for number, line in enumerate(user.ssh_public_keys):
-            problem = public_key_problem(line)
-            if problem:
-                findings.add("soperator.user-key", f"{path}.ssh_public_keys[{number}]", problem)
+        check_public_keys(user.ssh_public_keys, path, findings, rule="soperator.user-key")
 
 
 def _check_is_out_of_home(spec: StackSpec, name: str, path: str, findings: Findings) -> None:

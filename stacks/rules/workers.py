@@ -18,7 +18,7 @@ from stacks.catalog import (
 )
 from stacks.machines import VOLUMES, shared_mounts
 from stacks.rules import Findings
-from stacks.rules.access import public_key_problem
+from stacks.rules.access import check_public_keys
 from stacks.rules.naming import (
     check_unique,
     is_under,
@@ -260,14 +260,7 @@ def _check_users(spec: StackSpec, findings: Findings) -> None:
             problem = f"'{user.name}' is a user of the image; choose another"
         if problem:
             findings.add("nodes.ssh-user-name", f"{path}.name", problem)
-        if not user.ssh_public_keys:
-            findings.add(
-                "nodes.ssh-user-key", f"{path}.ssh_public_keys", "no key, so nobody could enter"
-            )
-        for number, line in enumerate(user.ssh_public_keys):
-            wrong = public_key_problem(line)
-            if wrong:
-                findings.add("nodes.ssh-user-key", f"{path}.ssh_public_keys[{number}]", wrong)
+        check_public_keys(user.ssh_public_keys, path, findings, rule="nodes.ssh-user-key")
 
 
 STRIPED: Final = (DiskType.NETWORK_SSD_NON_REPLICATED, DiskType.NETWORK_SSD_IO_M3)

@@ -157,7 +157,7 @@ SOPERATOR_ERRORS: list[tuple[Change, str, str]] = [
     (user(name="root"), "soperator.users[0].name", "none of root"),
     (user(name="Ann"), "soperator.users[0].name", "lower-case"),
     (user(name="deployer"), "soperator.users[0].name", "none of root, deployer"),
-    (user(ssh_public_keys=[]), "soperator.users[0].ssh_public_keys", "could not enter"),
+    (user(ssh_public_keys=[]), "soperator.users[0].ssh_public_keys", "nobody could enter"),
     (
         user(ssh_public_keys=["ssh-dss A"]),
         "soperator.users[0].ssh_public_keys[0]",
