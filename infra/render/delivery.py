@@ -22,7 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from infra.render.sbatch import own_place, render_sbatch, render_search, shell_file
+from infra.render.names import shell_file
+from infra.render.sbatch import own_place, render_sbatch, render_search
 from stacks.errors import UserError, nearest
 from stacks.schedule import pipeline
 from stacks.spec import StackSpec

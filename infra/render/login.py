@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from infra.render.delivery import install_lines, refuse_lines
-from infra.render.sbatch import is_of_one_node, shell_file
+from infra.render.names import shell_file
+from infra.render.sbatch import is_of_one_node
 from infra.render.values.pods import preset_of
 from stacks.catalog import GIB, slurmd_amounts
 from stacks.machines import MEMORY, shared_mounts

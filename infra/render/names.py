@@ -7,6 +7,8 @@ wrong one leaves pods without a node or volumes without a disk. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import dropwhile
+from pathlib import Path
 from typing import Final
 
 from stacks.spec import StackSpec
@@ -47,3 +49,9 @@ def filesystems(spec: StackSpec) -> Iterator[tuple[str, FilesystemSpec | Submoun
 def is_jailed(tag: str) -> bool:
     """Whether nodes that show the jail need the filesystem: the jail itself and its submounts."""
     return tag == JAIL or tag.startswith("jail-submount-")
+
+
+def shell_file(name: str) -> str:
+    """A shell file beside this one without the comment at its head, which is for its readers."""
+    text = Path(__file__).with_name(f"{name}.sh").read_text()
+    return "\n".join(dropwhile(lambda line: line.startswith("# "), text.splitlines()))

@@ -15,7 +15,6 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from infra.render import names
@@ -104,10 +103,6 @@ def user_entry(user: NodeUserSpec) -> dict[str, Any]:
     }
 
 
-def _shell_file(name: str) -> str:
-    return Path(__file__).with_name(f"{name}.sh").read_text().rstrip()
-
-
 def every_boot_script(name: str, text: str) -> dict[str, str]:
     """A file of `write_files` that runs at every boot."""
     return {"path": f"{_EVERY_BOOT}/{name}", "permissions": "0755", "content": text}
@@ -125,7 +120,7 @@ def _driver_check(lines: Sequence[str]) -> str:
     checks = "\n".join(
         f"check {shlex.quote(name)} {shlex.quote(value)}" for name, value in driver_options(lines)
     )
-    return f'{_shell_file("driver_check")}\n{checks}\nrm -f "$restarted"\n'
+    return f'{names.shell_file("driver_check")}\n{checks}\nrm -f "$restarted"\n'
 
 
 def driver_options(lines: Sequence[str]) -> list[tuple[str, str]]:
@@ -137,7 +132,7 @@ def driver_options(lines: Sequence[str]) -> list[tuple[str, str]]:
 
 def _nvme_script(nvme: LocalNvmeSpec) -> str:
     """One array of the drives; the recipe expects 2 to 8, another number is another machine."""
-    make = _shell_file("local_nvme")
+    make = names.shell_file("local_nvme")
     if nvme.filesystem is VolumeFilesystem.XFS:
         make = make.replace("mkfs.$type -F", "mkfs.$type -f")
     path = shlex.quote(nvme.mount_path)
@@ -458,4 +453,4 @@ def volume_script(num_disks: int) -> str:
     # A member is never made part of another array: the files on it would be lost.
     parts = ("nfs_disks", "nfs_array" if num_disks > 1 else "nfs_disk", "nfs_mount")
     head = ("#!/bin/bash", "set -euo pipefail", f"path={EXPORT}", f"disks=({disks})")
-    return "\n".join((*head, *map(_shell_file, parts))) + "\n"
+    return "\n".join((*head, *map(names.shell_file, parts))) + "\n"

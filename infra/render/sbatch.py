@@ -16,10 +16,10 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import dropwhile
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Final
 
+from infra.render.names import shell_file
 from infra.render.values.observability import METRICS_IMPORT
 from stacks.catalog import find_preset, slurmd_amounts
 from stacks.errors import UserError
@@ -28,12 +28,6 @@ from stacks.spec import StackSpec
 from stacks.spec.cluster import HOME, Observability
 from stacks.spec.nodes import WorkerSpec
 from stacks.spec.slurm import JobSpec, SearchSpec
-
-
-def shell_file(name: str) -> str:
-    """A shell file beside this one without the comment at its head, which is for its readers."""
-    text = Path(__file__).with_name(f"{name}.sh").read_text()
-    return "\n".join(dropwhile(lambda line: line.startswith("#"), text.splitlines()))
 
 
 class RenderError(UserError):
