@@ -117,12 +117,7 @@ def _line_figures(line: CostComponent) -> Iterator[Figure]:
         ]
     )
     for name, value, is_high in ends:
-        yield Figure(
-            name=name,
-            unit="USD a month",
-            expression=line_expression(line, high=is_high),
-            value=value,
-        )
+        yield Figure(name, "USD a month", line_expression(line, high=is_high), value)
 
 
 def _totals(bill: Bill) -> Iterator[Explanation]:
@@ -148,12 +143,12 @@ def _total(item: str, title: str, lines: tuple[CostComponent, ...]) -> Explanati
         monthly = sum(amounts[1:], amounts[0]) if amounts else HOURS_PER_MONTH * 0
         expression = added(amounts)
         figures += [
-            Figure(name=name, unit="USD a month", expression=expression, value=monthly),
+            Figure(name, "USD a month", expression, monthly),
             Figure(
-                name=name,
-                unit="USD an hour",
-                expression=f"({expression}) / {number(HOURS_PER_MONTH)}",
-                value=monthly / HOURS_PER_MONTH,
+                name,
+                "USD an hour",
+                f"({expression}) / {number(HOURS_PER_MONTH)}",
+                monthly / HOURS_PER_MONTH,
             ),
         ]
     unpriced = [line for line in lines if line.unknown is not None]
@@ -163,9 +158,9 @@ def _total(item: str, title: str, lines: tuple[CostComponent, ...]) -> Explanati
         formula="sum of the lines; an hour is a month / 730 h",
         inputs=tuple(
             Input(
-                name=line.name,
-                value=number(low) if low == high else f"{number(low)}..{number(high)}",
-                source=f"explain {line.id}",
+                line.name,
+                number(low) if low == high else f"{number(low)}..{number(high)}",
+                f"explain {line.id}",
             )
             for line, low, high in known
         ),
@@ -183,9 +178,7 @@ def _limit(bill: Bill, limit: Limit) -> Explanation:
         item=limit.key,
         title=f"{limit.key}: {kept}",
         formula=f"{limit.got}, allowed is {limit.allowed}",
-        inputs=()
-        if limit.most is None
-        else (Input(name="limit", value=number(limit.most), source=limit.key),),
+        inputs=() if limit.most is None else (Input("limit", number(limit.most), limit.key),),
         figures=() if figure is None else (figure,),
         notes=(f"{limit.why}.",) if limit.why else (),
     )
@@ -221,9 +214,7 @@ def _chat_limit_figure(bill: Bill, limit: Limit, row: ChatCost) -> Figure | None
         expression = f"1 - {number(row.demand_per_day)} / ({room_expression(bill, row)})"
     else:
         unit, expression = "share of the serving time", "0"
-    return Figure(
-        name=f"compared with {limit.key}", unit=unit, expression=expression, value=limit.value
-    )
+    return Figure(f"compared with {limit.key}", unit, expression, limit.value)
 
 
 LAST = "run"
@@ -274,7 +265,7 @@ def _preemption_inputs(job: str, losses: Disturbance) -> Iterator[Input]:
         ("slowdown", None if slowdown is None else slowdown.factor, f"{daly}, equation 20"),
     ):
         if value is not None:
-            yield Input(name=name, value=number(value), source=source)
+            yield Input(name, number(value), source)
 
 
 def _preemption_figures(cost: PreemptionCost) -> Iterator[Figure]:
@@ -282,20 +273,15 @@ def _preemption_figures(cost: PreemptionCost) -> Iterator[Figure]:
     unit = "USD for an hour of useful work"
     if cost.on_demand_usd_per_hour is not None:
         rate = number(cost.on_demand_usd_per_hour / nodes)
-        yield Figure(
-            name="on-demand",
-            unit=unit,
-            expression=f"{rate} * {nodes}",
-            value=cost.on_demand_usd_per_hour,
-        )
+        yield Figure("on-demand", unit, f"{rate} * {nodes}", cost.on_demand_usd_per_hour)
     if cost.preemptible_usd_per_hour is not None and slowdown is not None:
         assert cost.preemptible_node_usd_per_hour is not None
         rate = number(cost.preemptible_node_usd_per_hour)
         yield Figure(
-            name="preemptible",
-            unit=unit,
-            expression=f"{rate} * {nodes} * {number(slowdown.factor)}",
-            value=cost.preemptible_usd_per_hour,
+            "preemptible",
+            unit,
+            f"{rate} * {nodes} * {number(slowdown.factor)}",
+            cost.preemptible_usd_per_hour,
         )
 
 
@@ -307,23 +293,19 @@ def _measured(bill: Bill, run: RunCost) -> Explanation:
         title=f"Cost of {run.job}, job {run.job_id}",
         formula="USD a month of the cluster / hours a month x hours of the job",
         inputs=(
+            Input("USD a month at min_nodes", number(total.monthly_low_usd), "explain total"),
             Input(
-                name="USD a month at min_nodes",
-                value=number(total.monthly_low_usd),
-                source="explain total",
-            ),
-            Input(
-                name="seconds of the job",
-                value=number(run.duration_s),
-                source=f"run record of job {run.job_id} on {run.device}, {run.date.isoformat()}",
+                "seconds of the job",
+                number(run.duration_s),
+                f"run record of job {run.job_id} on {run.device}, {run.date.isoformat()}",
             ),
         ),
         figures=(
             Figure(
-                name="whole cluster at min_nodes",
-                unit="USD a run",
-                expression=f"{number(total.monthly_low_usd)} / {number(HOURS_PER_MONTH)} * {hours}",
-                value=run.cluster_usd,
+                "whole cluster at min_nodes",
+                "USD a run",
+                f"{number(total.monthly_low_usd)} / {number(HOURS_PER_MONTH)} * {hours}",
+                run.cluster_usd,
             ),
         ),
     )
@@ -351,29 +333,21 @@ def _forecast(bill: Bill, rates: RunRates, run: Forecast) -> Explanation:
 
 def _forecast_inputs(rates: RunRates, run: Forecast) -> Iterator[Input]:
     yield Input(
-        name="tokens",
-        value=number(run.num_tokens),
-        source=f"runs[{run.job}] x epochs, or counted; measured steps where train.max_steps is set",
+        "tokens",
+        number(run.num_tokens),
+        f"runs[{run.job}] x epochs, or counted; measured steps where train.max_steps is set",
     )
-    yield Input(
-        name="tokens a second",
-        value=number(run.speed.tokens_per_s),
-        source=str(run.speed),
-    )
-    yield Input(name="nodes", value=str(run.num_nodes), source=f"jobs[{run.job}].nodes")
+    yield Input("tokens a second", number(run.speed.tokens_per_s), str(run.speed))
+    yield Input("nodes", str(run.num_nodes), f"jobs[{run.job}].nodes")
     rate = rates.node_usd_per_hour[run.worker.name]
     if rate is not None:
-        yield Input(
-            name="USD a node-hour",
-            value=number(rate),
-            source=f"explain nodes.workers[{run.worker.name}]",
-        )
+        yield Input("USD a node-hour", number(rate), f"explain nodes.workers[{run.worker.name}]")
     slowdown = None if run.disturbance is None else run.disturbance.slowdown
     if run.disturbance is not None and slowdown is not None:
         yield Input(
-            name="slowdown by preemptions",
-            value=number(slowdown.factor),
-            source=f"Daly 2006 at {run.disturbance.preemptions_per_node_day} a node-day: "
+            "slowdown by preemptions",
+            number(slowdown.factor),
+            f"Daly 2006 at {run.disturbance.preemptions_per_node_day} a node-day: "
             f"{run.disturbance.source}",
         )
 
@@ -383,19 +357,19 @@ def _forecast_figures(bill: Bill, rates: RunRates, run: Forecast) -> Iterator[Fi
     slowdown = None if run.disturbance is None else run.disturbance.slowdown
     if slowdown is not None:
         hours = f"{hours} * {number(slowdown.factor)}"
-    yield Figure(name="expected", unit="hours", expression=hours, value=run.hours)
+    yield Figure("expected", "hours", hours, run.hours)
     rate = rates.node_usd_per_hour[run.worker.name]
     if rate is None or run.nodes_usd is None:
         return
     nodes = f"{number(rate)} * {run.num_nodes} * ({hours})"
-    yield Figure(name="own nodes", unit="USD a run", expression=nodes, value=run.nodes_usd)
+    yield Figure("own nodes", "USD a run", nodes, run.nodes_usd)
     if run.cluster_share_usd is None:
         return
     around = f"({number(rates.control_plane_usd_per_hour)} + {number(rates.storage_usd_per_hour)})"
     most = max(run.num_nodes, sum(worker.min_nodes for worker in bill.spec.nodes.workers))
     yield Figure(
-        name="with its share of the rest of the cluster",
-        unit="USD a run",
-        expression=f"{nodes} + {around} * ({hours}) * {run.num_nodes} / {most}",
-        value=run.cluster_share_usd,
+        "with its share of the rest of the cluster",
+        "USD a run",
+        f"{nodes} + {around} * ({hours}) * {run.num_nodes} / {most}",
+        run.cluster_share_usd,
     )

@@ -91,79 +91,56 @@ def _inputs(bill: Bill, row: ChatCost) -> Iterator[Input]:
     chat, total = bill.spec.chat, bill.estimate
     month = f"{number(HOURS_PER_MONTH)} h; explain total"
     yield Input(
-        name="USD a month of the cluster",
-        value=f"{number(total.monthly_low_usd)}..{number(total.monthly_high_usd)}",
-        source=month,
+        "USD a month of the cluster",
+        f"{number(total.monthly_low_usd)}..{number(total.monthly_high_usd)}",
+        month,
     )
-    yield Input(
-        name="output tokens a second",
-        value=number(row.speed.output_tokens_per_s),
-        source=speed_text(row),
-    )
+    yield Input("output tokens a second", number(row.speed.output_tokens_per_s), speed_text(row))
     for key, value in (
         ("output_tokens", chat.output_tokens),
         ("context_tokens", chat.context_tokens),
         ("turns", chat.turns),
         ("serving_nodes", chat.serving_nodes),
     ):
-        yield Input(name=key.replace("_", " "), value=str(value), source=f"chat.{key}")
+        yield Input(key.replace("_", " "), str(value), f"chat.{key}")
     if row.speed.prefill_tokens_per_s is not None:
         yield Input(
-            name="prompt tokens read a second",
-            value=number(row.speed.prefill_tokens_per_s),
-            source=str(row.speed.prefill_basis),
+            "prompt tokens read a second",
+            number(row.speed.prefill_tokens_per_s),
+            str(row.speed.prefill_basis),
         )
-        yield Input(
-            name="cached share", value=number(chat.cached_share), source="chat.cached_share"
-        )
+        yield Input("cached share", number(chat.cached_share), "chat.cached_share")
     if chat.chats_per_day is not None:
-        yield Input(
-            name="chats asked for a day", value=str(chat.chats_per_day), source="chat.chats_per_day"
-        )
+        yield Input("chats asked for a day", str(chat.chats_per_day), "chat.chats_per_day")
 
 
 def _figures(bill: Bill, row: ChatCost) -> Iterator[Figure]:
     chat = bill.spec.chat
     low = chat_expression(bill, row, cluster_expression(bill, high=False))
+    yield Figure("whole cluster at min_nodes", "USD a chat", low, row.cluster_low_usd)
     yield Figure(
-        name="whole cluster at min_nodes",
-        unit="USD a chat",
-        expression=low,
-        value=row.cluster_low_usd,
+        "whole cluster at max_nodes",
+        "USD a chat",
+        chat_expression(bill, row, cluster_expression(bill, high=True)),
+        row.cluster_high_usd,
     )
     yield Figure(
-        name="whole cluster at max_nodes",
-        unit="USD a chat",
-        expression=chat_expression(bill, row, cluster_expression(bill, high=True)),
-        value=row.cluster_high_usd,
-    )
-    yield Figure(
-        name="whole cluster at min_nodes",
-        unit="USD for 1M output tokens",
-        expression=f"{low} * 1000000 / {chat.output_tokens}",
-        value=row.cluster_usd_per_1m_tokens,
+        "whole cluster at min_nodes",
+        "USD for 1M output tokens",
+        f"{low} * 1000000 / {chat.output_tokens}",
+        row.cluster_usd_per_1m_tokens,
     )
     serving = _serving_expression(bill)
     if serving is not None and row.serving_usd is not None:
         yield Figure(
-            name="serving nodes alone",
-            unit="USD a chat",
-            expression=chat_expression(bill, row, serving),
-            value=row.serving_usd,
+            "serving nodes alone",
+            "USD a chat",
+            chat_expression(bill, row, serving),
+            row.serving_usd,
         )
-    yield Figure(
-        name="room",
-        unit="chats a day",
-        expression=room_expression(bill, row),
-        value=row.chats_per_day,
-    )
+    yield Figure("room", "chats a day", room_expression(bill, row), row.chats_per_day)
     answer = f"({chat.output_tokens} / {chat.turns}) / {speed_expression(chat, row.speed)}"
-    yield Figure(
-        name="one answer",
-        unit="seconds",
-        expression=f"{row.speed.batch_size} * {answer}",
-        value=row.answer_s,
-    )
+    yield Figure("one answer", "seconds", f"{row.speed.batch_size} * {answer}", row.answer_s)
 
 
 def _serving_expression(bill: Bill) -> str | None:
@@ -220,17 +197,15 @@ def _even_inputs(bill: Bill, price: ApiPrice, row: BreakEven) -> Iterator[Input]
         ("USD for 1M output tokens", price.usd_per_1m_output),
     ):
         if usd is not None:
-            yield Input(name=name, value=number(usd), source=source)
+            yield Input(name, number(usd), source)
     chat = bill.spec.chat
     yield Input(
-        name="prompt tokens of a chat",
-        value=str(prompt_tokens(chat)),
-        source="chat.context_tokens x chat.turns",
+        "prompt tokens of a chat", str(prompt_tokens(chat)), "chat.context_tokens x chat.turns"
     )
     for key, value in (("cached_share", chat.cached_share), ("output_tokens", chat.output_tokens)):
-        yield Input(name=key.replace("_", " "), value=number(value), source=f"chat.{key}")
+        yield Input(key.replace("_", " "), number(value), f"chat.{key}")
     room = f"explain chat[{row.scenario}]"
-    yield Input(name="room, chats a day", value=number(row.room_per_day), source=room)
+    yield Input("room, chats a day", number(row.room_per_day), room)
 
 
 def _api_figure(bill: Bill, price: ApiPrice, row: BreakEven) -> Figure:
@@ -242,12 +217,7 @@ def _api_figure(bill: Bill, price: ApiPrice, row: BreakEven) -> Figure:
         f"{prompt} * {share} * {usd_in if cached is None else number(cached)}",
         f"{chat.output_tokens} * {number(price.usd_per_1m_output)}",
     )
-    return Figure(
-        name="the API",
-        unit="USD a chat",
-        expression=f"({' + '.join(parts)}) / 1000000",
-        value=row.api.usd,
-    )
+    return Figure("the API", "USD a chat", f"({' + '.join(parts)}) / 1000000", row.api.usd)
 
 
 def _even_figures(rows: list[BreakEven]) -> Iterator[Figure]:
@@ -260,10 +230,10 @@ def _even_figures(rows: list[BreakEven]) -> Iterator[Figure]:
         for end, usd, chats in ends[:1] if is_one else ends:
             if chats is not None:
                 yield Figure(
-                    name=f"{row.view}, {row.billing}{end}",
-                    unit="chats a day",
-                    expression=f"{number(usd)} / {number(row.api.usd)}",
-                    value=chats,
+                    f"{row.view}, {row.billing}{end}",
+                    "chats a day",
+                    f"{number(usd)} / {number(row.api.usd)}",
+                    chats,
                 )
 
 

@@ -49,16 +49,16 @@ def _inputs(ask: Ask, found: Candidate) -> Iterator[Input]:
         ("output tokens of a chat", ask.output_tokens, "--output-tokens or chat.output_tokens"),
         ("cached share", ask.cached_share, "chat.cached_share"),
     ):
-        yield Input(name=name, value=number(value), source=source)
+        yield Input(name, number(value), source)
     if found.source:
-        yield Input(name="measured curve", value=found.source, source="load.json of that job")
+        yield Input("measured curve", found.source, "load.json of that job")
     if found.estimate is not None:
         yield from _roofline_inputs(found, found.estimate)
     if found.rate is not None:
         yield Input(
-            name="USD an hour of a node",
-            value=number(found.rate.usd),
-            source=f"on demand in {found.region}, without disks",
+            "USD an hour of a node",
+            number(found.rate.usd),
+            f"on demand in {found.region}, without disks",
         )
 
 
@@ -73,20 +73,20 @@ def _roofline_inputs(found: Candidate, terms: Estimate) -> Iterator[Input]:
         ("share of the operations", FLOPS_SHARE.ratio, FLOPS_SHARE.source),
         ("GPUs of a server", Decimal(found.ways), "the least that are cheapest"),
     ):
-        yield Input(name=name, value=number(value), source=source)
+        yield Input(name, number(value), source)
     if found.ways > 1:
         name = "bytes a second that a GPU sends to the others"
-        yield Input(name=name, value=number(peaks.link_bytes_per_s), source=LINK_SOURCE)
+        yield Input(name, number(peaks.link_bytes_per_s), LINK_SOURCE)
 
 
 def _figures(ask: Ask, found: Candidate) -> Iterator[Figure]:
     peak = ask.peak_answers_per_s
     yield Figure(
-        name="demand at the peak",
-        unit="answers a second",
-        expression=f"{ask.chats_per_day} * {ask.turns} * {number(ask.peak_factor)} / "
+        "demand at the peak",
+        "answers a second",
+        f"{ask.chats_per_day} * {ask.turns} * {number(ask.peak_factor)} / "
         f"{number(SECONDS_PER_DAY)}",
-        value=peak,
+        peak,
     )
     load = found.load
     if found.estimate is not None:
@@ -97,36 +97,36 @@ def _figures(ask: Ask, found: Candidate) -> Iterator[Figure]:
         return
     held = number(load.answers_per_s)
     yield Figure(
-        name="one answer, all streams busy (Little's law)",
-        unit="seconds",
-        expression=f"{load.streams} / {held}",
-        value=load.answer_s,
+        "one answer, all streams busy (Little's law)",
+        "seconds",
+        f"{load.streams} / {held}",
+        load.answer_s,
     )
     yield Figure(
-        name="chats in flight at the peak (Little's law)",
-        unit="streams",
-        expression=f"{number(peak)} * {number(load.answer_s)}",
-        value=peak * load.answer_s,
+        "chats in flight at the peak (Little's law)",
+        "streams",
+        f"{number(peak)} * {number(load.answer_s)}",
+        peak * load.answer_s,
     )
     yield Figure(
-        name=f"servers, rounded up to {found.servers}",
-        unit="servers",
-        expression=f"{number(peak)} / {held}",
-        value=peak / load.answers_per_s,
+        f"servers, rounded up to {found.servers}",
+        "servers",
+        f"{number(peak)} / {held}",
+        peak / load.answers_per_s,
     )
     yield Figure(
-        name=f"nodes, rounded up to {found.nodes}",
-        unit="nodes",
-        expression=f"{found.servers} / {found.servers_per_node}",
-        value=Decimal(found.servers or 0) / found.servers_per_node,
+        f"nodes, rounded up to {found.nodes}",
+        "nodes",
+        f"{found.servers} / {found.servers_per_node}",
+        Decimal(found.servers or 0) / found.servers_per_node,
     )
     if found.rate is not None and found.usd_per_chat is not None:
         yield Figure(
-            name="serving nodes alone",
-            unit="USD a chat",
-            expression=f"{found.nodes} * {number(found.rate.usd)} * {number(HOURS_PER_DAY)} / "
+            "serving nodes alone",
+            "USD a chat",
+            f"{found.nodes} * {number(found.rate.usd)} * {number(HOURS_PER_DAY)} / "
             f"{ask.chats_per_day}",
-            value=found.usd_per_chat,
+            found.usd_per_chat,
         )
 
 
@@ -137,12 +137,7 @@ def _measured(load: Load) -> Iterator[Figure]:
         ("each further token, 99 of 100", "milliseconds", load.tpot_p99_ms),
     ):
         if value is not None:
-            yield Figure(
-                name=f"{name}, measured at {load.streams} streams",
-                unit=unit,
-                expression=number(value),
-                value=value,
-            )
+            yield Figure(f"{name}, measured at {load.streams} streams", unit, number(value), value)
 
 
 def _estimated(ask: Ask, found: Candidate, terms: Estimate) -> Iterator[Figure]:
@@ -158,50 +153,50 @@ def _estimated(ask: Ask, found: Candidate, terms: Estimate) -> Iterator[Figure]:
         read_passing, step_passing = f" + {read_tokens} * {passing}", f" + {streams} * {passing}"
         link = f"({number(peaks.link_bytes_per_s)} * {number(BANDWIDTH_SHARE.ratio)})"
         yield Figure(
-            name=f"passing the sums of one token between {found.ways} GPUs, 2 a layer",
-            unit="seconds",
-            expression=f"2 * {ask.shape.layers} * {ask.shape.hidden} * 2 * 2 * ({found.ways} - 1) "
+            f"passing the sums of one token between {found.ways} GPUs, 2 a layer",
+            "seconds",
+            f"2 * {ask.shape.layers} * {ask.shape.hidden} * 2 * 2 * ({found.ways} - 1) "
             f"/ {found.ways} / {link}",
-            value=terms.passing_s,
+            terms.passing_s,
         )
     yield Figure(
-        name="reading one prompt",
-        unit="seconds",
-        expression=f"2 * {terms.weights} * {read_tokens} / {flops}{read_passing}",
-        value=terms.read_s,
+        "reading one prompt",
+        "seconds",
+        f"2 * {terms.weights} * {read_tokens} / {flops}{read_passing}",
+        terms.read_s,
     )
     cached = f"{streams} * {terms.cache_bytes_per_token} * ({ask.input_tokens} + {tokens} / 2)"
     if terms.is_bound_by_memory:
         yield Figure(
-            name=f"one step of {streams} streams, by the bytes it reads",
-            unit="seconds",
-            expression=f"({terms.weights} * 2 + {cached}) / {memory}{step_passing}",
-            value=terms.step_s,
+            f"one step of {streams} streams, by the bytes it reads",
+            "seconds",
+            f"({terms.weights} * 2 + {cached}) / {memory}{step_passing}",
+            terms.step_s,
         )
     else:
         yield Figure(
-            name=f"one step of {streams} streams, by its operations",
-            unit="seconds",
-            expression=f"2 * {terms.weights} * {streams} / {flops}{step_passing}",
-            value=terms.step_s,
+            f"one step of {streams} streams, by its operations",
+            "seconds",
+            f"2 * {terms.weights} * {streams} / {flops}{step_passing}",
+            terms.step_s,
         )
     yield Figure(
-        name="one server",
-        unit="answers a second",
-        expression=f"1 / ({read} + {tokens} * {step} / {streams})",
-        value=load.answers_per_s,
+        "one server",
+        "answers a second",
+        f"1 / ({read} + {tokens} * {step} / {streams})",
+        load.answers_per_s,
     )
     assert load.ttft_p99_s is not None
     assert load.tpot_p99_ms is not None
     yield Figure(
-        name=f"first token, 99 of 100 behind at most {terms.prompts_waited} other prompts (M/D/1)",
-        unit="seconds",
-        expression=f"({number(terms.prompts_waited)} + 1) * {read} + {step}",
-        value=load.ttft_p99_s,
+        f"first token, 99 of 100 behind at most {terms.prompts_waited} other prompts (M/D/1)",
+        "seconds",
+        f"({number(terms.prompts_waited)} + 1) * {read} + {step}",
+        load.ttft_p99_s,
     )
     yield Figure(
-        name="each further token, the prompts of other streams read in between",
-        unit="milliseconds",
-        expression=f"1000 * ({step} + ({streams} - 1) * {read} / {tokens})",
-        value=load.tpot_p99_ms,
+        "each further token, the prompts of other streams read in between",
+        "milliseconds",
+        f"1000 * ({step} + ({streams} - 1) * {read} / {tokens})",
+        load.tpot_p99_ms,
     )

@@ -12,7 +12,7 @@ from cost.report.layout import GAP, Document, Format, Table, csv_text, lay_out
 from cost.resources.component import CostComponent, Input
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One number of the bill with an expression that gives it, digit for digit."""
 

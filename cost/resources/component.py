@@ -54,7 +54,7 @@ class Term:
     price: Price
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Input:
     """One number of a formula and where it comes from."""
 
@@ -133,24 +133,16 @@ class CostComponent:
         """Every number of `formula`, with its config key or the source and date of its price."""
         found = list(self.quantity_factors)
         if not found and self.quantity_low is not None:
-            found.append(
-                Input(
-                    name=self.unit,
-                    value=_range(self.quantity_low, self.quantity_high),
-                    source=self.id,
-                )
-            )
+            found.append(Input(self.unit, _range(self.quantity_low, self.quantity_high), self.id))
         for term in self.terms:
             if len(self.terms) > 1 or term.count != 1:
-                found.append(
-                    Input(name=term.unit, value=str(term.count), source="stacks/catalog.py")
-                )
+                found.append(Input(term.unit, str(term.count), "stacks/catalog.py"))
             price = term.price
             found.append(
                 Input(
-                    name=f"USD per {price.unit}",
-                    value=f"{price.usd:f}",
-                    source=f"{price.sku}: {price.source}, {price.dated}",
+                    f"USD per {price.unit}",
+                    f"{price.usd:f}",
+                    f"{price.sku}: {price.source}, {price.dated}",
                 )
             )
         return tuple(found)

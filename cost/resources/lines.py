@@ -112,7 +112,7 @@ class Group:
     @property
     def count_input(self) -> Input:
         """Number of nodes as an input of a formula."""
-        return Input(name="nodes", value=self.count, source=", ".join(self.count_keys))
+        return Input("nodes", self.count, ", ".join(self.count_keys))
 
 
 def groups(spec: StackSpec) -> Iterator[Group]:
@@ -220,7 +220,7 @@ def node_disk_line(
         num_per_node=disk.size_gib,
         quantity_factors=(
             group.count_input,
-            Input(name="GiB of a disk", value=str(disk.size_gib), source=f"{key}.size_gib"),
+            Input("GiB of a disk", str(disk.size_gib), f"{key}.size_gib"),
         ),
     )
 
@@ -267,9 +267,7 @@ def _line(
         unknown="an existing filesystem: the stack does not declare its size"
         if is_existing
         else None,
-        quantity_factors=()
-        if is_existing
-        else (Input(name="GiB", value=str(size_gib), source=f"{key}.size_gib"),),
+        quantity_factors=() if is_existing else (Input("GiB", str(size_gib), f"{key}.size_gib"),),
     )
 
 
@@ -291,8 +289,8 @@ def object_storage_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostCompo
             price=price,
             keys=(f"{key}.keep_daily", f"{key}.size_gib"),
             quantity_factors=(
-                Input(name="copies", value=str(backup.keep_daily), source=f"{key}.keep_daily"),
-                Input(name="GiB of a copy", value=str(backup.size_gib), source=f"{key}.size_gib"),
+                Input("copies", str(backup.keep_daily), f"{key}.keep_daily"),
+                Input("GiB of a copy", str(backup.size_gib), f"{key}.size_gib"),
             ),
         )
     if bucket_gib is not None:
@@ -401,7 +399,7 @@ def _machine_line(nfs: NfsSpec, book: PriceBook) -> CostComponent:
         keys=("nfs.platform", "nfs.preset", "nfs.billing"),
         scope=Scope.BEYOND,
         unknown=None if is_known else found.reason,
-        quantity_factors=(Input(name="machines", value="1", source="nfs"),),
+        quantity_factors=(Input("machines", "1", "nfs"),),
     )
 
 
@@ -420,8 +418,8 @@ def _disk_line(
         keys=(f"{key}.size_gib", f"{key}.type", *counted),
         scope=Scope.BEYOND,
         quantity_factors=(
-            Input(name="disks", value=str(count), source=", ".join(counted) or key),
-            Input(name="GiB of a disk", value=str(disk.size_gib), source=f"{key}.size_gib"),
+            Input("disks", str(count), ", ".join(counted) or key),
+            Input("GiB of a disk", str(disk.size_gib), f"{key}.size_gib"),
         ),
     )
 

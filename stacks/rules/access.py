@@ -159,7 +159,7 @@ def _check_sources(spec: StackSpec, findings: Findings) -> None:
         login.allowed_cidrs,
         "login.allowed_cidrs",
         findings,
-        rule="login.cidr-twice",
+        "login.cidr-twice",
         advice="give it once",
     )
     for index, cidr in enumerate(login.allowed_cidrs):
@@ -233,11 +233,8 @@ def check_teams(spec: StackSpec, findings: Findings) -> None:
             "slurm.accounts" if slurm.accounts else "slurm.qos",
             "declared, but slurm.accounting is false, so nothing keeps them; set it to true",
         )
-    for key, names in (
-        ("slurm.qos", [qos.name for qos in slurm.qos]),
-        ("slurm.accounts", [account.name for account in slurm.accounts]),
-    ):
-        check_unique(names, key, findings, key="name", rule="teams.name-twice")
+    check_unique(slurm.qos, "slurm.qos", findings, "teams.name-twice", key="name")
+    check_unique(slurm.accounts, "slurm.accounts", findings, "teams.name-twice", key="name")
     for index, qos in enumerate(slurm.qos):
         _check_qos(spec, qos, f"slurm.qos[{index}]", findings)
     for index, account in enumerate(slurm.accounts):
@@ -270,7 +267,7 @@ def _check_account(spec: StackSpec, account: AccountSpec, path: str, findings: F
                 f"{path}.qos",
                 f"'{name}' is not a QOS (has: {', '.join([*known, _NORMAL])})",
             )
-    check_unique(account.users, f"{path}.users", findings, rule="teams.user-twice")
+    check_unique(account.users, f"{path}.users", findings, "teams.user-twice")
     users = [user.name for user in spec.soperator.users]
     for name in account.users:
         if name == _ROOT:

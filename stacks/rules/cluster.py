@@ -57,9 +57,7 @@ def _check_endpoint(spec: StackSpec, findings: Findings) -> None:
             path,
             f"{len(cluster.allowed_cidrs)} blocks; the API takes {ALLOWED_CIDRS_MAX}: join some",
         )
-    check_unique(
-        cluster.allowed_cidrs, path, findings, rule="cluster.cidr-twice", advice="give it once"
-    )
+    check_unique(cluster.allowed_cidrs, path, findings, "cluster.cidr-twice", advice="give it once")
     for index, cidr in enumerate(cluster.allowed_cidrs):
         problem = cidr_problem(cidr)
         if problem:

@@ -45,11 +45,7 @@ def _check_profile(spec: StackSpec, findings: Findings) -> None:
             "(a quarter is 0.25, not 25)",
         )
     check_unique(
-        chat.api_models,
-        "chat.api_models",
-        findings,
-        rule="chat.model-twice",
-        advice="name each once",
+        chat.api_models, "chat.api_models", findings, "chat.model-twice", advice="name each once"
     )
 
 
@@ -85,13 +81,7 @@ def _check_serving(spec: StackSpec, findings: Findings) -> None:
 
 def _check_speeds(spec: StackSpec, findings: Findings) -> None:
     chat = spec.chat
-    check_unique(
-        (speed.scenario for speed in chat.speeds),
-        "chat.speeds",
-        findings,
-        key="scenario",
-        rule="chat.scenario-twice",
-    )
+    check_unique(chat.speeds, "chat.speeds", findings, "chat.scenario-twice", key="scenario")
     for index, speed in enumerate(chat.speeds):
         same = [
             other.scenario
@@ -114,14 +104,7 @@ _SECONDS_PER_HOUR: Final = Decimal(3600)
 def check_runs(spec: StackSpec, findings: Findings) -> None:
     """Forecasts name jobs and sources; losses are declared where nodes are preemptible."""
     jobs = {job.name: job for job in spec.jobs}
-    check_unique(
-        (run.job for run in spec.runs),
-        "runs",
-        findings,
-        key="job",
-        rule="runs.job-twice",
-        advice="keep one entry",
-    )
+    check_unique(spec.runs, "runs", findings, "runs.job-twice", key="job", advice="keep one entry")
     for index, run in enumerate(spec.runs):
         path = f"runs[{index}]"
         if run.job not in jobs:

@@ -46,9 +46,7 @@ https://docs.nebius.com/compute/virtual-machines/preemptible, read 2026-11-22.""
 def check_jobs(spec: StackSpec, findings: Findings) -> None:
     """Partitions first, then the jobs that use them."""
     _check_partitions(spec, findings)
-    check_unique(
-        (job.name for job in spec.jobs), "jobs", findings, key="name", rule="jobs.name-twice"
-    )
+    check_unique(spec.jobs, "jobs", findings, "jobs.name-twice", key="name")
     for index, job in enumerate(spec.jobs):
         _check_job(spec, job, f"jobs[{index}]", findings)
     _check_order(spec, findings)
@@ -65,13 +63,7 @@ def nodesets_of(spec: StackSpec, partition: PartitionSpec) -> tuple[WorkerSpec, 
 def _check_partitions(spec: StackSpec, findings: Findings) -> None:
     partitions = spec.slurm.partitions
     known = [worker.name for worker in spec.nodes.workers]
-    check_unique(
-        (partition.name for partition in partitions),
-        "slurm.partitions",
-        findings,
-        key="name",
-        rule="partitions.name-twice",
-    )
+    check_unique(partitions, "slurm.partitions", findings, "partitions.name-twice", key="name")
     for index, partition in enumerate(partitions):
         path = f"slurm.partitions[{index}]"
         problem = name_problem(partition.name, longest=63)
@@ -89,7 +81,7 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
             partition.nodesets,
             f"{path}.nodesets",
             findings,
-            rule="partitions.ref-twice",
+            "partitions.ref-twice",
             advice="name each once",
         )
         if partition.name == HIDDEN and partition.nodesets:
@@ -328,11 +320,7 @@ def _check_order(spec: StackSpec, findings: Findings) -> None:
                     f"'{name}' is not a job (has: {', '.join(after)})",
                 )
         check_unique(
-            job.after,
-            f"jobs[{index}].after",
-            findings,
-            rule="jobs.after-twice",
-            advice="name each once",
+            job.after, f"jobs[{index}].after", findings, "jobs.after-twice", advice="name each once"
         )
         for name in sorted(servers.intersection(job.after)):
             findings.add(

@@ -77,17 +77,18 @@ def is_under(path: str, parent: str) -> bool:
 
 
 def check_unique(
-    names: Iterable[str],
+    entries: Iterable[object],
     at: str,
     findings: Findings,
-    *,
     rule: str,
+    *,
     key: str = "",
     advice: str = "names are unique",
 ) -> None:
-    """An error at each entry of the list `at` whose name, in a mapping its `key`, was there."""
-    first: dict[str, str] = {}
-    for index, name in enumerate(names):
+    """An error at each entry of the list `at` that was there, or whose `key` was, if it has one."""
+    first: dict[object, str] = {}
+    for index, entry in enumerate(entries):
+        name: object = getattr(entry, key) if key else entry
         place = f"{at}[{index}].{key}".removesuffix(".")
         if name in first:
             twice = f"'{name}' is used twice, first by {first[name]}; {advice}"

@@ -47,13 +47,7 @@ def check_nodes(spec: StackSpec, findings: Findings) -> None:
             "nodes.workers",
             "no nodeset, so no job could run; declare at least one",
         )
-    check_unique(
-        (worker.name for worker in spec.nodes.workers),
-        "nodes.workers",
-        findings,
-        key="name",
-        rule="nodes.name-twice",
-    )
+    check_unique(spec.nodes.workers, "nodes.workers", findings, "nodes.name-twice", key="name")
     check_workers(spec, findings)
     _check_accounting(spec, findings)
 

@@ -109,14 +109,7 @@ def _disks(group: NodeGroupSpec) -> Iterator[BootDiskSpec | LocalDiskSpec | Imag
 
 def check_quotas(spec: StackSpec, findings: Findings) -> None:
     """Every declared quota: an error when the least of the stack is over it, else a warning."""
-    check_unique(
-        (quota.name for quota in spec.quotas),
-        "quotas",
-        findings,
-        key="name",
-        rule="quotas.twice",
-        advice="give it once",
-    )
+    check_unique(spec.quotas, "quotas", findings, "quotas.twice", key="name", advice="give it once")
     least, most = quota_use(spec, at_max=False), quota_use(spec, at_max=True)
     for index, quota in enumerate(spec.quotas):
         path = f"quotas[{index}]"

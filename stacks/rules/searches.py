@@ -23,13 +23,7 @@ _METRIC: Final = re.compile(r"[a-z][a-z0-9_]*")
 def check_searches(spec: StackSpec, findings: Findings) -> None:
     """Names, jobs, settings and numbers of the declared searches."""
     jobs = {job.name: job for job in spec.jobs}
-    check_unique(
-        (search.name for search in spec.searches),
-        "searches",
-        findings,
-        key="name",
-        rule="searches.name-twice",
-    )
+    check_unique(spec.searches, "searches", findings, "searches.name-twice", key="name")
     for index, search in enumerate(spec.searches):
         path = f"searches[{index}]"
         problem = name_problem(search.name, longest=63)
@@ -109,11 +103,11 @@ def _check_count(search: SearchSpec, path: str, findings: Findings) -> bool:
 
 def _check_settings(search: SearchSpec, path: str, findings: Findings) -> None:
     check_unique(
-        (axis.key for axis in search.grid),
+        search.grid,
         f"{path}.grid",
         findings,
+        "searches.axis-twice",
         key="key",
-        rule="searches.axis-twice",
         advice="give all of its values at once",
     )
     wrong: list[str] = []

@@ -50,18 +50,11 @@ def check_soperator(spec: StackSpec, findings: Findings) -> None:
             "true, but nothing collects metrics to alert on; set soperator.observability to small",
         )
     _check_alerts(spec, findings)
-    for index, file in enumerate(spec.soperator.jail_files):
-        _check_file(spec, file, f"soperator.jail_files[{index}]", findings)
-    paths = (file.path for file in spec.soperator.jail_files)
-    check_unique(
-        paths,
-        "soperator.jail_files",
-        findings,
-        key="path",
-        rule="soperator.file-twice",
-        advice="paths are unique",
-    )
-    size = sum(len(file.content.encode()) for file in spec.soperator.jail_files)
+    files, at = spec.soperator.jail_files, "soperator.jail_files"
+    for index, file in enumerate(files):
+        _check_file(spec, file, f"{at}[{index}]", findings)
+    check_unique(files, at, findings, "soperator.file-twice", key="path", advice="paths are unique")
+    size = sum(len(file.content.encode()) for file in files)
     if size > _CONFIG_MAP_BYTES:
         findings.add(
             "soperator.file-size",
@@ -172,13 +165,7 @@ def _check_home(spec: StackSpec, findings: Findings) -> None:
 def _check_users(spec: StackSpec, findings: Findings) -> None:
     users = spec.soperator.users
     _check_is_out_of_home(spec, DEPLOYER, "code_path", findings)
-    check_unique(
-        (user.name for user in users),
-        "soperator.users",
-        findings,
-        key="name",
-        rule="soperator.user-twice",
-    )
+    check_unique(users, "soperator.users", findings, "soperator.user-twice", key="name")
     for index, user in enumerate(users):
         path = f"soperator.users[{index}]"
         if not _USER_NAME.fullmatch(user.name) or user.name in _TAKEN_USERS:

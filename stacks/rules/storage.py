@@ -222,11 +222,7 @@ def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
     if spec.nfs is not None:
         mounts.append(("nfs.mount_path", spec.nfs.mount_path))
     check_unique(
-        (submount.name for submount in spec.storage.submounts),
-        "storage.submounts",
-        findings,
-        key="name",
-        rule="storage.name-twice",
+        spec.storage.submounts, "storage.submounts", findings, "storage.name-twice", key="name"
     )
     for index, (key, path) in enumerate(mounts):
         problem = path_problem(path)

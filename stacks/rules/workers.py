@@ -246,11 +246,11 @@ def _check_group_names(spec: StackSpec, findings: Findings) -> None:
 
 def _check_users(spec: StackSpec, findings: Findings) -> None:
     check_unique(
-        (user.name for user in spec.nodes.ssh_users),
+        spec.nodes.ssh_users,
         "nodes.ssh_users",
         findings,
+        "nodes.ssh-user-twice",
         key="name",
-        rule="nodes.ssh-user-twice",
         advice="give the user all keys at once",
     )
     for index, user in enumerate(spec.nodes.ssh_users):
@@ -287,11 +287,7 @@ def _check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findi
             f"'{worker.image_disk.type}' is too slow for images; use {' or '.join(STRIPED)}",
         )
     check_unique(
-        (disk.name for disk in worker.local_disks),
-        f"{path}.local_disks",
-        findings,
-        key="name",
-        rule="nodes.disk-twice",
+        worker.local_disks, f"{path}.local_disks", findings, "nodes.disk-twice", key="name"
     )
     taken = VOLUMES | {each.name for each in spec.storage.submounts}
     for index, disk in enumerate(worker.local_disks):
