@@ -1,7 +1,8 @@
 """The embedded cloud as a whole: its parts, their order, and what each needs of this machine.
 
 Parts: the Nebius API, object storage, etcd, the API server, the reconciler. The reconciler starts
-the Slurm daemons and starts again whatever part ends; `up` starts the reconciler.
+the Slurm daemons and starts again whatever part ends; `up` starts the reconciler. Faults are on
+purpose: errors of the Nebius API, through its own file of faults, slow operations, killed parts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -16,16 +18,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from infra.clients.kube import KubeClient
 from infra.local import engine, process
 from infra.local import k8up as k8up
-from infra.local.errors import LocalError
 from infra.local.kube import api_server
 from infra.local.kube.api_server import ApiServerConfig, write_certificates
 from infra.local.kube.crd import install_crds
-from infra.local.process import in_use, is_free, is_listening, login_in_use
+from infra.local.nebius_api.errors import Faults
+from infra.local.process import LocalError, in_use, is_free, is_listening, login_in_use
 from infra.local.slurm.cluster import SlurmRuntime
 from infra.local.slurm.pod import FAST_SETTING, SLURM_SETTING, SlurmSetup
 from infra.providers.nebius.sdk import TOKEN_VARIABLE
@@ -356,3 +358,71 @@ def _start_listening(cloud: Cloud, name: str, port: int, argv: list[str]) -> Non
         if time.monotonic() > deadline:
             raise LocalError(f"{name}: does not listen on port {port} after {_READY_S:g} s")
         time.sleep(_POLL_S)
+
+
+_API_FAULTS: Final[dict[str, dict[str, Any]]] = {
+    "quota": {
+        "code": "RESOURCE_EXHAUSTED",
+        "message": "quota limit exceeded (planted fault)",
+        "error": "QuotaFailure",
+        "retry": "NOTHING",
+    },
+    "operation": {
+        "code": "INTERNAL",
+        "message": "operation failed (planted fault)",
+        "when": "operation",
+    },
+    "lost-answer": {
+        "code": "UNAVAILABLE",
+        "message": "the answer was lost (planted fault)",
+        "when": "after",
+        "retry": "NOTHING",
+    },
+    "expired-token": {
+        "code": "UNAUTHENTICATED",
+        "message": "the token has expired (planted fault)",
+    },
+    "unavailable": {
+        "code": "UNAVAILABLE",
+        "message": "service unavailable (planted fault)",
+        "retry": "CALL",
+    },
+}
+
+
+def plant_fault(cloud: Cloud, kind: str, method: str, times: int) -> None:
+    """Make the next `times` calls of the methods that match fail."""
+    try:
+        re.compile(method)
+    except re.error as error:
+        raise LocalError(f"--method '{method}' is no regular expression: {error}") from error
+    faults = _faults(cloud)
+    faults.plant([*faults.pending(), {**_API_FAULTS[kind], "method": method, "times": times}])
+
+
+def clear_faults(cloud: Cloud) -> None:
+    """Forget every planted fault and the latency."""
+    _faults(cloud).plant([])
+    restart_emulator(cloud, latency_s=None)
+
+
+def set_latency(cloud: Cloud, seconds: float) -> None:
+    """Make every operation take `seconds`."""
+    _faults(cloud)  # a cloud that was never started is refused
+    restart_emulator(cloud, latency_s=seconds)
+
+
+def kill_part(cloud: Cloud, part: str) -> None:
+    """End a part as kill -9 does."""
+    found = process.find(part, cloud.state.run) if part else None
+    if found is None or not found.alive:
+        running = [p.name for p in process.all_processes(cloud.state.run) if p.alive]
+        raise LocalError(f"part '{part}' does not run (running: {', '.join(running) or 'none'})")
+    os.kill(found.pid, signal.SIGKILL)
+
+
+def _faults(cloud: Cloud) -> Faults:
+    folder = cloud.state.local / EMULATOR
+    if not folder.is_dir():
+        raise LocalError("the local cloud was never started; run `soperator local up`")
+    return Faults(folder)

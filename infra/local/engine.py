@@ -25,7 +25,7 @@ from typing import Final
 from infra import files
 from infra.clients.passphrase import PUBLIC, SALT, opens
 from infra.clients.ssh_key import make_key_pair, public_half
-from infra.local.errors import LocalError
+from infra.local.process import LocalError
 from infra.state import CHECKOUT, PULUMI_VERSION, Cache, State
 from stacks.files import read_text
 

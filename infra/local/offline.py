@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from infra.local import engine, process
-from infra.local.errors import LocalError
+from infra.local.process import LocalError
 from infra.providers.nebius.sdk import TOKEN_VARIABLE
 from infra.state import CHECKOUT, State
 

@@ -21,8 +21,13 @@ from pathlib import Path
 from typing import Final
 
 from infra import files
-from infra.local.errors import LocalError
 from infra.state import PORT_SETTING
+from stacks.errors import UserError
+
+
+class LocalError(UserError):
+    """The embedded cloud cannot do what was asked on this machine."""
+
 
 PORT_IN_USE: Final = "PortInUse"
 """Reason of a Kubernetes condition: no waiting helps against a stranger on the port."""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.errors import LocalError
 from infra.local.kube import api_server
+from infra.local.process import LocalError
 from infra.operate.conformance.charts import Helm
 from infra.operate.conformance.cluster import ApiServer
 from infra.operate.conformance.come_up import ComeUp, Step

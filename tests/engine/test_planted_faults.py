@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local import faults
-from infra.local.cloud import EMULATOR, Cloud
+from infra.local.cloud import EMULATOR, Cloud, plant_fault
 from infra.state import Cache, Ports, State
 from tests.engine.nebius_project import (
     Emulator,
@@ -63,7 +62,7 @@ def filesystems(emulator: Emulator) -> list[str]:
 def test_a_service_that_is_away_for_a_moment_is_asked_again(
     cloud: Cloud, emulator: Emulator, project: Project
 ) -> None:
-    faults.plant(cloud, "unavailable", CREATE, 3)
+    plant_fault(cloud, "unavailable", CREATE, 3)
     assert "+ 2 created" in project.up()
     assert filesystems(emulator) == [project.outputs()["jail"]]
 
@@ -71,7 +70,7 @@ def test_a_service_that_is_away_for_a_moment_is_asked_again(
 def test_a_service_that_stays_away_ends_the_up_in_one_line_and_the_next_one_heals(
     cloud: Cloud, emulator: Emulator, project: Project
 ) -> None:
-    faults.plant(cloud, "unavailable", CREATE, 5)
+    plant_fault(cloud, "unavailable", CREATE, 5)
     output = project.up(fails=True)
     told = [line for line in output.splitlines() if line.lstrip().startswith("error: create ")]
     (line,) = told
@@ -87,7 +86,7 @@ def test_a_service_that_stays_away_ends_the_up_in_one_line_and_the_next_one_heal
 def test_a_create_that_was_committed_and_not_told_is_taken_over_by_the_next_up(
     cloud: Cloud, emulator: Emulator, project: Project, kind: str, told: str
 ) -> None:
-    faults.plant(cloud, kind, CREATE, 1)
+    plant_fault(cloud, kind, CREATE, 1)
     assert told in project.up(fails=True)
     project.up()
     assert filesystems(emulator) == [project.outputs()["jail"]]
@@ -96,7 +95,7 @@ def test_a_create_that_was_committed_and_not_told_is_taken_over_by_the_next_up(
 def test_a_create_whose_operation_failed_is_replaced_by_the_next_up(
     cloud: Cloud, emulator: Emulator, project: Project
 ) -> None:
-    faults.plant(cloud, "operation", CREATE, 1)
+    plant_fault(cloud, "operation", CREATE, 1)
     output = project.up(fails=True)
     assert "operation failed (planted fault)" in output
     assert "Traceback" not in output
@@ -111,7 +110,7 @@ def test_an_update_whose_operation_failed_is_made_by_the_next_up(
     project.up()
     before = project.outputs()
     project.declare(jail=filesystem("jail", size_gibibytes=128))
-    faults.plant(cloud, "operation", UPDATE, 1)
+    plant_fault(cloud, "operation", UPDATE, 1)
     assert "operation failed (planted fault)" in project.up(fails=True)
     project.up()
     assert project.outputs() == before
@@ -122,7 +121,7 @@ def test_a_delete_whose_operation_failed_is_made_by_the_next_destroy(
     cloud: Cloud, emulator: Emulator, project: Project
 ) -> None:
     project.up()
-    faults.plant(cloud, "operation", DELETE, 1)
+    plant_fault(cloud, "operation", DELETE, 1)
     failed = project.run("destroy", "--yes", "--skip-preview", fails=True)
     assert "operation failed (planted fault)" in failed
     project.run("destroy", "--yes", "--skip-preview")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from infra.clients.kube import KubeClient
-from infra.local import cloud, faults, process
+from infra.local import cloud, process
 from infra.local.cloud import EMULATOR, RECONCILER, SERVICES, Cloud
-from infra.local.errors import LocalError
+from infra.local.process import LocalError
 from infra.state import Cache, Ports, State
 from tests import another_user
 from tests.ports import free_base
@@ -129,7 +129,7 @@ def test_ready_node_groups_become_nodes(embedded: Cloud, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("name", [name for name in SERVICES if name != RECONCILER])
 def test_a_killed_part_comes_back(embedded: Cloud, name: str) -> None:
     killed = _pid(embedded, name)
-    faults.kill(embedded, name)
+    cloud.kill_part(embedded, name)
     wait(lambda: _pid(embedded, name) not in (0, killed), f"new {name}")
     wait(lambda: all(part.ready for part in cloud.parts(embedded)), "ready parts")
 
@@ -165,7 +165,7 @@ def test_a_planted_quota_fault_meets_one_call(
         monkeypatch.setenv(name, embedded.environment()[name])
     sdk = make_sdk()
     filesystems = FilesystemServiceClient(sdk)
-    faults.plant(embedded, "quota", "Filesystem.*Create$", 1)
+    cloud.plant_fault(embedded, "quota", "Filesystem.*Create$", 1)
     with pytest.raises(RequestError, match="planted fault"):
         filesystems.create(_filesystem("refused")).wait()
     filesystems.create(_filesystem("accepted")).wait().sync_wait(interval=0.05)

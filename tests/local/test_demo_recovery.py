@@ -26,7 +26,7 @@ import pytest
 
 from infra.local import cloud
 from infra.local.cloud import EMULATOR, Cloud
-from infra.local.errors import LocalError
+from infra.local.process import LocalError
 from infra.state import CHECKOUT, Cache, Ports, State
 from tests.ports import free_base, free_node_port
 

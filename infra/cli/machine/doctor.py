@@ -273,8 +273,8 @@ def price_ages(spec: StackSpec, total: Estimate, today: date) -> Finding:
 
 def steps(stack: str, sources: Path) -> Iterator[Step]:
     """The way of the stack from its releases to pods that could run, step by step."""
-    from infra.local.errors import LocalError
     from infra.local.kube import api_server
+    from infra.local.process import LocalError
     from infra.operate.conformance.cluster import ApiServer
     from infra.operate.conformance.come_up import STEPS, ComeUp, not_run
     from infra.operate.conformance.sources import Sources, no_folder

@@ -104,20 +104,20 @@ def fault(
     ] = 5.0,
 ) -> None:
     """Plant a fault in the Nebius API, or kill -9 a part."""
-    from infra.local import cloud, faults
+    from infra.local import cloud
 
     embedded = cloud.Cloud.from_environ()
     if kind is Fault.KILL:
-        faults.kill(embedded, part)
+        cloud.kill_part(embedded, part)
         note(f"local cloud: killed {part}; the reconciler starts it again")
     elif kind is Fault.LATENCY:
-        faults.set_latency(embedded, seconds)
+        cloud.set_latency(embedded, seconds)
         note(f"local cloud: every operation of the Nebius API takes {seconds:g} s now")
     elif kind is Fault.CLEAR:
-        faults.clear(embedded)
+        cloud.clear_faults(embedded)
         note("local cloud: no fault is planted any more")
     else:
-        faults.plant(embedded, kind.value, method, times)
+        cloud.plant_fault(embedded, kind.value, method, times)
         note(f"local cloud: {kind.value} for the next {times} call(s) that match {method!r}")
 
 

@@ -26,7 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from infra import files
 from infra.clients.kube import Access, KubeClient
 from infra.local import process
-from infra.local.errors import LocalError
+from infra.local.process import LocalError
 from infra.state import Cache
 
 _VALID_DAYS = 3650

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from infra.local.errors import LocalError
+from infra.local.process import LocalError
 
 STATE_PATH: Final = "/run/soperator"
 """Where a pod sees the folder that the Slurm daemons share: configuration, sockets, spool."""

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from infra.cli import output
-from infra.local.errors import LocalError
+from infra.local.process import LocalError
 from infra.setup.tools import go_build, packages
 from infra.setup.tools.step import Progress, SetupError, Step
 from infra.state import Cache, State

@@ -23,7 +23,7 @@ from infra.clients.errors import JobsError
 from infra.clients.pulumi import outputs_from, read_first_up, read_outputs
 from infra.clients.ssh import Result
 from infra.local import offline
-from infra.local.errors import LocalError
+from infra.local.process import LocalError
 from infra.operate.restore import JailSnapshot, Plan
 from infra.setup.demo import engine, runner
 from infra.state import State

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.local import cloud, engine, faults, process
-from infra.local.errors import LocalError
+from infra.local import cloud, engine, process
+from infra.local.process import LocalError
 from infra.local.slurm.pod import FAST_SETTING
 
 
@@ -67,4 +67,4 @@ def test_operations_of_a_cloud_that_was_never_started_take_no_other_time(tmp_pat
     """It was a traceback."""
     embedded = cloud.Cloud.from_environ({"SOPERATOR_STATE": str(tmp_path)})
     with pytest.raises(LocalError, match="never started; run `soperator local up`"):
-        faults.set_latency(embedded, 5.0)
+        cloud.set_latency(embedded, 5.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.errors import LocalError
+from infra.local.process import LocalError
 from infra.local.slurm.pod import SlurmSetup
 
 PROGRAMS = ("sbin/slurmctld", "sbin/slurmd", "sbin/slurmdbd", "bin/srun", "bin/sbatch")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from infra.local.object_storage.__main__ import make_server
 from infra.local.object_storage.access import Access
 from infra.local.object_storage.calls import REGION, Objects, ObjectStorage
-from infra.local.object_storage.server import make_server
 from tests.object_cloud import ObjectCloud, credentials, object_cloud
 
 BUCKETS = ("copies", "configs")

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.kdf.pbkdf2 import PBKDF2HMAC
 
 from infra.cli.machine.env import Target, environment, prepare
 from infra.local import engine
-from infra.local.errors import LocalError
+from infra.local.process import LocalError
 from infra.state import CHECKOUT, Cache, State
 from tests import SHIPPED
 
