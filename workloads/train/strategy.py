@@ -237,6 +237,7 @@ def spread_fsdp(
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
         CPUOffloadPolicy,
+        FSDPModule,
         MixedPrecisionPolicy,
         OffloadPolicy,
         fully_shard,
@@ -257,16 +258,15 @@ def spread_fsdp(
     }
     layers = repeated_layers(empty)
     kind = type(layers[0]).__name__
-    for layer in layers:
-        fully_shard(layer, **options)
-    fully_shard(module, **options)
+    for each in (*layers, module):
+        fully_shard(each, **options)
     module.to_empty(device=torch.device("cpu") if offload else here.device)
     empty.tie_weights()
     _fill(empty, source, here)
     spread = Strategy(kind="fsdp", module=module, model=empty)
     log(
-        f"fsdp: {len(layers)} x {kind} and what is around them divided over "
-        f"{here.world_size} ranks; {spread.num_weights_here:,} of "
+        f"fsdp: {sum(isinstance(each, FSDPModule) for each in layers)} x {kind} and what is around "
+        f"them divided over {here.world_size} ranks; {spread.num_weights_here:,} of "
         f"{sum(map(torch.numel, empty.parameters())):,} weights on rank 0, trained ones as "
         f"{spread.trained[0].dtype}" + (", in the node's memory" if offload else "")
     )
