@@ -35,6 +35,7 @@ def problems(tmp_path: Path, prices: str, head: str = "name: b\ncurrency: USD") 
     return str(refusal.value).splitlines()
 
 
+@pytest.mark.feature("S000-90")
 @pytest.mark.parametrize(
     ("prices", "problem"),
     [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from decimal import Decimal
 from itertools import pairwise
 
 import pytest
 
 from cost.prices.book import PriceBook
+from cost.prices.price import Price, Unit
 from cost.resources.lines import node_rate
 from cost.size.answer import GPUS_ASKED, training_answer, verdicts_on
 from cost.size.choice import (
@@ -24,6 +26,7 @@ from cost.size.choice import (
 from cost.size.memory import Serving
 from cost.size.shape import SizeError, load_shape
 from cost.size.training import GIB, Dtype, Method, Strategy, Training, usable_bytes
+from stacks.catalog import PLATFORMS
 from stacks.spec.nodes import BootDiskSpec, NodeGroupSpec
 
 BOOK = PriceBook.load("nebius")
@@ -48,6 +51,27 @@ def test_the_first_is_the_cheapest_that_fits_and_runs_here() -> None:
     prices = [each.usd_per_hour for each in good if each.usd_per_hour is not None]
     assert prices == sorted(prices)
     assert good[len(prices) :] == [each for each in good if each.usd_per_hour is None]
+
+
+@pytest.mark.feature("S000-18")
+@pytest.mark.parametrize("cheap", ["eu-north1", "eu-west1"])
+def test_a_platform_has_the_price_of_its_cheapest_region(cheap: str) -> None:
+    dear = {region: Decimal(6) for region in PLATFORMS["gpu-h200-sxm"].regions}
+    prices = [
+        Price(
+            sku="gpu-h200-sxm/gpu",
+            unit=Unit.GPU_HOUR,
+            usd=usd,
+            source="order 7",
+            date=date(2026, 11, 1),
+            region=region,
+            covers_vm=True,
+        )
+        for region, usd in {**dear, cheap: Decimal(5)}.items()
+    ]
+    found = by_preset(training_choices(load_shape("Qwen3-14B"), LORA_14B, BOOK.with_prices(prices)))
+    choice = found["gpu-h200-sxm/8gpu-128vcpu-1600gb"]
+    assert (choice.usd_per_hour, choice.region) == (40, cheap)
 
 
 def test_a_price_is_that_of_the_bill() -> None:

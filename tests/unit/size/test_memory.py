@@ -127,6 +127,17 @@ def test_tensor_and_pipeline_never_raise_the_memory_of_one_gpu(
         assert training_memory(shape, training, sharding).total <= whole + 8
 
 
+@pytest.mark.feature("S004-24")
+@pytest.mark.parametrize("part", ["weights", "gradients", "optimizer"])
+def test_fsdp_leaves_each_of_eight_gpus_an_eighth(part: str) -> None:
+    shape, training = load_shape("Qwen2-7B"), Training(method=Method.FULL)
+    ddp, fsdp = (
+        getattr(training_memory(shape, training, Sharding(strategy=strategy, data=8)), part)
+        for strategy in (Strategy.DDP, Strategy.FSDP)
+    )
+    assert fsdp == ddp / 8
+
+
 @given(SHAPES, TRAININGS)
 def test_ddp_costs_a_gpu_the_same_however_many_there_are(
     shape: ModelShape, training: Training

@@ -46,6 +46,10 @@ def test_the_rule_gives_every_row_of_the_slides() -> None:
 def test_gpu_memory_is_an_input_of_the_rule() -> None:
     assert deck_row(7, Dtype.FP32, gpu_memory_gb=80).gpus == 2
     assert deck_row(70, Dtype.FP16, gpu_memory_gb=80).gpus == 8
+    for given, deck_gpus, gpus in ((None, 4, 4), (80, 2, 2), (141, 1, 1)):
+        answer = seed004_answer("Llama-2-7b", dtype=Dtype.FP32, gpu_memory_gb=given)
+        (row,) = answer.values["rows"]  # type: ignore[misc]
+        assert (row["deck_gpus"], row["gpus"]) == (deck_gpus, gpus)
 
 
 @pytest.mark.parametrize(
