@@ -331,6 +331,7 @@ def test_the_category_is_the_leading_part_of_the_id(chat_id: str, category: str)
     "S002-54",
     "S002-55",
     "S002-56",
+    "S002-57",
     "S002-80",
     "S002-84",
 )

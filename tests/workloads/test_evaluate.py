@@ -119,6 +119,7 @@ def test_perplexity_weighs_tokens_not_rows(model: Any) -> None:
 
     from workloads.data.token_rows import IGNORED, Example
     from workloads.evaluate.generate import row_losses
+    from workloads.evaluate.resampling import perplexity_of
 
     examples = [
         Example(input_ids=tuple(range(20)), labels=(IGNORED,) * 18 + (18, 19)),
@@ -135,6 +136,8 @@ def test_perplexity_weighs_tokens_not_rows(model: Any) -> None:
             )
     assert num_tokens == 20
     assert total == pytest.approx(expected, rel=1e-5)
+    found = perplexity_of(*zip(*rows, strict=True)).value
+    assert found == pytest.approx(math.exp(expected / 20), rel=1e-5)
 
 
 def user_turns(places: Path, side: str) -> set[str]:
@@ -197,6 +200,9 @@ def test_the_pipeline_ends_with_the_json_of_seed_000(places: Path, run: Any) -> 
         "batch_size",
     ):
         assert record["metrics"][metric] > 0
+    for prefix, name in (("", "finetuned_model"), ("base_", "base_model")):
+        speed = result[name]["output_tokens_per_s"]
+        assert record["metrics"][f"{prefix}output_tokens_per_s"] == speed > 0
 
 
 @pytest.mark.feature("S000-43")

@@ -97,6 +97,7 @@ def test_bf16_8_bit_and_4_bit_of_one_model_are_compared(trained: Any) -> None:
     assert half["against_bf16"]["weight_bytes_percent"] < 0
     assert set(half["against_bf16"]["significance"]) >= {"perplexity", "rougeL"}
     assert half["perplexity"] == pytest.approx(whole["perplexity"], rel=0.5)
+    assert half["perplexity"] != whole["perplexity"], "rows of its own, not those of 16 bits"
     assert half["output_tokens_per_s"] > 0
     if precisions["4bit"]["outcome"] == "NOT RUN":
         assert "RuntimeError: " in precisions["4bit"]["reason"]

@@ -212,7 +212,7 @@ def test_a_signal_before_a_rank_can_take_it_is_no_failure(tmp_path: Path, status
             signal.signal(number, handler)
 
 
-@pytest.mark.feature("S003-50")
+@pytest.mark.feature("S003-30", "S003-50")
 @pytest.mark.parametrize(
     ("used", "nodes", "grows"),
     [

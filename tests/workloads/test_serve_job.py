@@ -491,6 +491,7 @@ class Job:
         return status, json.loads((self.results / "run_record.json").read_text())
 
 
+@pytest.mark.feature("S002-86")
 def test_a_server_that_is_stopped_ends_what_runs_and_exits_0(places: Path) -> None:
     job = Job(places, "--set", "serve.drain_s=300")  # a busy machine takes its time for 300 tokens
     try:

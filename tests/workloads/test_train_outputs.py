@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,6 +117,32 @@ def test_the_summary_leads_with_time_throughput_and_memory() -> None:
         "throughput     NOT RUN: fewer than two steps were trained",
         "GPU memory     NOT RUN: this job had no GPU",
     ]
+
+
+@pytest.mark.feature("S002-69")
+def test_throughput_is_of_tokens_without_padding_after_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first step pays for warm-up; padding is computed on, and nobody learns from it."""
+    ends = iter([10.0, 12.0, 16.0])
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: next(ends)))
+    throughput = measure.Throughput()
+    for step in range(3):
+        throughput.add(
+            measure.StepResult(
+                step=step,
+                loss=1.0,
+                grad_norm=1.0,
+                learning_rate=0.1,
+                num_tokens=300,
+                num_positions=400,
+                num_label_tokens=100,
+            )
+        )
+    found = throughput.metrics(world_size=2, flops_per_token=1.0, device_name="cpu")
+    assert found["train_tokens_per_s"] == 2 * 300 / 6
+    assert found["train_tokens_per_s_per_gpu"] == 50
+    assert found["padding_percent"] == 25
 
 
 @pytest.mark.feature("S002-66")
