@@ -100,7 +100,7 @@ def test_a_cluster_that_scales_to_20_7_percent_costs_most_of_its_price() -> None
     assert Decimal(found["usd_per_month"]) > Decimal(26000)
 
 
-@pytest.mark.feature("S001-03", "S001-57")
+@pytest.mark.feature("S001-03", "S001-56", "S001-57", "S001-58")
 def test_the_page_has_date_nodes_ranks_memory_workload_and_sources(
     key: Path, tmp_path: Path
 ) -> None:
@@ -112,6 +112,9 @@ def test_the_page_has_date_nodes_ranks_memory_workload_and_sources(
         *("decoder-163m", "batch 8", "sequence 512", "at least 90", "2025-12-15", "17,"),
     ):
         assert text in page or text in "\n".join(map(str, rows(values)))
+    assert "<td>worker-0</td><td>master</td><td>8 ranks (0-7)</td>" in page
+    assert "<td>worker-1</td><td>worker</td><td>8 ranks (8-15)</td>" in page
+    assert "<td>137,162</td><td>8,573</td></tr>" in page, "of all GPUs, and of one"
     assert page.count("<svg") == 2
     assert not re.search(r'(src|href)="', page), "the page asks for nothing"
     assert json.loads(files.json.read_text())["outcome"] == "FAIL"

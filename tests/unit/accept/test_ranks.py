@@ -91,6 +91,7 @@ def test_a_slowed_rank_is_named_and_fails_the_run(tmp_path: Path) -> None:
     assert codes == [1, 1], said
     one, two = json.loads(output.read_text())["measurements"]["training"]["points"]
     assert two["tokens"] == 2 * one["tokens"]
+    assert two["tokens_per_s_per_rank"] == pytest.approx(two["tokens_per_s"] / 2)
     straggler = _failed(output)["training.straggler_slowdown"]
     assert straggler["nodes"] == ["node-1"]
     assert straggler["subject"] == "rank 1 on node-1"
