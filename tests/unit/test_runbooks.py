@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from dataclasses import fields
@@ -24,12 +25,16 @@ from typer import Context
 from infra.cli.main import app
 from infra.render.monitoring.alerts import alerts
 from infra.render.monitoring.objects import dashboards
+from infra.render.sbatch import render_sbatch
+from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cluster import AlertsSpec
+from stacks.spec.slurm import JobSpec
 from tests.unit.monitoring.conftest import BURN, watched
 from workloads.common.exit_codes import ADVICE, RESTARTABLE, ExitCode
 from workloads.recipes import load_recipe, recipe_names
-from workloads.recipes.train import TrainConfig
+from workloads.recipes.train import CheckpointConfig, TrainConfig
+from workloads.train.run import StopRequest, stop_request
 from workloads.train.run_folder import CONFIG as CONFIG_JSON
 from workloads.train.run_folder import ELASTIC_METADATA, FULL_WEIGHTS, KINDS, STATE
 
@@ -275,6 +280,26 @@ def test_troubleshooting_has_each_status_with_its_name_its_restart_and_what_to_c
     assert "runbooks/README.md" in page_of(_TROUBLE)
 
 
+@pytest.mark.feature("S003-90")
+@pytest.mark.parametrize(
+    ("said", "by"),
+    [
+        ("no committed checkpoint", "train/checkpoint.py"),
+        ("not committed", "train/run_folder.py"),
+        ("is damaged", "train/run_folder.py"),
+        ("another world size, and train.checkpoint.same_world", "train/checkpoint.py"),
+        ("nodes are there again", "common/supervise.py"),
+        ("a copy of the state takes", "train/checkpoint_state.py"),
+    ],
+)
+def test_troubleshooting_explains_what_a_run_logs_in_the_words_of_the_log(
+    said: str, by: str
+) -> None:
+    """Who searches the page for a line of the log finds it."""
+    assert said in (FOLDER.parents[1] / "workloads" / by).read_text()
+    assert re.search(rf"`[^`]*{re.escape(said)}", section_of(_TROUBLE, "By symptom"))
+
+
 @pytest.mark.feature("S003-89")
 def test_the_training_guide_has_every_method_recipe_and_refused_mix() -> None:
     methods = section_of("training.md", "Choosing a method")
@@ -322,6 +347,44 @@ def test_the_page_of_fault_tolerance_has_every_module_and_file_of_a_checkpoint()
     for kind in KINDS:
         assert f"/{kind.prefix}-" in files
         assert f"\n  {kind.marker} " in files
+
+
+@pytest.mark.feature("S003-87")
+def test_the_page_of_fault_tolerance_says_who_starts_again_what_and_after_which_signal() -> None:
+    """The tables of events and of restarts, with the signals, programs, keys and times in force."""
+    signals = {"SIGTERM", "SIGUSR1"}
+    with stop_request():
+        taken = {each.name for each in signal.Signals if isinstance(_receiver(each), StopRequest)}
+    assert taken == signals
+    assert "\n| SIGTERM, SIGUSR1: " in section_of("fault-tolerance.md", "What is saved when")
+    restarts = section_of("fault-tolerance.md", "Restarts")
+    assert re.findall(r"^\| `([\w/]+\.py)`", restarts, re.MULTILINE) == [
+        "common/launch.py",
+        "common/supervise.py",
+    ]
+    assert f"`train.checkpoint.timeout_s` ({CheckpointConfig().timeout_s} s)" in restarts
+    keys = set(re.findall(r"`jobs\[\]\.(\w+)`", restarts))
+    assert keys == {"restarts", "least_nodes", "save_s", "nodes"}
+    assert not keys - {field.name for field in fields(JobSpec)}
+
+
+def _receiver(number: signal.Signals) -> object:
+    return getattr(signal.getsignal(number), "__self__", None)
+
+
+@pytest.mark.feature("S001-84")
+def test_the_advice_on_a_failed_node_is_what_a_job_does(public_key_file: Path) -> None:
+    """Slurm queues it again, and it resumes; both are of every job, whoever submits it."""
+    page = (FOLDER / "node-failure.md").read_text()
+    (advice,) = re.findall(r"^\*\*The job\*\* goes on by itself.*$", page, re.MULTILINE)
+    assert "newest checkpoint" in advice
+    assert "(../fault-tolerance.md)" in advice
+    spec = load_stack("h200-elastic")
+    for option in ("--requeue", "least_nodes"):
+        assert f"{option}`" in advice
+    (job,) = [each for each in spec.jobs if each.name == "finetune"]
+    assert "\n#SBATCH --requeue\n" in render_sbatch(spec, job)
+    assert job.least_nodes is not None
 
 
 @pytest.mark.feature("S003-88")
