@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,16 @@ def release(recorder: Recorder, name: str) -> Registered:
 
 
 @pytest.mark.feature("S002-24", "S003-65")
-def test_the_users_keys_and_the_deploy_key_open_the_door(deployed: Deploy, stack: str) -> None:
+def test_the_users_keys_and_the_deploy_key_open_the_door(
+    deployed: Deploy, load: Callable[[str], StackSpec], stack: str
+) -> None:
     """Without the deploy key the program could not deliver; it must not ask for the user's."""
-    login = release(deployed(stack), "slurm-cluster").inputs["values"]["slurmNodes"]["login"]
+    spec = load(stack)
+    keys = (PUBLIC_KEY, PUBLIC_KEY.replace("tests", "a colleague's"))
+    made = deployed(replace(spec, login=replace(spec.login, ssh_public_keys=keys)))
+    login = release(made, "slurm-cluster").inputs["values"]["slurmNodes"]["login"]
     deploy = f"ssh-ed25519 PUBLIC {stack}-deploy-key"
-    assert login["sshRootPublicKeys"] == [PUBLIC_KEY, deploy]
+    assert login["sshRootPublicKeys"] == [*keys, deploy]
 
 
 def test_every_connection_uses_the_deploy_key_and_pins_the_host_key(

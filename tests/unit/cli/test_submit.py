@@ -310,6 +310,7 @@ def test_the_leaderboard_ranks_and_gives_the_words_of_the_best(cluster: Cluster)
     assert [row["rank"] for row in plain["trials"]] == [1, None]
 
 
+@pytest.mark.feature("S002-88")
 def test_a_cancelled_job_takes_along_what_waits_for_its_success(cluster: Cluster) -> None:
     run("submit", "finetune", "--pipeline")
     times = "0:00|2026-11-21T05:00:00|N/A"

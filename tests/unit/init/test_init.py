@@ -70,6 +70,10 @@ def test_a_project_gets_an_account_with_one_role_a_versioned_bucket_and_a_stack(
     assert (spec.nebius.tenant_id, spec.nebius.region) == (TENANT, "eu-north1")
     variables = environment_of(tmp_path / "state" / "cloud" / PROJECT / "environment")
     assert variables["PULUMI_BACKEND_URL"].startswith(f"s3://{bucket.metadata.name}?endpoint=")
+    # What lets plain pulumi work in a shell that sources it: the bucket, the states, the account.
+    for name in ("PULUMI_CONFIG_PASSPHRASE_FILE", "SOPERATOR_NEBIUS_KEY_FILE"):
+        assert Path(variables[name]).is_file(), name
+    assert variables["AWS_ACCESS_KEY_ID"]
     assert "costs    $" in result.stdout
 
 

@@ -104,17 +104,23 @@ def test_it_is_made_once_from_a_wheelhouse_and_an_edit_of_the_code_is_live(
     spec: StackSpec, wheels: Path
 ) -> None:
     lock = wheel(wheels, "1.0")
+    releases = [Path(spec.code_path) / "releases" / name / "workloads" for name in ("a", "b")]
+    for release in releases:
+        release.mkdir(parents=True)
+    current = Path(spec.code_path) / "current"
+    current.symlink_to("releases/a")
     first = make(spec, wheels, lock)
     assert first.seconds is not None
     assert python(spec, "import tiny; print(tiny.VERSION)") == "1.0"
     again = make(spec, wheels, lock)
     assert (again.seconds, again.version) == (None, first.version)
-    release = Path(spec.code_path) / "releases" / "a" / "workloads"
-    release.mkdir(parents=True)
-    (Path(spec.code_path) / "current").symlink_to("releases/a")
     for text in ("before", "after"):
-        (release / "__init__.py").write_text(f"TEXT = {text!r}\n")
+        (releases[0] / "__init__.py").write_text(f"TEXT = {text!r}\n")
         assert python(spec, "import workloads; print(workloads.TEXT)") == text
+    (releases[1] / "__init__.py").write_text("TEXT = 'next release'\n")
+    current.unlink()
+    current.symlink_to("releases/b")
+    assert python(spec, "import workloads; print(workloads.TEXT)") == "next release"
 
 
 @pytest.mark.feature("S003-75")

@@ -234,6 +234,7 @@ def test_a_job_without_events_is_refused(login: Login) -> None:
     assert "/mnt/logs/tensorboard/12: job 12 has not written TensorBoard events" in done.stderr
 
 
+@pytest.mark.feature("S003-70")
 @pytest.mark.parametrize(("options", "user"), [([], "ann"), (["--root"], "root")])
 def test_a_shell_on_the_login_node_is_the_users_and_roots_only_where_asked(
     login: Login, monkeypatch: pytest.MonkeyPatch, options: list[str], user: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def test_sixteen_h100_share_one_fabric_and_stay_under_the_quota(stack: StackSpec
     assert [partition.name for partition in stack.slurm.partitions] == ["main", "hidden"]
 
 
-@pytest.mark.feature("S001-20", "S002-33", "S002-84")
+@pytest.mark.feature("S001-20", "S002-33", "S002-61", "S002-84")
 @pytest.mark.parametrize("stack", ["h100-prod"], indirect=True)
 def test_seed_002_trains_on_two_nodes_and_compares_both_models_by_itself(stack: StackSpec):
     jobs = {job.name: job for job in stack.jobs}
@@ -109,6 +110,9 @@ def test_seed_002_trains_on_two_nodes_and_compares_both_models_by_itself(stack: 
     assert sharded is not None
     assert (sharded.strategy, jobs["finetune-zero3"].nodes) == ("fsdp", 2)
     assert set(jobs["compare"].after) == {"inference-original", "inference-trained"}
+    for one, other in permutations(sorted(jobs["compare"].after)):
+        assert one not in {job.name for job in pipeline(stack, other)}, "they run side by side"
+        assert jobs[one].nodes + jobs[other].nodes <= stack.nodes.workers[0].max_nodes
 
 
 @pytest.mark.feature(
