@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from workloads.common.dist import world
+from workloads.common.dist import World, world
 from workloads.common.exit_codes import ConfigError
+from workloads.train.checkpoint_state import Ranks
 
 
 @pytest.fixture
@@ -41,6 +42,18 @@ def test_ranks_with_gpus_meet_over_nccl(
     (options,) = groups
     assert options["backend"] == "cpu:gloo,cuda:nccl"
     assert options["timeout"].total_seconds() == 60
+
+
+@pytest.mark.feature("S003-51")
+def test_the_ranks_of_a_checkpoint_wait_for_each_other_as_long_as_is_declared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They have a group of their own, which torch would let wait for half an hour."""
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(dist, "new_group", lambda **options: made.append(options))
+    here = World(rank=0, local_rank=0, world_size=2, device=torch.device("cpu"))
+    Ranks(here, timeout_s=60)
+    assert [options["timeout"].total_seconds() for options in made] == [60]
 
 
 @pytest.mark.feature("S003-04")

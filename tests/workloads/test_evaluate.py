@@ -70,6 +70,7 @@ def test_generation_stops_at_the_end_of_turn_and_counts_only_what_it_made(model:
     assert stopped.num_decoded == len(before)
 
 
+@pytest.mark.feature("S000-40")
 def test_reading_and_writing_are_two_speeds_of_all_streams_together(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

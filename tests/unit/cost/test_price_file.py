@@ -95,6 +95,7 @@ def test_a_bad_head_is_refused(tmp_path: Path, head: str, problem: str):
     assert problem in line
 
 
+@pytest.mark.feature("S000-90")
 def test_a_date_in_the_future_is_refused(tmp_path: Path):
     later = (datetime.now(UTC) + timedelta(days=2)).date()
     (line,) = problems(tmp_path, "a: " + ENTRY.replace("2026-01-02", str(later)))

@@ -37,7 +37,7 @@ def rendered(billed: Billed, name: str, format: Format) -> str:
     return render(make_bill(spec, layered(spec), [record(), record(**TRAIN)]), format)
 
 
-@pytest.mark.feature("S000-112", "S000-120")
+@pytest.mark.feature("S000-111", "S000-112", "S000-113", "S000-120")
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("format", Format)
 def test_the_bill_of_each_stack_is_the_reviewed_one(

@@ -29,7 +29,7 @@ def mounts(spec: StackSpec) -> dict[str, int | None]:
     return {each.mount_path: each.size_gib for each in spec.storage.submounts}
 
 
-@pytest.mark.feature("S000-10", "S000-124", "S000-56", "S000-68")
+@pytest.mark.feature("S000-10", "S000-124", "S000-125", "S000-56", "S000-68")
 @pytest.mark.parametrize("stack", ["l40s-dev"], indirect=True)
 def test_four_l40s_workers_train_and_one_serves(stack: StackSpec):
     """Seed 000: worker-0 to worker-3 train, the fifth serves; queues of their own."""
