@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from types import MappingProxyType
+from pathlib import Path
 from typing import Final
 
 from stacks.catalog import find_preset
@@ -43,99 +43,27 @@ class Kind(StrEnum):
     LEVEL = "quiet, fatal, error, info, verbose or debug to debug5"
 
 
-def _table(names: Mapping[Kind, str]) -> Mapping[str, tuple[str, Kind]]:
-    """Name in lower case, as Slurm compares it -> (name, kind)."""
-    return MappingProxyType(
-        {name.lower(): (name, kind) for kind, text in names.items() for name in text.split()}
-    )
+def _read() -> Iterator[tuple[str, str, Kind, tuple[int, int] | None, bool]]:
+    """Rows of slurm_conf.tsv: where it stands, its name, its kind, bounds, whether it is owned."""
+    text = Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8")
+    for line in text.splitlines()[1:]:
+        of, name, kind, least, most, owned = line.split("\t")
+        yield of, name, Kind[kind], (int(least), int(most)) if least else None, bool(owned)
 
 
-PARTITION: Final = _table(
-    {
-        Kind.TEXT: "AllocNodes AllowAccounts AllowGroups AllowQos Alternate CpuBind DenyAccounts "
-        "DenyQos QOS Topology TRESBillingWeights",
-        Kind.SWITCH: "Default DisableRootJobs ExclusiveTopo ExclusiveUser Hidden LLN "
-        "PowerDownOnIdle ReqResv RootOnly",
-        Kind.UINT16: "OverTimeLimit Priority PriorityJobFactor PriorityTier ResumeTimeout "
-        "SuspendTimeout",
-        Kind.UINT32: "GraceTime MaxCPUsPerNode MaxCPUsPerSocket MaxNodes MinNodes",
-        Kind.UINT64: "DefCpuPerGPU DefMemPerCPU DefMemPerGPU DefMemPerNode MaxMemPerCPU "
-        "MaxMemPerNode",
-        Kind.TIME: "DefaultTime MaxTime",
-        Kind.STATE: "State",
-        Kind.SHARE: "OverSubscribe Shared",
-        Kind.CORES: "SelectTypeParameters",
-        Kind.PREEMPTION: "PreemptMode",
-        Kind.IDLE_TIME: "SuspendTime",
-    }
-)
-"""Options behind PartitionName, with the older names `Priority` and `Shared`, still read."""
-CLUSTER: Final = _table(
-    {
-        Kind.TEXT: """
-AccountingStorageBackupHost AccountingStorageEnforce AccountingStorageExternalHost
-AccountingStorageHost AccountingStorageParameters AccountingStoragePass AccountingStorageTRES
-AccountingStorageType AccountingStoreFlags AcctGatherEnergyType AcctGatherFilesystemType
-AcctGatherInterconnectType AcctGatherProfileType AuthAltParameters AuthAltTypes AuthInfo AuthType
-BcastExclude BcastParameters BurstBufferParameters BurstBufferType CertgenParameters CertgenType
-CertmgrParameters CertmgrType CliFilterParameters CliFilterPlugins ClusterName
-CommunicationParameters CpuFreqDef CpuFreqGovernors CredType DataParserParameters DebugFlags
-DependencyParameters DownNodes Epilog EpilogSlurmctld FederationParameters GpuFreqDef GresTypes
-HashPlugin HealthCheckNodeState HealthCheckProgram HttpParserType InteractiveStepOptions
-JobAcctGatherFrequency JobAcctGatherParams JobAcctGatherType JobCompHost JobCompLoc JobCompParams
-JobCompPass JobCompPassScript JobCompType JobCompUser JobSubmitPlugins LaunchParameters Licenses
-LogTimeFormat MailDomain MailProg MCSParameters MCSPlugin MetricsType MpiDefault MpiParams
-NamespaceType NodeFeaturesPlugins NodeName NodeSet PartitionName PluginDir PlugStackConfig
-PreemptParameters PreemptType PrEpParameters PrEpPlugins PriorityFlags PriorityParameters
-PrioritySiteFactorParameters PrioritySiteFactorPlugin PriorityType PriorityWeightTRES PrivateData
-ProctrackType Prolog PrologFlags PrologSlurmctld PropagateResourceLimits
-PropagateResourceLimitsExcept RebootProgram ReconfigFlags RequeueExit RequeueExitHold
-ResumeFailProgram ResumeProgram ResvEpilog ResvProlog SbcastParameters SchedulerParameters
-SchedulerType ScronParameters SelectType SelectTypeParameters SlurmctldAddr SlurmctldHost
-SlurmctldLogFile SlurmctldParameters SlurmctldPidFile SlurmctldPort SlurmctldPrimaryOffProg
-SlurmctldPrimaryOnProg SlurmdLogFile SlurmdParameters SlurmdPidFile SlurmdSpoolDir SlurmdUser
-SlurmSchedLogFile SlurmUser SrunEpilog SrunPortRange SrunProlog StateSaveLocation SuspendExcNodes
-SuspendExcParts SuspendExcStates SuspendProgram SwitchParameters SwitchType TaskEpilog TaskPlugin
-TaskPluginParam TaskProlog TLSParameters TLSType TmpFS TopologyParam TopologyPlugin
-UnkillableStepProgram UrlParserType X11Parameters
-""",
-        Kind.SWITCH: "AllowSpecResourcesUsage DisableRootJobs PriorityFavorSmall TrackWCKey UsePAM",
-        Kind.UINT16: """
-AccountingStoragePort AcctGatherNodeFreq BatchStartTimeout CompleteWait EioTimeout EpilogTimeout
-FairShareDampeningFactor GroupUpdateForce GroupUpdateTime HealthCheckInterval InactiveLimit
-JobFileAppend JobRequeue KillOnBadExit KillWait MaxTasksPerNode MessageTimeout OverTimeLimit
-PrologEpilogTimeout PrologTimeout PropagatePrioProcess ResumeRate ResumeTimeout ResvOverRun
-ReturnToService SchedulerTimeSlice SlurmctldTimeout SlurmdTimeout SlurmSchedLogLevel SuspendRate
-SuspendTimeout TCPTimeout TreeWidth UnkillableStepTimeout VSizeFactor WaitTime
-""",
-        Kind.UINT32: """
-EpilogMsgTime FirstJobId JobCompPort MaxArraySize MaxBatchRequeue MaxDBDMsgs MaxJobCount MaxJobId
-MaxNodeCount MaxStepCount MinJobAge PriorityWeightAge PriorityWeightAssoc PriorityWeightFairshare
-PriorityWeightJobSize PriorityWeightPartition PriorityWeightQOS SlurmdPort
-""",
-        Kind.UINT64: "DefCPUPerGPU DefMemPerCPU DefMemPerGPU DefMemPerNode MaxMemPerCPU "
-        "MaxMemPerNode",
-        Kind.TIME: "PreemptExemptTime PriorityDecayHalfLife PriorityMaxAge",
-        Kind.FINITE_TIME: "PriorityCalcPeriod",
-        Kind.PREEMPTION: "PreemptMode",
-        Kind.IDLE_TIME: "SuspendTime",
-        Kind.PERIOD: "PriorityUsageResetPeriod",
-        Kind.ENFORCEMENT: "EnforcePartLimits",
-        Kind.LEVEL: "SlurmctldDebug SlurmctldSyslogDebug SlurmdDebug SlurmdSyslogDebug",
-    }
-)
+_ROWS: Final = tuple(_read())
+PARTITION: Final = {row[1].lower(): row[1:3] for row in _ROWS if row[0] == "partition"}
+"""Options behind PartitionName, with the older names `Priority` and `Shared`, still read.
+
+Name in lower case, as Slurm compares it -> name and kind.
+"""
+CLUSTER: Final = {row[1].lower(): row[1:3] for row in _ROWS if row[0] == "cluster"}
 """Options of slurm.conf, without those that 25.11 calls defunct."""
-
-_MOST: Final = {Kind.UINT16: 0xFFFF, Kind.UINT32: 0xFFFFFFFF, Kind.UINT64: 0xFFFFFFFFFFFFFFFF}
-_BOUNDS: Final = {
-    "FirstJobId": (1, 67_043_328),
-    "MaxDBDMsgs": (10_000, 0xFFFFFFFF),
-    "MaxJobCount": (1, 0xFFFFFFFF),
-    "MaxJobId": (1, 67_108_863),
-    "MaxStepCount": (1, 0xFFFFFFFF),
-    "PropagatePrioProcess": (0, 2),
-}
+_BOUNDS: Final = {row[1]: row[3] for row in _ROWS if row[3] is not None}
 """Options that take less than their kind."""
+# Written from other keys of the stack, or by the operator, which a second line would contradict.
+_OWNED: Final = frozenset({"include", *(row[1].lower() for row in _ROWS if row[4])})
+_MOST: Final = {Kind.UINT16: 0xFFFF, Kind.UINT32: 0xFFFFFFFF, Kind.UINT64: 0xFFFFFFFFFFFFFFFF}
 # Slurm would read 010 as eight, and takes 4k as 4096 where the number may be larger than 65535.
 _NUMBER: Final = re.compile(r"(0|[1-9][0-9]{0,19})([kK]?)")
 _ENDLESS: Final = ("INFINITE", "UNLIMITED")
@@ -266,15 +194,6 @@ _OBJECT: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _PAIR: Final = re.compile(r"([A-Za-z]+)=(\S.*)")
 # What follows the first space would be the next option.
 _ONE_VALUE: Final = re.compile(r'"[^"]*"|[^\s"]+')
-# Written from other keys of the stack, or by the operator, which a second line would contradict.
-_OWNED: Final = frozenset(
-    {
-        "accountingstorageenforce", "accountingstoragehost", "accountingstoragetype", "authtype",
-        "clustername", "downnodes", "epilog", "grestypes", "include", "nodename", "nodeset",
-        "partitionname", "prolog", "slurmctldhost", "suspendexcnodes", "suspendtime",
-        "topologyparam", "topologyplugin",
-    }
-)  # fmt: skip
 
 
 def check_verbatim(spec: StackSpec, findings: Findings) -> None:

@@ -15,14 +15,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import yaml
 
 from stacks.compatibility import SOPERATOR
 
 _DEPLOYED: Final = [each for each in SOPERATOR.values() if each.refused is None][-1]
 """The newest version of Soperator that can be deployed."""
 DEPLOYED: Final = _DEPLOYED.version
-_PINNED: Final = _DEPLOYED.charts
+_FIRST_WORD: Final = r"\A(\S+)"
 _OWN_CHART: Final = r"(?m)^version: *[\"']?v?([^\s\"']+)"
 _APP: Final = _OWN_CHART.replace("version", "appVersion")
 
@@ -46,7 +48,7 @@ class Checkout:
     """What the checkout itself says, without a leading `v`."""
     file: str = ""
     """Where it says so; nowhere but in git where empty."""
-    pattern: str = r"\A(\S+)"
+    pattern: str = _FIRST_WORD
     """How it says so there."""
 
     def fetched_by(self, folder: Path) -> str:
@@ -66,113 +68,26 @@ class Checkout:
         return away + self.fetched_by(folder)
 
 
-_SOPERATOR: Final = "https://github.com/nebius/soperator"
+def _read() -> dict[str, dict[str, Any]]:
+    """The tables of sources.yaml, with the versions in them."""
+    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+    for chart, version in {**_DEPLOYED.charts, "soperator": DEPLOYED}.items():
+        text = text.replace(f"{{{chart}}}", version)
+    return yaml.safe_load(text)
 
-CHECKOUTS: Final[Mapping[str, Checkout]] = {
-    "soperator": Checkout(url=_SOPERATOR, revision=DEPLOYED, version=DEPLOYED, file="VERSION"),
-    # No tag of it exists: the last commit of main that calls itself 5.0.0.
-    "soperator-5.0.0": Checkout(
-        url=_SOPERATOR,
-        revision="c238d993341a9f52b132062fbc3cb22f0fb63578",
-        version="5.0.0",
-        file="VERSION",
-    ),
-    "kruise": Checkout(
-        url="https://github.com/openkruise/kruise",
-        revision=f"v{_PINNED['kruise']}",
-        version=_PINNED["kruise"],
-    ),
-    "kruise-charts": Checkout(
-        url="https://github.com/openkruise/charts",
-        revision="master",
-        version=_PINNED["kruise"],
-        # The chart's own version in this folder is 1.8.1.
-        file=f"versions/kruise/{_PINNED['kruise']}/Chart.yaml",
-        pattern=_APP,
-    ),
-    "mariadb-operator": Checkout(
-        url="https://github.com/mariadb-operator/mariadb-operator",
-        revision=_PINNED["mariadb-operator"],
-        version=_PINNED["mariadb-operator"],
-        # The chart's own version is set at its release.
-        file="deploy/charts/mariadb-operator/Chart.yaml",
-        pattern=_APP,
-    ),
-    "prometheus-operator": Checkout(
-        url="https://github.com/prometheus-operator/prometheus-operator",
-        revision="v0.82.0",
-        version="0.82.0",
-        file="example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
-        pattern=r"operator\.prometheus\.io/version: (\S+)",
-    ),
-    "victoria-metrics-operator": Checkout(
-        url="https://github.com/VictoriaMetrics/operator", revision="v0.57.0", version="0.57.0"
-    ),
-    "victoria-metrics-charts": Checkout(
-        url="https://github.com/VictoriaMetrics/helm-charts",
-        revision="victoria-logs-single-0.9.8",
-        version="0.9.8",
-        file="charts/victoria-logs-single/Chart.yaml",
-        pattern=_OWN_CHART,
-    ),
-    "opentelemetry-charts": Checkout(
-        url="https://github.com/open-telemetry/opentelemetry-helm-charts",
-        revision="opentelemetry-collector-0.149.0",
-        version="0.149.0",
-        file="charts/opentelemetry-collector/Chart.yaml",
-        pattern=_OWN_CHART,
-    ),
-    "csi-driver-nfs": Checkout(
-        url="https://github.com/kubernetes-csi/csi-driver-nfs",
-        revision=f"v{_PINNED['csi-driver-nfs']}",
-        version=_PINNED["csi-driver-nfs"],
-        file=f"charts/v{_PINNED['csi-driver-nfs']}/csi-driver-nfs/Chart.yaml",
-        pattern=_OWN_CHART,
-    ),
-    "security-profiles-operator": Checkout(
-        url="https://github.com/kubernetes-sigs/security-profiles-operator",
-        revision="v0.8.4",
-        version="0.8.4",
-        file="deploy/kustomize-deployment/kustomization.yaml",
-        pattern=r"newTag: v(\S+)",
-    ),
-    "k8up": Checkout(
-        url="https://github.com/k8up-io/k8up",
-        revision="k8up-4.8.7",
-        version="4.8.7",
-        file="charts/k8up/Chart.yaml",
-        pattern=_OWN_CHART,
-    ),
-}
 
+def _checkout(*, says: str = _FIRST_WORD, **row: str) -> Checkout:
+    return Checkout(**row, pattern={"own": _OWN_CHART, "app": _APP}.get(says, says))
+
+
+_TABLES: Final = _read()
+CHECKOUTS: Final = {name: _checkout(**row) for name, row in _TABLES["checkouts"].items()}
 HELM: Final = "v3.21.4"
-PROGRAMS: Final[Mapping[str, tuple[str, str]]] = {
-    "soperator-operator": ("soperator", "./cmd"),
-    "soperator-operator-5.0.0": ("soperator-5.0.0", "./cmd"),
-    "kruise-manager": ("kruise", "."),
-    "mariadb-operator": ("mariadb-operator", "./cmd/controller"),
-    "k8up": ("k8up", "./cmd/k8up"),
-}
+PROGRAMS: Final[Mapping[str, tuple[str, str]]] = _TABLES["programs"]
 """Name in FOLDER/bin -> checkout and Go package that it is built from."""
-
-CHARTS: Final[Mapping[str, str]] = {
-    "kruise": f"kruise-charts/versions/kruise/{_PINNED['kruise']}",
-    "mariadb-operator": "mariadb-operator/deploy/charts/mariadb-operator",
-    "mariadb-operator-crds": "mariadb-operator/deploy/charts/mariadb-operator-crds",
-    "k8up": "k8up/charts/k8up",
-    "vm-logs": "victoria-metrics-charts/charts/victoria-logs-single",
-    "opentelemetry-collector-logs": "opentelemetry-charts/charts/opentelemetry-collector",
-    "csi-driver-nfs": f"csi-driver-nfs/charts/v{_PINNED['csi-driver-nfs']}/csi-driver-nfs",
-}
+CHARTS: Final[Mapping[str, str]] = _TABLES["charts"]
 """Release -> chart, of those that are not Soperator's own."""
-
-OUTSIDE: Final[Mapping[str, str]] = {
-    "cert-manager": "its chart is finished only by its own release; one value is sent",
-    "prometheus-operator-crds": "definitions alone, and no value is sent",
-    "victoria-metrics-operator-crds": "definitions alone, and no value is sent",
-    "metrics": "its subcharts come from other repositories",
-    "security-profiles-operator": "its chart is in Nebius's registry alone",
-}
+OUTSIDE: Final[Mapping[str, str]] = _TABLES["outside"]
 """Releases that no checkout has a whole chart of, and why."""
 
 
@@ -280,7 +195,8 @@ def _said(file: Path, pattern: str) -> str | None:
 def _of_soperator(name: str) -> Checkout:
     """A checkout `soperator-VERSION`, of the tag that is the version."""
     version = name.removeprefix("soperator-")
-    return Checkout(url=_SOPERATOR, revision=version, version=version, file="VERSION")
+    url = CHECKOUTS["soperator"].url
+    return _checkout(url=url, revision=version, version=version, file="VERSION")
 
 
 def _of_clone(folder: Path, wanted: Checkout) -> str:
