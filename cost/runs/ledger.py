@@ -10,13 +10,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Final, NoReturn, TypedDict, TypeGuard
+from typing import Any, Final, NoReturn, TypeGuard
 
 from stacks.errors import UserError
 from stacks.files import is_map
@@ -106,11 +106,17 @@ class OverrideEntry:
 
 
 Entry = ForecastEntry | ActualEntry | OverrideEntry
+_KINDS: Final[Mapping[str, type[Entry]]] = {
+    "forecast": ForecastEntry,
+    "actual": ActualEntry,
+    "override": OverrideEntry,
+}
 
 
 def encode(entry: Entry) -> str:
     """The entry as one line of ASCII without its end."""
-    return json.dumps({"schema_version": SCHEMA_VERSION, "kind": _kind(entry), **_values(entry)})
+    kind = next(name for name, each in _KINDS.items() if each is type(entry))
+    return json.dumps({"schema_version": SCHEMA_VERSION, "kind": kind, **_values(entry)})
 
 
 def decode(text: str) -> Entry:
@@ -130,49 +136,10 @@ def decode(text: str) -> Entry:
             "soperator that wrote it, or move the file away to begin a new ledger"
         )
     reader = _Reader(values)
-    match reader.text("kind"):
-        case "forecast":
-            return ForecastEntry(
-                **reader.common(),
-                num_nodes=reader.count("num_nodes"),
-                hours=reader.amount_or_none("hours"),
-                nodes_usd=reader.amount_or_none("nodes_usd"),
-                basis=reader.text("basis"),
-                num_tasks=reader.tasks(),
-            )
-        case "actual":
-            return ActualEntry(
-                **reader.common(),
-                user=reader.text("user"),
-                partition=reader.text("partition"),
-                state=reader.text("state"),
-                runs=reader.runs(),
-                node_hours=reader.amount("node_hours"),
-                nodes_usd=reader.amount_or_none("nodes_usd"),
-                padding_percent=reader.amount_or_none("padding_percent"),
-                array_id=None if reader.values.get("array_id") is None else reader.text("array_id"),
-                num_tasks=reader.tasks(),
-            )
-        case "override":
-            return OverrideEntry(
-                **reader.common(),
-                user=reader.text("user"),
-                forecast_usd=reader.amount("forecast_usd"),
-                left_usd=reader.decimal("left_usd"),
-                budget_usd=reader.amount("budget_usd"),
-            )
-        case other:
-            raise LineError(f"kind: got {other!r}, expected forecast, actual or override")
-
-
-def _kind(entry: Entry) -> str:
-    match entry:
-        case ForecastEntry():
-            return "forecast"
-        case ActualEntry():
-            return "actual"
-        case OverrideEntry():
-            return "override"
+    kind = reader.text("kind")
+    if kind not in _KINDS:
+        raise LineError(f"kind: got {kind!r}, expected forecast, actual or override")
+    return reader.entry(_KINDS[kind])
 
 
 def _values(record: Entry | Occupancy) -> dict[str, object]:
@@ -190,26 +157,16 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if _is_list(value) else value
 
 
-class _Common(TypedDict):
-    at: datetime
-    job: str
-    job_id: str
-    cluster: str
-
-
 @dataclass(frozen=True, slots=True)
 class _Reader:
     """Reads the values of one object; errors name the key."""
 
     values: Mapping[str, object]
 
-    def common(self) -> _Common:
-        return {
-            "at": self.time("at"),
-            "job": self.text("job"),
-            "job_id": self.text("job_id"),
-            "cluster": self.text("cluster"),
-        }
+    def entry(self, kind: type[Entry]) -> Entry:
+        """Each field as its name or its type says."""
+        read = {each.name: _READ.get(each.name) or _READ[str(each.type)] for each in fields(kind)}
+        return kind(**{name: method(self, name) for name, method in read.items()})
 
     def refuse(self, key: str, wanted: str) -> NoReturn:
         raise LineError(f"{key}: expected {wanted}, got {json.dumps(self.values.get(key))[:60]}")
@@ -220,17 +177,20 @@ class _Reader:
             self.refuse(key, "text")
         return value
 
+    def text_or_none(self, key: str) -> str | None:
+        return None if self.values.get(key) is None else self.text(key)
+
     def count(self, key: str) -> int:
         value = self.values.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             self.refuse(key, "a whole number")
         return value
 
-    def tasks(self) -> int:
+    def tasks(self, key: str) -> int:
         """Lines of before arrays were counted have none."""
-        number = self.count("num_tasks") if "num_tasks" in self.values else 1
+        number = self.count(key) if key in self.values else 1
         if not number:
-            self.refuse("num_tasks", "1 or more")
+            self.refuse(key, "1 or more")
         return number
 
     def decimal(self, key: str) -> Decimal:
@@ -259,10 +219,10 @@ class _Reader:
             self.refuse(key, "a time such as 2026-11-21T05:00:00+00:00")
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
-    def runs(self) -> tuple[Occupancy, ...]:
-        value = self.values.get("runs")
+    def runs(self, key: str) -> tuple[Occupancy, ...]:
+        value = self.values.get(key)
         if not _is_list(value):
-            self.refuse("runs", "a list")
+            self.refuse(key, "a list")
         return tuple(self.run(item) for item in value)
 
     def run(self, value: object) -> Occupancy:
@@ -277,6 +237,20 @@ class _Reader:
             ended_at=None if ended is None else reader.time("ended_at"),
             nodes=tuple(str(node) for node in nodes),
         )
+
+
+_READ: Final[Mapping[str, Callable[[_Reader, str], Any]]] = {
+    "num_tasks": _Reader.tasks,
+    "left_usd": _Reader.decimal,
+    "datetime": _Reader.time,
+    "str": _Reader.text,
+    "str | None": _Reader.text_or_none,
+    "int": _Reader.count,
+    "Decimal": _Reader.amount,
+    "Decimal | None": _Reader.amount_or_none,
+    "tuple[Occupancy, ...]": _Reader.runs,
+}
+"""Name of a field, or its type, -> how it is read."""
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[object]]:
