@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from infra.clients.kube import KubeClient
     from infra.clients.pulumi import StackOutputs
     from infra.clients.slurm import Job
-    from infra.clients.ssh import Connection
+    from infra.clients.ssh import Connection, Tunnel
+    from infra.jobs.server import ServerAddress
+    from infra.operate.sessions import Endpoint
     from stacks.spec import StackSpec
 import errno
 import sys
@@ -161,6 +163,20 @@ def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:
     if outputs.user != ROOT or not outputs.users:
         submit_once.put_back(state_root(), connection, outputs, note)
     return connection
+
+
+def tunnel(
+    closing: contextlib.ExitStack,
+    outputs: StackOutputs,
+    identity: Path | None,
+    to: Endpoint | ServerAddress,
+) -> Tunnel:
+    """A way from this machine to there, until `closing`."""
+    from infra.clients.ssh import Tunnel
+
+    made = Tunnel(outputs.endpoint(private_key(identity)), to.host, to.port, say=note)
+    closing.callback(made.close)
+    return made
 
 
 def private_key(identity: Path | None) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 # `typing` takes longer than all of these, before anybody hears Ctrl-C (main.py).
 TYPE_CHECKING = False
@@ -53,10 +53,15 @@ def held() -> Iterator[None]:
 
 
 @contextmanager
-def ignored() -> Iterator[None]:
-    """Signals do nothing: what is being closed is closed."""
-    with _handled((*_SIGNALS, signal.SIGHUP), signal.SIG_IGN):
-        yield
+def closed_whole() -> Iterator[ExitStack]:
+    """What is put on the stack is closed at the end; a signal ends the block, not the closing."""
+    closing = ExitStack()
+    with as_interrupt():
+        try:
+            yield closing
+        finally:
+            with _handled((*_SIGNALS, signal.SIGHUP), signal.SIG_IGN):
+                closing.close()
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from infra.cli.output import Format
 from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
-from infra.clients.ssh import Connection, ConnectionLostError, Tunnel
+from infra.clients.ssh import Connection, ConnectionLostError
 from infra.jobs import recipes, server
 from infra.jobs import server as targets
 from infra.jobs.follow import outcome
@@ -79,61 +79,54 @@ def serve(
     page_port = server.free_port(port) if open_ else None
     outputs = context.caller(stack, identity)
     submit.check_job(outputs, wanted.name)
-    closing = ExitStack()
-    with interrupts.as_interrupt():
-        try:
-            connection = closing.enter_context(context.connect(outputs, identity))
-            own = _OwnJob(connection, stack, is_kept=keep)
-            closing.callback(own.end)
-            with submission.alone(connection, outputs):
-                job_id = _found(connection, wanted.name, sets or (), stack)
-                if job_id is None:
-                    made = submission.ready(spec, wanted, sets or ())
-                    with interrupts.held():
-                        sent = made.submit(
-                            connection,
-                            outputs,
-                            sync=sync,
-                            force=force,
-                            once=True,
-                            queued=own.take,
-                        )
-                    job_id = sent.submission.job_id
-                    output.note(f"{wanted.name} is job {job_id}")
-            address = server.wait_until_up(
-                connection,
-                outputs,
-                job_id,
-                say=output.note,
-                on_look=context.node_watch(stack),
-            )
-            output.note(f"job {job_id} serves {' and '.join(address.models)} at {address}")
-            if page_port is None:
-                own.is_kept = True
-                output.note(f"it stays: soperator cancel {job_id} -s {stack} ends it")
-                print(address)
-                return
-            results = outputs.results_path(job_id)
-            file = server.key_file(CHECKOUT, outputs, wanted, sets or (), results=results)
-            key = server.read_key(
-                connection, address, file, results=results, environment=os.environ
-            )
-            page = _page(
-                closing,
-                outputs,
-                address,
-                job_id,
-                key,
-                port=page_port,
-                identity=identity,
-                share=share,
-            )
-            print(page.address, flush=True)
-            output.note(f"Ctrl-C closes page and tunnel{own.also}")
-            _watch(page, connection, job_id, stack)
-        finally:
-            with interrupts.ignored():
-                closing.close()
+    with interrupts.closed_whole() as closing:
+        connection = closing.enter_context(context.connect(outputs, identity))
+        own = _OwnJob(connection, stack, is_kept=keep)
+        closing.callback(own.end)
+        with submission.alone(connection, outputs):
+            job_id = _found(connection, wanted.name, sets or (), stack)
+            if job_id is None:
+                made = submission.ready(spec, wanted, sets or ())
+                with interrupts.held():
+                    sent = made.submit(
+                        connection,
+                        outputs,
+                        sync=sync,
+                        force=force,
+                        once=True,
+                        queued=own.take,
+                    )
+                job_id = sent.submission.job_id
+                output.note(f"{wanted.name} is job {job_id}")
+        address = server.wait_until_up(
+            connection,
+            outputs,
+            job_id,
+            say=output.note,
+            on_look=context.node_watch(stack),
+        )
+        output.note(f"job {job_id} serves {' and '.join(address.models)} at {address}")
+        if page_port is None:
+            own.is_kept = True
+            output.note(f"it stays: soperator cancel {job_id} -s {stack} ends it")
+            print(address)
+            return
+        results = outputs.results_path(job_id)
+        file = server.key_file(CHECKOUT, outputs, wanted, sets or (), results=results)
+        key = server.read_key(connection, address, file, results=results, environment=os.environ)
+        page = _page(
+            closing,
+            outputs,
+            address,
+            job_id,
+            key,
+            port=page_port,
+            identity=identity,
+            share=share,
+        )
+        print(page.address, flush=True)
+        output.note(f"Ctrl-C closes page and tunnel{own.also}")
+        _watch(page, connection, job_id, stack)
 
 
 class _OwnJob:
@@ -201,11 +194,8 @@ def _page(
     share: bool,
 ) -> ChatPage:
     """The page behind a tunnel of its own, both closed by `closing`."""
-    login = outputs.endpoint(context.private_key(identity))
-    tunnel = Tunnel(login, address.host, address.port, say=output.note)
-    closing.callback(tunnel.close)
     page = ChatPage(
-        tunnel.url,
+        context.tunnel(closing, outputs, identity, address).url,
         port=port,
         key=key,
         record=_record(outputs, job_id),

@@ -21,7 +21,7 @@ from infra.cli import context, interrupts, output
 from infra.cli.context import IdentityOption, StackOption
 from infra.clients import slurm
 from infra.clients.pulumi import StackOutputs
-from infra.clients.ssh import Connection, Tunnel
+from infra.clients.ssh import Connection
 from infra.jobs.ledger import check_together, open_books
 from infra.operate import sessions
 from infra.operate.sessions import SILENCE_S, Ask, Guard, ask, ssh_config
@@ -111,44 +111,40 @@ def shell(
     books = open_books(spec, context.state_root(), output.note)
     asked = ask(books.rates, gpus=gpus, cpus=cpus, partition=partition, hours=hours)
     outputs = context.caller(stack, identity)
-    closing, code = ExitStack(), 0
-    with interrupts.as_interrupt():
-        try:
-            connection = closing.enter_context(context.connect(outputs, identity))
-            if jupyter:
-                sessions.check_installed(connection, spec, outputs, "jupyterlab")
-            check_together(
-                books,
-                connection,
-                f"a shell of {hours:g} hours",
-                asked.most_usd,
-                cluster=outputs.login_host_key,
-                now=datetime.now(UTC),
-                say=output.note,
-            )
-            found = sessions.look(connection, asked)
-            if not wait:
-                sessions.refuse_full(asked, found)
-            _say(asked, found.num_waiting)
-            token = secrets.token_urlsafe(24) if jupyter else ""
-            start = (
-                sessions.jupyter(asked, spec, outputs)
-                if jupyter
-                else sessions.held(asked)
-                if vscode
-                else ""
-            )
-            guard = Guard(connection, start=start, end=sessions.end(asked), secret=token)
-            closing.callback(_end, guard, asked, stack)
-            if jupyter:
-                _jupyter(closing, connection, guard, outputs, identity, token)
-            elif vscode:
-                _vscode(guard, outputs, identity)
-            else:
-                code = _terminal(asked, spec, outputs, identity)
-        finally:
-            with interrupts.ignored():
-                closing.close()
+    code = 0
+    with interrupts.closed_whole() as closing:
+        connection = closing.enter_context(context.connect(outputs, identity))
+        if jupyter:
+            sessions.check_installed(connection, spec, outputs, "jupyterlab")
+        check_together(
+            books,
+            connection,
+            f"a shell of {hours:g} hours",
+            asked.most_usd,
+            cluster=outputs.login_host_key,
+            now=datetime.now(UTC),
+            say=output.note,
+        )
+        found = sessions.look(connection, asked)
+        if not wait:
+            sessions.refuse_full(asked, found)
+        _say(asked, found.num_waiting)
+        token = secrets.token_urlsafe(24) if jupyter else ""
+        start = (
+            sessions.jupyter(asked, spec, outputs)
+            if jupyter
+            else sessions.held(asked)
+            if vscode
+            else ""
+        )
+        guard = Guard(connection, start=start, end=sessions.end(asked), secret=token)
+        closing.callback(_end, guard, asked, stack)
+        if jupyter:
+            _jupyter(closing, connection, guard, outputs, identity, token)
+        elif vscode:
+            _vscode(guard, outputs, identity)
+        else:
+            code = _terminal(asked, spec, outputs, identity)
     raise typer.Exit(code)
 
 
@@ -194,10 +190,8 @@ def _jupyter(
 ) -> None:
     there = sessions.wait_for(guard, sessions.JUPYTER_READY, say=output.note)
     sessions.wait_until_open(connection, there)
-    login = outputs.endpoint(context.private_key(identity))
-    tunnel = Tunnel(login, there.host, there.port, say=output.note)
-    closing.callback(tunnel.close)
-    print(f"http://127.0.0.1:{tunnel.port}/lab?token={token}", flush=True)
+    port = context.tunnel(closing, outputs, identity, there).port
+    print(f"http://127.0.0.1:{port}/lab?token={token}", flush=True)
     output.note("Ctrl-C closes Jupyter, the tunnel and the session")
     sessions.wait_for_end(guard)
     raise UserError("the session ended: its time limit was reached, or Jupyter was shut down")
@@ -243,25 +237,18 @@ def tensorboard(
     folder = f"{outputs.places['logs']}/tensorboard"
     if job_id is not None:
         folder = f"{folder}/{slurm.job_id(job_id)}"
-    closing = ExitStack()
-    with interrupts.as_interrupt():
-        try:
-            connection = closing.enter_context(context.connect(outputs, identity))
-            sessions.check_folder(connection, folder, job_id)
-            sessions.check_installed(connection, spec, outputs, "tensorboard")
-            start = sessions.tensorboard(spec, folder, hours)
-            secret = secrets.token_urlsafe(24)
-            guard = Guard(connection, start=start, end="kill -- -$!", secret=secret)
-            closing.callback(guard.close)
-            there = sessions.wait_for(guard, sessions.TENSORBOARD_READY, say=lambda _: None)
-            sessions.wait_until_open(connection, there)
-            login = outputs.endpoint(context.private_key(identity))
-            tunnel = Tunnel(login, there.host, there.port, say=output.note)
-            closing.callback(tunnel.close)
-            print(f"http://127.0.0.1:{tunnel.port}/{secret}/", flush=True)
-            output.note(f"{folder} on the login node; Ctrl-C closes it and the tunnel")
-            sessions.wait_for_end(guard)
-            raise UserError("TensorBoard ended by itself, or the connection was lost: run it again")
-        finally:
-            with interrupts.ignored():
-                closing.close()
+    with interrupts.closed_whole() as closing:
+        connection = closing.enter_context(context.connect(outputs, identity))
+        sessions.check_folder(connection, folder, job_id)
+        sessions.check_installed(connection, spec, outputs, "tensorboard")
+        start = sessions.tensorboard(spec, folder, hours)
+        secret = secrets.token_urlsafe(24)
+        guard = Guard(connection, start=start, end="kill -- -$!", secret=secret)
+        closing.callback(guard.close)
+        there = sessions.wait_for(guard, sessions.TENSORBOARD_READY, say=lambda _: None)
+        sessions.wait_until_open(connection, there)
+        port = context.tunnel(closing, outputs, identity, there).port
+        print(f"http://127.0.0.1:{port}/{secret}/", flush=True)
+        output.note(f"{folder} on the login node; Ctrl-C closes it and the tunnel")
+        sessions.wait_for_end(guard)
+        raise UserError("TensorBoard ended by itself, or the connection was lost: run it again")

@@ -231,14 +231,20 @@ def test_several_servers_need_a_name(public_key_file: object) -> None:
 
 def test_a_signal_waits_for_the_submission_and_none_stops_the_closing() -> None:
     steps: list[str] = []
-    with interrupts.as_interrupt():
-        with pytest.raises(KeyboardInterrupt):
-            _submit(steps)
-        with interrupts.ignored():
-            os.kill(os.getpid(), signal.SIGINT)
-            steps.append("closed")
-        with pytest.raises(KeyboardInterrupt):
+
+    def close() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        steps.append("closed")
+
+    def work() -> None:
+        with interrupts.closed_whole() as closing:
+            closing.callback(close)
+            with pytest.raises(KeyboardInterrupt):
+                _submit(steps)
             os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
     assert steps == ["submitted", "closed"]
 
 

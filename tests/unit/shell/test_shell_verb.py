@@ -139,7 +139,7 @@ def test_jupyter_is_reached_through_a_tunnel_with_a_token_and_ended(
         def close(self) -> None:
             opened.append(("closed", 0))
 
-    monkeypatch.setattr("infra.cli.jobs.shell.Tunnel", Tunnel)
+    monkeypatch.setattr("infra.clients.ssh.Tunnel", Tunnel)
     done = run("shell", "--jupyter")
     assert done.exit_code == 1
     assert done.stdout.startswith("http://127.0.0.1:40000/lab?token=")
@@ -213,7 +213,7 @@ def test_tensorboard_shows_the_events_of_a_job_on_the_login_node(
         ),
     )
     tunnel = SimpleNamespace(port=40001, close=lambda: None)
-    monkeypatch.setattr("infra.cli.jobs.shell.Tunnel", lambda *_, **__: tunnel)
+    monkeypatch.setattr("infra.clients.ssh.Tunnel", lambda *_, **__: tunnel)
     done = run("runs", "tensorboard", "12")
     # Whoever else is on the login node has its loopback, and not this.
     assert re.fullmatch(r"http://127\.0\.0\.1:40001/[\w-]{32}/\n", done.stdout), done.output
