@@ -135,12 +135,15 @@ def _run(
     submit.check_job(outputs, job.name)
     books = open_books(spec, context.state_root(), output.note)
     files = context.local_code(spec.name)
+
+    def made(batch: run.Batch) -> submission.ReadyJob:
+        order = submit_once.order(books, job, files, batch.sets, say=output.note)
+        return submission.ReadyJob(books=books, files=files, order=order)
+
     with context.connect(outputs, key) as connection:
         if dry_run:
             for batch in wanted:
-                ordered = submit_once.order(books, job, files, batch.sets, say=output.note)
-                made = submission.ReadyJob(books=books, files=files, order=ordered)
-                print(made.dry_run(connection, outputs), end="")
+                print(made(batch).dry_run(connection, outputs), end="")
             return None
         if sync:
             code.send(connection, outputs, files)
@@ -149,19 +152,8 @@ def _run(
 
         def send(batch: run.Batch, nodes: tuple[str, ...]) -> Submission:
             with submission.alone(connection, outputs):
-                sent = submit_once.dispatch(
-                    submit_once.order(books, job, files, batch.sets, say=output.note),
-                    books,
-                    connection,
-                    outputs,
-                    state=context.state_root(),
-                    code_hash=hash_files(files),
-                    git_revision=context.git_revision(),
-                    say=output.note,
-                    force=force,
-                    store=store,
-                    nodes=nodes,
-                )
+                ready = made(batch)
+                sent = ready.submit(connection, outputs, force=force, nodes=nodes, store=store)
             return sent.submission
 
         with output.ClusterText(sys.stderr) as shown:

@@ -5,9 +5,10 @@ Owns what is read of this checkout for it. Order, budget and history are infra/j
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from cost.size.shape import SizeError
 from infra.cli import context, output
@@ -38,19 +39,14 @@ class ReadyJob:
         connection: Connection,
         outputs: StackOutputs,
         *,
-        sync: bool,
-        force: bool,
-        after: str | None = None,
-        once: bool = False,
-        reproduces: str | None = None,
-        queued: Callable[[str], None] = lambda _: None,
+        sync: bool = False,
+        **options: Any,
     ) -> Sent:
-        """The submission; `queued` has a new id first, as what writes it down may fail.
-
-        To be called in `alone`. `once`: not beside a job of equal inputs that runs or waits.
-        """
+        """The submission, with submit_once.dispatch's options; to be called in `alone`."""
         if sync:
             code.send(connection, outputs, self.files)
+        if "store" not in options:
+            options["store"] = context.run_config_store(outputs)
         return submit_once.dispatch(
             self.order,
             self.books,
@@ -60,12 +56,7 @@ class ReadyJob:
             code_hash=hash_files(self.files),
             git_revision=context.git_revision(),
             say=output.note,
-            after=after,
-            force=force,
-            store=context.run_config_store(outputs),
-            once=once,
-            reproduces=reproduces,
-            queued=queued,
+            **options,
         )
 
     def dry_run(
