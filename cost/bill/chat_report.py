@@ -174,5 +174,4 @@ def _shared_table(rows: Sequence[ChatCost], shared: SharedBill) -> Table:
             )
             for row in rows
         ),
-        num_text_columns=1,
     )

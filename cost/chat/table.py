@@ -49,7 +49,6 @@ def chat_table(units: UnitCosts) -> Table | None:
             )
             for row in rows
         ),
-        num_text_columns=1,
         bad_rows=frozenset(index for index, row in enumerate(rows) if row.meets_slo is False),
     )
 

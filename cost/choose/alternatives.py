@@ -215,7 +215,6 @@ def alternatives_part(inputs: Inputs, found: Sequence[Alternative]) -> Part:
         "(at max_nodes; USD without tax)",
         headings=("Change", "Monthly", "Difference", "Run", "Limits"),
         rows=tuple(_row(index, item, before) for index, item in enumerate(found, 1)),
-        num_text_columns=1,
         bad_rows=frozenset(index for index, item in enumerate(found) if item.broken),
     )
     return Part(

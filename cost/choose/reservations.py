@@ -48,7 +48,6 @@ def reservations_part(inputs: Inputs) -> Iterable[Part]:
                 title="Reserved against on-demand nodes (US dollars a node, without disks)",
                 headings=("Workers", "On demand", "Reserved", "Reserved a month", "Pays from"),
                 rows=tuple(_row(each) for each in found),
-                num_text_columns=1,
             ),
         ),
         notes=(

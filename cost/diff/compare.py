@@ -76,7 +76,6 @@ def _document(bills: Sequence[Bill], rows: Sequence[Row]) -> Document:
     names = tuple(bill.spec.name for bill in bills)
     is_pair = len(bills) == 2
     return Document(
-        heading=None,
         tables=(
             Table(
                 title=f"{' beside '.join(names)} (USD without tax, 730 hours a month)",
@@ -85,7 +84,6 @@ def _document(bills: Sequence[Bill], rows: Sequence[Row]) -> Document:
                     (row.name, *row.cells, *((_difference(row),) if is_pair else ()))
                     for row in rows
                 ),
-                num_text_columns=1,
             ),
         ),
         notes=tuple(_notes(bills)),

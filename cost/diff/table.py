@@ -61,23 +61,20 @@ def render_diff(
 def diff_document(change: Difference, sides: str = "deployed to declared") -> Document:
     """The change as tables and notes, for the formats that people read."""
     if change.is_empty:
-        return Document(heading=NO_CHANGE, tables=(), notes=())
+        return Document(heading=NO_CHANGE)
     before, after = change.before.stack, change.after.stack
     whose = f"of {after}, {sides}" if before == after else f"from {before} to {after}"
     return Document(
-        heading=None,
         tables=(
             Table(
                 title=f"Change {whose} (USD a month without tax; before and after at min_nodes)",
                 headings=("Component", "Before", "After", "Change", "At max_nodes"),
                 rows=tuple(_line_rows(change)),
-                num_text_columns=1,
             ),
             Table(
                 title=f"Change of unit costs {whose} (USD)",
                 headings=("Unit", "Before", "After", "Change"),
                 rows=tuple(_unit_rows(change)),
-                num_text_columns=1,
             ),
         ),
         notes=tuple(_notes(change)),

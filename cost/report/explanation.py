@@ -94,7 +94,6 @@ def render_explanation(found: Explanation, format: Format = Format.TABLE) -> str
                 for each in found.inputs
                 for row in ((each.name, each.value), (f"{GAP}{GAP}{each.source}",))
             ),
-            num_text_columns=1,
         ),
     )
     heading = None if found.inputs else f"{found.title} ({found.item})"

@@ -43,7 +43,7 @@ class Table:
     title: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    num_text_columns: int
+    num_text_columns: int = 1
     bad_rows: frozenset[int] = frozenset()
     """Rows that break a promise, by index; HTML gives them the class `bad`."""
 
@@ -52,9 +52,9 @@ class Table:
 class Document:
     """Tables and the notes under them."""
 
-    heading: str | None
-    tables: tuple[Table, ...]
-    notes: tuple[str, ...]
+    heading: str | None = None
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
     """Charts as inline SVG (charts.py); only HTML shows them."""
 

@@ -153,7 +153,6 @@ def _pipeline_part(found: Sequence[PipelineCost]) -> Part:
                     )
                     for cost in found
                 ),
-                num_text_columns=1,
             ),
         ),
         notes=("Pipelines: at most is every job up to its time limit.",),
@@ -262,7 +261,6 @@ def _schedule_part(found: Sequence[ScheduleCost]) -> Part:
                     )
                     for cost in found
                 ),
-                num_text_columns=1,
             ),
         ),
         notes=(

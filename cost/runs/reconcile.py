@@ -321,7 +321,7 @@ def render_reconciliation(found: Reconciliation, format: Format = Format.TABLE) 
         return json.dumps(_plain(found), indent=2) + "\n"
     if format is Format.CSV:
         return csv_text(_csv_rows(found))
-    document = Document(heading=None, tables=(_table(found),), notes=tuple(_notes(found)))
+    document = Document(tables=(_table(found),), notes=tuple(_notes(found)))
     return lay_out(document, format)
 
 

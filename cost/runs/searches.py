@@ -169,7 +169,6 @@ def _part(found: Sequence[SearchCost]) -> Part:
                     )
                     for cost in found
                 ),
-                num_text_columns=1,
             ),
         ),
         notes=(

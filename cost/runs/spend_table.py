@@ -74,7 +74,6 @@ def _where(spend: Spend) -> Table:
             *((name, usd_text(usd), _share(usd, spend.bill_usd)) for name, usd in parts(spend)),
             (f"bill of the period{bound}", usd_text(spend.bill_usd), ""),
         ),
-        num_text_columns=1,
     )
 
 
@@ -118,7 +117,6 @@ def _groups(title: str, heading: str, spend: Spend, key: Callable[[JobUse], str]
             )
             for name, jobs in grouped(spend.jobs, key).items()
         ),
-        num_text_columns=1,
     )
 
 

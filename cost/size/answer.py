@@ -223,7 +223,6 @@ def serving_document(
                     for name, amount in [*memory.parts.items(), ("total", memory.total)]
                     if amount
                 ),
-                num_text_columns=1,
             ),
             _choice_table(choices, batch="streams"),
         ),
@@ -234,7 +233,6 @@ def serving_document(
 def seed004_document(rows: Sequence[tuple[ModelShape, DeckRow]], *, gpu_memory_gb: int) -> Document:
     """The deck's rule beside what training takes: AdamW in fp32, one row of 4,096 tokens, FSDP."""
     return Document(
-        heading=None,
         tables=(
             Table(
                 title=(
@@ -251,7 +249,6 @@ def seed004_document(rows: Sequence[tuple[ModelShape, DeckRow]], *, gpu_memory_g
                     "GPUs",
                 ),
                 rows=tuple(_deck_cells(shape, row, gpu_memory_gb) for shape, row in rows),
-                num_text_columns=1,
             ),
         ),
         notes=(
@@ -317,7 +314,6 @@ def _memory_table(title: str, found: Sequence[Verdict]) -> Table:
             )
             for each in found
         ),
-        num_text_columns=1,
     )
 
 

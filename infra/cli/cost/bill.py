@@ -188,7 +188,7 @@ def _alternatives(stack: str, without: list[str], format: Format) -> str:
         return json.dumps(plain, indent=2) + "\n"
     if format is Format.CSV:
         return csv_text([row for table in part.tables for row in (table.headings, *table.rows)])
-    document = Document(heading=None, tables=part.tables, notes=part.notes)
+    document = Document(tables=part.tables, notes=part.notes)
     return _paged(lay_out(document, format), format, f"Instead of {stack}")
 
 

@@ -213,15 +213,15 @@ def _usd(usd: Decimal | None) -> str | None:
 def loop_text(loop: Loop, format: Format) -> str:
     """The page's three answers and the loop, as text or markdown, ending in a newline."""
     heading = loop.report.bill.estimate.heading
-    first = Document(heading=heading, tables=(), notes=tuple(_answers(loop)))
+    first = Document(heading=heading, notes=tuple(_answers(loop)))
     tables = (*_quality_tables(loop), *_tables(loop))
-    found = Document(heading=None, tables=tables, notes=tuple(_notes(loop)))
+    found = Document(tables=tables, notes=tuple(_notes(loop)))
     return f"{lay_out(first, format)}\n{lay_out(found, format)}"
 
 
 def loop_html(loop: Loop) -> str:
     """The loop as a fragment of the page; quality has its own section there."""
-    found = Document(heading=None, tables=_tables(loop), notes=tuple(_notes(loop)))
+    found = Document(tables=_tables(loop), notes=tuple(_notes(loop)))
     return lay_out(found, Format.HTML)
 
 
@@ -302,7 +302,6 @@ def _speed_tables(run: RunRecord | None) -> Iterator[Table]:
             title=f"Speed in tokens a second (job {run.job_id}{batch}), each measured once",
             headings=("Speed", "Base", "Tuned"),
             rows=tuple(rows),
-            num_text_columns=1,
         )
 
 
@@ -338,7 +337,6 @@ def _payback_table(found: Finetune) -> Table:
         title=f"Break-even of the finetune {cost} (own nodes of training and evaluation)",
         headings=("Against", "USD There", "USD Here", "Saving", "Chats", "After"),
         rows=tuple(_payback_row(each) for each in found.paybacks),
-        num_text_columns=1,
     )
 
 

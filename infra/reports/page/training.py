@@ -205,7 +205,7 @@ class GpuUse:
         return math.fsum(busy) / len(busy) if busy else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One line of the summary."""
 
@@ -245,12 +245,8 @@ def summary(run: RunRecord, use: GpuUse, records: Sequence[RunRecord]) -> tuple[
     busy, which = use.each.least_busy or (None, "")
     missing = _missing(use, run.hardware.num_nodes if run.hardware else 1)
     return (
-        Row(
-            name="Training time",
-            value=duration(metrics.get("train_time_s", run.duration_s)),
-            verdict=None,
-            note=f"the job took {duration(run.duration_s)}, model and data included",
-        ),
+        Row("Training time", duration(metrics.get("train_time_s", run.duration_s)), None,
+            f"the job took {duration(run.duration_s)}, model and data included"),
         _throughput(run, records),
         _figure("Model FLOP utilisation", metrics.get("useful_token_mfu_percent"), " %",
                 f"of the dense bf16 peak; {device} is not in its table"),
@@ -298,22 +294,20 @@ def speeds(records: Iterable[RunRecord]) -> tuple[tuple[RunRecord, Decimal], ...
 def _throughput(run: RunRecord, records: Sequence[RunRecord]) -> Row:
     speed = run.metrics.get(_SPEED)
     if speed is None:
-        return Row(
-            name="Throughput", value="-", verdict=_NOT_RUN, note="fewer than two steps were trained"
-        )
+        return Row("Throughput", "-", _NOT_RUN, "fewer than two steps were trained")
     value = f"{number(speed)} tokens/s"
     if (per_gpu := run.metrics.get("train_tokens_per_s_per_gpu")) is not None:
         value += f", {number(per_gpu)} a rank"
     best = best_of_kind(run, records)
     if best is None:
         note = "the first run of this recipe on these nodes: nothing to hold it against"
-        return Row(name="Throughput", value=value, verdict=_NOT_RUN, note=note)
+        return Row("Throughput", value, _NOT_RUN, note)
     share = float(speed / best.metrics[_SPEED])
     return Row(
-        name="Throughput",
-        value=value,
-        verdict="PASS" if share >= BEST_SHARE else "FAIL",
-        note=f"{100 * share:.0f} % of the fastest other run on such nodes, job {best.job_id}; gate "
+        "Throughput",
+        value,
+        "PASS" if share >= BEST_SHARE else "FAIL",
+        f"{100 * share:.0f} % of the fastest other run on such nodes, job {best.job_id}; gate "
         f"{100 * BEST_SHARE:.0f} %",
     )
 
@@ -329,16 +323,13 @@ def _missing(use: GpuUse, num_nodes: int) -> str | None:
 
 def _gated(name: str, value: float | None, gate: float, missing: str | None, note: str) -> Row:
     if value is None:
-        return Row(name=name, value="-", verdict=_NOT_RUN, note=missing or _NO_GPU)
+        return Row(name, "-", _NOT_RUN, missing or _NO_GPU)
     if missing is not None:
         # A part of a run passes and fails no gate: what is not there may be the rest of it.
         shown = f"{value:.1f} %"
-        return Row(name=name, value=shown, verdict=_NOT_RUN, note=f"{note}; {missing}")
+        return Row(name, shown, _NOT_RUN, f"{note}; {missing}")
     return Row(
-        name=name,
-        value=f"{value:.1f} %",
-        verdict="PASS" if value > gate else "FAIL",
-        note=f"{note}; gate above {gate:g} %",
+        name, f"{value:.1f} %", "PASS" if value > gate else "FAIL", f"{note}; gate above {gate:g} %"
     )
 
 
@@ -355,16 +346,16 @@ def _figure(name: str, value: Decimal | None, unit: str, note: str) -> Row:
     """A measured figure with the first part of its note, or NOT RUN with the second."""
     about, _, missing = note.partition("; ")
     if value is None:
-        return Row(name=name, value="-", verdict=_NOT_RUN, note=missing)
-    return Row(name=name, value=f"{number(value)}{unit}", verdict=None, note=about)
+        return Row(name, "-", _NOT_RUN, missing)
+    return Row(name, f"{number(value)}{unit}", None, about)
 
 
 def _infiniband(use: GpuUse) -> Row:
     if use.received_gb_per_s is None or use.sent_gb_per_s is None:
         note = "its nodes have no InfiniBand port, or it was not sampled"
-        return Row(name="InfiniBand", value="-", verdict=_NOT_RUN, note=note)
+        return Row("InfiniBand", "-", _NOT_RUN, note)
     value = f"{use.received_gb_per_s:.2f} GB/s in, {use.sent_gb_per_s:.2f} GB/s out"
-    return Row(name="InfiniBand", value=value, verdict=None, note="a node's mean over the run")
+    return Row("InfiniBand", value, None, "a node's mean over the run")
 
 
 def _latency(metrics: Mapping[str, Decimal]) -> Row:
@@ -372,7 +363,7 @@ def _latency(metrics: Mapping[str, Decimal]) -> Row:
     if median is None or worst is None:
         return _figure("Step", metrics.get("train_step_s"), " s", "mean; fewer than two steps")
     value = f"{number(median)} s, {number(worst)} s at the 99th percentile"
-    return Row(name="Step", value=value, verdict=None, note="time of a train step")
+    return Row("Step", value, None, "time of a train step")
 
 
 def _fabric(records: Sequence[RunRecord], stack: str) -> Row:
@@ -380,13 +371,13 @@ def _fabric(records: Sequence[RunRecord], stack: str) -> Row:
     found = [each for each in records if "busbw_gb_per_s" in each.metrics]
     if not found:
         note = f"soperator submit accept -s {stack} measures all-reduce, storage and every pair"
-        return Row(name="All-reduce of the cluster", value="-", verdict=_NOT_RUN, note=note)
+        return Row("All-reduce of the cluster", "-", _NOT_RUN, note)
     newest = max(found, key=lambda each: each.finished_at)
     return Row(
-        name="All-reduce of the cluster",
-        value=f"{number(newest.metrics['busbw_gb_per_s'])} GB/s bus bandwidth",
-        verdict=None,
-        note=f"acceptance job {newest.job_id}; storage and pairs stand in its acceptance.json",
+        "All-reduce of the cluster",
+        f"{number(newest.metrics['busbw_gb_per_s'])} GB/s bus bandwidth",
+        None,
+        f"acceptance job {newest.job_id}; storage and pairs stand in its acceptance.json",
     )
 
 
