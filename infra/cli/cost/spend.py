@@ -12,8 +12,7 @@ import typer
 
 from cost.report.layout import Format
 from cost.runs.invoice import Invoice, read_invoice
-from cost.runs.spend import month_of
-from cost.runs.spend_table import render_spend
+from cost.runs.spend import month_of, render_spend
 from infra.cli import context
 from infra.cli.context import IdentityOption, OutputOption, StackOption, moment, put, share
 from infra.cli.output import comparing, exit_code, note

@@ -17,8 +17,17 @@ from hypothesis import strategies as st
 from cost.report.layout import WIDTH, Format
 from cost.resources.hourly_rates import RunRates
 from cost.runs.ledger import Entry, Occupancy
-from cost.runs.spend import JobUse, Spend, SpendReport, grouped, month_budget, spend, spend_report
-from cost.runs.spend_table import parts, render_spend
+from cost.runs.spend import (
+    JobUse,
+    Spend,
+    SpendReport,
+    grouped,
+    month_budget,
+    parts,
+    render_spend,
+    spend,
+    spend_report,
+)
 from stacks.spec.cost import BudgetSpec
 from tests.unit.cost.run_stacks import actual_entry, at, forecast_entry, l40s, rates_of, use
 from tests.unit.cost.test_ledger import OVERRIDE

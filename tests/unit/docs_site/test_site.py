@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from infra.cli.main import VERBS
-from infra.setup.docs import pages
-from infra.setup.docs.pages import cli_page, price_page
+from infra.setup.docs import hooks
+from infra.setup.docs.hooks import cli_page, price_page
 from stacks.load import stack_names
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -107,7 +107,7 @@ def test_every_reading_of_the_price_books_has_its_source() -> None:
     ],
 )
 def test_a_link_out_of_the_pages_is_led_to_the_copy(page: str, link: str, led: str) -> None:
-    assert pages.inside(f"see [it]({link}).", page) == f"see [it]({led})."
+    assert hooks.inside(f"see [it]({link}).", page) == f"see [it]({led})."
 
 
 def test_every_cell_about_another_system_has_a_source_or_says_that_none_was_found() -> None:
