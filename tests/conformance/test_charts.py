@@ -6,7 +6,7 @@ import pytest
 
 from infra.clients.kube_rules import name_of
 from infra.operate.conformance.charts import leaves
-from infra.operate.conformance.declared import declared
+from infra.operate.conformance.come_up import declared
 from infra.operate.conformance.sources import NotRunError, OutsideError
 from tests.conformance.conftest import STACKS
 

@@ -16,7 +16,7 @@ import pytest
 
 from infra.clients.kube_rules import describe
 from infra.operate.conformance.charts import RenderError
-from infra.operate.conformance.declared import declared
+from infra.operate.conformance.come_up import declared
 from infra.operate.conformance.sources import NotRunError
 from tests.conformance.conftest import NEXT
 from tests.conformance.test_charts import WITHOUT_EFFECT

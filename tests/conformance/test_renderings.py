@@ -17,9 +17,9 @@ import yaml
 
 from infra.clients.kube_rules import Object, name_of
 from infra.local.kube.charts import values as local_values
-from infra.local.kube.charts.render import CHART_VERSION, render
 from infra.local.kube.charts.values import Release
-from infra.operate.conformance.declared import declared
+from infra.local.plugins.kubernetes_release import CHART_VERSION, render
+from infra.operate.conformance.come_up import declared
 from tests.conformance.conftest import STACKS
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]

@@ -33,8 +33,15 @@ from infra.jobs.search import leaderboard as board_of
 from infra.render.delivery import hash_files
 from infra.reports.runs import diff as differ
 from infra.reports.runs import mlflow_store, run
-from infra.reports.runs import reproduce as again
-from infra.reports.runs.run import Run, find_run, read_runs
+from infra.reports.runs.run import (
+    Run,
+    check_code,
+    check_data,
+    find_run,
+    job_of,
+    read_runs,
+    settings_of,
+)
 from infra.reports.runs.shared import bring
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError, nearest
@@ -133,15 +140,15 @@ def reproduce(
     """Submit a run's recipe, settings, seed and code once more; shows it first."""
     run = find_run(_runs(stack, shared=shared), name, stack)
     spec = context.spec(stack)
-    job = again.job_of(run, spec)
+    job = job_of(run, spec)
     files = context.local_code(stack)
-    again.check_code(run, hash_files(files), context.CHECKOUT, context.state_root())
-    sets = again.settings_of(run, job, files)
+    check_code(run, hash_files(files), context.CHECKOUT, context.state_root())
+    sets = settings_of(run, job, files)
     outputs = context.caller(stack, identity)
     submitting.check_job(outputs, job.name)
     made = submission.ready(spec, job, sets)
     with context.connect(outputs, identity) as connection:
-        if (line := again.check_data(run, connection)) is not None:
+        if (line := check_data(run, connection)) is not None:
             output.note(line)
         if not submit:
             for line in ledger.budget_lines(made.books, made.order.run, datetime.now(UTC)):

@@ -12,15 +12,17 @@ from __future__ import annotations
 import json
 import secrets
 import string
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
 from infra.clients.kube import KubeClient
-from infra.local.kube.charts.render import CRDS_CHART, Rendered, render
-from infra.local.kube.charts.values import RECORDED_LABEL, ChartError, Object, Release
+from infra.local.kube.charts import slurm_cluster
+from infra.local.kube.charts.values import RECORDED_LABEL, ChartError, Object, Release, merge
+from infra.local.kube.crd import load_crds
 from infra.local.plugins.kubernetes_objects import dry_run, remove
 from infra.providers.engine.provider import (
     UNKNOWN,
@@ -33,6 +35,7 @@ from infra.providers.engine.provider import (
 
 if TYPE_CHECKING:
     from infra.local.plugins.kubernetes import Kubernetes
+
 
 Values = dict[str, Any]
 
@@ -307,3 +310,43 @@ def _target(key: str) -> Object:
     api_version, kind, namespace, name = key.rsplit("/", 3)
     metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
+
+
+CHART_VERSION: Final = "4.1.7"
+"""The only version whose values these renderers know."""
+CRDS_CHART: Final = "helm-soperator-crds"
+
+_RENDERERS: Final[Mapping[str, Callable[[Release, dict[str, Any]], list[Object]]]] = {
+    "helm-slurm-cluster-storage": slurm_cluster.render_storage,
+    "helm-slurm-cluster": slurm_cluster.render,
+    "helm-nodesets": slurm_cluster.render_nodesets,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """What a release becomes on the local stack."""
+
+    objects: list[Object]
+    recorded_only: bool
+    unused: tuple[str, ...] = ()
+    """Paths of given values that make no object here."""
+
+
+def render(chart: str, version: str, release: Release, values: Mapping[str, Any]) -> Rendered:
+    """The objects of a release; none for a chart that is only recorded."""
+    chart = chart.rpartition("/")[2]
+    if chart == CRDS_CHART:
+        return Rendered(objects=load_crds(), recorded_only=False)
+    renderer = _RENDERERS.get(chart)
+    if renderer is None:
+        return Rendered(objects=[], recorded_only=True)
+    if version != CHART_VERSION:
+        raise ChartError(
+            f"{chart}: version {version!r} is not known to the local stack (has: {CHART_VERSION}); "
+            "set cluster.soperator_version in the stack file"
+        )
+    merged = merge(chart, values)
+    return Rendered(
+        objects=renderer(release, merged.values), recorded_only=False, unused=merged.unused
+    )

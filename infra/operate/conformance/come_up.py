@@ -9,22 +9,24 @@ them before anything is paid for, and tests/conformance holds every stack to the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from infra.clients.errors import KubeError
 from infra.clients.kube_rules import Object, describe
-from infra.operate.conformance import pod_checks, simulate
+from infra.components.recorder import Registered, declare
+from infra.operate.conformance import go_yaml, pod_checks, simulate
 from infra.operate.conformance.charts import Helm, RenderError
 from infra.operate.conformance.cluster import Accepted, ApiServer, Cluster
-from infra.operate.conformance.declared import Declared, declared
-from infra.operate.conformance.definitions import OPERATED, OUTSIDE_GROUPS, definitions, needed
+from infra.operate.conformance.go_yaml import whole
 from infra.operate.conformance.operator import OperatorError, last_word, soperator
 from infra.operate.conformance.pod_checks import Looked, Obstacle
-from infra.operate.conformance.sources import NotRunError, OutsideError, Sources
+from infra.operate.conformance.sources import DEPLOYED, NotRunError, OutsideError, Sources
+from infra.render.nodes import node_group_spec, roles
 from stacks.spec import StackSpec
 
 STEPS: Final = (
@@ -295,3 +297,189 @@ def _looked(name: str, what: str, looked: Looked) -> Step:
 def _made(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+_PLACES: Final[Mapping[str, tuple[str, ...]]] = {
+    "soperator": ("helm/soperator/crds/*.yaml",),
+    "kruise": ("config/crd/bases/*.yaml",),
+    "mariadb-operator": ("deploy/crds/crds.yaml",),
+    "prometheus-operator": ("example/prometheus-operator-crd/*.yaml",),
+    "victoria-metrics-operator": ("config/crd/overlay/crd.yaml",),
+    "security-profiles-operator": ("deploy/base-crds/crds/*.yaml",),
+    "k8up": ("charts/k8up/crds/*.yaml",),
+}
+_WATCHED: Final = (
+    "slurm.nebius.ai",
+    "apps.kruise.io",
+    "k8s.mariadb.com",
+    "security-profiles-operator.x-k8s.io",
+)
+"""Groups of which an operator reads every kind."""
+OUTSIDE_GROUPS: Final[Mapping[str, str]] = {
+    "cert-manager.io": "defined by cert-manager's chart, which is finished only by its own release",
+}
+"""Groups of which no checkout has the definitions, and why."""
+OPERATED: Final = _PLACES.keys() - {"victoria-metrics-operator", "k8up"}
+"""Checkouts that define what Soperator's operator watches: without one it never comes up."""
+_METRICS: Final = frozenset({"ServiceMonitor", "PodMonitor"})
+_KIND: Final = "CustomResourceDefinition"
+
+
+def definitions(sources: Sources, soperator: str = DEPLOYED) -> tuple[list[Object], dict[str, str]]:
+    """All of them, and checkout -> reason where it is missing; `soperator` is a version."""
+    found: list[Object] = []
+    missing: dict[str, str] = {}
+    for name in _PLACES:
+        try:
+            checkout = sources.soperator(soperator) if name == "soperator" else name
+            found += _of(sources, checkout, _PLACES[name])
+        except NotRunError as error:
+            missing[name] = str(error)
+    return found, missing
+
+
+def needed(found: Iterable[Object], objects: Iterable[Object]) -> list[Object]:
+    """Those of the kinds among the objects and those that the operators watch.
+
+    Half of a minute goes into the rest, which nobody asks for.
+    """
+    used = {each["kind"] for each in objects}
+    return [
+        each
+        for each in found
+        if each["spec"]["group"] in _WATCHED or each["spec"]["names"]["kind"] in used | _METRICS
+    ]
+
+
+def _of(sources: Sources, checkout: str, patterns: tuple[str, ...]) -> Iterator[Object]:
+    folder = sources.checkout(checkout)
+    for pattern in patterns:
+        paths = sorted(folder.glob(pattern))
+        if not paths:
+            raise NotRunError(f"checkout {folder}: nothing at {pattern}")
+        for path in paths:
+            for each in go_yaml.load_all(path.read_text(encoding="utf-8")):
+                if each.get("kind") == _KIND:
+                    yield _alone(each)
+
+
+def _alone(definition: Object) -> Object:
+    """Without the webhook of its operator, which may not run: stored and served version agree."""
+    spec = {key: value for key, value in definition["spec"].items() if key != "conversion"}
+    metadata = {
+        key: value for key, value in definition["metadata"].items() if key != "creationTimestamp"
+    }
+    kept = {key: value for key, value in definition.items() if key != "status"}
+    return {**kept, "metadata": metadata, "spec": spec}
+
+
+_RELEASE: Final = "kubernetes:helm.sh/v3:Release"
+_KUBERNETES: Final = "kubernetes:"
+_EFFECTS: Final = {"NO_SCHEDULE": "NoSchedule", "NO_EXECUTE": "NoExecute"}
+_SSHD_KEY: Final = "sshd_config"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """One Helm release as the engine would get it."""
+
+    name: str
+    namespace: str
+    version: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """Everything that goes to Kubernetes, in the program's order, and the nodes under it."""
+
+    spec: StackSpec
+    releases: tuple[Release, ...]
+    own: tuple[Object, ...]
+    """Objects that the program makes itself."""
+    given: tuple[Object, ...]
+    """Secrets and ConfigMaps that the stack names and its user makes."""
+    nodes: tuple[Object, ...]
+    """One node of each node group."""
+
+
+def declared(spec: StackSpec, folder: Path) -> Declared:
+    """What the program would send for `spec`; `folder` takes its build."""
+    recorder = declare(spec, folder)
+    inside = [each for each in recorder.registered if each.type.startswith(_KUBERNETES)]
+    return Declared(
+        spec=spec,
+        releases=tuple(_release(each) for each in inside if each.type == _RELEASE),
+        own=tuple(_object(each) for each in inside if "kind" in each.inputs),
+        given=tuple(_given(spec)),
+        nodes=tuple(_nodes(spec)),
+    )
+
+
+def _release(one: Registered) -> Release:
+    sent = whole(one.inputs)
+    return Release(
+        name=sent["name"],
+        namespace=sent["namespace"],
+        version=sent["version"],
+        values=sent.get("values", {}),
+    )
+
+
+def _object(one: Registered) -> Object:
+    return whole(one.inputs)
+
+
+def _given(spec: StackSpec) -> list[Object]:
+    maps = {worker.sshd_config_map for worker in spec.nodes.workers}
+    found = [_config(spec, name, _SSHD_KEY) for name in sorted(filter(None, maps))]
+    sssd = spec.soperator.sssd
+    if sssd is not None:
+        text = _config(spec, sssd.config_secret, "sssd.conf")
+        content = text.pop("data")
+        found.append({**text, "kind": "Secret", "stringData": content})
+        if sssd.ca_config_map is not None:
+            found.append(_config(spec, sssd.ca_config_map, "ca.crt"))
+    return found
+
+
+def _config(spec: StackSpec, name: str, key: str) -> Object:
+    metadata = {"name": name, "namespace": spec.cluster.namespace}
+    data = {key: "# made by the user\n"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def _nodes(spec: StackSpec) -> list[Object]:
+    ids: Mapping[str, str] = defaultdict(lambda: "filesystem")
+    found: list[Object] = []
+    for role in roles(spec):
+        if role.chunk.max_nodes == 0:
+            continue
+        group = node_group_spec(spec, role, subnet_id="subnet", filesystem_ids=ids)["template"]
+        name = f"{role.name}-node"
+        taints = [
+            {**taint, "effect": _EFFECTS[taint["effect"]]} for taint in group.get("taints", [])
+        ]
+        labels = {
+            **group["metadata"]["labels"],
+            "kubernetes.io/hostname": name,
+            "kubernetes.io/os": "linux",
+            "kubernetes.io/arch": "amd64",
+        }
+        found.append(
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {
+                    "name": name,
+                    "labels": {
+                        **labels,
+                        "kubernetes.io/os": "linux",
+                        "kubernetes.io/arch": "amd64",
+                    },
+                },
+                "spec": {"taints": taints},
+                "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+            }
+        )
+    return found

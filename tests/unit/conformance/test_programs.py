@@ -12,8 +12,7 @@ from infra.clients.kube import Access
 from infra.operate.conformance import charts, come_up, operator
 from infra.operate.conformance.charts import Helm, RenderError, StuckError
 from infra.operate.conformance.cluster import Accepted, ApiServer
-from infra.operate.conformance.come_up import STEPS, ComeUp, Step
-from infra.operate.conformance.declared import declared
+from infra.operate.conformance.come_up import STEPS, ComeUp, Step, declared
 from infra.operate.conformance.operator import OperatorError
 from infra.operate.conformance.sources import NotRunError, Sources
 from stacks.load import load_stack

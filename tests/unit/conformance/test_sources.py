@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.operate.conformance.definitions import definitions
+from infra.operate.conformance.come_up import definitions
 from infra.operate.conformance.sources import (
     CHARTS,
     CHECKOUTS,

@@ -8,8 +8,7 @@ from decimal import Decimal
 import pytest
 
 from cost.bill.bill import bill
-from cost.choose.limits import limits
-from cost.choose.policy import policy_part, policy_problems
+from cost.choose.limits import limits, policy_part, policy_problems
 from cost.prices.book import PriceBook
 from cost.report.layout import WIDTH, Document, Format, lay_out, usd_text
 from stacks.errors import Level

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.local.kube.charts.render import render
 from infra.local.kube.charts.values import Object, Release
+from infra.local.plugins.kubernetes_release import render
 
 PLACE = {
     "matchExpressions": [{"key": "slurm.nebius.ai/jail", "operator": "In", "values": ["true"]}],

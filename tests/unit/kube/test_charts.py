@@ -6,8 +6,8 @@ import copy
 
 import pytest
 
-from infra.local.kube.charts.render import render
 from infra.local.kube.charts.values import ChartError, Release, merge
+from infra.local.plugins.kubernetes_release import render
 from tests.unit.kube.samples import CLUSTER, NODESETS, STORAGE, one, rendered
 
 

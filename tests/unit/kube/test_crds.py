@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from infra.local.kube.crd import load_crds
-from infra.operate.conformance.definitions import definitions
+from infra.operate.conformance.come_up import definitions
 from infra.operate.conformance.sources import DEPLOYED, NotRunError, Sources
 
 # Soperator's: of a folder with parts of upstream (docs/conformance.md), else beside the checkout.

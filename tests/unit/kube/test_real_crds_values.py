@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from infra.local.kube.charts.render import render
 from infra.local.kube.charts.values import Object, Release
+from infra.local.plugins.kubernetes_release import render
 from infra.render import login
 from infra.render.charts import cluster_charts
 from infra.render.values.active_checks import active_checks_values

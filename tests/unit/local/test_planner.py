@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from infra.local.kube.charts.render import render
 from infra.local.kube.charts.values import Release
+from infra.local.plugins.kubernetes_release import render
 from infra.local.reconcile.nodes import node_objects
 from infra.local.reconcile.plan import PodPlan
 from infra.local.reconcile.planner import make_plan

@@ -19,7 +19,7 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Result
 from infra.render.delivery import code_files, hash_files
 from infra.render.sbatch import RELEASE_VARIABLE
-from infra.reports.runs import reproduce as again
+from infra.reports.runs import run as again
 from infra.reports.runs.run import Run
 from stacks.load import STACKS_DIR, load_stack
 from stacks.spec.slurm import SearchSpec
@@ -221,7 +221,7 @@ def test_a_run_is_reproduced_once_until_asked_for_again(
     ran(state, files, "train.seed=11")
     node = LoginNode(state / "node")
     outputs = node.outputs(hash_files(files))
-    monkeypatch.setattr(again, "check_data", lambda *_: None)
+    monkeypatch.setattr("infra.cli.jobs.runs.check_data", lambda *_: None)
     monkeypatch.setattr("infra.cli.context.caller", lambda *_: outputs)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: node)
     words = ["runs", "reproduce", "2", "--submit"]
@@ -240,7 +240,7 @@ def test_a_run_of_the_same_settings_is_no_repetition_of_another(
     ran(state, files, "train.seed=11")
     node = LoginNode(state / "node")
     outputs = node.outputs(hash_files(files))
-    monkeypatch.setattr(again, "check_data", lambda *_: None)
+    monkeypatch.setattr("infra.cli.jobs.runs.check_data", lambda *_: None)
     monkeypatch.setattr("infra.cli.context.caller", lambda *_: outputs)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: node)
     sets = ["--set", "train.seed=11", "--set", "train.resume=never"]
