@@ -13,9 +13,9 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from workloads.common import atomic, hardware
 from workloads.common.dist import environment_rank
@@ -32,6 +32,7 @@ from workloads.common.places import Places
 from workloads.common.record import RunRecord, job_id
 from workloads.recipes import Recipe, config_text, load_recipe, read_recipe
 
+T = TypeVar("T")
 STORED_RECIPE = "SOPERATOR_RUN_CONFIG"
 """Variable with bucket/key of the recipe as the submission stored it."""
 
@@ -160,9 +161,13 @@ def _fail(record: RunRecord, error: Exception, code: ExitCode) -> ExitCode:
     return code
 
 
-def section_of(recipe: Recipe, name: str) -> ConfigError:
-    """Return the error for a recipe without the section that a job needs."""
-    return ConfigError(
-        f"recipe '{recipe.name}' has no section '{name}'; name one that has it, "
-        f"see workloads/recipes"
-    )
+def section(recipe: Recipe, kind: type[T]) -> T:
+    """Return the recipe's settings of this kind; one without them is refused."""
+    name = next(each.name for each in fields(recipe) if kind.__name__ in str(each.type))
+    found = getattr(recipe, name)
+    if found is None:
+        raise ConfigError(
+            f"recipe '{recipe.name}' has no section '{name}'; name one that has it, "
+            f"see workloads/recipes"
+        )
+    return found

@@ -16,7 +16,8 @@ from workloads.accept.report import FILE_NAME, Report, check_lines
 from workloads.common import hardware
 from workloads.common.exit_codes import NotRunError, WorkloadError
 from workloads.common.log import log
-from workloads.job import Job, end, run_job, section_of
+from workloads.job import Job, end, run_job, section
+from workloads.recipes.accept import AcceptConfig
 
 DEFAULT_RECIPE = "accept_gpu"
 
@@ -27,12 +28,10 @@ class NotAcceptedError(WorkloadError):
 
 def main(job: Job) -> None:
     """Run the stages, write acceptance.json; anything but PASS is an error."""
-    if job.recipe.accept is None:
-        raise section_of(job.recipe, "accept")
+    config = section(job.recipe, AcceptConfig)
     from workloads.accept.suite import run_suite
     from workloads.common.dist import world
 
-    config = job.recipe.accept
     path = job.results_dir / FILE_NAME
     gates_file = (
         None if config.gates is None else job.places.expand(config.gates, at="accept.gates")

@@ -23,7 +23,7 @@ from workloads.data.dataset_tokenize import tokenize_file
 from workloads.data.manifest import Step, read_manifest
 from workloads.data.token_rows import tokenizer_files
 from workloads.data.token_worker import TokenizeConfig
-from workloads.job import Job, end, run_job, section_of
+from workloads.job import Job, end, run_job, section
 from workloads.recipes.data import DataConfig
 
 MANIFEST = "manifest.json"
@@ -33,9 +33,7 @@ _LEFT_S = 24 * 3600
 
 def main(job: Job) -> None:
     """Write `<data>/<output>/` whole, or nothing; nothing to do when it is there and current."""
-    config = job.recipe.data
-    if config is None:
-        raise section_of(job.recipe, "data")
+    config = section(job.recipe, DataConfig)
     if environment_rank()[0] != 0:
         return
     source = job.places.data_path(config.source.path)

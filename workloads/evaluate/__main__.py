@@ -15,23 +15,19 @@ from typing import Any
 from workloads.common import atomic, hardware
 from workloads.common.dist import World, world
 from workloads.common.log import log, tell
-from workloads.common.models import load_tokenizer
 from workloads.evaluate.comparison import ModelResult, evaluation
-from workloads.evaluate.held_out import HeldOut, load_held_out
+from workloads.evaluate.held_out import Context, context
 from workloads.evaluate.precisions import compare_precisions
-from workloads.evaluate.resampling import Sampling
 from workloads.evaluate.scores import measured
 from workloads.evaluate.subject import Header, Subject, tuned_dir
-from workloads.job import Job, end, run_job, section_of
+from workloads.job import Job, end, run_job, section
 from workloads.recipes.evaluate import EvaluateConfig
 from workloads.train.run_folder import publish_evaluated
 
 
 def main(job: Job) -> None:
     """Evaluate both models and print the comparison."""
-    config = job.recipe.evaluate
-    if config is None:
-        raise section_of(job.recipe, "evaluate")
+    config = section(job.recipe, EvaluateConfig)
     model_dir = job.places.model_dir(job.recipe.model)
     job.places.data_path(config.dataset)
     subjects = (
@@ -54,18 +50,11 @@ def keep_config(job: Job, config: EvaluateConfig, here: World) -> None:
 
 
 def _evaluate(job: Job, config: EvaluateConfig, here: World, base: Subject, tuned: Subject) -> None:
-    tokenizer = load_tokenizer(base.model_dir)
-    held_out = load_held_out(
-        config,
-        job.places.data_path(config.dataset),
-        tokenizer,
-        tuned_dir=tuned.tuned_dir,
-        places=job.places,
-    )
-    sampling = Sampling(resamples=config.resamples, confidence=config.confidence, seed=config.seed)
-    before, base_header = _result(job, config, here, held_out, tokenizer, base)
-    after, tuned_header = _result(job, config, here, held_out, tokenizer, tuned)
-    result = evaluation(before, after, sampling)
+    shared = context(job, config, here, tuned.tuned_dir)
+    held_out = shared.held_out
+    before, base_header = _result(shared, base)
+    after, tuned_header = _result(shared, tuned)
+    result = evaluation(before, after, shared.sampling)
     result["test_set"] = {
         "num_rows": len(held_out.chats),
         "num_perplexity_rows": len(held_out.examples),
@@ -75,9 +64,7 @@ def _evaluate(job: Job, config: EvaluateConfig, here: World, base: Subject, tune
     result["headers"] = {"base": asdict(base_header), "tuned": asdict(tuned_header)}
     if config.precisions:
         subject = tuned if config.precision_model == "tuned" else base
-        result["precisions"] = compare_precisions(
-            subject, tokenizer, config, held_out, here, job.places, sampling
-        )
+        result["precisions"] = compare_precisions(subject, shared, job.places)
     _record(job, config, result)
     if here.is_main:
         text = json.dumps(result, indent=2, ensure_ascii=False)
@@ -107,28 +94,17 @@ def _record(job: Job, config: EvaluateConfig, result: dict[str, Any]) -> None:
         }
 
 
-def _result(
-    job: Job,
-    config: EvaluateConfig,
-    here: World,
-    held_out: HeldOut,
-    tokenizer: Any,
-    subject: Subject,
-) -> tuple[ModelResult, Header]:
+def _result(shared: Context, subject: Subject) -> tuple[ModelResult, Header]:
     """Return the result of one model and what it was made from."""
     # It reads torch, for longer than a job may be silent: not before never_silent has begun.
-    from workloads.evaluate.generate import RowStore, run_rows, speeds
+    from workloads.evaluate.generate import run_rows, speeds
 
+    config, held_out = shared.config, shared.held_out
     log(f"{subject.name}: loading")
-    model = subject.load(config, here)
-    header = here.broadcast(
-        held_out.header(config, model_dir=subject.model_dir, tuned_dir=subject.tuned_dir)
-        if here.is_main
-        else None
-    )
-    store = RowStore(job.places.path("results"), header, rank=here.rank)
-    rows = run_rows(subject.name, model, tokenizer, config, held_out, store, here)
-    alone, batched = speeds(subject.name, model, config, held_out, here)
+    model = subject.load(config, shared.here)
+    header = shared.header(subject)
+    rows = run_rows(subject.name, model, shared, header)
+    alone, batched = speeds(subject.name, model, shared)
     del model
     gc.collect()
     metrics = measured(held_out, rows)

@@ -12,16 +12,15 @@ from workloads.common.log import log
 from workloads.evaluate.compare_models import lines, render
 from workloads.evaluate.comparison import read_results, report
 from workloads.evaluate.resampling import Sampling
-from workloads.job import Job, end, run_job, section_of
+from workloads.job import Job, end, run_job, section
+from workloads.recipes.evaluate import EvaluateConfig
 
 _REPORT = "comparison_report"
 
 
 def main(job: Job) -> None:
     """Compare what the two inference jobs left; the report lies among this job's results."""
-    config = job.recipe.evaluate
-    if config is None:
-        raise section_of(job.recipe, "evaluate")
+    config = section(job.recipe, EvaluateConfig)
     results = job.places.path("results")
     sampling = Sampling(resamples=config.resamples, confidence=config.confidence, seed=config.seed)
     result = report(

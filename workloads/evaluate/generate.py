@@ -23,9 +23,8 @@ from workloads.common.exit_codes import DataError
 from workloads.common.log import Counted, counted, log
 from workloads.common.record import job_id
 from workloads.data.token_rows import IGNORED, Example
-from workloads.evaluate.held_out import HeldOut
+from workloads.evaluate.held_out import Context, HeldOut
 from workloads.evaluate.subject import Header
-from workloads.recipes.evaluate import EvaluateConfig
 
 NUM_SPEED_RUNS = 3
 PADDING_SHARE = 0.25
@@ -285,18 +284,12 @@ class ModelRows:
     """Nats and label tokens of each tokenised row."""
 
 
-def run_rows(
-    name: str,
-    model: Any,
-    tokenizer: Any,
-    config: EvaluateConfig,
-    held_out: HeldOut,
-    store: RowStore,
-    here: World,
-) -> ModelRows:
+def run_rows(name: str, model: Any, shared: Context, header: Header) -> ModelRows:
     """Return all rows of one model; each rank does its share of what is missing."""
+    held_out, here = shared.held_out, shared.here
+    store = RowStore(shared.results, header, rank=here.rank)
     answers = _share(name, "answer", len(held_out.chats), store, here, lambda rows, work: _answers(
-        model, tokenizer, config, held_out, rows, work
+        model, shared, rows, work
     ))  # fmt: skip
     log(f"{name}: {len(answers)} answers")
     losses = _share(name, "loss", len(held_out.examples), store, here, lambda rows, _: _losses(
@@ -334,13 +327,9 @@ def _share(
 
 
 def _answers(
-    model: Any,
-    tokenizer: Any,
-    config: EvaluateConfig,
-    held_out: HeldOut,
-    rows: list[int],
-    work: Counted,
+    model: Any, shared: Context, rows: list[int], work: Counted
 ) -> Iterator[dict[int, dict[str, Any]]]:
+    config, held_out, tokenizer = shared.config, shared.held_out, shared.tokenizer
     for made in generate_in_batches(
         model,
         [held_out.prompts[row] for row in rows],
@@ -366,10 +355,9 @@ def _losses(model: Any, held_out: HeldOut, rows: list[int]) -> Iterator[dict[int
         }
 
 
-def speeds(
-    name: str, model: Any, config: EvaluateConfig, held_out: HeldOut, here: World
-) -> tuple[Speed, Speed]:
+def speeds(name: str, model: Any, shared: Context) -> tuple[Speed, Speed]:
     """Return rank 0's speeds with one stream and with a full batch, on every rank."""
+    config, held_out, here = shared.config, shared.held_out, shared.here
     found: tuple[Speed, ...] = ()
     if here.is_main:
         began = time.monotonic()

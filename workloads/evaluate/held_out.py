@@ -10,19 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workloads.common.dist import World
 from workloads.common.exit_codes import DataError
+from workloads.common.models import load_tokenizer
 from workloads.common.places import Places
 from workloads.data.chats import Chat, iter_jsonl, read_jsonl
 from workloads.data.files import sha256
 from workloads.data.token_rows import Example, TokenRows, read_parquet
+from workloads.evaluate.resampling import Sampling
 from workloads.evaluate.subject import (
     FORMAT,
     Header,
+    Subject,
     code_sha256,
     model_sha256,
     prompts_sha256,
     read_object,
 )
+from workloads.job import Job
 from workloads.recipes.evaluate import EvaluateConfig
 
 
@@ -127,24 +132,38 @@ class HeldOut:
         rows = range(len(self.chats))
         return sorted(random.Random(seed).sample(rows, min(count, len(rows))))
 
-    def header(
-        self,
-        config: EvaluateConfig,
-        *,
-        model_dir: Path,
-        tuned_dir: Path | None,
-        precision: str = "bf16",
-    ) -> Header:
-        """Return the header of the results of one model; reads all its weights once."""
-        rows = hashlib.sha256(b"".join(chat.to_line() for chat in self.chats))
-        rows.update(TokenRows.of(self.examples).digest.encode())
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What all models of one evaluation share."""
+
+    config: EvaluateConfig
+    here: World
+    tokenizer: Any
+    held_out: HeldOut
+    results: Path
+
+    @property
+    def sampling(self) -> Sampling:
+        """How intervals and tests resample."""
+        config = self.config
+        return Sampling(resamples=config.resamples, confidence=config.confidence, seed=config.seed)
+
+    def header(self, subject: Subject, *, precision: str = "bf16") -> Header:
+        """Return the header of one model's rows; rank 0 reads all its weights once."""
+        return self.here.broadcast(self._header(subject, precision) if self.here.is_main else None)
+
+    def _header(self, subject: Subject, precision: str) -> Header:
+        config, tuned_dir = self.config, subject.tuned_dir
+        rows = hashlib.sha256(b"".join(chat.to_line() for chat in self.held_out.chats))
+        rows.update(TokenRows.of(self.held_out.examples).digest.encode())
         return Header(
             format=FORMAT,
-            model=model_dir.name,
-            base_sha256=model_sha256(model_dir),
+            model=subject.model_dir.name,
+            base_sha256=model_sha256(subject.model_dir),
             tuned_sha256=None if tuned_dir is None else model_sha256(tuned_dir),
             rows_sha256=rows.hexdigest(),
-            prompts_sha256=prompts_sha256(self.prompts),
+            prompts_sha256=prompts_sha256(self.held_out.prompts),
             settings={
                 "dtype": config.dtype,
                 "precision": precision,
@@ -153,6 +172,20 @@ class HeldOut:
             },
             code_sha256=code_sha256(),
         )
+
+
+def context(job: Job, config: EvaluateConfig, here: World, tuned_dir: Path | None) -> Context:
+    """Return the held-out rows of the recipe, as its model's tokenizer reads them."""
+    tokenizer = load_tokenizer(job.places.model_dir(job.recipe.model))
+    dataset = job.places.data_path(config.dataset)
+    held_out = load_held_out(config, dataset, tokenizer, tuned_dir=tuned_dir, places=job.places)
+    return Context(
+        config=config,
+        here=here,
+        tokenizer=tokenizer,
+        held_out=held_out,
+        results=job.places.path("results"),
+    )
 
 
 def load_held_out(

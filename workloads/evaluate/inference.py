@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from workloads.common import atomic, hardware
-from workloads.common.dist import World, world
+from workloads.common.dist import world
 from workloads.common.log import log
-from workloads.common.models import load_tokenizer
 from workloads.data.chats import Chat
 from workloads.evaluate.__main__ import keep_config
 from workloads.evaluate.comparison import HEADER, ROWS, SUMMARY
-from workloads.evaluate.held_out import HeldOut, load_held_out, prompt_hash
-from workloads.evaluate.resampling import Sampling, interval
+from workloads.evaluate.held_out import Context, HeldOut, context, prompt_hash
+from workloads.evaluate.resampling import interval
 from workloads.evaluate.scores import measured, row_scores
 from workloads.evaluate.subject import Subject, tuned_dir
-from workloads.job import Job, section_of
+from workloads.job import Job, section
 from workloads.recipes.evaluate import EvaluateConfig
 
 if TYPE_CHECKING:
@@ -35,44 +34,26 @@ Side = Literal["original", "trained"]
 
 def run_inference(job: Job, side: Side) -> None:
     """Answer every held-out row with the original or the trained model."""
-    config = job.recipe.evaluate
-    if config is None:
-        raise section_of(job.recipe, "evaluate")
+    config = section(job.recipe, EvaluateConfig)
     model_dir = job.places.model_dir(job.recipe.model)
     tuned = tuned_dir(job, config) if side == "trained" else None
-    dataset = job.places.data_path(config.dataset)
+    job.places.data_path(config.dataset)
     with world(cpu_threads=config.cpu_threads) as here:
         job.record.hardware = hardware.detect(hardware.device_name())
         job.record.engine = "transformers"
         keep_config(job, config, here)
-        tokenizer = load_tokenizer(model_dir)
-        held_out = load_held_out(config, dataset, tokenizer, tuned_dir=tuned, places=job.places)
         subject = Subject(name=side, model_dir=model_dir, tuned_dir=tuned)
-        _answer(job, config, here, held_out, tokenizer, subject)
+        _answer(job, context(job, config, here, tuned), subject)
         here.barrier()
 
 
-def _answer(
-    job: Job,
-    config: EvaluateConfig,
-    here: World,
-    held_out: HeldOut,
-    tokenizer: Any,
-    subject: Subject,
-) -> None:
-    from workloads.evaluate.generate import RowStore, run_rows
+def _answer(job: Job, shared: Context, subject: Subject) -> None:
+    from workloads.evaluate.generate import run_rows
 
-    results = job.places.path("results")
-    header = here.broadcast(
-        held_out.header(config, model_dir=subject.model_dir, tuned_dir=subject.tuned_dir)
-        if here.is_main
-        else None
-    )
-    model = subject.load(config, here)
-    store = RowStore(results, header, rank=here.rank)
-    rows = run_rows(subject.name, model, tokenizer, config, held_out, store, here)
+    held_out, sampling = shared.held_out, shared.sampling
+    header = shared.header(subject)
+    rows = run_rows(subject.name, subject.load(shared.config, shared.here), shared, header)
     metrics = measured(held_out, rows)
-    sampling = Sampling(resamples=config.resamples, confidence=config.confidence, seed=config.seed)
     summary = {
         **{name: metric.value for name, metric in metrics.items()},
         "num_rows": len(rows.generated),
@@ -81,9 +62,9 @@ def _answer(
         "losses": [list(loss) for loss in rows.losses],
     }
     job.record.metrics |= {k: v for k, v in summary.items() if isinstance(v, (int, float))}
-    if not here.is_main:
+    if not shared.here.is_main:
         return
-    folder = results / subject.name
+    folder = shared.results / subject.name
     with atomic.new_directory(folder, replace=True) as partial:
         _write_json(partial / HEADER, asdict(header))
         lines = [json.dumps(line, ensure_ascii=False) for line in row_lines(held_out, rows)]

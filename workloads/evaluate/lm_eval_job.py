@@ -18,7 +18,7 @@ from workloads.common import atomic, hardware
 from workloads.common.dist import World, world
 from workloads.common.exit_codes import ConfigError, DataError, NotRunError
 from workloads.evaluate.subject import check_base, tuned_dir
-from workloads.job import Job, end, run_job, section_of
+from workloads.job import Job, end, run_job, section
 from workloads.recipes.evaluate import EvaluateConfig
 
 PACKAGE = "lm_eval"
@@ -27,9 +27,7 @@ _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 def main(job: Job) -> None:
     """Run the tasks of evaluate.lm_eval_tasks on the base and on the tuned model."""
-    config = job.recipe.evaluate
-    if config is None:
-        raise section_of(job.recipe, "evaluate")
+    config = section(job.recipe, EvaluateConfig)
     if not config.lm_eval_tasks:
         raise ConfigError("evaluate.lm_eval_tasks: got none, expected names of lm-eval's tasks")
     model_dir = job.places.model_dir(job.recipe.model)

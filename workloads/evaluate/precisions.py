@@ -7,32 +7,22 @@ from __future__ import annotations
 
 import gc
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.common.dist import World
 from workloads.common.log import log
 from workloads.evaluate.comparison import change_percent
-from workloads.evaluate.held_out import HeldOut
-from workloads.evaluate.resampling import Measured, Sampling, interval, paired
+from workloads.evaluate.held_out import Context, HeldOut
+from workloads.evaluate.resampling import Measured, interval, paired
 from workloads.evaluate.scores import measured
 from workloads.evaluate.subject import Subject, load_precision
-from workloads.recipes.evaluate import EvaluateConfig
 
 if TYPE_CHECKING:
     from workloads.common.places import Places
 
 
-def compare_precisions(
-    subject: Subject,
-    tokenizer: Any,
-    config: EvaluateConfig,
-    held_out: HeldOut,
-    here: World,
-    places: Places,
-    sampling: Sampling,
-) -> dict[str, Any]:
+def compare_precisions(subject: Subject, shared: Context, places: Places) -> dict[str, Any]:
     """Return one object a precision: outcome PASS with its numbers, or NOT RUN with the reason."""
+    config, here, sampling = shared.config, shared.here, shared.sampling
     results: dict[str, Any] = {}
     reference: dict[str, Measured] = {}
     scratch = places.path("scratch" if places.has("scratch") else "results")
@@ -40,7 +30,7 @@ def compare_precisions(
         model, problem = None, None
         try:
             model = load_precision(subject, precision, config, here, scratch)
-            _probe(model, held_out)
+            _probe(model, shared.held_out)
         except (ImportError, RuntimeError, ValueError) as error:
             problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
         problems = [each for each in here.gather(problem) if each]
@@ -48,9 +38,7 @@ def compare_precisions(
             log(f"{precision}: NOT RUN: {problems[0]}")
             results[precision] = {"outcome": "NOT RUN", "reason": problems[0]}
             continue
-        found, values = _measure(
-            subject, model, tokenizer, precision, config, held_out, here, places.path("results")
-        )
+        found, values = _measure(subject, model, precision, shared)
         del model
         gc.collect()
         results[precision] = {
@@ -87,32 +75,15 @@ def _probe(model: Any, held_out: HeldOut) -> None:
 
 
 def _measure(
-    subject: Subject,
-    model: Any,
-    tokenizer: Any,
-    precision: str,
-    config: EvaluateConfig,
-    held_out: HeldOut,
-    here: World,
-    results: Path,
+    subject: Subject, model: Any, precision: str, shared: Context
 ) -> tuple[dict[str, Measured], dict[str, Any]]:
-    from workloads.evaluate.generate import RowStore, run_rows, speeds
+    from workloads.evaluate.generate import run_rows, speeds
 
-    header = here.broadcast(
-        held_out.header(
-            config,
-            model_dir=subject.model_dir,
-            tuned_dir=subject.tuned_dir,
-            precision=f"{precision} weights, {model.device.type}",
-        )
-        if here.is_main
-        else None
-    )
-    store = RowStore(results, header, rank=here.rank)
+    header = shared.header(subject, precision=f"{precision} weights, {model.device.type}")
     name = f"{subject.name} {precision}"
-    rows = run_rows(name, model, tokenizer, config, held_out, store, here)
-    alone, batched = speeds(name, model, config, held_out, here)
-    found = measured(held_out, rows)
+    rows = run_rows(name, model, shared, header)
+    alone, batched = speeds(name, model, shared)
+    found = measured(shared.held_out, rows)
     return found, {
         **{key: metric.value for key, metric in found.items()},
         "weight_bytes": int(model.get_memory_footprint()),

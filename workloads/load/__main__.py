@@ -17,7 +17,7 @@ from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError, WorkloadError
 from workloads.common.hardware import Hardware
 from workloads.common.log import log
-from workloads.job import Job, end, run_job, section_of
+from workloads.job import Job, end, run_job, section
 from workloads.load.client import find_server
 from workloads.load.prompts import read_profile, with_profile
 from workloads.recipes.load import LoadConfig
@@ -91,9 +91,7 @@ def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
 
 def main(job: Job) -> None:
     """Measure, write load.json, fill the record; a verdict that fails is an error."""
-    if job.recipe.load is None:
-        raise section_of(job.recipe, "load")
-    config = with_profile(job.recipe.load, read_profile())
+    config = with_profile(section(job.recipe, LoadConfig), read_profile())
     _describe(job, config)
     from workloads.load import report
     from workloads.load.client import ChatClient

@@ -14,12 +14,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from workloads.common import atomic, hardware
 from workloads.common.exit_codes import ExitCode
 from workloads.common.log import log
-from workloads.job import Job, end, run_job, section_of
+from workloads.job import Job, end, run_job, section
+from workloads.recipes.serve import ServeConfig
 from workloads.serve.weights import (
     ENDPOINT_FILE,
     OWN_KEY_FILE,
@@ -29,9 +29,6 @@ from workloads.serve.weights import (
     stage,
     write_endpoint,
 )
-
-if TYPE_CHECKING:
-    from workloads.recipes.serve import ServeConfig
 
 DEFAULT_RECIPE = "smollm2_135m_serve_cpu"
 # Flag -> recipe key.
@@ -75,9 +72,7 @@ def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
 
 def main(job: Job) -> None:
     """Load, serve, and stop when told to."""
-    config = job.recipe.serve
-    if config is None:
-        raise section_of(job.recipe, "serve")
+    config = section(job.recipe, ServeConfig)
     # Of this job's life before a requeue: nobody may be sent there, with the key, any more.
     (job.results_dir / ENDPOINT_FILE).unlink(missing_ok=True)
     weights = find_weights(config, job.recipe.model, job.places)

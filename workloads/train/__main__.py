@@ -20,7 +20,7 @@ from workloads.common.exit_codes import ConfigError, ExitCode, WorkloadError, re
 from workloads.common.log import log
 from workloads.common.models import find
 from workloads.common.places import Places
-from workloads.job import end, run_job
+from workloads.job import end, run_job, section
 from workloads.recipes import Recipe, load_recipe
 from workloads.recipes.train import TrainConfig
 from workloads.train.inputs import (
@@ -66,9 +66,7 @@ def show_plan(arguments: Sequence[str] | None = None) -> ExitCode:
 
 def describe(recipe: Recipe, ranks: int | None = None) -> Iterator[str]:
     """Yield the plan's lines; then raise ConfigError where the run itself would be refused."""
-    config = recipe.train
-    if config is None:
-        raise ConfigError(f"recipe '{recipe.name}' has no section 'train'; name one that has it")
+    config = section(recipe, TrainConfig)
     read = read_plan()
     world_size, source = _ranks(recipe, read, ranks)
     plan = checked_plan(read, model=recipe.model, config=config, world_size=world_size)

@@ -30,7 +30,7 @@ from workloads.common.log import log
 from workloads.common.places import Places
 from workloads.common.record import RunRecord, job_id
 from workloads.data.files import files_of
-from workloads.job import Job, parse_arguments, section_of
+from workloads.job import Job, parse_arguments, section
 from workloads.recipes import load_recipe
 from workloads.recipes.train import STRATEGIES, TrainConfig
 from workloads.train.tasks import GENERATED, Task, is_generated
@@ -109,9 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
             refuse_others(json.loads(expected))
             return ExitCode.OK
         recipe = load_recipe(options.recipe, options.overrides)
-        if recipe.train is None:
-            raise section_of(recipe, "train")
-        found = [path for path in find_inputs(recipe.model, recipe.train, Places()) if path]
+        config = section(recipe, TrainConfig)
+        found = [path for path in find_inputs(recipe.model, config, Places()) if path]
         print(json.dumps({str(path): identity(path) for path in found}))
     except (OSError, WorkloadError) as error:
         code = ExitCode.BAD_DATA if isinstance(error, OSError) else exit_code_of(error)

@@ -21,7 +21,7 @@ from workloads.common.exit_codes import ConfigError, PreemptedError
 from workloads.common.log import at, log
 from workloads.common.record import job_id
 from workloads.data.files import sha256
-from workloads.job import Job, section_of
+from workloads.job import Job, section
 from workloads.recipes.train import RESUMABLE, TrainConfig
 from workloads.train.inputs import (
     PLAN_FILE,
@@ -88,9 +88,7 @@ def stop_request() -> Iterator[StopRequest]:
 
 def train(job: Job) -> None:
     """Train, write the final weights and point `latest` at them."""
-    config = job.recipe.train
-    if config is None:
-        raise section_of(job.recipe, "train")
+    config = section(job.recipe, TrainConfig)
     # From here on a signal has its code and record: reading data and weights can take minutes.
     with stop_request() as stop:
         _prepare_and_train(job, config, stop)
