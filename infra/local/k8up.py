@@ -30,7 +30,7 @@ from infra.local.reconcile.volumes import Places, UnboundError, bound_volume, fi
 from infra.local.slurm import pod as pods
 from infra.local.slurm.pod import Mount, PodSpec
 from infra.state import State
-from stacks.schedule import DAYS, MONTHS, WORDS
+from stacks.schedule import DAYS, MONTHS, WORDS, Cron
 
 _NAMES: Final[Mapping[str, int]] = {
     **{name: number for number, name in enumerate(DAYS)},
@@ -63,28 +63,22 @@ def is_due(cron: str, since: datetime, now: datetime) -> bool:
 
     A word that the operator's cron does not know is never due, as there.
     """
-    if len(cron.split()) != len(_RANGES):
+    fields = cron.split()
+    if len(fields) != len(_RANGES):
         return False
-    minute = max(since, now - _MISSED).replace(second=0, microsecond=0)
-    while (minute := minute + timedelta(minutes=1)) <= now:
-        if _holds(cron, minute):
-            return True
-    return False
-
-
-def _holds(cron: str, at: datetime) -> bool:
     minutes, hours, days, months, weekdays = (
-        _values(field, *span) for field, span in zip(cron.split(), _RANGES, strict=True)
+        frozenset(_values(field, *span)) for field, span in zip(fields, _RANGES, strict=True)
     )
-    if at.minute not in minutes or at.hour not in hours or at.month not in months:
-        return False
-    on_day = at.day in days
-    on_weekday = bool({at.isoweekday() % 7, at.isoweekday()} & weekdays)
-    _, _, day_field, _, weekday_field = cron.split()
-    # Two restricted fields mean either: crontab(5).
-    if day_field.startswith("*") or weekday_field.startswith("*"):
-        return on_day and on_weekday
-    return on_day or on_weekday
+    found = Cron(
+        minutes=minutes,
+        hours=hours,
+        days=days,
+        months=months,
+        weekdays=frozenset(number % 7 for number in weekdays),
+        # Two restricted fields mean either: crontab(5).
+        either_day=not (fields[2].startswith("*") or fields[4].startswith("*")),
+    )
+    return any(at <= now for at in found.next_times(max(since, now - _MISSED), 1))
 
 
 def _values(field: str, first: int, last: int) -> set[int]:
