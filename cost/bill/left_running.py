@@ -29,13 +29,8 @@ class PauseSaving:
         """US dollars an hour at min_nodes."""
         return self.low_usd_per_month / HOURS_PER_MONTH
 
-    @property
-    def high_usd_per_hour(self) -> Decimal:
-        """US dollars an hour at max_nodes."""
-        return self.high_usd_per_month / HOURS_PER_MONTH
-
     def __str__(self) -> str:
-        hour = _span(self.low_usd_per_hour, self.high_usd_per_hour)
+        hour = _span(self.low_usd_per_hour, self.high_usd_per_month / HOURS_PER_MONTH)
         month = _span(self.low_usd_per_month, self.high_usd_per_month)
         least = "at least " if self.is_lower_bound else ""
         return f"{least}{hour} an hour, {month} a month of {HOURS_PER_MONTH} hours"

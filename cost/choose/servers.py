@@ -214,7 +214,9 @@ class Estimate:
 def estimate(server: Server, ask: Ask, streams: int) -> Estimate:
     """So many streams on the server, all busy."""
     shape = ask.shape
-    weights, cache = step_weights(shape), cache_bytes_per_token(shape)
+    # Every token is multiplied with these: an embedding of its own is looked up.
+    weights = shape.parameters - (0 if shape.tied else shape.embedding_weights)
+    cache = cache_bytes_per_token(shape)
     passing_s = passed_bytes(shape, server.ways) / server.link_bytes_per_s
     read_s = 2 * weights * ask.read_tokens / server.flops + ask.read_tokens * passing_s
     cached_bytes = streams * cache * ask.mean_context_tokens
@@ -261,11 +263,6 @@ def missing_bytes(server: Server, ask: Ask, streams: int) -> int:
     """Bytes that a GPU lacks for weights, keys and values and working set; below 0 is room."""
     serving = Serving(streams=streams, context_tokens=ask.most_context_tokens, tensor=server.ways)
     return serving_memory(ask.shape, serving).total - server.usable_bytes
-
-
-def step_weights(shape: ModelShape) -> int:
-    """Weights that every token is multiplied with: an embedding of its own is looked up."""
-    return shape.parameters - (0 if shape.tied else shape.embedding_weights)
 
 
 def passed_bytes(shape: ModelShape, ways: int) -> Decimal:

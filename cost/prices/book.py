@@ -187,13 +187,8 @@ def _contract_price(declared: ContractPriceSpec, path: str, problems: Problems) 
 
 def old_prices(prices: Iterable[Price], today: date, max_age_days: int) -> tuple[Price, ...]:
     """The prices that are more than `max_age_days` old, oldest first, each SKU once."""
-    old = {price.sku: price for price in prices if age_days(price, today) > max_age_days}
+    old = {price.sku: price for price in prices if (today - price.date).days > max_age_days}
     return tuple(sorted(old.values(), key=lambda price: (price.date, price.sku)))
-
-
-def age_days(price: Price, today: date) -> int:
-    """Whole days since the price was dated, or read where it is undated."""
-    return (today - price.date).days
 
 
 def price_age_problems(

@@ -25,7 +25,7 @@ from cost.report.layout import (
     lay_out,
     usd_text,
 )
-from cost.resources.component import CostComponent, Section
+from cost.resources.component import Section
 from cost.resources.estimate import Estimate
 from cost.runs.invoice import USAGE, Invoice, InvoiceLine
 from cost.runs.spend import Spend
@@ -195,11 +195,6 @@ def product_of(names: Iterable[str]) -> Product:
     return Product.OTHER
 
 
-def product_of_line(line: CostComponent) -> Product:
-    """The product that a line of our bill is sold as."""
-    return Product.DISKS if line.id == _VOLUMES else _OF_SECTION[line.section]
-
-
 def _ours(
     estimate: Estimate, spend: Spend
 ) -> tuple[Mapping[Product, Decimal], Mapping[Product, list[str]]]:
@@ -208,7 +203,7 @@ def _ours(
     usd: dict[Product, Decimal] = defaultdict(Decimal)
     unpriced: dict[Product, list[str]] = defaultdict(list)
     for line in estimate.components:
-        product = product_of_line(line)
+        product = Product.DISKS if line.id == _VOLUMES else _OF_SECTION[line.section]
         if line.monthly_low_usd is None:
             unpriced[product].append(line.name)
         else:

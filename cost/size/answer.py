@@ -128,7 +128,8 @@ def seed004_answer(
     """The deck's rule beside the planner: its nine rows, or the rows of one model."""
     memory_gb = GPU_MEMORY_GB if gpu_memory_gb is None else gpu_memory_gb
     _require_positive(gpu_mem=memory_gb)
-    shapes = [load_shape(name) for name in ([model] if model else deck_models())]
+    deck = [f"Llama-2-{billions}b" for billions in BILLIONS]
+    shapes = [load_shape(name) for name in ([model] if model else deck)]
     rows = [
         (shape, deck_row(billions_of(shape), each, gpu_memory_gb=memory_gb))
         for each in (DTYPES if dtype is None else (dtype,))
@@ -258,11 +259,6 @@ def seed004_document(rows: Sequence[tuple[ModelShape, DeckRow]], *, gpu_memory_g
             f"GPUs of the planner: the fewest on which fsdp fits in {USABLE_PERCENT} % of memory",
         ),
     )
-
-
-def deck_models() -> tuple[str, ...]:
-    """Catalog names of the deck's three models."""
-    return tuple(f"Llama-2-{billions}b" for billions in BILLIONS)
 
 
 def honest(shape: ModelShape, dtype: Dtype, *, gpu_memory_gb: int) -> tuple[int, int, int]:

@@ -161,12 +161,11 @@ def _throttled(gpu: ElementTree.Element) -> tuple[str, ...]:
     return tuple(
         fault
         for fault in _FAULTS
-        if any(each.tag.endswith(f"reason_{fault}") and _active(each.text) for each in reasons)
+        if any(
+            each.tag.endswith(f"reason_{fault}") and (each.text or "").strip() == "Active"
+            for each in reasons
+        )
     )
-
-
-def _active(text: str | None) -> bool:
-    return (text or "").strip() == "Active"
 
 
 INFINIBAND = Path("/sys/class/infiniband")

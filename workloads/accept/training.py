@@ -308,11 +308,6 @@ def autocast(world: World) -> Iterator[None]:
         yield
 
 
-def dtype_name(world: World) -> str:
-    """Return what a point says of its arithmetic."""
-    return "bf16" if world.device.type == "cuda" else "fp32"
-
-
 def make_trainer(world: World, config: TrainingConfig, group: Any, num_ranks: int) -> Trainer:
     """Return a trainer whose gradients are averaged over the group."""
     torch.manual_seed(0)
@@ -400,7 +395,7 @@ def _point(trainer: Trainer, num_ranks: int, nodes: Sequence[Node], group: Any) 
         model=config.name,
         batch=config.batch,
         sequence=config.sequence,
-        dtype=dtype_name(world),
+        dtype="bf16" if world.device.type == "cuda" else "fp32",
         step_s=tuple(times),
         loss=float(loss),
     )

@@ -259,7 +259,7 @@ def text_scores(reference: str, generated: str) -> dict[str, float]:
         "token_f1": token_f1(reference, generated),
         "rouge1": rouge_n(wanted, given, 1),
         "rouge2": rouge_n(wanted, given, 2),
-        "rougeL": rouge_l(wanted, given),
+        "rougeL": _f1(common_length(wanted, given), len(given), len(wanted)),
         "repeated_4gram_share": repeated_share(given),
     }
 
@@ -273,11 +273,6 @@ def rouge_n(reference: Sequence[str], generated: Sequence[str], order: int) -> f
     """Return the F1 of common runs of `order` words."""
     wanted, given = _ngrams(reference, order), _ngrams(generated, order)
     return _f1((wanted & given).total(), given.total(), wanted.total())
-
-
-def rouge_l(reference: Sequence[str], generated: Sequence[str]) -> float:
-    """Return the F1 of the longest common subsequence of words."""
-    return _f1(common_length(reference, generated), len(generated), len(reference))
 
 
 def common_length(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:

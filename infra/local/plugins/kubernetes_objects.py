@@ -233,7 +233,9 @@ class Objects:
 
     def check(self, old: Values, new: Values) -> tuple[Values, Iterable[tuple[str, str]]]:
         failures = [
-            (key, "is required") for key in ("apiVersion", "kind") if not _known_text(new.get(key))
+            (key, "is required")
+            for key in ("apiVersion", "kind")
+            if not isinstance(new.get(key), str) or new[key] == ""
         ]
         return _conceal_secret(_encoded(new)), failures
 
@@ -445,10 +447,6 @@ def _of_type(type_: str) -> Values:
     """apiVersion and kind of a type token; the core group is written `core/v1` there."""
     _, group_version, kind = type_.split(":")
     return {"apiVersion": group_version.removeprefix("core/"), "kind": kind}
-
-
-def _known_text(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
 
 
 def _below(path: str, at: str) -> bool:

@@ -104,9 +104,9 @@ def resolve(
     if "ephemeral" in source or "volumeClaimTemplateSpec" in source:
         return Volume(folder=own, made_folders=tuple(source.get(_FOLDERS, ())))
     if (config := source.get("configMap")) is not None:
-        return _config_files(config, own, namespace, snapshot)
+        return _files(_payload(config, "ConfigMap", "config", namespace, snapshot), config, own)
     if (secret := source.get("secret")) is not None:
-        return _secret_files(secret, own, namespace, snapshot)
+        return _files(_payload(secret, "Secret", "secret", namespace, snapshot), secret, own)
     if nfs := source.get("nfs"):
         return Volume(folder=_exported(nfs, places))
     kinds = ", ".join(source) or "nothing"
@@ -255,18 +255,6 @@ def check_subpaths(
                     f'"{mount["mountPath"]}": not a directory',
                     Held.STARTING,
                 )
-
-
-def _config_files(
-    config: Mapping[str, Any], own: Path, namespace: str, snapshot: Snapshot
-) -> Volume:
-    return _files(_payload(config, "ConfigMap", "config", namespace, snapshot), config, own)
-
-
-def _secret_files(
-    secret: Mapping[str, Any], own: Path, namespace: str, snapshot: Snapshot
-) -> Volume:
-    return _files(_payload(secret, "Secret", "secret", namespace, snapshot), secret, own)
 
 
 def _payload(

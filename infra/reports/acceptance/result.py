@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -69,11 +69,11 @@ class Check:
     id: str
     outcome: str
     subject: str
-    nodes: tuple[str, ...]
-    measured: float | None
-    unit: str
-    limit: Mapping[str, Any] | None
-    context: Mapping[str, Any]
+    nodes: tuple[str, ...] = ()
+    measured: float | None = None
+    unit: str = ""
+    limit: Mapping[str, Any] | None = None
+    context: Mapping[str, Any] = field(default_factory=dict[str, Any])
     reason: str | None
 
     @property
@@ -230,17 +230,7 @@ def merge(results: Sequence[Result], missing: Mapping[str, str]) -> Result:
         if differ:
             raise AcceptError(f"the results are of different clusters: {', '.join(differ)}")
     gaps = tuple(
-        Check(
-            id=f"{stage}.all",
-            outcome="NOT_RUN",
-            subject="all nodes",
-            nodes=(),
-            measured=None,
-            unit="",
-            limit=None,
-            context={},
-            reason=why,
-        )
+        Check(id=f"{stage}.all", outcome="NOT_RUN", subject="all nodes", reason=why)
         for stage, why in missing.items()
     )
     found = {stage for result in results for stage in result.stages} | set(missing)

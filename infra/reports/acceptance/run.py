@@ -209,18 +209,8 @@ class PlainHosts:
 
     def argv(self, host: str, script: str) -> list[str]:
         """The command line that runs `script` on a host; it asks nobody anything."""
-        return [
-            *self.ssh,
-            "-o",
-            "BatchMode=yes",
-            "-o",
-            f"ConnectTimeout={_CONNECT_S}",
-            "-o",
-            "ServerAliveInterval=15",
-            "--",
-            host,
-            script,
-        ]
+        options = ("BatchMode=yes", f"ConnectTimeout={_CONNECT_S}", "ServerAliveInterval=15")
+        return [*self.ssh, *(word for each in options for word in ("-o", each)), "--", host, script]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +286,8 @@ def _run_ranks(
             )
             processes.append(process)
             assert process.stdout is not None
-            show = write if number == 0 else _nothing
+            # Other hosts' lines are kept for a failure only.
+            show = write if number == 0 else lambda _: None
             reader = threading.Thread(
                 target=_read, args=(process, process.stdout, said[host], show, ended), daemon=True
             )
@@ -366,10 +357,6 @@ def _last_line(done: subprocess.CompletedProcess[bytes]) -> str:
     if done.returncode == 255:  # ssh's own
         return f"{said}; does `ssh {shlex.quote(str(done.args[-2]))} true` work without a question?"
     return said
-
-
-def _nothing(_: bytes) -> None:
-    """Other hosts' lines are kept for a failure only."""
 
 
 def result_file(folder: Path, text: bytes) -> Path:

@@ -376,7 +376,7 @@ def check_code(run: Run, code_hash: str, root: Path, state: Path) -> None:
             f"job anew: soperator submit {run.record.job} -s {run.stack}"
         )
     said = f"run {run.name}: its code is {run.code_hash}, this checkout's {code_hash}"
-    if not _has_commit(root, run.git_revision):
+    if _git(root, "cat-file", "-e", f"{run.git_revision}^{{commit}}") is None:
         raise JobsError(
             f"{said}, and commit {run.git_revision} is not in this repository: git fetch origin "
             f"{run.git_revision}, or ask who submitted it; without it the run cannot be repeated"
@@ -462,10 +462,6 @@ def _value(value: Any) -> str:
     except ValueError:
         return value
     return json.dumps(value)
-
-
-def _has_commit(root: Path, revision: str) -> bool:
-    return _git(root, "cat-file", "-e", f"{revision}^{{commit}}") is not None
 
 
 def _git(root: Path, *words: str) -> str | None:
