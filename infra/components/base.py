@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import pulumi
 
+from infra.providers.nebius.adoption import STATE_ID
 from infra.providers.nebius.resource import Resource
 from stacks.spec import StackSpec
 
@@ -29,6 +30,19 @@ def child(
         spec=spec,
         opts=pulumi.ResourceOptions.merge(own, opts),
     )
+
+
+UNLABELLED: Final = ("nebius:iam/v1:GroupMembership", "nebius:iam/v1:AccessPermit")
+"""Nothing of them can be updated; they go with what they join."""
+
+
+def labelled(
+    made: pulumi.ResourceTransformationArgs, state_id: pulumi.Output[str]
+) -> pulumi.ResourceTransformationResult:
+    """A Nebius resource with the label of the state that has it."""
+    props: dict[str, Any] = dict(made.props)
+    props["metadata"] = {**props["metadata"], "labels": {STATE_ID: state_id}}
+    return pulumi.ResourceTransformationResult(props, made.opts)
 
 
 def kept(spec: StackSpec) -> pulumi.ResourceOptions:

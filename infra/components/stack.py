@@ -9,8 +9,8 @@ import pulumi_kubernetes as kubernetes
 
 from cost.resources.hourly_rates import Burn
 from infra.components.backups import Backups
+from infra.components.base import UNLABELLED, labelled
 from infra.components.buckets import Buckets
-from infra.components.filesystems import Filesystems
 from infra.components.kube_cluster import KubeCluster
 from infra.components.login import Login
 from infra.components.monitoring import Monitoring
@@ -18,12 +18,12 @@ from infra.components.network import Network
 from infra.components.nfs_server import NfsServer
 from infra.components.node_groups import NodeGroups
 from infra.components.nvidia_operators import NvidiaOperators
-from infra.components.registry import Registry
 from infra.components.run_configs import RunConfigs
 from infra.components.slurm_cluster import SlurmCluster
 from infra.components.soperator import Soperator
+from infra.components.storage import Filesystems, Registry
 from infra.components.teardown import Teardown
-from infra.providers.soperator.resources import KeyPair
+from infra.providers.soperator.resources import KeyPair, StateId
 from infra.render.login import job_commands, members, mounts, nodesets, ssh_command
 from infra.render.values.slurm_cluster import is_stopped
 from stacks.spec import StackSpec
@@ -46,8 +46,12 @@ class Stack(pulumi.ComponentResource):
         rolls_in_stages: bool = False,
     ) -> None:
         name = spec.name
-        super().__init__("soperator:infra:Stack", name)
+        labels = pulumi.ResourceOptions(transformations=[self._label])
+        super().__init__("soperator:infra:Stack", name, opts=labels)
         mine = pulumi.ResourceOptions(parent=self)
+        self._state = StateId(
+            f"{name}-state", project_id=spec.nebius.project_id, stack=name, opts=mine
+        )
         network = Network(name, spec, mine)
         filesystems = Filesystems(name, spec, mine)
         buckets = Buckets(name, spec, mine)
@@ -196,3 +200,9 @@ class Stack(pulumi.ComponentResource):
         if backups is not None:
             self.outputs["backup_password"] = backups.password
         self.register_outputs({})
+
+    def _label(
+        self, made: pulumi.ResourceTransformationArgs
+    ) -> pulumi.ResourceTransformationResult | None:
+        is_labelled = made.type_.startswith("nebius:") and made.type_ not in UNLABELLED
+        return labelled(made, self._state.id) if is_labelled else None

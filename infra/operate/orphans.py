@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
@@ -17,89 +16,17 @@ from cost.prices.book import PriceBook
 from cost.prices.price import HOURS_PER_MONTH, Price, Unit, UnknownPrice
 from cost.resources.lines import SKU as OBJECT_STORAGE
 from cost.resources.lines import node_rate
-from infra.providers.nebius import adoption
-from infra.providers.nebius.api import Api
-from infra.providers.nebius.resource_type import SIZES, ResourceType
-from infra.providers.nebius.schema import plain
+from infra.providers.nebius.adoption import BUCKET, CLUSTER, NODE_GROUP, Owned
+from infra.providers.nebius.resource_type import SIZES
 from stacks.errors import UserError
 from stacks.spec.nodes import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec
 from stacks.spec.storage import DiskType
 
-NODE_GROUP: Final = "nebius:mk8s/v1:NodeGroup"
-CLUSTER: Final = "nebius:mk8s/v1:Cluster"
-FILESYSTEM: Final = "nebius:compute/v1:Filesystem"
-INSTANCE: Final = "nebius:compute/v1:Instance"
-BUCKET: Final = "nebius:storage/v1:Bucket"
-ALLOCATION: Final = "nebius:vpc/v1:Allocation"
-TYPES: Final = (
-    CLUSTER,
-    "nebius:compute/v1:GpuCluster",
-    FILESYSTEM,
-    INSTANCE,
-    "nebius:compute/v1:Disk",
-    ALLOCATION,
-    "nebius:vpc/v1:Subnet",
-    "nebius:vpc/v1:Network",
-    "nebius:iam/v2:AccessKey",
-    "nebius:iam/v1:Group",
-    "nebius:iam/v1:ServiceAccount",
-    BUCKET,
-    "nebius:registry/v1:Registry",
-)
-"""Types that stand directly in a project, users before what they use."""
-_PAGE: Final = 500
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owned:
-    """One resource of the stack."""
-
-    token: str
-    id: str
-    name: str
-    values: dict[str, Any]
-    """The whole resource, as plain values."""
-
-    @property
-    def type(self) -> str:
-        """Short name, such as `Filesystem`."""
-        return self.token.rpartition(":")[2]
-
-
-def owned(api: Api, *, project_id: str, stack: str, project: str) -> Iterator[Owned]:
-    """Every resource of the stack of a Pulumi project, in an order in which they can be deleted."""
-    for token in TYPES:
-        found = [*_labelled(api, token, project_id, stack, project)]
-        if token == CLUSTER:
-            for cluster in found:
-                yield from _labelled(api, NODE_GROUP, cluster.id, stack, project)
-        yield from found
-
-
-def _labelled(api: Api, token: str, parent_id: str, stack: str, project: str) -> Iterator[Owned]:
-    kind = ResourceType.of_token(api.schema, token)
-    page = ""
-    while True:
-        request = api.request(
-            kind.service, "List", parent_id=parent_id, page_size=_PAGE, page_token=page
-        )
-        answer = api.call(kind.service, "List", request)
-        for item in answer.items:
-            if adoption.is_of(item.metadata.labels, stack, project):
-                metadata = item.metadata
-                yield Owned(
-                    token=token,
-                    id=metadata.id,
-                    name=metadata.name,
-                    values=plain(api.schema, item),
-                )
-        page = answer.next_page_token
-        if not page:
-            return
-
-
 _GIB: Final = 1 << 30
+_FILESYSTEM: Final = "nebius:compute/v1:Filesystem"
 _DISK: Final = "nebius:compute/v1:Disk"
+_INSTANCE: Final = "nebius:compute/v1:Instance"
+_ALLOCATION: Final = "nebius:vpc/v1:Allocation"
 
 
 def usd_per_month(owned: Owned, book: PriceBook) -> Decimal | None:
@@ -187,11 +114,11 @@ def _sku(type_: str) -> str:
 
 
 _PRICED: Final[Mapping[str, Callable[[Mapping[str, Any], PriceBook], Decimal | None]]] = {
-    ALLOCATION: _address,
+    _ALLOCATION: _address,
     BUCKET: _bucket,
     CLUSTER: _cluster,
-    FILESYSTEM: _filesystem,
-    INSTANCE: _instance,
+    _FILESYSTEM: _filesystem,
+    _INSTANCE: _instance,
     NODE_GROUP: _node_group,
     _DISK: _disk,
 }

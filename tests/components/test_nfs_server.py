@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.components.recorder import Recorder, open_texts
-from infra.operate.orphans import TYPES
+from infra.providers.nebius.adoption import TYPES
 from stacks.spec import StackSpec
 from stacks.spec.nodes import BootDiskSpec, DataDisksSpec, NfsSpec, NodeUserSpec
 from tests.components.conftest import Deploy

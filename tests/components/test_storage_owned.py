@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.operate.orphans import NODE_GROUP, TYPES
+from infra.providers.nebius.adoption import NODE_GROUP, TYPES
 from tests import SHIPPED
 from tests.components.conftest import Deploy
 

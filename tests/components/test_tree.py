@@ -23,6 +23,7 @@ OWNER = {
     "soperator:storage:Object": "RunConfigs",
     "soperator:ssh:KeyPair": "Stack",
     "soperator:kube:Teardown": "Stack",
+    "soperator:cloud:StateId": "Stack",
     "pulumi:providers:kubernetes": "Stack",
     "kubernetes:core/v1:Namespace": "SlurmCluster",
     "soperator:kube:PodsStarted": "SlurmCluster",

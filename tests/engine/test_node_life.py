@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pulumi
 
-from infra.components.filesystems import Filesystems
+from infra.components.storage import Filesystems
 from infra.components.kube_cluster import KubeCluster
 from infra.components.network import Network
 from infra.components.node_groups import NodeGroups

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ FILESYSTEM = "nebius:compute/v1:Filesystem"
 _STACK = "urn:pulumi:local::soperator-stack::soperator:infra:Stack"
 JAIL = (
     f"{_STACK}::local",
+    f"{_STACK}$soperator:cloud:StateId::local-state",
     f"{_STACK}$soperator:infra:Filesystems::local",
     f"{_STACK}$soperator:infra:Filesystems${FILESYSTEM}::local-jail",
 )
@@ -41,19 +44,29 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
 @pytest.fixture
 def soperator(program: Program) -> Orphans:
     """The command in the environment of the program."""
+    return partial(cluster, program, "orphans")
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "infra.cli.main", "cluster", "orphans", *arguments],
-            cwd=CHECKOUT,
-            env={**program.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}"
-                 + program.environ["PATH"]},
-            capture_output=True,
-            text=True,
-            check=False,
-        )  # fmt: skip
 
-    return run
+def cluster(program: Program, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`soperator cluster` in the environment of the program."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{program.environ['PATH']}"
+    return subprocess.run(
+        [sys.executable, "-m", "infra.cli.main", "cluster", *arguments],
+        cwd=CHECKOUT,
+        env={**program.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def elsewhere(program: Program, tmp_path: Path) -> Iterator[Program]:
+    """The same cloud, deployed to from another backend."""
+    with running_program(tmp_path / "state") as other:
+        for name in ("SOPERATOR_NEBIUS_ENDPOINT", "NEBIUS_IAM_TOKEN"):
+            other.environ[name] = program.environ[name]
+        yield other
 
 
 @pytest.fixture
@@ -106,17 +119,66 @@ def test_two_stacks_of_one_project_never_list_or_delete_each_others(
     assert "nothing is left over" in done.stdout
 
 
+def up_of_the_jail(program: Program) -> set[str]:
+    """Ids of filesystems in the state after an `up` of the jail and the state's id alone."""
+    # It ends where the program wants what was left out.
+    targets = [f"--target={urn}" for urn in JAIL]
+    program("up", "--yes", "--skip-preview", "--stack=local", *targets)
+    exported = program("stack", "export", "--stack=local").stdout
+    return set(re.findall(r'"(computefilesystem-[a-z0-9]+)"', exported))
+
+
+def test_a_second_backend_has_nothing_of_a_stack_before_it_is_given_over(
+    program: Program, elsewhere: Program
+) -> None:
+    (jail,) = up_of_the_jail(program)
+    exported = program("stack", "export", "--stack=local").stdout
+    (state_id,) = set(re.findall(r'"state-id": "([0-9a-f]{16})"', exported))
+
+    said = elsewhere.preview("local").text
+    assert f"local: another state has this stack in project-e00p: state {state_id}" in said
+    assert f"soperator cluster adopt state {state_id} --stack local" in said
+    assert up_of_the_jail(elsewhere) == set()
+
+    done = cluster(elsewhere, "orphans", "--stack", "local")
+    assert f"state {state_id}, which is not in this backend; never purged" in done.stdout
+    assert jail in done.stdout
+    done = cluster(elsewhere, "orphans", "--stack", "local", "--purge", jail)
+    assert done.returncode == 1
+    assert f"Filesystem local-jail is of state {state_id}" in done.stderr
+
+    done = cluster(program, "adopt", "state", state_id)
+    assert done.returncode == 1
+    assert "is a state of this backend" in done.stderr
+    done = cluster(elsewhere, "adopt", "state", "0" * 16)
+    assert (done.returncode, "no resource of local" in done.stderr) == (1, True)
+    done = cluster(elsewhere, "adopt", "state", state_id)
+    assert done.returncode == 0, done.stderr
+    assert up_of_the_jail(elsewhere) == {jail}
+
+    gone = program("destroy", "--yes", "--skip-preview", "--stack=local")
+    assert gone.returncode != 0
+    assert f"{jail}, which state" in gone.stdout + gone.stderr
+    left = elsewhere("destroy", "--yes", "--skip-preview", "--stack=local")
+    assert left.returncode == 0, left.stdout + left.stderr
+    gone = program("destroy", "--yes", "--skip-preview", "--stack=local")
+    assert gone.returncode == 0, "what it had is there no more"
+
+
 def test_what_a_state_knows_is_no_orphan_until_the_state_is_lost(
     program: Program, soperator: Orphans
 ) -> None:
-    # An up of the jail alone: it ends where the program wants what was left out.
-    program("up", "--yes", "--skip-preview", "--stack=local", *(f"--target={urn}" for urn in JAIL))
-    assert "computefilesystem-" in program("stack", "export", "--stack=local").stdout
+    (jail,) = up_of_the_jail(program)
     assert listed(soperator("--stack", "local", "--format", "json")) == {}
     for path in (program.root / "offline").rglob("local.json*"):
         path.unlink()
-    (jail,) = listed(soperator("--stack", "local", "--format", "json"))
-    assert jail.startswith("computefilesystem-")
+    lost = json.loads(soperator("--stack", "local", "--format", "json").stdout)
+    assert lost["leftovers"] == [], "nobody can tell it from what another backend runs"
+    assert [each["id"] for each in lost["of_other_states"]] == [jail]
+    done = cluster(program, "adopt", "state", lost["of_other_states"][0]["state_id"])
+    assert done.returncode == 0, done.stderr
+    assert [*listed(soperator("--stack", "local", "--format", "json"))] == [jail]
+    assert soperator("--stack", "local", "--purge", jail).returncode == 0
 
 
 def test_ids_without_purge_delete_nothing(soperator: Orphans) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 import pulumi
 
 from infra.components.buckets import Buckets
-from infra.components.filesystems import Filesystems
+from infra.components.storage import Filesystems
 from stacks.load import load_stack
 from stacks.spec.storage import FilesystemType
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any, Final
@@ -20,11 +20,19 @@ from infra.cli import context, output
 from infra.cli.context import StackOption
 from infra.cli.output import Format, note, print_json, print_table
 from infra.local.engine import PROJECT
-from infra.operate.orphans import Owned, known_ids, owned, usd_per_month
+from infra.operate.orphans import known_ids, usd_per_month
 from infra.operate.preflight.access import credential_problem
 from infra.operate.preflight.check import Cloud
 from infra.operate.prices import price_book
-from infra.providers.nebius.adoption import HandoverError, get, hand_over, refuse_other_owner
+from infra.providers.nebius.adoption import (
+    HandoverError,
+    Owned,
+    get,
+    hand_over,
+    owned,
+    refuse_other_owner,
+    release,
+)
 from infra.providers.nebius.api import Api, ApiError, explain
 from infra.providers.nebius.provider import remove
 from infra.providers.nebius.resource_type import ResourceType
@@ -45,6 +53,7 @@ class Kind(StrEnum):
     CLUSTER = "cluster"
     NETWORK = "network"
     SUBNET = "subnet"
+    STATE = "state"
 
 
 _TOKENS: Final = {
@@ -74,7 +83,9 @@ def adopt(
         raise typer.BadParameter("--as ROLE goes with a filesystem, and only with one")
     api = _api()
     try:
-        if kind in _BY_ID:
+        if kind is Kind.STATE:
+            print(_release(api, spec, id))
+        elif kind in _BY_ID:
             print(_name_in_stack_file(api, spec, kind, id))
         else:
             print(_label(api, spec, kind, id, role))
@@ -82,6 +93,28 @@ def adopt(
         raise UserError(f"cluster adopt {kind} {error}") from error
     except ApiError as error:
         raise UserError(explain(error, f"cluster adopt {kind} {id}", target=api.target)) from error
+
+
+def _release(api: Api, spec: StackSpec, state_id: str) -> str:
+    if state_id in known_ids(root=CHECKOUT, environ=context.environ()):
+        raise UserError(
+            f"cluster adopt state {state_id}: is a state of this backend; what it has needs no one "
+            "to take it over"
+        )
+    had = release(
+        api, state_id, project_id=spec.nebius.project_id, stack=spec.name, project=PROJECT
+    )
+    if not had:
+        raise UserError(
+            f"cluster adopt state {state_id}: no resource of {spec.name} in "
+            f"{spec.nebius.project_id} names it; `soperator cluster orphans --stack {spec.name}` "
+            "has those that are named"
+        )
+    return (
+        f"{len(had)} resources are no longer state {state_id}'s: "
+        f"{', '.join(f'{each.type} {each.id}' for each in had)}; "
+        f"`pulumi up --stack {spec.name}` takes them over, and the other backend's is refused"
+    )
 
 
 def _api() -> Api:
@@ -163,13 +196,14 @@ def orphans(
         raise typer.BadParameter("give --purge and the ids together: cluster orphans --purge ID...")
     spec = context.spec(stack)
     api = _api()
-    found = _find(api, spec)
+    found, others = _find(api, spec)
     if purge:
-        found = _purge(api, spec.name, found, wanted)
-    _show(spec, found, format)
+        found = _purge(api, spec.name, found, others, wanted)
+    _show(spec, found, others, format)
 
 
-def _find(api: Api, spec: StackSpec) -> list[Owned]:
+def _find(api: Api, spec: StackSpec) -> tuple[list[Owned], list[Owned]]:
+    """What no state has, and what a state of another backend has by its label."""
     project_id = spec.nebius.project_id
     # The cloud first: what an `up` makes meanwhile is then in a state.
     try:
@@ -177,11 +211,25 @@ def _find(api: Api, spec: StackSpec) -> list[Owned]:
     except ApiError as error:
         raise UserError(explain(error, f"list of {project_id}", target=api.target)) from error
     known = known_ids(root=CHECKOUT, environ=context.environ())
-    return [each for each in there if each.id not in known]
+    unknown = [each for each in there if each.id not in known]
+    others = [each for each in unknown if each.state_id not in {None, *known}]
+    return [each for each in unknown if each not in others], others
 
 
-def _purge(api: Api, stack: str, found: list[Owned], wanted: list[str]) -> list[Owned]:
+def _purge(
+    api: Api, stack: str, found: list[Owned], others: list[Owned], wanted: list[str]
+) -> list[Owned]:
     """What is left after the named ones are deleted."""
+    foreign = [
+        f"{each.id}: {each.type} {each.name} is of state {each.state_id}"
+        for each in others
+        if each.id in wanted
+    ]
+    if foreign:
+        raise UserError(
+            f"cluster orphans: {'; '.join(foreign)}, which is not in this backend, so nothing was "
+            f"deleted; where that state is lost: `soperator cluster adopt state ID --stack {stack}`"
+        )
     by_id = {each.id: each for each in found}
     unknown = [id_ for id_ in wanted if id_ not in by_id]
     if unknown:
@@ -200,29 +248,46 @@ def _purge(api: Api, stack: str, found: list[Owned], wanted: list[str]) -> list[
     return [each for each in found if each.id not in wanted]
 
 
-def _show(spec: StackSpec, found: list[Owned], format: Format) -> None:
+def _show(spec: StackSpec, found: list[Owned], others: list[Owned], format: Format) -> None:
     book = price_book(spec, context.state_root())
-    prices = {each.id: usd_per_month(each, book) for each in found}
+    prices = {each.id: usd_per_month(each, book) for each in [*found, *others]}
     if format is Format.JSON:
         rows = [
-            {"type": each.type, "name": each.name, "id": each.id, "usd_per_month": prices[each.id]}
-            for each in found
+            {
+                "type": each.type,
+                "name": each.name,
+                "id": each.id,
+                "usd_per_month": prices[each.id],
+                "state_id": each.state_id,
+            }
+            for each in [*found, *others]
         ]
         # "leftovers", as scripts read it since before the command was called orphans.
-        print_json({"stack": spec.name, "project_id": spec.nebius.project_id, "leftovers": rows})
-    elif not found:
+        known = {"leftovers": rows[: len(found)], "of_other_states": rows[len(found) :]}
+        print_json({"stack": spec.name, "project_id": spec.nebius.project_id, **known})
+        return
+    if not found:
         print(f"{spec.name}: nothing is left over in {spec.nebius.project_id}")
     else:
-        print_table(
-            _HEADERS,
-            [(each.type, each.name, each.id, _usd(prices[each.id])) for each in found],
-        )
-        print(_total(prices.values()))
+        _print(found, prices)
         print(
             "`pulumi up` takes them over again; "
             f"`soperator cluster orphans --stack {spec.name} --purge ID...` deletes them with "
             "their data."
         )
+
+    for state_id in dict.fromkeys(each.state_id for each in others):
+        print(f"\nOf this stack's state {state_id}, which is not in this backend; never purged:")
+        _print([each for each in others if each.state_id == state_id], prices)
+        print(
+            f"Where that state is lost: `soperator cluster adopt state {state_id} --stack "
+            f"{spec.name}`."
+        )
+
+
+def _print(rows: list[Owned], prices: Mapping[str, Decimal | None]) -> None:
+    print_table(_HEADERS, [(each.type, each.name, each.id, _usd(prices[each.id])) for each in rows])
+    print(_total([prices[each.id] for each in rows]))
 
 
 def _total(prices: Collection[Decimal | None]) -> str:

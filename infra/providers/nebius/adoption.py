@@ -1,13 +1,15 @@
 """Whose a resource is by its labels, and what a create or `cluster adopt` takes over, or why not.
 
-The conditions: docs/adr/0014, 0022. Changes nothing but labels: the provider updates what it
-adopts.
+A stack is named by its labels, and the state that has it by a random id in one more label, so that
+a second backend with a stack of the same name takes nothing over. The conditions: docs/adr/0014,
+0022. Changes nothing but labels: the provider updates what it adopts.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from infra.providers.nebius.api import Api, ApiError
@@ -18,6 +20,8 @@ Values = dict[str, Any]
 MANAGER: Final = "soperator-stack"
 _RESOURCE: Final = "resource"
 _LABELS: Final = ("managed-by", "stack", "project", _RESOURCE)
+STATE_ID: Final = "state-id"
+"""Label that the program declares: who has the resource in its state, as a resource StateId."""
 
 
 def stack_labels(stack: str, project: str) -> dict[str, str]:
@@ -62,6 +66,17 @@ def foreign(found: Mapping[str, str], urn: str) -> str | None:
     return None
 
 
+def other_state(found: Mapping[str, str], declared: Mapping[str, str]) -> str | None:
+    """Says of what is there that another state has it than the declared labels name, or None."""
+    state_id = found.get(STATE_ID)
+    if state_id in (None, declared.get(STATE_ID)):
+        return None
+    return (
+        f"which state {state_id} of this stack has, in another backend, unless it is lost; to take "
+        f"all of it over: `soperator cluster adopt state {state_id} --stack {found.get('stack')}`"
+    )
+
+
 def add(inputs: Values, urn: str) -> Values:
     """The inputs with ownership labels; a label that the user declares wins."""
     metadata = inputs["metadata"]
@@ -80,6 +95,24 @@ def remove(values: Values) -> Values:
 
 _LISTS: Final = {"List": "items", "ListMembers": "memberships"}
 """Methods that list what is under a parent, and the field of their answer."""
+_PAGE: Final = 500
+
+
+def _children(api: Api, kind: ResourceType, parent_id: str) -> Iterator[Any]:
+    """Every resource of the kind under the parent; none where the API has no list of them."""
+    listing = next((name for name in _LISTS if name in kind.service.methods_by_name), None)
+    page = ""
+    while listing is not None:
+        request = api.request(
+            kind.service, listing, parent_id=parent_id, page_size=_PAGE, page_token=page
+        )
+        answer = api.call(kind.service, listing, request)
+        yield from getattr(answer, _LISTS[listing])
+        page = answer.next_page_token
+        if not page:
+            return
+
+
 _LEAVING: Final = "DELET"
 """In every state of a resource that is being deleted, by whatever service."""
 
@@ -120,6 +153,9 @@ def obstacle(kind: ResourceType, found: Values, inputs: Values, urn: str) -> str
             f"{taken}, {stranger}; rename this one, delete the other, or, where it is yours, "
             f"`soperator cluster adopt --stack {stack}` it"
         )
+    other = other_state(metadata.get("labels", {}), inputs["metadata"].get("labels") or {})
+    if other is not None:
+        return f"{taken}, {other}"
     problem = mismatch(kind, found, inputs)
     if problem is None:
         return None
@@ -150,23 +186,18 @@ def find_twin(api: Api, kind: ResourceType, inputs: Values, urn: str) -> Any | N
 
     By its labels, or, where nothing of it can change, by being what is declared.
     """
-    listing = next((name for name in _LISTS if name in kind.service.methods_by_name), None)
-    if listing is None or not kind.schema.is_unnamed(kind.resource):
+    if not kind.schema.is_unnamed(kind.resource):
         return None
     is_fixed = "Update" not in kind.service.methods_by_name
-    parent_id, page = inputs["metadata"]["parent_id"], ""
-    while True:
-        request = api.request(kind.service, listing, parent_id=parent_id, page_token=page)
-        answer = api.call(kind.service, listing, request)
-        for found in getattr(answer, _LISTS[listing]):
-            values = plain(kind.schema, found)
-            if labels(urn).items() <= values["metadata"].get("labels", {}).items():
-                return found
-            if is_fixed and declared_as(kind, values, inputs)["spec"] == inputs["spec"]:
-                return found
-        page = answer.next_page_token
-        if not page:
-            return None
+    declared = inputs["metadata"].get("labels") or {}
+    for found in _children(api, kind, inputs["metadata"]["parent_id"]):
+        values = plain(kind.schema, found)
+        there = values["metadata"].get("labels", {})
+        if labels(urn).items() <= there.items() and not other_state(there, declared):
+            return found
+        if is_fixed and declared_as(kind, values, inputs)["spec"] == inputs["spec"]:
+            return found
+    return None
 
 
 def is_told_once(kind: ResourceType) -> bool:
@@ -245,14 +276,89 @@ def hand_over(
             f"{metadata['id']}: the name {name!r} is taken by {other.metadata.id}; delete or "
             "rename that one first"
         )
+    _relabel(api, kind, found, {**labels, **stack_labels(stack, project)}, name)
+    return True
+
+
+def _relabel(
+    api: Api, kind: ResourceType, found: Values, labels: Mapping[str, str], name: str
+) -> None:
     # An import's declaration: everything that the resource has, so that nothing else changes.
     everything = kind.inputs_of(found, {})
-    changed = {
-        **everything["metadata"],
-        "name": name,
-        "labels": {**labels, **stack_labels(stack, project)},
-    }
-    request = kind.update_request(metadata["id"], {**everything, "metadata": changed})
+    changed = {**everything["metadata"], "name": name, "labels": dict(labels)}
+    id_ = found["metadata"]["id"]
+    request = kind.update_request(id_, {**everything, "metadata": changed})
     operation = api.when_idle(kind.service, lambda: api.call(kind.service, "Update", request))
     api.wait(kind.service, operation)
-    return True
+
+
+NODE_GROUP: Final = "nebius:mk8s/v1:NodeGroup"
+CLUSTER: Final = "nebius:mk8s/v1:Cluster"
+BUCKET: Final = "nebius:storage/v1:Bucket"
+TYPES: Final = (
+    CLUSTER,
+    "nebius:compute/v1:GpuCluster",
+    "nebius:compute/v1:Filesystem",
+    "nebius:compute/v1:Instance",
+    "nebius:compute/v1:Disk",
+    "nebius:vpc/v1:Allocation",
+    "nebius:vpc/v1:Subnet",
+    "nebius:vpc/v1:Network",
+    "nebius:iam/v2:AccessKey",
+    "nebius:iam/v1:Group",
+    "nebius:iam/v1:ServiceAccount",
+    BUCKET,
+    "nebius:registry/v1:Registry",
+)
+"""Types that stand directly in a project, users before what they use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owned:
+    """One resource of the stack."""
+
+    token: str
+    id: str
+    name: str
+    values: Values
+    """The whole resource, as plain values."""
+
+    @property
+    def type(self) -> str:
+        """Short name, such as `Filesystem`."""
+        return self.token.rpartition(":")[2]
+
+    @property
+    def state_id(self) -> str | None:
+        """Whose state has it; None where a destroy left it, or an `up` of before 0.2."""
+        return self.values["metadata"].get("labels", {}).get(STATE_ID)
+
+
+def owned(api: Api, *, project_id: str, stack: str, project: str) -> Iterator[Owned]:
+    """Every resource of the stack of a Pulumi project, in an order in which they can be deleted."""
+    for token in TYPES:
+        found = [*_labelled(api, token, project_id, stack, project)]
+        if token == CLUSTER:
+            for cluster in found:
+                yield from _labelled(api, NODE_GROUP, cluster.id, stack, project)
+        yield from found
+
+
+def _labelled(api: Api, token: str, parent_id: str, stack: str, project: str) -> Iterator[Owned]:
+    kind = ResourceType.of_token(api.schema, token)
+    for item in _children(api, kind, parent_id):
+        metadata = item.metadata
+        if is_of(metadata.labels, stack, project):
+            values = plain(api.schema, item)
+            yield Owned(token=token, id=metadata.id, name=metadata.name, values=values)
+
+
+def release(api: Api, state_id: str, *, project_id: str, stack: str, project: str) -> list[Owned]:
+    """Takes the label of a state off all that it has, for the next `up` to take; returns them."""
+    there = owned(api, project_id=project_id, stack=stack, project=project)
+    had = [each for each in there if each.state_id == state_id]
+    for each in had:
+        labels = dict(each.values["metadata"]["labels"])
+        del labels[STATE_ID]
+        _relabel(api, ResourceType.of_token(api.schema, each.token), each.values, labels, each.name)
+    return had

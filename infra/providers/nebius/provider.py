@@ -141,6 +141,7 @@ class NebiusProvider(Provider):
         if preview:
             return _grown(old_state, new)
         what = f"update {_describe(kind, new)}"
+        self._refuse_taken(kind, id, new, what)
         request = kind.update_request(id, adoption.add(new, urn))
         mask = kind.reset_mask(request)
         started, watch = False, self._watch(kind, urn, what)
@@ -180,6 +181,7 @@ class NebiusProvider(Provider):
         """Deletes and waits; a resource that is gone is no error."""
         kind = self._type(type_)
         what = f"delete {_describe(kind, state)} {id}"
+        self._refuse_taken(kind, id, state, what)
         try:
             # The engine names no resource here: the line itself does.
             remove(self._api, kind, id, self._watch(kind, "", what))
@@ -187,6 +189,16 @@ class NebiusProvider(Provider):
             raise ProviderError(f"{what}: {error}") from error
         except (ApiError, EndpointError) as error:
             raise self._refusal(error, what) from error
+
+    def _refuse_taken(self, kind: ResourceType, id_: str, values: Values, what: str) -> None:
+        """Refuses to touch what another state of the stack has taken over since."""
+        try:
+            found = self._find(kind, id_)
+        except (ApiError, EndpointError) as error:
+            raise self._refusal(error, what) from error
+        declared = values.get("metadata", {}).get("labels") or {}
+        if found is not None and (taken := adoption.other_state(found.metadata.labels, declared)):
+            raise ProviderError(f"{what}: {id_}, {taken}")
 
     def _watch(self, kind: ResourceType, urn: str, what: str) -> Watch:
         """Tells the user at the resource how a wait goes."""

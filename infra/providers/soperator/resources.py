@@ -1,4 +1,4 @@
-"""Key pairs, passwords and ends of credentials in a Pulumi program."""
+"""Key pairs, passwords, ends of credentials and the id of a state, in a Pulumi program."""
 
 from __future__ import annotations
 
@@ -56,3 +56,13 @@ class Expiry(OwnResource):
     ) -> None:
         properties = {"days": days, "version": version, "at": None}
         super().__init__("soperator:time:Expiry", name, properties, opts)
+
+
+class StateId(OwnResource):
+    """A random id of the stack's state; refused where another state has resources of the stack."""
+
+    def __init__(
+        self, name: str, *, project_id: str, stack: str, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        own = {"project_id": project_id, "stack": stack, "project": pulumi.get_project()}
+        super().__init__("soperator:cloud:StateId", name, own, opts)

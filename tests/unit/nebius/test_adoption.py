@@ -5,6 +5,8 @@ import itertools
 import pytest
 
 from infra.providers.engine.provider import ProviderError, Secret
+from infra.providers.soperator.state_id import TYPE as STATE_ID
+from infra.providers.soperator.state_id import StateIdProvider
 
 TYPE = "nebius:compute/v1:Filesystem"
 _names = (f"kept-{number}" for number in itertools.count())
@@ -68,6 +70,47 @@ def test_a_lost_state_finds_its_resource_again_and_grows_it(provider, declared, 
     assert id_ == made[0]
     assert state["spec"]["size_gibibytes"] == 3
     assert served.emulator.store.resources[id_].spec.size_gibibytes == 3
+
+
+def of_state(inputs, state_id):
+    """The declaration as the program of a stack has it."""
+    return {**inputs, "metadata": {**inputs["metadata"], "labels": {"state-id": state_id}}}
+
+
+def test_what_another_state_has_is_neither_taken_over_nor_changed_nor_deleted(
+    provider, declared, urn, served
+):
+    id_, state = provider.create(TYPE, urn, of_state(declared(), "a" * 16), False)
+    has = f"{id_}, which state {'a' * 16} of this stack has"
+    second = of_state(declared(size_gibibytes=3), "b" * 16)
+    with pytest.raises(ProviderError, match=has):
+        provider.create(TYPE, urn, second, False)
+    with pytest.raises(ProviderError, match=has):
+        provider.create(TYPE, urn, declared(), False)
+    with pytest.raises(ProviderError, match=has):
+        provider.update(TYPE, urn, id_, state, second, False)
+    with pytest.raises(ProviderError, match=has):
+        provider.delete(TYPE, id_, second)
+    assert served.emulator.store.resources[id_].spec.size_gibibytes == 1
+    provider.delete(TYPE, id_, state)
+
+
+def test_a_state_that_ends_leaves_what_it_keeps_to_the_next(provider, declared, urn, served):
+    states = StateIdProvider()
+    stack = {"project_id": "project-e00p", "stack": "local", "project": "soperator-stack"}
+    state_id, state = states.create(STATE_ID, "", stack, False)
+    id_, _ = provider.create(TYPE, urn, of_state(declared(), state_id), False)
+    for preview in (True, False):
+        with pytest.raises(ProviderError, match=f"state {state_id} with Filesystem {id_}; use its"):
+            states.create(STATE_ID, "", stack, preview)
+    states.delete(STATE_ID, state_id, state)
+    assert "state-id" not in labels_of(served, id_)
+    after, _ = states.create(STATE_ID, "", stack, False)
+    assert after != state_id
+    inputs = of_state(declared(), after)
+    assert provider.create(TYPE, urn, inputs, False)[0] == id_
+    assert labels_of(served, id_)["state-id"] == after
+    assert provider.diff(TYPE, id_, declared(), {}, inputs).detailed, "an older stack takes it"
 
 
 def test_what_was_handed_over_takes_the_labels_of_its_resource(

@@ -9,8 +9,8 @@ import pytest
 
 from cost.prices.book import PriceBook
 from cost.prices.price import Unit, UnknownPrice
-from infra.operate import orphans
-from infra.operate.orphans import Owned, ids_in, usd_per_month
+from infra.operate.orphans import ids_in, usd_per_month
+from infra.providers.nebius.adoption import BUCKET, NODE_GROUP, Owned
 
 BOOK = PriceBook.load("nebius").in_region("eu-north1")
 CPU_GROUP = {
@@ -32,16 +32,16 @@ def price(token: str, **values: Any) -> Decimal | None:
 def test_a_filesystem_costs_its_gib() -> None:
     """1000 GiB at 0.08 a GiB-month."""
     spec = {"type": "NETWORK_SSD", "size_gibibytes": 1000}
-    assert price(orphans.FILESYSTEM, spec=spec) == Decimal("80.00")
+    assert price("nebius:compute/v1:Filesystem", spec=spec) == Decimal("80.00")
 
 
 def test_a_size_in_bytes_counts_as_gib() -> None:
     spec = {"type": "NETWORK_SSD", "size_bytes": 100 << 30}
-    assert price(orphans.FILESYSTEM, spec=spec) == Decimal("8.00")
+    assert price("nebius:compute/v1:Filesystem", spec=spec) == Decimal("8.00")
 
 
 def test_a_type_without_a_price_is_not_known_and_not_free() -> None:
-    assert price(orphans.FILESYSTEM, spec={"type": "WEKA", "size_gibibytes": 1}) is None
+    assert price("nebius:compute/v1:Filesystem", spec={"type": "WEKA", "size_gibibytes": 1}) is None
 
 
 def test_a_bucket_costs_what_it_holds_old_versions_too() -> None:
@@ -50,18 +50,18 @@ def test_a_bucket_costs_what_it_holds_old_versions_too() -> None:
         "counters": {"simple_objects_size": 6 << 30},
         "non_current_counters": {"simple_objects_size": 4 << 30},
     }
-    found = price(orphans.BUCKET, spec={}, status={"counters": [counters]})
+    found = price(BUCKET, spec={}, status={"counters": [counters]})
     assert found == Decimal("0.147")
 
 
 def test_only_a_public_address_costs() -> None:
-    assert price(orphans.ALLOCATION, spec={"ipv4_private": {}}) == 0
+    assert price("nebius:vpc/v1:Allocation", spec={"ipv4_private": {}}) == 0
 
 
 def test_nodes_cost_their_hours_and_their_disks() -> None:
     group = {**CPU_GROUP, "status": {"node_count": 0}}
-    assert price(orphans.NODE_GROUP, **group) == 0
-    two = price(orphans.NODE_GROUP, **CPU_GROUP)
+    assert price(NODE_GROUP, **group) == 0
+    two = price(NODE_GROUP, **CPU_GROUP)
     vcpu, ram = BOOK.prices["cpu-d3/vcpu"].usd, BOOK.prices["cpu-d3/ram"].usd
     disk = BOOK.prices["disk/network-ssd"].usd
     assert two == 2 * 730 * (4 * vcpu + 16 * ram) + 2 * 128 * disk
@@ -84,8 +84,8 @@ def test_components_have_no_id_and_pending_deletions_count() -> None:
 def test_a_machine_costs_its_hours_and_not_its_disks() -> None:
     """Half of two nodes of the same preset, without their boot disks."""
     hardware = {"platform": "cpu-d3", "preset": "4vcpu-16gb"}
-    machine = price(orphans.INSTANCE, spec={"resources": hardware})
-    nodes = price(orphans.NODE_GROUP, **CPU_GROUP)
+    machine = price("nebius:compute/v1:Instance", spec={"resources": hardware})
+    nodes = price(NODE_GROUP, **CPU_GROUP)
     disk = BOOK.find("disk/network-ssd", Unit.GIB_MONTH)
     assert machine is not None
     assert nodes is not None
@@ -95,4 +95,4 @@ def test_a_machine_costs_its_hours_and_not_its_disks() -> None:
 
 def test_a_machine_of_a_preset_without_a_price_is_not_known() -> None:
     unknown = {"platform": "cpu-d3", "preset": "3vcpu-1gb"}
-    assert price(orphans.INSTANCE, spec={"resources": unknown}) is None
+    assert price("nebius:compute/v1:Instance", spec={"resources": unknown}) is None

@@ -10,11 +10,11 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
 MOST_FILES = 438
-MOST_LINES = 96_375
+MOST_LINES = 96_598
 MOST_CHILDREN = 12
 CROWDED = {
     # One noun a file: the folder is the list.
-    "infra/components": 20,
+    "infra/components": 19,
     # Not yet cut into rooms.
     "workloads/data": 13,
     "workloads/evaluate": 13,
