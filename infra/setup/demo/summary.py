@@ -17,7 +17,7 @@ from cost.bill.bill import Bill
 from cost.chat.speeds import ChatCost
 from cost.chat.table import lengths_text
 from cost.chat.unit_costs import UnitCosts, unit_costs
-from cost.run_record import Kind, LoadCurve, LoadPoint, RunRecord
+from cost.run_record import Kind, LoadPoint, RunRecord
 from infra.jobs.records import read_object
 from infra.reports.page.quality import bounds, evaluation_rows, samples
 from infra.reports.page.training import (
@@ -39,7 +39,7 @@ _SHOWN = ("perplexity", "function_name_accuracy", "argument_accuracy", "rougeL")
 """What decides whether a tuned model calls functions better, and that it lost no language."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ChatStep:
     """What a chat costs at one state of knowledge."""
 
@@ -63,54 +63,33 @@ class Outcomes:
             return ""
         told = _TOLD.get(record.kind)
         try:
-            return "" if told is None else told.format_map(_Shown(record.metrics))
+            shown = {name: number(value) for name, value in record.metrics.items()}
+            return "" if told is None else told.format_map(shown)
         except KeyError:
             return ""
 
-    def num_rows(self) -> str:
-        """Rows that both models answered; perplexity reads more of them."""
-        base = (self._evaluation() or {}).get("base_model", {})
-        return str(base.get("num_rows", "?"))
+    def evaluation(self) -> Mapping[str, Any] | None:
+        """What the evaluation left."""
+        record = self.runs.get(Kind.EVALUATE)
+        return None if record is None else evaluation_of(Path(record.path).parent)
 
     def quality(self) -> list[tuple[str, str, str, str, str]]:
         """Metric, base, fine-tuned, difference with its interval, p-value."""
-        found = self._evaluation()
-        if found is None:
-            return []
-        by_key = {row["key"]: row for row in evaluation_rows(found)}
+        by_key = {row["key"]: row for row in evaluation_rows(self.evaluation())}
         return [_quality_row(by_key[key]) for key in _SHOWN if key in by_key]
-
-    def sample(self) -> tuple[str, str, str, str] | None:
-        """A held-out question, the answers of base and fine-tuned model, the reference."""
-        found = samples(self._evaluation())
-        if not found:
-            return None
-        first = found[0]
-        return _question(first["input"]), first["base"], first["tuned"], first["reference"]
-
-    def curve(self) -> LoadCurve | None:
-        """The points of the load test."""
-        record = self.runs.get(Kind.LOAD)
-        return None if record is None else record.curve
-
-    def served_model(self) -> str:
-        """Name of the model that was asked."""
-        record = self.runs[Kind.LOAD]
-        asked = None if record.curve is None else record.curve.model
-        return str(asked or record.model)
 
     def chat_steps(self) -> list[ChatStep]:
         """What a chat costs as assumed, as evaluated one at a time and in batches, as served."""
         assumed = self.report.assumed.known_chats[:1]
-        steps = [ChatStep(name="assumed", cost=each, source=each.speed.source) for each in assumed]
+        steps = [ChatStep("assumed", each, each.speed.source) for each in assumed]
         for row in self._measured(Kind.EVALUATE):
             size = row.speed.batch_size
             name = "one at a time" if size == 1 else f"{size} at a time"
-            steps.append(ChatStep(name=name, cost=row, source=self._job(Kind.EVALUATE)))
+            steps.append(ChatStep(name, row, self._job(Kind.EVALUATE)))
         for row in self._measured(Kind.LOAD):
             if row.speed.operating is not None:
                 name = f"served, {row.speed.batch_size} streams"
-                steps.append(ChatStep(name=name, cost=row, source=self._job(Kind.LOAD)))
+                steps.append(ChatStep(name, row, self._job(Kind.LOAD)))
         return steps
 
     def not_priced(self) -> list[str]:
@@ -118,16 +97,6 @@ class Outcomes:
         if Kind.LOAD not in self.runs:
             return []
         return [str(each) for each in self._units(Kind.LOAD).no_operating_points]
-
-    def adapter(self) -> str:
-        """Where the cluster keeps the tuned adapter."""
-        record = self.runs.get(Kind.TRAIN)
-        artifacts = read_object(Path(record.path)).get("artifacts", {}) if record else {}
-        return str(artifacts.get("adapter_dir", "{place:chkpt}/latest"))
-
-    def _evaluation(self) -> Mapping[str, Any] | None:
-        record = self.runs.get(Kind.EVALUATE)
-        return None if record is None else evaluation_of(Path(record.path).parent)
 
     def _measured(self, kind: Kind) -> list[ChatCost]:
         """Rows that this one record gives, fewest at once first."""
@@ -144,13 +113,6 @@ class Outcomes:
     def _job(self, kind: Kind) -> str:
         record = self.runs[kind]
         return f"measured by {record.job}, job {record.job_id}"
-
-
-class _Shown(dict[str, str]):
-    """Metrics as text."""
-
-    def __init__(self, metrics: Mapping[str, Decimal]) -> None:
-        super().__init__({name: number(value) for name, value in metrics.items()})
 
 
 _TOLD: dict[str, str] = {
@@ -179,11 +141,6 @@ def _quality_row(row: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     difference = f"{signed(row['after'] - row['before'], unit)}{' points' if unit else ''}"
     shown = f"{difference} ({interval})" if (interval := bounds(row)) else difference
     return row["name"], before, after, shown, p_text(row["p_value"], row["resamples"])
-
-
-def _question(prompt: str) -> str:
-    """The last thing that the user said of a prompt that holds a whole conversation."""
-    return prompt.rstrip().splitlines()[-1] if prompt.strip() else prompt
 
 
 Stage = tuple[str, float, str]
@@ -233,19 +190,25 @@ def _quality(outcomes: Outcomes) -> list[str]:
     if not rows:
         return []
     heading = ("", "base", "fine-tuned", "difference, 95 % interval", "p")
+    # Perplexity reads more of them.
+    base = (outcomes.evaluation() or {}).get("base_model", {})
     return [
-        f"Quality on held-out rows, of which {outcomes.num_rows()} were answered",
+        f"Quality on held-out rows, of which {base.get('num_rows', '?')} were answered",
         *_aligned([heading, *rows], right=(1, 2)),
     ]
 
 
 def _sample(outcomes: Outcomes) -> list[str]:
     """One held-out question and both answers, each cut to a few lines."""
-    sample = outcomes.sample()
-    if sample is None:
+    found = samples(outcomes.evaluation())
+    if not found:
         return []
-    lines = ["One held-out question"]
-    for name, said in zip(("asked", "base", "fine-tuned", "reference"), sample, strict=True):
+    sample, lines = found[0], ["One held-out question"]
+    # The last thing that the user said: a prompt holds a whole conversation.
+    asked = sample["input"].rstrip().splitlines()[-1:] or [""]
+    answers = {"base": sample["base"], "fine-tuned": sample["tuned"]}
+    named = {"asked": asked[0], **answers, "reference": sample["reference"]}
+    for name, said in named.items():
         text = " ".join(said.split())
         whole = textwrap.wrap(text, _WIDTH - 14, max_lines=_SAMPLE_LINES, placeholder=" ...") or [
             "(nothing)"
@@ -256,9 +219,10 @@ def _sample(outcomes: Outcomes) -> list[str]:
 
 
 def _served(outcomes: Outcomes) -> list[str]:
-    curve = outcomes.curve()
-    if curve is None:
+    record = outcomes.runs.get(Kind.LOAD)
+    if record is None or record.curve is None:
         return []
+    curve = record.curve
     best = curve.operating_point
     heading = ("load", "requests", "tokens/s", "TTFT p50", "p99", "TPOT p50", "p99", "SLO")
     rows = [_point(each, is_best=each == best) for each in curve.points]
@@ -268,7 +232,7 @@ def _served(outcomes: Outcomes) -> list[str]:
     if any(each.num_requests < 100 for each in curve.points):
         notes.append("A p99 of so few requests is their slowest.")
     return [
-        f"Served: {outcomes.served_model()} under load, times in ms",
+        f"Served: {curve.model or record.model} under load, times in ms",
         *_aligned([heading, *rows], right=(1, 2, 3, 4, 5, 6)),
         *_notes(*notes),
     ]
@@ -304,17 +268,12 @@ def _chat(outcomes: Outcomes) -> list[str]:
     ]
     notes = ["$ cluster: all of it at its smallest. $ node: the node that serves, without disks."]
     notes += [f"Served{text}." for each in steps if (text := lengths_text(each.cost, chat))]
-    return [*lines, *_notes(*notes, *outcomes.not_priced()), *_from_to(steps)]
-
-
-def _from_to(steps: Sequence[ChatStep]) -> list[str]:
-    """The first and the last cost in one line; nothing of one alone."""
-    if len(steps) < 2:
-        return []
-    first, last = steps[0], steps[-1]
-    before, after = first.cost.cluster_low_usd, last.cost.cluster_low_usd
-    change = _change(before, after)
-    return [f"  One chat: {cents(before)} {first.name} -> {cents(after)} {last.name}, {change}"]
+    lines += _notes(*notes, *outcomes.not_priced())
+    if len(steps) > 1:
+        last = steps[-1].cost.cluster_low_usd
+        ends = f"{cents(first)} {steps[0].name} -> {cents(last)} {steps[-1].name}"
+        lines.append(f"  One chat: {ends}, {_change(first, last)}")
+    return lines
 
 
 def _notes(*notes: str) -> list[str]:
@@ -348,7 +307,10 @@ def _next(outcomes: Outcomes, page: Path, *, kept: bool) -> list[str]:
     after = [("cost per chat in full", "soperator cost chat")]
     if kept:
         server = roles(outcomes.report.spec).server.name
-        serve = f"soperator submit {server} --set serve.adapter={outcomes.adapter()}"
+        record = outcomes.runs.get(Kind.TRAIN)
+        artifacts = read_object(Path(record.path)).get("artifacts", {}) if record else {}
+        adapter = artifacts.get("adapter_dir", "{place:chkpt}/latest")
+        serve = f"soperator submit {server} --set serve.adapter={adapter}"
         after = [("serve it again", serve), *after, ("end it all", "make demo DESTROY=1")]
     after.append(("a real shape, no account", "make preview STACK=h100-prod"))
     return [heading, f"Report: {page}", "Next:", *_aligned(after)]
