@@ -12,10 +12,9 @@ from stacks.rules import Findings
 from stacks.rules.access import check_access, check_teams
 from stacks.rules.cluster import check_cluster, check_lifetime, check_versions
 from stacks.rules.cost import check_chat, check_runs
-from stacks.rules.jobs import check_jobs, check_schedules
+from stacks.rules.jobs import check_jobs, check_schedules, check_searches
 from stacks.rules.nodes import check_nodes
 from stacks.rules.quotas import check_amounts, check_quotas
-from stacks.rules.searches import check_searches
 from stacks.rules.slurm_conf import check_verbatim
 from stacks.rules.soperator import check_soperator
 from stacks.rules.storage import check_nfs, check_storage

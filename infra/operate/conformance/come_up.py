@@ -19,10 +19,9 @@ from typing import Any, Final
 from infra.clients.errors import KubeError
 from infra.clients.kube_rules import Object, describe
 from infra.components.recorder import Registered, declare
-from infra.operate.conformance import go_yaml, pod_checks, simulate
-from infra.operate.conformance.charts import Helm, RenderError
+from infra.operate.conformance import pod_checks, simulate
+from infra.operate.conformance.charts import Helm, RenderError, load_all, whole
 from infra.operate.conformance.cluster import Accepted, ApiServer, Cluster
-from infra.operate.conformance.go_yaml import whole
 from infra.operate.conformance.operator import OperatorError, last_word, soperator
 from infra.operate.conformance.pod_checks import Looked, Obstacle
 from infra.operate.conformance.sources import DEPLOYED, NotRunError, OutsideError, Sources
@@ -358,7 +357,7 @@ def _of(sources: Sources, checkout: str, patterns: tuple[str, ...]) -> Iterator[
         if not paths:
             raise NotRunError(f"checkout {folder}: nothing at {pattern}")
         for path in paths:
-            for each in go_yaml.load_all(path.read_text(encoding="utf-8")):
+            for each in load_all(path.read_text(encoding="utf-8")):
                 if each.get("kind") == _KIND:
                     yield _alone(each)
 

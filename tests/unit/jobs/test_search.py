@@ -29,7 +29,7 @@ from infra.jobs.search import (
 from infra.jobs.submit import Submission, TaskFiles, submit
 from infra.render.delivery import code_files
 from stacks.load import STACKS_DIR
-from stacks.rules.searches import TRIALS_MOST
+from stacks.rules.jobs import TRIALS_MOST
 from stacks.spec.cost import BudgetSpec
 from stacks.spec.slurm import AxisSpec, Goal, SearchSpec
 from tests.unit.cost.run_stacks import l40s
