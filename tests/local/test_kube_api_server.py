@@ -84,9 +84,10 @@ def test_the_job_of_an_acceptance_is_one_that_kubernetes_takes(cluster, tmp_path
     key = tmp_path / "id.pub"
     key.write_text(f"ssh-ed25519 {'A' * 68} a\n")
     spec = load_stack("h100-prod", environ={"SOPERATOR_SSH_PUBLIC_KEY_FILE": str(key)})
-    job = comparison.KubeJob(name="accept", image="registry.example/soperator:sha-1", nodes=2)
+    job = {"name": "accept", "image": "registry.example/soperator:sha-1", "nodes": 2}
     client = KubeClient(cluster.access())
-    service, policy, batch = comparison.render(spec, spec.nodes.workers[0], job)
+    pods = comparison.kube_pods(spec, spec.nodes.workers[0], **job)
+    service, policy, batch = service_and_job(pods)
     assert client.apply(service)["spec"]["clusterIP"] == "None"
     assert client.apply(policy)["spec"] == policy["spec"]
     (container,) = client.apply(batch)["spec"]["template"]["spec"]["containers"]

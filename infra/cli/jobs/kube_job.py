@@ -12,7 +12,7 @@ from infra.cli.context import OutputOption, SetsOption, StackOption, put
 from infra.cli.output import Format, comparing, exit_code
 from infra.jobs.submit import job_args
 from infra.render import kube_job
-from infra.render.kube_job import to_yaml, training_pods
+from infra.render.kube_job import how_to_run, service_and_job, to_yaml, training_pods
 from infra.reports.acceptance import comparison
 from infra.reports.acceptance.comparison import compare, read_run
 from infra.reports.acceptance.result import given
@@ -61,9 +61,9 @@ def manifest(
     if pytorchjob:
         objects = [kube_job.own_pods_only(pods), kube_job.pytorch_job(pods)]
     else:
-        objects = kube_job.service_and_job(pods)
-    put(kube_job.to_yaml(objects), file)
-    for line in kube_job.how_to_run(spec, pods, file=None if file is None else str(file)):
+        objects = service_and_job(pods)
+    put(to_yaml(objects), file)
+    for line in how_to_run(spec, pods, file=file and str(file)):
         output.note(line)
 
 
@@ -92,7 +92,16 @@ def overhead(
 ) -> None:
     """Compare two results: overhead with its interval; 0 PASS, 1 FAIL, 69 NOT RUN, 2 trouble."""
     if kube_job:
-        _kube_job(context.spec(stack), nodeset, image, nodes, name, file)
+        if image is None:
+            raise UserError(
+                "runs overhead: --kube-job needs --image, with this code and torch in it"
+            )
+        spec = context.spec(stack)
+        worker = _worker(spec, nodeset)
+        pods = comparison.kube_pods(spec, worker, name=name, image=image, nodes=nodes)
+        put(to_yaml(service_and_job(pods)), file)
+        for line in how_to_run(spec, pods, comparison.read_by(pods), file=file and str(file)):
+            output.note(line)
         return
     with comparing(), given(files or []):
         if files is None or len(files) != 2:
@@ -109,24 +118,6 @@ def overhead(
         for line in comparison.notes(found):
             print(line)
     raise typer.Exit(exit_code(found.outcome))
-
-
-def _kube_job(
-    spec: StackSpec,
-    nodeset: str | None,
-    image: str | None,
-    nodes: int,
-    name: str,
-    file: Path | None,
-) -> None:
-    if image is None:
-        raise UserError("runs overhead: --kube-job needs --image, with this code and torch in it")
-    worker = _worker(spec, nodeset)
-    job = comparison.KubeJob(name=name, image=image, nodes=nodes)
-    put(to_yaml(comparison.render(spec, worker, job)), file)
-    lines = comparison.how_to_run(spec, worker, job, file=None if file is None else str(file))
-    for line in lines:
-        output.note(line)
 
 
 def _worker(spec: StackSpec, nodeset: str | None) -> WorkerSpec:

@@ -375,53 +375,22 @@ _PRINT: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeJob:
-    """What differs from job to job."""
+def kube_pods(spec: StackSpec, worker: WorkerSpec, *, name: str, image: str, nodes: int) -> Pods:
+    """The pods of the same ranks, a quick profile; refused where the nodeset has fewer nodes.
 
-    name: str
-    image: str
-    """With this project's `workloads` on PYTHONPATH or as its working directory, and torch."""
-    nodes: int
-    profile: str = "quick"
-    namespace: str = "default"
-
-
-def render(spec: StackSpec, worker: WorkerSpec, job: KubeJob) -> list[dict[str, Any]]:
-    """The service and the Job; refused where the nodeset has fewer nodes."""
-    pods = _pods(spec, worker, job)
-    kube_job.check(spec, pods)
-    return kube_job.service_and_job(pods)
-
-
-def how_to_run(
-    spec: StackSpec, worker: WorkerSpec, job: KubeJob, *, file: str | None = None
-) -> list[str]:
-    """What to type, with the GPUs freed first and the result read before the pods go.
-
-    `file` has the objects.
+    `image` has this project's `workloads` on PYTHONPATH or as its working directory, and torch.
     """
-    first = f"batch.kubernetes.io/job-name={job.name},batch.kubernetes.io/job-completion-index=0"
-    return kube_job.how_to_run(
-        spec,
-        _pods(spec, worker, job),
-        f"logs -l {first} --tail=1 > acceptance.json",
-        file=file,
-    )
-
-
-def _pods(spec: StackSpec, worker: WorkerSpec, job: KubeJob) -> Pods:
     preset = find_preset(worker.platform, worker.preset)
     assert preset is not None
     volumes = {"results": "", "scratch": "", "shm": "Memory"}
     paths = {"results": _RESULTS, "scratch": "/scratch", "shm": "/dev/shm"}  # noqa: S108
-    return Pods(
-        name=job.name,
-        namespace=job.namespace,
-        nodes=job.nodes,
+    pods = Pods(
+        name=name,
+        namespace="default",
+        nodes=nodes,
         worker=worker,
-        image=job.image,
-        script=_script(job, max(1, preset.gpus)),
+        image=image,
+        script=_script(nodes, max(1, preset.gpus)),
         gpus=preset.gpus,
         environment={
             "SOPERATOR_STACK": spec.name,
@@ -434,16 +403,24 @@ def _pods(spec: StackSpec, worker: WorkerSpec, job: KubeJob) -> Pods:
         },
         mounts=tuple({"name": name, "mountPath": path} for name, path in paths.items()),
     )
+    kube_job.check(spec, pods)
+    return pods
 
 
-def _script(job: KubeJob, ranks: int) -> str:
+def read_by(pods: Pods) -> str:
+    """How kubectl reads the result before the pods go."""
+    first = f"batch.kubernetes.io/job-name={pods.name},batch.kubernetes.io/job-completion-index=0"
+    return f"logs -l {first} --tail=1 > acceptance.json"
+
+
+def _script(nodes: int, ranks: int) -> str:
     return "\n".join(
         [
-            f"python -m torch.distributed.run --nnodes={job.nodes} --nproc-per-node={ranks} \\",
+            f"python -m torch.distributed.run --nnodes={nodes} --nproc-per-node={ranks} \\",
             '  --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" \\',
             f"  --master-port={PORT} -m workloads.accept --recipe accept_gpu \\",
             # A pod's folders are its own: any other place would be measured as one that is shared.
-            f"  --set accept.profile={job.profile} --set 'accept.storage.places=[\"scratch\"]'",
+            "  --set accept.profile=quick --set 'accept.storage.places=[\"scratch\"]'",
             "status=$?",
             f'[ "$NODE_RANK" != 0 ] || python -c "{_PRINT}" || status=$?',
             "exit $status",

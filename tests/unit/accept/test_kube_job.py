@@ -16,17 +16,17 @@ import yaml
 from typer.testing import CliRunner
 
 from infra.cli.main import app
-from infra.render.kube_job import to_yaml
+from infra.render.kube_job import how_to_run, service_and_job, to_yaml
 from infra.render.sbatch import RenderError
 from infra.reports.acceptance import comparison
-from infra.reports.acceptance.comparison import KubeJob
 from stacks.catalog import PLATFORMS, node_capacity
 from stacks.load import load_stack
 from stacks.spec import StackSpec
+from stacks.spec.nodes import WorkerSpec
 from workloads.accept import storage
 from workloads.recipes import load_recipe
 
-JOB = KubeJob(name="accept", image="registry.example/soperator:sha-1", nodes=2)
+JOB: dict[str, Any] = {"name": "accept", "image": "registry.example/soperator:sha-1", "nodes": 2}
 
 
 @pytest.fixture
@@ -38,8 +38,12 @@ def spec(tmp_path: Path) -> StackSpec:
     return load_stack("h100-prod", environ={"SOPERATOR_SSH_PUBLIC_KEY_FILE": str(key)})
 
 
+def rendered(spec: StackSpec, worker: WorkerSpec, **changes: Any) -> list[dict[str, Any]]:
+    return service_and_job(comparison.kube_pods(spec, worker, **{**JOB, **changes}))
+
+
 def _pod(spec: StackSpec) -> dict[str, Any]:
-    *_, job = comparison.render(spec, spec.nodes.workers[0], JOB)
+    *_, job = rendered(spec, spec.nodes.workers[0])
     return job["spec"]["template"]["spec"]
 
 
@@ -54,7 +58,7 @@ def test_each_pod_asks_for_8_gpus_1400_gib_and_64_cpus(spec: StackSpec) -> None:
 def test_no_pod_asks_for_more_memory_than_its_node_offers(platform: str, spec: StackSpec) -> None:
     for name, preset in PLATFORMS[platform].presets.items():
         worker = replace(spec.nodes.workers[0], platform=platform, preset=name)
-        *_, job = comparison.render(spec, worker, JOB)
+        *_, job = rendered(spec, worker)
         (container,) = job["spec"]["template"]["spec"]["containers"]
         asked_gib = int(container["resources"]["limits"]["memory"].removesuffix("Gi"))
         assert asked_gib * 1024 <= node_capacity(preset, 512).memory_mib
@@ -63,7 +67,7 @@ def test_no_pod_asks_for_more_memory_than_its_node_offers(platform: str, spec: S
 @pytest.mark.feature("S001-17")
 def test_the_pods_find_rank_0_by_name_before_they_are_ready(spec: StackSpec) -> None:
     """Without a subdomain `accept-0.accept` does not resolve, as in seed 001's manifest."""
-    service, _policy, job = comparison.render(spec, spec.nodes.workers[0], JOB)
+    service, _policy, job = rendered(spec, spec.nodes.workers[0])
     pod = _pod(spec)
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
@@ -84,7 +88,7 @@ def test_infiniband_may_lock_memory_and_ethernet_is_told_to_nccl(spec: StackSpec
     assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
     assert {"name": "NCCL_IB_HCA", "value": "mlx5"} in container["env"]
     worker = replace(spec.nodes.workers[0], infiniband_fabric=None)
-    *_, job = comparison.render(spec, worker, JOB)
+    *_, job = rendered(spec, worker)
     (without,) = job["spec"]["template"]["spec"]["containers"]
     assert "securityContext" not in without
     assert {"name": "NCCL_IB_DISABLE", "value": "1"} in without["env"]
@@ -140,7 +144,8 @@ def test_the_first_pod_ends_with_what_the_result_says(
 
 @pytest.mark.feature("S001-75", "S001-76", "S001-77")
 def test_the_words_free_the_gpus_first_and_give_them_back_last(spec: StackSpec) -> None:
-    lines = comparison.how_to_run(spec, spec.nodes.workers[0], JOB)
+    pods = comparison.kube_pods(spec, spec.nodes.workers[0], **JOB)
+    lines = how_to_run(spec, pods, comparison.read_by(pods))
     order = [
         next(index for index, line in enumerate(lines) if text in line)
         for text in (
@@ -179,14 +184,14 @@ def test_the_words_name_the_file_that_was_written(
 
 def test_more_nodes_than_there_are_and_a_bad_name_are_refused(spec: StackSpec) -> None:
     with pytest.raises(RenderError, match="--nodes 3: h100-prod has 2 nodes of worker"):
-        comparison.render(spec, spec.nodes.workers[0], replace(JOB, nodes=3))
+        rendered(spec, spec.nodes.workers[0], nodes=3)
     with pytest.raises(RenderError, match="--name Bad_name"):
-        comparison.render(spec, spec.nodes.workers[0], replace(JOB, name="Bad_name"))
+        rendered(spec, spec.nodes.workers[0], name="Bad_name")
 
 
 @pytest.mark.feature("S001-74")
 def test_the_file_is_what_kubectl_reads(spec: StackSpec) -> None:
-    text = to_yaml(comparison.render(spec, spec.nodes.workers[0], JOB))
+    text = to_yaml(rendered(spec, spec.nodes.workers[0]))
     assert [each["kind"] for each in yaml.safe_load_all(text)] == [
         "Service",
         "NetworkPolicy",
