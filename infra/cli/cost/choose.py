@@ -144,9 +144,25 @@ def advise(
 ) -> None:
     """Rank presets and numbers of servers by cost per chat, measured or estimated, and say why."""
     declared = context.spec(stack)
-    ask, source = _ask(
-        model, slo, chats_per_day, input_tokens, output_tokens, turns, peak_factor, region, declared
+    chat = declared.chat
+    demand = chat.chats_per_day if chats_per_day is None else chats_per_day
+    if demand is None:
+        raise UserError(
+            f"--chats-per-day: missing, and {declared.name} declares no chat.chats_per_day"
+        )
+    is_declared = input_tokens is None and output_tokens is None
+    ask = Ask(
+        shape=load_shape(model),
+        input_tokens=chat.context_tokens if input_tokens is None else input_tokens,
+        output_tokens=chat.output_tokens if output_tokens is None else output_tokens,
+        turns=turns if turns is not None else chat.turns if is_declared else 1,
+        cached_share=chat.cached_share if is_declared else Decimal(0),
+        chats_per_day=demand,
+        peak_factor=_number("--peak-factor", peak_factor),
+        promise=_promise(slo),
+        region=region,
     )
+    source = f"Chats are {f'those of stack {declared.name}' if is_declared else 'as given'}."
     curves = measured_curves(ask.shape.name, _records(declared))
     found = advice_on(ask, PriceBook.load(prices), curves)
     shape = Format.JSON if json else format
@@ -173,38 +189,6 @@ def _records(declared: StackSpec) -> list[RunRecord]:
             continue
         found += load_whole_records(state, name)
     return found
-
-
-def _ask(
-    model: str,
-    slo: str | None,
-    chats_per_day: int | None,
-    input_tokens: int | None,
-    output_tokens: int | None,
-    turns: int | None,
-    peak_factor: str,
-    region: str | None,
-    spec: StackSpec,
-) -> tuple[Ask, str]:
-    """The question, and in one sentence where its chats come from."""
-    chat = spec.chat
-    demand = chat.chats_per_day if chats_per_day is None else chats_per_day
-    if demand is None:
-        raise UserError(f"--chats-per-day: missing, and {spec.name} declares no chat.chats_per_day")
-    is_declared = input_tokens is None and output_tokens is None
-    ask = Ask(
-        shape=load_shape(model),
-        input_tokens=chat.context_tokens if input_tokens is None else input_tokens,
-        output_tokens=chat.output_tokens if output_tokens is None else output_tokens,
-        turns=turns if turns is not None else chat.turns if is_declared else 1,
-        cached_share=chat.cached_share if is_declared else Decimal(0),
-        chats_per_day=demand,
-        peak_factor=_number("--peak-factor", peak_factor),
-        promise=_promise(slo),
-        region=region,
-    )
-    whose = f"those of stack {spec.name}" if is_declared else "as given"
-    return ask, f"Chats are {whose}."
 
 
 def _promise(text: str | None) -> Promise:

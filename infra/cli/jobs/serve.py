@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +35,7 @@ from infra.clients.ssh import Connection, ConnectionLostError
 from infra.jobs import recipes, server
 from infra.jobs import server as targets
 from infra.jobs.follow import outcome
-from infra.jobs.server import DAYS, DEFAULT_PORT, ChatPage, ServerAddress
+from infra.jobs.server import DAYS, DEFAULT_PORT, ChatPage
 from infra.render.sbatch import chat_profile
 from infra.state import DEFAULT_STACK, Cache
 from stacks.errors import UserError
@@ -114,16 +113,16 @@ def serve(
         results = outputs.results_path(job_id)
         file = server.key_file(CHECKOUT, outputs, wanted, sets or (), results=results)
         key = server.read_key(connection, address, file, results=results, environment=os.environ)
-        page = _page(
-            closing,
-            outputs,
-            address,
-            job_id,
-            key,
+        page = ChatPage(
+            context.tunnel(closing, outputs, identity, address).url,
             port=page_port,
-            identity=identity,
-            share=share,
+            key=key,
+            record=_record(outputs, job_id),
+            checkout=CHECKOUT,
+            options=[f"--server=job {job_id} on {address.host}", *(["--share"] if share else [])],
         )
+        closing.callback(page.close)
+        page.wait_until_up()
         print(page.address, flush=True)
         output.note(f"Ctrl-C closes page and tunnel{own.also}")
         _watch(page, connection, job_id, stack)
@@ -180,34 +179,6 @@ def _found(connection: Connection, name: str, sets: Sequence[str], stack: str) -
         )
     output.note(f"job {job.id} {name} is {job.state} already and is used; it stays at the end")
     return job.id
-
-
-def _page(
-    closing: ExitStack,
-    outputs: StackOutputs,
-    address: ServerAddress,
-    job_id: str,
-    key: str | None,
-    *,
-    port: int,
-    identity: Path | None,
-    share: bool,
-) -> ChatPage:
-    """The page behind a tunnel of its own, both closed by `closing`."""
-    page = ChatPage(
-        context.tunnel(closing, outputs, identity, address).url,
-        port=port,
-        key=key,
-        record=_record(outputs, job_id),
-        checkout=CHECKOUT,
-        options=[
-            f"--server=job {job_id} on {address.host}",
-            *(["--share"] if share else []),
-        ],
-    )
-    closing.callback(page.close)
-    page.wait_until_up()
-    return page
 
 
 def _record(outputs: StackOutputs, job_id: str) -> Path:
