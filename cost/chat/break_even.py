@@ -28,7 +28,6 @@ from cost.prices.api_prices import ApiPrice, ApiPriceBook
 from cost.prices.book import PriceBook
 from cost.prices.price import UnknownPrice
 from cost.report.layout import GAP, UNKNOWN, Table, small_usd_text, span
-from cost.resources.component import Rate
 from cost.resources.estimate import Estimate
 from cost.resources.lines import node_rate
 from stacks.errors import Level, Problem
@@ -169,11 +168,19 @@ def hourly_by_billing(
     if spec.chat.serving_nodeset is None:
         return {}
     found: dict[Billing, HourlyCost] = {}
+    serving = spec.chat.serving_nodes
     for billing in Billing:
         changed = hourly
         for worker in serving_workers(spec):
             now, other = node_rate(worker, book), node_rate(replace(worker, billing=billing), book)
-            changed = _rebilled(spec, changed, worker.min_nodes, worker.max_nodes, now, other)
+            if isinstance(now, UnknownPrice) or isinstance(other, UnknownPrice):
+                continue
+            change, alone = other.usd - now.usd, changed.serving_usd
+            changed = HourlyCost(
+                cluster_low_usd=changed.cluster_low_usd + change * max(worker.min_nodes, serving),
+                cluster_high_usd=changed.cluster_high_usd + change * worker.max_nodes,
+                serving_usd=None if alone is None else alone + change * serving,
+            )
         # A kind without a price of its own says nothing new.
         if changed != hourly:
             found[billing] = changed
@@ -229,26 +236,6 @@ def model_problems(spec: StackSpec) -> tuple[Problem, ...]:
         )
         for index, model in enumerate(spec.chat.api_models)
         if isinstance(price := book.find(model), UnknownPrice)
-    )
-
-
-def _rebilled(
-    spec: StackSpec,
-    hourly: HourlyCost,
-    min_nodes: int,
-    max_nodes: int,
-    now: Rate | UnknownPrice,
-    other: Rate | UnknownPrice,
-) -> HourlyCost:
-    """The hourly cost after the nodes' rate changes; the same where a price is unknown."""
-    if isinstance(now, UnknownPrice) or isinstance(other, UnknownPrice):
-        return hourly
-    change = other.usd - now.usd
-    serving = spec.chat.serving_nodes
-    return HourlyCost(
-        cluster_low_usd=hourly.cluster_low_usd + change * max(min_nodes, serving),
-        cluster_high_usd=hourly.cluster_high_usd + change * max_nodes,
-        serving_usd=None if hourly.serving_usd is None else hourly.serving_usd + change * serving,
     )
 
 

@@ -180,17 +180,22 @@ def _with_worker(spec: StackSpec, worker: WorkerSpec, shape: WorkerSpec, region:
         for job in spec.jobs
     )
     workers = tuple(shape if item is worker else item for item in spec.nodes.workers)
-    changed = _without_stale_speeds(
-        replace(
-            spec,
-            nebius=replace(spec.nebius, region=region),
-            nodes=replace(spec.nodes, workers=workers),
-            jobs=jobs,
-        ),
+    changed = replace(
         spec,
-        worker,
-        shape,
+        nebius=replace(spec.nebius, region=region),
+        nodes=replace(spec.nodes, workers=workers),
+        jobs=jobs,
     )
+    if (worker.platform, worker.preset) != (shape.platform, shape.preset):
+        # Speeds that were declared for other nodes than it has now say nothing.
+        kept = {job.name for job in spec.jobs if worker.name not in _names(spec, job)}
+        runs = tuple(
+            run if run.job in kept else replace(run, train_tokens_per_s=None, source=None)
+            for run in spec.runs
+        )
+        serves = spec.chat.serving_nodeset in (None, worker.name)
+        chat = replace(spec.chat, speeds=()) if serves else spec.chat
+        changed = replace(changed, runs=runs, chat=chat)
     changes = [
         *_changed("nebius.region", spec.nebius.region, region),
         *_worker_changes(worker, shape),
@@ -202,22 +207,6 @@ def _with_worker(spec: StackSpec, worker: WorkerSpec, shape: WorkerSpec, region:
         notes=tuple(_notes(spec, worker, shape, region)),
         worker=shape,
     )
-
-
-def _without_stale_speeds(
-    changed: StackSpec, spec: StackSpec, worker: WorkerSpec, shape: WorkerSpec
-) -> StackSpec:
-    """The stack without speeds that were declared for other nodes than it has now."""
-    if (worker.platform, worker.preset) == (shape.platform, shape.preset):
-        return changed
-    kept = {job.name for job in spec.jobs if worker.name not in _names(spec, job)}
-    runs = tuple(
-        run if run.job in kept else replace(run, train_tokens_per_s=None, source=None)
-        for run in changed.runs
-    )
-    serves = spec.chat.serving_nodeset in (None, worker.name)
-    chat = replace(changed.chat, speeds=()) if serves else changed.chat
-    return replace(changed, runs=runs, chat=chat)
 
 
 def _worker_changes(worker: WorkerSpec, shape: WorkerSpec) -> Iterator[Change]:

@@ -67,9 +67,30 @@ def training_answer(
     memory_gb = gpu_memory_gb or _memory_gb(choices[0])
     count = gpus or GPUS_ASKED
     found = verdicts_on(shape, training, gpus=count, memory_gb=memory_gb)
+    rank = f" r{training.rank}" if training.has_adapters else ""
+    checkpointing = "with" if training.gradient_checkpointing else "without"
+    title = f"GiB of one GPU by strategy, {count} GPUs of {memory_gb} GB"
     return Answer(
-        document=training_document(
-            shape, training, found, choices, gpus_heading=f"{count} GPUs of {memory_gb} GB"
+        document=Document(
+            heading=(
+                f"{shape.name}: {shape.parameters:,} weights; {training.method}{rank}, "
+                f"{training.dtype}, {training.micro_batch_size} x {training.sequence_length} "
+                f"tokens a GPU, {checkpointing} gradient checkpointing"
+            ),
+            tables=(
+                _memory_table(title, found),
+                _strategy_table(found),
+                _choice_table(choices, batch="rows"),
+            ),
+            notes=(
+                *(
+                    f"{each.sharding.label}: {each.reason}"
+                    for each in found
+                    if not each.usable_here
+                ),
+                *_losers(choices),
+                _RESERVE_NOTE,
+            ),
         ),
         values={
             "model": shape.name,
@@ -173,36 +194,6 @@ def _require_positive(**values: int | None) -> None:
 
 
 _YES_NO = {True: "yes", False: "no"}
-
-
-def training_document(
-    shape: ModelShape,
-    training: Training,
-    found: Sequence[Verdict],
-    choices: Sequence[Choice],
-    *,
-    gpus_heading: str,
-) -> Document:
-    """Memory by strategy on the asked GPUs, then every preset, the cheapest that fits first."""
-    rank = f" r{training.rank}" if training.has_adapters else ""
-    checkpointing = "with" if training.gradient_checkpointing else "without"
-    return Document(
-        heading=(
-            f"{shape.name}: {shape.parameters:,} weights; {training.method}{rank}, "
-            f"{training.dtype}, {training.micro_batch_size} x {training.sequence_length} tokens "
-            f"a GPU, {checkpointing} gradient checkpointing"
-        ),
-        tables=(
-            _memory_table(f"GiB of one GPU by strategy, {gpus_heading}", found),
-            _strategy_table(found),
-            _choice_table(choices, batch="rows"),
-        ),
-        notes=(
-            *(f"{each.sharding.label}: {each.reason}" for each in found if not each.usable_here),
-            *_losers(choices),
-            _RESERVE_NOTE,
-        ),
-    )
 
 
 def serving_document(

@@ -220,19 +220,10 @@ def settle(module: Any, blank_loss: Callable[[], torch.Tensor]) -> None:
         module.zero_grad(set_to_none=True)
 
 
-def spread_fsdp(
-    empty: Any,
-    to_loss: Callable[[Any], nn.Module],
-    source: Any | None,
-    here: World,
-    *,
-    dtype: str,
-    offload: bool = False,
-) -> Strategy:
+def spread_fsdp(run: Run, here: World) -> Strategy:
     """Return the strategy that divides weights, gradients and optimizer state over all ranks.
 
-    `empty` is the model on the meta device; `source`, on rank 0 only, has the values. No rank but 0
-    ever holds the whole model.
+    No rank but 0 ever holds the whole model.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
@@ -248,11 +239,15 @@ def spread_fsdp(
             "train.strategy fsdp: got 1 rank, expected 2 or more; start the job with torchrun, or "
             "use strategy ddp"
         )
-    module: Any = to_loss(empty)
+    config, task, offload = run.config, run.task, run.strategy == "offload"
+    source = task.build(torch.device("cpu"), sharded=True) if here.is_main else None
+    # On the meta device; `source` has the values.
+    empty = compiled(config, use_liger(task.build_empty(here.device), config, here.device))
+    module: Any = task.loss(empty, here.device)
     options = {
         "mesh": init_device_mesh(here.device.type, (here.world_size,)),
         "mp_policy": MixedPrecisionPolicy(
-            param_dtype=torch_dtype(dtype), reduce_dtype=torch.float32
+            param_dtype=torch_dtype(config.dtype), reduce_dtype=torch.float32
         ),
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
@@ -313,16 +308,7 @@ def build_strategy(run: Run, here: World) -> Strategy:
     if run.strategy == "ddp":
         model = compiled(config, use_liger(task.build(here.device), config, here.device))
         return spread_ddp(task.loss(model, here.device), model, here)
-    source = task.build(torch.device("cpu"), sharded=True) if here.is_main else None
-    empty = use_liger(task.build_empty(here.device), config, here.device)
-    return spread_fsdp(
-        compiled(config, empty),
-        lambda model: task.loss(model, here.device),
-        source,
-        here,
-        dtype=config.dtype,
-        offload=run.strategy == "offload",
-    )
+    return spread_fsdp(run, here)
 
 
 def compiled(config: TrainConfig, model: Any) -> Any:
