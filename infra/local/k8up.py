@@ -99,34 +99,6 @@ def _number(text: str) -> int:
     return _NAMES[text.upper()] if text.upper() in _NAMES else int(text)
 
 
-def claim_folder(
-    name: str,
-    namespace: str,
-    *,
-    snapshot: Snapshot,
-    places: Places,
-    rules: Mapping[str, Any],
-) -> Path:
-    """The folder; `rules` holds the tolerations of the job's pod. Raises UnboundError."""
-    claim = snapshot.find("PersistentVolumeClaim", name, namespace)
-    if claim is None:
-        raise UnboundError(f"persistentvolumeclaim '{name}' not found")
-    volume = bound_volume(claim, snapshot)
-    if volume is None:
-        raise UnboundError(f"persistentvolumeclaim '{name}' is not bound to a PersistentVolume")
-    affinity = {
-        "nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": volume["spec"]["nodeAffinity"][
-                "required"
-            ]
-        }
-    }
-    node, problem = Scheduler(snapshot.all("Node")).place({**rules, "affinity": affinity})
-    if node is None:
-        raise UnboundError(problem)
-    return _on_node(volume, node, snapshot, places)
-
-
 def _on_node(volume: Object, node: Object, snapshot: Snapshot, places: Places) -> Path:
     host_path = volume["spec"].get("hostPath")
     if host_path is None:
@@ -389,10 +361,22 @@ class K8up:
         spec, namespace = job["spec"], job["metadata"]["namespace"]
         rules = self._pod_rules(spec, namespace)
 
-        def folder(claim: str) -> Path:
-            return claim_folder(
-                claim, namespace, snapshot=snapshot, places=self._places, rules=rules
-            )
+        def folder(name: str) -> Path:
+            """Where the job's pod, with these tolerations, finds the claim's files."""
+            claim = snapshot.find("PersistentVolumeClaim", name, namespace)
+            if claim is None:
+                raise UnboundError(f"persistentvolumeclaim '{name}' not found")
+            volume = bound_volume(claim, snapshot)
+            if volume is None:
+                text = f"persistentvolumeclaim '{name}' is not bound to a PersistentVolume"
+                raise UnboundError(text)
+            needed = volume["spec"]["nodeAffinity"]["required"]
+            affinity = {"requiredDuringSchedulingIgnoredDuringExecution": needed}
+            placed = {**rules, "affinity": {"nodeAffinity": affinity}}
+            node, problem = Scheduler(snapshot.all("Node")).place(placed)
+            if node is None:
+                raise UnboundError(problem)
+            return _on_node(volume, node, snapshot, self._places)
 
         if job["kind"] == "Prune":
             return prune(spec.get("retention") or {})

@@ -175,30 +175,11 @@ class Context:
 
 
 def context(job: Job, config: EvaluateConfig, here: World, tuned_dir: Path | None) -> Context:
-    """Return the held-out rows of the recipe, as its model's tokenizer reads them."""
-    tokenizer = load_tokenizer(job.places.model_dir(job.recipe.model))
-    dataset = job.places.data_path(config.dataset)
-    held_out = load_held_out(config, dataset, tokenizer, tuned_dir=tuned_dir, places=job.places)
-    return Context(
-        config=config,
-        here=here,
-        tokenizer=tokenizer,
-        held_out=held_out,
-        results=job.places.path("results"),
-    )
-
-
-def load_held_out(
-    config: EvaluateConfig,
-    dataset: Path,
-    tokenizer: Any,
-    *,
-    tuned_dir: Path | None,
-    places: Places,
-) -> HeldOut:
     """Return the held-out rows; those that a training set has too are refused unless forced."""
     from workloads.data.chat_template import prompt_text
 
+    tokenizer = load_tokenizer(job.places.model_dir(job.recipe.model))
+    dataset = job.places.data_path(config.dataset)
     manifest = check_manifest(dataset, (CHATS, TOKENS))
     settings = manifest.get("config")
     template = settings.get("chat_template_kwargs") if isinstance(settings, dict) else None
@@ -211,14 +192,21 @@ def load_held_out(
     examples = read_parquet(dataset / TOKENS)[: config.num_perplexity_rows]
     if not chats or not examples:
         raise DataError(f"{dataset}: the test split is empty; raise data.test_ratio")
-    found = overlapping(chats, training_sets(dataset, tuned_dir, places))
+    found = overlapping(chats, training_sets(dataset, tuned_dir, job.places))
     if not config.force_overlap:
         refuse(found, num_rows=len(chats))
     texts = [prompt_text(tokenizer, chat.messages[: last_turn(chat)], **template) for chat in chats]
-    return HeldOut(
+    held_out = HeldOut(
         chats=chats,
         prompts=tokenizer(texts, add_special_tokens=False)["input_ids"],
         examples=examples,
         pad_id=tokenizer.pad_token_id,
         overlap=found,
+    )
+    return Context(
+        config=config,
+        here=here,
+        tokenizer=tokenizer,
+        held_out=held_out,
+        results=job.places.path("results"),
     )

@@ -8,7 +8,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +20,6 @@ from infra.cli import context, interrupts, output
 from infra.cli.context import IdentityOption, StackOption
 from infra.clients import slurm
 from infra.clients.pulumi import StackOutputs
-from infra.clients.ssh import Connection
 from infra.jobs.ledger import check_together, open_books
 from infra.operate import sessions
 from infra.operate.sessions import SILENCE_S, Ask, Guard, ask, ssh_config
@@ -140,8 +138,16 @@ def shell(
         guard = Guard(connection, start=start, end=sessions.end(asked), secret=token)
         closing.callback(_end, guard, asked, stack)
         if jupyter:
-            _jupyter(closing, connection, guard, outputs, identity, token)
-        elif vscode:
+            there = sessions.wait_for(guard, sessions.JUPYTER_READY, say=output.note)
+            sessions.wait_until_open(connection, there)
+            port = context.tunnel(closing, outputs, identity, there).port
+            print(f"http://127.0.0.1:{port}/lab?token={token}", flush=True)
+            output.note("Ctrl-C closes Jupyter, the tunnel and the session")
+            sessions.wait_for_end(guard)
+            raise UserError(
+                "the session ended: its time limit was reached, or Jupyter was shut down"
+            )
+        if vscode:
             _vscode(guard, outputs, identity)
         else:
             code = _terminal(asked, spec, outputs, identity)
@@ -178,23 +184,6 @@ def _terminal(asked: Ask, spec: StackSpec, outputs: StackOutputs, identity: Path
     options = ("-t", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
     words = client_words(outputs, context.private_key(identity), options=options)
     return subprocess.run([*words, remote], check=False).returncode
-
-
-def _jupyter(
-    closing: ExitStack,
-    connection: Connection,
-    guard: Guard,
-    outputs: StackOutputs,
-    identity: Path | None,
-    token: str,
-) -> None:
-    there = sessions.wait_for(guard, sessions.JUPYTER_READY, say=output.note)
-    sessions.wait_until_open(connection, there)
-    port = context.tunnel(closing, outputs, identity, there).port
-    print(f"http://127.0.0.1:{port}/lab?token={token}", flush=True)
-    output.note("Ctrl-C closes Jupyter, the tunnel and the session")
-    sessions.wait_for_end(guard)
-    raise UserError("the session ended: its time limit was reached, or Jupyter was shut down")
 
 
 def _vscode(guard: Guard, outputs: StackOutputs, identity: Path | None) -> None:
