@@ -19,14 +19,7 @@ from pathlib import Path
 
 from workloads.chat.arms import Arms
 from workloads.chat.client import Client, catalog
-from workloads.common.exit_codes import (
-    ConfigError,
-    ExitCode,
-    NotRunError,
-    WorkloadError,
-    exit_code_of,
-    reason_of,
-)
+from workloads.common import exit_codes
 from workloads.common.log import log
 from workloads.load.client import KEY_VARIABLE
 
@@ -54,7 +47,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str] | None = None) -> ExitCode:
+def main(arguments: Sequence[str] | None = None) -> exit_codes.ExitCode:
     """Serve the page until a signal; the exit code says what went wrong."""
     options = parse(arguments)
     over = threading.Event()
@@ -64,10 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
         threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
     try:
         serve(options, over)
-    except WorkloadError as error:
-        log(f"chat: {reason_of(error)}")
-        return exit_code_of(error)
-    return ExitCode.OK
+    except exit_codes.WorkloadError as error:
+        log(f"chat: {exit_codes.reason_of(error)}")
+        return exit_codes.exit_code_of(error)
+    return exit_codes.ExitCode.OK
 
 
 def serve(options: argparse.Namespace, over: threading.Event) -> None:
@@ -81,7 +74,7 @@ def serve(options: argparse.Namespace, over: threading.Event) -> None:
         from workloads.chat import page
         from workloads.chat.page import PageGuard
     except ModuleNotFoundError as error:
-        raise NotRunError(
+        raise exit_codes.NotRunError(
             f"{error.name} is not installed here; the page runs in the project's .venv "
             "(`make setup`), or where requirements.lock is installed"
         ) from error
@@ -111,7 +104,7 @@ def serve(options: argparse.Namespace, over: threading.Event) -> None:
     )
     if options.share and blocks.share_url is None:
         blocks.close(verbose=False)
-        raise NotRunError(
+        raise exit_codes.NotRunError(
             "--share: Gradio's relay gave no link; look whether this machine reaches the Internet, "
             "or leave --share out"
         )
@@ -131,7 +124,7 @@ def free_port(wanted: int) -> int:
         try:
             probe.bind((HOST, wanted))
         except (OSError, OverflowError) as error:
-            raise ConfigError(
+            raise exit_codes.ConfigError(
                 f"--port {wanted}: {error}; choose another one, or 0 for any free one"
             ) from error
         return probe.getsockname()[1]

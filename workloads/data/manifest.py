@@ -15,15 +15,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from workloads.common import atomic, tool_calls
-from workloads.common.exit_codes import (
-    DataError,
-    ExitCode,
-    WorkloadError,
-    exit_code_of,
-    full_text,
-    reason_of,
-)
+from workloads.common import atomic, exit_codes, tool_calls
 from workloads.common.log import log
 from workloads.data.files import sha256
 from workloads.recipes import data as settings
@@ -49,7 +41,7 @@ class Step:
             old = read_manifest(self.path)
         except FileNotFoundError:
             return False
-        except DataError:
+        except exit_codes.DataError:
             log(f"{self.path}: is not a manifest; making it anew")
             return False
         changed = [name for name, value in self._made_from.items() if old.get(name) != value]
@@ -107,10 +99,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DataError(f"{path}: is not a manifest: {error}; run prepare-data again") from error
+        raise exit_codes.DataError(
+            f"{path}: is not a manifest: {error}; run prepare-data again"
+        ) from error
     if not isinstance(fields, dict):
         got = type(fields).__name__
-        raise DataError(f"{path}: is not a manifest: got {got}; run prepare-data again")
+        raise exit_codes.DataError(f"{path}: is not a manifest: got {got}; run prepare-data again")
     return fields
 
 
@@ -150,9 +144,9 @@ def command(run: Callable[[], None]) -> int:
     try:
         run()
     except Exception as error:
-        if not isinstance(error, WorkloadError) and full_text(error) is None:
+        if not isinstance(error, exit_codes.WorkloadError) and exit_codes.full_text(error) is None:
             raise
-        code = exit_code_of(error)
-        log(f"{code.name} (exit {int(code)}): {reason_of(error)}")
+        code = exit_codes.exit_code_of(error)
+        log(f"{code.name} (exit {int(code)}): {exit_codes.reason_of(error)}")
         return int(code)
-    return int(ExitCode.OK)
+    return int(exit_codes.ExitCode.OK)

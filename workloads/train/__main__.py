@@ -23,14 +23,7 @@ from workloads.common.places import Places
 from workloads.job import end, run_job, section
 from workloads.recipes import Recipe, load_recipe
 from workloads.recipes.train import TrainConfig
-from workloads.train.inputs import (
-    PLAN_VARIABLE,
-    Plan,
-    checked_plan,
-    choose_strategy,
-    find_inputs,
-    read_plan,
-)
+from workloads.train import inputs
 from workloads.train.run import num_train_steps, train
 from workloads.train.tasks import open_task
 
@@ -67,9 +60,9 @@ def show_plan(arguments: Sequence[str] | None = None) -> ExitCode:
 def describe(recipe: Recipe, ranks: int | None = None) -> Iterator[str]:
     """Yield the plan's lines; then raise ConfigError where the run itself would be refused."""
     config = section(recipe, TrainConfig)
-    read = read_plan()
+    read = inputs.read_plan()
     world_size, source = _ranks(recipe, read, ranks)
-    plan = checked_plan(read, model=recipe.model, config=config, world_size=world_size)
+    plan = inputs.checked_plan(read, model=recipe.model, config=config, world_size=world_size)
     rows = config.micro_batch_size * config.gradient_accumulation * world_size
     dora = " with DoRA" if config.lora.dora else ""
     yield f"recipe      {recipe.name}: {config.method}{dora} of {recipe.model} in {config.dtype}"
@@ -90,7 +83,7 @@ def describe(recipe: Recipe, ranks: int | None = None) -> Iterator[str]:
         return
     refusal = None
     try:
-        strategy = choose_strategy(plan, config)
+        strategy = inputs.choose_strategy(plan, config)
     except ConfigError as error:
         strategy, refusal = plan.strategy, error
     document: dict[str, Any] = json.loads(plan.path.read_text(encoding="utf-8"))
@@ -104,7 +97,7 @@ def describe(recipe: Recipe, ranks: int | None = None) -> Iterator[str]:
         raise refusal
 
 
-def _ranks(recipe: Recipe, plan: Plan | None, asked: int | None) -> tuple[int, str]:
+def _ranks(recipe: Recipe, plan: inputs.Plan | None, asked: int | None) -> tuple[int, str]:
     """Return how many ranks the run has, and by whose word."""
     if asked is not None:
         if asked < 1:
@@ -121,7 +114,7 @@ def _ranks(recipe: Recipe, plan: Plan | None, asked: int | None) -> tuple[int, s
 
 
 def _lines_without_plan(recipe: Recipe, config: TrainConfig, rows: int) -> Iterator[str]:
-    strategy = choose_strategy(None, config)
+    strategy = inputs.choose_strategy(None, config)
     why = "without a plan" if config.strategy == "auto" else "by train.strategy"
     yield f"strategy    {strategy}: {why}"
     yield f"steps       {_steps(recipe, config, rows)}"
@@ -129,7 +122,7 @@ def _lines_without_plan(recipe: Recipe, config: TrainConfig, rows: int) -> Itera
     if config.has_adapters:
         size += f" --rank {config.lora.rank}"
     yield (
-        f"plan        none, as {PLAN_VARIABLE} is not set. Memory, hours, dollars and why: "
+        f"plan        none, as {inputs.PLAN_VARIABLE} is not set. Memory, hours, dollars and why: "
         "soperator submit JOB --dry-run -s STACK for a job of a stack; memory and presets: "
         f"{size} --seq {config.sequence_length} --batch {config.micro_batch_size}"
     )
@@ -140,7 +133,7 @@ def _steps(recipe: Recipe, config: TrainConfig, rows_per_step: int) -> str:
     if config.max_steps is not None:
         return f"{config.max_steps} = {config.max_steps * rows_per_step} rows"
     try:
-        model_dir, dataset = find_inputs(recipe.model, config, Places())
+        model_dir, dataset = inputs.find_inputs(recipe.model, config, Places())
         task = open_task(config, model=recipe.model, model_dir=model_dir, dataset=dataset)
     except WorkloadError as error:
         return (
@@ -152,7 +145,7 @@ def _steps(recipe: Recipe, config: TrainConfig, rows_per_step: int) -> str:
     return f"{steps} = {config.epochs} x {num_rows} rows / {rows_per_step}, rounded up"
 
 
-def _plan_lines(plan: Plan, strategy: str, document: dict[str, Any]) -> Iterator[str]:
+def _plan_lines(plan: inputs.Plan, strategy: str, document: dict[str, Any]) -> Iterator[str]:
     yield f"strategy    {strategy}: {plan.reason}"
     fits = "yes" if plan.fits else "NO"
     usable = (document.get("hardware") or {}).get("usable_gib_per_rank")

@@ -24,14 +24,7 @@ from workloads.common.dist import World
 from workloads.common.exit_codes import HungError, NonFiniteLossError, PreemptedError
 from workloads.common.log import log
 from workloads.recipes.train import TrainConfig
-from workloads.train.measure import (
-    EventWriter,
-    Ledger,
-    LossCurve,
-    StepResult,
-    Throughput,
-    TrainMetrics,
-)
+from workloads.train import measure
 from workloads.train.strategy import Precision, Strategy
 from workloads.train.tasks import Task
 
@@ -233,20 +226,20 @@ class Trainer:
     num_steps: int
     checkpoints: Checkpoints
     stop: StopRequest
-    curve: LossCurve | None
+    curve: measure.LossCurve | None
     """On rank 0 only."""
-    events: EventWriter | None
+    events: measure.EventWriter | None
     """On rank 0 only."""
-    metrics: TrainMetrics | None
+    metrics: measure.TrainMetrics | None
     """On rank 0 only."""
     watchdog: Watchdog
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: measure.Ledger = field(default_factory=measure.Ledger)
     has_lost_figures: bool = False
     """Whether the last step's figures could not be written."""
 
-    def run(self) -> Throughput:
+    def run(self) -> measure.Throughput:
         """Train to the last step; a stop request saves and raises PreemptedError."""
-        throughput, state = Throughput(), self.state
+        throughput, state = measure.Throughput(), self.state
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows") as worker:
             waiting = self._ask(worker, state.progress.position)
             while state.progress.step < self.num_steps:
@@ -283,7 +276,7 @@ class Trainer:
     def _rows_per_step(self) -> int:
         return self.state.progress.rows_per_step
 
-    def _is_due(self, result: StepResult) -> bool:
+    def _is_due(self, result: measure.StepResult) -> bool:
         """Whether a checkpoint falls on the step that has just ended."""
         step = result.step + 1
         if self.checkpoints.due(step):
@@ -308,7 +301,7 @@ class Trainer:
         )
         return [self.task.collate(rows) for rows in micro_batches]
 
-    def _step(self, batches: list[Any]) -> tuple[StepResult, bool]:
+    def _step(self, batches: list[Any]) -> tuple[measure.StepResult, bool]:
         config, world, state = self.config, self.state.world, self.state
         num_labels, num_tokens, num_positions, num_stops = world.sum(
             [
@@ -344,7 +337,7 @@ class Trainer:
             position = min(position, self.stream.end)
         state.progress = replace(state.progress, step=step + 1, position=position)
         self.ledger.add(num_tokens=int(num_tokens), num_positions=int(num_positions))
-        result = StepResult(
+        result = measure.StepResult(
             step=step,
             loss=loss_sum / max(1.0, num_labels),
             # fp16 gradients overflow now and then; the step is left out and the scale halved.
@@ -366,7 +359,7 @@ class Trainer:
             f"train.learning_rate ({self.config.learning_rate}) or raise train.warmup_steps"
         )
 
-    def _report(self, result: StepResult) -> None:
+    def _report(self, result: measure.StepResult) -> None:
         self._note(result)
         if self.metrics:
             self.metrics.ended_step(result)
@@ -376,7 +369,7 @@ class Trainer:
             f"tokens {result.num_tokens}"
         )
 
-    def _note(self, result: StepResult) -> None:
+    def _note(self, result: measure.StepResult) -> None:
         """Write the step's figures; a disk that is full costs their lines, not the run."""
         try:
             if self.curve:

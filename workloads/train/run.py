@@ -23,17 +23,7 @@ from workloads.common.record import job_id
 from workloads.data.files import sha256
 from workloads.job import Job, section
 from workloads.recipes.train import RESUMABLE, TrainConfig
-from workloads.train.inputs import (
-    PLAN_FILE,
-    Plan,
-    Run,
-    check_node,
-    checked_plan,
-    choose_strategy,
-    find_inputs,
-    read_plan,
-    refuse_other_rows,
-)
+from workloads.train import inputs
 from workloads.train.tasks import Task, open_task
 
 if TYPE_CHECKING:
@@ -97,13 +87,15 @@ def train(job: Job) -> None:
 def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None:
     # Paths first: a missing one is told before torch is imported and a GPU is taken.
     model, places = job.recipe.model, job.places
-    model_dir, dataset = find_inputs(model, config, places)
+    model_dir, dataset = inputs.find_inputs(model, config, places)
     places.path("chkpt")
     rank, _, world_size = environment_rank()
-    plan = checked_plan(read_plan(), model=model, config=config, world_size=world_size)
-    strategy = choose_strategy(plan, config)
+    plan = inputs.checked_plan(
+        inputs.read_plan(), model=model, config=config, world_size=world_size
+    )
+    strategy = inputs.choose_strategy(plan, config)
     task = open_task(config, model=model, model_dir=model_dir, dataset=dataset)
-    check_node(config, strategy)
+    inputs.check_node(config, strategy)
     if config.save_original and model_dir is None and strategy != "ddp":
         raise ConfigError(
             f"train.save_original: got true with {model}, which no file holds, under {strategy}, "
@@ -112,10 +104,12 @@ def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None
     if rank == 0:
         _keep_inputs(job, config, plan)
         _name_data(job, task)
-    run = Run(job=job, config=config, task=task, model_dir=model_dir, strategy=strategy, plan=plan)
+    run = inputs.Run(
+        job=job, config=config, task=task, model_dir=model_dir, strategy=strategy, plan=plan
+    )
     with world(cpu_threads=config.cpu_threads, timeout_s=config.checkpoint.timeout_s) as here:
         job.record.hardware = hardware.detect(hardware.device_name())
-        refuse_other_rows(here, task.digest)
+        inputs.refuse_other_rows(here, task.digest)
         _train(run, here, stop)
 
 
@@ -157,13 +151,13 @@ def _goes_on(config: TrainConfig, step: int, num_steps: int) -> str:
     )
 
 
-def _keep_inputs(job: Job, config: TrainConfig, plan: Plan | None) -> None:
+def _keep_inputs(job: Job, config: TrainConfig, plan: inputs.Plan | None) -> None:
     """Write the run's settings, and its plan, beside the record: they are pulled with it."""
     values = {"recipe": job.recipe.name, "model": job.recipe.model, "train": asdict(config)}
     text = json.dumps(values, indent=2, default=str)
     job.keep("config", "config.json", f"{text}\n")
     if plan is not None:
-        job.keep("plan", PLAN_FILE, plan.path.read_text(encoding="utf-8"))
+        job.keep("plan", inputs.PLAN_FILE, plan.path.read_text(encoding="utf-8"))
 
 
 def _name_data(job: Job, task: Task) -> None:
@@ -173,7 +167,7 @@ def _name_data(job: Job, task: Task) -> None:
         job.record.data_hash = sha256(task.data_file)
 
 
-def _train(run: Run, here: World, stop: StopRequest) -> None:
+def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
     import torch
 
     from workloads.train.checkpoint import FolderCheckpoints

@@ -20,6 +20,7 @@ from infra.cli.context import environ, state_root
 from infra.cli.machine.env import Target, environment
 from infra.cli.machine.env import prepare as prepare_engine
 from infra.providers.nebius.sdk import KEY_FILE_VARIABLE, TOKEN_VARIABLE
+from infra.setup.project import stack_file
 from infra.setup.project.ask import Options, fill, worker_choices
 from infra.setup.project.project import (
     Backend,
@@ -28,14 +29,6 @@ from infra.setup.project.project import (
     make_stack,
     prepare,
     variables_of,
-)
-from infra.setup.project.stack_file import (
-    check_stack,
-    kept_stack,
-    refuse_other_file,
-    refuse_other_passphrase,
-    stack_path,
-    write_stack,
 )
 from infra.state import CHECKOUT
 from stacks.errors import UserError
@@ -88,18 +81,18 @@ def init(
     options = Options(
         name=name, worker=worker, nodes=nodes, fabric=fabric, ssh_keys=tuple(ssh_key or ())
     )
-    if options.names_only and stack_path(folder, str(name)).is_file():
+    if options.names_only and stack_file.stack_path(folder, str(name)).is_file():
         answers = None
-        spec, problems = kept_stack(str(name), folder, project, environ())
+        spec, problems = stack_file.kept_stack(str(name), folder, project, environ())
     else:
         answers = fill(options, place, worker_choices(place.region, PriceBook.load("nebius")), ask)
-        spec, problems = check_stack(answers, environ())
-        refuse_other_file(answers, folder)
-    path = stack_path(folder, spec.name)
+        spec, problems = stack_file.check_stack(answers, environ())
+        stack_file.refuse_other_file(answers, folder)
+    path = stack_file.stack_path(folder, spec.name)
     prepared = prepare(calls, place, state_root() / "cloud", backend)
     if answers is None:
-        refuse_other_passphrase(path, prepared.passphrase)
-    is_new = answers is not None and write_stack(answers, folder, prepared.passphrase)
+        stack_file.refuse_other_passphrase(path, prepared.passphrase)
+    is_new = answers is not None and stack_file.write_stack(answers, folder, prepared.passphrase)
     for made in prepared.made:
         print(f"made     {made}")
     print(f"{'wrote' if is_new else 'has'}    {path}")

@@ -18,16 +18,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from nebius.base.fieldmask_parser import parse as parse_mask
 
-from infra.local.nebius_api.errors import (
-    ApiError,
-    already_exists,
-    bad_request,
-    bad_state,
-    not_found,
-    operation_conflict,
-    unimplemented,
-    version_conflict,
-)
+from infra.local.nebius_api import errors
 from infra.local.nebius_api.states import GIB, check_quota, set_state, size_bytes
 from infra.local.nebius_api.store import Operation, Store
 from infra.providers.nebius.resource_type import Validator
@@ -71,7 +62,7 @@ def check_references(schema: Schema, store: Store, request: Any) -> None:
             continue
         target = store.resources.get(id_)
         if target is None or schema.kind(target.DESCRIPTOR) not in kinds:
-            raise not_found(f"{path}: {'/'.join(kinds)} {id_!r} not found", id_)
+            raise errors.not_found(f"{path}: {'/'.join(kinds)} {id_!r} not found", id_)
 
 
 def check_parent(schema: Schema, store: Store, request: Any) -> None:
@@ -79,14 +70,14 @@ def check_parent(schema: Schema, store: Store, request: Any) -> None:
     allowed = schema.ids_named(request.DESCRIPTOR.fields_by_name["metadata"])[1]
     parent_id = request.metadata.parent_id
     if not parent_id:
-        raise bad_request([("metadata.parent_id", "value is required")])
+        raise errors.bad_request([("metadata.parent_id", "value is required")])
     parent = store.resources.get(parent_id)
     if parent is None:
-        raise not_found(f"metadata.parent_id: {parent_id!r} not found", parent_id)
+        raise errors.not_found(f"metadata.parent_id: {parent_id!r} not found", parent_id)
     kind = schema.kind(parent.DESCRIPTOR)
     if allowed and kind not in allowed:
         reason = f"must name one of {', '.join(allowed)}; {parent_id} is a {kind}"
-        raise bad_request([("metadata.parent_id", reason)])
+        raise errors.bad_request([("metadata.parent_id", reason)])
 
 
 def check_unused(schema: Schema, store: Store, id_: str) -> None:
@@ -99,7 +90,7 @@ def check_unused(schema: Schema, store: Store, id_: str) -> None:
         )
         if named or other.metadata.parent_id == id_:
             name = f"{other.metadata.name} ({other.metadata.id})".lstrip()
-            raise bad_state(id_, f"{id_} is in use by {name}")
+            raise errors.bad_state(id_, f"{id_} is in use by {name}")
 
 
 def submask(mask: Any, key: str) -> Any:
@@ -210,7 +201,7 @@ def check_rules(schema: Schema, store: Store, resource: Any) -> None:
     rule = _RULES.get(schema.kind(resource.DESCRIPTOR))
     violations = [] if rule is None else list(rule(store, resource))
     if violations:
-        raise bad_request(violations)
+        raise errors.bad_request(violations)
 
 
 def _gpu_cluster(store: Store, resource: Any) -> Iterator[Violation]:
@@ -316,7 +307,7 @@ def _filtered_part(resource: Descriptor, request: Any, field: FieldDescriptor) -
             continue
         if name in found.message_type.fields_by_name:
             return part, name
-    raise unimplemented(f"filter {request.DESCRIPTOR.full_name}.{field.name}")
+    raise errors.unimplemented(f"filter {request.DESCRIPTOR.full_name}.{field.name}")
 
 
 def fill_page(request: Any, response: Any, field: str, items: list[Any]) -> Any:
@@ -333,7 +324,7 @@ def _offset(token: str) -> int:
     try:
         return int(base64.b64decode(token, validate=True) or 0)
     except (ValueError, binascii.Error):
-        raise bad_request([("page_token", f"{token!r} is none of ours")]) from None
+        raise errors.bad_request([("page_token", f"{token!r} is none of ours")]) from None
 
 
 def as_type(schema: Schema, resource: Any, wanted: Descriptor) -> Any:
@@ -373,7 +364,7 @@ class Operations:
         resource_id: str,
         *,
         metadata: dict[str, str],
-        fault: ApiError | None,
+        fault: errors.ApiError | None,
         longer_s: float = 0.0,
         now: float,
     ) -> Any:
@@ -437,7 +428,7 @@ class Operations:
     def check_idle(self, resource_id: str) -> None:
         """Refuses a change while another one still runs."""
         if running := self.running_on(resource_id):
-            raise operation_conflict(running.message.id, resource_id)
+            raise errors.operation_conflict(running.message.id, resource_id)
 
     def view(self, operation: Operation, now: float) -> Any:
         """The operation's message with its progress at this moment."""
@@ -448,7 +439,7 @@ class Operations:
         return operation.message
 
 
-def rpc_status(schema: Schema, error: ApiError) -> Any:
+def rpc_status(schema: Schema, error: errors.ApiError) -> Any:
     """google.rpc.Status with a nebius.common.v1.ServiceError inside."""
     status: Any = schema.message("google.rpc.Status")(
         code=error.code.value[0], message=error.message
@@ -482,7 +473,7 @@ class Changes:
         """The resource of this id; refused where there is none."""
         resource = self._store.resources.get(id_)
         if resource is None:
-            raise not_found(f"resource {id_!r} not found", id_)
+            raise errors.not_found(f"resource {id_!r} not found", id_)
         return resource
 
     def create(self, request: Any, resource: Descriptor) -> str:
@@ -517,14 +508,14 @@ class Changes:
             return
         other = self._store.find(kind, parent_id=metadata.parent_id, name=metadata.name)
         if other is not None:
-            raise already_exists(f"{kind} {metadata.name!r}", other.metadata.id)
+            raise errors.already_exists(f"{kind} {metadata.name!r}", other.metadata.id)
 
     def update(self, request: Any, resource: Descriptor, metadata: dict[str, str]) -> str:
         """Changes what the request sets and its reset mask clears; the id."""
         old = as_type(self._schema, self.get(request.metadata.id), resource)
         version = request.metadata.resource_version
         if version not in (0, old.metadata.resource_version):
-            raise version_conflict(old.metadata.id, old.metadata.resource_version, version)
+            raise errors.version_conflict(old.metadata.id, old.metadata.resource_version, version)
         self._operations.check_idle(old.metadata.id)
         mask = parse_mask(metadata.get("x-resetmask", ""))
         new = copy.deepcopy(old)
@@ -549,7 +540,7 @@ class Changes:
         self._validate(request, exempt="metadata.parent_id")
         check_references(self._schema, self._store, request)
         if changed := list(changed_immutables(self._schema, old, new)):
-            raise bad_request((path, "field is immutable") for path in changed)
+            raise errors.bad_request((path, "field is immutable") for path in changed)
         check_rules(self._schema, self._store, new)
         check_quota(self._schema, self._store, new, old)
         if new != old:
@@ -563,7 +554,7 @@ class Changes:
         """Begins the deletion; the operation's end completes it."""
         resource = self.get(id_)
         if getattr(getattr(resource, "spec", None), "forbid_deletion", False):
-            raise bad_state(id_, f"{id_} has forbid_deletion set")
+            raise errors.bad_state(id_, f"{id_} has forbid_deletion set")
         self._operations.check_idle(id_)
         check_unused(self._schema, self._store, id_)
         set_state(self._schema, resource, "deleting")
@@ -574,4 +565,4 @@ class Changes:
         """Refuses what breaks a buf.validate rule; the SDK's own updates leave out `exempt`."""
         found = [one for one in self._validator.violations(request) if one[0] != exempt]
         if found:
-            raise bad_request(found)
+            raise errors.bad_request(found)

@@ -27,22 +27,7 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
 
 from infra import files
-from infra.local.nebius_api.changes import (
-    Changes,
-    Operations,
-    as_type,
-    fill_page,
-    rpc_status,
-    select,
-)
-from infra.local.nebius_api.errors import (
-    ApiError,
-    Code,
-    Faults,
-    not_found,
-    unauthenticated,
-    unimplemented,
-)
+from infra.local.nebius_api import changes, errors
 from infra.local.nebius_api.hooks import HOOKS, UNAUTHENTICATED_METHODS, Call
 from infra.local.nebius_api.states import plant_project, seed, used_in
 from infra.local.nebius_api.store import Store
@@ -76,12 +61,14 @@ class Troubles:
             return []
 
 
-def as_error(event: dict[str, Any]) -> ApiError | None:
+def as_error(event: dict[str, Any]) -> errors.ApiError | None:
     """The refusal that a planted event carries, or None."""
     details = event.get("error")
     if not details:
         return None
-    return ApiError(Code.RESOURCE_EXHAUSTED, event["message"], event["code"], **details)
+    return errors.ApiError(
+        errors.Code.RESOURCE_EXHAUSTED, event["message"], event["code"], **details
+    )
 
 
 _OPERATION_SERVICES = tuple(f"{name}Service" for name in OPERATIONS)
@@ -119,10 +106,10 @@ class Emulator:
     def __post_init__(self) -> None:
         self.schema = Schema(self.cache_dir)
         self.store = Store(self.folder, self.schema)
-        self.faults = Faults(self.folder)
+        self.faults = errors.Faults(self.folder)
         self.troubles = Troubles(self.folder)
-        self._operations = Operations(self.schema, self.store, self.latency_s)
-        self._changes = Changes(self.schema, self.store, self._operations, self.clock)
+        self._operations = changes.Operations(self.schema, self.store, self.latency_s)
+        self._changes = changes.Changes(self.schema, self.store, self._operations, self.clock)
         seed(self.schema, self.store, self.token, anywhere=self.anywhere)
 
     def call(self, method: MethodDescriptor, request: Any, metadata: dict[str, str]) -> Any:
@@ -142,7 +129,7 @@ class Emulator:
             answer = self._dispatch(name, method, request, metadata)
             if fault := self.faults.take(method.full_name, "after", self.store.commit):
                 raise fault
-        except ApiError as error:
+        except errors.ApiError as error:
             record["code"] = error.code.name
             raise
         finally:
@@ -152,7 +139,7 @@ class Emulator:
     def _subject(self, metadata: dict[str, str]) -> str:
         token = metadata.get("authorization", "").removeprefix("Bearer ")
         if token not in self.store.tokens:
-            raise unauthenticated("invalid or missing token")
+            raise errors.unauthenticated("invalid or missing token")
         return self.store.tokens[token]
 
     def _plant(self, request: Any) -> None:
@@ -180,7 +167,7 @@ class Emulator:
             return self._read(method, request)
         if method.name.startswith("List"):
             return self._list(method, request)
-        raise unimplemented(name)
+        raise errors.unimplemented(name)
 
     # Reads
 
@@ -192,30 +179,30 @@ class Emulator:
         if hasattr(request, "id"):
             resource = self._get(request.id)
             if self.schema.kind(resource.DESCRIPTOR) != kind:
-                raise not_found(f"{request.id} is no {kind}", request.id)
+                raise errors.not_found(f"{request.id} is no {kind}", request.id)
         else:
-            found = select(self.schema, self.store, request, method.output_type)
+            found = changes.select(self.schema, self.store, request, method.output_type)
             if not found:
-                raise not_found(f"{kind} not found", getattr(request, "name", ""))
+                raise errors.not_found(f"{kind} not found", getattr(request, "name", ""))
             resource = found[0]
         return self._view(resource, method.output_type)
 
     def _list(self, method: MethodDescriptor, request: Any) -> Any:
         listed = next((f for f in method.output_type.fields if f.is_repeated), None)
         if listed is None or listed.message_type is None:
-            raise unimplemented(method.full_name)
+            raise errors.unimplemented(method.full_name)
         if listed.message_type.full_name in OPERATIONS:
             items = self._list_operations(request)
         elif is_resource(listed.message_type):
-            found = select(self.schema, self.store, request, listed.message_type)
+            found = changes.select(self.schema, self.store, request, listed.message_type)
             if self.anywhere and not found and listed.message_type.name == "CapacityBlockGroup":
                 # None would say that a declared one does not exist.
-                raise unimplemented("a preview without an account: capacity blocks")
+                raise errors.unimplemented("a preview without an account: capacity blocks")
             items = [self._view(resource, listed.message_type) for resource in found]
         else:
-            raise unimplemented(method.full_name)
+            raise errors.unimplemented(method.full_name)
         response = self.schema.message(method.output_type.full_name)()
-        return fill_page(request, response, listed.name, items)
+        return changes.fill_page(request, response, listed.name, items)
 
     def _view(self, resource: Any, wanted: Descriptor) -> Any:
         """The resource as this moment and this API version show it (iam has two)."""
@@ -231,7 +218,7 @@ class Emulator:
             resource.status.domain_name = self.object_storage
         if kind in ("mk8scluster", "mk8snodegroup"):
             self._fill_events(resource)
-        return as_type(self.schema, resource, wanted)
+        return changes.as_type(self.schema, resource, wanted)
 
     def _fill_kube_access(self, cluster: Any) -> None:
         status = cluster.status.control_plane
@@ -254,14 +241,14 @@ class Emulator:
             last.level = levels.values_by_name[planted["level"]].number
             last.code, last.message = planted["code"], planted["message"]
             if error := as_error(planted):
-                last.error.CopyFrom(rpc_status(self.schema, error))
+                last.error.CopyFrom(changes.rpc_status(self.schema, error))
 
     def _operation_service(self, method: MethodDescriptor, request: Any) -> Any:
         if method.name == "List":
             return self._list(method, request)
         operation = self.store.operations.get(request.id)
         if operation is None:
-            raise not_found(f"operation {request.id!r} not found", request.id)
+            raise errors.not_found(f"operation {request.id!r} not found", request.id)
         return self._as_operation(method, self._operations.view(operation, self.clock()))
 
     def _list_operations(self, request: Any) -> list[Any]:
@@ -295,7 +282,7 @@ class Emulator:
             # Start, Activate and the like: an operation that changes nothing.
             resource_id = self._get(request.id).metadata.id
         else:
-            raise unimplemented(name)
+            raise errors.unimplemented(name)
         message = self._operations.start(
             method,
             request,

@@ -14,23 +14,10 @@ from cost.report.layout import Format, lay_out
 from cost.run_record import RunRecord
 from infra import files
 from infra.render.stack_drawing import stack_svg
-from infra.reports.page import drawings
+from infra.reports.page import drawings, training
 from infra.reports.page.answers import REHEARSAL, is_rehearsal
 from infra.reports.page.loop import close_loop, loop_charts, loop_html
 from infra.reports.page.quality import bounds, evaluation_rows, samples, verdict
-from infra.reports.page.training import (
-    Report,
-    Row,
-    duration,
-    figure,
-    last_finished,
-    number,
-    p_text,
-    signed,
-    speeds,
-    summary,
-    total_seconds,
-)
 
 _FOLDER = Path(__file__).parent
 _KIND_NAMES = {
@@ -42,7 +29,7 @@ _KIND_NAMES = {
 }
 
 
-def render(report: Report) -> str:
+def render(report: training.Report) -> str:
     """The page's HTML; equal input gives equal bytes."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
@@ -52,11 +39,11 @@ def render(report: Report) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "number": number,
-        "duration": duration,
-        "signed": signed,
-        "figure": figure,
-        "p_text": p_text,
+        "number": training.number,
+        "duration": training.duration,
+        "signed": training.signed,
+        "figure": training.figure,
+        "p_text": training.p_text,
         "verdict": verdict,
         "bounds": bounds,
         "passed": passed,
@@ -81,8 +68,8 @@ def render(report: Report) -> str:
         answers=loop.answers,
         samples=samples(report.evaluation),
         figures=[Markup(chart) for chart in (*loop_charts(loop), *bill.figures)],  # noqa: S704 (escaped in cost/report/charts.py)
-        updated=last_finished(report),
-        total_s=total_seconds(report.records),
+        updated=training.last_finished(report),
+        total_s=training.total_seconds(report.records),
         runs=[
             (
                 "Runs of this finetune",
@@ -100,14 +87,14 @@ def passed(record: RunRecord) -> str:
     return f"{name}, {REHEARSAL}" if is_rehearsal(record) else name
 
 
-def training_rows(report: Report) -> tuple[Row, ...]:
+def training_rows(report: training.Report) -> tuple[training.Row, ...]:
     """The summary of the last training; nothing without one."""
     if report.training is None or report.gpus is None:
         return ()
-    return summary(report.training, report.gpus, report.records)
+    return training.summary(report.training, report.gpus, report.records)
 
 
-def busy_chart(report: Report) -> str:
+def busy_chart(report: training.Report) -> str:
     """Utilisation and memory of the last training's GPUs over its time; empty without samples."""
     moments = () if report.gpus is None else report.gpus.moments
     return drawings.busy_curve(
@@ -115,9 +102,9 @@ def busy_chart(report: Report) -> str:
     )
 
 
-def speed_rows(report: Report) -> list[dict[str, Any]]:
+def speed_rows(report: training.Report) -> list[dict[str, Any]]:
     """Throughput of every training run, with the width of its bar."""
-    found = speeds(report.records)
+    found = training.speeds(report.records)
     largest = max((float(speed) for _, speed in found), default=0.0)
     return [
         {
@@ -129,7 +116,7 @@ def speed_rows(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-def write(report: Report, path: Path) -> Path:
+def write(report: training.Report, path: Path) -> Path:
     """Writes the page, whole or not at all."""
     files.write(path, render(report))
     return path
