@@ -18,16 +18,8 @@ from stacks.machines import node_groups
 from stacks.rules import Findings
 from stacks.rules.naming import check_unique
 from stacks.rules.workers import disks_of
-from stacks.spec import StackSpec
+from stacks.spec import StackSpec, nodes
 from stacks.spec.bounds import CLUSTER_NODES_MOST
-from stacks.spec.nodes import (
-    Billing,
-    BootDiskSpec,
-    ImageDiskSpec,
-    LocalDiskSpec,
-    NodeGroupSpec,
-    WorkerSpec,
-)
 from stacks.spec.storage import DiskType, FilesystemType
 
 
@@ -66,7 +58,7 @@ def quota_use(spec: StackSpec, *, at_max: bool) -> Mapping[str, int]:
         if preset is not None and not preset.gpus:
             used["compute.instance.non-gpu.vcpu"] += num_nodes * preset.vcpus
         # GPUs of capacity blocks count against no quota of GPUs.
-        elif preset is not None and group.billing is not Billing.RESERVED:
+        elif preset is not None and group.billing is not nodes.Billing.RESERVED:
             used[gpu_quota(group.platform)] += num_nodes * preset.gpus
     # One cluster and the address of the login node.
     used["mk8s.cluster.count"] = 1
@@ -98,10 +90,12 @@ def _nfs_use(spec: StackSpec) -> Mapping[str, int]:
     return used
 
 
-def _disks(group: NodeGroupSpec) -> Iterator[BootDiskSpec | LocalDiskSpec | ImageDiskSpec]:
+def _disks(
+    group: nodes.NodeGroupSpec,
+) -> Iterator[nodes.BootDiskSpec | nodes.LocalDiskSpec | nodes.ImageDiskSpec]:
     """Every disk of one node."""
     yield group.boot_disk
-    if isinstance(group, WorkerSpec):
+    if isinstance(group, nodes.WorkerSpec):
         yield from group.local_disks
         if group.image_disk is not None:
             yield group.image_disk

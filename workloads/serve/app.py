@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from workloads.recipes.serve import Limits, ServeConfig
-from workloads.serve import answers
+from workloads.serve import answers, scheduler
 from workloads.serve.answers import Choice, Frame, Mailbox, RunningChat
 from workloads.serve.metrics import ServeMetrics
 from workloads.serve.protocol import (
@@ -37,13 +37,6 @@ from workloads.serve.protocol import (
     prompt_ids,
 )
 from workloads.serve.sampling import Constraint, GrammarError, Grammars
-from workloads.serve.scheduler import (
-    Delta,
-    Engine,
-    Generation,
-    QueueFullError,
-    StoppingError,
-)
 from workloads.serve.text import ToolStream
 
 _LONG_BODY_BYTES = 2**16
@@ -55,7 +48,7 @@ class ChatServer:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: scheduler.Engine,
         tokenizer: Any,
         config: ServeConfig,
         names: Mapping[str, bool],
@@ -144,7 +137,7 @@ class ChatServer:
             param="model",
         )
 
-    def _generation(self, asked: ChatRequest) -> Generation:
+    def _generation(self, asked: ChatRequest) -> scheduler.Generation:
         template = {**({} if self._config.thinking else {"enable_thinking": False})}
         try:
             ids = prompt_ids(
@@ -165,7 +158,7 @@ class ChatServer:
         sampling = asked.sampling
         if not asked.has_seed:
             sampling = replace(sampling, seed=self._seeds.getrandbits(63))
-        return Generation(
+        return scheduler.Generation(
             prompt_ids=ids,
             max_tokens=asked.max_tokens or min(room, limits.max_output_tokens),
             sampling=sampling,
@@ -182,11 +175,11 @@ class ChatServer:
         except GrammarError as error:
             raise bad_request(f"{error}; this server cannot keep it", error.param) from error
 
-    def _submit(self, asked: ChatRequest, first: Generation) -> RunningChat:
+    def _submit(self, asked: ChatRequest, first: scheduler.Generation) -> RunningChat:
         """Hand all choices to the engine; each of them has a seed of its own."""
         seeds = [first.sampling.seed + index for index in range(asked.num_choices)]
         generations = [first] + [
-            Generation(
+            scheduler.Generation(
                 prompt_ids=first.prompt_ids,
                 max_tokens=first.max_tokens,
                 sampling=replace(first.sampling, seed=seed),
@@ -198,7 +191,7 @@ class ChatServer:
             )
             for seed in seeds[1:]
         ]
-        queue: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[int, scheduler.Delta]] = asyncio.Queue()
         watches = [self._metrics.watch(asked.model, len(first.prompt_ids)) for _ in generations]
         try:
             self._engine.submit(
@@ -207,12 +200,12 @@ class ChatServer:
                     for index, generation in enumerate(generations)
                 ]
             )
-        except QueueFullError as error:
+        except scheduler.QueueFullError as error:
             self._metrics.refused(asked.model)
             raise ApiError(
                 status=429, message=f"{error}; try again later", code="queue_full"
             ) from error
-        except StoppingError as error:
+        except scheduler.StoppingError as error:
             self._metrics.refused(asked.model)
             raise ApiError(status=503, message=str(error), code="server_stopping") from error
 
