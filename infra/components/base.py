@@ -32,8 +32,13 @@ def child(
     )
 
 
-UNLABELLED: Final = ("nebius:iam/v1:GroupMembership", "nebius:iam/v1:AccessPermit")
-"""Nothing of them can be updated; they go with what they join."""
+UNLABELLED: Final = (
+    "nebius:iam/v1:GroupMembership",
+    "nebius:iam/v1:AccessPermit",
+    "nebius:applications/v1alpha1:K8sRelease",
+)
+"""Of no name, and gone with what they join. Nothing of a right or member can be updated, and an
+update of a release would install it again."""
 
 
 def labelled(

@@ -51,6 +51,9 @@ def test_the_network_comes_before_the_gpus(deployed: Deploy, load: Load) -> None
     assert network.urn in gpu.depends_on
     for each in (network, gpu):
         assert each.inputs["spec"]["cluster_id"] == "cluster-h100-prod-kube"
+        assert "labels" not in each.inputs["metadata"], "an update would install it again"
+    cluster = recorder.one("nebius:mk8s/v1:Cluster")
+    assert "state-id" in cluster.inputs["metadata"]["labels"]
 
 
 @pytest.mark.feature("S004-35", "S004-36")

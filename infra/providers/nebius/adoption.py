@@ -98,8 +98,8 @@ _LISTS: Final = {"List": "items", "ListMembers": "memberships"}
 _PAGE: Final = 500
 
 
-def _children(api: Api, kind: ResourceType, parent_id: str) -> Iterator[Any]:
-    """Every resource of the kind under the parent; none where the API has no list of them."""
+def children(api: Api, kind: ResourceType, parent_id: str) -> Iterator[Any]:
+    """Every live resource of the kind under the parent; none where the API has no list of them."""
     listing = next((name for name in _LISTS if name in kind.service.methods_by_name), None)
     page = ""
     while listing is not None:
@@ -107,14 +107,16 @@ def _children(api: Api, kind: ResourceType, parent_id: str) -> Iterator[Any]:
             kind.service, listing, parent_id=parent_id, page_size=_PAGE, page_token=page
         )
         answer = api.call(kind.service, listing, request)
-        yield from getattr(answer, _LISTS[listing])
+        yield from (each for each in getattr(answer, _LISTS[listing]) if not _leaves(kind, each))
         page = answer.next_page_token
         if not page:
             return
 
 
-_LEAVING: Final = "DELET"
-"""In every state of a resource that is being deleted, by whatever service."""
+def _leaves(kind: ResourceType, found: Any) -> bool:
+    """Whether it is being deleted, as the state of every resource says, by whatever service."""
+    state = plain(kind.schema, found).get("status", {}).get("state")
+    return isinstance(state, str) and "DELET" in state.upper()
 
 
 def find_namesake(api: Api, kind: ResourceType, inputs: Values) -> Any | None:
@@ -133,8 +135,7 @@ def find_namesake(api: Api, kind: ResourceType, inputs: Values) -> Any | None:
         if error.is_not_found:
             return None
         raise
-    state = plain(kind.schema, found).get("status", {}).get("state")
-    return None if isinstance(state, str) and _LEAVING in state.upper() else found
+    return None if _leaves(kind, found) else found
 
 
 def declared_as(kind: ResourceType, found: Values, inputs: Values) -> Values:
@@ -190,7 +191,7 @@ def find_twin(api: Api, kind: ResourceType, inputs: Values, urn: str) -> Any | N
         return None
     is_fixed = "Update" not in kind.service.methods_by_name
     declared = inputs["metadata"].get("labels") or {}
-    for found in _children(api, kind, inputs["metadata"]["parent_id"]):
+    for found in children(api, kind, inputs["metadata"]["parent_id"]):
         values = plain(kind.schema, found)
         there = values["metadata"].get("labels", {})
         if labels(urn).items() <= there.items() and not other_state(there, declared):
@@ -200,12 +201,12 @@ def find_twin(api: Api, kind: ResourceType, inputs: Values, urn: str) -> Any | N
     return None
 
 
-def is_told_once(kind: ResourceType) -> bool:
-    """Whether the status holds a secret that a later read may not show again."""
+def told_once(kind: ResourceType) -> tuple[str, ...]:
+    """Fields of the status that hold a secret, which a later read may not show again."""
     status = kind.resource.fields_by_name.get("status")
     if status is None or status.message_type is None:
-        return False
-    return any(kind.schema.is_sensitive(field) for field in status.message_type.fields)
+        return ()
+    return tuple(own.name for own in status.message_type.fields if kind.schema.is_sensitive(own))
 
 
 class HandoverError(Exception):
@@ -276,18 +277,20 @@ def hand_over(
             f"{metadata['id']}: the name {name!r} is taken by {other.metadata.id}; delete or "
             "rename that one first"
         )
-    _relabel(api, kind, found, {**labels, **stack_labels(stack, project)}, name)
+    # What another stack's had been is forgotten with the label that said so.
+    users = {key: value for key, value in labels.items() if key not in (*_LABELS, STATE_ID)}
+    _relabel(api, kind, metadata["id"], {**users, **stack_labels(stack, project)}, name)
     return True
 
 
-def _relabel(
-    api: Api, kind: ResourceType, found: Values, labels: Mapping[str, str], name: str
-) -> None:
-    # An import's declaration: everything that the resource has, so that nothing else changes.
-    everything = kind.inputs_of(found, {})
-    changed = {**everything["metadata"], "name": name, "labels": dict(labels)}
-    id_ = found["metadata"]["id"]
-    request = kind.update_request(id_, {**everything, "metadata": changed})
+def _relabel(api: Api, kind: ResourceType, id_: str, labels: Mapping[str, str], name: str) -> None:
+    # As the API has it, secrets too, so that nothing else changes.
+    found = api.call(kind.service, "Get", api.request(kind.service, "Get", id=id_))
+    request = api.request(kind.service, "Update")
+    request.spec.CopyFrom(found.spec)
+    request.metadata.id, request.metadata.name = id_, name
+    request.metadata.parent_id = found.metadata.parent_id
+    request.metadata.labels.update(labels)
     operation = api.when_idle(kind.service, lambda: api.call(kind.service, "Update", request))
     api.wait(kind.service, operation)
 
@@ -346,7 +349,7 @@ def owned(api: Api, *, project_id: str, stack: str, project: str) -> Iterator[Ow
 
 def _labelled(api: Api, token: str, parent_id: str, stack: str, project: str) -> Iterator[Owned]:
     kind = ResourceType.of_token(api.schema, token)
-    for item in _children(api, kind, parent_id):
+    for item in children(api, kind, parent_id):
         metadata = item.metadata
         if is_of(metadata.labels, stack, project):
             values = plain(api.schema, item)
@@ -360,5 +363,5 @@ def release(api: Api, state_id: str, *, project_id: str, stack: str, project: st
     for each in had:
         labels = dict(each.values["metadata"]["labels"])
         del labels[STATE_ID]
-        _relabel(api, ResourceType.of_token(api.schema, each.token), each.values, labels, each.name)
+        _relabel(api, ResourceType.of_token(api.schema, each.token), each.id, labels, each.name)
     return had

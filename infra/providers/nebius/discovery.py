@@ -11,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from infra.providers.nebius.adoption import children
 from infra.providers.nebius.api import Api, ApiError, explain
+from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.schema import Schema
 from infra.providers.nebius.sdk import EndpointError, cache_dir
 from stacks.spec import StackSpec
 
-_PACKAGE = "nebius.vpc.v1"
+_SUBNET = "nebius:vpc/v1:Subnet"
 
 
 class DiscoveryError(Exception):
@@ -49,29 +51,14 @@ def discovered(spec: StackSpec) -> StackSpec:
 
 
 def _subnets(path: str, project: str) -> list[Any]:
-    schema = Schema(cache_dir())
-    service = schema.service_of(_PACKAGE, "Subnet")
-    assert service is not None, "the SDK has no subnets"
-    found: list[Any] = []
-    api = Api(schema, threading.Event())
-    token = ""
+    api = Api(Schema(cache_dir()), threading.Event())
     try:
-        while True:
-            request = api.request(service, "List", parent_id=project, page_token=token)
-            answer = api.call(service, "List", request)
-            # Those of a stack on their way out are no choice.
-            found += [each for each in answer.items if not _is_going(each)]
-            token = answer.next_page_token
-            if not token:
-                return sorted(found, key=lambda each: each.metadata.id)
+        # Those of a stack on their way out are no choice.
+        found = children(api, ResourceType.of_token(api.schema, _SUBNET), project)
+        return sorted(found, key=lambda each: each.metadata.id)
     except EndpointError as error:
         raise DiscoveryError(f"{path}: {error}") from error
     except ApiError as error:
         raise DiscoveryError(
             f"{path}: {explain(error, f'list the subnets of {project}', target=api.target)}"
         ) from error
-
-
-def _is_going(subnet: Any) -> bool:
-    states = subnet.status.DESCRIPTOR.fields_by_name["state"].enum_type.values_by_number
-    return states[subnet.status.state].name == "DELETING"

@@ -20,13 +20,14 @@ from infra.providers.engine.provider import (
     PartialError,
     Provider,
     ProviderError,
+    Secret,
 )
 from infra.providers.nebius import adoption
 from infra.providers.nebius.adoption import (
     find_namesake,
     find_twin,
-    is_told_once,
     obstacle,
+    told_once,
 )
 from infra.providers.nebius.api import GONE, Api, ApiError, UnfinishedError, Watch, explain
 from infra.providers.nebius.resource_type import ResourceType, find_changes, shrunk
@@ -83,7 +84,7 @@ class NebiusProvider(Provider):
             if namesake is not None:
                 return self._adopt(kind, urn, inputs, plain(self._schema, namesake))
             twin = find_twin(self._api, kind, inputs, urn)
-            if twin is not None and not is_told_once(kind):
+            if twin is not None and not told_once(kind):
                 return twin.metadata.id, plain(self._schema, twin)
             if twin is not None:
                 # The state that had its secret is lost: it is of use to nobody else.
@@ -141,7 +142,7 @@ class NebiusProvider(Provider):
         if preview:
             return _grown(old_state, new)
         what = f"update {_describe(kind, new)}"
-        self._refuse_taken(kind, id, new, what)
+        self._refuse_taken(self._seen(kind, id, what), new, what)
         request = kind.update_request(id, adoption.add(new, urn))
         mask = kind.reset_mask(request)
         started, watch = False, self._watch(kind, urn, what)
@@ -153,7 +154,7 @@ class NebiusProvider(Provider):
             )
             started = True
             self._api.wait(kind.service, operation, watch)
-            return self._state(kind, id)
+            return _with_told(kind, old_state, self._state(kind, id))
         except UnfinishedError as error:
             state = self._known(kind, id, new)
             raise PartialError(f"{what}: {error}", id=id, state=state) from error
@@ -168,20 +169,20 @@ class NebiusProvider(Provider):
     ) -> tuple[str, Values, Values] | None:
         """What the API has, and the declaration as it would have to be for it."""
         kind = self._type(type_)
-        try:
-            found = self._find(kind, id)
-        except (ApiError, EndpointError) as error:
-            raise self._refusal(error, f"read {kind.name} {id}") from error
+        what = f"read {kind.name} {id}"
+        found = self._seen(kind, id, what)
+        # The label of another state in this one would let a destroy delete it.
+        self._refuse_taken(found, inputs, what)
         if found is None:
             return None
-        values = plain(self._schema, found)
+        values = _with_told(kind, state, plain(self._schema, found))
         return id, values, kind.inputs_of(adoption.remove(values), inputs)
 
     def delete(self, type_: str, id: str, state: Values) -> None:
         """Deletes and waits; a resource that is gone is no error."""
         kind = self._type(type_)
         what = f"delete {_describe(kind, state)} {id}"
-        self._refuse_taken(kind, id, state, what)
+        self._refuse_taken(self._seen(kind, id, what), state, what)
         try:
             # The engine names no resource here: the line itself does.
             remove(self._api, kind, id, self._watch(kind, "", what))
@@ -190,15 +191,18 @@ class NebiusProvider(Provider):
         except (ApiError, EndpointError) as error:
             raise self._refusal(error, what) from error
 
-    def _refuse_taken(self, kind: ResourceType, id_: str, values: Values, what: str) -> None:
-        """Refuses to touch what another state of the stack has taken over since."""
+    def _seen(self, kind: ResourceType, id_: str, what: str) -> Any | None:
+        """What is there now, or None."""
         try:
-            found = self._find(kind, id_)
+            return self._find(kind, id_)
         except (ApiError, EndpointError) as error:
             raise self._refusal(error, what) from error
+
+    def _refuse_taken(self, found: Any | None, values: Values, what: str) -> None:
+        """Refuses to touch what another state of the stack has taken over since."""
         declared = values.get("metadata", {}).get("labels") or {}
         if found is not None and (taken := adoption.other_state(found.metadata.labels, declared)):
-            raise ProviderError(f"{what}: {id_}, {taken}")
+            raise ProviderError(f"{what}: {found.metadata.id}, {taken}")
 
     def _watch(self, kind: ResourceType, urn: str, what: str) -> Watch:
         """Tells the user at the resource how a wait goes."""
@@ -245,6 +249,13 @@ def _describe(kind: ResourceType, values: Values) -> str:
 def _idempotency_key(urn: str, inputs: Values, attempt: int) -> str:
     declared = json.dumps([urn, inputs, attempt], sort_keys=True, default=str)
     return str(uuid.uuid5(_KEYS, declared))
+
+
+def _with_told(kind: ResourceType, old_state: Values, values: Values) -> Values:
+    """The values, with the secrets that their create told and a later read may not show again."""
+    old, status = old_state.get("status", {}), values.get("status", {})
+    kept = {key: Secret(old[key]) for key in told_once(kind) if key in old and key not in status}
+    return {**values, "status": {**status, **kept}} if kept else values
 
 
 def _unborn(inputs: Values) -> Values:

@@ -22,6 +22,7 @@ from infra.clients.errors import KubeError, UnreachableError, WaitTimeoutError
 from infra.clients.kube import Access, KubeClient, KubeconfigError, Object, read_kubeconfig
 from infra.clients.kube_rules import describe
 from infra.providers.engine.provider import UNKNOWN, Diff, Failure, Provider, ProviderError, compare
+from infra.providers.nebius.adoption import children
 from infra.providers.nebius.api import Api, ApiError, UnfinishedError, explain
 from infra.providers.nebius.provider import remove
 from infra.providers.nebius.resource_type import ResourceType
@@ -293,7 +294,6 @@ class Cleaner:
 _TOKEN: Final = "nebius:compute/v1:Disk"  # noqa: S105
 CLAIM_LABEL: Final = "kubernetes.io/created-for/pvc/namespace"
 """On every disk that a CSI driver made for a claim (clean-up script of the official recipe)."""
-_PAGE: Final = 500
 _DRIVER_S: Final = (1.0, 2.0, 4.0, 8.0)
 """How long the driver has to delete the disk of a claim that has gone."""
 
@@ -321,7 +321,7 @@ class Disks:
         ours = frozenset(namespaces)
         return [
             disk.metadata.id
-            for disk in self._all()
+            for disk in children(self._api, self._kind, self._project_id)
             if disk.metadata.labels.get(CLAIM_LABEL) in ours
             and not disk.status.read_write_attachment
         ]
@@ -336,18 +336,6 @@ class Disks:
                 return None
             raise
         return found if found.metadata.parent_id == self._project_id else None
-
-    def _all(self) -> list[Any]:
-        service, items, token = self._kind.service, list[Any](), ""
-        while True:
-            request = self._api.request(
-                service, "List", parent_id=self._project_id, page_size=_PAGE, page_token=token
-            )
-            page = self._api.call(service, "List", request)
-            items += page.items
-            token = page.next_page_token
-            if not token:
-                return items
 
 
 UNREACHABLE: Final = "PULUMI_K8S_DELETE_UNREACHABLE"

@@ -4,7 +4,9 @@ import itertools
 
 import pytest
 
+from infra.local.nebius_api.states import set_state
 from infra.providers.engine.provider import ProviderError, Secret
+from infra.providers.nebius.adoption import release
 from infra.providers.soperator.state_id import TYPE as STATE_ID
 from infra.providers.soperator.state_id import StateIdProvider
 
@@ -95,6 +97,20 @@ def test_what_another_state_has_is_neither_taken_over_nor_changed_nor_deleted(
     provider.delete(TYPE, id_, state)
 
 
+def test_a_refresh_never_brings_in_the_label_by_which_a_destroy_would_delete(
+    provider, declared, urn, served
+):
+    """After `cluster adopt state` the old backend still has it all in its state."""
+    inputs = of_state(declared(), "a" * 16)
+    id_, state = provider.create(TYPE, urn, inputs, False)
+    served.emulator.store.resources[id_].metadata.labels["state-id"] = "b" * 16
+    for known in (state, inputs), ({}, {}):
+        with pytest.raises(ProviderError, match=f"{id_}, which state {'b' * 16} of this stack has"):
+            provider.read(TYPE, id_, *known)
+    served.emulator.store.resources[id_].metadata.labels["state-id"] = "a" * 16
+    provider.delete(TYPE, id_, state)
+
+
 def test_a_state_that_ends_leaves_what_it_keeps_to_the_next(provider, declared, urn, served):
     states = StateIdProvider()
     stack = {"project_id": "project-e00p", "stack": "local", "project": "soperator-stack"}
@@ -111,6 +127,62 @@ def test_a_state_that_ends_leaves_what_it_keeps_to_the_next(provider, declared, 
     assert provider.create(TYPE, urn, inputs, False)[0] == id_
     assert labels_of(served, id_)["state-id"] == after
     assert provider.diff(TYPE, id_, declared(), {}, inputs).detailed, "an older stack takes it"
+
+
+def test_what_is_taken_from_a_state_has_all_that_it_had(provider, served):
+    """A node group has its user data, which is a secret, and an emulated cluster is enough."""
+    stack = {"project_id": "project-e00p", "stack": "local", "project": "soperator-stack"}
+    state_id = "c" * 16
+
+    def made(token, parent_id, **spec):
+        token = f"nebius:{token}"
+        metadata = {"parent_id": parent_id, "name": next(_names), "labels": {"state-id": state_id}}
+        inputs, problems = provider.check(token, {}, {"metadata": metadata, "spec": spec})
+        assert not problems
+        urn = f"urn:pulumi:local::soperator-stack::{token}::{metadata['name']}"
+        return provider.create(token, urn, inputs, False)[0]
+
+    network = made("vpc/v1:Network", "project-e00p")
+    subnet = made("vpc/v1:Subnet", "project-e00p", network_id=network)
+    cluster = made("mk8s/v1:Cluster", "project-e00p", control_plane={"subnet_id": subnet})
+    machine = {"platform": "cpu-d3", "preset": "4vcpu-16gb"}
+    disk = {"type": "network-ssd", "size_gibibytes": 93}
+    template = {"resources": machine, "boot_disk": disk, "cloud_init_user_data": "#cloud-config"}
+    nodes = made("mk8s/v1:NodeGroup", cluster, fixed_node_count=1, template=template)
+    bucket = made("storage/v1:Bucket", "project-e00p")
+    leaving = made("storage/v1:Bucket", "project-e00p")
+    there = served.emulator.store.resources
+    set_state(provider._schema, there[leaving], "deleting")
+    made_ids = (nodes, cluster, subnet, network, bucket)
+    before = [there[id_].spec.SerializeToString() for id_ in made_ids]
+    had = [each.id for each in release(provider._api, state_id, **stack)]
+    assert had == list(made_ids)
+    assert [there[id_].spec.SerializeToString() for id_ in made_ids] == before
+    assert all("state-id" not in labels_of(served, id_) for id_ in made_ids)
+    assert "state-id" in labels_of(served, leaving), "whatever leaves can be changed no more"
+
+
+def test_a_key_keeps_its_secret_in_the_state_where_reads_do_not_show_it(provider, monkeypatch):
+    account, _ = iam(provider, "v1", "ServiceAccount", "project-e00p")
+    spec = {
+        "account": {"service_account": {"id": account}},
+        "expires_at": "2027-11-21T00:00:00Z",
+        "secret_delivery_mode": "INLINE",
+    }
+    id_, state = iam(provider, "v2", "AccessKey", "project-e00p", **spec)
+    secret = state["status"]["secret"]
+    monkeypatch.setattr("infra.local.nebius_api.store.secret", lambda id_: "")
+    token = "nebius:iam/v2:AccessKey"
+    metadata = {"parent_id": "project-e00p", "name": "the-accesskey"}
+    inputs = of_state({"metadata": metadata, "spec": spec}, "a" * 16)
+    plain = {**state, "status": {**state["status"], "secret": secret.value}}
+    urn = f"urn:pulumi:local::soperator-stack::{token}::x"
+    after = provider.update(token, urn, id_, plain, inputs, False)
+    _, read, _ = provider.read(token, id_, plain, inputs)
+    for found in after, read:
+        assert isinstance(found["status"]["secret"], Secret)
+        assert found["status"]["secret"].value == secret.value
+    provider.delete(token, id_, after)
 
 
 def test_what_was_handed_over_takes_the_labels_of_its_resource(
