@@ -33,17 +33,7 @@ from workloads.common.exit_codes import CheckpointError, ConfigError, DataError,
 from workloads.common.log import at, log
 from workloads.common.record import utc_now
 from workloads.recipes.train import CheckpointConfig
-from workloads.train import run_folder
-from workloads.train.checkpoint_state import (
-    Planner,
-    Ranks,
-    Reader,
-    Staging,
-    capture,
-    places_for,
-    restore,
-    whole_weights,
-)
+from workloads.train import checkpoint_state, run_folder
 from workloads.train.loop import Progress, TrainState
 from workloads.train.run_folder import (
     CONFIG,
@@ -156,7 +146,9 @@ def weights_writer(weights: dict[str, Any]) -> Callable[[Path], None]:
 class Choice:
     """Which checkpoint a run starts from: the newest that is whole, and that it may load."""
 
-    def __init__(self, folder: RunFolder, ranks: Ranks, config: CheckpointConfig) -> None:
+    def __init__(
+        self, folder: RunFolder, ranks: checkpoint_state.Ranks, config: CheckpointConfig
+    ) -> None:
         self.folder = folder
         """The run's folder; another one after `choose` where the run goes on in that of before."""
         self.damaged: set[Path] = set()
@@ -280,9 +272,9 @@ class FolderCheckpoints:
         """Unix time of the newest commit of this process; rank 0 alone knows it."""
         self._world, self._config, self._keep_last = world, config, keep_last
         self._stop, self._model_config = stop, model_config
-        self._ranks = Ranks(world, timeout_s=config.timeout_s, group=group)
+        self._ranks = checkpoint_state.Ranks(world, timeout_s=config.timeout_s, group=group)
         self._choice = Choice(folder, self._ranks, config)
-        self._staging = Staging(self._ranks)
+        self._staging = checkpoint_state.Staging(self._ranks)
         self._planners: dict[Kind, DefaultSavePlanner] = {}
         self._running: tuple[Path, Future[Any]] | None = None
         self._last_elastic = 0
@@ -319,19 +311,19 @@ class FolderCheckpoints:
                 f"{state.progress.rows_per_step}; restore train.micro_batch_size and "
                 "train.gradient_accumulation, or start anew with --resume never"
             )
-        reader = Reader(chosen.path)
-        values = places_for(state, reader.read_metadata(), with_rng=is_same_size)
+        reader = checkpoint_state.Reader(chosen.path)
+        values = checkpoint_state.places_for(state, reader.read_metadata(), with_rng=is_same_size)
         at(f"reading {chosen.path}")
         try:
             dcp_load(
                 values,
                 storage_reader=reader,
-                planner=Planner(),
+                planner=checkpoint_state.Planner(),
                 **self._ranks.for_dcp,
             )
         except CheckpointException as error:  # no Exception: nothing above would catch it
             raise DataError(f"{chosen.path}: cannot be read: {_cause(error)}") from error
-        restore(state, values)
+        checkpoint_state.restore(state, values)
         state.progress = replace(saved, world_size=self._world.world_size)
         self.resumed_loss = chosen.read_marker().loss
         self._last_elastic = saved.step if chosen.kind is ELASTIC else 0
@@ -364,7 +356,7 @@ class FolderCheckpoints:
             log(f"{target} is already committed")
             return
         scratch = self._ranks.agree(lambda: _scratch_folder(target))
-        values = capture(state)
+        values = checkpoint_state.capture(state)
         own_files = self._own_files(state, step, kind)
         writer = CommittingWriter(
             scratch,
@@ -397,7 +389,11 @@ class FolderCheckpoints:
     def _own_files(
         self, state: TrainState, step: int, kind: Kind
     ) -> dict[str, Callable[[Path], None]]:
-        whole = whole_weights(state.model, keep=self._world.is_main) if kind is ELASTIC else None
+        whole = (
+            checkpoint_state.whole_weights(state.model, keep=self._world.is_main)
+            if kind is ELASTIC
+            else None
+        )
         if not self._world.is_main:
             return {}
         progress = {**asdict(state.progress), "step": step, "world_size": self._world.world_size}

@@ -15,13 +15,7 @@ from typing import Annotated
 
 import typer
 
-from cost.runs.pipelines import (
-    PipelineCost,
-    pipeline_cost,
-    pipeline_line,
-    plain_pipeline,
-    schedule_lines,
-)
+from cost.runs import pipelines
 from cost.runs.runs import plain_run
 from cost.runs.searches import plain_search, search_line
 from infra.cli import context, interrupts, output
@@ -116,9 +110,9 @@ def submit(
                     f"{job}: nothing would be submitted: job {counts.job_id} counts, unless --again"
                 )
             books, now = made.books, datetime.now(UTC)
-            cost = pipeline_cost(pipeline_of(spec, job), books.rates, books.records)
+            cost = pipelines.pipeline_cost(pipeline_of(spec, job), books.rates, books.records)
             for line in (
-                *schedule_lines(cost, now),
+                *pipelines.schedule_lines(cost, now),
                 *ledger.budget_lines(books, made.order.run, now),
             ):
                 output.note(line)
@@ -210,11 +204,11 @@ def run_pipeline(
     made = submission.ready_all(spec, jobs, by_job)
     first = made[last.name]
     books = first.books
-    cost = pipeline_cost(jobs, books.rates, books.records, by_job)
+    cost = pipelines.pipeline_cost(jobs, books.rates, books.records, by_job)
     steps = [replace(step, run=made[step.job.name].order.run) for step in cost.steps]
     cost = replace(cost, steps=tuple(steps))
-    output.note(pipeline_line(cost))
-    for line in schedule_lines(cost, datetime.now(UTC)):
+    output.note(pipelines.pipeline_line(cost))
+    for line in pipelines.schedule_lines(cost, datetime.now(UTC)):
         output.note(line)
     with (
         context.connect(outputs, identity) as connection,
@@ -236,7 +230,7 @@ def run_pipeline(
                 after=options.after,
             )
             if options.format is Format.JSON:
-                output.print_json({"script": text, **plain_pipeline(cost)})
+                output.print_json({"script": text, **pipelines.plain_pipeline(cost)})
             else:
                 print(text, end="")
             return
@@ -266,10 +260,12 @@ def run_pipeline(
     _print_pipeline(sent, cost, options, spec.name)
 
 
-def _print_pipeline(sent: Sequence[Sent], cost: PipelineCost, options: Options, stack: str) -> None:
+def _print_pipeline(
+    sent: Sequence[Sent], cost: pipelines.PipelineCost, options: Options, stack: str
+) -> None:
     if options.format is Format.JSON:
         rows = [{**asdict(each.submission), "is_earlier": each.is_earlier} for each in sent]
-        output.print_json({**plain_pipeline(cost), "submissions": rows})
+        output.print_json({**pipelines.plain_pipeline(cost), "submissions": rows})
         return
     output.print_table(
         ("ID", "JOB", "AFTER", "SUBMITTED"),

@@ -21,16 +21,9 @@ from cost.chat.unit_costs import NotKnown, RunCost, submit_command
 from cost.prices.api_prices import ApiPriceBook
 from cost.report.layout import UNKNOWN, Document, Format, Table, lay_out, small_usd_text
 from cost.run_record import RunRecord
+from infra.reports.page import training
 from infra.reports.page.answers import Answer, answers
 from infra.reports.page.quality import SIGNIFICANT_P, bounds, evaluation_rows, verdict
-from infra.reports.page.training import (
-    Report,
-    duration,
-    figure,
-    number,
-    p_text,
-    span_of_days,
-)
 
 SCHEMA_VERSION: Final = 1
 NOT_RUN: Final = "NOT RUN"
@@ -46,7 +39,7 @@ SPEEDS: Final = (
 class Loop:
     """What one finetune brought, as far as it was measured."""
 
-    report: Report
+    report: training.Report
     answers: tuple[Answer, ...]
     """The sentences that open the page."""
     quality: tuple[Mapping[str, Any], ...]
@@ -58,7 +51,7 @@ class Loop:
     """A line for each part that did not run."""
 
 
-def close_loop(report: Report) -> Loop:
+def close_loop(report: training.Report) -> Loop:
     """The loop of the report's stack."""
     spec, bill = report.spec, report.bill
     apis, _ = api_costs(spec.chat, ApiPriceBook.load())
@@ -266,11 +259,11 @@ def _quality_row(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         row["name"],
         verdict(row),
-        figure(row["before"], unit),
-        figure(row["after"], unit),
+        training.figure(row["before"], unit),
+        training.figure(row["after"], unit),
         row["change"],
         bounds(row) or "-",
-        "-" if p_value is None else p_text(p_value, row["resamples"]),
+        "-" if p_value is None else training.p_text(p_value, row["resamples"]),
     )
 
 
@@ -291,13 +284,13 @@ def _speed_tables(run: RunRecord | None) -> Iterator[Table]:
     if run is None:
         return
     rows = [
-        (label, number(before), number(after))
+        (label, training.number(before), training.number(after))
         for name, label in SPEEDS
         if (before := run.metrics.get(f"{BASE}{name}")) and (after := run.metrics.get(name))
     ]
     if rows:
         size = run.metrics.get("batch_size")
-        batch = "" if size is None else f", batch of {number(size)}"
+        batch = "" if size is None else f", batch of {training.number(size)}"
         yield Table(
             title=f"Speed in tokens a second (job {run.job_id}{batch}), each measured once",
             headings=("Speed", "Base", "Tuned"),
@@ -313,10 +306,10 @@ def _cost_table(states: list[tuple[str, ChatCost]]) -> Table:
             (
                 state,
                 row.speed.scenario,
-                number(row.speed.output_tokens_per_s),
+                training.number(row.speed.output_tokens_per_s),
                 UNKNOWN
                 if row.speed.prefill_tokens_per_s is None
-                else number(row.speed.prefill_tokens_per_s),
+                else training.number(row.speed.prefill_tokens_per_s),
                 small_usd_text(row.cluster_low_usd),
                 UNKNOWN if row.serving_usd is None else small_usd_text(row.serving_usd),
                 answer_text(row),
@@ -349,7 +342,7 @@ def _payback_row(each: Payback) -> tuple[str, ...]:
         small_usd_text(each.ours_usd),
         f"{'-' if saving < 0 else ''}{small_usd_text(abs(saving))}",
         never if each.chats is None else f"{each.chats.to_integral_value(ROUND_CEILING):,}",
-        never if each.days is None else span_of_days(each.days),
+        never if each.days is None else training.span_of_days(each.days),
     )
 
 
@@ -367,7 +360,7 @@ def _notes(loop: Loop) -> Iterator[str]:
             usd = "an unknown price" if run.nodes_usd is None else small_usd_text(run.nodes_usd)
             yield (
                 f"{what}: job {run.job_id} ({run.job}) of {run.date.isoformat()}, "
-                f"{duration(run.duration_s)} on {nodes}: {usd}."
+                f"{training.duration(run.duration_s)} on {nodes}: {usd}."
             )
     if any(_speed_tables(loop.report.evaluation_run)):
         yield (
@@ -376,8 +369,8 @@ def _notes(loop: Loop) -> Iterator[str]:
         )
     if found.length_ratio is not None:
         yield (
-            f"The tuned model's answers have {number(found.length_ratio * 100)} % of the base "
-            "model's characters; a chat's output tokens are taken to have as much."
+            f"The tuned model's answers have {training.number(found.length_ratio * 100)} % of the "
+            "base model's characters; a chat's output tokens are taken to have as much."
         )
     if found.paybacks:
         yield (

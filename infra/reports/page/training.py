@@ -21,17 +21,8 @@ from cost.bill.bill import bill as make_bill
 from cost.chat.unit_costs import UnitCosts, unit_costs
 from cost.run_record import Lineage, RunRecord, lineage, load_run_records
 from infra.clients.errors import JobsError
+from infra.jobs import top
 from infra.jobs.records import losses, read_object, read_text
-from infra.jobs.top import (
-    GATE_PERCENT,
-    MEMORY_GATE_PERCENT,
-    EachGpu,
-    NodeSample,
-    each_gpu,
-    mean_utilization,
-    rates_gb_per_s,
-    samples,
-)
 from infra.operate.prices import price_book
 from stacks.spec import StackSpec
 
@@ -190,7 +181,7 @@ class GpuUse:
     """What the GPUs of a run did."""
 
     moments: tuple[Moment, ...]
-    each: EachGpu
+    each: top.EachGpu
     received_gb_per_s: float | None
     """A node's mean through InfiniBand; None without a port."""
     sent_gb_per_s: float | None
@@ -218,16 +209,16 @@ class Row:
 
 def gpu_use(folder: Path) -> GpuUse:
     """The samples in a run's folder, of all its nodes."""
-    found: list[NodeSample] = []
+    found: list[top.NodeSample] = []
     problem = None
     for path in sorted(folder.glob("gpu_*.csv")):
         try:
             # The last line may be cut by the end of the job.
-            found += samples(read_text(path).rpartition("\n")[0].splitlines())
+            found += top.samples(read_text(path).rpartition("\n")[0].splitlines())
         except JobsError as error:
             problem = f"{path.name}: {error}"
     received, sent = _mean_rates(found)
-    each = each_gpu(found)
+    each = top.each_gpu(found)
     return GpuUse(
         moments=tuple(_moments(found)),
         each=each,
@@ -250,9 +241,9 @@ def summary(run: RunRecord, use: GpuUse, records: Sequence[RunRecord]) -> tuple[
         _throughput(run, records),
         _figure("Model FLOP utilisation", metrics.get("useful_token_mfu_percent"), " %",
                 f"of the dense bf16 peak; {device} is not in its table"),
-        _gated("GPU utilisation", busy, GATE_PERCENT, missing, f"of the least busy GPU, {which}; "
-               f"mean of all {use.mean_percent or 0:.1f} %"),
-        _gated("GPU memory", use.each.memory_percent, MEMORY_GATE_PERCENT, missing,
+        _gated("GPU utilisation", busy, top.GATE_PERCENT, missing,
+               f"of the least busy GPU, {which}; mean of all {use.mean_percent or 0:.1f} %"),
+        _gated("GPU memory", use.each.memory_percent, top.MEMORY_GATE_PERCENT, missing,
                _memory_note(metrics)),
         _infiniband(use),
         _figure("Storage: checkpoint", metrics.get("checkpoint_stall_s"), " s",
@@ -381,31 +372,31 @@ def _fabric(records: Sequence[RunRecord], stack: str) -> Row:
     )
 
 
-def _moments(found: Sequence[NodeSample]) -> Iterable[Moment]:
+def _moments(found: Sequence[top.NodeSample]) -> Iterable[Moment]:
     """One for each interval of ten seconds in which a GPU told its utilisation."""
-    slots: dict[int, list[NodeSample]] = defaultdict(list)
+    slots: dict[int, list[top.NodeSample]] = defaultdict(list)
     start_s = min((each.at_s for each in found), default=0.0)
     for each in found:
         slots[int((each.at_s - start_s) / 10)].append(each)
     for slot in sorted(slots):
-        busy = mean_utilization(gpu for each in slots[slot] for gpu in each.gpus)
+        busy = top.mean_utilization(gpu for each in slots[slot] for gpu in each.gpus)
         if busy is not None:
             yield Moment(
                 minute=slot / 6,
                 utilization_percent=busy,
-                memory_percent=each_gpu(slots[slot]).memory_percent,
+                memory_percent=top.each_gpu(slots[slot]).memory_percent,
             )
 
 
-def _mean_rates(found: Sequence[NodeSample]) -> tuple[float | None, float | None]:
+def _mean_rates(found: Sequence[top.NodeSample]) -> tuple[float | None, float | None]:
     """GB/s in and out of a node, over its first and last sample, as the mean of all nodes."""
-    by_node: dict[str, list[NodeSample]] = defaultdict(list)
+    by_node: dict[str, list[top.NodeSample]] = defaultdict(list)
     for each in found:
         by_node[each.node].append(each)
     rates = [
         rate
         for each in by_node.values()
-        if (rate := rates_gb_per_s(min(each, key=_at), max(each, key=_at))) is not None
+        if (rate := top.rates_gb_per_s(min(each, key=_at), max(each, key=_at))) is not None
     ]
     if not rates:
         return None, None
@@ -413,5 +404,5 @@ def _mean_rates(found: Sequence[NodeSample]) -> tuple[float | None, float | None
     return received, math.fsum(rate[1] for rate in rates) / len(rates)
 
 
-def _at(sample: NodeSample) -> float:
+def _at(sample: top.NodeSample) -> float:
     return sample.at_s

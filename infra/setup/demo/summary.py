@@ -19,19 +19,8 @@ from cost.chat.table import lengths_text
 from cost.chat.unit_costs import UnitCosts, unit_costs
 from cost.run_record import Kind, LoadPoint, RunRecord
 from infra.jobs.records import read_object
+from infra.reports.page import training
 from infra.reports.page.quality import bounds, evaluation_rows, samples
-from infra.reports.page.training import (
-    Report,
-    cents,
-    collect,
-    duration,
-    evaluation_of,
-    figure,
-    number,
-    p_text,
-    signed,
-    usd,
-)
 from infra.setup.demo.serving import roles
 from stacks.spec import StackSpec
 
@@ -52,7 +41,7 @@ class ChatStep:
 class Outcomes:
     """The records of one demo and the report that they are part of."""
 
-    report: Report
+    report: training.Report
     runs: Mapping[str, RunRecord]
     """By kind."""
 
@@ -63,7 +52,7 @@ class Outcomes:
             return ""
         told = _TOLD.get(record.kind)
         try:
-            shown = {name: number(value) for name, value in record.metrics.items()}
+            shown = {name: training.number(value) for name, value in record.metrics.items()}
             return "" if told is None else told.format_map(shown)
         except KeyError:
             return ""
@@ -71,7 +60,7 @@ class Outcomes:
     def evaluation(self) -> Mapping[str, Any] | None:
         """What the evaluation left."""
         record = self.runs.get(Kind.EVALUATE)
-        return None if record is None else evaluation_of(Path(record.path).parent)
+        return None if record is None else training.evaluation_of(Path(record.path).parent)
 
     def quality(self) -> list[tuple[str, str, str, str, str]]:
         """Metric, base, fine-tuned, difference with its interval, p-value."""
@@ -127,7 +116,7 @@ _TOLD: dict[str, str] = {
 
 def outcomes(spec: StackSpec, state: Path, folders: Mapping[str, Path]) -> Outcomes:
     """What the jobs in these folders measured; `folders` are by job name."""
-    report = collect(spec, state)
+    report = training.collect(spec, state)
     wanted = set(folders.values())
     runs = {record.kind: record for record in report.records if Path(record.path).parent in wanted}
     return Outcomes(report=report, runs=runs)
@@ -135,12 +124,12 @@ def outcomes(spec: StackSpec, state: Path, folders: Mapping[str, Path]) -> Outco
 
 def _quality_row(row: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     unit = row["unit"]
-    before, after = (figure(row[name], unit) for name in ("before", "after"))
+    before, after = (training.figure(row[name], unit) for name in ("before", "after"))
     if row["p_value"] is None:
         return row["name"], before, after, row["change"], ""
-    difference = f"{signed(row['after'] - row['before'], unit)}{' points' if unit else ''}"
+    difference = f"{training.signed(row['after'] - row['before'], unit)}{' points' if unit else ''}"
     shown = f"{difference} ({interval})" if (interval := bounds(row)) else difference
-    return row["name"], before, after, shown, p_text(row["p_value"], row["resamples"])
+    return row["name"], before, after, shown, training.p_text(row["p_value"], row["resamples"])
 
 
 Stage = tuple[str, float, str]
@@ -171,18 +160,25 @@ def text(
 
 def month(bill: Bill) -> str:
     """What the declared stack costs a month."""
-    low, high = usd(bill.estimate.monthly_low_usd), usd(bill.estimate.monthly_high_usd)
+    low, high = (
+        training.usd(bill.estimate.monthly_low_usd),
+        training.usd(bill.estimate.monthly_high_usd),
+    )
     at_least = "at least " if bill.estimate.is_lower_bound else ""
     return f"{at_least}{low if low == high else f'{low} to {high}'} a month"
 
 
 def _stages(outcomes: Outcomes, stages: Sequence[Stage], total_s: float) -> list[str]:
     rows = [
-        (name, duration(seconds), "; ".join(filter(None, (remark, outcomes.of_job(name)))))
+        (name, training.duration(seconds), "; ".join(filter(None, (remark, outcomes.of_job(name)))))
         for name, seconds, remark in stages
     ]
     heading = f"Stack {outcomes.report.spec.name}: what was done, and what came of it"
-    return ["", heading, *_aligned([*rows, ("this run", duration(total_s), "")], right=(1,))]
+    return [
+        "",
+        heading,
+        *_aligned([*rows, ("this run", training.duration(total_s), "")], right=(1,)),
+    ]
 
 
 def _quality(outcomes: Outcomes) -> list[str]:
@@ -242,14 +238,14 @@ def _point(each: LoadPoint, *, is_best: bool) -> Row:
     load = (
         f"{each.concurrency} stream{'' if each.concurrency == 1 else 's'}"
         if each.concurrency is not None
-        else f"{number(each.rate_per_s or Decimal(0))} requests/s"
+        else f"{training.number(each.rate_per_s or Decimal(0))} requests/s"
     )
     kept = {True: "kept", False: "broken", None: "-"}[each.keeps_slo]
     times = (each.p50_ttft_ms, each.p99_ttft_ms, each.p50_tpot_ms, each.p99_tpot_ms)
     return (
         load,
         str(each.num_requests),
-        number(each.output_tokens_per_s),
+        training.number(each.output_tokens_per_s),
         *("-" if value is None else f"{value:,.0f}" for value in times),
         kept + (" *" if is_best else ""),
     )
@@ -271,7 +267,7 @@ def _chat(outcomes: Outcomes) -> list[str]:
     lines += _notes(*notes, *outcomes.not_priced())
     if len(steps) > 1:
         last = steps[-1].cost.cluster_low_usd
-        ends = f"{cents(first)} {steps[0].name} -> {cents(last)} {steps[-1].name}"
+        ends = f"{training.cents(first)} {steps[0].name} -> {training.cents(last)} {steps[-1].name}"
         lines.append(f"  One chat: {ends}, {_change(first, last)}")
     return lines
 
@@ -288,11 +284,11 @@ def _chat_row(step: ChatStep, first: Decimal) -> Row:
     prefill = speed.prefill_tokens_per_s
     return (
         step.name,
-        cents(cost.cluster_low_usd),
-        cents(cost.serving_usd),
+        training.cents(cost.cluster_low_usd),
+        training.cents(cost.serving_usd),
         "" if cost.cluster_low_usd == first else _change(first, cost.cluster_low_usd),
-        number(speed.output_tokens_per_s),
-        "no" if prefill is None else number(prefill),
+        training.number(speed.output_tokens_per_s),
+        "no" if prefill is None else training.number(prefill),
         step.source,
     )
 
