@@ -45,12 +45,7 @@ def measure_compute(world: World, config: ComputeConfig) -> list[dict[str, Any]]
         host_to_device_gb_per_s=_from_host(world, config),
         is_right=is_right,
     )
-    return [
-        {"rank": rank, **values}
-        for rank, values in enumerate(
-            world.gather({name: getattr(rates, name) for name in Rates.__slots__})
-        )
-    ]
+    return [{"rank": rank, **values} for rank, values in enumerate(world.gather(asdict(rates)))]
 
 
 def judge_compute(

@@ -25,26 +25,20 @@ def operating_point(points: Sequence[Point]) -> Point | None:
 
     Without a promise every point that answered all its requests counts.
     """
-    feasible = [
-        each
-        for each in points
-        if each.concurrency is not None
-        and each.num_ok
-        and (each.keeps_slo if each.keeps_slo is not None else each.num_ok == each.num_requests)
-    ]
+    feasible = [each for each in points if each.concurrency is not None and _is_feasible(each)]
     return max(feasible, key=lambda each: each.output_tokens_per_s, default=None)
 
 
 def operating_rate(points: Sequence[Point]) -> Point | None:
     """Return the Poisson point of the highest rate that keeps the SLO; None: none does."""
-    feasible = [
-        each
-        for each in points
-        if each.loop == "poisson"
-        and each.num_ok
-        and (each.keeps_slo if each.keeps_slo is not None else each.num_ok == each.num_requests)
-    ]
+    feasible = [each for each in points if each.loop == "poisson" and _is_feasible(each)]
     return max(feasible, key=lambda each: each.rate_per_s or 0.0, default=None)
+
+
+def _is_feasible(each: Point) -> bool:
+    if each.keeps_slo is None:
+        return 0 < each.num_ok == each.num_requests
+    return each.keeps_slo and each.num_ok > 0
 
 
 def single_speeds(one: Point) -> Speeds | None:

@@ -207,17 +207,21 @@ def _bring_up(state: Path, progress: Progress) -> None:
 
 
 def _pulumi_up(state: Path, progress: Progress, stage: str) -> None:
+    with progress.stage(stage) as remark:
+        remark.text = _engine("up", state, progress)
+
+
+def _engine(verb: str, state: Path, progress: Progress) -> str:
     from infra.setup.demo import engine
 
-    with progress.stage(stage) as remark:
-        remark.text = engine.run(
-            ["up", "--skip-preview"],
-            stack=_STACK,
-            root=CHECKOUT,
-            environ=_environ(),
-            log=state / "demo" / "up.log",
-            say=progress.say,
-        )
+    return engine.run(
+        [verb, "--skip-preview"],
+        stack=_STACK,
+        root=CHECKOUT,
+        environ=_environ(),
+        log=state / "demo" / f"{verb}.log",
+        say=progress.say,
+    )
 
 
 def _run_jobs(
@@ -227,6 +231,7 @@ def _run_jobs(
     from infra.clients.pulumi import read_outputs
     from infra.setup.demo.runner import Runner, run_chain
     from infra.setup.demo.serving import roles, serve_and_load
+    from stacks.schedule import slurm_seconds
 
     outputs = read_outputs(_STACK, root=CHECKOUT, environ=_environ())
     outputs = outputs.as_owner_of(context.private_key(None))
@@ -244,7 +249,7 @@ def _run_jobs(
         steps |= serve_and_load(runner, steps[roles(runner.spec).tune.name], settings)
     for name, step in steps.items():
         remark = f"job {step.job.id}" + (", from an earlier run" if step.reused else "")
-        progress.note(name, seconds(step.job.elapsed), remark)
+        progress.note(name, float(slurm_seconds(step.job.elapsed or "") or 0), remark)
     return {name: step.folder for name, step in steps.items()}
 
 
@@ -263,17 +268,10 @@ def _report(
 
 
 def _take_down(state: Path, progress: Progress) -> None:
-    from infra.setup.demo import engine, runner
+    from infra.setup.demo import runner
 
     with progress.stage("pulumi destroy"):
-        engine.run(
-            ["destroy", "--skip-preview"],
-            stack=_STACK,
-            root=CHECKOUT,
-            environ=_environ(),
-            log=state / "demo" / "destroy.log",
-            say=progress.say,
-        )
+        _engine("destroy", state, progress)
     _local("down")
     before = state / "demo" / "before.json"
     with progress.stage("what the demo left on this machine"):
@@ -282,15 +280,6 @@ def _take_down(state: Path, progress: Progress) -> None:
         raise UserError("\n".join(["destroy: something is left:", *left]))
     before.unlink(missing_ok=True)
     print(f"Destroyed: no process, mount or file is left outside {state}.")
-
-
-def seconds(elapsed: str | None) -> float:
-    """Seconds of Slurm's [DAYS-]HH:MM:SS."""
-    days, _, clock = (elapsed or "0").rpartition("-")
-    total = 0
-    for part in clock.split(":"):
-        total = total * 60 + int(part)
-    return float(total + 86400 * int(days or 0))
 
 
 def _environ() -> dict[str, str]:

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from infra.clients.kube import KubeClient, Object
 from infra.clients.pulumi import StackOutputs
@@ -248,10 +248,8 @@ _COMMANDS: Final = {
 }
 
 
-class Opens(Protocol):
-    """Opens the connection at the first part that needs it, and remembers that it could not."""
-
-    def __call__(self) -> tuple[StackOutputs, Shell]: ...
+Opens = Callable[[], tuple[StackOutputs, Shell]]
+"""Opens the connection at the first part that needs it, and remembers that it could not."""
 
 
 def parts_of_cluster(opens: Opens) -> list[Part]:

@@ -132,9 +132,8 @@ def render(values: Mapping[str, Any]) -> str:
         scaling(measured.get("training", {}).get("points", [])),
         rounds(measured.get("soak", {}).get("round_s", [])),
     )
-    style = _REPORT_STYLE.read_text(encoding="utf-8") + (_FOLDER / "page.css").read_text(
-        encoding="utf-8"
-    )
+    styles = (_REPORT_STYLE, _FOLDER / "page.css")
+    style = "".join(path.read_text(encoding="utf-8") for path in styles)
     return environment.get_template("page.html.j2").render(
         it=values,
         checks=sorted(values["checks"], key=lambda check: _FIRST.index(check["outcome"])),
@@ -143,10 +142,7 @@ def render(values: Mapping[str, Any]) -> str:
         style=Markup(style),  # noqa: S704 (our own files)
         plots=[Markup(plot) for plot in drawn if plot],  # noqa: S704 (escaped in cost/report/charts.py)
         is_rehearsal=is_rehearsal(values),
-        counts={
-            outcome: sum(check["outcome"] == outcome for check in values["checks"])
-            for outcome in ("PASS", "FAIL", "NOT_RUN")
-        },
+        counts=_counts(values),
         collectives=measured.get("collectives", []),
         factors=_FACTORS,
         wires=measured.get("wires", []),
@@ -154,6 +150,13 @@ def render(values: Mapping[str, Any]) -> str:
         points=measured.get("training", {}).get("points", []),
         compute=measured.get("compute", []),
     )
+
+
+def _counts(values: Mapping[str, Any]) -> dict[str, int]:
+    return {
+        outcome: sum(check["outcome"] == outcome for check in values["checks"])
+        for outcome in ("PASS", "FAIL", "NOT_RUN")
+    }
 
 
 def outcome_text(values: Mapping[str, Any]) -> str:
@@ -463,13 +466,10 @@ def accepting_usd(check: Check, prices: Mapping[str, Decimal | None]) -> Decimal
     """US dollars a month; None where nothing failed, no node is named, or a price is not known."""
     if check.outcome != "FAIL" or not check.nodes:
         return None
-    whole = Decimal(0)
-    for node in check.nodes:
-        price = prices.get(node)
-        if price is None:
-            return None
-        whole += price
-    return (whole * lost_share(check)).quantize(Decimal("0.01"))
+    known = [price for node in check.nodes if (price := prices.get(node)) is not None]
+    if len(known) < len(check.nodes):
+        return None
+    return (sum(known, Decimal(0)) * lost_share(check)).quantize(Decimal("0.01"))
 
 
 def lost_share(check: Check) -> Decimal:
@@ -526,10 +526,7 @@ def summary(values: Mapping[str, Any]) -> list[str]:
     if total:
         lines.append(f"GPU memory in total: {total:,.1f} GiB")
     lines.append(f"certifies {values['hardware']['certifies']}")
-    counts = {
-        outcome: sum(check["outcome"] == outcome for check in values["checks"])
-        for outcome in ("PASS", "FAIL", "NOT_RUN")
-    }
+    counts = _counts(values)
     lines.append(
         f"{outcome_text(values)}: {counts['PASS']} passed, {counts['FAIL']} failed, "
         f"{counts['NOT_RUN']} not run; {values['stack']}, measured on {values['measured_on']}"

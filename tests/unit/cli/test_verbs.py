@@ -17,7 +17,6 @@ from cost.resources.estimate import estimate
 from infra.cli import context
 from infra.cli.machine import doctor
 from infra.cli.machine.doctor import price_ages
-from infra.cli.machine.local import seconds
 from infra.cli.main import app
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import outputs_from, read_first_up, read_outputs
@@ -370,14 +369,6 @@ def test_prices_older_than_the_policy_allows_are_a_warning() -> None:
     assert "older than 90 days" in late.seen
     none = replace(bill, components=(), price_date=None)
     assert price_ages(spec, none, oldest).outcome == "WARN"
-
-
-@pytest.mark.parametrize(
-    ("elapsed", "expected"),
-    [("00:00:07", 7), ("01:02:03", 3723), ("2-00:00:01", 172801), ("0:05", 5), (None, 0)],
-)
-def test_slurms_times_are_seconds(elapsed: str | None, expected: float) -> None:
-    assert seconds(elapsed) == expected
 
 
 def test_what_a_killed_pulumi_was_making_is_forgotten(tmp_path: Path) -> None:

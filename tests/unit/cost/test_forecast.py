@@ -273,6 +273,7 @@ def test_a_run_that_is_not_known_is_null_with_its_reason_in_json():
     [
         ("30", 1800), ("00:30", 30), ("02:00:00", 7200), ("1-00", 86400), ("1-02:03", 93780),
         ("1-00:00:01", 86401), ("UNLIMITED", None), ("", None), ("1:2:3:4", None),
+        ("00:00:07", 7), ("01:02:03", 3723), ("2-00:00:01", 172801), ("0:05", 5),
     ],
 )  # fmt: skip
 def test_slurm_s_durations_are_seconds(text: str, seconds: int | None):
