@@ -130,8 +130,9 @@ class Stack(pulumi.ComponentResource):
             nfs_address=None if nfs is None else nfs.address,
             opts=inside,
         )
+        inner: list[pulumi.Resource] = [teardown, soperator, slurm]
         if (metrics := soperator.releases.get("metrics")) is not None:
-            Monitoring(
+            monitoring = Monitoring(
                 name,
                 spec,
                 burn,
@@ -140,6 +141,7 @@ class Stack(pulumi.ComponentResource):
                 slack_webhook_url=slack_webhook_url,
                 opts=inside,
             )
+            inner.append(monitoring)
         registry = None if spec.storage.registry_gib is None else Registry(name, spec, mine)
         configs = (
             None
@@ -175,6 +177,14 @@ class Stack(pulumi.ComponentResource):
                 deploy_key=deploy_key,
                 opts=pulumi.ResourceOptions(parent=self, depends_on=[slurm]),
             )
+        )
+        inner += [each for each in (configs, backups, login) if each is not None]
+        StateId(
+            f"{name}-guard",
+            project_id=spec.nebius.project_id,
+            stack=name,
+            state_id=self._state.id,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=inner),
         )
         port = spec.login.ssh_port
         self.outputs = {

@@ -43,6 +43,22 @@ def test_what_runs_in_the_cluster_goes_before_the_clean_up(deployed: Deploy, sta
         assert teardown.urn in outlived_by(recorder, each), each.name
 
 
+def test_before_what_runs_in_the_cluster_ends_it_is_asked_whose_the_stack_is(
+    deployed: Deploy, stack: str
+) -> None:
+    recorder = deployed(stack)
+    after = outlived_by(recorder, recorder.one("soperator:cloud:StateGuard"))
+    first = [
+        each.name
+        for each in recorder.registered
+        if each.type.startswith(
+            ("kubernetes:", "command:", "soperator:kube:", "soperator:storage:")
+        )
+        and each.urn not in after
+    ]
+    assert first == []
+
+
 def test_the_clean_up_goes_before_the_nodes_the_cluster_and_the_address(
     deployed: Deploy, stack: str
 ) -> None:

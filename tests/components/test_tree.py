@@ -24,6 +24,7 @@ OWNER = {
     "soperator:ssh:KeyPair": "Stack",
     "soperator:kube:Teardown": "Stack",
     "soperator:cloud:StateId": "Stack",
+    "soperator:cloud:StateGuard": "Stack",
     "pulumi:providers:kubernetes": "Stack",
     "kubernetes:core/v1:Namespace": "SlurmCluster",
     "soperator:kube:PodsStarted": "SlurmCluster",

@@ -6,8 +6,8 @@ from infra.providers.soperator.crds import CustomResourcesProvider
 from infra.providers.soperator.keys import KeysProvider
 from infra.providers.soperator.pods.provider import TYPE as PODS_STARTED
 from infra.providers.soperator.pods.provider import PodsStartedProvider
+from infra.providers.soperator.state_id import GUARD, StateIdProvider
 from infra.providers.soperator.state_id import TYPE as STATE_ID
-from infra.providers.soperator.state_id import StateIdProvider
 from infra.providers.soperator.teardown import TYPE, TeardownProvider
 from infra.providers.soperator.uploads import TYPE as OBJECT
 from infra.providers.soperator.uploads import ObjectProvider
@@ -20,6 +20,6 @@ if __name__ == "__main__":
         OBJECT: ObjectProvider(),
         CUSTOM_RESOURCES: CustomResourcesProvider(),
         PODS_STARTED: PodsStartedProvider(),
-        STATE_ID: StateIdProvider(),
+        **dict.fromkeys((STATE_ID, GUARD), StateIdProvider()),
     }
     serve(Dispatch(KeysProvider(), by_type), "soperator", VERSION)

@@ -59,10 +59,23 @@ class Expiry(OwnResource):
 
 
 class StateId(OwnResource):
-    """A random id of the stack's state; refused where another state has resources of the stack."""
+    """A random id of the stack's state; refused where another state has resources of the stack.
+
+    With the id, its guard: refuses to be deleted once another state has some.
+    """
 
     def __init__(
-        self, name: str, *, project_id: str, stack: str, opts: pulumi.ResourceOptions | None = None
+        self,
+        name: str,
+        *,
+        project_id: str,
+        stack: str,
+        state_id: pulumi.Input[str] | None = None,
+        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         own = {"project_id": project_id, "stack": stack, "project": pulumi.get_project()}
-        super().__init__("soperator:cloud:StateId", name, own, opts)
+        if state_id is None:
+            super().__init__("soperator:cloud:StateId", name, own, opts)
+        else:
+            guarded = {**own, "state_id": state_id}
+            super().__init__("soperator:cloud:StateGuard", name, guarded, opts)

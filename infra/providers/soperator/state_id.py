@@ -20,6 +20,9 @@ from infra.providers.nebius.sdk import EndpointError, cache_dir
 
 Values = dict[str, Any]
 TYPE: Final = "soperator:cloud:StateId"
+GUARD: Final = "soperator:cloud:StateGuard"
+"""The stack's last resource, so that a destroy asks before it ends what runs in the kube cluster,
+which has no label."""
 _INPUTS: Final = ("project_id", "stack", "project")
 _SHOWN: Final = 5
 _ASK_S: Final = 5.0
@@ -27,29 +30,33 @@ _ASK_S: Final = 5.0
 
 
 class StateIdProvider(Provider):
-    """Makes the id and, at the end, releases what is left; neither changes in place."""
+    """Makes the id and, at the end, releases what is left; refuses what another state has by now.
+
+    Neither the id nor the guard changes in place.
+    """
 
     @cached_property
     def _api(self) -> Api:
         return Api(Schema(cache_dir()), self.cancelled)
 
     def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
-        """The inputs: id of the Nebius project, name of the stack, Pulumi project."""
-        wrong = sorted(set(_INPUTS) ^ new.keys())
-        return new, [(key, f"give exactly {', '.join(_INPUTS)}") for key in wrong]
+        """The inputs: id of the Nebius project, name of the stack, Pulumi project; the id."""
+        known = (*_INPUTS, "state_id") if type_ == GUARD else _INPUTS
+        return new, [(key, f"give exactly {', '.join(known)}") for key in set(known) ^ new.keys()]
 
     def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
-        """Another project or name is another stack."""
+        """Another project or name is another stack; the same one may have been taken over."""
         changes = compare(old_inputs, new)
+        if not changes and type_ == TYPE:
+            self._ask(new, id)
         return Diff(replaces=tuple(changes), detailed=changes)
 
     def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
         """16 hexadecimal digits, once it is seen that no other state has resources of the stack."""
+        if type_ == GUARD:
+            return "" if preview else "guard", inputs
         if preview:
-            # It needs no cloud: the program's own questions say that there is none.
-            with contextlib.suppress(ApiError, EndpointError):
-                short = Api(Schema(cache_dir()), self.cancelled, call_s=_ASK_S, back_off_s=())
-                _refuse_second(short, inputs)
+            self._ask(inputs)
             return "", inputs
         try:
             _refuse_second(self._api, inputs)
@@ -58,11 +65,20 @@ class StateIdProvider(Provider):
         return secrets.token_hex(8), inputs
 
     def delete(self, type_: str, id: str, state: Values) -> None:
-        """Takes the id off what a destroy left in the cloud."""
+        """Takes the id off what a destroy left in the cloud; the guard asks first of all."""
         try:
+            if type_ == GUARD:
+                return _refuse_second(self._api, state, state["state_id"])
             release(self._api, id, **{key: state[key] for key in _INPUTS})
         except (ApiError, EndpointError) as error:
-            raise self._refusal(error, f"release of what state {id} keeps") from error
+            what = "list of what another state has" if type_ == GUARD else f"release of state {id}"
+            raise self._refusal(error, f"{what} in {state['project_id']}") from error
+
+    def _ask(self, inputs: Values, own: str | None = None) -> None:
+        # It needs no cloud: the program's own questions say that there is none.
+        with contextlib.suppress(ApiError, EndpointError):
+            short = Api(Schema(cache_dir()), self.cancelled, call_s=_ASK_S, back_off_s=())
+            _refuse_second(short, inputs, own)
 
     def _refusal(self, error: ApiError | EndpointError, what: str) -> ProviderError:
         if isinstance(error, EndpointError):
@@ -70,17 +86,19 @@ class StateIdProvider(Provider):
         return ProviderError(explain(error, what, target=self._api.target))
 
 
-def _refuse_second(api: Api, inputs: Values) -> None:
+def _refuse_second(api: Api, inputs: Values, own: str | None = None) -> None:
     others: dict[str, list[str]] = {}
-    for each in owned(api, **inputs):
-        if each.state_id is not None:
+    for each in owned(api, **{key: inputs[key] for key in _INPUTS}):
+        if each.state_id not in (None, own):
             others.setdefault(each.state_id, []).append(f"{each.type} {each.id}")
+    stack = inputs["stack"]
+    forget = f"; to forget this one: `pulumi stack rm --force {stack}`" if own else ""
     lines = [
-        f"{inputs['stack']}: another state has this stack in {inputs['project_id']}: state "
+        f"{stack}: another state has this stack in {inputs['project_id']}: state "
         f"{state_id} with {', '.join(ids[:_SHOWN])}"
         f"{f' and {len(ids) - _SHOWN} more' if len(ids) > _SHOWN else ''}; use its backend or "
         "another name; where that state is lost, or should lose them, `soperator cluster adopt "
-        f"state {state_id} --stack {inputs['stack']}`, then the next `pulumi up` takes them"
+        f"state {state_id} --stack {stack}`, then the next `pulumi up` takes them{forget}"
         for state_id, ids in others.items()
     ]
     if lines:

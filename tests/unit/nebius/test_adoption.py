@@ -7,8 +7,8 @@ import pytest
 from infra.local.nebius_api.states import set_state
 from infra.providers.engine.provider import ProviderError, Secret
 from infra.providers.nebius.adoption import release
+from infra.providers.soperator.state_id import GUARD, StateIdProvider
 from infra.providers.soperator.state_id import TYPE as STATE_ID
-from infra.providers.soperator.state_id import StateIdProvider
 
 TYPE = "nebius:compute/v1:Filesystem"
 _names = (f"kept-{number}" for number in itertools.count())
@@ -127,6 +127,27 @@ def test_a_state_that_ends_leaves_what_it_keeps_to_the_next(provider, declared, 
     assert provider.create(TYPE, urn, inputs, False)[0] == id_
     assert labels_of(served, id_)["state-id"] == after
     assert provider.diff(TYPE, id_, declared(), {}, inputs).detailed, "an older stack takes it"
+
+
+def test_what_another_state_took_over_is_refused_before_anything_ends(provider, declared, urn):
+    """What runs in the kube cluster has no label: the old backend's destroy would end it first."""
+    states = StateIdProvider()
+    stack = {"project_id": "project-e00p", "stack": "guarded", "project": "soperator-stack"}
+    own, _ = states.create(STATE_ID, "", stack, False)
+    guard, state = states.create(GUARD, "", {**stack, "state_id": own}, False)
+    assert states.check(GUARD, {}, state) == (state, [])
+    urn = urn.replace(":local:", ":guarded:")
+    id_ = provider.create(TYPE, urn, of_state(declared(), own), False)[0]
+    assert states.diff(STATE_ID, own, stack, stack, stack).detailed == {}
+    states.delete(GUARD, guard, state)
+    release(provider._api, own, **stack)
+    inputs = of_state(declared(), "b" * 16)
+    assert provider.create(TYPE, urn, inputs, False)[0] == id_
+    refused = f"state {'b' * 16} with Filesystem {id_};.* `pulumi stack rm --force guarded`"
+    with pytest.raises(ProviderError, match=refused):
+        states.diff(STATE_ID, own, stack, stack, stack)
+    with pytest.raises(ProviderError, match=refused):
+        states.delete(GUARD, guard, state)
 
 
 def test_what_is_taken_from_a_state_has_all_that_it_had(provider, served):
