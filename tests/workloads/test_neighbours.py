@@ -108,6 +108,21 @@ def test_a_checkpoint_that_holds_a_program_is_refused_and_none_of_it_runs(
     assert not neighbour.proof.exists()
 
 
+@pytest.mark.parametrize(
+    "named", ["pathlib PosixPath", "torch.distributed.checkpoint.metadata Metadata"]
+)
+def test_what_a_checkpoint_names_is_not_changed_by_it(tmp_path: Path, named: str) -> None:
+    """With PosixPath's `/` of its own choice, all that the job writes and removes is elsewhere."""
+    found = of_a_run(tmp_path)
+    state = pickle.dumps((None, {"planted": 1}), protocol=2)[2:-1]
+    names = named.replace(" ", "\n").encode()
+    put(found, ".metadata", b"\x80\x02c" + names + b"\n" + state + b"b.")
+    with pytest.raises(DataError, match=r"checkpoint-2.* changes \w+, which it may only name"):
+        load(tmp_path, found)
+    assert not hasattr(type(tmp_path), "planted")
+    assert not hasattr(Metadata, "planted")
+
+
 def replace_bytes(found: Candidate, value: Any) -> None:
     """Put `value` where the checkpoint has its scalars."""
     metadata: Metadata = pickle.loads((found.path / ".metadata").read_bytes())

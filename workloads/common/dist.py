@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass, replace
 from datetime import timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from workloads.common.exit_codes import ConfigError
 
@@ -27,12 +28,24 @@ DEFAULT_TIMEOUT_S = 600
 _NO_TIMEOUT = timedelta(days=30)
 
 
-class PlainUnpickler(pickle.Unpickler):
+class PlainUnpickler(pickle._Unpickler):
     """Reads pickles that others may have written: plain values, and what ranks tell each other.
 
     That is dataclasses and lists of this program and of torch's checkpoints, torch's dtypes, paths
-    and exceptions, of modules that are loaded already. Everything else could run a program.
+    and exceptions, of modules that are loaded already. Everything else could run a program. In
+    Python: C's reader lets a pickle set attributes of the classes that it names, PosixPath's `/`.
     """
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+
+    def load_build(self) -> None:
+        """Give an object the state that comes with it."""
+        named = self.stack[-2]  # pyright: ignore
+        if isinstance(named, (type, FunctionType)):
+            raise pickle.UnpicklingError(f"changes {named.__name__}, which it may only name")
+        super().load_build()  # pyright: ignore
+
+    dispatch[pickle.BUILD[0]] = load_build  # pyright: ignore
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a pickle names; UnpicklingError where it is none of these."""
