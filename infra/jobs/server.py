@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -166,7 +167,7 @@ def read_address(shell: slurm.Shell, outputs: StackOutputs, job_id: str) -> Serv
 
 def _is_of(job: Job, address: ServerAddress) -> bool:
     """Whether the address is one of the job's nodes; what the file says gets prompts and key."""
-    if address.host in LOOPBACK or address.host.startswith("127."):
+    if address.host in LOOPBACK or re.fullmatch(r"127(\.\d+){3}", address.host):
         return True
     return address.host in slurm.expand(job.where or "")
 

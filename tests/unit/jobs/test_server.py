@@ -118,7 +118,9 @@ def test_an_address_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch) 
         wait(login)
 
 
-@pytest.mark.parametrize("host", ["worker-9", "10.0.0.66", "worker-0.evil.example"])
+@pytest.mark.parametrize(
+    "host", ["worker-9", "10.0.0.66", "worker-0.evil.example", "127.evil.example"]
+)
 def test_a_host_that_is_no_node_of_the_job_gets_neither_prompts_nor_key(
     monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
