@@ -33,9 +33,7 @@ _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
 _BEFORE_EVERYTHING: Final = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "BASH_ENV", "ENV"})
 _LOADER: Final = "LD_"
 # What the name of a secret has among its words; TOKENIZERS_PARALLELISM and NCCL_IB_PKEY are none.
-_SECRET_WORDS: Final = frozenset(
-    ["TOKEN", "SECRET", "KEY", "APIKEY", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL"]
-)
+_SECRET: Final = re.compile("_(TOKEN|SECRET|(API)?KEY|PASS(WORD|WD|PHRASE)?|PWD|PAT|CREDENTIAL)_")
 _OF_A_SECRET: Final = ("_FILE", "_PATH", "_DIR")
 _OWN_VARIABLES: Final = ("SOPERATOR_", "SLURM", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE")
 
@@ -198,7 +196,7 @@ def _check_faults(job: JobSpec, path: str, findings: Findings) -> None:
                 f"'{name}={value}' would be what srun, the launcher and every rank start with, and "
                 "would replace what they need; put programs and libraries into python_env_path",
             )
-        elif _SECRET_WORDS & set(name.split("_")) and not name.endswith(_OF_A_SECRET):
+        elif _SECRET.search(f"_{name}_") and not name.endswith(_OF_A_SECRET):
             findings.add(
                 "jobs.environment-secret",
                 f"{path}.environment.{name}",
