@@ -402,7 +402,7 @@ def _list(
         )
     found = [_file(each, folder, log) for each in entries]
     # What was asked for is written down here alone, and never what the cluster says of it.
-    return tuple(each for each in found if each.local != PurePosixPath(history.SUBMISSION))
+    return tuple(each for each in found if each.local.parts[:1] != (history.SUBMISSION,))
 
 
 def _file(entry: str, folder: str, log: str) -> _ResultFile:

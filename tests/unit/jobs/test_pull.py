@@ -272,9 +272,12 @@ def test_a_hostile_listing_is_refused_before_a_byte_comes(
     assert cluster.sent_bytes == 0
 
 
-def test_what_was_asked_for_is_not_taken_from_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["submission.json", "submission.json/x"])
+def test_what_was_asked_for_is_not_taken_from_the_cluster(
+    cluster: Cluster, tmp_path: Path, name: str
+) -> None:
     """A submission says which job did what: a node could have others counted as done."""
-    cluster.write("results/7/submission.json", b'{"job": "forged"}')
+    cluster.write(f"results/7/{name}", b'{"job": "forged"}')
     cluster.write("results/7/new", b"new")
     folder = pulled(cluster, tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["new"]
