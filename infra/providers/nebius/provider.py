@@ -23,12 +23,7 @@ from infra.providers.engine.provider import (
     Secret,
 )
 from infra.providers.nebius import adoption
-from infra.providers.nebius.adoption import (
-    find_namesake,
-    find_twin,
-    obstacle,
-    told_once,
-)
+from infra.providers.nebius.adoption import find_namesake, find_twin, obstacle, told_once
 from infra.providers.nebius.api import GONE, Api, ApiError, UnfinishedError, Watch, explain
 from infra.providers.nebius.resource_type import ResourceType, find_changes, shrunk
 from infra.providers.nebius.schema import Schema, plain

@@ -74,8 +74,6 @@ class StateId(OwnResource):
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         own = {"project_id": project_id, "stack": stack, "project": pulumi.get_project()}
-        if state_id is None:
-            super().__init__("soperator:cloud:StateId", name, own, opts)
-        else:
-            guarded = {**own, "state_id": state_id}
-            super().__init__("soperator:cloud:StateGuard", name, guarded, opts)
+        guarded = {} if state_id is None else {"state_id": state_id}
+        token = "StateGuard" if guarded else "StateId"
+        super().__init__(f"soperator:cloud:{token}", name, {**own, **guarded}, opts)

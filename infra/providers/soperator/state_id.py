@@ -32,7 +32,8 @@ _ASK_S: Final = 5.0
 class StateIdProvider(Provider):
     """Makes the id and, at the end, releases what is left; refuses what another state has by now.
 
-    Neither the id nor the guard changes in place.
+    The id never changes in place, the guard always: the end of an old one would be refused where a
+    state got another id.
     """
 
     @cached_property
@@ -49,7 +50,7 @@ class StateIdProvider(Provider):
         changes = compare(old_inputs, new)
         if not changes and type_ == TYPE:
             self._ask(new, id)
-        return Diff(replaces=tuple(changes), detailed=changes)
+        return Diff(replaces=tuple(changes) if type_ == TYPE else (), detailed=changes)
 
     def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
         """16 hexadecimal digits, once it is seen that no other state has resources of the stack."""
@@ -63,6 +64,12 @@ class StateIdProvider(Provider):
         except (ApiError, EndpointError) as error:
             raise self._refusal(error, f"list of {inputs['project_id']}") from error
         return secrets.token_hex(8), inputs
+
+    def update(
+        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
+    ) -> Values:
+        """Whom the guard asks for."""
+        return new
 
     def delete(self, type_: str, id: str, state: Values) -> None:
         """Takes the id off what a destroy left in the cloud; the guard asks first of all."""

@@ -148,6 +148,10 @@ def test_what_another_state_took_over_is_refused_before_anything_ends(provider, 
         states.diff(STATE_ID, own, stack, stack, stack)
     with pytest.raises(ProviderError, match=refused):
         states.delete(GUARD, guard, state)
+    taken = {**state, "state_id": "b" * 16}
+    change = states.diff(GUARD, guard, state, state, taken)
+    assert (change.replaces, [*change.detailed]) == ((), ["state_id"]), "it would refuse its end"
+    states.delete(GUARD, guard, states.update(GUARD, "", guard, state, taken, False))
 
 
 def test_what_is_taken_from_a_state_has_all_that_it_had(provider, served):
