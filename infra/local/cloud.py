@@ -167,7 +167,8 @@ class Cloud:
 def up(cloud: Cloud) -> None:
     """Start what does not run; returns once both APIs answer and the reconciler works."""
     check_machine(cloud)
-    cloud.state.local.mkdir(parents=True, exist_ok=True, mode=0o700)
+    cloud.state.local.mkdir(parents=True, exist_ok=True)
+    cloud.state.local.chmod(0o700)
     engine.make_folders(cloud.state)
     engine.make_ssh_key(cloud.state)
     engine.make_token(cloud.state)

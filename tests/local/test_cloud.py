@@ -37,6 +37,7 @@ def wait(is_met: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     """A running cloud of its own."""
     folder = tmp_path_factory.mktemp("cloud")
+    (folder / "state" / "local").mkdir(parents=True, mode=0o755)  # as earlier versions left it
     made = Cloud(
         state=State(folder / "state"), cache=Cache.from_environ(), ports=Ports(free_base())
     )
@@ -97,7 +98,8 @@ tell("api", lambda: ask(b"", metadata=[("authorization", "Bearer local-token")])
         "objects": "403",
         "api": "UNAUTHENTICATED",
     }
-    assert {p.stat().st_mode & 0o077 for p in (embedded.state.token, kube.folder)} == {0}
+    closed = (embedded.state.token, embedded.state.local, kube.folder)
+    assert {path.stat().st_mode & 0o077 for path in closed} == {0}
 
 
 def test_a_second_up_changes_no_process(embedded: Cloud) -> None:
