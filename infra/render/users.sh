@@ -28,11 +28,20 @@ write_keys_as() {
 # Soperator puts a new user into `sudo`, which asks for no password in the jail, and into `docker`,
 # unless told not to (ansible/roles/soperator-scripts, images/jail/init-users/sudoers at 4.1.7).
 # It works in ~/.ssh as root, so what an earlier user of that name left there goes aside.
+# Meanwhile the home is root's: a process of that user that still runs would bring it back.
 make() {
-  if [ -e "/home/$1/.ssh" ] || [ -L "/home/$1/.ssh" ]; then
-    mv -T "/home/$1/.ssh" "/home/$1/.ssh.$(date +%Y%m%d%H%M%S)"
+  made=0
+  if [ -d "/home/$1" ]; then
+    chown root: "/home/$1"
+    chmod u=rwx,go-w "/home/$1"
+    if [ -e "/home/$1/.ssh" ] || [ -L "/home/$1/.ssh" ]; then
+      mv -T "/home/$1/.ssh" "/home/$1/.ssh.$(date +%Y%m%d%H%M%S%N)"
+    fi
   fi
-  soperator-createuser "$1" --without-external-ssh --without-sudo --without-docker </dev/null
+  soperator-createuser "$1" --without-external-ssh --without-sudo --without-docker </dev/null ||
+    made=$?
+  ! id "$1" >/dev/null 2>&1 || chown "$(id -u "$1"):$(id -g "$1")" "/home/$1"
+  return $made
 }
 keep() {
   id "$1" >/dev/null 2>&1 || make "$1"

@@ -204,6 +204,27 @@ def test_what_an_earlier_user_left_is_no_way_for_the_program_that_makes_users(
     assert node.keys("ann") == ["internal", *OURS]
 
 
+@as_root
+def test_a_process_that_outlives_its_user_changes_no_home_while_root_makes_it_anew(
+    spec: StackSpec, node: Node
+) -> None:
+    node.run(script(spec, user("ann")))
+    node.run(script(spec))
+    target = node.root / "of-root"
+    target.mkdir()
+    command = node.root / "bin" / "soperator-createuser"
+    race = f"setpriv --reuid={MEMBER} --clear-groups ln -s {target} $ROOT/home/$1/.ssh"
+    command.write_text(f"#!/bin/sh\n{race}\n{COMMANDS['soperator-createuser']}\n")
+    node.run(script(spec, user("ann")))
+    assert (list(target.iterdir()), target.stat().st_uid) == ([], 0)
+    home = node.root / "home" / "ann"
+    assert home.stat().st_uid == MEMBER, "it is the user's again"
+    command.write_text(f"#!/bin/sh\n{COMMANDS['soperator-createuser']}\nexit 1\n")
+    node.run(script(spec))
+    node.run(script(spec, user("ann")), refused=True)
+    assert home.stat().st_uid == MEMBER, "also where making it failed"
+
+
 def test_names_and_limits_reach_the_shell_quoted(spec: StackSpec) -> None:
     """The rules refuse such a name; a script must not trust them."""
     account = AccountSpec(name="a;reboot", users=("b c",))
