@@ -1,7 +1,9 @@
 # Variables out of a file that only the job's user has; what it says is never run.
 no_variables() { echo "soperator: $SOPERATOR_JOB: $environment_file: $1" >&2; exit 78; }
 [[ -f $environment_file && ! -L $environment_file ]] || no_variables 'no such file: write it'
-[[ $(stat -c '%u %a' "$environment_file") = "$EUID 600" ]] ||
+exec {variables}< "$environment_file"
+# Of what is open: whoever owns the folder can have exchanged what has the name.
+[[ $(stat -L -c '%u %a' "/dev/fd/$variables") = "$EUID 600" ]] ||
   no_variables 'is not of this user with mode 600: chown and chmod it'
 while IFS= read -r line || [[ -n $line ]]; do
   [[ $line =~ ^[[:space:]]*(#|$) ]] && continue
@@ -11,4 +13,5 @@ while IFS= read -r line || [[ -n $line ]]; do
       no_variables "${BASH_REMATCH[1]} cannot be set" ;;
   esac
   export "${BASH_REMATCH[1]}=${BASH_REMATCH[2]}"
-done < "$environment_file"
+done <&"$variables"
+exec {variables}<&-

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -97,14 +98,35 @@ def test_a_job_runs_the_release_that_it_was_submitted_with(spec: StackSpec, tmp_
     assert ran() == f"new {tmp_path}/releases/new\n", "typed by hand it is the live one"
 
 
-def read_variables(spec: StackSpec, file: Path) -> subprocess.CompletedProcess[str]:
+def read_variables(
+    spec: StackSpec, file: Path, path: str = os.environ["PATH"]
+) -> subprocess.CompletedProcess[str]:
     """The lines of a job that read its file of variables, and what a rank would then see."""
     text = render_sbatch(spec, replace(JOB, environment_file=str(file)))
     lines = text[text.index("environment_file=") : text.index('\nown_folder "')]
     script = f"set -euo pipefail\n{lines}env"
     return subprocess.run(
-        ["bash", "-c", script], env={"SOPERATOR_JOB": "train"}, capture_output=True, text=True
+        ["bash", "-c", script],
+        env={"SOPERATOR_JOB": "train", "PATH": path},
+        capture_output=True,
+        text=True,
     )
+
+
+def test_variables_are_of_the_file_that_was_looked_at(spec: StackSpec, tmp_path: Path) -> None:
+    """Whoever owns its folder exchanges it between the look and the reading."""
+    file, tools = tmp_path / "mine.env", tmp_path / "bin"
+    file.write_text("HF_TOKEN=mine\n")
+    file.chmod(0o600)
+    tools.mkdir()
+    stat = tools / "stat"
+    stat.write_text(
+        f'#!/bin/bash\n{shutil.which("stat")} "$@"; rm {file}; echo WANDB_MODE=theirs > {file}\n'
+    )
+    stat.chmod(0o700)
+    seen = read_variables(spec, file, path=f"{tools}:{os.environ['PATH']}").stdout.splitlines()
+    assert "HF_TOKEN=mine" in seen
+    assert "WANDB_MODE=theirs" not in seen
 
 
 def test_variables_come_out_of_a_file_of_the_user_and_are_no_text_of_the_job(
