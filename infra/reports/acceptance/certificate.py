@@ -327,8 +327,9 @@ def verify(path: Path, signer: str) -> dict[str, Any]:
 
     `signed_by` in it is the fingerprint of the signer's key.
     """
-    signed_by = verify_signature(path, signer)
-    text = read_text(path)
+    signed_by, signed = verify_signature(path, signer)
+    # What was read once: a second look could be at another file of that name.
+    text = signed.decode(errors="replace")
     if path.suffix == ".html":
         _, opened, rest = text.partition(_OPEN)
         text = rest.partition("</script>")[0] if opened else ""
@@ -408,8 +409,8 @@ def public_key(key: Path) -> str:
         ) from error
 
 
-def verify_signature(path: Path, signer: str) -> str:
-    """The fingerprint of `signer`, a key line; refuses a file that is not what its owner signed."""
+def verify_signature(path: Path, signer: str) -> tuple[str, bytes]:
+    """The fingerprint of `signer`, a key line, and what its owner signed; refuses all else."""
     if not _KEY_LINE.fullmatch(signer):
         raise AcceptError(
             f"signer: {signer[:60]!r} is not one key; give a file of one line, `TYPE KEY COMMENT`, "
@@ -423,13 +424,14 @@ def verify_signature(path: Path, signer: str) -> str:
         allowed = Path(folder) / "allowed_signers"
         allowed.write_text(f'{_SIGNER} namespaces="{NAMESPACE}" {signer}\n', encoding="utf-8")
         words = ("-f", str(allowed), "-I", _SIGNER, "-n", NAMESPACE, "-s", str(signature))
-        done = _run("verify", *words, stdin=read_bytes(path))
+        signed = read_bytes(path)
+        done = _run("verify", *words, stdin=signed)
     if done.returncode:
         raise AcceptError(
             f"{path}: not what was signed, or not by this key ({_last(done)}); get the certificate "
             "again, or name its signer with --signer"
         )
-    return fingerprint(signer)
+    return fingerprint(signer), signed
 
 
 def _run(verb: str, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
