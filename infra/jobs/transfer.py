@@ -401,8 +401,9 @@ def _list(
             f"wait for it with `soperator logs {job_id} -s {outputs.stack}`"
         )
     found = [_file(each, folder, log) for each in entries]
-    # What was asked for is written down here alone, and never what the cluster says of it.
-    return tuple(each for each in found if each.local.parts[:1] != (history.SUBMISSION,))
+    # What was asked for is written down here alone, and never what the cluster says of it; there
+    # are disks to which a capital letter is none.
+    return tuple(each for each in found if each.local.parts[0].lower() != history.SUBMISSION)
 
 
 def _file(entry: str, folder: str, log: str) -> _ResultFile:

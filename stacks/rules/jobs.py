@@ -33,7 +33,9 @@ _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
 _BEFORE_EVERYTHING: Final = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "BASH_ENV", "ENV"})
 _LOADER: Final = "LD_"
 # What the name of a secret has among its words; TOKENIZERS_PARALLELISM and NCCL_IB_PKEY are none.
-_SECRET: Final = re.compile("_(TOKEN|SECRET|(API)?KEY|PASS(WORD|WD|PHRASE)?|PWD|PAT|CREDENTIAL)_")
+_SECRET: Final = re.compile(
+    "_(KEY|PASS|PWD|PAT|CREDENTIAL|[A-Z0-9]*(TOKEN|SECRET|APIKEY|PASSWORD|PASSWD|PASSPHRASE))_"
+)
 _OF_A_SECRET: Final = ("_FILE", "_PATH", "_DIR")
 _OWN_VARIABLES: Final = ("SOPERATOR_", "SLURM", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE")
 

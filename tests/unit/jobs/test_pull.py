@@ -272,7 +272,7 @@ def test_a_hostile_listing_is_refused_before_a_byte_comes(
     assert cluster.sent_bytes == 0
 
 
-@pytest.mark.parametrize("name", ["submission.json", "submission.json/x"])
+@pytest.mark.parametrize("name", ["submission.json", "submission.json/x", "Submission.JSON"])
 def test_what_was_asked_for_is_not_taken_from_the_cluster(
     cluster: Cluster, tmp_path: Path, name: str
 ) -> None:

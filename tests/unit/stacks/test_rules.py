@@ -135,6 +135,7 @@ MISTAKES: list[tuple[str, Change]] = [
     ("jobs.environment-system", lambda c: c["jobs"][1].update(environment={"BASH_ENV": "/x"})),
     ("jobs.environment-secret", lambda c: c["jobs"][1].update(environment={"HF_TOKEN": "hf_x"})),
     ("jobs.environment-secret", lambda c: c["jobs"][1].update(environment={"MYSQL_PWD": "x"})),
+    ("jobs.environment-secret", lambda c: c["jobs"][1].update(environment={"PGPASSWORD": "x"})),
     (
         "jobs.environment-secret",
         lambda c: c["jobs"][1].update(environment={"AWS_ACCESS_KEY_ID": "x"}),
