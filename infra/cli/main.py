@@ -17,7 +17,6 @@ with interrupts.at_once():  # these imports are most of the first 0.15 s
     from contextlib import contextmanager
     from difflib import get_close_matches
     from importlib import import_module
-    from pathlib import Path
     from typing import Annotated, Any, NamedTuple
 
     import typer
@@ -33,8 +32,58 @@ class _Verb(NamedTuple):
     """Stands here so that `--help` of a group imports no verb."""
 
 
-_ROWS = Path(__file__).with_name("verbs.tsv").read_text(encoding="utf-8").splitlines()[1:]
-VERBS = {words: _Verb(*rest) for words, *rest in (row.split("\t") for row in _ROWS)}
+VERBS = {
+    "init": _Verb("machine.init", "Set up a project for deployments, write a first stack."),
+    "env": _Verb("machine.env", "Print the environment that plain pulumi needs, for eval."),
+    "doctor": _Verb("machine.doctor", "Check tools, prices and project; name each fix."),
+    "submit": _Verb("jobs.submit", "Submit a declared job, its pipeline, or a search."),
+    "status": _Verb("jobs.follow", "List the jobs of a cluster, or show one."),
+    "logs": _Verb("jobs.follow", "Follow the log of a job to its end."),
+    "cancel": _Verb("jobs.follow", "End jobs, running or waiting."),
+    "pull": _Verb("jobs.data", "Bring results, run record and log of a job here."),
+    "serve": _Verb("jobs.serve", "Serve a model as a job; --open: talk to it in the browser."),
+    "shell": _Verb("jobs.shell", "Open a terminal, Jupyter or VS Code on a node with GPUs."),
+    "ssh": _Verb("jobs.shell", "Open a shell on the login node, or run one command."),
+    "report": _Verb("report", "Write report.html from what is declared and measured."),
+    "kube-token": _Verb("machine.env", "Print a Kubernetes exec credential."),
+    "cost": _Verb("cost.bill", "Show what a stack costs, beside others, instead of it."),
+    "cost explain": _Verb("cost.bill", "Show formula and inputs of any figure of the bill."),
+    "cost chat": _Verb("cost.bill", "Show what one reference chat costs on a stack."),
+    "cost size": _Verb("cost.choose", "Show what a model needs, the cheapest preset that fits."),
+    "cost advise": _Verb("cost.choose", "Rank presets by cost per chat for a model, SLO, demand."),
+    "cost prices": _Verb("cost.prices", "Show the prices in use with source, date and age."),
+    "cost spend": _Verb("cost.spend", "Show what ran on a stack and what it cost."),
+    "runs list": _Verb("jobs.runs:list_", "List runs with outcome, model, speed, dollars, code."),
+    "runs diff": _Verb("jobs.runs", "Compare settings and losses of two runs."),
+    "runs reproduce": _Verb("jobs.runs", "Submit a run's recipe, settings and code once more."),
+    "runs export": _Verb("jobs.runs", "Write runs as an experiment that MLflow reads."),
+    "runs top": _Verb("jobs.follow", "Watch the GPUs of a running job, from inside it."),
+    "runs tensorboard": _Verb("jobs.shell", "Show loss curves, through a tunnel."),
+    "runs leaderboard": _Verb("jobs.runs", "Rank the trials of a declared search, with $ a trial."),
+    "runs load": _Verb("jobs.serve", "Put a server under load: curve, operating point."),
+    "runs overhead": _Verb("jobs.kube_job", "Hold Slurm or Kubernetes against bare metal: % lost."),
+    "runs manifest": _Verb("jobs.kube_job", "Print a declared job as a Kubernetes Job."),
+    "data push": _Verb("jobs.data", "Bring data or a model to a declared place."),
+    "data venv": _Verb("jobs.data", "Make the jobs' Python environment on shared storage."),
+    "cluster accept": _Verb("cluster.accept", "Hold a cluster against its limits; certify it."),
+    "cluster accept-hosts": _Verb("cluster.accept", "Run the acceptance over SSH, without Slurm."),
+    "cluster pause": _Verb("cluster.pause", "Take the workers out of a stack until it is resumed."),
+    "cluster resume": _Verb("cluster.pause", "Bring the workers of a paused stack back."),
+    "cluster autostop": _Verb("cluster.pause", "Pause a stack that is idle or past its end."),
+    "cluster drain": _Verb("cluster.pause", "Keep new jobs off nodes, and let them on again."),
+    "cluster destroy": _Verb("cluster.cloud", "Destroy a stack, also without its kube cluster."),
+    "cluster orphans": _Verb("cluster.cloud", "List what a stack left in the cloud, and its $."),
+    "cluster adopt": _Verb("cluster.cloud", "Make an existing disk, cluster, subnet the stack's."),
+    "cluster backup": _Verb("cluster.backup", "Copy a stack's jail to object storage now."),
+    "cluster restore": _Verb("cluster.backup", "List copies of the jail, or bring one back."),
+    "cluster draw": _Verb("report", "Draw the architecture of a declared stack as SVG."),
+    "cluster support-bundle": _Verb("cluster.support", "Gather for helpers, without secrets."),
+    "local up": _Verb("machine.local", "Start every part that does not run."),
+    "local down": _Verb("machine.local", "Stop every part; what is stored stays."),
+    "local status": _Verb("machine.local", "List the parts; exit 1 if one is down."),
+    "local fault": _Verb("machine.local", "Plant a fault in the Nebius API, or kill -9 a part."),
+    "local demo": _Verb("machine.local", "Run the main job on the local stack, end to end."),
+}
 """Every command, by the words that lead to it."""
 GROUPS = {
     "cost": "Show what a stack costs and why; chat, size, advise, prices, spend.",
