@@ -29,6 +29,7 @@ _NUM_CLUSTERS: Final = 2
 APART: Final = ("conformance",)
 """Folders of no part: what they hold against each other is on few machines (make conformance)."""
 _SUMMARY: Final = re.compile(r"=+ (.* in [\d.]+s.*?) =+$")
+_FAILURE: Final = re.compile(r"(?:FAILED|ERROR) \S.*")
 _INTERRUPTED: Final = 2
 """pytest's status after Ctrl-C."""
 
@@ -58,6 +59,8 @@ class Result:
     seconds: float
     counts: str
     """What pytest counted, such as `12 passed`; its status where it counted nothing."""
+    failures: tuple[str, ...] = ()
+    """The lines of pytest's summary that name what failed, and why."""
 
 
 def parts(num_cores: int) -> tuple[tuple[Part, ...], ...]:
@@ -80,6 +83,7 @@ def run_part(part: Part, options: Sequence[str]) -> Result:
     """Runs one part and shows all that it prints, each line under the part's name."""
     print(f"\n### {part.name}: {' '.join(part.folders)}, processes: {part.processes}", flush=True)
     begin, counts = time.monotonic(), ""
+    failures: list[str] = []
     colors = ["--color=yes"] if sys.stdout.isatty() else []
     with subprocess.Popen(
         part.command([*colors, *options]), cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
@@ -87,7 +91,9 @@ def run_part(part: Part, options: Sequence[str]) -> Result:
         assert running.stdout is not None
         for line in running.stdout:
             print(f"{part.name:<6} | {line}", end="", flush=True)
-            found = _SUMMARY.search(re.sub(r"\x1b\[\d*(;\d+)*m", "", line).strip())
+            plain = re.sub(r"\x1b\[\d*(;\d+)*m", "", line).strip()
+            found = _SUMMARY.search(plain)
+            failures += _FAILURE.findall(plain) if _FAILURE.match(plain) else []
             counts = found[1] if found else counts
     status = running.returncode
     return Result(
@@ -95,6 +101,7 @@ def run_part(part: Part, options: Sequence[str]) -> Result:
         status=status,
         seconds=time.monotonic() - begin,
         counts=counts or f"pytest ended with status {status} and counted nothing",
+        failures=tuple(failures),
     )
 
 
@@ -114,6 +121,8 @@ def run(
     for result in results:
         verdict = "ok    " if result.status == 0 else "FAILED"
         print(f"{verdict} {result.part.name:<8} {result.seconds:5.0f} s  {result.counts}")
+        # Once more at the end, where the log of a server begins to be read.
+        print(*(f"    {line}\n" for line in result.failures), sep="", end="")
     for part in [part for group in groups for part in group][len(results) :]:
         print(f"NOT RUN {part.name}")
     return next((result.status for result in results if result.status), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -80,6 +81,14 @@ def test_a_part_without_a_single_test_is_no_success(capsys):
     assert found.status == 5
     assert "deselected" in found.counts
     assert found.counts in capsys.readouterr().out
+
+
+def test_what_failed_is_named_once_more_at_the_end(tmp_path, capsys):
+    (tmp_path / "test_it.py").write_text("def test_it():\n    assert 1 + 1 == 3\n")
+    here = Part(name="here", folders=(os.path.relpath(tmp_path, TESTS),), processes=1)
+    assert run([[here]], ["-p", "no:cacheprovider"]) == 1
+    last = capsys.readouterr().out.partition("### all parts")[2]
+    assert "test_it.py::test_it" in last
 
 
 def test_two_processes_are_never_given_the_same_port():
