@@ -148,12 +148,10 @@ def _run(
         if sync:
             code.send(connection, outputs, files)
 
-        store = context.run_config_store(outputs)
-
         def send(batch: run.Batch, nodes: tuple[str, ...]) -> Submission:
             with submission.alone(connection, outputs):
                 ready = made(batch)
-                sent = ready.submit(connection, outputs, force=force, nodes=nodes, store=store)
+                sent = ready.submit(connection, outputs, force=force, nodes=nodes)
             return sent.submission
 
         with output.ClusterText(sys.stderr) as shown:

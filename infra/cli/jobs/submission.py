@@ -5,10 +5,9 @@ Owns what is read of this checkout for it. Order, budget and history are infra/j
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from cost.size.shape import SizeError
 from infra.cli import context, output
@@ -40,13 +39,16 @@ class ReadyJob:
         outputs: StackOutputs,
         *,
         sync: bool = False,
-        **options: Any,
+        force: bool = False,
+        after: str | None = None,
+        nodes: Sequence[str] = (),
+        once: bool = False,
+        reproduces: str | None = None,
+        queued: Callable[[str], None] = lambda _: None,
     ) -> Sent:
-        """The submission, with submit_once.dispatch's options; to be called in `alone`."""
+        """The submission, with what submit_once.dispatch takes; to be called in `alone`."""
         if sync:
             code.send(connection, outputs, self.files)
-        if "store" not in options:
-            options["store"] = context.run_config_store(outputs)
         return submit_once.dispatch(
             self.order,
             self.books,
@@ -56,7 +58,13 @@ class ReadyJob:
             code_hash=hash_files(self.files),
             git_revision=context.git_revision(),
             say=output.note,
-            **options,
+            after=after,
+            force=force,
+            store=context.run_config_store(outputs),
+            nodes=nodes,
+            once=once,
+            reproduces=reproduces,
+            queued=queued,
         )
 
     def dry_run(
