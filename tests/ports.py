@@ -11,9 +11,9 @@ import socket
 from collections.abc import Iterable
 from typing import Final
 
-_SINGLE: Final = range(10000, 16000)
+_SINGLE: Final = range(10000, 13000)
 _BASES: Final = range(20000, 30000, 100)
-"""Apart from 17800, where a person's own `local` stack listens."""
+"""Apart from 17800, where a person's own `local` stack listens, and from jobs' ports."""
 _NODE_PORTS: Final = range(32767, 30100, -1)
 """Kubernetes' range for node ports, from its end: 30022 is the `local` stack's."""
 _NUM_USED_BELOW_WORKERS: Final = 8

@@ -272,7 +272,7 @@ def refuse_inputs(job: JobSpec) -> list[str]:
     return ["(( inputs == 0 )) || exit $inputs"] if compares_inputs(job) else []
 
 
-_FREE_PORT = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+_FREE_PORT = "from workloads.common.launch import free_port; print(free_port())"
 
 
 RELEASE_VARIABLE: Final = "SOPERATOR_RELEASE"

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from workloads.accept.readiness import NodeFacts
 from workloads.accept.report import Node, name_of, nodes_of
 from workloads.common.dist import World
 from workloads.common.exit_codes import WorkloadError
+from workloads.common.launch import free_port
 
 TIMEOUT_S = 1800
 """Of all programs of nccl-tests together."""
@@ -319,7 +319,7 @@ def measure_ports(
     for device in devices:
         server, port = None, None
         if index is not None:
-            port = _free_port()
+            port = free_port()
             server = _start(folder, device, port)
         try:
             ports = [each for each in world.gather(port) if each is not None]
@@ -413,9 +413,3 @@ def _words(folder: Path, device: str, port: int) -> list[str]:
         str(folder / PROGRAM),
         *("-d", device, "-p", str(port), "-s", str(_SIZE), "-F", "--report_gbits"),
     ]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]

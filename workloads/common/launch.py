@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -93,6 +94,24 @@ _KILLERS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal
 """Signals from outside, or of a fault of its own; a rank that lost its peers may abort."""
 _TORCHRUN_KILLS_AFTER_S = 30
 """torch 2.15, elastic/multiprocessing/api.py: PContext.close."""
+
+
+_PORTS = range(13_000, 17_000)
+"""Below those that a kernel gives to whoever connects (Linux, ip-sysctl.rst, 2026-11-23:
+ip_local_port_range begins at 32768) and those of Kubernetes' services."""
+
+
+def free_port() -> int:
+    """Return a port of this node for a server that listens some seconds from now.
+
+    What the kernel would choose (bind to 0) it gives to the next who asks: while ranks load torch,
+    a connection or server of any other job of the node may get it.
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
+    raise ConfigError(f"ports {_PORTS[0]} to {_PORTS[-1]} of this node are all in use: end a job")
 
 
 def _as_sigterm(number: int, frame: FrameType | None) -> None:
@@ -263,6 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import api as rendezvous
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
     from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
     from torch.distributed.launcher import api
@@ -283,6 +303,7 @@ def _run(arguments: Sequence[str]) -> int:
     # Else the ranks' store outlives a rendezvous, and a rank whose node counts its restarts
     # otherwise than the rest finds the addresses of dead ranks in it (torch 2.15: attempt_N).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    rendezvous.get_free_port = free_port  # pyright: ignore[reportPrivateImportUsage]
     signal.signal(signal.SIGUSR1, _as_sigterm)
     try:
         torchrun(list(arguments))

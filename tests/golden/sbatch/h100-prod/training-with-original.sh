@@ -123,7 +123,7 @@ done
 rm -f "${SOPERATOR_SHARED_MARK:-}"
 read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # A port that is free now on this node, the first: jobs that share a node do not collide.
-MASTER_PORT=$("$SOPERATOR_PYTHON" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
+MASTER_PORT=$("$SOPERATOR_PYTHON" -c 'from workloads.common.launch import free_port; print(free_port())')
 # What nodes tell each other is sealed with it; it is on no command line and in no file.
 SOPERATOR_RDZV_KEY=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 export SOPERATOR_RDZV_KEY MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE=8
