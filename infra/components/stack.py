@@ -23,7 +23,7 @@ from infra.components.slurm_cluster import SlurmCluster
 from infra.components.soperator import Soperator
 from infra.components.storage import Filesystems, Registry
 from infra.components.teardown import Teardown
-from infra.providers.soperator.resources import KeyPair, StateId
+from infra.providers.soperator.resources import KeyPair, StateGuard, StateId
 from infra.render.login import job_commands, members, mounts, nodesets, ssh_command
 from infra.render.values.slurm_cluster import is_stopped
 from stacks.spec import StackSpec
@@ -179,7 +179,7 @@ class Stack(pulumi.ComponentResource):
             )
         )
         inner += [each for each in (configs, backups, login) if each is not None]
-        StateId(
+        StateGuard(
             f"{name}-guard",
             project_id=spec.nebius.project_id,
             stack=name,

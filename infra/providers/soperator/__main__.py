@@ -6,7 +6,7 @@ from infra.providers.soperator.crds import CustomResourcesProvider
 from infra.providers.soperator.keys import KeysProvider
 from infra.providers.soperator.pods.provider import TYPE as PODS_STARTED
 from infra.providers.soperator.pods.provider import PodsStartedProvider
-from infra.providers.soperator.state_id import GUARD, StateIdProvider
+from infra.providers.soperator.state_id import GUARD, StateGuardProvider, StateIdProvider
 from infra.providers.soperator.state_id import TYPE as STATE_ID
 from infra.providers.soperator.teardown import TYPE, TeardownProvider
 from infra.providers.soperator.uploads import TYPE as OBJECT
@@ -20,6 +20,7 @@ if __name__ == "__main__":
         OBJECT: ObjectProvider(),
         CUSTOM_RESOURCES: CustomResourcesProvider(),
         PODS_STARTED: PodsStartedProvider(),
-        **dict.fromkeys((STATE_ID, GUARD), StateIdProvider()),
+        STATE_ID: StateIdProvider(),
+        GUARD: StateGuardProvider(),
     }
     serve(Dispatch(KeysProvider(), by_type), "soperator", VERSION)

@@ -59,10 +59,7 @@ class Expiry(OwnResource):
 
 
 class StateId(OwnResource):
-    """A random id of the stack's state; refused where another state has resources of the stack.
-
-    With the id, its guard: refuses to be deleted once another state has some.
-    """
+    """A random id of the stack's state; refused where another state has resources of the stack."""
 
     def __init__(
         self,
@@ -70,10 +67,23 @@ class StateId(OwnResource):
         *,
         project_id: str,
         stack: str,
-        state_id: pulumi.Input[str] | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         own = {"project_id": project_id, "stack": stack, "project": pulumi.get_project()}
-        guarded = {} if state_id is None else {"state_id": state_id}
-        token = "StateGuard" if guarded else "StateId"
-        super().__init__(f"soperator:cloud:{token}", name, {**own, **guarded}, opts)
+        super().__init__("soperator:cloud:StateId", name, own, opts)
+
+
+class StateGuard(OwnResource):
+    """Refuses to be deleted once another state has resources of the stack."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        project_id: str,
+        stack: str,
+        state_id: pulumi.Input[str],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        own = {"project_id": project_id, "stack": stack, "project": pulumi.get_project()}
+        super().__init__("soperator:cloud:StateGuard", name, {**own, "state_id": state_id}, opts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Generator
 from functools import cached_property
 from typing import Any, Final
 
@@ -29,57 +30,56 @@ _ASK_S: Final = 5.0
 """Longest wait of a preview for one answer, as in the pre-flight check."""
 
 
-class StateIdProvider(Provider):
-    """Makes the id and, at the end, releases what is left; refuses what another state has by now.
+class _OfState(Provider):
+    """What the id and its guard share: the inputs that name a stack, and the cloud."""
 
-    The id never changes in place, the guard always: the end of an old one would be refused where a
-    state got another id.
-    """
+    inputs = _INPUTS
 
     @cached_property
     def _api(self) -> Api:
         return Api(Schema(cache_dir()), self.cancelled)
 
     def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
-        """The inputs: id of the Nebius project, name of the stack, Pulumi project; the id."""
-        known = (*_INPUTS, "state_id") if type_ == GUARD else _INPUTS
-        return new, [(key, f"give exactly {', '.join(known)}") for key in set(known) ^ new.keys()]
+        """The inputs, all of them and no others."""
+        allowed = f"give exactly {', '.join(self.inputs)}"
+        return new, [(key, allowed) for key in set(self.inputs) ^ new.keys()]
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Generator[None]:
+        try:
+            yield
+        except EndpointError as error:
+            raise ProviderError(str(error)) from error
+        except ApiError as error:
+            raise ProviderError(explain(error, what, target=self._api.target)) from error
+
+
+class StateIdProvider(_OfState):
+    """Makes the id and, at the end, releases what is left; refuses what another state has by now.
+
+    The id never changes in place.
+    """
 
     def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Another project or name is another stack; the same one may have been taken over."""
         changes = compare(old_inputs, new)
-        if not changes and type_ == TYPE:
+        if not changes:
             self._ask(new, id)
-        return Diff(replaces=tuple(changes) if type_ == TYPE else (), detailed=changes)
+        return Diff(replaces=tuple(changes), detailed=changes)
 
     def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
         """16 hexadecimal digits, once it is seen that no other state has resources of the stack."""
-        if type_ == GUARD:
-            return "" if preview else "guard", inputs
         if preview:
             self._ask(inputs)
             return "", inputs
-        try:
+        with self._explained(f"list of {inputs['project_id']}"):
             _refuse_second(self._api, inputs)
-        except (ApiError, EndpointError) as error:
-            raise self._refusal(error, f"list of {inputs['project_id']}") from error
         return secrets.token_hex(8), inputs
 
-    def update(
-        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
-    ) -> Values:
-        """Whom the guard asks for."""
-        return new
-
     def delete(self, type_: str, id: str, state: Values) -> None:
-        """Takes the id off what a destroy left in the cloud; the guard asks first of all."""
-        try:
-            if type_ == GUARD:
-                return _refuse_second(self._api, state, state["state_id"])
+        """Takes the id off what a destroy left in the cloud."""
+        with self._explained(f"release of state {id} in {state['project_id']}"):
             release(self._api, id, **{key: state[key] for key in _INPUTS})
-        except (ApiError, EndpointError) as error:
-            what = "list of what another state has" if type_ == GUARD else f"release of state {id}"
-            raise self._refusal(error, f"{what} in {state['project_id']}") from error
 
     def _ask(self, inputs: Values, own: str | None = None) -> None:
         # It needs no cloud: the program's own questions say that there is none.
@@ -87,10 +87,33 @@ class StateIdProvider(Provider):
             short = Api(Schema(cache_dir()), self.cancelled, call_s=_ASK_S, back_off_s=())
             _refuse_second(short, inputs, own)
 
-    def _refusal(self, error: ApiError | EndpointError, what: str) -> ProviderError:
-        if isinstance(error, EndpointError):
-            return ProviderError(str(error))
-        return ProviderError(explain(error, what, target=self._api.target))
+
+class StateGuardProvider(_OfState):
+    """Refuses to be deleted once another state has resources of the stack.
+
+    Changes in place: the end of an old one would be refused where a state got another id.
+    """
+
+    inputs = (*_INPUTS, "state_id")
+
+    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
+        """All of it changes in place."""
+        return Diff(detailed=compare(old_inputs, new))
+
+    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+        """What it will ask for."""
+        return "" if preview else "guard", inputs
+
+    def update(
+        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
+    ) -> Values:
+        """What it will ask for from now on."""
+        return new
+
+    def delete(self, type_: str, id: str, state: Values) -> None:
+        """Asks, before a destroy ends anything."""
+        with self._explained(f"list of what another state has in {state['project_id']}"):
+            _refuse_second(self._api, state, state["state_id"])
 
 
 def _refuse_second(api: Api, inputs: Values, own: str | None = None) -> None:

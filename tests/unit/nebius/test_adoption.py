@@ -7,7 +7,7 @@ import pytest
 from infra.local.nebius_api.states import set_state
 from infra.providers.engine.provider import ProviderError, Secret
 from infra.providers.nebius.adoption import release
-from infra.providers.soperator.state_id import GUARD, StateIdProvider
+from infra.providers.soperator.state_id import GUARD, StateGuardProvider, StateIdProvider
 from infra.providers.soperator.state_id import TYPE as STATE_ID
 
 TYPE = "nebius:compute/v1:Filesystem"
@@ -131,15 +131,15 @@ def test_a_state_that_ends_leaves_what_it_keeps_to_the_next(provider, declared, 
 
 def test_what_another_state_took_over_is_refused_before_anything_ends(provider, declared, urn):
     """What runs in the kube cluster has no label: the old backend's destroy would end it first."""
-    states = StateIdProvider()
+    states, guards = StateIdProvider(), StateGuardProvider()
     stack = {"project_id": "project-e00p", "stack": "guarded", "project": "soperator-stack"}
     own, _ = states.create(STATE_ID, "", stack, False)
-    guard, state = states.create(GUARD, "", {**stack, "state_id": own}, False)
-    assert states.check(GUARD, {}, state) == (state, [])
+    guard, state = guards.create(GUARD, "", {**stack, "state_id": own}, False)
+    assert guards.check(GUARD, {}, state) == (state, [])
     urn = urn.replace(":local:", ":guarded:")
     id_ = provider.create(TYPE, urn, of_state(declared(), own), False)[0]
     assert states.diff(STATE_ID, own, stack, stack, stack).detailed == {}
-    states.delete(GUARD, guard, state)
+    guards.delete(GUARD, guard, state)
     release(provider._api, own, **stack)
     inputs = of_state(declared(), "b" * 16)
     assert provider.create(TYPE, urn, inputs, False)[0] == id_
@@ -147,11 +147,11 @@ def test_what_another_state_took_over_is_refused_before_anything_ends(provider, 
     with pytest.raises(ProviderError, match=refused):
         states.diff(STATE_ID, own, stack, stack, stack)
     with pytest.raises(ProviderError, match=refused):
-        states.delete(GUARD, guard, state)
+        guards.delete(GUARD, guard, state)
     taken = {**state, "state_id": "b" * 16}
-    change = states.diff(GUARD, guard, state, state, taken)
+    change = guards.diff(GUARD, guard, state, state, taken)
     assert (change.replaces, [*change.detailed]) == ((), ["state_id"]), "it would refuse its end"
-    states.delete(GUARD, guard, states.update(GUARD, "", guard, state, taken, False))
+    guards.delete(GUARD, guard, guards.update(GUARD, "", guard, state, taken, False))
 
 
 def test_what_is_taken_from_a_state_has_all_that_it_had(provider, served):
