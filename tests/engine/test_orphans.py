@@ -108,9 +108,7 @@ def test_two_stacks_of_one_project_never_list_or_delete_each_others(
     assert listed(soperator("--stack", "local", "--format", "json")) == {mine: "8.00"}
     refused = soperator("--stack", "local", "--purge", mine, other)
     assert refused.returncode == 1
-    assert f"{other}: not among the orphans of this stack, so nothing was deleted" in (
-        refused.stderr
-    )
+    assert f"{other} is no orphan, so nothing was deleted" in refused.stderr
     table = soperator("--stack", "local").stdout
     assert mine in table
     assert "In all $8.00 a month." in table
@@ -145,7 +143,12 @@ def test_a_second_backend_has_nothing_of_a_stack_before_it_is_given_over(
     assert jail in done.stdout
     done = cluster(elsewhere, "orphans", "--stack", "local", "--purge", jail)
     assert done.returncode == 1
-    assert f"Filesystem local-jail is of state {state_id}" in done.stderr
+    assert f"Filesystem local-jail of state {state_id}" in done.stderr
+    done = cluster(elsewhere, "adopt", "filesystem", jail, "--as", "jail")
+    assert done.returncode == 1
+    assert f"soperator cluster adopt state {state_id} --stack local" in done.stderr
+    done = cluster(program, "adopt", "filesystem", jail, "--as", "jail")
+    assert (done.returncode, "is this stack's already" in done.stdout) == (0, True)
 
     done = cluster(program, "adopt", "state", state_id)
     assert done.returncode == 1

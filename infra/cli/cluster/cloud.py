@@ -25,10 +25,14 @@ from infra.operate.preflight.access import credential_problem
 from infra.operate.preflight.check import Cloud
 from infra.operate.prices import price_book
 from infra.providers.nebius.adoption import (
+    CLUSTER,
+    STATE_ID,
     HandoverError,
     Owned,
     get,
     hand_over,
+    is_of,
+    other_state,
     owned,
     refuse_other_owner,
     release,
@@ -58,7 +62,7 @@ class Kind(StrEnum):
 
 _TOKENS: Final = {
     Kind.FILESYSTEM: "nebius:compute/v1:Filesystem",
-    Kind.CLUSTER: "nebius:mk8s/v1:Cluster",
+    Kind.CLUSTER: CLUSTER,
     Kind.NETWORK: "nebius:vpc/v1:Network",
     Kind.SUBNET: "nebius:vpc/v1:Subnet",
 }
@@ -133,6 +137,11 @@ def _label(api: Api, spec: StackSpec, kind: Kind, id_: str, role: str | None) ->
         # As the engine would send it, so that it can be compared.
         wanted = type_.check({**wanted, "spec": declared})[0]
     found = get(api, type_, id_, project_id=spec.nebius.project_id)
+    labels = found["metadata"].get("labels", {})
+    if is_of(labels, spec.name, PROJECT):
+        known = known_ids(root=CHECKOUT, environ=context.environ())
+        if labels.get(STATE_ID) not in {None, *known}:
+            raise HandoverError(f"{id_}: is a {kind} {other_state(labels, {})}")
     if not hand_over(api, type_, found, wanted, stack=spec.name, project=PROJECT):
         return f"{id_} is this stack's already; `pulumi up --stack {spec.name}` takes it over"
     name = wanted["metadata"]["name"]
@@ -220,22 +229,13 @@ def _purge(
     api: Api, stack: str, found: list[Owned], others: list[Owned], wanted: list[str]
 ) -> list[Owned]:
     """What is left after the named ones are deleted."""
-    foreign = [
-        f"{each.id}: {each.type} {each.name} is of state {each.state_id}"
-        for each in others
-        if each.id in wanted
-    ]
-    if foreign:
+    whose = {each.id: f"{each.type} {each.name} of state {each.state_id}" for each in others}
+    ids = {each.id for each in found}
+    no_orphans = [f"{id_} is {whose.get(id_, 'no orphan')}" for id_ in wanted if id_ not in ids]
+    if no_orphans:
         raise UserError(
-            f"cluster orphans: {'; '.join(foreign)}, which is not in this backend, so nothing was "
-            f"deleted; where that state is lost: `soperator cluster adopt state ID --stack {stack}`"
-        )
-    by_id = {each.id: each for each in found}
-    unknown = [id_ for id_ in wanted if id_ not in by_id]
-    if unknown:
-        raise UserError(
-            f"cluster orphans: {', '.join(unknown)}: not among the orphans of this stack, so "
-            f"nothing was deleted; `soperator cluster orphans --stack {stack}` lists them"
+            f"cluster orphans: {'; '.join(no_orphans)}, so nothing was deleted; `soperator cluster "
+            f"orphans --stack {stack}` lists those of this stack, and the way where a state is lost"
         )
     # In the order of the list: users before what they use.
     for each in [each for each in found if each.id in wanted]:
@@ -300,7 +300,6 @@ def _usd(price: Decimal | None) -> str:
     return "not known" if price is None else f"{price:,.2f}"
 
 
-_CLUSTER = "nebius:mk8s/v1:Cluster"
 _ASK_S = 5.0
 """Longest wait for the answer on the credential, as in the pre-flight check."""
 
@@ -345,7 +344,7 @@ def _exists(cluster_id: str) -> bool:
     """Whether the cloud has the cluster; one that cannot be asked for counts as there."""
     try:
         api = _api()
-        service = ResourceType.of_token(api.schema, _CLUSTER).service
+        service = ResourceType.of_token(api.schema, CLUSTER).service
         api.call(service, "Get", api.request(service, "Get", id=cluster_id))
     except ApiError as error:
         return not error.is_not_found

@@ -333,7 +333,7 @@ class Owned:
 
     @property
     def state_id(self) -> str | None:
-        """Whose state has it; None where a destroy left it, or an `up` of before 0.2."""
+        """Whose state has it; None where a destroy left it, or its last `up` gave none."""
         return self.values["metadata"].get("labels", {}).get(STATE_ID)
 
 
