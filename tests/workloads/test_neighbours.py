@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from tests.another_user import UID, Neighbour, Runs
 from tests.workloads.test_checkpoint import REPOSITORY, run_in, saved
@@ -102,18 +102,25 @@ def test_a_checkpoint_that_holds_a_program_is_refused_and_none_of_it_runs(
 
 
 @pytest.mark.parametrize(
-    "named", ["pathlib PosixPath", "torch.distributed.checkpoint.metadata Metadata"]
+    "named",
+    [
+        "pathlib PosixPath\n",
+        "torch.distributed.checkpoint.metadata Metadata\n",
+        # The member of value 0: K0, a tuple of it, R.
+        "torch.distributed.checkpoint.metadata _MEM_FORMAT_ENCODING\nK\0\x85R",
+    ],
 )
 def test_what_a_checkpoint_names_is_not_changed_by_it(tmp_path: Path, named: str) -> None:
     """With PosixPath's `/` of its own choice, all that the job writes and removes is elsewhere."""
     found = of_a_run(tmp_path)
     state = pickle.dumps((None, {"planted": 1}), protocol=2)[2:-1]
-    names = named.replace(" ", "\n").encode()
-    put(found, ".metadata", b"\x80\x02c" + names + b"\n" + state + b"b.")
-    with pytest.raises(DataError, match=r"checkpoint-2.* changes \w+, which it may only name"):
+    names = named.replace(" ", "\n").encode("latin-1")
+    put(found, ".metadata", b"\x80\x02c" + names + state + b"b.")
+    with pytest.raises(DataError, match=r"checkpoint-2.* changes [\w.]+, which it may only name"):
         load(tmp_path, found)
     assert not hasattr(type(tmp_path), "planted")
     assert not hasattr(Metadata, "planted")
+    assert not hasattr(_MEM_FORMAT_ENCODING(0), "planted")
 
 
 def replace_bytes(found: Candidate, value: Any) -> None:

@@ -41,8 +41,10 @@ class PlainUnpickler(pickle._Unpickler):
     def load_build(self) -> None:
         """Give an object the state that comes with it."""
         named = self.stack[-2]  # pyright: ignore
-        if isinstance(named, (type, FunctionType)):
-            raise pickle.UnpicklingError(f"changes {named.__name__}, which it may only name")
+        # Of all in this process; a member of an Enum too.
+        if isinstance(named, (type, FunctionType, Enum)):
+            name = getattr(named, "__name__", named)
+            raise pickle.UnpicklingError(f"changes {name}, which it may only name")
         super().load_build()  # pyright: ignore
 
     dispatch[pickle.BUILD[0]] = load_build  # pyright: ignore
