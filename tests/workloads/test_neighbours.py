@@ -242,6 +242,48 @@ def test_what_somebody_else_writes_where_nodes_meet_is_not_run(neighbour: Neighb
     assert "rendezvous 77.0: holds what somebody without SOPERATOR_RDZV_KEY wrote" in said
 
 
+_STATIC_WRITER = """
+import os, pickle, sys, time
+from torch.distributed import TCPStore
+from tests.another_user import UID, Runs
+written = pickle.dumps(Runs(sys.argv[2]))
+os.setgroups([]); os.setgid(UID); os.setuid(UID)
+store = TCPStore("127.0.0.1", int(sys.argv[1]), 2, is_master=False)  # as the second node
+while not (first := [key for key in store.list_keys() if key.endswith("role_info/0")]):
+    time.sleep(0.1)
+for key in (*store.list_keys(), first[0][:-1] + "1"):  # what the first node waits for is last
+    store.set(key, written)
+"""
+
+
+def test_nodes_without_a_seal_unpickle_nothing_that_somebody_else_writes(
+    neighbour: Neighbour,
+) -> None:
+    """Those of a Kubernetes Job and plain hosts, which know each other by number."""
+    port = free_port()
+    words = ["--nnodes=2", "--node-rank=0", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
+    first = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", *words, f"--master-port={port}"),
+            *("--no-python", "echo", "ran"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    subprocess.run(
+        [sys.executable, "-c", _STATIC_WRITER, str(port), f"id -u > {neighbour.proof}"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        check=True,
+        timeout=120,
+    )
+    said = first.communicate(timeout=120)[0]
+    assert not neighbour.proof.exists(), neighbour.proof.read_text()
+    assert first.returncode not in (0, None)
+    assert "UnicodeDecodeError: 'utf-8' codec" in said, "what was written is read, as JSON"
+    assert "ran" not in said.splitlines()
+
+
 @pytest.mark.parametrize("keys", [("a" * 64, "a" * 64), ("a" * 64, "b" * 64), (None, None)])
 def test_nodes_meet_with_the_same_key_alone_and_their_ranks_have_none(
     keys: tuple[str | None, str | None],
