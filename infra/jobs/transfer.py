@@ -281,6 +281,7 @@ LOG_NAME: Final = "job.log"
 _POLL_S: Final = 1.0
 _ENTRY: Final = re.compile(r"([0-9a-f]{64}) (\d{1,18}) (/.+)", re.DOTALL)
 _KEPT_FREE_BYTES: Final = 1 << 30
+_MAX_FILES: Final = 100_000
 # Only the bytes that a file has now are hashed and read: a running job goes on writing its log.
 _LIST_RESULTS: Final = r"""
 for root in {folder} {log}; do ! is_own "$root" || find "$root" -type f -printf '%s %p\0'; done \
@@ -399,6 +400,11 @@ def _list(
         raise NothingThereError(
             f"job {job_id}: no results and no log on the cluster yet; "
             f"wait for it with `soperator logs {job_id} -s {outputs.stack}`"
+        )
+    if len(entries) > _MAX_FILES:
+        raise JobsError(
+            f"job {job_id}: {len(entries):,} files, and at most {_MAX_FILES:,} come here: copy "
+            f"{folder} by rsync or scp"
         )
     found = [_file(each, folder, log) for each in entries]
     # What was asked for is written down here alone, and never what the cluster says of it; there

@@ -272,6 +272,13 @@ def test_a_hostile_listing_is_refused_before_a_byte_comes(
     assert cluster.sent_bytes == 0
 
 
+def test_more_files_than_a_disk_has_inodes_for_are_refused(tmp_path: Path) -> None:
+    entries = [f"{HASH} 0 {{folder}}/results/7/{number}" for number in range(100_001)]
+    cluster = Hostile(tmp_path / "cluster", *entries)
+    with pytest.raises(JobsError, match=r"job 7: 100,001 files, and at most 100,000 come here"):
+        pulled(cluster, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["submission.json", "submission.json/x", "Submission.JSON"])
 def test_what_was_asked_for_is_not_taken_from_the_cluster(
     cluster: Cluster, tmp_path: Path, name: str
