@@ -1,4 +1,4 @@
-"""What a deployed stack says about itself: its Pulumi outputs, read once through the pulumi CLI.
+"""The pulumi CLI, and what a deployed stack says about itself through it: its outputs.
 
 Owns the shape that every job command works from. Decides no environment: the caller gives it.
 """
@@ -104,12 +104,14 @@ class StackOutputs:
 
 def read_outputs(stack: str, *, root: Path, environ: Mapping[str, str]) -> StackOutputs:
     """Outputs of the deployed stack; `root` holds Pulumi.yaml."""
-    return outputs_from(stack, json.loads(_read(stack, "--json", root=root, environ=environ)))
+    text = _stack("output", stack, "--json", root=root, environ=environ)
+    return outputs_from(stack, json.loads(text))
 
 
 def read_kubeconfig(stack: str, *, root: Path, environ: Mapping[str, str]) -> str:
     """The secret output that leads to the stack's Kubernetes API."""
-    return _read(stack, "kubeconfig", "--show-secrets", root=root, environ=environ)
+    words = ("kubeconfig", "--show-secrets")
+    return _stack("output", stack, *words, root=root, environ=environ)
 
 
 def read_run_config_store(
@@ -118,10 +120,8 @@ def read_run_config_store(
     """The secret output that opens the bucket of run configs; None: the stack has none."""
     if not outputs.keeps_run_configs:
         return None
-    text = _read(
-        outputs.stack, "run_config_store", "--json", "--show-secrets", root=root, environ=environ
-    )
-    return json.loads(text)
+    words = ("run_config_store", "--json", "--show-secrets")
+    return json.loads(_stack("output", outputs.stack, *words, root=root, environ=environ))
 
 
 def read_first_up(stack: str, *, root: Path, environ: Mapping[str, str]) -> datetime | None:
@@ -136,20 +136,35 @@ def read_first_up(stack: str, *, root: Path, environ: Mapping[str, str]) -> date
         return None
 
 
-def _read(stack: str, *arguments: str, root: Path, environ: Mapping[str, str]) -> str:
-    """What `pulumi stack output` prints."""
-    return _stack("output", stack, *arguments, root=root, environ=environ)
-
-
 def _stack(verb: str, stack: str, *arguments: str, root: Path, environ: Mapping[str, str]) -> str:
     """What `pulumi stack VERB` prints."""
-    command = ["pulumi", "stack", verb, *arguments, "--stack", stack, "--non-interactive"]
+    words = ["stack", verb, *arguments, "--stack", stack, "--non-interactive"]
+    done = run(words, root=root, environ=environ)
+    if done.returncode != 0:
+        raise JobsError(_refusal(stack, done.stderr or done.stdout))
+    return done.stdout
+
+
+def run(
+    words: Sequence[str],
+    *,
+    root: Path,
+    environ: Mapping[str, str],
+    quiet: bool = True,
+    timeout_s: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """What `pulumi WORDS` did; unless `quiet`, what it asks and prints is the user's.
+
+    `root` holds Pulumi.yaml. JobsError where there is no such program, TimeoutExpired.
+    """
     try:
-        done = subprocess.run(
-            command,
+        return subprocess.run(
+            ["pulumi", *words],
             cwd=root,
             env={**environ, "PULUMI_SKIP_UPDATE_CHECK": "true"},
-            capture_output=True,
+            stdin=subprocess.DEVNULL if quiet else None,
+            capture_output=quiet,
+            timeout=timeout_s,
             text=True,
             check=False,
         )
@@ -157,9 +172,6 @@ def _stack(verb: str, stack: str, *arguments: str, root: Path, environ: Mapping[
         raise JobsError(
             'pulumi: not on PATH; run `make setup`, then `eval "$(soperator env)"`'
         ) from error
-    if done.returncode != 0:
-        raise JobsError(_refusal(stack, done.stderr or done.stdout))
-    return done.stdout
 
 
 def outputs_from(stack: str, values: Mapping[str, Any]) -> StackOutputs:

@@ -6,7 +6,6 @@ A resource is the stack's where the ownership labels name it. Reads only.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +15,7 @@ from cost.prices.book import PriceBook
 from cost.prices.price import HOURS_PER_MONTH, Price, Unit, UnknownPrice
 from cost.resources.lines import SKU as OBJECT_STORAGE
 from cost.resources.lines import node_rate
+from infra.clients import pulumi
 from infra.providers.nebius.adoption import BUCKET, CLUSTER, NODE_GROUP, Owned
 from infra.providers.nebius.resource_type import SIZES
 from stacks.errors import UserError
@@ -141,19 +141,7 @@ def ids_in(export: Mapping[str, Any]) -> set[str]:
 
 
 def _pulumi(arguments: list[str], root: Path, environ: Mapping[str, str]) -> str:
-    try:
-        done = subprocess.run(
-            ["pulumi", *arguments, "--non-interactive"],
-            cwd=root,
-            env={**environ, "PULUMI_SKIP_UPDATE_CHECK": "true"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise UserError(
-            'pulumi: not on PATH; run `make setup`, then `eval "$(soperator env)"`'
-        ) from error
+    done = pulumi.run([*arguments, "--non-interactive"], root=root, environ=environ)
     if done.returncode != 0:
         reason = " ".join((done.stderr or done.stdout).split())
         raise UserError(

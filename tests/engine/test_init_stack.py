@@ -158,7 +158,8 @@ def test_an_engine_that_is_missing_is_told_and_the_next_run_goes_on(
     first = checkout.init("--backend=file", **nothing)
     assert first.returncode == 1
     (line,) = first.stderr.splitlines()[-1:]
-    assert "pulumi: not installed; run `make setup`; what was made stays" in line
+    assert "pulumi: not on PATH; run `make setup`" in line
+    assert "what was made stays" in line
     second = checkout.init("--backend=file")
     assert second.returncode == 0, second.stderr
     assert "made     stack prod" in second.stdout

@@ -13,7 +13,6 @@ import threading
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from workloads.common import atomic
@@ -54,12 +53,7 @@ class Publisher:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._is_over.set()
         # A filesystem that hangs must not hold a job that failed or gives its nodes back.
         self._thread.join(timeout=_END_S)

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from collections.abc import Collection, Mapping
@@ -19,9 +18,11 @@ import typer
 from infra.cli import context, output
 from infra.cli.context import StackOption
 from infra.cli.output import Format, note, print_json, print_table
+from infra.clients import pulumi
 from infra.local.engine import PROJECT
 from infra.operate.orphans import known_ids, usd_per_month
 from infra.operate.preflight.access import credential_problem
+from infra.operate.preflight.ask import WITHIN_S
 from infra.operate.preflight.check import Cloud
 from infra.operate.prices import price_book
 from infra.providers.nebius.adoption import (
@@ -171,15 +172,8 @@ def _name_in_stack_file(api: Api, spec: StackSpec, kind: Kind, id_: str) -> str:
     found = get(api, type_, id_, project_id=spec.nebius.project_id)
     refuse_other_owner(found, stack=spec.name, project=PROJECT)
     key = _BY_ID[kind]
-    command = ["pulumi", "config", "set", "--path", f"{PROJECT}:{key}", id_]
-    done = subprocess.run(
-        [*command, "--stack", spec.name, "--non-interactive"],
-        cwd=CHECKOUT,
-        env={**context.environ(), "PULUMI_SKIP_UPDATE_CHECK": "true"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["config", "set", "--path", f"{PROJECT}:{key}", id_, "--stack", spec.name]
+    done = pulumi.run([*words, "--non-interactive"], root=CHECKOUT, environ=context.environ())
     if done.returncode != 0:
         reason = " ".join((done.stderr or done.stdout).split())
         raise UserError(f"pulumi config set {key}: {reason}")
@@ -300,10 +294,6 @@ def _usd(price: Decimal | None) -> str:
     return "not known" if price is None else f"{price:,.2f}"
 
 
-_ASK_S = 5.0
-"""Longest wait for the answer on the credential, as in the pre-flight check."""
-
-
 def destroy(
     stack: StackOption = DEFAULT_STACK,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Destroy without a question.")] = False,
@@ -333,7 +323,7 @@ def _refuse_bad_token() -> None:
     """UserError where the API does not take the credential: the kube cluster would say as much of
     each object, and no more. An API that is away stops nobody."""
     try:
-        problem = credential_problem(Cloud(within_s=_ASK_S))
+        problem = credential_problem(Cloud(within_s=WITHIN_S))
     except (ApiError, EndpointError):
         return
     if problem is not None:

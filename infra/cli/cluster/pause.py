@@ -23,6 +23,7 @@ from infra import files
 from infra.cli import context, output
 from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format
+from infra.clients import pulumi
 from infra.clients.errors import JobsError, KubeError, NothingThereError
 from infra.clients.kube import KubeconfigError
 from infra.clients.pulumi import StackOutputs
@@ -422,16 +423,5 @@ def pause_by_engine(stack: str, *options: str) -> int:
 
 
 def _pulumi(*words: str, stack: str, quiet: bool = False) -> subprocess.CompletedProcess[str]:
-    """What the engine did; unless `quiet`, what it prints is the user's."""
-    command = ["pulumi", *words, "--stack", stack]
-    try:
-        return subprocess.run(
-            command,
-            cwd=CHECKOUT,
-            env=context.environ(),
-            check=False,
-            capture_output=quiet,
-            text=True,
-        )
-    except FileNotFoundError as error:
-        raise UserError("pulumi: not on PATH; run `make setup`") from error
+    words = (*words, "--stack", stack)
+    return pulumi.run(words, root=CHECKOUT, environ=context.environ(), quiet=quiet)

@@ -55,10 +55,7 @@ class _OfState(Provider):
 
 
 class StateIdProvider(_OfState):
-    """Makes the id and, at the end, releases what is left; refuses what another state has by now.
-
-    The id never changes in place.
-    """
+    """Makes the id and, in the end, frees what is left; refuses what another state has by now."""
 
     def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Another project or name is another stack; the same one may have been taken over."""

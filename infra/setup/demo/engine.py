@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from infra.cli import output
+from infra.clients import pulumi
 from infra.local import engine
 from infra.local.engine import PROJECT
 from stacks.errors import UserError
@@ -91,7 +92,7 @@ def release_lock(
             target = f"urn:pulumi:{stack}::{PROJECT}::pulumi:pulumi:Stack::{PROJECT}-{stack}"
             forget = ["refresh", "--clear-pending-creates", "--target", target]
             options = ["--yes", "--skip-preview", "--non-interactive", "--stack", stack]
-            _quietly([*forget, *options], root, environ)
+            pulumi.run([*forget, *options], root=root, environ=environ)
         pids = engine.holders(backend, stack)
         if not pids:
             return
@@ -99,20 +100,6 @@ def release_lock(
             say(f"pulumi (pid {pids[0]}) of an earlier run still works on {stack}; waiting for it")
             told = True
         time.sleep(_WAIT_S)
-
-
-def _quietly(
-    arguments: Sequence[str], root: Path, environ: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
-    """A pulumi command whose output nobody needs."""
-    return subprocess.run(
-        ["pulumi", *arguments],
-        cwd=root,
-        env=dict(environ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def _backend(environ: Mapping[str, str]) -> Path | None:

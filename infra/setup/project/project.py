@@ -11,7 +11,6 @@ import hashlib
 import json
 import secrets
 import shlex
-import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
@@ -26,6 +25,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from google.protobuf import json_format
 
 from infra import files
+from infra.clients import pulumi
+from infra.clients.errors import JobsError
 from infra.providers.nebius.api import Api, ApiError, explain
 from infra.providers.nebius.resource_type import Validator
 from infra.providers.nebius.schema import Schema
@@ -340,20 +341,11 @@ def make_stack(name: str, checkout: Path, environ: Mapping[str, str]) -> bool:
 def _pulumi(
     words: list[str], checkout: Path, environ: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    program = shutil.which("pulumi", path=environ.get("PATH"))
-    if program is None:
-        raise UserError(f"pulumi: not installed; run `make setup`{_AGAIN}")
-    argv = [program, "-C", str(checkout), "--non-interactive", "--color=never", *words]
+    plain = ["--non-interactive", "--color=never", *words]
     try:
-        return subprocess.run(
-            argv,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_WAIT_S,
-        )
+        return pulumi.run(plain, root=checkout, environ=environ, timeout_s=_WAIT_S)
+    except JobsError as error:
+        raise UserError(f"{error}{_AGAIN}") from error
     except subprocess.TimeoutExpired as error:
         where = environ.get("PULUMI_BACKEND_URL", "its backend")
         raise UserError(
