@@ -81,12 +81,7 @@ class Ask:
 
 
 def ask(
-    rates: RunRates,
-    *,
-    gpus: int | None,
-    cpus: int | None,
-    partition: str | None,
-    hours: float,
+    rates: RunRates, *, gpus: int | None, cpus: int | None, partition: str | None, hours: float
 ) -> Ask:
     """The session; refused where no node of the stack could ever give it.
 
@@ -227,6 +222,8 @@ def _moment(text: str) -> datetime:
 
 
 _MARK: Final = "soperator-endpoint"
+_TOLD: Final = re.compile(rf"{_MARK} ([A-Za-z0-9][A-Za-z0-9.-]*) ([0-9]{{1,5}})")
+"""A host, and nothing else: this machine's ssh gives what its file names to a shell."""
 _FREE_PORT: Final = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
 _INSTALL: Final = "workloads/monitoring/install_tools.sh"
 _LAST_LINES: Final = 5
@@ -343,8 +340,8 @@ def wait_for(guard: Guard, ready: str | None, *, say: Callable[[str], None]) -> 
     last: list[str] = []
     for line in guard.lines():
         words = line.split()
-        if words[:1] == [_MARK] and len(words) == 3 and words[2].isdecimal():
-            found = Endpoint(host=words[1], port=int(words[2]))
+        if told := _TOLD.fullmatch(" ".join(words)):
+            found = Endpoint(host=told[1], port=int(told[2]))
             if ready is None:
                 return found
         elif words[:1] == [ENDED]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import time
@@ -175,6 +176,25 @@ def test_an_endpoint_is_told_once_it_takes_requests(login: Login) -> None:
     assert (found.host, found.port) == ("worker-0", 8888)
     assert said == ["loading"]
     assert guard.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        # ssh's configuration takes the first quote for a letter, and its ProxyJump is a shell's.
+        "x\\'$(>proof)\\' 22",
+        "-oProxyCommand=x 22",
+        "worker-0,worker-1 22",
+        "\x1b]0;x\a 22",
+        f"worker-0 {'9' * 5000}",
+    ],
+)
+def test_what_is_no_host_is_never_given_to_the_ssh_of_this_machine(login: Login, said: str) -> None:
+    start = f"printf '%s\\n' {shlex.quote(f'soperator-endpoint {said}')}"
+    guard = Guard(login.as_connection(), start=start, end=":")
+    with pytest.raises(JobsError, match="ended before it was up: soperator-endpoint"):
+        sessions.wait_for(guard, None, say=lambda _: None)
+    guard.close()
 
 
 def test_a_second_reader_goes_on_at_the_next_line(login: Login) -> None:
