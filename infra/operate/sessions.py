@@ -298,24 +298,27 @@ def held(asked: Ask) -> str:
     return asked.srun("bash", "-c", script, options=["--unbuffered"])
 
 
-_WITH_PREFIX: Final = (
-    'import os, runpy, sys; sys.argv.append("--path_prefix=/" + os.environ.pop("SOPERATOR_SECRET"))'
-    '; runpy.run_module("tensorboard.main", run_name="__main__", alter_sys=True)'
-)
+_TENSORBOARD: Final = """
+import atexit, os, runpy, shutil, sys, tempfile
+tempfile.tempdir = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, tempfile.tempdir)
+sys.argv.append("--path_prefix=/" + os.environ.pop("SOPERATOR_SECRET"))
+runpy.run_module("tensorboard.main", run_name="__main__", alter_sys=True)
+"""
 
 
 def tensorboard(spec: StackSpec, folder: str, hours: float) -> str:
     """The command that shows the event files of a folder on the login node's own loopback.
 
     Every user of the node has that loopback: pages are below the guard's secret alone, as
-    TensorBoard knows no key. It is on no command line; the umask closes the file in /tmp in which
-    TensorBoard tells its address.
+    TensorBoard knows no key. It is on no command line. TensorBoard writes its address into a folder
+    whose name in /tmp all know: whoever made that would read it, or lead the write elsewhere.
     """
     python = _python(spec)
     # --foreground: else `timeout` takes a process group of its own, which the guard's end misses.
     return (
-        f"umask 077; port=$({python} -c {shlex.quote(_FREE_PORT)}); echo {_MARK} 127.0.0.1 $port; "
-        f"timeout --foreground {round(hours * 3600)} {python} -c {shlex.quote(_WITH_PREFIX)} "
+        f"port=$({python} -c {shlex.quote(_FREE_PORT)}); echo {_MARK} 127.0.0.1 $port; "
+        f"timeout --foreground {round(hours * 3600)} {python} -c {shlex.quote(_TENSORBOARD)} "
         f"--logdir {shlex.quote(folder)} --host 127.0.0.1 --port $port"
     )
 

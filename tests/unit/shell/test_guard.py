@@ -123,9 +123,10 @@ def test_the_pages_of_tensorboard_are_below_a_secret_that_others_do_not_see(
     """In its place a module that says what it was told, and what others see of it."""
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "tensorboard" / "main.py").write_text(
-        "import os, sys\n"
+        "import os, sys, tempfile\n"
         "seen = open('/proc/self/cmdline').read() + str(dict(os.environ))\n"
-        "print('told', sys.argv[-1], 's3cret' in seen, oct(os.umask(0)))\n"
+        "mode = oct(os.stat(tempfile.gettempdir()).st_mode & 0o1777)\n"
+        "print('told', sys.argv[-1], 's3cret' in seen, mode, tempfile.gettempdir())\n"
     )
     spec = load_stack("local")
     start = sessions.tensorboard(spec, "/mnt/logs/tensorboard", 1)
@@ -133,8 +134,11 @@ def test_the_pages_of_tensorboard_are_below_a_secret_that_others_do_not_see(
     start = f"export PYTHONPATH={tmp_path}; {start}"
     guard = Guard(login.as_connection(), start=start, end=":", secret="s3cret")
     told = next(line for line in guard.lines() if line.startswith("told"))
+    sessions.wait_for_end(guard)
     guard.close()
-    assert told == "told --path_prefix=/s3cret False 0o77"
+    told, _, folder = told.rpartition(" ")
+    assert told == "told --path_prefix=/s3cret False 0o700", "it would write it into /tmp"
+    assert not Path(folder).exists()
 
 
 def _is_gone(process: str) -> bool:
