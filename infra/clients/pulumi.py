@@ -176,15 +176,7 @@ def run(
 
 def outputs_from(stack: str, values: Mapping[str, Any]) -> StackOutputs:
     """Outputs from the mapping that pulumi prints; every missing name is reported at once."""
-    needed = (
-        "login_ip",
-        "ssh_port",
-        "login_host_key",
-        "code_path",
-        "code_hash",
-        "places",
-        "jobs",
-    )
+    needed = ("login_ip", "ssh_port", "login_host_key", "code_path", "code_hash", "places", "jobs")
     missing = [name for name in needed if values.get(name) in (None, "")]
     if missing == ["code_hash"]:
         raise StackPausedError(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.another_user import Neighbour
 from tests.workloads.test_train import losses
 from workloads.common.exit_codes import ExitCode
 from workloads.train import inputs
@@ -45,6 +48,23 @@ def test_a_node_without_a_compiler_is_told_before_the_model_is_read(
     code, record = run("train", "train.compile=true")
     assert code == ExitCode.BAD_CONFIG
     assert "train.compile: there is no C++ compiler" in record["reason"]
+
+
+def test_kernels_that_another_user_may_exchange_are_not_loaded(
+    places: Path, run: Any, neighbour: Neighbour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch would unpickle what lies in the folder that it names by the user in /tmp."""
+    # Torch sets it: it is as it was after the test.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", str(neighbour.folder))
+    name = f"torchinductor_{getpass.getuser()}"
+    neighbour.run(f"mkdir -m 777 {name}")
+    run("prepare-data")
+    code, record = run("train", *SMALL, "train.compile=true")
+    assert code == ExitCode.BAD_CONFIG
+    assert f"{name}: is of nobody (uid 65534), not of root" in record["reason"]
+    assert record["reason"].endswith("or name another in TORCHINDUCTOR_CACHE_DIR")
 
 
 def test_a_task_whose_rows_change_their_shape_is_not_compiled(places: Path, run: Any) -> None:

@@ -135,13 +135,7 @@ def refuse(record: RunRecord, error: Exception, code: ExitCode) -> None:
 PLAN_VARIABLE = "SOPERATOR_PLAN"
 PLAN_FILE = "plan.json"
 SCHEMA_VERSION = 1
-_SETTINGS = (
-    "method",
-    "dtype",
-    "sequence_length",
-    "micro_batch_size",
-    "gradient_checkpointing",
-)
+_SETTINGS = ("method", "dtype", "sequence_length", "micro_batch_size", "gradient_checkpointing")
 _KINDS: dict[str, type] = {
     "recipe_model": str,
     "parameters": int,
@@ -312,6 +306,12 @@ def check_node(config: TrainConfig, strategy: str) -> None:
                 f"train.compile: there is no {language} compiler on this node; install {names[0]}, "
                 "or leave it out"
             )
+    if config.compile or config.attention == "flex":
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+        # It holds pickles and libraries; by default it is of a name in /tmp that everybody knows.
+        if whose := atomic.foreign(Path(cache_dir())):
+            problems.append(f"{cache_dir()}: {whose}; or name another in TORCHINDUCTOR_CACHE_DIR")
     if strategy == "offload" and not has_gpu:
         problems.append("train.strategy offload: there is no GPU to offload from; use fsdp or ddp")
     if problems:
