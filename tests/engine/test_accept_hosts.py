@@ -18,6 +18,7 @@ from infra.render.delivery import code_files, hash_files, pack
 from infra.reports.acceptance import result, run
 from infra.reports.acceptance.result import AcceptError
 from stacks.load import load_stack
+from tests.another_user import neighbour  # noqa: F401 (a fixture)
 from tests.engine.sshd import Sshd, running_sshd
 from tests.ports import free_ports
 
@@ -99,6 +100,21 @@ def test_every_host_that_refuses_is_told_at_once(sshd, files, tmp_path):
     assert two.startswith("nowhere.invalid: torch: ")
 
 
+def test_code_that_another_user_put_there_before_is_not_run(sshd, files, tmp_path, neighbour):  # noqa: F811
+    """The folder's name is known to all, and lies in one that all may write to."""
+    hosts = dataclasses.replace(
+        hosts_of(sshd, tmp_path, "one"), folder=str(neighbour.folder / "accept")
+    )
+    ranks = ranks_of(files, "training")
+    code = f"accept/{ranks.code}/workloads/accept"
+    neighbour.run(
+        f'mkdir -pm 777 {code}; echo \'open("{neighbour.proof}", "w")\' > {code}/__main__.py'
+    )
+    with pytest.raises(AcceptError, match=r"accept on .*: is a directory of nobody.* mv -T "):
+        run.run(hosts, ranks, pack(files), write=print, say=print)
+    assert not neighbour.proof.exists()
+
+
 def test_a_python_without_torch_is_named(sshd, files, tmp_path):
     hosts = hosts_of(sshd, tmp_path, "one")
     bare = dataclasses.replace(hosts, python="/usr/bin/nopython")
@@ -109,8 +125,7 @@ def test_a_python_without_torch_is_named(sshd, files, tmp_path):
 def test_ranks_end_with_who_started_them(sshd, files, tmp_path):
     """`kill -9` of the caller leaves no rank behind that holds a GPU."""
     hosts, ranks = hosts_of(sshd, tmp_path, "one"), ranks_of(files, "soak")
-    run._on_all(hosts, run._DELIVER.format(folder=hosts.folder, code=ranks.code),
-                        "code", stdin=pack(files))  # fmt: skip
+    run._on_all(hosts, run.delivery(hosts, ranks), "code", stdin=pack(files))
     caller = subprocess.Popen(
         hosts.argv("one", run.script(hosts, ranks, 0)),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -25,6 +25,7 @@ from infra.clients.ssh_key import fingerprint
 from infra.jobs import follow
 from infra.jobs.submit import Submission
 from infra.jobs.transfer import pull
+from infra.render.names import shell_file
 from infra.reports.acceptance import result as results
 from infra.reports.acceptance.result import FILE_NAME, AcceptError, Profile, Result
 from stacks.spec import StackSpec
@@ -168,13 +169,14 @@ _KEPT_LINES: Final = 20
 # Unpacked aside and renamed, so that it is whole also where hosts share the folder.
 _DELIVER: Final = """
 set -eu
+{own_folder}
+own_folder {folder}
 mkdir -p {folder}/results {folder}/scratch
 cd {folder}
 if [ ! -d {code} ]; then
   part=$(mktemp -d code.XXXXXX)
   trap 'rm -rf "$part"' EXIT
   tar -xz --no-same-owner -C "$part"
-  chmod 755 "$part"
   mv -T "$part" {code} 2> /dev/null || true
 fi
 """
@@ -238,8 +240,7 @@ def run(
 ) -> bytes:
     """The acceptance.json of a run over all hosts; output of the first goes to `write`."""
     _on_all(hosts, f"{shlex.quote(hosts.python)} -c 'import torch'", "torch")
-    deliver = _DELIVER.format(folder=shlex.quote(hosts.folder), code=ranks.code)
-    _on_all(hosts, deliver, "code", stdin=archive)
+    _on_all(hosts, delivery(hosts, ranks), "code", stdin=archive)
     say(f"{len(hosts.hosts)} hosts have {hosts.folder}/{ranks.code}; starting torchrun")
     said = _run_ranks(hosts, ranks, write)
     path = f"{hosts.folder}/results/{ranks.run_id}/{FILE_NAME}"
@@ -250,6 +251,13 @@ def run(
         f"{hosts.hosts[0]}: no result at {path}: the ranks ended before they had one\n"
         + "\n".join(f"{host}: {line}" for host, lines in said.items() for line in lines)
     )
+
+
+def delivery(hosts: PlainHosts, ranks: Ranks) -> str:
+    """What each host runs to have the code, in a folder that is its user's alone."""
+    folder = shlex.quote(hosts.folder)
+    text = _DELIVER.format(own_folder=shell_file("own_folder"), folder=folder, code=ranks.code)
+    return f"bash -c {shlex.quote(text)}"
 
 
 def script(hosts: PlainHosts, ranks: Ranks, number: int) -> str:
