@@ -15,6 +15,7 @@ import torch
 
 from tests.workloads.test_train import REPOSITORY, adapter, launch, losses
 from workloads.common.exit_codes import ExitCode
+from workloads.common.launch import free_port
 from workloads.job import run_job
 from workloads.recipes import load_recipe
 
@@ -83,6 +84,46 @@ def test_fsdp_in_bf16_with_checkpointing_keeps_fp32_shards(
     whole = load_file(elastic)
     assert whole.keys() == final.keys(), "of both ranks, not the shards of rank 0"
     assert all(torch.equal(whole[name].bfloat16(), final[name]) for name in final)
+
+
+_TWO_MICRO_BATCHES = """
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from workloads.common.dist import world
+from workloads.train.strategy import Strategy
+with world() as here:
+    module = torch.nn.Linear(64, 64, bias=False)
+    fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+    strategy = Strategy(kind="fsdp", module=module, model=module)
+    for last in (False, True):
+        with strategy.accumulate(last=last):
+            module(torch.ones(2, 64)).sum().backward()
+        (weight,) = strategy.trained
+        kept = "nothing" if weight.grad is None else str(weight.grad.to_local().numel())
+        print(f"rank {here.rank} keeps {kept}", flush=True)
+"""
+
+
+@pytest.mark.feature("S003-02")
+def test_fsdp_keeps_a_ranks_part_of_the_gradient_between_micro_batches(tmp_path: Path) -> None:
+    """The planner counts on it; the whole of a 14B model's is 55 GiB beside 35 planned."""
+    script = tmp_path / "two_micro_batches.py"
+    script.write_text(_TWO_MICRO_BATCHES)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "workloads.common.launch", "--nnodes=1", "--nproc-per-node=2"),
+            *("--master-addr=127.0.0.1", f"--master-port={free_port()}", str(script)),
+        ],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    # Lines of two ranks may run into each other.
+    assert [done.stdout.count(f"rank {rank} keeps 2048") for rank in (0, 1)] == [2, 2], done.stdout
 
 
 def test_fsdp_needs_more_than_one_rank(places: Path, run: Any) -> None:
