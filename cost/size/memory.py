@@ -5,7 +5,7 @@ copy of a trained weight that is not fp32; gradients in the type of their weight
 That is 16 bytes a trained weight, whatever its type. DDP reduces gradients in place
 (`gradient_as_bucket_view`), so it adds nothing.
 What a forward pass keeps for the backward pass are the tensors that autograd saves in the decoders
-of transformers 5.23 under SDPA with an explicit mask, with peft 0.21 adapters in fp32;
+of transformers 5.23 under SDPA with an explicit mask, with peft 0.21 adapters under autocast;
 tests/workloads/test_plan.py compares the sum with the trainer's own saved tensors. Letters: h
 hidden width, q of the queries, k of the keys, i of the MLP, s bytes of a value.
 The working set of serving assumes an engine that reads prompts in pieces of 2,048 tokens, as vLLM
@@ -248,15 +248,17 @@ def layer_saved(shape: ModelShape, training: Training) -> LayerBytes:
 
 
 def _adapter_inputs(shape: ModelShape, training: Training) -> LayerBytes:
-    """Inputs of the adapters: each module has an fp32 copy of its own, and the low-rank result."""
-    tokens = training.tokens
-    # Without a cast or a dropout the modules of one input share it, and o_proj's is attention's.
-    is_shared = training.value_bytes == FP32 and not training.dropout
-    bytes_each = FP32 + (1 if training.dropout else 0)
-    whole, split = 0, 0
+    """Inputs of the adapters and their low-rank results; their weights in the model's type."""
+    tokens, s = training.tokens, training.value_bytes
+    # Without a dropout the modules of one input share it, and o_proj's is attention's.
+    is_shared = not training.dropout
+    bytes_each = s + (1 if training.dropout else 0)
+    # Autocast keeps the copies of a forward pass for its backward pass.
+    whole = 0 if s == FP32 else s * trained_weights(shape, training) // shape.layers
+    split = 0
     for module in training.targets:
         width, _ = shape.linear(module)
-        whole += FP32 * tokens * training.rank
+        whole += s * tokens * training.rank
         if module in ("o_proj", "down_proj"):
             split += 0 if is_shared and module == "o_proj" else bytes_each * tokens * width
         elif not is_shared or module in _first_of_input(training.targets):
@@ -285,7 +287,7 @@ def layer_backward(shape: ModelShape, training: Training) -> LayerBytes:
     again = layer_saved(shape, training)
     if not training.gradient_checkpointing:
         again = LayerBytes(whole=0, split=0)
-    gradients = (FP32 + s if training.has_adapters else 2 * s) * tokens * shape.intermediate
+    gradients = 2 * s * tokens * shape.intermediate
     hidden = 2 * s * tokens * shape.hidden
     return LayerBytes(whole=again.whole + hidden, split=again.split + gradients)
 

@@ -45,12 +45,21 @@ def packed_batch() -> Any:
 
 
 @pytest.mark.feature("S000-32", "S003-40")
-@pytest.mark.parametrize(("dtype", "is_scaled"), [("fp16", True), ("bf16", False), ("fp32", False)])
-def test_only_fp16_has_a_loss_scale_and_autocast(dtype: str, is_scaled: bool) -> None:
-    precision = build_precision(replace(CONFIG, dtype=dtype), torch.device("cpu"))
-    assert (precision.scaler is not None) == is_scaled
+@pytest.mark.parametrize(
+    ("dtype", "method", "is_mixed"),
+    [
+        *(("fp16", "lora", True), ("bf16", "lora", True), ("fp32", "lora", False)),
+        *(("fp16", "full", True), ("bf16", "full", False), ("fp32", "full", False)),
+    ],
+)
+def test_only_fp16_has_a_loss_scale_and_weights_of_two_types_compute_in_one(
+    dtype: str, method: str, is_mixed: bool
+) -> None:
+    config = replace(CONFIG, dtype=dtype, method=method)
+    precision = build_precision(config, torch.device("cpu"))
+    assert (precision.scaler is not None) == (dtype == "fp16")
     with precision.forward():
-        assert torch.is_autocast_enabled("cpu") == is_scaled
+        assert torch.is_autocast_enabled("cpu") == is_mixed
 
 
 @pytest.mark.feature("S003-38")

@@ -30,13 +30,14 @@ _HEAD = "classifier"
 def attach_lora(model: Any, config: TrainConfig) -> Any:
     """Return `model` frozen, with trainable adapters in fp32; seeded by the recipe."""
     import peft
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
     modules = config.lora.target_modules
     is_classifier = config.task in ("text_classification", "image_classification")
     head = [_HEAD] if is_classifier else None
     torch.manual_seed(config.seed)
     try:
-        return peft.get_peft_model(
+        adapted = peft.get_peft_model(
             model,
             peft.LoraConfig(
                 task_type=_TASK_TYPES[config.task],
@@ -52,6 +53,13 @@ def attach_lora(model: Any, config: TrainConfig) -> Any:
         )
     except ValueError as error:
         raise ConfigError(f"train.lora.target_modules {list(modules)}: {error}") from error
+    if config.dtype != "fp32":
+        # Precision.forward's autocast brings input and adapter together. peft would do it by an
+        # fp32 copy of each adapted layer's input, which stays for the backward pass.
+        for layer in adapted.modules():
+            if isinstance(layer, BaseTunerLayer):
+                layer.cast_input_dtype_enabled = False  # pyright: ignore[reportArgumentType]
+    return adapted
 
 
 Attention = Literal["sdpa", "flex", "flash"]
@@ -77,18 +85,12 @@ def choose_attention(config: TrainConfig, device: torch.device) -> Attention:
 
 def attention_inputs(kind: Attention, batch: Any) -> dict[str, Any]:
     """Return the model's arguments for `batch`, documents kept apart."""
+    ids, positions, mask = batch.input_ids_BT, batch.position_ids_BT, None
     if kind == "flash":
-        return {
-            "input_ids": batch.input_ids_BT.reshape(1, -1),
-            "position_ids": batch.position_ids_BT.reshape(1, -1),
-            "attention_mask": None,
-        }
-    mask = block_mask(batch.document_BT) if kind == "flex" else batch.mask_B1TT
-    return {
-        "input_ids": batch.input_ids_BT,
-        "position_ids": batch.position_ids_BT,
-        "attention_mask": mask,
-    }
+        ids, positions = ids.reshape(1, -1), positions.reshape(1, -1)
+    else:
+        mask = block_mask(batch.document_BT) if kind == "flex" else batch.mask_B1TT
+    return {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
 
 
 def block_mask(document_BT: torch.Tensor) -> Any:
@@ -121,11 +123,6 @@ def four_bit_options(dtype: torch.dtype) -> dict[str, Any]:
 def quiet_bitsandbytes() -> None:
     """Silence what bitsandbytes says on CPUs: that a hub has faster kernels."""
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
-
-
-def prepare(model: Any) -> Any:
-    """Return the quantised model frozen; norms stay in 16 bits, as they compute in fp32 anyway."""
-    return model.requires_grad_(False)
 
 
 def use_liger(model: Any, config: TrainConfig, device: torch.device) -> Any:
@@ -285,7 +282,8 @@ def prepare_model(model: Any, config: TrainConfig) -> Any:
     """Return a loaded model with adapters and checkpointing of activations, in train mode."""
     model.config.use_cache = False
     if config.method == "qlora":
-        model = prepare(model)
+        # Norms stay in 16 bits, as they compute in fp32 anyway.
+        model.requires_grad_(False)
     if config.has_adapters:
         model = attach_lora(model, config)
     if config.gradient_checkpointing:

@@ -180,7 +180,7 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
         build_precision,
         build_strategy,
         say_what_is_trained,
-        settle_buckets,
+        settle,
     )
 
     config, task, job = run.config, run.task, run.job
@@ -191,7 +191,12 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
         strategy.trained, lr=config.learning_rate, weight_decay=config.weight_decay
     )
     precision = build_precision(config, here.device)
-    settle_buckets(strategy, task, precision, here)
+
+    def blank_loss() -> torch.Tensor:
+        with precision.forward():
+            return strategy.module(task.collate([]).to(here.device))
+
+    settle(strategy.module, blank_loss)
     torch.manual_seed(config.seed + here.rank)
     state = TrainState(
         model=strategy.model,

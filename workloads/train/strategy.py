@@ -20,15 +20,15 @@ from workloads.common.models import torch_dtype
 from workloads.recipes.train import TrainConfig
 from workloads.train.inputs import Run
 from workloads.train.model import num_parameters, use_liger
-from workloads.train.tasks import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
     """What a forward pass runs in.
 
-    bf16: weights in bf16 and adapters in fp32; the optimizer keeps fp32 copies of trained bf16
-    weights. Shards of FSDP2 are fp32 where they are trained, and gathered in bf16.
+    bf16: weights in bf16; the optimizer keeps fp32 copies of trained ones. Adapters in fp32, which
+    compute in bf16 under autocast. Shards of FSDP2 are fp32 where they are trained, and gathered in
+    bf16.
     fp16: frozen weights in fp16, trained ones in fp32; a forward pass under autocast, and a loss
     scale, as fp16 has no room for small gradients. fp32: all in fp32.
     """
@@ -36,11 +36,13 @@ class Precision:
     dtype: torch.dtype
     device: torch.device
     scaler: torch.amp.GradScaler | None
+    is_mixed: bool
+    """Whether trained weights have more bits than `dtype`."""
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of a forward pass: autocast for fp16, else nothing."""
-        if self.dtype == torch.float16:
-            return torch.autocast(self.device.type, dtype=torch.float16)
+        """Return the context of a forward pass: autocast where types are mixed, else nothing."""
+        if self.is_mixed:
+            return torch.autocast(self.device.type, dtype=self.dtype)
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -66,7 +68,8 @@ class Precision:
 def build_precision(config: TrainConfig, device: torch.device) -> Precision:
     """Return the number types of a run."""
     scaler = torch.amp.GradScaler(device.type) if config.dtype == "fp16" else None
-    return Precision(dtype=torch_dtype(config.dtype), device=device, scaler=scaler)
+    mixed = config.dtype == "fp16" or (config.dtype == "bf16" and config.has_adapters)
+    return Precision(dtype=torch_dtype(config.dtype), device=device, scaler=scaler, is_mixed=mixed)
 
 
 def build_optimizer(
@@ -318,16 +321,6 @@ def compiled(config: TrainConfig, model: Any) -> Any:
         for layer in repeated_layers(model):
             layer.compile()
     return model
-
-
-def settle_buckets(strategy: Strategy, task: Task, precision: Precision, here: World) -> None:
-    """Let DDP lay out its buckets by a batch without labels, before a checkpoint is loaded."""
-
-    def blank_loss() -> Any:
-        with precision.forward():
-            return strategy.module(task.collate([]).to(here.device))
-
-    settle(strategy.module, blank_loss)
 
 
 def say_what_is_trained(run: Run, strategy: Strategy, here: World) -> None:
