@@ -40,8 +40,9 @@ def test_no_group_is_on_both_sides_and_no_chat_is_lost(names: list[str], seed: i
 
 @pytest.mark.feature("S000-26")
 def test_without_rand_sort_the_order_stays_and_the_end_is_the_test() -> None:
-    sides = choice_of(list("abcde"), test_ratio=0.4, rand_sort=False)
-    assert (sides.train, sides.test) == ((0, 1, 2), (3, 4))
+    names = [str(i) for i in range(100)]
+    sides = choice_of(names, test_ratio=0.4, rand_sort=False)
+    assert (sides.train, sides.test) == (tuple(range(60)), tuple(range(60, 100)))
 
 
 @pytest.mark.feature("S000-26")
@@ -49,6 +50,7 @@ def test_rand_sort_shuffles_both_sides_by_the_seed() -> None:
     names = [str(i) for i in range(100)]
     one, other = (choice_of(names, test_ratio=0.2, rand_sort=True, seed=s) for s in (1, 2))
     assert one.test != tuple(sorted(one.test))
+    assert one.train != tuple(sorted(one.train))
     assert set(one.test) != set(other.test)
     assert len(one.test) == len(other.test) == 20
 

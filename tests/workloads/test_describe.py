@@ -13,6 +13,7 @@ from workloads.train.__main__ import show_plan
 from workloads.train.inputs import PLAN_VARIABLE
 
 
+@pytest.mark.feature("S000-20")
 def test_without_a_plan_the_recipes_hardware_gives_the_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -29,6 +30,9 @@ def test_without_a_plan_the_recipes_hardware_gives_the_ranks(
         "soperator cost size Qwen2-7B-Instruct --method lora --rank 64 --seq 4096 --batch 2" in told
     )
     assert "$" not in told
+    assert "model       Qwen2-7B-Instruct: Apache-2.0, commercial use allowed; https://" in told
+    for criterion in ("safeguards: aligned", "trainability: adapters on one L40S"):
+        assert f"model       {criterion}" in told
     assert show_plan(["--recipe", "qwen2_7b_full_4xh200", "--plan", "--ranks=8"]) == 0
     told = capsys.readouterr().out
     assert "ranks       8, by --ranks" in told

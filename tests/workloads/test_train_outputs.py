@@ -16,6 +16,7 @@ import torch
 
 from tests.workloads.test_train_parts import scalars_of
 from workloads.common.exit_codes import ExitCode
+from workloads.common.models import load_tokenizer
 from workloads.job import run_job
 from workloads.train import measure, strategy
 from workloads.train.checkpoint import FolderCheckpoints
@@ -33,7 +34,17 @@ def _that_finds_the_original(train: Callable[[Trainer], Any]) -> Callable[[Train
     return run
 
 
-@pytest.mark.feature("S001-21", "S002-32", "S002-36", "S002-41", "S002-55", "S002-68", "S002-75")
+@pytest.mark.feature(
+    "S000-30",
+    "S001-21",
+    "S002-32",
+    "S002-36",
+    "S002-37",
+    "S002-41",
+    "S002-55",
+    "S002-68",
+    "S002-75",
+)
 def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
     places: Path, run: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,6 +62,8 @@ def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
     for path in model_dir.iterdir():
         assert (folder / "original" / path.name).read_bytes() == path.read_bytes()
     assert not (folder / "final" / "model.safetensors").exists()
+    words = load_tokenizer(folder / "final").get_vocab()
+    assert words == load_tokenizer(model_dir).get_vocab(), "a server takes it from there"
     base = AutoModelForCausalLM.from_pretrained(model_dir)
     tuned: Any = PeftModel.from_pretrained(base, folder / "final")
     merged = AutoModelForCausalLM.from_pretrained(folder / "merged")
@@ -66,10 +79,17 @@ def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
     results = places / "results" / "12"
     config = json.loads((results / "config.json").read_text())
     assert config["train"]["lora"]["rank"] == 4
+    made = json.loads((folder / "final" / "adapter_config.json").read_text())
+    assert (made["r"], made["lora_alpha"], set(made["target_modules"])) == (
+        4,
+        8,
+        {"q_proj", "v_proj"},
+    )
     summary = (results / "train_12_summary.txt").read_text()
     for words in ("gate: PASS", "PASS    final/", "NOT RUN tokens/s/GPU", "last_loss"):
         assert words in summary
-    data = Path(record["artifacts"]["data_file"])
+    data = places / "data" / "prepared" / "tokens_train.parquet"
+    assert record["artifacts"]["data_file"] == str(data), "never the rows of the test"
     assert record["data_hash"] == hashlib.sha256(data.read_bytes()).hexdigest()
     (events,) = (results / "tensorboard" / "12").iterdir()
     steps = [step for step, tag, _ in scalars_of(events) if tag == "train/loss"]
@@ -219,6 +239,17 @@ def run_bert(capsys: pytest.CaptureFixture[str], *sets: str) -> tuple[int, dict[
     capsys.readouterr()
     code = run_job("train", main, ["--recipe=bert_full_1xcpu", *(f"--set={each}" for each in sets)])
     return int(code), json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.feature("S003-10", "S003-23")
+def test_checkpoints_fall_on_every_nth_step_and_on_the_last(
+    places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("train.max_steps=5", "train.checkpoint_every=2", "train.keep_last=9")
+    code, record = run_bert(capsys, *options, "train.gate=null")
+    assert code == 0, record
+    saved = {path.name for path in (places / "chkpt" / "finetune" / "12").glob("checkpoint-*")}
+    assert saved == {f"checkpoint-{step}" for step in (2, 4, 5)}
 
 
 def test_a_run_that_failed_its_gate_fails_it_again_when_it_is_started_again(
