@@ -91,6 +91,15 @@ def test_what_is_sent_is_what_the_hash_names(deployed: Deploy, stack: str) -> No
     folder = Path(CHECKOUT, source)
     assert (folder / "workloads" / "train" / "__main__.py").is_file()
     assert (folder / "jobs" / "finetune").is_file()
+    sent = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    assert copy.inputs["remotePath"].endswith(f"/releases/{hash_files(sent)}")
+    # What Python reads beside its modules: recipes, limits, templates, scripts.
+    own = {path.suffix for path in Path(CHECKOUT, "workloads").rglob("*") if path.is_file()}
+    assert {Path(path).suffix for path in sent if path.startswith("workloads/")} == own - {".pyc"}
 
 
 @pytest.mark.feature("S002-30")

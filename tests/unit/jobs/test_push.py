@@ -65,6 +65,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
+@pytest.mark.feature("S002-31")
 def test_a_folder_arrives_whole_and_a_second_push_sends_nothing(
     source: Path, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from infra.render.delivery import code_files, hash_files, pack
+from infra.render.names import shell_file
 from infra.render.sbatch import (
     RenderError,
     chat_profile,
@@ -262,6 +263,7 @@ def test_infiniband_is_off_only_where_the_nodeset_has_no_fabric(spec: StackSpec)
     on_fabric = replace(spec, nodes=replace(spec.nodes, workers=(fabric,)))
     text = render_sbatch(spec, JOB)
     assert " NCCL_IB_DISABLE=1" in text
+    assert " NCCL_SOCKET_IFNAME='^docker0,lo' " in text, "no port of a fabric is named either"
     assert "TORCH_NCCL" not in text, "a published launcher set these: no library reads them"
     assert "NCCL_IB_DISABLE" not in render_sbatch(on_fabric, JOB)
 
@@ -356,6 +358,57 @@ def test_every_node_must_see_the_first_nodes_checkpoints(spec: StackSpec, tmp_pa
     assert f"{tmp_path} is not the folder that the first node sees" in elsewhere.stderr
     mark.touch()
     assert subprocess.run(words, env=here).returncode == 0
+
+
+@pytest.mark.feature("S000-37")
+@pytest.mark.parametrize("place", ["data", "model", "chkpt", "results"])
+def test_a_node_without_one_of_the_places_is_refused_with_its_path(
+    tmp_path: Path, place: str
+) -> None:
+    here = {"PATH": os.environ["PATH"], "SOPERATOR_PYTHON": sys.executable}
+    for name in ("data", "model", "chkpt", "results"):
+        (tmp_path / name).mkdir()
+        here[f"SOPERATOR_PLACE_{name.upper()}"] = str(tmp_path / name)
+    words = ["bash", "-c", check_script(JOB)]
+    assert subprocess.run(words, env=here).returncode == 0
+    (tmp_path / place).rmdir()
+    refused = subprocess.run(words, env=here, capture_output=True, text=True)
+    assert refused.returncode == 78
+    assert f"{tmp_path / place} cannot be " in refused.stderr
+
+
+@pytest.mark.feature("S002-02", "S003-53")
+def test_the_launchers_of_all_nodes_meet_on_the_first_as_one_run(tmp_path: Path) -> None:
+    """A launcher of one node would train a model of its own, and so would each of the others."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    told: list[list[str]] = []
+    for node in (0, 1):
+        environment = {
+            "PATH": os.environ["PATH"],
+            "SOPERATOR_PYTHON": str(python),
+            "SOPERATOR_MIN_NODES": "2",
+            "SOPERATOR_RANKS_PER_NODE": "8",
+            "SOPERATOR_RESTARTS": "3",
+            "SLURM_NNODES": "2",
+            "SLURM_NODEID": str(node),
+            "SLURM_JOB_ID": "12",
+            "SLURMD_NODENAME": f"worker-{node}",
+            "MASTER_ADDR": "worker-0",
+            "MASTER_PORT": "29500",
+        }
+        words = ["bash", "-c", shell_file("launch"), "launch", "workloads.train"]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        told.append(done.stdout.splitlines())
+    for node, words in enumerate(told):
+        assert {"--nnodes=2:2", "--nproc-per-node=8", "--max-restarts=3", "--rdzv-id=12.0"} <= {
+            *words
+        }
+        assert {"--rdzv-backend=c10d", "--rdzv-endpoint=worker-0:29500"} <= {*words}
+        (conf,) = [word for word in words if word.startswith("--rdzv-conf=")]
+        assert f"is_host={1 - node}," in conf
+        assert words[-3:] == [f"--local-addr=worker-{node}", "-m", "workloads.train"]
 
 
 @pytest.mark.feature("S000-37")
@@ -479,6 +532,7 @@ def test_words_from_the_stack_file_stay_words(spec: StackSpec) -> None:
     assert "--note 'a b; $(reboot)'" in text
 
 
+@pytest.mark.feature("S003-74")
 def test_the_hash_changes_with_the_code_and_with_a_declared_job(
     spec: StackSpec, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def run_task(text: str, number: int, folder: Path, **environment: str) -> dict[s
     return {"out": done.stdout, "err": done.stderr, "code": str(done.returncode)}
 
 
+@pytest.mark.feature("S002-79")
 def test_a_search_renders_as_its_golden_file(
     spec: StackSpec, golden: Callable[[str, str], None]
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_grid_is_every_combination_and_the_trials_follow_it() -> None:
     assert array_option(SEARCH, (1, 4)) == "1,4%2"
 
 
+@pytest.mark.feature("S002-79")
 def test_a_task_has_its_own_settings_after_those_of_the_command_line(
     spec: StackSpec, tmp_path: Path
 ) -> None:

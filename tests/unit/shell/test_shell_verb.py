@@ -234,7 +234,7 @@ def test_a_job_without_events_is_refused(login: Login) -> None:
     assert "/mnt/logs/tensorboard/12: job 12 has not written TensorBoard events" in done.stderr
 
 
-@pytest.mark.feature("S003-70")
+@pytest.mark.feature("S000-58", "S002-29", "S003-70")
 @pytest.mark.parametrize(("options", "user"), [([], "ann"), (["--root"], "root")])
 def test_a_shell_on_the_login_node_is_the_users_and_roots_only_where_asked(
     login: Login, monkeypatch: pytest.MonkeyPatch, options: list[str], user: str
@@ -248,3 +248,9 @@ def test_a_shell_on_the_login_node_is_the_users_and_roots_only_where_asked(
     done = RUNNER.invoke(app, ["ssh", *options, "id"])
     assert done.exit_code == 0, done.output
     assert ran[0][-2:] == [f"{user}@{OUTPUTS.login_ip}", "id"]
+    told = " ".join(ran[0])
+    assert f" -p {OUTPUTS.ssh_port} " in told
+    assert " -o StrictHostKeyChecking=yes " in told
+    known = re.search(r"-o UserKnownHostsFile=(\S+)", told)
+    assert known is not None
+    assert Path(known[1]).read_text().endswith(f" {' '.join(KEY.split()[:2])}\n")
