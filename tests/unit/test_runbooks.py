@@ -237,6 +237,21 @@ def test_settings_of_a_runbook_are_keys_of_a_recipe() -> None:
     assert not named - keys
 
 
+@pytest.mark.feature("S001-83", "S001-91")
+def test_the_advice_of_a_smaller_batch_halves_it_and_keeps_the_step() -> None:
+    """Of the recipe of seed 001, by the very command that the page has."""
+    page = (FOLDER / "out-of-memory.md").read_text()
+    (row,) = re.findall(r"^\| `train\.micro_batch_size` halved.*$", page, re.MULTILINE)
+    (command,) = re.findall(r"`(soperator submit [^`]+)`", row)
+    sets = re.findall(r"--set (\S+)", command)
+    before, after = (load_recipe("qwen2_7b_lora_16xh100", each).train for each in ([], sets))
+    assert before is not None
+    assert after is not None
+    assert after.micro_batch_size * 2 == before.micro_batch_size
+    rows = {each.micro_batch_size * each.gradient_accumulation for each in (before, after)}
+    assert len(rows) == 1, "more or fewer rows a step would train another model"
+
+
 @pytest.mark.feature("S001-82", "S001-86", "S001-87", "S001-88", "S001-89", "S001-96")
 def test_the_pages_have_what_seed_001_types() -> None:
     text = (FOLDER / "nccl-timeout.md").read_text()
@@ -250,6 +265,11 @@ def test_the_pages_have_what_seed_001_types() -> None:
     assert job["environment"]["NCCL_DEBUG"] == "INFO"
     assert job["environment"].keys() == {"NCCL_DEBUG", "NCCL_DEBUG_SUBSYS"}
     assert ["sinfo", "-N", "-l"] in commands((FOLDER / "node-failure.md").read_text())
+    causes = [line for line in text.splitlines() if line.startswith("| ")]
+    for shown in ("`ibstat`", "`nvidia-smi topo -m`", "`ping`", "a traceback"):
+        assert any(shown in line.split("|")[1] for line in causes), f"what {shown} means"
+    hardware = text.partition("**Is it the hardware?**")[2]
+    assert hardware.lstrip().startswith("`soperator cluster accept ")
 
 
 def page_of(name: str) -> str:
@@ -307,6 +327,16 @@ def test_the_training_guide_has_every_method_recipe_and_refused_mix() -> None:
         get_args(get_type_hints(TrainConfig)["method"])
     )
     page = page_of("training.md")
+    wanted = page.partition("\n## ")[0]
+    # What a reader starts from: each as the program takes it.
+    for typed in (
+        "soperator submit finetune ",
+        "python -m workloads.train --recipe NAME --plan",
+        "torchrun --nnodes=2 --nproc_per_node=8 --node_rank=R --master_addr=A --master_port=29500",
+        "--config FILE",
+        "--resume auto",
+    ):
+        assert f"`{typed}" in wanted, typed
     recipes = [name for name in recipe_names() if load_recipe(name).train is not None]
     assert not [name for name in recipes if f"`{name}`" not in page]
     rows = section_of("training.md", "Keys").splitlines()
