@@ -90,6 +90,7 @@ def test_gpus_that_should_be_there_and_are_not_fail(
     assert outcomes["compute.all"] == "NOT_RUN"
 
 
+@pytest.mark.feature("S001-14")
 def test_a_recipe_of_something_else_and_unknown_hardware_are_refused(tmp_path: Path) -> None:
     output = tmp_path / "r.json"
     assert main(["--mode", "health", "--config", "bfcl_smollm2"]) is ExitCode.BAD_CONFIG

@@ -45,6 +45,10 @@ def _found(tmp_path: Path, factor: float, noise: float = 0.01) -> Comparison:
 )
 def test_the_decks_table_recomputes_but_for_its_sign() -> None:
     found = compare(read_run(BARE), read_run(KUBERNETES))
+    assert [point.tokens_per_s for point in (*found.first.points, *found.second.points)] == [
+        *(48941, 97541, 185090, 919803, 1747626, 3236345),
+        *(48131, 95545, 182791, 894208, 1724417, 3268835),
+    ]
     overheads = {(row.workload, row.nodes): round(row.overhead_percent, 2) for row in found.rows}
     assert [overheads["GPT-3 5B", nodes] for nodes in (1, 2, 4)] == [1.66, 2.05, 1.24]
     # It prints 1.00 for the last: Kubernetes was faster there, which is no overhead at all.

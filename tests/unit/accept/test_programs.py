@@ -180,6 +180,8 @@ def test_a_named_folder_without_the_program_passes_nothing(tmp_path: Path) -> No
 def test_the_recipe_of_gpus_runs_what_the_nodes_have_and_quick_only_what_is_short() -> None:
     config = load_recipe("accept_gpu", []).accept
     assert config is not None
+    assert (config.profile, config.device, config.soak_s) == ("full", "gpu", 1800)
+    assert load_recipe("accept_gpu", []).model == "decoder-163m"
     assert (config.collectives.nccl_tests, config.connectivity.perftest) == ("PATH", "PATH")
     quick = profiled(replace(config, profile="quick"))
     assert (quick.collectives.nccl_tests, quick.connectivity.perftest) == (None, "PATH")

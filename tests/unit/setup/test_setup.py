@@ -178,7 +178,7 @@ LOCKS = ["requirements.lock", "requirements-workloads.lock"]
 LOCKS += [f"infra/setup/tools/{name}.lock" for name in ("bootstrap", "model", "data")]
 
 
-@pytest.mark.feature("S002-12")
+@pytest.mark.feature("S000-67", "S002-12")
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_file_pins_by_hash_and_names_no_index(name):
     text = (CHECKOUT / name).read_text()

@@ -13,6 +13,7 @@ from stacks.machines import MEMORY
 from stacks.rules.jobs import nodesets_of
 from stacks.schedule import pipeline
 from stacks.spec import StackSpec
+from stacks.spec.storage import DiskType
 from workloads.recipes import load_recipe
 
 TIB = 1024
@@ -46,6 +47,8 @@ def test_four_l40s_workers_train_and_one_serves(stack: StackSpec):
     assert len(names["hidden"]) == 5
     hardware = {(worker.platform, worker.preset) for worker in stack.nodes.workers}
     assert hardware == {("gpu-l40s-d", "2gpu-64vcpu-384gb")}
+    disks = {(worker.boot_disk.size_gib, worker.boot_disk.type) for worker in stack.nodes.workers}
+    assert disks == {(558, DiskType.NETWORK_SSD_NON_REPLICATED)}
     of_serving = {job.name for job in stack.jobs if job.is_server or job.is_load_test}
     assert of_serving == {"serve", "load"}
     assert {job.partition for job in stack.jobs if job.name in of_serving} == {"serve"}
