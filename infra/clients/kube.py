@@ -24,12 +24,7 @@ from urllib.parse import urlencode
 import urllib3
 import yaml
 
-from infra.clients.errors import (
-    CancelledError,
-    KubeError,
-    UnreachableError,
-    WaitTimeoutError,
-)
+from infra.clients.errors import CancelledError, KubeError, UnreachableError, WaitTimeoutError
 from infra.clients.kube_rules import Object, describe, finalizers, summary
 from stacks.errors import UserError
 

@@ -30,6 +30,7 @@ from infra.providers.nebius.adoption import (
     STATE_ID,
     HandoverError,
     Owned,
+    adopt_state,
     get,
     hand_over,
     is_of,
@@ -47,7 +48,7 @@ from infra.providers.soperator.teardown import destroy as tear_down
 from infra.render.kube_cluster import filesystem_spec
 from infra.render.names import filesystems, submount_tag
 from infra.state import CHECKOUT, DEFAULT_STACK
-from stacks.errors import UserError
+from stacks.errors import UserError, visible
 from stacks.spec import StackSpec
 
 
@@ -270,13 +271,12 @@ def _show(spec: StackSpec, found: list[Owned], others: list[Owned], format: Form
             "their data."
         )
 
-    for state_id in dict.fromkeys(each.state_id for each in others):
-        print(f"\nOf this stack's state {state_id}, which is not in this backend; never purged:")
-        _print([each for each in others if each.state_id == state_id], prices)
+    for id_ in dict.fromkeys(each.state_id or "" for each in others):
         print(
-            f"Where that state is lost: `soperator cluster adopt state {state_id} --stack "
-            f"{spec.name}`."
+            f"\nOf this stack's state {visible(id_)}, which is not in this backend; never purged:"
         )
+        _print([each for each in others if each.state_id == id_], prices)
+        print(f"Where that state is lost: {visible(adopt_state(id_, spec.name))}.")
 
 
 def _print(rows: list[Owned], prices: Mapping[str, Decimal | None]) -> None:

@@ -39,6 +39,7 @@ from infra.providers.engine.provider import (
     reveal,
     unmarshal,
 )
+from stacks.errors import visible
 
 
 def exit_with_parent() -> None:
@@ -248,7 +249,7 @@ def _in_one_line(method: Callable[..., Response]) -> Callable[..., Response]:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or "no message"
+    return visible(" ".join(str(error).split())) or "no message"
 
 
 def _abort_with(context: grpc.ServicerContext, text: str, detail: message.Message) -> None:
@@ -327,12 +328,7 @@ class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Update(self, request, context):
         old_state, new = unmarshal(request.olds), unmarshal(request.news)
         state = self._provider.update(
-            _type(request),
-            request.urn,
-            request.id,
-            reveal(old_state),
-            reveal(new),
-            request.preview,
+            _type(request), request.urn, request.id, reveal(old_state), reveal(new), request.preview
         )
         return pb.UpdateResponse(properties=marshal(conceal(conceal(state, new), old_state)))
 

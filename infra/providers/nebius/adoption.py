@@ -8,6 +8,7 @@ a second backend with a stack of the same name takes nothing over. The condition
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -66,6 +67,11 @@ def foreign(found: Mapping[str, str], urn: str) -> str | None:
     return None
 
 
+def adopt_state(state_id: str, stack: str) -> str:
+    """The command that takes all of a state over; the id is a label, which others may have set."""
+    return f"`soperator cluster adopt state {shlex.quote(state_id)} --stack {stack}`"
+
+
 def other_state(found: Mapping[str, str], declared: Mapping[str, str]) -> str | None:
     """Says of what is there that another state has it than the declared labels name, or None."""
     state_id = found.get(STATE_ID)
@@ -73,7 +79,7 @@ def other_state(found: Mapping[str, str], declared: Mapping[str, str]) -> str | 
         return None
     return (
         f"which state {state_id} of this stack has, in another backend, unless it is lost; to take "
-        f"all of it over: `soperator cluster adopt state {state_id} --stack {found.get('stack')}`"
+        f"all of it over: {adopt_state(state_id, found.get('stack', ''))}"
     )
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from infra.providers.engine.provider import Diff, Failure, Provider, ProviderError, compare
-from infra.providers.nebius.adoption import owned, release
+from infra.providers.nebius.adoption import adopt_state, owned, release
 from infra.providers.nebius.api import Api, ApiError, explain
 from infra.providers.nebius.schema import Schema
 from infra.providers.nebius.sdk import EndpointError, cache_dir
@@ -124,8 +124,8 @@ def _refuse_second(api: Api, inputs: Values, own: str | None = None) -> None:
         f"{stack}: another state has this stack in {inputs['project_id']}: state "
         f"{state_id} with {', '.join(ids[:_SHOWN])}"
         f"{f' and {len(ids) - _SHOWN} more' if len(ids) > _SHOWN else ''}; use its backend or "
-        "another name; where that state is lost, or should lose them, `soperator cluster adopt "
-        f"state {state_id} --stack {stack}`, then the next `pulumi up` takes them{forget}"
+        "another name; where that state is lost, or should lose them, "
+        f"{adopt_state(state_id, stack)}, then the next `pulumi up` takes them{forget}"
         for state_id, ids in others.items()
     ]
     if lines:

@@ -1,12 +1,16 @@
 """A create takes over what an earlier run of its own made, and nothing that is another's."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
+from infra.cli.cluster import cloud
+from infra.cli.output import Format
 from infra.local.nebius_api.states import set_state
 from infra.providers.engine.provider import ProviderError, Secret
-from infra.providers.nebius.adoption import release
+from infra.providers.engine.serve import _line
+from infra.providers.nebius.adoption import owned, release
 from infra.providers.soperator.state_id import GUARD, StateGuardProvider, StateIdProvider
 from infra.providers.soperator.state_id import TYPE as STATE_ID
 
@@ -127,6 +131,27 @@ def test_a_state_that_ends_leaves_what_it_keeps_to_the_next(provider, declared, 
     assert provider.create(TYPE, urn, inputs, False)[0] == id_
     assert labels_of(served, id_)["state-id"] == after
     assert provider.diff(TYPE, id_, declared(), {}, inputs).detailed, "an older stack takes it"
+
+
+def test_a_label_that_others_set_is_no_word_of_a_command_nor_of_the_terminal(
+    provider, declared, urn, capsys, monkeypatch
+):
+    """Whoever may edit the project has no right to the machine of who reads this."""
+    stack = {"project_id": "project-e00p", "stack": "labelled", "project": "soperator-stack"}
+    urn = urn.replace(":local:", ":labelled:")
+    provider.create(TYPE, urn, of_state(declared(), "\x1b]0;$(id)"), False)
+    command = "adopt state '{}]0;$(id)' --stack labelled`"
+    with pytest.raises(ProviderError) as refused:
+        StateIdProvider().create(STATE_ID, "", stack, False)
+    assert command.format("\x1b") in str(refused.value)
+    assert command.format("\\x1b") in _line(refused.value), "as the engine prints it"
+    monkeypatch.setattr(cloud, "price_book", lambda *_: None)
+    monkeypatch.setattr(cloud, "usd_per_month", lambda *_: None)
+    spec = SimpleNamespace(name="labelled", nebius=SimpleNamespace(project_id="project-e00p"))
+    cloud._show(spec, [], [*owned(provider._api, **stack)], Format.TABLE)
+    printed = capsys.readouterr().out
+    assert command.format("\\x1b") in printed
+    assert printed.replace("\n", "").isprintable()
 
 
 def test_what_another_state_took_over_is_refused_before_anything_ends(provider, declared, urn):
