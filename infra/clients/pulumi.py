@@ -153,9 +153,10 @@ def run(
     quiet: bool = True,
     timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """What `pulumi WORDS` did; unless `quiet`, what it asks and prints is the user's.
+    """Runs `pulumi WORDS` in `root`, which holds Pulumi.yaml, with `environ` alone.
 
-    `root` holds Pulumi.yaml. JobsError where there is no such program, TimeoutExpired.
+    `quiet`: it may ask nothing, and the result has what it printed; else the terminal is its own.
+    JobsError where pulumi is not on PATH, subprocess.TimeoutExpired after `timeout_s` seconds.
     """
     try:
         return subprocess.run(

@@ -1,4 +1,5 @@
-# -O: of this user. The number of the next job is known to everybody who could make its folder, and
+# own_folder PATH: a folder of this user alone (0700) from now on; or it says what is there, and ends
+# with 78. -O: of this user. The number of the next job is known to everybody who could make its folder, and
 # who can write into the folder around it can exchange it; in the job's memory all may (prolog).
 own_folder() {
   (umask 077 && mkdir -p -- "${1%/*}" 2> /dev/null) || :

@@ -1,4 +1,7 @@
-# QOS, accounts and who belongs to them: functions of the lines that follow, then finish.
+# QOS, accounts and who belongs to them: functions of the lines that follow, then finish with what is
+# declared. What Slurm has beside it goes where its organization or description says soperator-stack.
+# say WORDS asks sacctmgr (a line each, split by |), set_up WORDS changes and ends where it is refused,
+# declared "NAME..." NAME, leave ACCOUNT USER takes the user out, and off Slurm without another account.
 set -eu
 say() { sacctmgr --noheader --parsable2 "$@" </dev/null; }
 set_up() {

@@ -1,4 +1,6 @@
-# Users of the login node with their keys: keep NAME < KEYS for each declared one, then finish.
+# Users of the login node with their keys: keep NAME < KEYS for each declared one, then finish
+# "NAME..." with all of them, which drops those that an earlier run kept. With keys=later it does not
+# fail where a member's own files are in the way of keys: a later run of the same does.
 set -eu
 list=$HOME/.soperator-stack-users
 failed=

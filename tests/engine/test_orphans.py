@@ -161,7 +161,7 @@ def test_a_second_backend_has_nothing_of_a_stack_before_it_is_given_over(
 
     said = program.preview("local").text
     assert "local: another state has this stack in project-e00p" in said
-    assert "to forget this one: `pulumi stack rm --force local`" in said
+    assert "to forget this state: `pulumi stack rm --force local`" in said
     gone = program("refresh", "--yes", "--skip-preview", "--stack=local")
     assert (gone.returncode != 0, f"{jail}, which state" in gone.stdout + gone.stderr) == (
         True,

@@ -39,7 +39,7 @@ from workloads.common.places import Places
 from workloads.common.record import job_id
 
 EVERY_S = 10
-"""A day of eight GPUs is 3 MB."""
+"""Seconds between two samples of the GPUs: a day of eight is 3 MB."""
 _SCRIPT = Path(__file__).parents[1] / "monitoring" / "check_gpu_util.sh"
 _END_S = 10.0
 
@@ -102,10 +102,10 @@ ip_local_port_range begins at 32768) and those of Kubernetes' services."""
 
 
 def free_port() -> int:
-    """Return a port of this node for a server that listens some seconds from now.
+    """Return a port of this node that is free now, for a server that listens seconds later.
 
-    What the kernel would choose (bind to 0) it gives to the next who asks: while ranks load torch,
-    a connection or server of any other job of the node may get it.
+    Not one that the kernel chooses (bind to 0): meanwhile, while ranks load torch, it would give
+    that to a connection or server of any other job of the node. Nobody holds this one either.
     """
     for port in random.sample(_PORTS, len(_PORTS)):
         with contextlib.suppress(OSError), socket.socket() as probe:

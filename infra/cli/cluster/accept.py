@@ -56,8 +56,7 @@ def accept(
         typer.Option(metavar="FILE", help="Check a certificate's signature; runs nothing."),
     ] = None,
     signer: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --verify: the signer's public key."),
+        Path | None, typer.Option(metavar="FILE", help="With --verify: the signer's public key.")
     ] = None,
     sets: SetsOption = None,
     sync: SyncOption = False,

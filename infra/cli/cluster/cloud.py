@@ -119,7 +119,7 @@ def _release(api: Api, spec: StackSpec, state_id: str) -> str:
     return (
         f"{len(had)} resources are no longer state {state_id}'s: "
         f"{', '.join(f'{each.type} {each.id}' for each in had)}; "
-        f"`pulumi up --stack {spec.name}` takes them over, and the other backend's is refused"
+        f"`pulumi up --stack {spec.name}` takes them over; that of the other backend is refused"
     )
 
 

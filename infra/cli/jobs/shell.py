@@ -60,8 +60,7 @@ def login_options(outputs: StackOutputs) -> dict[str, str]:
     kind, blob = outputs.login_host_key.split()[:2]
     # Whole or not at all: another command may read it now.
     files.write(
-        known_hosts,
-        f"[{outputs.login_ip}]:{outputs.ssh_port},{outputs.login_ip} {kind} {blob}\n",
+        known_hosts, f"[{outputs.login_ip}]:{outputs.ssh_port},{outputs.login_ip} {kind} {blob}\n"
     )
     return {
         "IdentitiesOnly": "yes",

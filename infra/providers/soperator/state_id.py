@@ -25,9 +25,9 @@ GUARD: Final = "soperator:cloud:StateGuard"
 """The stack's last resource, so that a destroy asks before it ends what runs in the kube cluster,
 which has no label."""
 _INPUTS: Final = ("project_id", "stack", "project")
-_SHOWN: Final = 5
+_MOST_IDS: Final = 5
 _ASK_S: Final = 5.0
-"""Longest wait of a preview for one answer, as in the pre-flight check."""
+"""Seconds that a preview waits for one answer at most, as the pre-flight check does."""
 
 
 class _OfState(Provider):
@@ -79,7 +79,7 @@ class StateIdProvider(_OfState):
             release(self._api, id, **{key: state[key] for key in _INPUTS})
 
     def _ask(self, inputs: Values, own: str | None = None) -> None:
-        # It needs no cloud: the program's own questions say that there is none.
+        # A preview needs no cloud: where none answers, the pre-flight check has said so.
         with contextlib.suppress(ApiError, EndpointError):
             short = Api(Schema(cache_dir()), self.cancelled, call_s=_ASK_S, back_off_s=())
             _refuse_second(short, inputs, own)
@@ -98,32 +98,33 @@ class StateGuardProvider(_OfState):
         return Diff(detailed=compare(old_inputs, new))
 
     def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
-        """What it will ask for."""
+        """Asks nothing yet; the inputs are what its end asks by."""
         return "" if preview else "guard", inputs
 
     def update(
         self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
     ) -> Values:
-        """What it will ask for from now on."""
+        """Asks nothing; the new inputs are what its end asks by."""
         return new
 
     def delete(self, type_: str, id: str, state: Values) -> None:
-        """Asks, before a destroy ends anything."""
+        """Asks for the first time: a destroy ends this resource before all others."""
         with self._explained(f"list of what another state has in {state['project_id']}"):
             _refuse_second(self._api, state, state["state_id"])
 
 
 def _refuse_second(api: Api, inputs: Values, own: str | None = None) -> None:
+    """ProviderError where another state than `own` has any resource of the stack."""
     others: dict[str, list[str]] = {}
     for each in owned(api, **{key: inputs[key] for key in _INPUTS}):
         if each.state_id not in (None, own):
             others.setdefault(each.state_id, []).append(f"{each.type} {each.id}")
     stack = inputs["stack"]
-    forget = f"; to forget this one: `pulumi stack rm --force {stack}`" if own else ""
+    forget = f"; to forget this state: `pulumi stack rm --force {stack}`" if own else ""
     lines = [
         f"{stack}: another state has this stack in {inputs['project_id']}: state "
-        f"{state_id} with {', '.join(ids[:_SHOWN])}"
-        f"{f' and {len(ids) - _SHOWN} more' if len(ids) > _SHOWN else ''}; use its backend or "
+        f"{state_id} with {', '.join(ids[:_MOST_IDS])}"
+        f"{f' and {len(ids) - _MOST_IDS} more' if ids[_MOST_IDS:] else ''}; use its backend or "
         "another name; where that state is lost, or should lose them, "
         f"{adopt_state(state_id, stack)}, then the next `pulumi up` takes them{forget}"
         for state_id, ids in others.items()
