@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.workloads.test_data import example_of
 from workloads.common.exit_codes import ExitCode
@@ -21,7 +22,7 @@ from workloads.data.token_rows import collate, pack
 from workloads.recipes.train import GateConfig, TrainConfig
 from workloads.train import finish
 from workloads.train import model as train_model
-from workloads.train.loop import learning_rate_factor
+from workloads.train.loop import Trainer, learning_rate_factor
 from workloads.train.measure import EventWriter, Ledger, LossCurve, StepResult, masked_crc32c
 from workloads.train.model import (
     IGNORED,
@@ -365,3 +366,51 @@ def test_four_bits_are_refused_where_the_library_gives_wrong_values(
     assert "not installed" in str(inputs.four_bit_problem(has_gpu=False))
     monkeypatch.setattr(inputs, "find_spec", lambda name: SimpleNamespace())
     assert inputs.four_bit_problem(has_gpu=True) is None
+
+
+class Waits(TorchDispatchMode):
+    """Counts operations for whose result a GPU would be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = func.overloadpacket._qualified_op_name
+        masks = args[1] if name in ("aten::index", "aten::index_put_") else ()
+        by_mask = any(each is not None and each.dtype == torch.bool for each in masks)
+        if by_mask or name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select"):
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 64])
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_step_waits_for_a_gpu_once(
+    run: Any, monkeypatch: pytest.MonkeyPatch, method: str, chunk_tokens: int | None
+) -> None:
+    """For the loss and the norm of the gradient together, however many micro batches it has."""
+    counts: list[list[str]] = []
+    step, read = Trainer._step, torch.Tensor.tolist
+
+    def counted(self: Trainer, batches: list[Any]) -> Any:
+        with Waits() as waits, monkeypatch.context() as patched:
+            # A list is read past the dispatcher.
+            patched.setattr(
+                torch.Tensor, "tolist", lambda each: waits.seen.append("tolist") or read(each)
+            )
+            found = step(self, batches)
+        counts.append(waits.seen)
+        return found
+
+    monkeypatch.setattr(Trainer, "_step", counted)
+    run("prepare-data")
+    chunks = "null" if chunk_tokens is None else chunk_tokens
+    code, _ = run(
+        *("train", f"train.method={method}", "train.max_steps=2", "train.gradient_accumulation=2"),
+        *("train.sequence_length=1600", "train.overlong=drop", f"train.loss_chunk_tokens={chunks}"),
+    )
+    assert code == 0
+    assert counts == [["tolist"], ["tolist"]]

@@ -126,13 +126,13 @@ class World:
         self.sum([0.0])
 
     def sum(self, values: list[float]) -> list[float]:
-        """Return the element-wise sum over all ranks, in float64."""
+        """Return the element-wise sum over all ranks, in float64; waits for no GPU."""
         if not self.is_distributed:
             return values
         import torch
         import torch.distributed as dist
 
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, group=self.group)
         return tensor.tolist()
 

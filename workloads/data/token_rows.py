@@ -258,6 +258,17 @@ class Batch:
     num_tokens: int
     """Tokens that are not padding."""
     num_label_tokens: int
+    learned_N: Any = None
+    """Numbers of the positions with a label, rows one after another; 0 where no position has one.
+
+    Made with the batch, on the CPU: a GPU that looks for them is waited for.
+    """
+
+    def __post_init__(self) -> None:
+        if self.learned_N is None:
+            found_N = (self.labels_BT.flatten() != IGNORED).nonzero()[:, 0]
+            # One ignored position keeps every weight in the graph, as DDP waits for all of them.
+            object.__setattr__(self, "learned_N", found_N if len(found_N) else found_N.new_zeros(1))
 
     @property
     def mask_B1TT(self) -> torch.Tensor:  # noqa: N802
@@ -280,6 +291,7 @@ class Batch:
             document_BT=self.document_BT.to(device, non_blocking=True),
             num_tokens=self.num_tokens,
             num_label_tokens=self.num_label_tokens,
+            learned_N=self.learned_N.to(device, non_blocking=True),
         )
 
 

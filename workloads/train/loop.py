@@ -314,9 +314,11 @@ class Trainer:
                     loss = self.strategy.module(batch.to(world.device))
                 self.precision.backward(loss * scale)
             total += loss.detach()
-        (loss_sum,) = world.sum([float(total)])
         self.precision.unscale(state.optimizer)
-        grad_norm = self.strategy.clip(config.max_grad_norm)
+        norm = self.strategy.clip(config.max_grad_norm)
+        # Both at once: the only wait for a GPU in a step.
+        loss, grad_norm = torch.stack((total, norm.to(total))).tolist()
+        (loss_sum,) = world.sum([loss])
         step = state.progress.step
         self._check_finite(step, loss_sum, grad_norm)
         rate = config.learning_rate * learning_rate_factor(

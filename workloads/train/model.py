@@ -346,23 +346,21 @@ class AssistantLoss(nn.Module):
     def forward(self, batch: Any) -> torch.Tensor:
         """Return the summed cross entropy in fp32."""
         arguments = attention_inputs(self.attention, batch)
-        labels_BT = batch.labels_BT.reshape(arguments["input_ids"].shape)
         # Logits only where there is a label: on chats that saves most of the output head.
-        learned_BT = labels_BT != IGNORED
-        if not learned_BT.any():
-            # One ignored position keeps every weight in the graph, as DDP waits for all of them.
-            learned_BT[0, 0] = True
-        labels_N = labels_BT[learned_BT]
-        if self.chunk_tokens is not None:
-            base = self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
-            head = base.get_output_embeddings()
-            if is_plain_head(head, base.config):
-                hidden_BTH = base.get_decoder()(**arguments, use_cache=False).last_hidden_state
-                return chunked_loss(
-                    hidden_BTH[learned_BT], labels_N, head, chunk_tokens=self.chunk_tokens
-                )
-        logits_NV = self.model(**arguments, logits_to_keep=learned_BT, use_cache=False).logits
-        return summed_loss(logits_NV, labels_N)
+        labels_N = batch.labels_BT.flatten()[batch.learned_N]
+        base = self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
+        head = base.get_output_embeddings()
+        if not is_plain_head(head, base.config):
+            ids_BT = arguments["input_ids"]
+            learned_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
+            learned_BT.view(-1)[batch.learned_N] = True
+            logits_NV = self.model(**arguments, logits_to_keep=learned_BT, use_cache=False).logits
+            return summed_loss(logits_NV, labels_N)
+        hidden_BTH = base.get_decoder()(**arguments, use_cache=False).last_hidden_state
+        hidden_NH = hidden_BTH.flatten(0, 1)[batch.learned_N]
+        if self.chunk_tokens is None:
+            return summed_loss(head(hidden_NH), labels_N)
+        return chunked_loss(hidden_NH, labels_N, head, chunk_tokens=self.chunk_tokens)
 
 
 class SmallLoss(nn.Module):

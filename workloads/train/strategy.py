@@ -177,10 +177,10 @@ class Strategy:
             with self.module.no_sync():
                 yield
 
-    def clip(self, max_norm: float) -> float:
-        """Bound the gradient's norm over all weights of all ranks; return it as it was."""
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Bound the gradient's norm over all weights of all ranks; return it as it was, unread."""
         norm: Any = torch.nn.utils.clip_grad_norm_(self.trained, max_norm)
-        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def whole_weights(self, *, only_trained: bool) -> dict[str, torch.Tensor]:
         """Return weights by name on the CPU, whole, on rank 0; every rank calls it."""
