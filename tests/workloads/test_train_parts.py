@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 import struct
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -414,3 +415,21 @@ def test_a_step_waits_for_a_gpu_once(
     )
     assert code == 0
     assert counts == [["tolist"], ["tolist"]]
+
+
+def test_liger_replaces_all_but_the_loss(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By transformers' own integration, which is real here; Liger itself needs a GPU."""
+    from transformers.integrations import liger
+
+    kernels = SimpleNamespace(asked=None)
+    kernels._apply_liger_kernel_to_instance = lambda **asked: setattr(kernels, "asked", asked)
+    monkeypatch.setitem(sys.modules, "liger_kernel", SimpleNamespace(transformers=kernels))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", kernels)
+    monkeypatch.setattr(liger, "is_liger_kernel_available", lambda: True)
+    monkeypatch.setattr(train_model, "find_spec", lambda name: name == "liger_kernel")
+    adapted = prepare_model(model, CONFIG)
+    for device in ("cpu", "cuda"):
+        assert kernels.asked is None
+        assert train_model.use_liger(adapted, CONFIG, torch.device(device)) is adapted
+    losses = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+    assert kernels.asked == {"model": adapted.get_base_model(), **losses}
