@@ -259,10 +259,7 @@ class Batch:
     """Tokens that are not padding."""
     num_label_tokens: int
     learned_N: Any = None
-    """Numbers of the positions with a label, rows one after another; 0 where no position has one.
-
-    Made with the batch, on the CPU: a GPU that looks for them is waited for.
-    """
+    """Positions that have a label, rows one after another, told by the CPU: a GPU is waited for."""
 
     def __post_init__(self) -> None:
         if self.learned_N is None:

@@ -341,8 +341,7 @@ class AssistantLoss(nn.Module):
         base = self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
         head = base.get_output_embeddings()
         if not is_plain_head(head, base.config):
-            ids_BT = arguments["input_ids"]
-            learned_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
+            learned_BT = torch.zeros_like(arguments["input_ids"], dtype=torch.bool)
             learned_BT.view(-1)[batch.learned_N] = True
             logits_NV = self.model(**arguments, logits_to_keep=learned_BT, use_cache=False).logits
             return summed_loss(logits_NV, labels_N)
