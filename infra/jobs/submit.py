@@ -25,6 +25,7 @@ from infra.clients.objects import Place, StorageError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, dependency, refused, sbatch_command
 from infra.render.sbatch import RELEASE_VARIABLE
+from stacks.errors import visible
 from stacks.spec import StackSpec
 from stacks.spec.slurm import TRAIN_MODULE, JobSpec
 
@@ -258,7 +259,8 @@ def dry_run(
             f"# The cluster has code {deployed}, this checkout is {code_hash}: the script below is "
             "the cluster's, and submit refuses without --sync or pulumi up.\n"
         )
-    return f"# {shown}\n# {result.stderr.strip()}\n{stale}{text}"
+    lines = f"# {shown}\n# {result.stderr.strip()}\n{stale}{text}".split("\n")
+    return "\n".join(map(visible, lines))
 
 
 def check_job(outputs: StackOutputs, job: str) -> None:

@@ -83,10 +83,7 @@ def spend(
         from cost.runs.reconcile import reconcile, render_reconciliation
 
         found = reconcile(
-            estimate(books.spec, books.rates.book),
-            report.spend,
-            billed,
-            tolerance=close,
+            estimate(books.spec, books.rates.book), report.spend, billed, tolerance=close
         )
         put(render_reconciliation(found, format), output)
         raise typer.Exit(exit_code(found.verdict))

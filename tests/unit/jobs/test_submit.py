@@ -220,3 +220,11 @@ def test_only_what_the_login_node_can_see_is_asked_for(
     assert list(prepared_data(job, recipe, here)[:1]) == first
     server = replace(job, module="workloads.serve")
     assert prepared_data(server, recipe, here) == ()
+
+
+def test_a_dry_run_says_nothing_to_the_terminal_that_the_cluster_wrote() -> None:
+    """A hostile login node has the script that is shown, and what sbatch says."""
+    script = f"releases/{HASH}\n#!/bin/bash\n\x1b]52;c;x\a\n"
+    shell = Recorded(stdout=script, stderr="to start\x1b[2J\n")
+    text = submit.dry_run(shell, OUTPUTS, "finetune", code_hash=HASH, exported=())
+    assert text.endswith("# to start\\x1b[2J\n#!/bin/bash\n\\x1b]52;c;x\\x07\n")
