@@ -197,20 +197,20 @@ def public_key_problem(line: str) -> str | None:
 
 
 def _check_code(spec: StackSpec, findings: Findings) -> None:
+    own = paths_of_one_node(spec)
     for key, path in (("code_path", spec.code_path), ("python_env_path", spec.python_env_path)):
         problem = path_problem(path)
         if problem:
             findings.add("code.path-form", key, problem)
-    own = paths_of_one_node(spec)
-    lies_on = [text for mount, text in own.items() if is_under(spec.code_path, mount)]
-    if lies_on:
-        findings.add(
-            "code.on-one-node",
-            "code_path",
-            f"'{spec.code_path}' is on {lies_on[0]}; the login node's files would not reach the "
-            "jobs: put it under a submount",
-        )
-    elif not any(is_under(spec.code_path, mount) for mount in shared_mounts(spec).values()):
+        lies_on = [text for mount, text in own.items() if is_under(path, mount)]
+        if lies_on:
+            findings.add(
+                "code.on-one-node",
+                key,
+                f"'{path}' is on {lies_on[0]}; the login node's files would not reach the jobs: "
+                "put it under a submount",
+            )
+    if not any(is_under(spec.code_path, mount) for mount in (*own, *shared_mounts(spec).values())):
         findings.add(
             "code.on-jail",
             "code_path",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -98,6 +99,7 @@ def test_sixteen_h100_share_one_fabric_and_stay_under_the_quota(stack: StackSpec
     assert sum(each.size_gib or 0 for each in own if each is not None) <= 5 * TIB
     assert stack.storage.places["chkpt"] == "/mnt/shared/checkpoints"
     assert stack.storage.places["logs"] == "/mnt/shared/logs"
+    assert stack.storage.places["results"] == "/mnt/inference/results"
     assert [partition.name for partition in stack.slurm.partitions] == ["main", "hidden"]
 
 
@@ -146,6 +148,19 @@ def test_four_single_h200_have_scratch_of_their_own(stack: StackSpec):
     assert finetune.environment["NCCL_DEBUG"] == "INFO"
     for place in ("data", "cache"):
         assert stack.storage.places[place].startswith("/mnt/training-data/")
+
+
+@pytest.mark.feature("S003-75")
+@pytest.mark.parametrize("stack", ["h200-elastic"], indirect=True)
+def test_a_python_environment_on_the_disk_of_one_node_is_refused(stack: StackSpec):
+    """The login node makes it, and every worker runs it."""
+    assert stack.nodes.workers[0].local_disks[0].mount_path == "/mnt/scratch"
+    paths = {"code_path", "python_env_path"}
+    assert not paths & {each.path.partition(".")[2] for each in check(stack)}
+    moved = check(replace(stack, python_env_path="/mnt/scratch/venv"))
+    (problem,) = [each for each in moved if each.rule == "code.on-one-node"]
+    assert (problem.level, problem.path) == ("error", "h200-elastic.python_env_path")
+    assert "the login node's files would not reach the jobs" in str(problem)
 
 
 @pytest.mark.feature("S000-03")
