@@ -74,6 +74,7 @@ def test_a_loaded_checkpoint_has_weights_optimizer_position_and_random_numbers(
 def test_a_folder_has_the_files_of_its_kind_and_a_digest_of_each(tmp_path: Path, kind: Any) -> None:
     saved(tmp_path, 2, elastic_every=2 if kind is ELASTIC else 0)
     folder = tmp_path / "proof" / "run" / f"{kind.prefix}-2"
+    assert kind.marker == ("_ELASTIC_SUCCESS" if kind is ELASTIC else "_SUCCESS")
     files = {"config.json", "trainer_state.json", ".metadata", "__0_0.distcp"}
     if kind is ELASTIC:
         files |= {"model.safetensors", "elastic_metadata.json"}

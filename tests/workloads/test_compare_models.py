@@ -133,6 +133,8 @@ def test_the_report_has_means_intervals_categories_and_regressions(
     assert rouge["trained"]["mean"] == pytest.approx(0.6875)
     assert rouge["original"]["count"] == rouge["trained"]["count"] == 4
     assert rouge["improvement_percent"] == pytest.approx(25.0)
+    change = 100 * (rouge["trained"]["std"] / rouge["original"]["std"] - 1)
+    assert rouge["std_change_percent"] == pytest.approx(change)
     assert rouge["paired"]["low"] <= rouge["paired"]["difference"] <= rouge["paired"]["high"]
     assert report["metrics"]["argument_accuracy"]["original"]["count"] == 2
     assert report["metrics"]["call_parse_failure"]["improvement_percent"] == 100.0

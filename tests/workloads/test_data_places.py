@@ -60,19 +60,26 @@ def test_the_sample_runs_through_convert_split_and_tokenise(
     assert len(read_parquet(tokens)) == NUM_ROWS - len(held)
 
 
-@pytest.mark.feature("S002-31")
+@pytest.mark.feature("S000-26", "S002-31")
 def test_prepare_data_does_nothing_the_second_time_and_something_when_settings_change(
     places: Path, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, first = run("prepare-data")
     assert code == 0
     made = (places / "data/prepared/manifest.json").stat().st_mtime_ns
+    held = (places / "data/prepared/chats_test.jsonl").read_bytes()
     code, second = run("prepare-data")
     assert (code, second["metrics"]) == (0, first["metrics"])
     assert (places / "data/prepared/manifest.json").stat().st_mtime_ns == made
     code, _ = run("prepare-data", "data.seed=1")
     assert code == 0
     assert (places / "data/prepared/manifest.json").stat().st_mtime_ns != made
+    other = (places / "data/prepared/chats_test.jsonl").read_bytes()
+    assert other != held, "the seed draws other rows"
+    for seed in (2, 3):
+        assert run("prepare-data", "data.rand_sort=false", f"data.seed={seed}")[0] == 0
+        last = (places / "data/prepared/chats_test.jsonl").read_bytes()
+        assert (places / "data/prepared/chats.jsonl").read_bytes().endswith(last)
 
 
 def test_prepared_data_is_made_anew_where_the_class_of_its_settings_has_changed(

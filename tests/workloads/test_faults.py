@@ -186,24 +186,30 @@ def test_only_a_saved_job_that_slurm_did_not_end_goes_back_into_the_queue(
 _SIGNALLED_STEP = """
 import os, re, signal, sys, time
 signal.signal(signal.SIGUSR1, lambda *_: os._exit(int(sys.argv[1])))
-listens = 1 << signal.SIGUSR1 - 1
-while True:
+listens = 1 << int(sys.argv[2]) - 1
+for _ in range(2000):
     caught = re.search(r"SigCgt:\\s*(\\w+)", open(f"/proc/{os.getppid()}/status").read())
     if int(caught[1], 16) & listens:
         break
     time.sleep(0.01)
-os.kill(os.getppid(), signal.SIGUSR1)
+else:
+    sys.exit("nobody listens")
+os.kill(os.getppid(), int(sys.argv[2]))
 time.sleep(60)
 """
 
 
+@pytest.mark.feature("S003-32")
+@pytest.mark.parametrize("sent", [signal.SIGUSR1, signal.SIGTERM])
 @pytest.mark.parametrize("status", [10, 138])
-def test_a_signal_before_a_rank_can_take_it_is_no_failure(tmp_path: Path, status: int) -> None:
+def test_a_signal_before_a_rank_can_take_it_is_no_failure(
+    tmp_path: Path, status: int, sent: int
+) -> None:
     """A node that is taken back in the first seconds ended the job as FAILED, signal 10."""
     made, job = supervisor(tmp_path, 0, answers())
     former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
     (tmp_path / "step.py").write_text(_SIGNALLED_STEP)
-    made.command = [sys.executable, str(tmp_path / "step.py"), str(status)]
+    made.command = [sys.executable, str(tmp_path / "step.py"), str(status), str(int(sent))]
     try:
         assert made.run() == 75
         assert job.requeued == 1

@@ -249,6 +249,7 @@ def test_a_full_disk_leaves_no_half_of_a_certificate(
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["kept"]
 
 
+@pytest.mark.feature("S001-51")
 def test_the_table_names_each_reason_and_ends_with_the_outcome() -> None:
     values = _content()
     found = {row[1]: row for row in rows(values)}

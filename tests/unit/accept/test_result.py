@@ -32,6 +32,7 @@ def test_what_the_job_writes_follows_the_published_schema() -> None:
         jsonschema.validate(broken, schema)
 
 
+@pytest.mark.feature("S001-51")
 def test_both_sides_agree_on_names_stages_and_outcome(tmp_path: Path) -> None:
     assert module.STAGES == accept.STAGES
     assert (module.SCHEMA, module.SCHEMA_VERSION, module.FILE_NAME) == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -134,6 +135,18 @@ def test_another_lock_takes_its_place_in_one_step_and_the_old_one_stays_for_runn
     assert python(spec, "import tiny; print(tiny.VERSION)") == "2.0"
     assert (old / "bin" / "python").exists()
     assert make(spec, wheels, before).version == version_of(before), "the way back is a link"
+
+
+@pytest.mark.feature("S003-75")
+def test_while_one_is_made_a_second_one_is_refused(spec: StackSpec, wheels: Path) -> None:
+    """Both would write the same folder on the filesystem that they share."""
+    lock = wheel(wheels, "1.0")
+    made = make(spec, wheels, lock).path
+    with Path(f"{made}.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(JobsError, match="another one is being made; wait for it"):
+            make(spec, wheels, lock)
+    assert make(spec, wheels, lock).seconds is None
 
 
 def test_a_python_of_roots_own_is_refused_as_no_users_job_can_run_it(

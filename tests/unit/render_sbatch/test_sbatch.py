@@ -293,6 +293,7 @@ def test_a_job_of_one_size_ends_with_its_first_bad_task(spec: StackSpec) -> None
     assert "--kill-on-bad-exit=1 bash" in text
 
 
+@pytest.mark.feature("S003-32")
 def test_the_batch_process_is_told_in_time_to_save_and_is_no_shell(spec: StackSpec) -> None:
     """bash runs a trap only after its child has ended: the signal would come too late."""
     text = render_sbatch(spec, replace(JOB, save_s=300))

@@ -205,6 +205,20 @@ def test_a_setting_that_names_no_folder_is_refused(state, monkeypatch, tmp_path)
         engine.link_plugins(state.pulumi_home)
 
 
+@pytest.mark.feature("S002-73")
+@pytest.mark.parametrize(("version", "is_taken"), [("v3.99.0", False), ("v3.999.0", True)])
+def test_an_old_engine_on_path_comes_after_the_one_that_is_built(tmp_path, version, is_taken):
+    cache, official = Cache(tmp_path / "cache"), tmp_path / "official"
+    for folder, text in ((cache.pulumi.parent, "v3.999.0"), (official, version)):
+        folder.mkdir(parents=True)
+        for name in ("pulumi", "pulumi-language-python"):
+            (folder / name).write_text(f"#!/bin/sh\necho {text}\n")
+            (folder / name).chmod(0o755)
+    path = engine.search_path(f"{official}:/usr/bin", cache, tmp_path / "home")
+    taken = official if is_taken else cache.pulumi.parent
+    assert shutil.which("pulumi", path=path) == str(taken / "pulumi")
+
+
 def test_the_path_is_the_same_after_a_second_eval(tmp_path):
     cache = Cache(tmp_path)
     once = engine.search_path("/opt/tools:/usr/bin", cache, tmp_path)
