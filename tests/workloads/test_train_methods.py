@@ -280,6 +280,20 @@ def test_adapters_learn_on_other_kinds_of_models_and_load_on_their_base(
     assert all(torch.equal(loaded[name], value) for name, value in adapter(places).items())
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_a_classifiers_head_learns_beside_adapters_in_16_bits(
+    places: Path, capsys: pytest.CaptureFixture[str], dtype: str
+) -> None:
+    from workloads.train.run import train as main
+
+    options = ("train.method=lora", f"train.dtype={dtype}", "train.gate=null", "train.max_steps=20")
+    arguments = ["--recipe=bert_full_1xcpu", *(f"--set={option}" for option in options)]
+    code = run_job("train", main, arguments)
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == 0, record
+    assert record["metrics"]["last_loss"] < record["metrics"]["first_loss"]
+
+
 @pytest.mark.feature("S004-24")
 def test_a_classifier_is_divided_by_fsdp_too(places: Path, recipe_file: Path) -> None:
     result = launch(places, Path("bert_full_1xcpu"), "13", "train.strategy=fsdp")

@@ -159,20 +159,24 @@ def test_the_models_loss_is_that_of_all_logits(model: Any, chunk_tokens: int | N
         ("Gemma2", {"final_logit_softcapping": 0.5, "head_dim": 16}),
         ("Granite", {"logits_scaling": 8.0}),
         ("Cohere", {"logit_scale": 0.0625}),
+        ("RecurrentGemma", {"logits_soft_cap": 1.0, "num_hidden_layers": 3}),
+        ("Roberta", {"is_decoder": True}),
+        ("Llama4", {}),
     ],
 )
 def test_the_loss_in_chunks_knows_what_a_model_does_after_its_head(
     kind: str, after_the_head: dict[str, Any]
 ) -> None:
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        **after_the_head,
-    )
+    text = "TextConfig" if kind == "Llama4" else "Config"
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
+    config = getattr(transformers, f"{kind}{text}")(**{**sizes, **after_the_head})
     torch.manual_seed(0)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     for weights in model.parameters():

@@ -53,6 +53,10 @@ def attach_lora(model: Any, config: TrainConfig) -> Any:
         )
     except ValueError as error:
         raise ConfigError(f"train.lora.target_modules {list(modules)}: {error}") from error
+    for weight in adapted.parameters():
+        if config.dtype == "fp16" and weight.requires_grad:
+            # A classifier's head too: gradients in fp16 cannot be unscaled.
+            weight.data = weight.data.float()
     if config.dtype != "fp32":
         # Precision.forward's autocast brings input and adapter together. peft would do it by an
         # fp32 copy of each adapted layer's input, which stays for the backward pass.
@@ -158,25 +162,23 @@ def chunked_loss(
     return _ChunkedLoss.apply(hidden_NH, labels_N, weight, bias, chunk_tokens)
 
 
-def is_plain_head(head: Any, config: Any) -> bool:
+def is_plain_head(model: Any) -> bool:
     """True where logits are a linear layer's output as it is: chunks then equal the whole.
 
-    Not so with adapters on the head, and where the model caps or scales logits after it.
+    Not so with adapters on the head, where it is a part of one (RoBERTa, BigBird), where the model
+    caps or scales logits after it, and where no decoder stands for itself (Llama 4).
     """
-    text = config.get_text_config()
-    as_it_is = all(getattr(text, name, None) in (None, 1) for name in _AFTER_THE_HEAD)
-    return type(head) is nn.Linear and as_it_is
+    head, decoder = getattr(model, "lm_head", None), model.get_decoder()
+    text = model.config.get_text_config()
+    scales = all(getattr(text, name, None) in (None, 1) for name in _SCALES)
+    as_it_is = scales and all(getattr(text, name, None) is None for name in _CAPS)
+    return type(head) is nn.Linear and decoder not in (None, model, head) and as_it_is
 
 
 # What models of transformers 5 do to logits in their own forward: Gemma, Granite, Cohere, Falcon,
-# Muse (modeling_*.py, read 2026-11-21).
-_AFTER_THE_HEAD: Final = (
-    "final_logit_softcapping",
-    "logits_scaling",
-    "logit_scale",
-    "lm_head_multiplier",
-    "output_multiplier",
-)
+# Muse, RecurrentGemma, xLSTM (modeling_*.py, read 2026-11-23).
+_CAPS: Final = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+_SCALES: Final = ("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier")
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -246,7 +248,8 @@ def build_model(
 ) -> Any:
     """Return the model ready to train: frozen base with fp32 adapters, or all weights."""
     dtype = base_dtype(config, sharded=sharded)
-    options = _options(config, device)
+    attention = IMPLEMENTATIONS[choose_attention(config, device)]
+    options: dict[str, Any] = {"attn_implementation": attention}
     if config.method == "qlora":
         options |= four_bit_options(dtype)
     return prepare_model(load_model(model_dir, dtype=dtype, device=device, **options), config)
@@ -259,13 +262,11 @@ def build_empty_model(model_dir: Path, config: TrainConfig, *, device: torch.dev
     shape = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
-            shape, dtype=base_dtype(config, sharded=True), **_options(config, device)
+            shape,
+            dtype=base_dtype(config, sharded=True),
+            attn_implementation=IMPLEMENTATIONS[choose_attention(config, device)],
         )
         return prepare_model(model, config)
-
-
-def _options(config: TrainConfig, device: torch.device) -> dict[str, Any]:
-    return {"attn_implementation": IMPLEMENTATIONS[choose_attention(config, device)]}
 
 
 def prepare_model(model: Any, config: TrainConfig) -> Any:
@@ -336,20 +337,20 @@ class AssistantLoss(nn.Module):
     def forward(self, batch: Any) -> torch.Tensor:
         """Return the summed cross entropy in fp32."""
         arguments = attention_inputs(self.attention, batch)
-        # Logits only where there is a label: on chats that saves most of the output head.
         labels_N = batch.labels_BT.flatten()[batch.learned_N]
         base = self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
-        head = base.get_output_embeddings()
-        if not is_plain_head(head, base.config):
-            learned_BT = torch.zeros_like(arguments["input_ids"], dtype=torch.bool)
-            learned_BT.view(-1)[batch.learned_N] = True
-            logits_NV = self.model(**arguments, logits_to_keep=learned_BT, use_cache=False).logits
-            return summed_loss(logits_NV, labels_N)
-        hidden_BTH = base.get_decoder()(**arguments, use_cache=False).last_hidden_state
-        hidden_NH = hidden_BTH.flatten(0, 1)[batch.learned_N]
-        if self.chunk_tokens is None:
-            return summed_loss(head(hidden_NH), labels_N)
-        return chunked_loss(hidden_NH, labels_N, head, chunk_tokens=self.chunk_tokens)
+        if self.chunk_tokens is not None and is_plain_head(base):
+            hidden_BTH = base.get_decoder()(**arguments, use_cache=False).last_hidden_state
+            hidden_NH = hidden_BTH.flatten(0, 1)[batch.learned_N]
+            head = base.get_output_embeddings()
+            return chunked_loss(hidden_NH, labels_N, head, chunk_tokens=self.chunk_tokens)
+        # Logits only where there is a label: on chats that saves most of the output head.
+        kept = batch.learned_N
+        if len(arguments["input_ids"]) > 1:  # positions of several rows are a mask of them
+            kept = torch.zeros_like(arguments["input_ids"], dtype=torch.bool)
+            kept.view(-1)[batch.learned_N] = True
+        logits = self.model(**arguments, logits_to_keep=kept, use_cache=False).logits
+        return summed_loss(logits.flatten(0, -2), labels_N)
 
 
 class SmallLoss(nn.Module):
