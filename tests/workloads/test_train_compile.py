@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -50,8 +51,21 @@ def test_a_node_without_a_compiler_is_told_before_the_model_is_read(
     assert "train.compile: there is no C++ compiler" in record["reason"]
 
 
+@pytest.mark.parametrize(
+    ("made", "whose"),
+    [
+        ("mkdir -m 777 NAME", r"is of nobody \(uid 65534\), not of root"),
+        ("ln -s /nowhere/at/all NAME", "is a link of nobody .* to /nowhere/at/all; remove it: rm"),
+        ("touch NAME", r"is of nobody \(uid 65534\)"),
+    ],
+)
 def test_kernels_that_another_user_may_exchange_are_not_loaded(
-    places: Path, run: Any, neighbour: Neighbour, monkeypatch: pytest.MonkeyPatch
+    places: Path,
+    run: Any,
+    neighbour: Neighbour,
+    monkeypatch: pytest.MonkeyPatch,
+    made: str,
+    whose: str,
 ) -> None:
     """Torch would unpickle what lies in the folder that it names by the user in /tmp."""
     # Torch sets it: it is as it was after the test.
@@ -59,11 +73,11 @@ def test_kernels_that_another_user_may_exchange_are_not_loaded(
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     monkeypatch.setattr(tempfile, "tempdir", str(neighbour.folder))
     name = f"torchinductor_{getpass.getuser()}"
-    neighbour.run(f"mkdir -m 777 {name}")
+    neighbour.run(made.replace("NAME", name))
     run("prepare-data")
     code, record = run("train", *SMALL, "train.compile=true")
     assert code == ExitCode.BAD_CONFIG
-    assert f"{name}: is of nobody (uid 65534), not of root" in record["reason"]
+    assert re.search(f"{name}: {whose}", record["reason"]), record["reason"]
     assert record["reason"].endswith("or name another in TORCHINDUCTOR_CACHE_DIR")
 
 

@@ -6,6 +6,7 @@ prints what it found; with that in SOPERATOR_INPUTS the same line, on each node,
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -307,11 +308,14 @@ def check_node(config: TrainConfig, strategy: str) -> None:
                 "or leave it out"
             )
     if config.compile or config.attention == "flex":
-        from torch._inductor.runtime.cache_dir_utils import cache_dir
+        from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
         # It holds pickles and libraries; by default it is of a name in /tmp that everybody knows.
-        if whose := atomic.foreign(Path(cache_dir())):
-            problems.append(f"{cache_dir()}: {whose}; or name another in TORCHINDUCTOR_CACHE_DIR")
+        kernels = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
+        with contextlib.suppress(OSError):  # looked at below; made first, so that nobody else does
+            cache_dir()
+        if whose := atomic.foreign(kernels) or (not kernels.is_dir() and "is no folder"):
+            problems.append(f"{kernels}: {whose}; or name another in TORCHINDUCTOR_CACHE_DIR")
     if strategy == "offload" and not has_gpu:
         problems.append("train.strategy offload: there is no GPU to offload from; use fsdp or ddp")
     if problems:
