@@ -61,6 +61,11 @@ class SshStand:
         )
         self._listen()
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that came since it is up."""
+        return len(self._transports)
+
     def lose(self) -> None:
         """End all sessions at once; nothing listens any more."""
         self._stop_listening()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -170,11 +171,13 @@ def tunnel(
     outputs: StackOutputs,
     identity: Path | None,
     to: Endpoint | ServerAddress,
+    node: str | None = None,
 ) -> Tunnel:
-    """A way from this machine to there, until `closing`."""
+    """A way from this machine to there, as the login node or `node` sees it, until `closing`."""
     from infra.clients.ssh import Tunnel
 
-    made = Tunnel(outputs.endpoint(private_key(identity)), to.host, to.port, say=note)
+    way = replace(outputs.endpoint(private_key(identity)), node=node)
+    made = Tunnel(way, to.host, to.port, say=note)
     closing.callback(made.close)
     return made
 

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -43,9 +43,12 @@ class Endpoint:
     host_key: str
     identity: Path
     user: str = ROOT
+    node: str | None = None
+    """Worker behind it that is entered through it, by the same key as the same user."""
 
     def __str__(self) -> str:
-        return f"{self.user}@{self.host}:{self.port}"
+        node = self.node and f" and {self.node} behind it"
+        return f"{self.user}@{self.host}:{self.port}{node or ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +82,25 @@ class Connection:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._transport = _connect(endpoint)
+        self._login: Connection | None = None
+        self._transport = self._open_all()
         # paramiko keeps one reason for a refused channel, whichever thread asks for it first.
         self._opening = threading.Lock()
 
     def reopen(self) -> None:
         """Connects anew; what ran on the old connection is gone."""
-        self._transport.close()
-        self._transport = _connect(self.endpoint)
+        self.close()
+        self._transport = self._open_all()
+
+    def _open_all(self) -> paramiko.Transport:
+        if self.endpoint.node is None:
+            return _connect(self.endpoint, None)
+        self._login = Connection(replace(self.endpoint, node=None))
+        try:
+            return _connect(self.endpoint, self._login)
+        except JobsError:
+            self._login.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -97,6 +111,8 @@ class Connection:
     def close(self) -> None:
         """Ends the connection and whatever still runs on it."""
         self._transport.close()
+        if self._login is not None:
+            self._login.close()
 
     @property
     def is_open(self) -> bool:
@@ -111,7 +127,8 @@ class Connection:
             )
         except paramiko.ChannelException as error:
             raise JobsError(
-                f"{host}:{port}: the login node cannot connect to it ({error.text}); is it up?"
+                f"{host}:{port}: the {'worker' if self.endpoint.node else 'login node'} cannot "
+                f"connect to it ({error.text}); is it up?"
             ) from error
         except (OSError, EOFError, paramiko.SSHException) as error:
             # One that does not answer in time is as good as ended: nothing waits on it any more.
@@ -202,11 +219,19 @@ class Connection:
         )
 
 
-def _connect(endpoint: Endpoint) -> paramiko.Transport:
+NODE_PORT: Final = 22
+"""Of a worker's sshd, with the login node's host keys (Soperator 4.1.7, worker/configmap.go)."""
+
+
+def _connect(endpoint: Endpoint, login: Connection | None) -> paramiko.Transport:
     identity = _identity(endpoint.identity)
     host_key = parse_public_key(endpoint.host_key)
     try:
-        sock = socket.create_connection((endpoint.host, endpoint.port), timeout=_CONNECT_TIMEOUT_S)
+        sock = (
+            login.forward(endpoint.node, NODE_PORT)
+            if login and endpoint.node
+            else socket.create_connection((endpoint.host, endpoint.port), _CONNECT_TIMEOUT_S)
+        )
     except OSError as error:
         raise ConnectionLostError(
             f"{endpoint}: {error.strerror or error}; is the stack up? "
@@ -338,6 +363,8 @@ def reopen(connection: Connection, *, patience_s: float = PATIENCE_S) -> None:
 
 _HOST: Final = "127.0.0.1"
 _LOOK_EVERY_S: Final = 0.5
+_OPEN_S: Final = 60.0
+"""A server says that it runs before it listens."""
 _PATIENCE_S: Final = 5.0
 """For the other side of a thing that ends."""
 _TUNNEL_CHUNK: Final = 1 << 16
@@ -371,6 +398,17 @@ class Tunnel:
     def url(self) -> str:
         """The server's API as this machine reaches it."""
         return f"http://{_HOST}:{self.port}/v1"
+
+    def wait_until_open(self, patience_s: float = _OPEN_S) -> None:
+        """Returns once the other side takes a connection; JobsError after `patience_s` without."""
+        give_up_at = time.monotonic() + patience_s
+        while True:
+            try:
+                return self._connection.forward(*self._target).close()
+            except JobsError as error:
+                if isinstance(error, ConnectionLostError) or time.monotonic() >= give_up_at:
+                    raise
+            time.sleep(_LOOK_EVERY_S)
 
     def close(self) -> None:
         """Ends the listener, every connection through it, and the SSH session."""

@@ -13,7 +13,6 @@ import re
 import secrets
 import shlex
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -227,8 +226,6 @@ _TOLD: Final = re.compile(rf"{_MARK} ([A-Za-z0-9][A-Za-z0-9.-]*) ([0-9]{{1,5}})"
 _FREE_PORT: Final = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
 _INSTALL: Final = "workloads/monitoring/install_tools.sh"
 _LAST_LINES: Final = 5
-_OPEN_S: Final = 60.0
-_LOOK_EVERY_S: Final = 0.5
 JUPYTER_READY: Final = "is running at"
 TENSORBOARD_READY: Final = "Press CTRL+C to quit"
 
@@ -272,16 +269,15 @@ def environment(spec: StackSpec, outputs: StackOutputs) -> str:
 
 
 def jupyter(asked: Ask, spec: StackSpec, outputs: StackOutputs) -> str:
-    """The command that starts Jupyter Lab in the session; its token is the guard's secret."""
+    """Starts Jupyter Lab on the worker's own loopback, entered by SSH; the secret is its token."""
     python = _python(spec)
-    # It listens on the node's address: the login node reaches no loopback of another machine.
     script = (
         # In the home folder: what is saved in a release is gone with it.
         f"{environment(spec, outputs)} && export JUPYTER_TOKEN=$SOPERATOR_SECRET && cd && "
         f"port=$({python} -c {shlex.quote(_FREE_PORT)}) && "
         f'echo {_MARK} "${{SLURMD_NODENAME:-$(hostname)}}" "$port" && '
-        f"exec {python} -m jupyterlab --no-browser --allow-root --ip=0.0.0.0 "
-        '--port="$port" --ServerApp.port_retries=0 --ServerApp.allow_remote_access=True'
+        f"exec {python} -m jupyterlab --no-browser --allow-root --ip=127.0.0.1 "
+        '--port="$port" --ServerApp.port_retries=0'
     )
     return asked.srun("bash", "-c", script, options=["--unbuffered"])
 
@@ -355,21 +351,6 @@ def wait_for(guard: Guard, ready: str | None, *, say: Callable[[str], None]) -> 
                 return found
             say(line)
     raise JobsError(f"it ended before it was up: {'; '.join(last) or 'it printed nothing'}")
-
-
-def wait_until_open(shell: Shell, there: Endpoint, *, patience_s: float = _OPEN_S) -> None:
-    """Returns once the login node can connect: a server says that it runs before it listens."""
-    # The session said the name: it is no text of ours to a shell.
-    script = 'exec 3<>"/dev/tcp/$1/$2"'
-    probe = shlex.join(["timeout", "5", "bash", "-c", script, "probe", there.host, str(there.port)])
-    give_up_at = time.monotonic() + patience_s
-    while not shell.run(probe).ok:
-        if time.monotonic() >= give_up_at:
-            raise JobsError(
-                f"{there.host}:{there.port}: runs, but the login node cannot connect to it for "
-                f"{patience_s:g} s: does a firewall or network policy stand between nodes?"
-            )
-        time.sleep(_LOOK_EVERY_S)
 
 
 def wait_for_end(guard: Guard) -> None:

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -138,9 +139,10 @@ def shell(
         closing.callback(_end, guard, asked, stack)
         if jupyter:
             there = sessions.wait_for(guard, sessions.JUPYTER_READY, say=output.note)
-            sessions.wait_until_open(connection, there)
-            port = context.tunnel(closing, outputs, identity, there).port
-            print(f"http://127.0.0.1:{port}/lab?token={token}", flush=True)
+            inside = replace(there, host="127.0.0.1")
+            tunnel = context.tunnel(closing, outputs, identity, inside, node=there.host)
+            tunnel.wait_until_open()
+            print(f"http://127.0.0.1:{tunnel.port}/lab?token={token}", flush=True)
             output.note("Ctrl-C closes Jupyter, the tunnel and the session")
             sessions.wait_for_end(guard)
             raise UserError(
@@ -234,9 +236,9 @@ def tensorboard(
         guard = Guard(connection, start=start, end="kill -- -$!", secret=secret)
         closing.callback(guard.close)
         there = sessions.wait_for(guard, sessions.TENSORBOARD_READY, say=lambda _: None)
-        sessions.wait_until_open(connection, there)
-        port = context.tunnel(closing, outputs, identity, there).port
-        print(f"http://127.0.0.1:{port}/{secret}/", flush=True)
+        tunnel = context.tunnel(closing, outputs, identity, there)
+        tunnel.wait_until_open()
+        print(f"http://127.0.0.1:{tunnel.port}/{secret}/", flush=True)
         output.note(f"{folder} on the login node; Ctrl-C closes it and the tunnel")
         sessions.wait_for_end(guard)
         raise UserError("TensorBoard ended by itself, or the connection was lost: run it again")

@@ -22,7 +22,7 @@ def gone(*_: object) -> NoReturn:
 
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
-    monkeypatch.setattr("infra.clients.ssh._connect", lambda _: SimpleNamespace())
+    monkeypatch.setattr("infra.clients.ssh._connect", lambda *_: SimpleNamespace())
     channel = SimpleNamespace(sendall=gone, close=gone)
     monkeypatch.setattr(Connection, "_open", lambda *_: channel)
     return Connection(Endpoint(host="h", port=22, host_key="", identity=Path("x")))

@@ -11,12 +11,15 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.clients.ssh import Tunnel
+from infra.clients import ssh
+from infra.clients.errors import JobsError
+from infra.clients.ssh import Connection, Tunnel
 from tests.ports import free_ports
 from tests.ssh_stand import SshStand, login_node
 
@@ -102,6 +105,63 @@ def test_a_lost_tunnel_is_told_and_comes_back_by_itself(tmp_path: Path, server: 
         stand.come_back()
         said.wait_for("the SSH tunnel is back")
         assert get(url) == b"hello"
+
+
+def test_a_workers_own_loopback_is_reached_through_the_login_node_and_comes_back(
+    tmp_path: Path, server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = Said()
+    with login_node(tmp_path) as stand:
+        # Login and worker have one key: the stand is the worker behind itself.
+        monkeypatch.setattr(ssh, "NODE_PORT", stand.endpoint.port)
+        inside = replace(stand.endpoint, node="localhost")
+        opened = Tunnel(inside, "127.0.0.1", server, say=said)
+        url = opened.url.removesuffix("/v1")
+        try:
+            opened.wait_until_open()
+            assert stand.num_sessions > 1, "one in the other"
+            assert get(url) == b"hello"
+            stand.lose()
+            said.wait_for("localhost behind it is lost; reconnecting")
+            stand.come_back()
+            said.wait_for("the SSH tunnel is back")
+            assert get(url) == b"hello"
+        finally:
+            opened.close()
+
+
+def test_a_worker_that_shows_another_key_is_not_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who answers for the worker in the cluster's network is not asked for anything."""
+    (tmp_path / "other").mkdir()
+    with login_node(tmp_path) as stand, login_node(tmp_path / "other") as other:
+        monkeypatch.setattr(ssh, "NODE_PORT", other.endpoint.port)
+        inside = replace(stand.endpoint, node="localhost")
+        with pytest.raises(JobsError, match="key"):
+            Connection(inside)
+        monkeypatch.setattr(ssh, "NODE_PORT", free_ports(1)[0])
+        with pytest.raises(JobsError, match=r"localhost:\d+: the login node cannot connect to it"):
+            Connection(inside)
+
+
+def test_a_server_that_opens_late_is_waited_for(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    late = threading.Timer(1.0, lambda: listeners.append(socket.create_server(("127.0.0.1", port))))
+    listeners: list[socket.socket] = []
+    with login_node(tmp_path) as stand:
+        opened = Tunnel(stand.endpoint, "127.0.0.1", port, say=Said())
+        try:
+            with pytest.raises(JobsError, match=f"127.0.0.1:{port}: the login node cannot connect"):
+                opened.wait_until_open(patience_s=0)
+            late.start()
+            opened.wait_until_open()
+            assert listeners, "it was waited for"
+        finally:
+            opened.close()
+            late.join()
+    for each in listeners:
+        each.close()
 
 
 def test_a_server_that_is_not_there_is_told_apart_from_a_lost_tunnel(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from infra.clients.errors import JobsError
-from infra.clients.ssh import Result
 from infra.operate import sessions
 from infra.operate.sessions import Guard, ask
 from stacks.load import load_stack
@@ -26,20 +24,6 @@ def login(tmp_path: Path) -> Iterator[Login]:
     made.program("scancel", f'echo "$@" >> {tmp_path}/cancelled')
     yield made
     made.close()
-
-
-class Opening:
-    """A login node that gives these answers, and then connects."""
-
-    def __init__(self, before: list[Result]) -> None:
-        self._before = before
-        self.tries = 0
-
-    def run(self, command: str, *, stdin: bytes = b"") -> Result:
-        self.tries += 1
-        if self._before:
-            return self._before.pop()
-        return Result(command=command, exit_code=0, stdout="", stderr="")
 
 
 def cancelled(tmp_path: Path) -> str:
@@ -206,32 +190,6 @@ def test_a_second_reader_goes_on_at_the_next_line(login: Login) -> None:
     assert next(line for line in guard.lines() if line) == "one"
     assert next(line for line in guard.lines() if line) == "two"
     guard.close()
-
-
-def test_a_port_that_nobody_reaches_is_told_and_one_that_opens_late_is_waited_for(
-    login: Login,
-) -> None:
-    there = sessions.Endpoint(host="worker-0", port=8888)
-    shut = Result(command="", exit_code=1, stdout="", stderr="")
-    opening = Opening([shut, shut])
-    sessions.wait_until_open(opening, there)
-    assert opening.tries == 3
-    login.answer("worker-0 8888", code=1)
-    with pytest.raises(JobsError, match="worker-0:8888: runs, but the login node cannot connect"):
-        sessions.wait_until_open(login, there, patience_s=0)
-
-
-def test_a_name_that_a_session_says_is_no_command() -> None:
-    class Here:
-        def run(self, command: str, *, stdin: bytes = b"") -> Result:
-            argv = ["bash", "-c", command]
-            done = subprocess.run(argv, input=stdin, capture_output=True, check=False, timeout=30)
-            assert b"owned" not in done.stdout
-            return Result(command=command, exit_code=done.returncode, stdout="", stderr="")
-
-    there = sessions.Endpoint(host="x';echo${IFS}owned;'", port=1)
-    with pytest.raises(JobsError, match="cannot connect"):
-        sessions.wait_until_open(Here(), there, patience_s=0)
 
 
 def test_what_ends_before_it_is_up_is_refused_with_its_last_words(login: Login) -> None:

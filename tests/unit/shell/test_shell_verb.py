@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from infra.cli.jobs.shell import login_options
 from infra.cli.main import app
 from infra.clients.pulumi import StackOutputs
+from infra.clients.ssh import Endpoint
 from infra.clients.ssh import Result as Ran
 from infra.operate.sessions import ssh_config
 from tests.unit.jobs.test_submit import OUTPUTS
@@ -126,24 +127,31 @@ def test_jupyter_is_reached_through_a_tunnel_with_a_token_and_ended(
     login: Login, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     login.program(
-        "srun", "echo soperator-endpoint worker-0 8888; echo Jupyter is running at; sleep 1"
+        "srun",
+        f'printf "%s\\n" "$*" >{tmp_path}/srun; echo soperator-endpoint worker-0 8888; '
+        "echo Jupyter is running at; sleep 1",
     )
-    opened: list[tuple[str, int]] = []
+    opened: list[object] = []
 
     class Tunnel:
         port = 40000
 
-        def __init__(self, login: object, host: str, port: int, *, say: object) -> None:
-            opened.append((host, port))
+        def __init__(self, login: Endpoint, host: str, port: int, *, say: object) -> None:
+            opened.append((login.node, host, port))
+
+        def wait_until_open(self) -> None:
+            opened.append("open")
 
         def close(self) -> None:
-            opened.append(("closed", 0))
+            opened.append("closed")
 
     monkeypatch.setattr("infra.clients.ssh.Tunnel", Tunnel)
     done = run("shell", "--jupyter")
     assert done.exit_code == 1
     assert done.stdout.startswith("http://127.0.0.1:40000/lab?token=")
-    assert opened == [("worker-0", 8888), ("closed", 0)]
+    assert opened == [("worker-0", "127.0.0.1", 8888), "open", "closed"]
+    started = (tmp_path / "srun").read_text()
+    assert " --ip=127.0.0.1 " in started, "no other machine of the cluster reaches it"
     assert "the session ended" in done.stderr
     assert (tmp_path / "cancelled").read_text().startswith("--name=shell-")
 
@@ -212,7 +220,7 @@ def test_tensorboard_shows_the_events_of_a_job_on_the_login_node(
             f"echo soperator-endpoint 127.0.0.1 6006; echo {folder}; echo '(Press CTRL+C to quit)'"
         ),
     )
-    tunnel = SimpleNamespace(port=40001, close=lambda: None)
+    tunnel = SimpleNamespace(port=40001, close=lambda: None, wait_until_open=lambda: None)
     monkeypatch.setattr("infra.clients.ssh.Tunnel", lambda *_, **__: tunnel)
     done = run("runs", "tensorboard", "12")
     # Whoever else is on the login node has its loopback, and not this.
