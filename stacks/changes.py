@@ -68,7 +68,8 @@ def _collect(key: str, value: object, found: dict[str, str], own_name: str | Non
             if name in _FREE:
                 if isinstance(value, NodeUserSpec):
                     # In the user data of every node: other keys are other nodes.
-                    found[f"{key}.{name}"] = _digest(value.ssh_public_keys)
+                    lines = "\n".join(value.ssh_public_keys)
+                    found[f"{key}.{name}"] = sha256(lines.encode()).hexdigest()[:8]
                 continue
             written = _written(value, name) if name in _COUNTS else name
             if written is not None:
@@ -87,11 +88,6 @@ def _collect(key: str, value: object, found: dict[str, str], own_name: str | Non
             found[key] = ", ".join(map(str, items))
     else:
         found[key] = str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _digest(lines: tuple[str, ...]) -> str:
-    """Eight characters that stand for the lines."""
-    return sha256("\n".join(lines).encode()).hexdigest()[:8]
 
 
 def _written(record: object, name: str) -> str | None:

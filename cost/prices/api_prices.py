@@ -67,7 +67,10 @@ class ApiPriceBook:
                     problems.add(f"{path}.models.{model}", "stands in another file already")
                 readings[model] = found
         problems.refuse()
-        used = {model: max(found, key=_order) for model, found in readings.items()}
+        used = {
+            model: max(found, key=lambda price: (not price.is_undated, price.date))
+            for model, found in readings.items()
+        }
         return ApiPriceBook(prices=MappingProxyType(used), readings=MappingProxyType(readings))
 
     def find(self, model: str) -> ApiPrice | UnknownPrice:
@@ -142,8 +145,3 @@ def _reading(
         date=day,
         is_undated=is_undated,
     )
-
-
-def _order(price: ApiPrice) -> tuple[bool, date]:
-    """Dated before undated, then the newer."""
-    return (not price.is_undated, price.date)

@@ -164,7 +164,9 @@ def each_gpu(found: Iterable[NodeSample]) -> EachGpu:
 
 def _gpu(node: str, values: list[str]) -> Gpu:
     index, *rest = values
-    used_percent, used, memory, power, limit = (_number(text) for text in rest)
+    # nvidia-smi prints [N/A], [NotSupported] and the like for what a GPU does not tell.
+    told = (None if text.startswith("[") else float(text) for text in rest)
+    used_percent, used, memory, power, limit = told
     return Gpu(
         node=node,
         index=int(index),
@@ -174,11 +176,6 @@ def _gpu(node: str, values: list[str]) -> Gpu:
         power_w=power,
         power_limit_w=limit,
     )
-
-
-def _number(text: str) -> float | None:
-    """nvidia-smi prints [N/A], [NotSupported] and the like for what a GPU does not tell."""
-    return None if text.startswith("[") else float(text)
 
 
 def watch(

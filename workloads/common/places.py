@@ -74,7 +74,8 @@ class Places:
             candidates = [self.expand(name, at=place)]
         else:
             folders = [self.path(place), *self._shared(place), image]
-            candidates = [folder / each for each in _names(name) for folder in folders]
+            names = dict.fromkeys((name, Path(name).name))  # without its owner too
+            candidates = [folder / each for each in names for folder in folders]
         for candidate in candidates:
             if (candidate / marker).is_file() if marker else candidate.exists():
                 return candidate
@@ -98,8 +99,3 @@ def own_folder(mount: Path) -> Path:
         return Path(user.pw_dir)
     own = mount / "users" / user.pw_name
     return own if own.is_dir() else mount
-
-
-def _names(name: str) -> list[str]:
-    """What `owner/name` may lie under."""
-    return list(dict.fromkeys((name, Path(name).name)))

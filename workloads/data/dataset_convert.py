@@ -146,7 +146,8 @@ def from_row(row: Any, format: str, *, at: str, keep: Sequence[str] = ()) -> Cha
         messages=checked,
         group=group_of(checked),
         functions=tuple(functions),
-        columns={name: _plain(row[name]) for name in keep},
+        # Dates and decimals of parquet become text.
+        columns=json.loads(json.dumps({name: row[name] for name in keep}, default=str)),
     )
 
 
@@ -175,11 +176,6 @@ def _stripped(messages: Sequence[Mapping[str, str]]) -> tuple[Mapping[str, str],
         else message
         for message in messages
     )
-
-
-def _plain(value: Any) -> Any:
-    """Return `value` as JSON can hold it: dates and decimals of parquet become text."""
-    return json.loads(json.dumps(value, default=str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from infra.local.nebius_api.states import GIB, check_quota, set_state, size_byte
 from infra.local.nebius_api.store import Operation, Store
 from infra.providers.nebius.resource_type import Validator
 from infra.providers.nebius.schema import OPERATION, Schema, is_google, is_map, message_of
-from stacks.catalog import FABRICS, PLATFORMS, STRIPED_DISK_STEP_GIB, Fabric
+from stacks.catalog import FABRICS, PLATFORMS, STRIPED_DISK_STEP_GIB
 
 
 def walk(message: Any, path: str = "") -> Iterator[tuple[str, FieldDescriptor, Any]]:
@@ -222,10 +222,12 @@ def _node_group(store: Store, resource: Any) -> Iterator[Violation]:
     platform = PLATFORMS[template.resources.platform]
     preset = platform.presets[template.resources.preset]
     if template.HasField("gpu_cluster") and template.gpu_cluster.id:
+        # Its reference was checked before.
+        fabric = FABRICS[store.resources[template.gpu_cluster.id].spec.infiniband_fabric]
         if not preset.allows_gpu_cluster:
             reason = f"preset {preset.name} of {platform.name} cannot join a GPU cluster"
             yield "spec.template.gpu_cluster.id", reason
-        elif (fabric := _fabric(store, template.gpu_cluster.id)).platform != platform.name:
+        elif fabric.platform != platform.name:
             reason = f"{fabric.name} joins {fabric.platform}, not {platform.name}"
             yield "spec.template.gpu_cluster.id", reason
     yield from _striped("spec.template.boot_disk", template.boot_disk)
@@ -263,11 +265,6 @@ def _region(store: Store, resource: Any) -> str:
     """Where the resource's project is; empty where the emulator takes any region."""
     project = store.resources.get(store.project_of(resource.metadata.parent_id))
     return project.spec.region if project is not None else ""
-
-
-def _fabric(store: Store, gpu_cluster_id: str) -> Fabric:
-    """The fabric of a GPU cluster whose reference was checked before."""
-    return FABRICS[store.resources[gpu_cluster_id].spec.infiniband_fabric]
 
 
 _RULES: Final[Mapping[str, Callable[[Store, Any], Iterator[Violation]]]] = {

@@ -108,14 +108,11 @@ def resolve(
     if (secret := source.get("secret")) is not None:
         return _files(_payload(secret, "Secret", "secret", namespace, snapshot), secret, own)
     if nfs := source.get("nfs"):
-        return Volume(folder=_exported(nfs, places))
+        # A server's export: no machine runs here, its files do.
+        export = f"nfs-{nfs['server']}{nfs['path'].replace('/', '-')}"
+        return Volume(folder=places.filesystems / export)
     kinds = ", ".join(source) or "nothing"
     raise UnboundError(f"volume '{name}': {kinds} cannot be mounted on the local stack")
-
-
-def _exported(nfs: Mapping[str, Any], places: Places) -> Path:
-    """The folder that stands for a server's export: no machine runs here, its files do."""
-    return places.filesystems / f"nfs-{nfs['server']}{nfs['path'].replace('/', '-')}"
 
 
 def own_source(mount: Mapping[str, Any], nodeset: Object) -> Mapping[str, Any]:

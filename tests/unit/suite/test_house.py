@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
 MOST_FILES = 436
-MOST_LINES = 96_334
+MOST_LINES = 96_340
 MOST_CHILDREN = 12
 CROWDED = {
     # One noun a file: the folder is the list.
