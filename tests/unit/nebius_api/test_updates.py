@@ -1,5 +1,7 @@
 """Updates follow the reset mask, resource versions and the operation that still runs."""
 
+import time
+
 import nebius.api.nebius.compute.v1 as compute
 import nebius.api.nebius.mk8s.v1 as mk8s
 import pytest
@@ -84,7 +86,9 @@ def test_lists_grow_and_meaningful_empty_messages_go(sdk):
     assert not group.spec.template.check_presence("preemptible")
 
 
-def test_an_operation_runs_on_and_blocks_other_changes(client):
+def test_an_operation_runs_on_and_blocks_other_changes(client, served, monkeypatch):
+    now = time.time()
+    monkeypatch.setattr(served.emulator, "clock", lambda: now)  # else it is over by the next line
     operation = client.create(filesystem()).wait()
     assert not operation.done()
     assert operation.progress_tracker() is not None
@@ -94,6 +98,7 @@ def test_an_operation_runs_on_and_blocks_other_changes(client):
     )
     status = refused(client.update(request, retries=1))
     assert details(status)[0] == "operation_conflict"
+    monkeypatch.undo()
     operation.sync_wait(interval=0.02)
     listing = ListOperationsRequest(resource_id=operation.resource_id)
     (listed,) = client.operation_service().list(listing).wait().operations
