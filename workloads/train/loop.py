@@ -316,7 +316,7 @@ class Trainer:
             total += loss.detach()
         self.precision.unscale(state.optimizer)
         norm = self.strategy.clip(config.max_grad_norm)
-        # Both at once: the only time that a step of this loop waits for a GPU.
+        # Both at once: a GPU is waited for here, and for the mask of rows that share a micro batch.
         loss, grad_norm = torch.stack((total, norm.to(total))).tolist()
         (loss_sum,) = world.sum([loss])
         step = state.progress.step
