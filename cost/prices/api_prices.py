@@ -67,7 +67,7 @@ class ApiPriceBook:
                     problems.add(f"{path}.models.{model}", "stands in another file already")
                 readings[model] = found
         problems.refuse()
-        used = {
+        used = {  # dated before undated, then the newer
             model: max(found, key=lambda price: (not price.is_undated, price.date))
             for model, found in readings.items()
         }
