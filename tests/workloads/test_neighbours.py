@@ -226,12 +226,10 @@ def launched(port: int, key: str | None, node: int, join_s: int = 30) -> subproc
     )
 
 
-def test_what_somebody_else_writes_where_nodes_meet_is_not_run(neighbour: Neighbour) -> None:
-    """The job's id, which everybody sees, is all that it takes to find the place."""
-    port = free_port()
-    first = launched(port, "a" * 64, 0, join_s=120)
+def said_after(first: subprocess.Popen[str], writer: str, port: int, neighbour: Neighbour) -> str:
+    """What the first node says of what another user wrote; none of it ran, and the job failed."""
     subprocess.run(
-        [sys.executable, "-c", _WRITER, str(port), f"id -u > {neighbour.proof}"],
+        [sys.executable, "-c", writer, str(port), f"id -u > {neighbour.proof}"],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         check=True,
         timeout=120,
@@ -239,6 +237,14 @@ def test_what_somebody_else_writes_where_nodes_meet_is_not_run(neighbour: Neighb
     said = first.communicate(timeout=120)[0]
     assert not neighbour.proof.exists(), neighbour.proof.read_text()
     assert first.returncode not in (0, None)
+    return said
+
+
+def test_what_somebody_else_writes_where_nodes_meet_is_not_run(neighbour: Neighbour) -> None:
+    """The job's id, which everybody sees, is all that it takes to find the place."""
+    port = free_port()
+    first = launched(port, "a" * 64, 0, join_s=120)
+    said = said_after(first, _WRITER, port, neighbour)
     assert "rendezvous 77.0: holds what somebody without SOPERATOR_RDZV_KEY wrote" in said
 
 
@@ -271,15 +277,7 @@ def test_nodes_without_a_seal_unpickle_nothing_that_somebody_else_writes(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    subprocess.run(
-        [sys.executable, "-c", _STATIC_WRITER, str(port), f"id -u > {neighbour.proof}"],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        check=True,
-        timeout=120,
-    )
-    said = first.communicate(timeout=120)[0]
-    assert not neighbour.proof.exists(), neighbour.proof.read_text()
-    assert first.returncode not in (0, None)
+    said = said_after(first, _STATIC_WRITER, port, neighbour)
     assert "UnicodeDecodeError: 'utf-8' codec" in said, "what was written is read, as JSON"
     assert "ran" not in said.splitlines()
 
