@@ -81,6 +81,9 @@ MARK = "SOPERATOR_PROCESS"
 # The child waits until its record is on disk: whoever dies here, no process runs unrecorded.
 _WAIT_FOR_RECORD = 'read -r _ || exit 1; exec "$@" < /dev/null'
 
+_ENV_BOUNDS: Final = slice(47, 49)  # fields 50 and 51 of proc_pid_stat(5), the state is field 3
+_EXEC_S: Final = 5.0
+
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
@@ -258,10 +261,18 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def _environment(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+    """Variables of a process of ours; waits out an exec, while which the kernel shows none."""
+    deadline = time.monotonic() + _EXEC_S
+    while (fields := _stat(pid)) is not None:
+        try:
+            text = Path(f"/proc/{pid}/environ").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            break
+        start, end = fields[_ENV_BOUNDS]
+        if text or start == end != "0" or time.monotonic() > deadline:
+            return text.split(b"\0")
+        time.sleep(0.001)
+    return []
 
 
 def _boot_id() -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,9 @@ def living(tmp_path: Path) -> Iterator[int]:
     program = tmp_path / "pulumi"
     shutil.copy2(shutil.which("sleep") or "", program)
     process = subprocess.Popen([program, "600"])
+    # Popen returns at the exec, which closes its pipe before it gives the process the new name.
+    while Path(f"/proc/{process.pid}/comm").read_text() != "pulumi\n":
+        time.sleep(0.001)
     yield process.pid
     process.kill()
     process.wait()

@@ -36,6 +36,15 @@ def test_a_started_process_is_alive_and_recorded(tmp_path: Path) -> None:
     process.stop("sleeper", tmp_path)
 
 
+def test_its_variables_are_read_at_any_moment_after_the_start(tmp_path: Path) -> None:
+    """While a process is in exec, the kernel shows none: `up` took them for another Slurm's."""
+    seen: set[str | None] = set()
+    for _ in range(100):
+        seen.add(start_sleeper(tmp_path).environment.get(process.MARK))
+        process.stop("sleeper", tmp_path)
+    assert seen == {str(tmp_path / "sleeper")}
+
+
 def test_a_second_start_returns_the_running_process(tmp_path: Path) -> None:
     first = start_sleeper(tmp_path)
     assert start_sleeper(tmp_path) == first
