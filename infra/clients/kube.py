@@ -418,7 +418,9 @@ class Access:
 def read_kubeconfig(content: str, context: str | None = None) -> Access:
     """The access of a kubeconfig given as JSON, YAML or path."""
     config = _load(content)
-    name = context or config.get("current-context") or _only(config.get("contexts", []))
+    known = config.get("contexts", [])
+    only = known[0].get("name") if len(known) == 1 else None
+    name = context or config.get("current-context") or only
     chosen = _named(config, "contexts", name, "context")
     cluster = _named(config, "clusters", chosen.get("cluster"), "cluster")
     user = _named(config, "users", chosen.get("user"), "user") if chosen.get("user") else {}
@@ -458,10 +460,6 @@ def _named(config: dict[str, Any], section: str, name: Any, noun: str) -> dict[s
             return item.get(noun) or {}
     known = ", ".join(str(item.get("name")) for item in config.get(section) or []) or "none"
     raise KubeconfigError(f"kubeconfig: {section}: no {noun} {name!r} (has: {known})")
-
-
-def _only(items: list[dict[str, Any]]) -> str | None:
-    return items[0].get("name") if len(items) == 1 else None
 
 
 def _pem(section: dict[str, Any], key: str) -> str | None:

@@ -16,7 +16,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -129,7 +129,7 @@ def push(
     files = _files(source)
     folder = target if source.is_dir() else str(PurePosixPath(target).parent)
     if source.is_file():
-        files = [_renamed(files[0], PurePosixPath(target).name)]
+        files = [replace(files[0], name=PurePosixPath(target).name)]
     total = sum(file.size_bytes for file in files)
     say(f"{source}: {len(files)} files, {total / 2**30:.2f} GiB to {target}")
     if dry_run:
@@ -166,10 +166,6 @@ def _files(source: Path) -> list[_File]:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         files.append(_File(local=path, name=name, size_bytes=path.stat().st_size, sha256=digest))
     return files
-
-
-def _renamed(file: _File, name: str) -> _File:
-    return _File(local=file.local, name=name, size_bytes=file.size_bytes, sha256=file.sha256)
 
 
 def _listing(shell: Shell, folder: str) -> tuple[int, dict[str, int]]:

@@ -63,10 +63,6 @@ def _address(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
     return _times(HOURS_PER_MONTH, book.find("public-ip", Unit.ADDRESS_HOUR))
 
 
-def _cluster(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
-    return _times(HOURS_PER_MONTH, book.find("mk8s/control-plane", Unit.CLUSTER_HOUR))
-
-
 def _node_group(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
     template = values["spec"]["template"]
     nodes = values.get("status", {}).get("node_count", 0)
@@ -116,7 +112,9 @@ def _sku(type_: str) -> str:
 _PRICED: Final[Mapping[str, Callable[[Mapping[str, Any], PriceBook], Decimal | None]]] = {
     _ALLOCATION: _address,
     BUCKET: _bucket,
-    CLUSTER: _cluster,
+    CLUSTER: lambda _, book: _times(
+        HOURS_PER_MONTH, book.find("mk8s/control-plane", Unit.CLUSTER_HOUR)
+    ),
     _FILESYSTEM: _filesystem,
     _INSTANCE: _instance,
     NODE_GROUP: _node_group,

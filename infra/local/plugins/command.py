@@ -396,7 +396,8 @@ class CommandProvider(Provider):
 
     def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[tuple[str, str]]]:
         if type_ not in _REQUIRED:
-            raise ProviderError(f"{type_}: the stand-in for pulumi-command serves {_kinds()}")
+            served = ", ".join(_REQUIRED)
+            raise ProviderError(f"{type_}: the stand-in for pulumi-command serves {served}")
         wrong = [(n, f"{n} is missing; declare it") for n in _REQUIRED[type_] if n not in new]
         wrong += _connection_problems(new.get("connection"))
         if type_ == COPY and "source" in new:
@@ -520,10 +521,6 @@ def _source_problems(source: Any) -> list[tuple[str, str]]:
     if isinstance(source, Archive) and source.path is not None:
         return []
     return [("source", "must be a FileAsset, a StringAsset or a FileArchive")]
-
-
-def _kinds() -> str:
-    return ", ".join(_REQUIRED)
 
 
 if __name__ == "__main__":
