@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -537,6 +538,42 @@ def test_a_link_is_shared_only_when_asked_for_and_then_with_a_password(
     assert (done[0]["share"], len(password) >= 16) == (True, True)
     told = capsys.readouterr().err
     assert f"shared: https://1a2b.gradio.live, user {user}, password {password}" in told
+
+
+@pytest.mark.feature("S000-48", "S000-52")
+def test_a_question_has_the_server_s_own_name_of_the_model_and_times_from_when_it_is_sent(
+    run: Any,
+) -> None:
+    """Two servers with a model of one name: only the page tells them apart by a label."""
+    asked: list[dict[str, Any]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = int(head.partition("content-length:")[2].split()[0])
+        asked.append(json.loads(await reader.readexactly(length)))
+        chunk = json.dumps({"choices": [{"index": 0, "delta": {"content": "Yes."}}]})
+        writer.write(
+            b"HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+            + f"data: {chunk}\n\ndata: [DONE]\n\n".encode()
+        )
+        writer.close()
+
+    async def ask_one() -> Reply:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        reply = Reply(model="m at a:1", is_tuned=None, began_s=0.0)
+        model = Model(label="m at a:1", name="m", url=url)
+        body = {"messages": [{"role": "user", "content": "Are you there?"}]}
+        async with server:
+            await Client([url], None).ask(model, body, reply, lambda: None)
+        return reply
+
+    began_s = time.perf_counter()
+    reply = run(ask_one())
+    assert (reply.text, reply.error) == ("Yes.", None)
+    assert (asked[0]["model"], asked[0]["messages"][0]["content"]) == ("m", "Are you there?")
+    assert reply.total_s is not None
+    assert 0 < reply.total_s <= time.perf_counter() - began_s
 
 
 def test_an_address_that_is_none_is_refused() -> None:

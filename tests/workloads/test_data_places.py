@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.workloads.conftest import Run
+from tests.workloads.conftest import EXCERPT, Run
 from workloads.common.exit_codes import ExitCode
 from workloads.data import dataset_convert, dataset_split, dataset_tokenize
 from workloads.data.chats import read_jsonl
@@ -58,6 +59,33 @@ def test_the_sample_runs_through_convert_split_and_tokenise(
     train = str(tmp_path / "chats_train.jsonl")
     assert dataset_tokenize.main([train, str(tokens), "--model", str(model_dir)]) == 0
     assert len(read_parquet(tokens)) == NUM_ROWS - len(held)
+
+
+@pytest.mark.feature("S000-23", "S000-27")
+def test_the_modules_by_hand_make_what_prepare_data_makes(
+    places: Path, run: Run, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("test_ratio=0.3", "rand_sort=true", "seed=3", "max_tokens=1100")
+    code, record = run("prepare-data", *(f"data.{each}" for each in settings))
+    assert code == 0
+    assert record["metrics"]["num_train_dropped"] > 0
+    hand = places / "hand"
+    hand.mkdir()
+    chats, train, tokens = (
+        str(hand / name) for name in ("chats.jsonl", "chats_train.jsonl", "tokens_train.parquet")
+    )
+    for module, *words in (
+        ("dataset_convert", str(EXCERPT), chats, "--kind", "bfcl"),
+        ("dataset_split", chats, "--test-ratio", "0.3", "--rand-sort", "--seed", "3"),
+        ("dataset_tokenize", train, tokens, "--model", str(model_dir), "--max-tokens", "1100"),
+    ):
+        monkeypatch.setattr(sys, "argv", [module, *words])
+        monkeypatch.delitem(sys.modules, f"workloads.data.{module}")
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(f"workloads.data.{module}", run_name="__main__")
+        assert ended.value.code == 0
+    for name in ("chats.jsonl", "chats_train.jsonl", "chats_test.jsonl", "tokens_train.parquet"):
+        assert (hand / name).read_bytes() == (places / "data/prepared" / name).read_bytes(), name
 
 
 @pytest.mark.feature("S000-26", "S002-31")

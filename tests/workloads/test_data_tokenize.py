@@ -245,6 +245,19 @@ def test_the_columns_are_exactly_three_and_no_row_is_padded(
     assert done.num_assistant_tokens == sum(i % 40 + 2 for i in range(1200))
 
 
+@pytest.mark.feature("S000-27")
+@pytest.mark.parametrize(("switches", "text"), [({}, ""), ({"lead": "Briefly. "}, "Briefly. ")])
+def test_switches_of_the_template_reach_it(
+    tmp_path: Path, switches: dict[str, str], text: str
+) -> None:
+    tokenizer = make_tokenizer("{{ lead | default('') }}" + CHAT_TEMPLATE)
+    tokenizer.save_pretrained(tmp_path / "model")
+    path = write(tmp_path / "chats.jsonl", [messages_of([("q", "a")])])
+    rows, _ = tokenize(path, tmp_path / "model", chat_template_kwargs=switches)
+    turns = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>"
+    assert tokenizer.decode(rows[0].input_ids).strip() == text + turns
+
+
 @pytest.mark.feature("S000-28")
 def test_any_number_of_workers_writes_the_same_bytes(
     chats: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch

@@ -141,11 +141,11 @@ def test_perplexity_weighs_tokens_not_rows(model: Any) -> None:
     assert found == pytest.approx(math.exp(expected / 20), rel=1e-5)
 
 
-def user_turns(places: Path, side: str) -> set[str]:
-    """What users asked in the chats of one side of the split."""
+def answers(places: Path, side: str) -> dict[str, str]:
+    """What users asked in the chats of one side of the split, and the answer to each."""
     (path,) = places.rglob(f"chats_{side}.jsonl")
     chats = [json.loads(line)["messages"] for line in path.read_text().splitlines()]
-    return {turn["content"] for chat in chats for turn in chat if turn["role"] == "user"}
+    return {asked["content"]: answer["content"] for *_, asked, answer in chats}
 
 
 @pytest.mark.feature(
@@ -181,7 +181,7 @@ def test_the_pipeline_ends_with_the_json_of_seed_000(places: Path, run: Any) -> 
     assert (places / "chkpt" / "evaluated").read_text() == "finetune/12/final\n"
     result = json.loads(Path(record["artifacts"]["evaluation"]).read_text())
     assert list(result)[:3] == ["base_model", "finetuned_model", "comparison"]
-    trained_on, held_out = (user_turns(places, side) for side in ("train", "test"))
+    trained_on, held_out = (answers(places, side) for side in ("train", "test"))
     for name in ("base_model", "finetuned_model"):
         part = result[name]
         assert {"perplexity", "message_length_avg", "sample_generations"} <= part.keys()
@@ -189,7 +189,7 @@ def test_the_pipeline_ends_with_the_json_of_seed_000(places: Path, run: Any) -> 
         assert len(part["sample_generations"]) == 2
         for sample in part["sample_generations"]:
             assert list(sample) == ["input", "reference", "generated"]
-            assert sample["input"] in held_out
+            assert sample["reference"] == held_out[sample["input"]]
             assert sample["input"] not in trained_on
     assert {"perplexity", "speed", "message_length"} <= result["comparison"].keys()
     assert result["comparison"]["perplexity"] > 0, "four steps on these rows lower the perplexity"

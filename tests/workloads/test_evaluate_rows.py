@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from workloads.common.exit_codes import DataError, ExitCode
+from workloads.data.chats import Chat
 from workloads.data.token_rows import IGNORED, Example
 from workloads.evaluate.generate import RowStore
+from workloads.evaluate.held_out import HeldOut
 from workloads.evaluate.subject import FORMAT, Header
 
 LENGTHS = (3, 50, 7, 22, 5, 41, 4, 23)
@@ -42,6 +44,16 @@ def test_every_prompt_is_in_one_bucket_of_similar_lengths() -> None:
         assert len(bucket) <= 4
         assert sum(lengths) >= (1 - PADDING_SHARE) * len(lengths) * max(lengths)
     assert buckets == [[1, 5, 7], [3], [2, 4, 6], [0]]
+
+
+@pytest.mark.feature("S000-44")
+def test_samples_are_drawn_by_the_seed_and_not_the_first_rows() -> None:
+    chats = [Chat(id=f"c{row}", group="", messages=()) for row in range(100)]
+    rows = HeldOut(chats=chats, prompts=[], examples=[], pad_id=0, overlap={})
+    drawn = rows.sampled(5, seed=0)
+    assert drawn == rows.sampled(5, seed=0) == sorted(set(drawn))
+    assert len({tuple(rows.sampled(5, seed=seed)) for seed in range(4)} | {tuple(range(5))}) == 5
+    assert rows.sampled(200, seed=0) == list(range(100))
 
 
 @pytest.mark.parametrize("batch_size", [2, 8])

@@ -96,15 +96,23 @@ def test_a_batch_that_breaks_the_promise_is_not_priced():
     assert rows[16].output_tokens_per_s == Decimal(60)
 
 
+@pytest.mark.feature("S000-115")
 @pytest.mark.usefixtures("public_key_file")
 def test_the_profile_in_a_rendered_job_is_the_one_that_a_load_test_reads(tmp_path: Path):
     from infra.render.sbatch import chat_profile
-    from workloads.load.prompts import read_profile
+    from workloads.load.prompts import read_profile, with_profile
+    from workloads.recipes import load_recipe
 
-    text = json.dumps(chat_profile(load_stack("l40s-dev")))
+    spec = load_stack("l40s-dev")
+    text = json.dumps(chat_profile(spec))
     profile = read_profile({"SOPERATOR_CHAT_PROFILE": text})
     assert profile is not None
     assert (profile.context_tokens, profile.output_tokens, profile.turns) == (8000, 2000, 1)
+    (job,) = [each for each in spec.jobs if each.is_load_test]
+    own = load_recipe(job.recipe).load
+    assert own is not None
+    asked = with_profile(own, profile)
+    assert (asked.prompt_tokens.mean, asked.output_tokens.mean) == (8000, 2000)
 
 
 def test_the_curve_that_a_load_test_writes_is_the_one_that_cost_reads():

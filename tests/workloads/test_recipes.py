@@ -44,8 +44,9 @@ def test_the_recipes_that_stacks_name_are_shipped() -> None:
     "S001-29",
     "S001-30",
 )
-def test_the_h100_recipe_has_the_seeds_own_values() -> None:
-    train = load_recipe("qwen2_7b_lora_16xh100").train
+@pytest.mark.parametrize("name", ["qwen2_7b_lora_16xh100", "qwen2_7b_lora_zero3_16xh100"])
+def test_the_h100_recipe_has_the_seeds_own_values(name: str) -> None:
+    train = load_recipe(name).train
     assert train is not None
     assert (train.lora.rank, train.lora.alpha) == (64, 128)
     assert (train.dtype, train.micro_batch_size, train.gradient_accumulation) == ("bf16", 2, 4)

@@ -45,6 +45,7 @@ def test_create_training_arguments_reads_a_bare_section_and_a_recipe(tmp_path: P
     assert create_training_arguments(tmp_path / "config.yaml") == bare
 
 
+@pytest.mark.feature("S000-34")
 def test_keys_of_transformers_are_read_as_ours(tmp_path: Path) -> None:
     config = create_training_arguments(
         write(
@@ -186,6 +187,7 @@ def test_zero_3_is_full_sharding_and_the_mapping_is_printed(
     assert "train_micro_batch_size_per_gpu='auto': the recipe's value stays" in told
 
 
+@pytest.mark.feature("S000-34")
 def test_a_value_of_the_recipe_wins_over_deepspeeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -155,21 +155,29 @@ def test_without_a_source_that_says_free_the_line_is_unpriced(priced: Callable[[
     assert not bill.subtotal(Scope.SEED).is_lower_bound
 
 
-@pytest.mark.feature("S000-82", "S000-83", "S000-84", "S000-85")
+@pytest.mark.feature(
+    "S000-82", "S000-83", "S000-84", "S000-85", "S000-86", "S000-87", "S000-88", "S000-89"
+)
 @pytest.mark.parametrize(
-    ("name", "usd"),
+    ("name", "usd", "per"),
     [
-        ("worker (gpu-l40s-d)", "4.5688"),
-        ("system (cpu-d3)", "0.1984"),
-        ("login (cpu-d3)", "0.0992"),
+        ("worker (gpu-l40s-d)", "4.5688", "node/h"),
+        ("system (cpu-d3)", "0.1984", "node/h"),
+        ("login (cpu-d3)", "0.0992", "node/h"),
+        ("system (ssd)", "0.071", "GiB/mo"),
+        ("worker (non-replicated)", "0.053", "GiB/mo"),
+        ("jail", "0.08", "GiB/mo"),
+        ("daily jail backups", "0.0147", "GiB/mo"),
     ],
 )
-def test_a_node_hour_costs_what_its_parts_do(priced: Callable[[str], Priced], name: str, usd: str):
+def test_a_unit_costs_what_the_seed_says_and_a_node_hour_what_its_parts_do(
+    priced: Callable[[str], Priced], name: str, usd: str, per: str
+):
     """4.5688 = 2 x 1.35 + 64 x 0.01 + 384 x 0.0032."""
     _, bill = priced("l40s-dev")
     (rate,) = [line.rate for line in bill.components if line.name == name]
     assert rate is not None
-    assert rate.usd == Decimal(usd)
+    assert (rate.usd, rate.per) == (Decimal(usd), per)
 
 
 # Scenario, tokens a day, chats a day (seed 000); dollars a chat over 730 hours: cluster, one node.

@@ -37,7 +37,32 @@ def rendered(billed: Billed, name: str, format: Format) -> str:
     return render(make_bill(spec, layered(spec), [record(), record(**TRAIN)]), format)
 
 
-@pytest.mark.feature("S000-111", "S000-112", "S000-113", "S000-120")
+@pytest.mark.feature(
+    "S000-91",
+    "S000-92",
+    "S000-93",
+    "S000-94",
+    "S000-95",
+    "S000-96",
+    "S000-97",
+    "S000-98",
+    "S000-99",
+    "S000-100",
+    "S000-101",
+    "S000-102",
+    "S000-103",
+    "S000-104",
+    "S000-105",
+    "S000-106",
+    "S000-107",
+    "S000-108",
+    "S000-109",
+    "S000-110",
+    "S000-111",
+    "S000-112",
+    "S000-113",
+    "S000-120",
+)
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("format", Format)
 def test_the_bill_of_each_stack_is_the_reviewed_one(

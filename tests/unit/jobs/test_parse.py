@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,17 @@ def test_squeue_gives_every_job_of_the_queue() -> None:
     assert set(jobs) == {"1", "2", "3", "4", "5", "6"}
     assert (jobs["4"].name, jobs["4"].state) == ("a|b c", "FAILED")
     assert (jobs["6"].where, jobs["6"].started) == ("JobHeldUser", None)
+
+
+@pytest.mark.feature("S000-61")
+def test_squeue_is_asked_for_what_is_read_from_it() -> None:
+    """Letters of squeue(1), --format."""
+    row = {"A": "7", "j": "train", "T": "RUNNING", "M": "0:05", "V": "2026-11-21T05:00:00"}
+    row |= {"S": "2026-11-21T05:01:00", "E": "afterok:6(unfulfilled)", "R": "worker-0"}
+    (job,) = slurm.squeue(re.sub("%(.)", lambda letter: row[letter[1]], slurm.SQUEUE_FORMAT))
+    assert (job.id, job.name, job.state, job.elapsed) == ("7", "train", "RUNNING", "0:05")
+    assert (job.submitted, job.started) == (row["V"], row["S"])
+    assert (job.needs, job.where) == (("6",), "worker-0")
 
 
 def test_the_reason_of_an_end_is_no_place() -> None:

@@ -47,7 +47,7 @@ class Recorded:
         )
 
 
-@pytest.mark.feature("S000-11")
+@pytest.mark.feature("S000-09", "S000-11")
 def test_a_submission_is_one_round_trip_with_the_dependency_and_the_settings() -> None:
     shell = Recorded()
     made = submit.submit(
@@ -121,6 +121,22 @@ def test_without_accounting_the_queue_is_all_there_is() -> None:
         exit_code=1,
     )
     assert [job.id for job in slurm.recent(shell, days=7)] == ["5"]
+
+
+@pytest.mark.feature("S000-61")
+def test_a_running_job_is_as_the_queue_has_it_and_an_ended_one_as_accounting() -> None:
+    """Accounting may be late by seconds, and alone has exit codes."""
+    times = "2026-11-21T05:44:38|2026-11-21T05:44:40"
+    queue = [
+        f"5|a|RUNNING|0:09|{times}|(null)|worker-0",
+        f"6|b|FAILED|0:09|{times}|(null)|worker-0",
+    ]
+    known = [f"5|a|PENDING|0:0|00:00:00|{times}|Unknown|None assigned"]
+    known.append(f"6|b|FAILED|3:0|00:00:09|{times}|2026-11-21T05:44:49|worker-0")
+    shell = Recorded(stdout="\n".join([*queue, "--", *known, ""]))
+    running, ended = slurm.recent(shell, days=7)
+    assert (running.id, running.state, running.where) == ("5", "RUNNING", "worker-0")
+    assert (ended.id, ended.state, ended.exit_code) == ("6", "FAILED", 3)
 
 
 @pytest.mark.feature("S001-32", "S002-44")

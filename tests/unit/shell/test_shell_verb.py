@@ -257,7 +257,7 @@ def test_a_shell_on_the_login_node_is_the_users_and_roots_only_where_asked(
     assert done.exit_code == 0, done.output
     assert ran[0][-2:] == [f"{user}@{OUTPUTS.login_ip}", "id"]
     told = " ".join(ran[0])
-    assert f" -p {OUTPUTS.ssh_port} " in told
+    assert f" -i key -p {OUTPUTS.ssh_port} " in told
     assert " -o StrictHostKeyChecking=yes " in told
     known = re.search(r"-o UserKnownHostsFile=(\S+)", told)
     assert known is not None

@@ -66,7 +66,10 @@ def test_the_filesystems_of_seed_000_have_its_paths_and_sizes(stack: StackSpec):
     assert stack.storage.jail.size_gib == 256
     # The RAM disk is Soperator's own; a second one there would keep every worker from starting.
     assert stack.storage.memory is None
-    assert stack.storage.places["scratch"] == MEMORY == "/mnt/memory"
+    places = stack.storage.places
+    assert places["scratch"] == MEMORY == "/mnt/memory"
+    for place in ("data", "model", "chkpt"):
+        assert places[place] == f"/mnt/{place}"
     assert stack.code_path == "/home/shared/finetune_code"
 
 

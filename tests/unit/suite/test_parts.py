@@ -36,6 +36,12 @@ def test_every_folder_with_tests_is_in_exactly_one_part():
     assert sorted((*listed, *APART)) == sorted(with_tests)
 
 
+@pytest.mark.feature("S001-16")
+def test_a_part_leaves_no_test_of_its_folders_out():
+    words = part("unit").command(["-k", "benchmark"])
+    assert words == [sys.executable, "-m", "pytest", "tests/unit", "-k", "benchmark"]
+
+
 @pytest.mark.parametrize("num_cores", [1, 2, 64])
 def test_two_real_slurm_clusters_run_at_once_on_any_machine(num_cores):
     by_name = {each.name: each for group in parts(num_cores) for each in group}
