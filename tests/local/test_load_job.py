@@ -29,6 +29,7 @@ from tests.local.jobs_cluster import JobsCluster, running_cluster
 from tests.workloads.conftest import RECIPE
 from workloads.data import __main__ as prepare_data
 from workloads.evaluate import compare_models
+from workloads.evaluate.comparison import ROWS
 from workloads.job import run_job
 
 pytestmark = pytest.mark.local
@@ -62,6 +63,7 @@ _INFERENCE = tuple(
     )
     for side in ("original", "trained")
 )
+_ON_BOTH_NODES = replace(_INFERENCE[0], name="inference-on-both-nodes", nodes=2)
 _INFERENCE_SETS = (
     "model=tiny",
     "evaluate.dataset=prepared",
@@ -119,7 +121,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with running_cluster(folder, public, identity) as cluster:
         serving._make_model(cluster.path("/mnt/model/tiny"))
         servers = tuple(job for job in cluster.spec.jobs if job.is_server or job.is_load_test)
-        jobs = (*servers, _FINETUNE, *_INFERENCE)
+        jobs = (*servers, _FINETUNE, *_INFERENCE, _ON_BOTH_NODES)
         files = code_files(CHECKOUT, replace(cluster.spec, jobs=jobs))
         outputs = replace(cluster.outputs, jobs={job.name: "" for job in jobs})
         with Connection(outputs.endpoint(cluster.identity)) as connection:
@@ -193,7 +195,7 @@ def test_a_server_answers_while_a_fine_tune_makes_its_steps_beside_it(served: Se
     assert (record["kind"], record["outcome"], record["world_size"]) == ("train", "PASS", 2)
 
 
-@pytest.mark.feature("S002-06", "S002-51", "S002-52", "S002-61")
+@pytest.mark.feature("S002-51", "S002-52", "S002-61")
 @pytest.mark.timeout(900)
 def test_both_inference_jobs_run_at_the_same_time_and_their_folders_are_compared(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -220,6 +222,32 @@ def test_both_inference_jobs_run_at_the_same_time_and_their_folders_are_compared
         == 0
     )
     assert json.loads(report.read_text())["num_rows"] == 3
+
+
+@pytest.mark.feature("S002-06")
+@pytest.mark.timeout(900)
+def test_the_rows_of_an_inference_job_are_shared_out_over_two_nodes(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _prepare(served.cluster, monkeypatch, tmp_path)
+    # Other answers than those of the test above, which would be taken as finished.
+    made = served.submit(_ON_BOTH_NODES.name, *_INFERENCE_SETS, "evaluate.max_new_tokens=5")
+    served.end_of(made)
+    assert slurm.find(served.connection, made.job_id).where == BOTH[0]
+    record = json.loads(served.result(made.job_id, "run_record.json").read_text())
+    assert (record["outcome"], record["world_size"]) == ("PASS", 2)
+    results = served.cluster.path(served.outputs.places["results"])
+    by_rank = {
+        path.suffixes[0]: {
+            line["row"]
+            for line in map(json.loads, path.read_text().splitlines())
+            if line["part"] == "answer"
+        }
+        for path in (results / "rows").rglob(f"{made.job_id}.*.jsonl")
+    }
+    assert by_rank == {".0": {0, 2}, ".1": {1}}
+    answers = (results / "original" / ROWS).read_text().splitlines()
+    assert len(answers) == 3
 
 
 def _prepare(cluster: JobsCluster, monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:

@@ -106,7 +106,7 @@ def test_sixteen_h100_share_one_fabric_and_stay_under_the_quota(stack: StackSpec
     assert [partition.name for partition in stack.slurm.partitions] == ["main", "hidden"]
 
 
-@pytest.mark.feature("S001-20", "S002-33", "S002-61", "S002-84")
+@pytest.mark.feature("S001-20", "S002-06", "S002-33", "S002-61", "S002-84")
 @pytest.mark.parametrize("stack", ["h100-prod"], indirect=True)
 def test_seed_002_trains_on_two_nodes_and_compares_both_models_by_itself(stack: StackSpec):
     jobs = {job.name: job for job in stack.jobs}
@@ -120,7 +120,8 @@ def test_seed_002_trains_on_two_nodes_and_compares_both_models_by_itself(stack: 
     assert set(jobs["compare"].after) == {"inference-original", "inference-trained"}
     for one, other in permutations(sorted(jobs["compare"].after)):
         assert one not in {job.name for job in pipeline(stack, other)}, "they run side by side"
-        assert jobs[one].nodes + jobs[other].nodes <= stack.nodes.workers[0].max_nodes
+    both = [jobs[name] for name in jobs["compare"].after]
+    assert [(job.nodes, job.gpus_per_node) for job in both] == [(2, 4), (2, 4)], "half of each node"
 
 
 @pytest.mark.feature(

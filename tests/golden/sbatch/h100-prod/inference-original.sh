@@ -3,16 +3,16 @@
 # In /home/shared/finetune_code: sbatch jobs/inference-original [--set key=value]
 #SBATCH --job-name=inference-original
 #SBATCH --partition=main
-#SBATCH --nodes=1
+#SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=16
-#SBATCH --gpus-per-node=1
-#SBATCH --time=02:00:00
+#SBATCH --cpus-per-task=64
+#SBATCH --gpus-per-node=4
+#SBATCH --time=00:30:00
 #SBATCH --output=/mnt/shared/logs/users/%u/%x_%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@60
-#SBATCH --mem=183808M
+#SBATCH --mem=735232M
 own_folder() {
   (umask 077 && mkdir -p -- "${1%/*}" 2> /dev/null) || :
   mkdir -m 700 -- "$1" 2> /dev/null || [[ -d $1 && ! -L $1 && -O $1 ]] || {
@@ -59,7 +59,7 @@ export SOPERATOR_PLACE_SCRATCH=/mnt/memory/job_$SLURM_JOB_ID/$user
 export SOPERATOR_SHARED_DATA=/mnt/training/data
 export SOPERATOR_SHARED_MODEL=/mnt/training/models
 export HF_HOME=$SOPERATOR_PLACE_CACHE/huggingface
-export SOPERATOR_PLATFORM=gpu-h100-sxm SOPERATOR_PRESET=8gpu-128vcpu-1600gb
+export SOPERATOR_PLATFORM=gpu-h100-sxm SOPERATOR_PRESET=8gpu-128vcpu-1600gb NCCL_SOCKET_IFNAME='^docker0,lo'
 export OMP_NUM_THREADS=16
 
 own_folder "$SOPERATOR_PLACE_DATA"
@@ -71,8 +71,10 @@ if [[ ${SLURM_RESTART_COUNT:-0} = 0 && ! -L $run && -O $run/run_record.json ]]; 
   mv -T "$run" "$run.of-another-cluster-$(date -u +%Y%m%dT%H%M%SZ)"
 fi
 own_folder "$run"
+SOPERATOR_SHARED_MARK=$(mktemp $SOPERATOR_PLACE_CHKPT/.seen_by_all_XXXXXXXX)
+export SOPERATOR_SHARED_MARK
 # Every node must see the same environment and mounts before ranks wait for each other.
-srun --overlap --ntasks=1 --ntasks-per-node=1 --cpus-per-task=16 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
+srun --overlap --ntasks=2 --ntasks-per-node=1 --cpus-per-task=64 bash -c 'fail() { echo "soperator: $SOPERATOR_JOB on $(hostname): $1" >&2; exit 78; }
 [[ -x $SOPERATOR_PYTHON ]] ||
   fail "$SOPERATOR_PYTHON is missing: run soperator data venv -s $SOPERATOR_STACK, submit again"
 for path in "$@"; do
@@ -109,17 +111,18 @@ done
 [[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
   fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"' check /home /mnt/inference /mnt/memory /mnt/shared /mnt/training
 
+rm -f "${SOPERATOR_SHARED_MARK:-}"
 read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # A port that is free now on this node, the first: jobs that share a node do not collide.
 MASTER_PORT=$("$SOPERATOR_PYTHON" -c 'from workloads.common.launch import free_port; print(free_port())')
 # What nodes tell each other is sealed with it; it is on no command line and in no file.
 SOPERATOR_RDZV_KEY=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
-export SOPERATOR_RDZV_KEY MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE=1
-export SOPERATOR_MIN_NODES=1 SOPERATOR_MAX_NODES=1 SOPERATOR_RESTARTS=3 SOPERATOR_SAVE_S=60
+export SOPERATOR_RDZV_KEY MASTER_ADDR MASTER_PORT SOPERATOR_RANKS_PER_NODE=4
+export SOPERATOR_MIN_NODES=2 SOPERATOR_MAX_NODES=2 SOPERATOR_RESTARTS=3 SOPERATOR_SAVE_S=60
 export SOPERATOR_EXIT_FILE=$run/.first_exit_status SOPERATOR_NODES_FILE=$run/.nodes
 # Passes signals on, requeues what has saved, and lets the job have lost nodes back.
-exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes=1 --save-s=60 -- \
-srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=16 --kill-on-bad-exit=1 bash -c 'is_host=0
+exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes=2 --save-s=60 -- \
+srun --ntasks=2 --ntasks-per-node=1 --cpus-per-task=64 --kill-on-bad-exit=1 bash -c 'is_host=0
 [[ $SLURM_NODEID != 0 ]] || is_host=1
 conf=is_host=$is_host,join_timeout=600,last_call_timeout=${SOPERATOR_LAST_CALL_S:-15}
 conf+=,keep_alive_interval=5,keep_alive_max_attempt=3
