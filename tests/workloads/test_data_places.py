@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from tests.workloads.conftest import EXCERPT, Run
+from tests.workloads.finance_chats import COLUMNS, NUM_ROWS, SAMPLE, TOPICS, rows
 from workloads.common.exit_codes import ExitCode
 from workloads.data import dataset_convert, dataset_split, dataset_tokenize
 from workloads.data.chats import read_jsonl
-from workloads.data.samples.finance_chats import COLUMNS, NUM_ROWS, SAMPLE, TOPICS, rows
 from workloads.data.token_rows import read_parquet
 
 CHECKOUT = Path(__file__).parents[2]

@@ -150,6 +150,7 @@ def answers(places: Path, side: str) -> dict[str, str]:
 
 @pytest.mark.feature(
     "S000-04",
+    "S000-121",
     "S000-06",
     "S000-07",
     "S000-30",
@@ -176,7 +177,7 @@ def test_the_pipeline_ends_with_the_json_of_seed_000(places: Path, run: Any) -> 
     assert [json.loads(line)["step"] for line in curve] == [0, 1, 2, 3]
     assert record["metrics"]["train_tokens_per_s"] > 0
 
-    code, record = run("evaluate")
+    code, record = run("evaluate", 'evaluate.terms=["name", "custodian"]')
     assert (code, record["outcome"], record["engine"]) == (0, "PASS", "transformers")
     assert (places / "chkpt" / "evaluated").read_text() == "finetune/12/final\n"
     result = json.loads(Path(record["artifacts"]["evaluation"]).read_text())
@@ -192,6 +193,9 @@ def test_the_pipeline_ends_with_the_json_of_seed_000(places: Path, run: Any) -> 
             assert sample["reference"] == held_out[sample["input"]]
             assert sample["input"] not in trained_on
     assert {"perplexity", "speed", "message_length"} <= result["comparison"].keys()
+    # The references are calls: every one says "name", none "custodian".
+    counted = {metric: test["num_rows"] for metric, test in result["significance"].items()}
+    assert (counted["invented_share"], counted["term_recall"]) == (3, 3)
     assert result["comparison"]["perplexity"] > 0, "four steps on these rows lower the perplexity"
     for metric in (
         "output_tokens_per_s",

@@ -10,7 +10,9 @@ from workloads.evaluate.scores import (
     bleu_of,
     bleu_parts,
     common_length,
+    invented_share,
     repeated_share,
+    term_recall,
     text_scores,
     token_f1,
     words,
@@ -91,6 +93,39 @@ def test_exact_match_forgives_outer_white_space_only() -> None:
 def test_an_answer_that_loops_is_seen() -> None:
     assert repeated_share(words("one two three four five six")) == 0.0
     assert repeated_share(words("buy the fund now " * 20)) > 0.9
+
+
+_KNOWN = "How long is the lease in Lyon?\nThe lease in Lyon ends on 2027-03-31 and costs 1,200 EUR."
+
+
+@pytest.mark.feature("S000-121")
+@pytest.mark.parametrize(
+    ("answer", "share"),
+    [
+        ("It ends on 2027-03-31.", 0.0),
+        ("It ends on 2028-03-31.", 1.0),
+        ("The lease in Lyon costs 1200 EUR.", 0.0),  # a comma of thousands is no other number
+        ("The lease in Paris costs 1,200 EUR.", 1 / 3),
+        ("It costs 1,250 EUR a month, says Mr Dupont.", 3 / 4),
+        ("Certainly! Nothing is known. Ask again: Then wait", 0.0),  # words that begin a sentence
+        ("Lyon's lease is the Lyon-based one.", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_numbers_and_names_that_nobody_gave_are_invented(answer: str, share: float) -> None:
+    assert invented_share(_KNOWN, answer) == pytest.approx(share)
+
+
+@pytest.mark.feature("S000-121")
+def test_terms_of_the_domain_count_where_the_reference_has_them() -> None:
+    terms = ("NAV", "expense ratio", "custodian")
+    reference = "The NAV falls by the expense ratio."
+    assert term_recall(terms, reference, "the nav is net of a 1 % expense  ratio") == {
+        "term_recall": 0.5
+    }
+    assert term_recall(terms, reference, "NAV, less the Expense Ratio") == {"term_recall": 1.0}
+    assert term_recall(terms, reference, "They navigate") == {"term_recall": 0.0}
+    assert term_recall(terms, "no such word", "NAV") == {}
 
 
 def test_message_length_is_in_characters() -> None:

@@ -117,6 +117,8 @@ class HeldOut:
     pad_id: int
     overlap: Mapping[str, Sequence[str]]
     """Ids of rows that a training set has too, by its folder; empty unless forced."""
+    terms: Sequence[str] = ()
+    """Words of the domain whose use is counted."""
 
     def references(self) -> list[str]:
         """Return what the last assistant turns say."""
@@ -202,6 +204,7 @@ def context(job: Job, config: EvaluateConfig, here: World, tuned_dir: Path | Non
         examples=examples,
         pad_id=tokenizer.pad_token_id,
         overlap=found,
+        terms=config.terms,
     )
     return Context(
         config=config,

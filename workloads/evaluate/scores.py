@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -19,7 +19,7 @@ import numpy as np
 from workloads.common.tool_calls import ToolCall, parse_calls
 from workloads.data.calls import OPTIONAL
 from workloads.data.chats import Chat
-from workloads.evaluate.held_out import HeldOut
+from workloads.evaluate.held_out import HeldOut, last_turn
 from workloads.evaluate.resampling import Array, Measured, mean_of, perplexity_of
 
 if TYPE_CHECKING:
@@ -307,6 +307,45 @@ def repeated_share(given: Sequence[str]) -> float:
     return 1 - len(runs) / runs.total() if runs else 0.0
 
 
+_FACT = re.compile(r"\w+(?:(?<=\d)[.:/-](?=\d)\w+)*")
+_SENTENCE_END = (".", "!", "?", ":", "\n", '"', "#", "*", "-", "(")
+
+
+def invented_share(known: str, generated: str) -> float:
+    """Return the share of an answer's numbers and names that `known` lacks; 0 without any.
+
+    `known` is all that the answer may draw on: the chat before it and the reference. A name is a
+    word with a capital that no sentence begins with, or one with a digit. One less the precision
+    of entities (Nan et al. 2021, arXiv 2102.09130), found by form instead of by a model.
+    """
+    allowed, facts = {fact.lower() for fact, _ in _facts(known)}, 0
+    invented = 0
+    for fact, begins in _facts(generated):
+        if any(map(str.isdigit, fact)) or (len(fact) > 1 and fact[0].isupper() and not begins):
+            facts += 1
+            invented += fact.lower() not in allowed
+    return invented / facts if facts else 0.0
+
+
+def _facts(text: str) -> Iterator[tuple[str, bool]]:
+    """Words, numbers without their thousands' commas; and whether a sentence begins there."""
+    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
+    for match in _FACT.finditer(text):
+        before = text[: match.start()].rstrip(" ")
+        yield match.group(), not before or before.endswith(_SENTENCE_END)
+
+
+def term_recall(terms: Sequence[str], reference: str, generated: str) -> dict[str, float]:
+    """Return the share of the reference's `terms` that the answer has; none without any."""
+    wanted = [term for term in terms if _has_term(reference, term)]
+    used = sum(_has_term(generated, term) for term in wanted)
+    return {"term_recall": used / len(wanted)} if wanted else {}
+
+
+def _has_term(text: str, term: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(term)}(?!\w)", text, re.IGNORECASE) is not None
+
+
 def bleu_parts(reference: str, generated: str) -> list[float]:
     """Return lengths, matches and totals of one answer, which sums over rows make corpus BLEU."""
     made = _bleu().sentence_score(generated, [reference])
@@ -368,6 +407,8 @@ HIGHER_IS_BETTER: Final[Mapping[str, bool]] = MappingProxyType(
         "rouge2": True,
         "rougeL": True,
         "repeated_4gram_share": False,
+        "invented_share": False,
+        "term_recall": True,
         "function_name_accuracy": True,
         "argument_name_accuracy": True,
         "argument_accuracy": True,
@@ -381,12 +422,17 @@ AVERAGED = MappingProxyType({"message_length": "message_length_avg"})
 
 def row_scores(held_out: HeldOut, rows: ModelRows) -> list[dict[str, float]]:
     """Return the scores of every answer by name; a row has those that apply to it."""
-    return [
-        text_scores(reference, generated) | call_scores(chat, reference, generated)
-        for chat, reference, generated in zip(
-            held_out.chats, held_out.references(), rows.generated, strict=True
+    references = held_out.references()
+    made: list[dict[str, float]] = []
+    for chat, reference, generated in zip(held_out.chats, references, rows.generated, strict=True):
+        known = "\n".join(message["content"] for message in chat.messages[: last_turn(chat) + 1])
+        made.append(
+            text_scores(reference, generated)
+            | {"invented_share": invented_share(known, generated)}
+            | term_recall(held_out.terms, reference, generated)
+            | call_scores(chat, reference, generated)
         )
-    ]
+    return made
 
 
 def measured(held_out: HeldOut, rows: ModelRows) -> dict[str, Measured]:

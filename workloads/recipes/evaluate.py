@@ -37,6 +37,8 @@ class EvaluateConfig:
     """Share that the intervals hold."""
     force_overlap: bool = False
     """Go on, and mark the result, where a test row is also in a training set."""
+    terms: tuple[str, ...] = ()
+    """Words of the domain, such as "InfiniBand": `term_recall` counts how many an answer uses."""
     precisions: tuple[Precision, ...] = ()
     """Weights in which one model is measured again; `bf16` is what the others are compared with."""
     precision_model: Literal["base", "tuned"] = "tuned"

@@ -15,14 +15,19 @@ from infra.reports.page.training import signed
 
 SIGNIFICANT_P = 0.05
 """A difference with a smaller p is told apart from chance; one metric should be named before."""
-_LOWER_IS_BETTER = frozenset({"perplexity", "loss", "repeated_4gram_share", "call_parse_failure"})
+_LOWER_IS_BETTER = frozenset(
+    {"perplexity", "loss", "repeated_4gram_share", "invented_share", "call_parse_failure"}
+)
 _HIGHER_IS_BETTER = ("accuracy", "tokens_per_s", "f1", "parsed", "bleu", "rouge", "exact_match")
+_SHARES = ("invented_share", "term_recall")
 _NAMES = {
     "perplexity": "Perplexity on held-out rows",
     "function_name_accuracy": "Function name accuracy",
     "argument_accuracy": "Argument accuracy",
     "argument_name_accuracy": "Argument name accuracy",
     "bleu": "BLEU (0 to 100)",
+    "invented_share": "Numbers and names that the answer made up",
+    "term_recall": "Domain terms used",
     "rouge1": "ROUGE-1",
     "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
@@ -44,7 +49,8 @@ def evaluation_rows(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]
         before, after = base[key], tuned.get(key)
         if not (_is_number(before) and _is_number(after)) or key.startswith("num_"):
             continue
-        share = "accuracy" in key and max(abs(before), abs(after)) <= 1
+        is_share = "accuracy" in key or key in _SHARES
+        share = is_share and max(abs(before), abs(after)) <= 1
         shown_before, shown_after = (100 * before, 100 * after) if share else (before, after)
         delta = shown_after - shown_before
         largest = max(abs(shown_before), abs(shown_after))
@@ -134,7 +140,7 @@ def _better(key: str, delta: float) -> bool | None:
         return None
     if key in _LOWER_IS_BETTER:
         return delta < 0
-    return delta > 0 if any(part in key for part in _HIGHER_IS_BETTER) else None
+    return delta > 0 if any(part in key for part in (*_HIGHER_IS_BETTER, *_SHARES)) else None
 
 
 def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

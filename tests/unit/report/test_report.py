@@ -98,6 +98,24 @@ def test_before_and_after_say_which_direction_is_better() -> None:
     assert rows["message_length_avg"]["better"] is None
 
 
+@pytest.mark.feature("S000-121")
+def test_fewer_inventions_and_more_terms_of_the_domain_are_better() -> None:
+    found = evaluation()
+    found["base_model"] |= {"invented_share": 0.5, "term_recall": 0.25}
+    found["finetuned_model"] |= {"invented_share": 0.125, "term_recall": 0.75}
+    rows = {row["key"]: row for row in evaluation_rows(found)}
+    shown = {
+        key: (rows[key]["change"], rows[key]["better"])
+        for key in found["base_model"]
+        if key in ("invented_share", "term_recall")
+    }
+    assert shown == {
+        "invented_share": ("-37.5 points", True),
+        "term_recall": ("+50.0 points", True),
+    }
+    assert rows["invented_share"]["name"] == "Numbers and names that the answer made up"
+
+
 def test_nothing_before_and_after_is_nothing_new() -> None:
     found = evaluation()
     found["base_model"]["exact_match"] = found["finetuned_model"]["exact_match"] = 0.0

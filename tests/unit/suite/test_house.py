@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
-MOST_FILES = 436
-MOST_LINES = 96_340
+MOST_FILES = 434
+MOST_LINES = 96_200
 MOST_CHILDREN = 12
 CROWDED = {
     # One noun a file: the folder is the list.

@@ -3,17 +3,16 @@
 Owns every row: made here from templates, with amounts that are computed, so nobody's text or data
 is in them (licence: that of this repository). Direct answers without reasoning, as a small domain
 assistant gives them. They show the format and test the pipeline; a model learns little from them.
-Usage: python -m workloads.data.samples.finance_chats workloads/data/samples/finance_chats.parquet
+Usage: python -m tests.workloads.finance_chats, which writes the file anew.
 """
 
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-SAMPLE = Path(__file__).with_name("finance_chats.parquet")
+SAMPLE = Path(__file__).parents[2] / "workloads" / "data" / "samples" / "finance_chats.parquet"
 NUM_ROWS = 240
 COLUMNS = ("id", "system", "user", "assistant", "topic")
 SYSTEM = (
@@ -218,14 +217,14 @@ TOPICS: dict[str, Callable[[random.Random], Turn]] = {
 }
 
 
-def main(path: Path) -> None:
-    """Write the rows to a parquet file."""
+def main() -> None:
+    """Write the rows to the parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = pa.schema([(name, pa.string()) for name in COLUMNS])
-    pq.write_table(pa.Table.from_pylist(rows(), schema=schema), path, compression="zstd")
+    pq.write_table(pa.Table.from_pylist(rows(), schema=schema), SAMPLE, compression="zstd")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
