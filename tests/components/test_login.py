@@ -83,8 +83,10 @@ def test_the_code_goes_to_a_folder_named_by_its_hash(
     assert plain(recorder.outputs)["code_hash"] == name
 
 
-@pytest.mark.feature("S003-74")
-def test_what_is_sent_is_what_the_hash_names(deployed: Deploy, stack: str) -> None:
+@pytest.mark.feature("S002-30", "S003-74")
+def test_what_is_sent_is_what_the_hash_names(
+    deployed: Deploy, load: Callable[[str], StackSpec], stack: str
+) -> None:
     copy = deployed(stack).one(COPY)
     source = copy.inputs["source"]["path"]
     assert source.endswith(f"/{stack}/")
@@ -97,9 +99,16 @@ def test_what_is_sent_is_what_the_hash_names(deployed: Deploy, stack: str) -> No
         if path.is_file()
     }
     assert copy.inputs["remotePath"].endswith(f"/releases/{hash_files(sent)}")
-    # What Python reads beside its modules: recipes, limits, templates, scripts.
-    own = {path.suffix for path in Path(CHECKOUT, "workloads").rglob("*") if path.is_file()}
-    assert {Path(path).suffix for path in sent if path.startswith("workloads/")} == own - {".pyc"}
+    # With what Python reads beside its modules: recipes, limits, templates, scripts.
+    own = {
+        path.relative_to(CHECKOUT).as_posix()
+        for path in Path(CHECKOUT, "workloads").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert {path for path in sent if path.startswith("workloads/")} == own
+    spec = load(stack)
+    jobs = {f"jobs/{each.name}" for each in (*spec.jobs, *spec.searches)}
+    assert {path for path in sent if path.startswith("jobs/")} == jobs
 
 
 @pytest.mark.feature("S002-30")

@@ -19,6 +19,7 @@ NODE_GROUP = "nebius:mk8s/v1:NodeGroup"
 IN_A_GROUP = ("nebius:iam/v1:AccessPermit", "nebius:iam/v1:GroupMembership")
 
 
+@pytest.mark.feature("S002-07")
 @pytest.mark.parametrize("stack", SHIPPED)
 def test_the_parent_of_a_node_group_is_the_cluster_and_never_the_project(
     deployed: Deploy, stack: str, public_key_file: Path

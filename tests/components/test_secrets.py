@@ -23,7 +23,10 @@ def test_no_private_key_and_no_kubeconfig_is_ever_sent_open(deployed: Deploy, st
         assert leaks == []
 
 
+@pytest.mark.feature("S003-68")
 def test_the_kubeconfig_is_an_output_and_no_private_key_is(deployed: Deploy, stack: str) -> None:
     outputs = plain(deployed(stack).outputs)
+    for name in ("login_ip", "ssh_command", "login_host_key", "users", "mounts", "places", "jobs"):
+        assert outputs[name], name
     assert "certificate-authority-data" in outputs["kubeconfig"]
     assert "PRIVATE" not in str(outputs)

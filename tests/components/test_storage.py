@@ -21,7 +21,20 @@ OLD = "computefilesystem-e00old"
 
 
 @pytest.mark.feature(
-    "S000-70", "S000-74", "S000-76", "S000-78", "S000-79", "S000-80", "S002-04", "S003-15"
+    "S000-70",
+    "S000-74",
+    "S000-76",
+    "S000-78",
+    "S000-79",
+    "S000-80",
+    "S002-04",
+    "S002-09",
+    "S002-10",
+    "S002-16",
+    "S003-15",
+    "S003-44",
+    "S003-63",
+    "S003-64",
 )
 @pytest.mark.parametrize("stack", SHIPPED)
 def test_every_declared_filesystem_is_made_once_at_its_size(
@@ -30,9 +43,14 @@ def test_every_declared_filesystem_is_made_once_at_its_size(
     made = deployed(stack).of(FILESYSTEM)
     assert set(Counter(each.name for each in made).values()) == {1}
     sizes = {each.name: each.inputs["spec"]["size_gibibytes"] for each in made}
-    assert sizes == {
-        f"{stack}-{tag}": declared.size_gib for tag, declared in names.filesystems(load(stack))
+    storage = load(stack).storage
+    declared: dict[str, FilesystemSpec | SubmountSpec] = {
+        "jail": storage.jail,
+        "controller-spool": storage.controller_spool,
+        **({} if storage.accounting is None else {"accounting": storage.accounting}),
+        **{f"jail-submount-{each.name}": each for each in storage.submounts},
     }
+    assert sizes == {f"{stack}-{name}": each.size_gib for name, each in declared.items()}
 
 
 def test_an_existing_filesystem_is_mounted_by_its_id_and_not_made(

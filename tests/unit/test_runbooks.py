@@ -34,6 +34,7 @@ from tests.unit.monitoring.conftest import BURN, watched
 from workloads.common.exit_codes import ADVICE, RESTARTABLE, ExitCode
 from workloads.recipes import load_recipe, recipe_names
 from workloads.recipes.train import CheckpointConfig, TrainConfig
+from workloads.train.measure import Ledger
 from workloads.train.run import StopRequest, stop_request
 from workloads.train.run_folder import CONFIG as CONFIG_JSON
 from workloads.train.run_folder import ELASTIC_METADATA, FULL_WEIGHTS, KINDS, STATE
@@ -250,6 +251,36 @@ def test_the_advice_of_a_smaller_batch_halves_it_and_keeps_the_step() -> None:
     assert after.micro_batch_size * 2 == before.micro_batch_size
     rows = {each.micro_batch_size * each.gradient_accumulation for each in (before, after)}
     assert len(rows) == 1, "more or fewer rows a step would train another model"
+
+
+@pytest.mark.feature("S001-83", "S001-92", "S001-93")
+def test_each_advice_on_gpu_memory_is_set_by_the_words_beside_it() -> None:
+    page = (FOLDER / "out-of-memory.md").read_text()
+    rows = re.findall(r"^\| `train\.(\w+=\w+)` \| (.+?) \| (.+?) \|$", page, re.MULTILINE)
+    hows = {setting: how for setting, _, how in rows}
+    effects = {setting: effect for setting, effect, _ in rows}
+    for setting in ("gradient_checkpointing=true", "strategy=fsdp", "strategy=offload"):
+        assert hows[setting] == f"`--set train.{setting}`"
+    assert "workloads/recipes/" in hows["method=qlora"]
+    recomputed = {
+        method: Ledger().metrics(recomputes=True, method=method)["recompute_flops_percent"]
+        for method in ("full", "lora")
+    }
+    more = {method: share / (100 - share) for method, share in recomputed.items()}
+    assert more == pytest.approx({"full": 1 / 3, "lora": 1 / 2})
+    said = "a third more compute, half more where adapters alone are trained"
+    assert effects["gradient_checkpointing=true"].endswith(said)
+
+
+@pytest.mark.feature("S001-83")
+def test_the_advice_on_host_memory_quotes_the_log_of_the_copy_that_needs_it() -> None:
+    page = (FOLDER / "out-of-memory.md").read_text()
+    (advice,) = re.findall(r"^\*\*Host memory\.\*\* (.*)$", page, re.MULTILINE)
+    for change in ("More memory for the job", "fewer processes that read rows", "without the copy"):
+        assert change in advice
+    (quoted,) = re.findall(r"`([^`]+)`", advice)
+    log = (FOLDER.parents[1] / "workloads" / "train" / "checkpoint_state.py").read_text()
+    assert all(part in log for part in quoted.split(" ... "))
 
 
 @pytest.mark.feature("S001-82", "S001-86", "S001-87", "S001-88", "S001-89", "S001-96")

@@ -105,6 +105,25 @@ def test_an_elastic_checkpoint_has_the_optimizer_and_one_file_of_whole_weights(
     assert json.loads((folder / "elastic_metadata.json").read_text())["reason"] == "interval"
 
 
+@pytest.mark.feature("S003-06")
+def test_the_loss_scale_of_fp16_and_running_means_are_part_of_the_state(tmp_path: Path) -> None:
+    def with_more(run: Run, scale: float, mean: float) -> Run:
+        run.state.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        run.state.model.register_buffer("mean", torch.tensor([mean]))
+        return run
+
+    before = with_more(run_in(tmp_path, elastic_every=2), 1024.0, 0.5)
+    before.train(2)
+    before.checkpoints.save(before.state, 2, loss=1.0)
+    before.checkpoints.wait()
+    folder = tmp_path / "proof" / "run" / "elastic-checkpoint-2"
+    run = with_more(run_in(tmp_path, resume=str(folder)), 65536.0, 0.0)
+    assert run.checkpoints.load(run.state)
+    assert run.state.scaler is not None
+    assert run.state.scaler.get_scale() == 1024.0
+    assert dict(run.state.model.named_buffers())["mean"].item() == 0.5
+
+
 @pytest.mark.feature("S003-28", "S003-52")
 @pytest.mark.parametrize(("most", "name"), [("2", "elastic-checkpoint-1"), ("1", "checkpoint-1")])
 def test_a_stop_of_a_job_that_may_resize_saves_an_elastic_one(
@@ -151,6 +170,18 @@ def test_the_last_ones_and_the_best_stay(tmp_path: Path) -> None:
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
     saved(tmp_path / "other", 1, 2, 3, 4, keep=2, keep_best=False)
     assert names(tmp_path / "other") == ["checkpoint-3", "checkpoint-4"]
+
+
+@pytest.mark.feature("S003-21", "S003-27")
+def test_an_elastic_one_comes_every_so_many_steps_and_takes_no_sharded_ones_place(
+    tmp_path: Path,
+) -> None:
+    saved(tmp_path, *range(1, 8), elastic_every=3)
+    sharded = [f"checkpoint-{step}" for step in (1, 2, 4, 5, 7)]
+    assert names(tmp_path) == [*sharded, "elastic-checkpoint-3", "elastic-checkpoint-6"]
+    last = tmp_path / "last"
+    saved(last, *range(1, 8), elastic_every=3, keep=1, keep_best=False)
+    assert names(last) == ["checkpoint-7", "elastic-checkpoint-6"]
 
 
 def test_the_newest_is_the_highest_step_not_the_latest_file(

@@ -65,6 +65,7 @@ def test_exit_codes_are_distinct_and_only_success_is_zero() -> None:
     assert [code for code in ExitCode if code == 0] == [ExitCode.OK]
 
 
+@pytest.mark.feature("S001-38", "S001-41")
 def test_each_failure_has_its_own_exit_code() -> None:
     """A published trainer caught RuntimeError and returned None: OOM and NCCL errors exited 0."""
     import torch
@@ -142,6 +143,23 @@ def test_a_job_on_a_full_filesystem_ends_with_a_line_and_the_path(
     assert f"no space left: [Errno 28] No space left on device: '{places}/results/" in told
     assert "config.json'; free space there" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.feature("S001-38")
+def test_a_job_whose_record_is_not_written_is_no_success(
+    recipe_file: Path,
+    places: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    words = ["--recipe", str(recipe_file)]
+    assert run_job("serve", lambda job: None, words) == ExitCode.OK
+    monkeypatch.setattr(RunRecord, "finish", full)
+    assert run_job("serve", lambda job: None, words) == ExitCode.NOT_SAVED
+    assert "the run record is not written: " in capsys.readouterr().err
 
 
 @pytest.mark.feature("S001-41")

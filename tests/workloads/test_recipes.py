@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stacks.load import load_stack
 from workloads.common.exit_codes import ConfigError
 from workloads.recipes import load_recipe, recipe_names
 
@@ -44,13 +45,16 @@ def test_the_recipes_that_stacks_name_are_shipped() -> None:
     "S001-29",
     "S001-30",
 )
+@pytest.mark.usefixtures("public_key_file")
 @pytest.mark.parametrize("name", ["qwen2_7b_lora_16xh100", "qwen2_7b_lora_zero3_16xh100"])
 def test_the_h100_recipe_has_the_seeds_own_values(name: str) -> None:
     train = load_recipe(name).train
     assert train is not None
     assert (train.lora.rank, train.lora.alpha) == (64, 128)
     assert (train.dtype, train.micro_batch_size, train.gradient_accumulation) == ("bf16", 2, 4)
-    assert train.micro_batch_size * train.gradient_accumulation * 16 == 128
+    (job,) = [each for each in load_stack("h100-prod").jobs if each.recipe == name]
+    ranks = job.nodes * job.gpus_per_node
+    assert train.micro_batch_size * train.gradient_accumulation * ranks == 128
     assert (train.learning_rate, train.schedule, train.sequence_length) == (2e-5, "cosine", 4096)
 
 

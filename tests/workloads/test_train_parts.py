@@ -6,6 +6,7 @@ import resource
 import signal
 import struct
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.workloads.test_data import example_of
+from workloads.common.dist import World
 from workloads.common.exit_codes import ExitCode
 from workloads.data.token_rows import collate, pack
 from workloads.recipes.train import GateConfig, TrainConfig
@@ -35,7 +37,7 @@ from workloads.train.model import (
     prepare_model,
     summed_loss,
 )
-from workloads.train.strategy import AdamW, build_optimizer, build_precision
+from workloads.train.strategy import AdamW, build_optimizer, build_precision, spread_fsdp
 
 CONFIG = TrainConfig(dataset="x", max_steps=1, learning_rate=0.1)
 
@@ -232,6 +234,31 @@ def test_flash_attention_runs_where_it_is_importable(
     assert choose_attention(config, torch.device(device)) == expected
 
 
+@pytest.mark.feature("S003-40", "S004-17")
+@pytest.mark.parametrize(("dtype", "computed"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_shards_are_gathered_in_the_declared_type_and_gradients_summed_in_fp32(
+    model: Any, monkeypatch: pytest.MonkeyPatch, dtype: Any, computed: torch.dtype
+) -> None:
+    class DividedError(Exception):
+        pass
+
+    policies: list[Any] = []
+
+    def divide(_: nn.Module, **options: Any) -> None:
+        policies.append(options["mp_policy"])
+        raise DividedError
+
+    monkeypatch.setattr("torch.distributed.fsdp.fully_shard", divide)
+    monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda *_: None)
+    task = SimpleNamespace(
+        build=lambda *_, **__: model, build_empty=lambda _: model, loss=lambda each, _: each
+    )
+    run: Any = SimpleNamespace(config=replace(CONFIG, dtype=dtype), task=task, strategy="fsdp")
+    with pytest.raises(DividedError):
+        spread_fsdp(run, World(rank=0, local_rank=0, world_size=2, device=torch.device("cpu")))
+    assert (policies[0].param_dtype, policies[0].reduce_dtype) == (computed, torch.float32)
+
+
 @pytest.mark.feature("S004-17")
 def test_fp32_weights_are_trained_by_torchs_own_optimizer() -> None:
     weight = nn.Parameter(torch.ones(2))
@@ -273,11 +300,16 @@ def scalars_of(path: Path) -> list[tuple[int, str, float]]:
 
 @pytest.mark.feature("S001-45")
 def test_an_event_file_holds_what_was_written(tmp_path: Path) -> None:
+    began_s = time.time()
     writer = EventWriter(tmp_path / "events")
     writer.add(7, {"train/loss": 1.5})
     writer.add(8, {"train/loss": 1.25})
     writer.close()
     assert scalars_of(writer.path) == [(7, "train/loss", 1.5), (8, "train/loss", 1.25)]
+    # event.proto: wall_time is field 1, a double; file_version, field 3, is the first event's.
+    first = writer.path.read_bytes()[12:]
+    assert first[9:].startswith(b"\x1a\x0dbrain.Event:2")
+    assert began_s <= struct.unpack("<d", first[1:9])[0] <= time.time()
     # Of RFC 3720, appendix B.4: 32 bytes of zeros have the CRC32C 0x8a9136aa.
     crc = 0x8A9136AA
     assert masked_crc32c(bytes(32)) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
@@ -360,6 +392,20 @@ def test_the_ledger_counts_padding_recompute_and_time() -> None:
     assert ledger.metrics(recomputes=False, method="full")["recompute_flops_percent"] == 0
     assert shares["checkpoint_time_percent"] > 0
     assert shares["data_wait_time_percent"] == 0
+
+
+@pytest.mark.feature("S002-68", "S002-82")
+def test_seconds_are_counted_to_what_took_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([11.0, 13.0, 20.0, 25.0, 110.0])
+    clock = SimpleNamespace(perf_counter=lambda: next(moments))
+    monkeypatch.setattr("workloads.train.measure.time", clock)
+    ledger = Ledger(began_s=10.0)
+    for use in ("data_wait", "checkpoint"):
+        with ledger.spend(use):
+            pass
+    shares = ledger.metrics(recomputes=False, method="full")
+    assert shares["train_time_s"] == 100
+    assert (shares["data_wait_time_percent"], shares["checkpoint_time_percent"]) == (2, 5)
 
 
 def test_four_bits_are_refused_where_the_library_gives_wrong_values(

@@ -47,10 +47,13 @@ def _run(mode: str, output: Path, *words: str) -> tuple[ExitCode, dict[str, Any]
     return code, json.loads(output.read_text())
 
 
-@pytest.mark.feature("S001-13")
+@pytest.mark.feature("S001-13", "S001-62")
 def test_the_modes_are_those_of_seed_001_and_full_is_everything() -> None:
     assert list(MODES) == ["health", "single", "distributed", "full"]
     assert MODES["full"] == STAGES
+    # What one node does by itself needs no other ranks.
+    alone = {"compute", "storage", "soak"}
+    assert set(MODES["distributed"]) == set(STAGES) - alone
 
 
 @pytest.mark.feature("S001-16", "S001-63", "S001-80", "S001-97")

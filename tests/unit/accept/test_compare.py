@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cost.report.charts import Axis, Series
 from infra.cli.main import app
-from infra.reports.acceptance import comparison
+from infra.reports.acceptance import certificate, comparison
 from infra.reports.acceptance.comparison import Comparison, Run, compare, read_run, t_quantile
 from infra.reports.acceptance.result import AcceptError
 from tests.unit.accept import acceptance
@@ -169,6 +170,39 @@ def test_the_command_prints_the_table_writes_the_page_and_ends_with_the_outcome(
     done = CliRunner().invoke(app, strict)
     assert done.exit_code == 1
     assert json.loads(done.stdout)["outcome"] == "FAIL"
+
+
+@pytest.mark.feature("S004-44")
+def test_the_graphs_draw_what_was_measured_beside_the_ideal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: dict[str, tuple[str, str, dict[str, list[tuple[float, float]]]]] = {}
+
+    def chart(_: str, *, title: str, x: Axis, y: Axis, series: list[Series], **__: object) -> str:
+        lines = {
+            each.name: [(float(place), float(value)) for place, value in each.points]
+            for each in series
+        }
+        drawn[title] = (x.label, y.label, lines)
+        return "<svg>"
+
+    monkeypatch.setattr(certificate, "line_chart", chart)
+    comparison.html(compare(read_run(BARE), read_run(KUBERNETES)))
+    nodes = (1, 2, 4)
+    assert drawn.keys() == {"GPT-3 5B", "GPT-3 126M"}
+    assert drawn["GPT-3 5B"] == (
+        "nodes",
+        "tokens/s",
+        {
+            "first: bare metal": [*zip(nodes, (48941, 97541, 185090), strict=True)],
+            "second: kubernetes": [*zip(nodes, (48131, 95545, 182791), strict=True)],
+            "ideal": [(each, 48941 * each) for each in nodes],
+        },
+    )
+    points = [{"ranks": 16, "tokens_per_s": 150.0}, {"ranks": 8, "tokens_per_s": 100.0}]
+    certificate.scaling(points)
+    lines = {"measured": [(8, 100), (16, 150)], "ideal": [(8, 100), (16, 200)]}
+    assert drawn["Scaling of training"] == ("ranks", "tokens/s", lines)
 
 
 def test_a_comparison_that_could_not_be_made_is_told_from_one_that_failed(tmp_path: Path) -> None:

@@ -78,6 +78,18 @@ def test_a_point_on_several_nodes_is_held_against_one_whole_node() -> None:
     assert efficiency_percent(points[1], points[3]) == pytest.approx(100 * 80 / 95)
 
 
+@pytest.mark.feature("S001-50")
+@pytest.mark.parametrize("platform", ["gpu-h100-sxm", "gpu-h200-sxm"])
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_efficiency_is_to_be_90_percent_on_whole_nodes(platform: str, nodes: int) -> None:
+    scope = "node" if nodes == 1 else "cluster"
+    limit = gates_for(platform, 8).limit("training.scaling_efficiency", scope=scope, nodes=nodes)
+    assert limit is not None
+    assert (limit.says(), limit.unit) == ("at least 90", "percent")
+    assert limit.holds(90.1)
+    assert not limit.holds(89.9)
+
+
 @pytest.mark.feature("S001-50", "S002-81", "S004-26")
 def test_efficiency_is_judged_at_each_point() -> None:
     points = [_point(1, 40000), _point(8, 39000), _point(16, 34000, 2)]

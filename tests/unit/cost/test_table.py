@@ -38,6 +38,14 @@ def rendered(billed: Billed, name: str, format: Format) -> str:
 
 
 @pytest.mark.feature(
+    "S000-82",
+    "S000-83",
+    "S000-84",
+    "S000-85",
+    "S000-86",
+    "S000-87",
+    "S000-88",
+    "S000-89",
     "S000-91",
     "S000-92",
     "S000-93",

@@ -30,14 +30,18 @@ def test_the_page_has_the_measured_figures_and_says_what_was_not_measured() -> N
 @pytest.mark.parametrize(
     ("first", "of_environment", "of_image"),
     [
-        ("an edit", "seconds, nothing is installed", "only another package needs a build"),
+        ("an edit", "NAME --sync`: seconds, nothing is installed", "only another package needs a"),
         ("debugging", "stack trace", "through the image"),
         ("pinned by", "hashes of every wheel", "tag `sha-COMMIT`"),
         ("reproduced", "system libraries", "everything but the driver"),
         ("disk", "GB", "pulled by each node"),
         ("isolation", "none", "its own libraries"),
         ("registry", "none", "storage.registry_gib"),
-        ("disadvantage", "by hand", "a build and a pull on each node"),
+        (
+            "disadvantage",
+            "packages are managed by hand",
+            "another package is a build and a pull on each node",
+        ),
     ],
 )
 def test_each_pro_and_con_that_seed_003_names_has_its_cell(

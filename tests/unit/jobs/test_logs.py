@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from infra.clients.errors import JobsError
+from infra.clients.slurm import Job
 from infra.clients.ssh import Connection, ConnectionLostError, Result
 from infra.jobs import follow
+from tests.unit.jobs.test_submit import OUTPUTS
 
 LOG = b"step 1\nstep 2\nstep 3\n"
 ENDED = (
@@ -60,6 +65,35 @@ def followed(cluster: Cluster, patience_s: float = 60) -> tuple[bytes, list[str]
     )
     assert job.status == 0
     return bytes(received), lost
+
+
+@pytest.mark.feature("S001-95")
+@pytest.mark.parametrize(
+    ("there", "name"),
+    [
+        ([], "logs/users/ann/finetune_12.log"),
+        (["logs/users/ann/finetune_12.log"], "logs/users/ann/finetune_12.log"),
+        (["logs/finetune_12.log"], "logs/finetune_12.log"),
+        (["logs/users/ann/finetune_12.log", "logs/finetune_12.log"], None),
+    ],
+)
+def test_the_log_of_a_job_is_its_own_and_before_users_had_folders_the_place_s(
+    tmp_path: Path, there: list[str], name: str | None
+) -> None:
+    """Both streams of a job are in it (sbatch.py: --output)."""
+    (tmp_path / "logs" / "users" / "ann").mkdir(parents=True)
+    for each in there:
+        (tmp_path / each).touch()
+
+    class Here:
+        def run(self, command: str, *, stdin: bytes = b"") -> Result:
+            code = subprocess.run(["bash", "-c", command]).returncode
+            return Result(command=command, exit_code=code, stdout="", stderr="")
+
+    places = {"logs": f"{tmp_path}/logs", "results": f"{tmp_path}/results"}
+    outputs = replace(OUTPUTS, places=places).as_user("ann")
+    job = Job(id="12", name="finetune", state="FAILED")
+    assert follow.path_of(Here(), outputs, job) == str(tmp_path / (name or there[0]))
 
 
 def test_a_log_that_is_not_disturbed_comes_once() -> None:

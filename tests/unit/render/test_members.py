@@ -18,7 +18,7 @@ import pytest
 from infra.render.login import teams_script, users_script
 from stacks.spec import StackSpec
 from stacks.spec.cluster import UserSpec
-from stacks.spec.slurm import AccountSpec
+from stacks.spec.slurm import AccountSpec, QosSpec
 
 KEY = "ssh-ed25519 AAAA ann@laptop"
 IS_ROOT = os.geteuid() == 0
@@ -223,6 +223,39 @@ def test_a_process_that_outlives_its_user_changes_no_home_while_root_makes_it_an
     node.run(script(spec))
     node.run(script(spec, user("ann")), refused=True)
     assert home.stat().st_uid == MEMBER, "also where making it failed"
+
+
+@pytest.mark.feature("S004-29")
+def test_each_team_gets_its_share_its_limits_and_its_members(spec: StackSpec) -> None:
+    """What a real slurmdbd makes of it is in tests/local/test_teams.py."""
+    urgent = QosSpec(name="urgent", priority=100, max_wall="01:00:00", max_gpus_per_user=2)
+    red = AccountSpec(name="red", users=("ann", "bob"), fair_share=3, qos=("normal", "urgent"))
+    blue = AccountSpec(name="blue", users=("bob",), max_gpus=1, max_nodes=2, max_jobs=5)
+    lines = teams_script(
+        replace(spec, slurm=replace(spec.slurm, accounts=(red, blue), qos=(urgent,)))
+    ).splitlines()
+    for line in (
+        (
+            "set_up modify qos urgent set Priority=100 MaxWall=01:00:00 GrpTRES=gres/gpu=-1 "
+            "MaxTRESPerUser=gres/gpu=2 MaxJobsPerUser=-1"
+        ),
+        (
+            "set_up modify account red set Fairshare=3 GrpTRES=gres/gpu=-1,node=-1 GrpJobs=-1 "
+            "QosLevel=normal,urgent"
+        ),
+        (
+            "set_up modify account blue set Fairshare=1 GrpTRES=gres/gpu=1,node=2 GrpJobs=5 "
+            "QosLevel=normal"
+        ),
+        *(
+            f"has_user {team} {user} || set_up add user {user} account={team}"
+            for team, users in (("red", "root deployer ann bob"), ("blue", "root deployer bob"))
+            for user in users.split()
+        ),
+        *(f"set_up modify user {user} set DefaultAccount=red" for user in ("ann", "bob")),
+        "finish 'red blue' urgent",
+    ):
+        assert line in lines, line
 
 
 def test_names_and_limits_reach_the_shell_quoted(spec: StackSpec) -> None:

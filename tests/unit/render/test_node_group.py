@@ -49,7 +49,23 @@ def tags(group: dict[str, Any]) -> list[str]:
     return [each["mount_tag"] for each in group["template"]["filesystems"]]
 
 
-@pytest.mark.feature("S001-02", "S002-07", "S002-11", "S002-15", "S003-14", "S003-61", "S003-62")
+@pytest.mark.feature(
+    "S000-70",
+    "S000-76",
+    "S000-78",
+    "S000-79",
+    "S000-80",
+    "S001-02",
+    "S002-07",
+    "S002-11",
+    "S002-15",
+    "S002-16",
+    "S003-14",
+    "S003-61",
+    "S003-62",
+    "S003-63",
+    "S003-64",
+)
 @pytest.mark.parametrize("stack", SHIPPED)
 def test_the_node_groups_of_every_shipped_stack_are_the_golden_ones(
     stack: str, golden: Callable[[str, str], None]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import shlex
 from dataclasses import replace
 
 import pytest
 
 from infra.render import login
+from infra.state import CHECKOUT
 from stacks.spec import StackSpec
 from stacks.spec.storage import MemoryMountSpec, SubmountSpec
 
@@ -22,6 +24,17 @@ def test_every_mount_path_says_what_stands_behind_it(spec: StackSpec) -> None:
         "/home": "filesystem home, 256 GiB",
         "/mnt/memory": "tmpfs, at most 341 GiB a node",
     }
+
+
+@pytest.mark.feature("S003-68")
+def test_the_program_exports_all_outputs_of_the_stack_its_bill_and_its_warnings() -> None:
+    """What the file of `pulumi stack output --json` holds; tests/engine read it."""
+    program = ast.parse((CHECKOUT / "__main__.py").read_text(encoding="utf-8"))
+    calls = [each for each in ast.walk(program) if isinstance(each, ast.Call)]
+    exports = [each.args for each in calls if ast.unparse(each.func) == "pulumi.export"]
+    loops = [each for each in ast.walk(program) if isinstance(each, ast.For)]
+    assert {ast.unparse(name) for name, _ in exports} == {"name", "'cost'", "'warnings'"}
+    assert "stack.outputs.items()" in [ast.unparse(each.iter) for each in loops]
 
 
 def test_an_existing_filesystem_is_named_by_its_id_and_not_by_a_size(spec: StackSpec) -> None:

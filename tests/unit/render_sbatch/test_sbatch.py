@@ -27,6 +27,7 @@ from infra.render.sbatch import (
 )
 from stacks.load import STACKS_DIR, load_stack
 from stacks.spec import StackSpec
+from stacks.spec.nodes import WorkerSpec
 from stacks.spec.slurm import JobSpec, PartitionSpec
 from tests import SHIPPED
 from tests.another_user import Neighbour
@@ -497,6 +498,23 @@ def test_a_training_job_has_a_log_by_its_number(spec: StackSpec) -> None:
     # The log of a job of that name has the name already: a link would lead to itself.
     assert "ln -sfn" not in render_sbatch(spec, replace(JOB, name="train"))
     assert "train_$SLURM" not in render_sbatch(spec, replace(JOB, module="workloads.evaluate"))
+
+
+@pytest.mark.feature("S002-63")
+def test_a_job_asks_for_what_the_smaller_nodes_of_its_partition_have(spec: StackSpec) -> None:
+    """Slurm may give it either: 32 CPUs go with a GPU of one, 16 with that of the other."""
+    (worker,) = spec.nodes.workers
+    other = replace(worker, name="cheap", preset="1gpu-16vcpu-96gb")
+    job = replace(JOB, gpus_per_node=1)
+
+    def asked(*workers: WorkerSpec) -> list[str]:
+        text = render_sbatch(replace(spec, nodes=replace(spec.nodes, workers=workers)), job)
+        return re.findall(r"^#SBATCH --(?:cpus-per-task|mem)=.*", text, re.MULTILINE)
+
+    assert asked(worker, other) == asked(other, worker) == asked(other)
+    assert asked(other)[0] == "#SBATCH --cpus-per-task=16"
+    assert asked(worker)[0] == "#SBATCH --cpus-per-task=32"
+    assert asked(worker)[1] != asked(other)[1]
 
 
 def test_two_nodesets_in_one_partition_are_told_apart_on_the_node(spec: StackSpec) -> None:

@@ -198,6 +198,7 @@ def test_both_lock_files_fit_into_one_environment():
     assert {name: pins[0][name] for name in both} == {name: pins[1][name] for name in both}
 
 
+@pytest.mark.feature("S002-12", "S003-18")
 def test_every_direct_requirement_is_locked():
     for source, lock in (
         ("requirements.in", LOCKS[0]),

@@ -42,6 +42,35 @@ def test_the_rule_gives_every_row_of_the_slides() -> None:
     assert rows == SLIDES
 
 
+@pytest.mark.feature(
+    "S004-06",
+    "S004-07",
+    "S004-08",
+    "S004-09",
+    "S004-10",
+    "S004-11",
+    "S004-12",
+    "S004-13",
+    "S004-14",
+)
+def test_the_command_prints_the_rows_of_the_slides_as_they_are() -> None:
+    answer = seed004_answer()
+    rows = answer.values["rows"]
+    assert isinstance(rows, list)
+    names = [(f"Llama-2-{billions}b", dtype) for billions, dtype, *_ in SLIDES]
+    figures = [tuple(slide[2:]) for slide in SLIDES]
+    assert [(row["model"], row["dtype"]) for row in rows] == names
+    assert figures == [
+        (row["deck_weights_gb"], row["deck_training_gb"], row["deck_gpus"]) for row in rows
+    ]
+    (table,) = answer.document.tables
+    assert table.headings[1:4] == ("weights", "deck: training", "GPUs")
+    assert [row[:4] for row in table.rows] == [
+        (f"{model} {dtype}", *(f"{each:,}" for each in of_slide))
+        for (model, dtype), of_slide in zip(names, figures, strict=True)
+    ]
+
+
 @pytest.mark.feature("S004-15")
 def test_gpu_memory_is_an_input_of_the_rule() -> None:
     assert deck_row(7, Dtype.FP32, gpu_memory_gb=80).gpus == 2

@@ -150,8 +150,10 @@ def test_four_single_h200_have_scratch_of_their_own(stack: StackSpec):
     assert scratch.folders == ("tmp", "preprocessed")
     (finetune,) = (job for job in stack.jobs if job.name == "finetune")
     assert finetune.environment["NCCL_DEBUG"] == "INFO"
-    for place in ("data", "cache"):
-        assert stack.storage.places[place].startswith("/mnt/training-data/")
+    places = stack.storage.places
+    assert places["data"] == "/mnt/training-data/datasets"
+    assert places["cache"] == "/mnt/training-data/cache"
+    assert len(set(places.values())) == len(places), "each has a folder of its own"
 
 
 @pytest.mark.feature("S003-75")
