@@ -81,6 +81,14 @@ PARTS: Final = (
         programs=("sbin/slurmctld", "sbin/slurmd", "bin/sbatch"),
     ),
     Part(
+        name="containers",
+        what="jobs in an image, by NVIDIA's own pyxis and enroot",
+        tests=("tests/local/test_container_jobs.py",),
+        variable="SOPERATOR_SLURM",
+        inside="slurm-25.11.3",
+        programs=("bin/sbatch", "lib/slurm/spank_pyxis.so", "bin/enroot", "bin/mksquashfs"),
+    ),
+    Part(
         name="plugins",
         what="Pulumi's own plugins under our program, and beside the stand-ins",
         tests=(
@@ -171,7 +179,7 @@ def _run(group: Sequence[Part], folder: str) -> list[Result]:
     for part in group:
         if part.variable:
             inside = Path(folder).resolve() / part.inside
-            missing = [name for name in part.programs if not os.access(inside / name, os.X_OK)]
+            missing = [name for name in part.programs if not (inside / name).exists()]
             if missing:
                 return [_not_run(part, f"{inside} has no {', no '.join(missing)}")]
             environment[part.variable] = str(inside)

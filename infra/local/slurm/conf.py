@@ -167,6 +167,12 @@ def render_cgroup_conf() -> str:
     return "CgroupPlugin=disabled\n"
 
 
+def render_plugstack_conf(setup: SlurmSetup) -> str:
+    """plugstack.conf; without the operator's importer, which caches what a registry sends."""
+    options = "runtime_path=/run/pyxis execute_entrypoint=0 container_scope=global sbatch_support=1"
+    return f"required spank_pyxis.so {options}\n" if setup.has_pyxis else ""
+
+
 def render_gres_conf(workers: Sequence[WorkerNode]) -> str:
     """gres.conf: every declared GPU is a device; a count without files drains the node."""
     lines = []

@@ -99,6 +99,7 @@ class SharedFolder:
     def write_cluster(self, settings: SlurmSettings) -> None:
         """Write what the Slurm daemons read."""
         self._write("slurm.conf", conf.render_slurm_conf(settings))
+        self._write("plugstack.conf", conf.render_plugstack_conf(settings.setup))
         pod.write_power_programs(self.folder, settings.setup.path)
         self._write("gres.conf", conf.render_gres_conf(settings.workers))
         if settings.setup.prefix is not None:

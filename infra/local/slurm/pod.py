@@ -337,6 +337,12 @@ class SlurmSetup:
         # Debian's plugin opens the library by the name that its package libpmix-dev brings.
         return any(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so"))
 
+    @property
+    def has_pyxis(self) -> bool:
+        """Whether a step can run in an image: NVIDIA's plugin, and enroot in the same folder."""
+        needed = ("lib/slurm/spank_pyxis.so", "bin/enroot")
+        return self.prefix is not None and all((self.prefix / name).exists() for name in needed)
+
     def describe(self) -> str:
         """Version, place and clocks for people."""
         clocks = f"; shortened times ({FAST_SETTING}=1)" if self.fast_times else ""
