@@ -69,6 +69,7 @@ def test_the_secret_of_the_key_is_nowhere_open(recorder: Recorder) -> None:
         assert not [text for text in open_texts(each.sent) if "HIDDEN" in text]
 
 
+@pytest.mark.feature("S002-13")
 def test_submissions_can_open_the_bucket_by_a_secret_output(recorder: Recorder) -> None:
     """Whoever may read the stack's secrets stores the config of a run beside the recipes."""
     (first, *_) = recorder.of(OBJECT)

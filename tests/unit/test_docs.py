@@ -91,6 +91,25 @@ def test_every_soperator_command_in_a_page_exists(page: Path) -> None:
     assert unknown_commands(page.read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.feature("S000-63")
+def test_every_kind_of_job_has_its_page_in_the_contents_of_the_site(public_key_file: Path) -> None:
+    pages = {
+        "workloads.accept": "acceptance.md",
+        "workloads.data": "data.md",
+        "workloads.evaluate": "evaluation.md",
+        "workloads.load": "load-test.md",
+        "workloads.serve": "serving.md",
+        "workloads.train": "training.md",
+    }
+    declared = {job.module for name in SHIPPED for job in load_stack(name).jobs}
+    assert {".".join(module.split(".")[:2]) for module in declared} == pages.keys()
+    contents = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    for module, page in pages.items():
+        assert re.search(rf": {page}$", contents, re.MULTILINE), page
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert f"-m {module} " in text, page
+
+
 def test_a_command_that_does_not_exist_is_found() -> None:
     text = "run `soperator levitate`, then `soperator local levitate`, then `soperator doctor`"
     assert unknown_commands(text) == ["soperator levitate", "soperator local levitate"]

@@ -303,6 +303,39 @@ def test_the_pages_have_what_seed_001_types() -> None:
     assert hardware.lstrip().startswith("`soperator cluster accept ")
 
 
+@pytest.mark.feature("S001-85")
+def test_storage_is_looked_for_on_every_node_of_the_job() -> None:
+    """Seed 001: is the shared filesystem mounted on both nodes?"""
+    text = (FOLDER / "storage-full.md").read_text()
+    (words,) = (words for words in commands(text) if words[0] == "srun")
+    assert words[-3:] == ["findmnt", "-T", "PATH"]
+    assert {"--jobid=12", "--overlap", "--ntasks-per-node=1"} == set(words[1:-3])
+    assert "Every node must print the same" in text
+    assert any("not mounted on one node" in line for line in text.splitlines() if line[0:1] == "|")
+
+
+@pytest.mark.feature("S001-93")
+def test_stronger_sharding_is_advised_by_the_setting_that_does_it() -> None:
+    """Seed 001 calls it a higher ZeRO stage; offload, which is slower, comes after it."""
+    page = (FOLDER / "out-of-memory.md").read_text()
+    rows = re.findall(r"^\| `(train\.strategy=\w+)` \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
+    assert [(name, how) for name, _, how in rows] == [
+        (name, f"`--set {name}`") for name in ("train.strategy=fsdp", "train.strategy=offload")
+    ]
+    assert "ZeRO" in rows[0][1]
+
+
+@pytest.mark.feature("S001-96")
+def test_the_states_that_sinfo_shows_are_explained() -> None:
+    text = (FOLDER / "node-failure.md").read_text()
+    assert ["sinfo", "-R"] in commands(text)
+    shown = [line.split("|")[1] for line in text.splitlines() if line.startswith("| ")]
+    for state in ("`down*`", "`not responding`", "`sinfo -R`"):
+        assert any(state in each for each in shown), state
+    for state in ("`drain`", "`down`", "`NODE_FAIL`"):
+        assert state in text.partition("**Look.**")[0], state
+
+
 def page_of(name: str) -> str:
     return (FOLDER.parent / name).read_text()
 

@@ -24,7 +24,7 @@ from workloads.train import checkpoint, prove_resume
 from workloads.train.loop import Progress, Stream
 from workloads.train.prove_resume import Part, Run, make_run
 from workloads.train.run import StopRequest
-from workloads.train.run_folder import ELASTIC, SHARDED, Candidate, candidates
+from workloads.train.run_folder import ELASTIC, SHARDED, Candidate, candidates, remove_old
 
 REPOSITORY = Path(__file__).parents[2]
 WORLD = World(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
@@ -126,8 +126,9 @@ def test_the_loss_scale_of_fp16_and_running_means_are_part_of_the_state(tmp_path
 
 @pytest.mark.feature("S003-28", "S003-52")
 @pytest.mark.parametrize(("most", "name"), [("2", "elastic-checkpoint-1"), ("1", "checkpoint-1")])
+@pytest.mark.parametrize("is_told", [True, False], ids=["here", "on-another-rank"])
 def test_a_stop_of_a_job_that_may_resize_saves_an_elastic_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, name: str, is_told: bool
 ) -> None:
     monkeypatch.setenv("SOPERATOR_MIN_NODES", "1")
     monkeypatch.setenv("SOPERATOR_MAX_NODES", most)
@@ -136,11 +137,14 @@ def test_a_stop_of_a_job_that_may_resize_saves_an_elastic_one(
         ONE, "ddp", tmp_path, resume="never", config=CheckpointConfig(), keep=9, stop=stop
     )
     run.train(1)
-    stop.signal_name = "SIGUSR1"
+    if is_told:
+        stop.signal_name = "SIGUSR1"
+    else:
+        monkeypatch.setattr(run.checkpoints._ranks, "any", lambda _: True)
     run.checkpoints.save(run.state, 1)
     run.checkpoints.wait()
     assert names(tmp_path) == [name]
-    if name.startswith("elastic"):
+    if name.startswith("elastic") and is_told:
         folder = run.checkpoints.folder.path / name
         assert json.loads((folder / "elastic_metadata.json").read_text())["reason"] == "SIGUSR1"
 
@@ -182,6 +186,15 @@ def test_an_elastic_one_comes_every_so_many_steps_and_takes_no_sharded_ones_plac
     last = tmp_path / "last"
     saved(last, *range(1, 8), elastic_every=3, keep=1, keep_best=False)
     assert names(last) == ["checkpoint-7", "elastic-checkpoint-6"]
+
+
+@pytest.mark.feature("S002-64")
+def test_those_of_later_steps_stay_when_a_run_came_back_from_before_them(tmp_path: Path) -> None:
+    """They could not be loaded; to count them would remove what the run goes on from."""
+    folder = saved(tmp_path, 1, 2, 4, keep=9).checkpoints.folder.path
+    removed = remove_old(folder / "checkpoint-2", SHARDED, keep_last=1, keep_best=False)
+    assert [path.name for path in removed] == ["checkpoint-1"]
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-4"]
 
 
 def test_the_newest_is_the_highest_step_not_the_latest_file(

@@ -202,9 +202,11 @@ def test_the_record_has_the_variables_that_won_and_no_secret(
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("OMP_PROC_BIND", "close")
     monkeypatch.setenv("HF_TOKEN", "hf_0")
+    monkeypatch.setenv("NCCL_IB_DISABLE", "1")
     monkeypatch.setenv("OTHER", "1")
     assert RunRecord(kind="train", recipe="r").to_json()["environment"] == {
         "NCCL_DEBUG": "INFO",
+        "NCCL_IB_DISABLE": "1",
         "NCCL_SOCKET_IFNAME": "^docker0,lo",
         "OMP_PROC_BIND": "close",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -147,7 +148,16 @@ def test_the_report_has_means_intervals_categories_and_regressions(
         ("b_2", "rougeL"),
     ]
     assert (report["num_regressions"], report["num_gains"]) == (2, 2)
-    assert "better on 2 rows, worse on 2" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "better on 2 rows, worse on 2" in told
+    (line,) = (line for line in told.splitlines() if line.startswith("rougeL "))
+    assert re.search(r" 0\.5500 .*-> +0\.6875 .* \+25\.0 %  difference \+0\.1375 \[", line)
+    page = (tmp_path / "comparison_report.html").read_text()
+    (row,) = re.findall(r"<tr><td>rougeL</td>.*?</tr>", page, re.DOTALL)
+    cells = re.findall(r"<td[^>]*>([^<[]*)", row)
+    assert [cell.strip() for cell in (*cells[1:3], cells[4], *cells[6:8])] == [
+        "4", "0.5500", "0.6875", "+25.0 %", "+0.1375",
+    ]  # fmt: skip
 
 
 @pytest.mark.feature("S002-51", "S002-52", "S002-56")
@@ -325,6 +335,7 @@ def test_the_category_is_the_leading_part_of_the_id(chat_id: str, category: str)
 
 
 @pytest.mark.feature(
+    "S000-06",
     "S000-07",
     "S002-41",
     "S002-51",

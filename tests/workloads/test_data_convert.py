@@ -200,6 +200,21 @@ def test_every_kind_of_file_gives_the_same_chats_in_order(kind: str, tmp_path: P
     assert (tmp_path / "chats.rejects.jsonl").read_text() == ""
 
 
+@pytest.mark.feature("S000-24")
+def test_every_batch_of_every_row_group_of_parquet_is_read(tmp_path: Path) -> None:
+    """Published data sets have thousands of rows a group, and several files."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    source, out = tmp_path / "rows", tmp_path / "chats.jsonl"
+    source.mkdir()
+    rows = [{"user": f"q{number}", "assistant": "a"} for number in range(1400)]
+    for number, part in enumerate((rows[:700], rows[700:])):
+        pq.write_table(pa.Table.from_pylist(part), source / f"{number}.parquet", row_group_size=600)
+    assert main([str(source), str(out), "--format", "system_user_assistant"]) == 0
+    assert [chat.messages[0]["content"] for chat in read_jsonl(out)] == [r["user"] for r in rows]
+
+
 @given(st.lists(JSON, max_size=8), st.integers(1, 40), st.sampled_from([None, 1]))
 @settings(max_examples=150, deadline=None)
 def test_a_json_array_is_read_piece_by_piece_as_json_reads_it_whole(

@@ -279,6 +279,23 @@ def test_any_number_of_workers_writes_the_same_bytes(
     assert started == [2]
 
 
+@pytest.mark.feature("S000-28")
+def test_unless_told_otherwise_there_is_a_worker_for_each_cpu(
+    chats: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def pool(tasks: Any, model_dir: Path, config: TokenizeConfig, num_workers: int) -> Any:
+        started.append(num_workers)
+        return dataset_tokenize._blocks_here(tasks, model_dir, config)
+
+    monkeypatch.setattr(dataset_tokenize, "_BLOCK_LINES", 32)
+    monkeypatch.setattr(dataset_tokenize, "_blocks_of_workers", pool)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    tokenize(chats, model_dir, num_workers=None)
+    assert started == [3]
+
+
 def test_an_error_in_a_worker_names_the_chat(tmp_path: Path, model_dir: Path) -> None:
     path = write(tmp_path / "chats.jsonl", [messages_of([("q", "a" * 50)])] * 600)
     with pytest.raises(DataError, match=r"chat c0: .* at most 20 allowed"):

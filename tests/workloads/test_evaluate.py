@@ -13,7 +13,7 @@ from workloads.common.exit_codes import ExitCode
 from workloads.evaluate.comparison import comparison
 
 
-@pytest.mark.feature("S000-46", "S000-47")
+@pytest.mark.feature("S000-45", "S000-46", "S000-47")
 def test_the_deltas_have_the_signs_and_values_of_the_seeds_example() -> None:
     base = {
         "perplexity": 7.033111572265625,

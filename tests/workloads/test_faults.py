@@ -218,7 +218,7 @@ def test_a_signal_before_a_rank_can_take_it_is_no_failure(
             signal.signal(number, handler)
 
 
-@pytest.mark.feature("S003-30", "S003-50")
+@pytest.mark.feature("S003-28", "S003-30", "S003-50")
 @pytest.mark.parametrize(
     ("used", "nodes", "grows"),
     [
@@ -237,3 +237,7 @@ def test_a_job_grows_when_nodes_that_answer_were_seen_twice(
     (tmp_path / "nodes").write_text(f"{used}\n")
     assert not made.can_grow(), "seen once"
     assert made.can_grow() is grows
+    made, _ = supervisor(tmp_path, 0, answers(nodes=nodes))
+    seen = iter((4, used, 4))
+    made.job.num_available_nodes = lambda: next(seen)  # type: ignore[method-assign]
+    assert not any(made.can_grow() for _ in range(3)), "one that went again is not counted twice"

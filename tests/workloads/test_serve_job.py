@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,7 @@ def test_a_key_of_another_user_or_behind_a_link_is_refused(neighbour: Neighbour)
         weights_module.api_key(neighbour.folder / "link", {})
 
 
+@pytest.mark.feature("S000-55")
 def test_endpoint_json_says_where_the_server_is_and_never_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,10 +224,12 @@ def test_endpoint_json_says_where_the_server_is_and_never_the_key(
     assert said["api_key_file"] is None, "the variable won"
     assert said["host"] == os.uname().nodename
     monkeypatch.delenv("SOPERATOR_SERVE_API_KEY")
+    both = replace(ALONE, adapter_dir=Path("/a"), tuned_name="a-tuned")
     said = json.loads(
-        weights_module.write_endpoint(tmp_path, config, 7860, ALONE, key_file).read_text()
+        weights_module.write_endpoint(tmp_path, config, 7860, both, key_file).read_text()
     )
     assert (said["needs_key"], said["api_key_file"]) == (True, str(tmp_path / "key"))
+    assert (said["models"], said["adapter_dir"]) == (["a", "a-tuned"], "/a")
 
 
 def test_refusals_end_the_job_before_it_loads_with_their_exit_code(
@@ -285,7 +289,7 @@ def test_a_port_that_is_taken_is_refused_with_its_number(places: Path) -> None:
             listen(serve_config(port=port))
 
 
-@pytest.mark.feature("S000-72")
+@pytest.mark.feature("S000-72", "S003-43")
 def test_weights_are_staged_to_a_ram_disk_once(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

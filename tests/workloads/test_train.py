@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,8 +21,8 @@ from workloads.common.exit_codes import ExitCode
 from workloads.data.token_rows import pack
 from workloads.recipes.train import TrainConfig
 from workloads.train import measure
-from workloads.train.loop import Stream, learning_rate_factor
-from workloads.train.strategy import AdamW
+from workloads.train.loop import Stream, Trainer, learning_rate_factor
+from workloads.train.strategy import AdamW, build_precision
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -294,14 +296,38 @@ def test_token_ids_above_the_models_vocabulary_are_refused_before_training(
 
 @pytest.mark.feature("S001-24", "S003-40", "S004-17")
 def test_full_training_in_bf16_runs_and_writes_a_model(places: Path, run: Any) -> None:
+    from safetensors.torch import load_file
+
     run("prepare-data")
     code, record = run("train", "train.method=full", "train.dtype=bf16", "train.max_steps=2",
                        "train.gradient_checkpointing=true")  # fmt: skip
     assert code == 0, record
-    assert (places / "chkpt" / "finetune" / "12" / "final" / "model.safetensors").is_file()
+    weights = load_file(places / "chkpt" / "finetune" / "12" / "final" / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     assert record["metrics"]["num_trained_parameters"] == record["metrics"]["num_parameters"]
     assert 0 < record["metrics"]["checkpoint_stall_s"] < 60
     assert run("evaluate")[0] == 0
+
+
+@pytest.mark.feature("S001-24")
+@pytest.mark.parametrize(
+    ("method", "dtype", "computes"),
+    [
+        ("lora", "bf16", torch.bfloat16),
+        ("qlora", "bf16", torch.bfloat16),
+        ("full", "bf16", torch.float32),
+        ("lora", "fp32", torch.float32),
+        ("full", "fp16", torch.float16),
+    ],
+)
+def test_adapters_in_fp32_compute_in_the_type_of_the_recipe(
+    method: str, dtype: str, computes: torch.dtype
+) -> None:
+    """Of fp32 numbers; a full bf16 model needs no autocast, its weights are bf16 themselves."""
+    values: Any = {"method": method, "dtype": dtype}
+    config = TrainConfig(dataset="x", max_steps=1, learning_rate=1.0, **values)
+    with build_precision(config, torch.device("cpu")).forward():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is computes
 
 
 def test_adamw_equals_torchs_on_fp32_weights() -> None:
@@ -343,6 +369,40 @@ def test_warm_up_rises_to_the_full_rate_and_cosine_falls_to_zero() -> None:
     assert factors[4] == pytest.approx(0.5 * (1 + math.cos(0.2 * math.pi)))
     assert factors[7] == pytest.approx(0.5)
     assert factors[12] == pytest.approx(0.0)
+
+
+@pytest.mark.feature("S003-07")
+def test_other_schedules_fall_in_a_line_and_not_at_all() -> None:
+    config = TrainConfig(
+        dataset="x", max_steps=12, warmup_steps=2, schedule="linear", learning_rate=1.0
+    )
+    for schedule, factor in (("linear", 0.8), ("constant", 1.0)):
+        config = replace(config, schedule=schedule)
+        assert learning_rate_factor(4, config=config, num_steps=12) == pytest.approx(factor)
+
+
+@pytest.mark.feature("S002-40")
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_an_epoch_is_every_row_once_however_many_ranks_share_them(world_size: int) -> None:
+    """Of ten rows and four a step, two epochs end in the fifth step."""
+    config = TrainConfig(
+        dataset="x", epochs=4, checkpoint_every_epochs=2, checkpoint_every=1, learning_rate=1.0
+    )
+    made: Any = SimpleNamespace(
+        config=config,
+        checkpoints=SimpleNamespace(due=lambda step: False),
+        stream=SimpleNamespace(packs=range(10)),
+        _rows_per_step=4,
+    )
+
+    def is_due(step: int) -> bool:
+        progress = SimpleNamespace(position=4 * (step + 1))
+        made.state = SimpleNamespace(
+            progress=progress, world=SimpleNamespace(world_size=world_size)
+        )
+        return Trainer._is_due(made, cast("Any", SimpleNamespace(step=step)))
+
+    assert [step for step in range(10) if is_due(step)] == [4, 9]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

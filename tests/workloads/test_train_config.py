@@ -289,7 +289,7 @@ def test_seed_000_trains_qwen3_14b_in_four_bits_and_fp16() -> None:
     assert train.dataset == "prepared/finance_qwen3_14b"
 
 
-@pytest.mark.feature("S001-11", "S001-20", "S001-40", "S001-42")
+@pytest.mark.feature("S001-10", "S001-11", "S001-20", "S001-24", "S001-29", "S001-40", "S001-42")
 def test_seed_001_is_read_with_its_zero_3_config_and_its_success_criteria() -> None:
     train = train_of("qwen2_7b_lora_zero3_16xh100")
     assert (train.lora.rank, train.lora.alpha, train.dtype) == (64, 128, "bf16")
@@ -301,7 +301,7 @@ def test_seed_001_is_read_with_its_zero_3_config_and_its_success_criteria() -> N
     assert (train.gate.max_loss, train.gate.min_tokens_per_s_per_gpu) == (0.5, 2000)
 
 
-@pytest.mark.feature("S002-32", "S002-38", "S002-75")
+@pytest.mark.feature("S002-32", "S002-38", "S002-40", "S002-75")
 def test_seed_002_saves_the_original_and_a_checkpoint_every_5_epochs() -> None:
     train = train_of("qwen2_7b_lora_original_16xh100")
     assert (train.save_original, train.checkpoint_every_epochs, train.strategy) == (True, 5, "ddp")

@@ -62,7 +62,7 @@ def test_fsdp_divides_the_model_and_learns_what_ddp_learns(
         torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.feature("S003-02", "S003-09", "S003-40", "S004-17")
+@pytest.mark.feature("S003-02", "S003-09", "S003-23", "S003-40", "S004-17")
 def test_fsdp_in_bf16_with_checkpointing_keeps_fp32_shards(
     places: Path, run: Any, recipe_file: Path
 ) -> None:
@@ -73,6 +73,7 @@ def test_fsdp_in_bf16_with_checkpointing_keeps_fp32_shards(
         places, recipe_file, "13", *SMALL, "train.method=full", "train.dtype=bf16",
         "train.strategy=fsdp", "train.gradient_checkpointing=true", "train.max_steps=6",
         "train.loss_chunk_tokens=64", 'train.checkpoint={"elastic_every": 6}',
+        "train.checkpoint_every=4",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "weights on rank 0, trained ones as torch.float32\n" in result.stderr
@@ -80,8 +81,9 @@ def test_fsdp_in_bf16_with_checkpointing_keeps_fp32_shards(
     assert curve[-1] < curve[0]
     final = final_weights(places, "13")
     assert next(iter(final.values())).dtype == torch.bfloat16
-    elastic = places / "chkpt" / "finetune" / "13" / "elastic-checkpoint-6" / "model.safetensors"
-    whole = load_file(elastic)
+    folder = places / "chkpt" / "finetune" / "13"
+    assert {each.name for each in folder.glob("checkpoint-*")} == {"checkpoint-4"}
+    whole = load_file(folder / "elastic-checkpoint-6" / "model.safetensors")
     assert whole.keys() == final.keys(), "of both ranks, not the shards of rank 0"
     assert all(torch.equal(whole[name].bfloat16(), final[name]) for name in final)
 

@@ -118,6 +118,11 @@ def test_events_and_summary_lie_where_all_jobs_have_their_logs(
     assert [step for step, tag, _ in scalars_of(events) if tag == "train/loss"] == [1]
     summary = (places / "logs" / "train_12_summary.txt").read_text()
     assert summary == (places / "results" / "12" / "train_12_summary.txt").read_text()
+    said = dict(line.split(maxsplit=1) for line in summary.splitlines() if line)
+    assert [said[name] for name in ("job", "model", "ranks")] == ["12", record["model"], "1 (ddp)"]
+    assert said.keys() >= {*record["metrics"], *record["artifacts"]} - {"summary"}
+    assert float(said["last_loss"]) == pytest.approx(record["metrics"]["last_loss"], abs=1e-4)
+    assert said["adapter_dir"] == record["artifacts"]["adapter_dir"]
 
 
 @pytest.mark.feature("S001-46", "S002-68", "S002-69", "S002-70")
@@ -245,11 +250,14 @@ def run_bert(capsys: pytest.CaptureFixture[str], *sets: str) -> tuple[int, dict[
 def test_checkpoints_fall_on_every_nth_step_and_on_the_last(
     places: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ("train.max_steps=5", "train.checkpoint_every=2", "train.keep_last=9")
-    code, record = run_bert(capsys, *options, "train.gate=null")
+    options = ("train.max_steps=7", "train.checkpoint_every=2", "train.keep_last=9")
+    both = (*options, "train.gate=null", 'train.checkpoint={"elastic_every": 3}')
+    code, record = run_bert(capsys, *both)
     assert code == 0, record
-    saved = {path.name for path in (places / "chkpt" / "finetune" / "12").glob("checkpoint-*")}
-    assert saved == {f"checkpoint-{step}" for step in (2, 4, 5)}
+    saved = {path.name for path in (places / "chkpt" / "finetune" / "12").glob("*checkpoint-*")}
+    # On a step of both intervals the elastic one, which any world size reads.
+    sharded = {f"checkpoint-{step}" for step in (2, 4, 7)}
+    assert saved == sharded | {f"elastic-checkpoint-{step}" for step in (3, 6)}
 
 
 def test_a_run_that_failed_its_gate_fails_it_again_when_it_is_started_again(

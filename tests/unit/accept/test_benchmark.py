@@ -65,6 +65,8 @@ def test_health_writes_a_dated_result_to_the_given_file(tmp_path: Path) -> None:
     assert result["outcome"] == "PASS"
     assert result["started_at"].startswith("20")
     assert [(node["role"], node["ranks"]) for node in result["nodes"]] == [("master", [0])]
+    page = (Path(__file__).parents[3] / "docs" / "acceptance.md").read_text()
+    assert "`python -m json.tool FILE` shows the result" in page
 
 
 @pytest.mark.feature("S001-56", "S001-62")

@@ -114,7 +114,10 @@ def test_the_page_has_date_nodes_ranks_memory_workload_and_sources(
         assert text in page or text in "\n".join(map(str, rows(values)))
     assert "<td>worker-0</td><td>master</td><td>8 ranks (0-7)</td>" in page
     assert "<td>worker-1</td><td>worker</td><td>8 ranks (8-15)</td>" in page
-    assert "<td>137,162</td><td>8,573</td></tr>" in page, "of all GPUs, and of one"
+    assert "<p>16 ranks on 2 nodes over nccl;" in page
+    whole = ("16", "2", "decoder-163m", "8", "512", "bf16", "137,162", "8,573")
+    row = "".join(f"<td>{each}</td>" for each in whole)
+    assert f"<tr>{row}</tr>" in page, "tokens of all GPUs, and of one"
     assert page.count("<svg") == 2
     assert not re.search(r'(src|href)="', page), "the page asks for nothing"
     assert json.loads(files.json.read_text())["outcome"] == "FAIL"

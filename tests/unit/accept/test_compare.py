@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,17 @@ def test_the_whole_interval_decides(
         assert row.high_percent is not None
         assert row.low_percent < row.overhead_percent < row.high_percent
         assert row.overhead_percent == pytest.approx(100 * (1 - 1 / factor), abs=0.01)
+
+
+@pytest.mark.feature("S004-46")
+@pytest.mark.parametrize(("percent", "outcome"), [(2.9, "PASS"), (3.1, "FAIL")])
+def test_of_single_numbers_the_overhead_itself_decides(percent: float, outcome: str) -> None:
+    """The deck prints no step times."""
+    bare = read_run(BARE)
+    points = tuple(
+        replace(each, tokens_per_s=each.tokens_per_s * (1 - percent / 100)) for each in bare.points
+    )
+    assert compare(bare, replace(bare, points=points)).outcome == outcome
 
 
 def test_the_interval_holds_the_truth_about_as_often_as_it_says(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def test_a_row_that_misses_its_promise_is_red_in_the_page(priced: Callable[[str]
     assert "tr.bad" in html
 
 
+@pytest.mark.feature("S000-117", "S000-118", "S000-119")
 @pytest.mark.parametrize("format", list(Format))
 def test_another_bill_is_shared_beside_the_stack_s_own(
     priced: Callable[[str], Priced], format: Format

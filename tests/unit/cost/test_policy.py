@@ -88,6 +88,7 @@ def test_a_chat_of_unknown_cost_warns_and_is_not_taken_for_free():
     assert "soperator submit evaluate --stack h100-prod" in problem.message
 
 
+@pytest.mark.feature("S004-31")
 def test_gpus_on_demand_are_refused_where_the_stack_says_so():
     (problem,) = policy_problems(with_policy("h100-prod", on_demand_gpus=False))
     assert problem.level is Level.ERROR

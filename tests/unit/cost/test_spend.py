@@ -248,6 +248,20 @@ def test_the_json_adds_up_and_names_users_and_partitions(rates: RunRates):
     assert found["jobs"][0]["variance"] == "0.218347"
 
 
+@pytest.mark.feature("S002-72")
+def test_the_report_tells_the_idle_share_in_words_and_in_figures(rates: RunRates):
+    """5 nodes x 24 h - 4 nodes x 2 h - 1 node x 1 h: 111 of 120 node-hours."""
+    made = report(rates, *ENTRIES)
+    table = " ".join(render_spend(made, Format.TABLE).split())
+    assert "Workers stood idle for 111.00 node-hours, 92.5 % of what they cost." in table
+    found = json.loads(render_spend(made, Format.JSON))
+    assert [Decimal(found[name]) for name in ("idle_share", "idle_node_hours", "idle_usd")] == [
+        Decimal("0.925"),
+        111,
+        111 * NODE,
+    ]
+
+
 def test_the_csv_has_a_row_for_each_job_and_part_and_runs_nothing(rates: RunRates):
     rows = list(csv.DictReader(io.StringIO(render_spend(report(rates, *ENTRIES), Format.CSV))))
     assert [row["kind"] for row in rows] == ["job", "job", "part", "part", "part"]

@@ -53,7 +53,7 @@ def test_each_pro_and_con_that_seed_003_names_has_its_cell(
     assert of_image in image
 
 
-@pytest.mark.feature("S003-73")
+@pytest.mark.feature("S003-73", "S003-81", "S003-86")
 def test_the_page_says_which_route_is_for_what() -> None:
     environment, image, _ = row("for")
     assert environment.startswith("development")

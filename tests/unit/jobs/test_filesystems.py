@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from infra.cli import context
+from infra.cli.main import app
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
 from infra.jobs.nodes import usage
@@ -41,6 +47,22 @@ def test_a_path_that_only_workers_have_has_no_sizes() -> None:
     assert (root.kind, root.size_bytes, root.used_percent) == ("virtiofs", 256 << 30, 25)
     assert (memory.kind, memory.size_bytes, memory.used_percent) == (None, None, None)
     assert memory.what == "tmpfs, 2 GiB a node"
+
+
+@pytest.mark.feature("S000-81")
+def test_the_table_has_size_use_type_and_directory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    login = Login("/\nvirtiofs 274877906944 68719476736 206158430208 /\n")
+    outputs = SimpleNamespace(mounts=MOUNTS)
+    monkeypatch.setattr(context, "caller", lambda stack, identity: outputs)
+    monkeypatch.setattr(context, "connect", lambda outputs, identity: nullcontext(login))
+    shown = CliRunner().invoke(app, ["status", "--filesystems"])
+    assert shown.exit_code == 0, shown.output
+    head, root, memory, _ = (re.split(r" {2,}", line) for line in shown.stdout.splitlines())
+    assert head == ["MOUNT", "TYPE", "SIZE GIB", "USED GIB", "FREE GIB", "USED", "BEHIND IT"]
+    assert root == ["/", "virtiofs", "256.0", "64.0", "192.0", "25 %", MOUNTS["/"]]
+    assert memory[:2] == ["/mnt/memory", "workers only"]
 
 
 @pytest.mark.parametrize(("used", "free", "nearly"), [(9, 1, True), (8, 2, False), (0, 0, False)])

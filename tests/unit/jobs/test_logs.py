@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from typer.testing import CliRunner
 
+from infra.cli import context
+from infra.cli.main import app
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Job
 from infra.clients.ssh import Connection, ConnectionLostError, Result
@@ -112,10 +117,37 @@ def test_two_losses_and_a_login_node_that_is_away_for_a_while() -> None:
     assert cluster.opened == 2
 
 
+@pytest.mark.feature("S001-34")
 def test_a_log_that_was_emptied_meanwhile_is_read_from_its_start() -> None:
     cluster = Cluster(7)
     cluster.reopen = lambda: setattr(cluster, "log", b"new\n")  # type: ignore[method-assign]
     assert followed(cluster)[0] == b"step 1\nnew\n"
+
+
+@pytest.mark.feature("S001-34")
+@pytest.mark.parametrize(
+    ("words", "is_followed"), [([], True), (["-f"], True), (["--no-follow"], False)]
+)
+def test_the_verb_follows_to_the_end_unless_it_is_told_not_to(
+    words: list[str], is_followed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tail -f` of seed 001, without its end by Ctrl-C."""
+    cluster = Cluster()
+    asked: list[str] = []
+
+    def read(command: str) -> tuple[Result, bytes]:
+        asked.append(command)
+        return cluster.run(command), LOG
+
+    cluster.run_bytes = read  # type: ignore[attr-defined]
+    outputs = SimpleNamespace(log_path=lambda name, number: f"/logs/{name}_{number}.log")
+    outputs.before = outputs
+    monkeypatch.setattr(context, "caller", lambda stack, identity: outputs)
+    monkeypatch.setattr(context, "connect", lambda outputs, identity: nullcontext(cluster))
+    monkeypatch.setattr(context, "node_watch", lambda stack: lambda job: None)
+    shown = CliRunner().invoke(app, ["logs", "12", *words])
+    assert shown.stdout == LOG.decode()
+    assert asked == ([] if is_followed else ["cat /logs/finetune_12.log"])
 
 
 def test_after_the_patience_the_last_refusal_is_told() -> None:

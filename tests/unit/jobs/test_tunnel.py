@@ -72,6 +72,7 @@ class Said:
 def tunnel(stand: SshStand, port: int, said: Said) -> Iterator[str]:
     opened = Tunnel(stand.endpoint, "127.0.0.1", port, say=said)
     try:
+        assert opened.url == f"http://127.0.0.1:{opened.port}/v1"
         yield opened.url.removesuffix("/v1")
     finally:
         opened.close()

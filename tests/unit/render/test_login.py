@@ -122,7 +122,9 @@ def test_a_node_at_work_is_ready(spec: StackSpec, slurm: Path, state: str) -> No
 
 
 @pytest.mark.feature("S002-27")
-@pytest.mark.parametrize("state", ["idle*", "down", "drained", "draining", "future", "unknown*"])
+@pytest.mark.parametrize(
+    "state", ["idle*", "down", "down*", "drained", "drained*", "draining", "future", "unknown*"]
+)
 def test_a_node_that_takes_no_job_is_not_ready(spec: StackSpec, slurm: Path, state: str) -> None:
     """A star is a node that does not answer: idle* is not idle."""
     (slurm / "looks").write_text(f"worker-0 idle,worker-1 {state}\n")
@@ -353,6 +355,7 @@ def test_a_place_that_others_can_write_into_is_theirs_no_more(rooted: StackSpec,
 
 
 @as_root
+@pytest.mark.feature("S000-59")
 @pytest.mark.parametrize("kind", ["link", "dangling", "folder", "writable"])
 def test_nothing_is_made_below_what_another_user_can_exchange(
     rooted: StackSpec, tmp_path: Path, kind: str
@@ -407,7 +410,7 @@ def release(spec: StackSpec, name: str) -> Path:
     return folder
 
 
-@pytest.mark.feature("S000-60", "S002-30")
+@pytest.mark.feature("S000-59", "S000-60", "S002-30")
 def test_a_release_becomes_current_and_is_seen_through_the_short_names(rooted: StackSpec) -> None:
     code = Path(rooted.code_path)
     for name in ("aaaa", "bbbb", "bbbb", "aaaa"):

@@ -258,6 +258,28 @@ def test_each_team_gets_its_share_its_limits_and_its_members(spec: StackSpec) ->
         assert line in lines, line
 
 
+@pytest.mark.feature("S004-29", "S004-31")
+def test_who_is_no_longer_declared_loses_the_account(spec: StackSpec, node: Node) -> None:
+    """Whoever has an account of Slurm may submit to it; eve was taken out of the stack."""
+    sacctmgr = node.root / "bin" / "sacctmgr"
+    sacctmgr.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        '*"account=red format=user") printf "root\\ndeployer\\nann\\neve\\n" ;;\n'
+        '*"user=eve format=account") printf "red\\nblue\\n" ;;\n'
+        '*"list "*) ;;\n'
+        '*) echo "$@" >> "$ROOT/calls" ;;\n'
+        "esac\n"
+    )
+    sacctmgr.chmod(0o755)
+    account = AccountSpec(name="red", users=("ann",))
+    node.run(teams_script(replace(spec, slurm=replace(spec.slurm, accounts=(account,)))))
+    calls = (node.root / "calls").read_text().splitlines()
+    assert [call for call in calls if "delete" in call] == [
+        "--immediate delete user name=eve account=red"
+    ]
+
+
 def test_names_and_limits_reach_the_shell_quoted(spec: StackSpec) -> None:
     """The rules refuse such a name; a script must not trust them."""
     account = AccountSpec(name="a;reboot", users=("b c",))

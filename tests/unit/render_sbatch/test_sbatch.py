@@ -48,6 +48,7 @@ def spec(public_key_file: Path) -> StackSpec:
     "S000-38",
     "S001-01",
     "S001-09",
+    "S001-43",
     "S001-44",
     "S001-84",
     "S001-85",
@@ -379,7 +380,7 @@ def test_a_node_without_one_of_the_places_is_refused_with_its_path(
     assert f"{tmp_path / place} cannot be " in refused.stderr
 
 
-@pytest.mark.feature("S002-02", "S003-53")
+@pytest.mark.feature("S000-35", "S002-02", "S003-53")
 def test_the_launchers_of_all_nodes_meet_on_the_first_as_one_run(tmp_path: Path) -> None:
     """A launcher of one node would train a model of its own, and so would each of the others."""
     python = tmp_path / "python"

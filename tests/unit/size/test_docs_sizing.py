@@ -46,6 +46,17 @@ def test_the_largest_batches_of_the_page_are_computed(model: str, method: Method
     assert batch_row(model, method) in PAGE.read_text(encoding="utf-8").splitlines()
 
 
+@pytest.mark.feature(
+    "S004-06",
+    "S004-07",
+    "S004-08",
+    "S004-09",
+    "S004-10",
+    "S004-11",
+    "S004-12",
+    "S004-13",
+    "S004-14",
+)
 def test_the_rows_of_seed_004_on_the_page_are_computed() -> None:
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     rows = deck_rows()

@@ -127,6 +127,20 @@ def test_tensor_and_pipeline_never_raise_the_memory_of_one_gpu(
         assert training_memory(shape, training, sharding).total <= whole + 8
 
 
+@pytest.mark.feature("S004-22")
+def test_each_stage_of_zero_divides_one_part_more() -> None:
+    shape, training = load_shape("Qwen2-7B"), Training(method=Method.FULL)
+    parts = ("optimizer", "gradients", "weights")
+
+    def state(strategy: Strategy) -> list[int]:
+        memory = training_memory(shape, training, Sharding(strategy=strategy, data=8))
+        return [getattr(memory, part) for part in parts]
+
+    whole = state(Strategy.DDP)
+    for stage, strategy in enumerate((Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP), start=1):
+        assert state(strategy) == [-(-each // 8) for each in whole[:stage]] + whole[stage:]
+
+
 @pytest.mark.feature("S004-24")
 @pytest.mark.parametrize("part", ["weights", "gradients", "optimizer"])
 def test_fsdp_leaves_each_of_eight_gpus_an_eighth(part: str) -> None:

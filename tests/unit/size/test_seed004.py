@@ -40,6 +40,11 @@ def test_the_rule_gives_every_row_of_the_slides() -> None:
         for row in (deck_row(billions, Dtype(dtype)) for billions, dtype, *_ in SLIDES)
     ]
     assert rows == SLIDES
+    answered = [
+        tuple(row[f"deck_{name}"] for name in ("weights_gb", "training_gb", "gpus"))
+        for row in seed004_answer().values["rows"]  # type: ignore[attr-defined]
+    ]
+    assert answered == [row[2:] for row in SLIDES]
 
 
 @pytest.mark.feature(

@@ -277,12 +277,21 @@ def test_an_unquoted_time_limit_stays_text(tmp_path: Path, config: dict[str, Any
     assert load_stack("demo", tmp_path, environ={}).jobs[0].time_limit == "00:20:00"
 
 
+@pytest.mark.feature("S002-24", "S003-65")
 def test_a_key_file_is_read_and_each_key_kept_once(config: dict[str, Any], tmp_path: Path):
     path = tmp_path / "keys.pub"
     path.write_text(f"# mine\n\n{PUBLIC_KEY}\nssh-rsa AAAA other\n")
-    config["login"]["ssh_public_keys"] = ["file:$KEYS/keys.pub", PUBLIC_KEY]
+    config["login"]["ssh_public_keys"] = [
+        "file:$KEYS/keys.pub",
+        PUBLIC_KEY,
+        "ssh-rsa BBBB third",
+    ]
     spec = load_config(namespaced(config), "demo", environ={"KEYS": str(tmp_path)})
-    assert spec.login.ssh_public_keys == (PUBLIC_KEY, "ssh-rsa AAAA other")
+    assert spec.login.ssh_public_keys == (
+        PUBLIC_KEY,
+        "ssh-rsa AAAA other",
+        "ssh-rsa BBBB third",
+    )
 
 
 def test_the_key_file_falls_back_to_the_usual_one(config: dict[str, Any], tmp_path: Path):

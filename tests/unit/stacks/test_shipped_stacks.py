@@ -101,6 +101,7 @@ def test_sixteen_h100_share_one_fabric_and_stay_under_the_quota(stack: StackSpec
     own = [storage.jail, storage.controller_spool, storage.accounting, *storage.submounts]
     assert sum(each.size_gib or 0 for each in own if each is not None) <= 5 * TIB
     assert stack.storage.places["chkpt"] == "/mnt/shared/checkpoints"
+    assert stack.storage.places["elastic"] == "/mnt/shared/checkpoints/elastic"
     assert stack.storage.places["logs"] == "/mnt/shared/logs"
     assert stack.storage.places["results"] == "/mnt/inference/results"
     assert [partition.name for partition in stack.slurm.partitions] == ["main", "hidden"]
@@ -169,6 +170,16 @@ def test_a_python_environment_on_the_disk_of_one_node_is_refused(stack: StackSpe
     assert "the login node's files would not reach the jobs" in str(problem)
 
 
+@pytest.mark.feature("S000-11")
+@pytest.mark.parametrize("stack", ["l40s-dev", "h100-prod", "h200-elastic", "local"], indirect=True)
+def test_the_evaluation_waits_for_the_training(stack: StackSpec):
+    """Slurm starts it by itself once the training succeeded (afterok)."""
+    jobs = {job.name: job for job in stack.jobs}
+    assert jobs["evaluate"].module == "workloads.evaluate"
+    assert jobs["evaluate"].after == ("finetune",)
+    assert jobs["finetune"].module == "workloads.train"
+
+
 @pytest.mark.feature("S000-03")
 @pytest.mark.parametrize("stack", ["l40s-dev", "h100-prod", "h200-elastic"], indirect=True)
 def test_no_gpu_job_starts_before_the_acceptance(stack: StackSpec):
@@ -179,7 +190,7 @@ def test_no_gpu_job_starts_before_the_acceptance(stack: StackSpec):
         assert "accept" in [job.name for job in pipeline(stack, name)], name
 
 
-@pytest.mark.feature("S000-69")
+@pytest.mark.feature("S000-69", "S002-08")
 @pytest.mark.parametrize(
     ("stack", "rules"),
     [

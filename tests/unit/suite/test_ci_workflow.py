@@ -39,6 +39,11 @@ def test_it_runs_the_commands_that_people_run():
     assert commands("check") == ["make lint", "make lint-delivery", "make test-fast", "make docs"]
     targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
     assert {command.split()[1] for command in commands("check")} <= targets
+    assert JOBS["image"]["needs"] == "check"
+    assert "continue-on-error" not in TEXT, "what fails is seen"
+    recipe = re.search(r"^test-fast:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
+    assert recipe is not None
+    assert re.search(r"-m pytest -m '[^']+'\n", recipe[1]), "all folders of tests"
 
 
 @pytest.mark.feature("S001-68", "S001-70")
