@@ -135,16 +135,16 @@ def test_4_bits_of_a_model_that_is_64_wide_give_nearly_its_logits(tmp_path: Path
 def test_a_precision_that_cannot_be_loaded_is_not_run_with_its_reason(
     trained: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workloads.evaluate import precisions
+    from workloads.evaluate import __main__ as evaluate
 
-    real = precisions.load_precision
+    real = evaluate.load_precision
 
     def no_8_bit(subject: Any, precision: Any, *rest: Any) -> Any:
         if precision == "8bit":
             raise RuntimeError("no kernel\nfor this device")
         return real(subject, precision, *rest)
 
-    monkeypatch.setattr(precisions, "load_precision", no_8_bit)
+    monkeypatch.setattr(evaluate, "load_precision", no_8_bit)
     code, record = trained("evaluate", 'evaluate.precisions=["bf16","8bit"]')
     assert code == 0
     assert evaluation(record)["precisions"]["8bit"] == {

@@ -191,7 +191,7 @@ def prepared(places: Path) -> Path:
 
 def leak(places: Path, *, into: str = "chats_train.jsonl") -> None:
     """Puts the first test row into the training rows and says so in the manifest."""
-    from workloads.data.files import sha256
+    from workloads.data.manifest import sha256
 
     folder = prepared(places)
     row = (folder / "chats_test.jsonl").read_text().splitlines()[0]

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, TextIO
 
 from workloads.common.exit_codes import DataError
-from workloads.data.files import files_of
+from workloads.data.manifest import files_of
 
 ROLES = ("system", "user", "assistant", "tool")
 

@@ -23,8 +23,7 @@ from workloads.common.log import log
 from workloads.common.tool_calls import UNREADABLE
 from workloads.data import calls
 from workloads.data.chats import ENDINGS, BadRow, Chat, check_messages, group_of, kind_of, raw_rows
-from workloads.data.files import files_of
-from workloads.data.manifest import Step, command
+from workloads.data.manifest import Step, command, files_of
 from workloads.recipes.data import Format, SourceConfig, from_options
 
 _ROW_CHARS = 2000

@@ -24,8 +24,7 @@ from urllib.parse import urlsplit
 from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.common.log import log
-from workloads.data.files import sha256
-from workloads.data.manifest import command
+from workloads.data.manifest import command, sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

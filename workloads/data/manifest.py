@@ -1,4 +1,4 @@
-"""What prepared data was made from, written last, so that it is there only for whole results.
+"""Files of a data set, and what they were made from: a manifest, written last, of whole results.
 
 Owns the manifest's fields, when a result is still current, and the frame of the commands that write
 one. Hashes are SHA-256 of whole files; `code` is that of workloads/data, its settings and calls.
@@ -17,11 +17,32 @@ from typing import Any
 
 from workloads.common import atomic, exit_codes, tool_calls
 from workloads.common.log import log
-from workloads.data.files import sha256
 from workloads.recipes import data as settings
 
 FORMAT = 1
 _DATA_DIR = Path(__file__).parent
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hex; reads it in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_of(path: Path, *endings: str) -> list[Path]:
+    """Return the file `path`, or the files below folder `path` with one of `endings`, sorted.
+
+    Hidden files and folders are left out: downloads keep their bookkeeping in them.
+    """
+    if path.is_file():
+        return [path]
+    return sorted(
+        file
+        for file in path.rglob("*")
+        if file.is_file()
+        and (not endings or file.suffix in endings)
+        and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from workloads.common.exit_codes import DataError
-from workloads.data.files import sha256
-from workloads.data.manifest import read_manifest
+from workloads.data.manifest import read_manifest, sha256
 
 if TYPE_CHECKING:
     import numpy as np

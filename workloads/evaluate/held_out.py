@@ -15,7 +15,7 @@ from workloads.common.exit_codes import DataError
 from workloads.common.models import load_tokenizer
 from workloads.common.places import Places
 from workloads.data.chats import Chat, iter_jsonl, read_jsonl
-from workloads.data.files import sha256
+from workloads.data.manifest import sha256
 from workloads.data.token_rows import Example, TokenRows, read_parquet
 from workloads.evaluate.resampling import Sampling
 from workloads.evaluate.subject import (

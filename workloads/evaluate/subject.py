@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from workloads.common.dist import World
 from workloads.common.exit_codes import DataError
 from workloads.common.models import load_model
-from workloads.data.files import sha256
+from workloads.data.manifest import sha256
 from workloads.job import Job
 from workloads.recipes.evaluate import EvaluateConfig, Precision
 from workloads.train.run_folder import resolve_adapter

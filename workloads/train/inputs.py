@@ -30,7 +30,7 @@ from workloads.common.exit_codes import (
 from workloads.common.log import log
 from workloads.common.places import Places
 from workloads.common.record import RunRecord, job_id
-from workloads.data.files import files_of
+from workloads.data.manifest import files_of
 from workloads.job import Job, parse_arguments, section
 from workloads.recipes import load_recipe
 from workloads.recipes.train import STRATEGIES, TrainConfig

@@ -20,7 +20,7 @@ from workloads.common.dist import World, environment_rank, world
 from workloads.common.exit_codes import ConfigError, PreemptedError
 from workloads.common.log import at, log
 from workloads.common.record import job_id
-from workloads.data.files import sha256
+from workloads.data.manifest import sha256
 from workloads.job import Job, section
 from workloads.recipes.train import RESUMABLE, TrainConfig
 from workloads.train import inputs
