@@ -47,6 +47,7 @@ def test_every_recipe_of_a_job_and_the_stack_itself_is_stored_under_its_hash(
         assert PurePosixPath(each.inputs["key"]).stem == digest[:16]
 
 
+@pytest.mark.feature("S002-66")
 def test_an_object_outlives_its_declaration(recorder: Recorder) -> None:
     assert all(each.retain_on_delete for each in recorder.of(OBJECT))
 

@@ -66,6 +66,20 @@ def test_observability_comes_with_classes_for_its_disks(
     assert found["storageclasses"].urn in found["metrics"].depends_on
 
 
+@pytest.mark.feature("S003-42", "S003-66")
+def test_a_week_of_metrics_and_logs_is_kept_inside_the_cluster(
+    deployed: Deploy, load: Load
+) -> None:
+    found = releases(deployed(changed(load("h100-prod"), observability=Observability.SMALL)))
+    values = {name: found[name].inputs["values"] for name in OBSERVABILITY}
+    metrics, logs = values["metrics"]["vmsingle"]["spec"], values["vm-logs"]["server"]
+    assert metrics["retentionPeriod"] == logs["retentionPeriod"] == "7d"
+    sent = values["opentelemetry-collector-logs"]["config"]["exporters"]
+    (address,) = [each["logs_endpoint"] for each in sent.values()]
+    assert address.startswith("http://vm-logs-victoria-logs-single-server.logs-system:9428/")
+    assert values["metrics"]["grafana"]["enabled"]
+
+
 def test_a_home_on_nfs_brings_driver_server_class_and_claim(deployed: Deploy, load: Load) -> None:
     spec = load("h100-prod")
     storage = replace(

@@ -32,6 +32,7 @@ from stacks.spec.cluster import AlertsSpec
 from stacks.spec.slurm import JobSpec
 from tests.unit.monitoring.conftest import BURN, watched
 from workloads.common.exit_codes import ADVICE, RESTARTABLE, ExitCode
+from workloads.common.publish import EVERY_S
 from workloads.recipes import load_recipe, recipe_names
 from workloads.recipes.train import CheckpointConfig, TrainConfig
 from workloads.train.measure import Ledger
@@ -290,6 +291,12 @@ def test_the_pages_have_what_seed_001_types() -> None:
     for asked in ("ibstat", "ping", "nvidia-smi topo -m", "sinfo -N -l", "scontrol show job"):
         assert any(re.search(rf"(^| ){asked}( |$)", line) for line in lines), asked
     assert set(NCCL.findall(text)) == NCCL_NAMES
+    for setting, why in (
+        ("NCCL_IB_DISABLE=0", "is the default"),
+        ("NCCL_IB_GID_INDEX=3", "is of RoCE and this fabric is InfiniBand"),
+        ("NCCL_NET_GDR_LEVEL=5", "is the old way to write `SYS`"),
+    ):
+        assert f"`{setting}` {why}" in " ".join(text.split()), "of seed 001, which changes nothing"
     (job,) = yaml.safe_load(
         "".join(re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
     )["jobs"]
@@ -422,10 +429,21 @@ def test_the_choice_of_fsdp_has_its_reasons_and_what_it_costs() -> None:
     (lost,) = [line for line in section.splitlines() if line.startswith("| what is lost |")]
     assert "pipeline parallelism" in lost
     assert "NVMe offload" in lost
-    for reason in ("comes with", "checkpoints", "mixed precision"):
-        assert f"\n| {reason} |" in section
+    assert section.lstrip().startswith("| | FSDP2 | DeepSpeed ZeRO-3 |")
+    for reason, ours in (
+        ("comes with", "PyTorch: one version"),
+        ("checkpoints", "torch DCP: every rank writes its slices, any world size"),
+        ("mixed precision", "fp32 shards, bf16 in the forward pass, no loss scale"),
+    ):
+        assert f"\n| {reason} | {ours}" in section
     assert "(adr/0007-sharding-follows-memory.md)" in section
-    assert "(../sizing.md)" in page_of("adr/0007-sharding-follows-memory.md")
+    decision = page_of("adr/0007-sharding-follows-memory.md")
+    assert "(../sizing.md)" in decision
+    assert "An explicit value wins and is warned about when the plan disagrees." in decision
+    chosen = (
+        "DDP when base weights, adapter, optimizer and activations fit one GPU, FSDP2 otherwise"
+    )
+    assert chosen in " ".join(decision.split())
 
 
 @pytest.mark.feature("S003-87")
@@ -494,4 +512,8 @@ def test_the_page_of_monitoring_has_every_dashboard_and_every_alert_with_its_lim
     )
     for limit in fields(AlertsSpec):
         assert f"`soperator.alerts.{limit.name}` ({limit.default})" in found
+    (unused,) = [each for each in alerts(watched, BURN) if each["alert"].endswith("GpuUtilization")]
+    assert unused["for"] == "30m"
+    assert f"| {unused['alert']} | GPUs that a job holds are used less, for half an hour |" in found
+    assert f"sent to the metrics store every {EVERY_S:.0f} s, and once at the end" in page
     assert "runbooks/README.md" in found

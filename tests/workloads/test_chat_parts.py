@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,6 +78,32 @@ def test_times_and_speed_count_from_the_question_and_from_the_first_token() -> N
     assert line == (
         "TTFT 0.50 s | total 1.50 s | 5 tokens | 4.0 tokens/s | cut at the limit of tokens"
     )
+
+
+@pytest.mark.feature("S000-51", "S000-52")
+def test_the_clock_of_an_answer_starts_when_it_is_asked(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when the page made room for it, and not with the first bytes."""
+
+    class Server:
+        def __init__(self, url: str) -> None: ...
+
+        def close(self) -> None: ...
+
+        async def request(self, *_: Any, on_body: Callable[..., None], **__: Any) -> Any:
+            for now_s, text in ((20.5, "a"), (22.0, "b")):
+                delta = json.dumps({"choices": [{"delta": {"content": text}}]})
+                on_body(f"data: {delta}\n\n".encode(), now_s)
+            on_body(b"data: [DONE]\n\n", 22.1)
+            return SimpleNamespace(status=200)
+
+    monkeypatch.setattr("workloads.chat.client.HttpClient", Server)
+    monkeypatch.setattr("workloads.chat.client.time.perf_counter", lambda: 20.0)
+    reply = Reply(model="base", is_tuned=False, began_s=3.0)
+    run(Client([URL], None).ask(PAIR[0], {}, reply, lambda: None))
+    assert (reply.error, reply.text) == (None, "ab")
+    assert (reply.ttft_s, reply.total_s) == (0.5, 2.0)
 
 
 def test_a_call_that_comes_in_pieces_is_one_call() -> None:

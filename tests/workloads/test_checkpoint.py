@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +25,15 @@ from workloads.train import checkpoint, prove_resume
 from workloads.train.loop import Progress, Stream
 from workloads.train.prove_resume import Part, Run, make_run
 from workloads.train.run import StopRequest
-from workloads.train.run_folder import ELASTIC, SHARDED, Candidate, candidates, remove_old
+from workloads.train.run_folder import (
+    ELASTIC,
+    SHARDED,
+    STATE,
+    Candidate,
+    candidates,
+    digest,
+    remove_old,
+)
 
 REPOSITORY = Path(__file__).parents[2]
 WORLD = World(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
@@ -280,6 +289,31 @@ def test_a_sharded_one_of_another_size_is_refused_where_the_recipe_wants_that(
     lenient = run_in(tmp_path, resume="requeue")
     assert lenient.checkpoints.load(lenient.state)
     assert lenient.state.progress.step == 3
+
+
+@pytest.mark.feature("S003-29")
+def test_at_another_world_size_a_step_keeps_its_rows_and_at_the_same_one_they_must_be_equal(
+    tmp_path: Path,
+) -> None:
+    """A recipe's rows of a step are by the rank: fewer ranks would make another training of it."""
+    saved(tmp_path, 2)
+    folder = tmp_path / "proof" / "run" / "checkpoint-2"
+    state, marker = folder / STATE, folder / SHARDED.marker
+
+    def says(**values: int) -> Run:
+        state.write_text(json.dumps({**json.loads(state.read_text()), **values}))
+        was = json.loads(marker.read_text())
+        files = {**was["files"], STATE: asdict(digest(state))}
+        marker.write_text(json.dumps({**was, "files": files}))
+        return run_in(tmp_path, resume=str(folder))
+
+    smaller = says(world_size=4, rows_per_step=16)
+    assert smaller.checkpoints.load(smaller.state)
+    progress = smaller.state.progress
+    assert (progress.step, progress.rows_per_step, progress.world_size) == (2, 16, 1)
+    equal = says(world_size=1)
+    with pytest.raises(ConfigError, match="a train step had 16 rows, now 4; restore train"):
+        equal.checkpoints.load(equal.state)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:

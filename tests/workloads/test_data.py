@@ -165,6 +165,7 @@ def test_packed_rows_give_the_logits_and_the_loss_of_single_rows(model: Any) -> 
                 start += len(example.input_ids)
 
 
+@pytest.mark.feature("S001-06")
 def test_bfcl_references_are_calls_with_optional_arguments_left_out() -> None:
     chats = {chat.id: chat for chat in bfcl_calls.read_bfcl(EXCERPT)}
     assert len(chats) == 20

@@ -29,6 +29,8 @@ def test_the_deltas_have_the_signs_and_values_of_the_seeds_example() -> None:
     assert deltas["perplexity"] == pytest.approx(33.11454405517637, rel=1e-12)
     assert deltas["speed"] == pytest.approx(-83.46897662230256, rel=1e-12)
     assert deltas["message_length"] == pytest.approx(-81.35618479880775, rel=1e-12)
+    worse = comparison(tuned, base)
+    assert worse["perplexity"] == pytest.approx(-49.5093033, rel=1e-6), "a rise is negative"
 
 
 PROMPTS = [[7, 8, 9, 10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34]]

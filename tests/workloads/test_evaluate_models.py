@@ -32,7 +32,7 @@ def trained(run: Any) -> Any:
     return run
 
 
-@pytest.mark.feature("S000-41")
+@pytest.mark.feature("S000-07", "S000-41")
 def test_every_metric_of_rows_has_an_interval_and_a_paired_test(trained: Any) -> None:
     code, record = trained("evaluate")
     assert code == 0

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from workloads.data.chats import Chat
 from workloads.evaluate.scores import (
     bleu_of,
     bleu_parts,
     common_length,
     invented_share,
+    measured,
     repeated_share,
     term_recall,
     text_scores,
@@ -63,6 +68,24 @@ def test_bleu_is_that_of_sacrebleu() -> None:
     references, generated = zip(*pairs, strict=True)
     theirs = sacrebleu.corpus_bleu(list(generated), [list(references)])
     assert ours.value == pytest.approx(theirs.score, abs=1e-9)
+
+
+@pytest.mark.feature("S000-41")
+def test_a_model_is_scored_by_its_answers_against_the_references() -> None:
+    """BLEU of short answers to long references is another one than the other way round."""
+    import sacrebleu
+
+    references, generated = zip(*random_texts(8), strict=True)
+    short = [" ".join(text.split()[:6]) for text in generated]
+    chats = [Chat(id=str(number), group="g", messages=()) for number in range(8)]
+    held_out: Any = SimpleNamespace(chats=chats, references=lambda: references)
+    rows: Any = SimpleNamespace(generated=short, losses=[(1.0, 1)] * 8)
+    found = measured(held_out, rows)
+    theirs = sacrebleu.corpus_bleu(short, [list(references)]).score
+    assert found["bleu"].value == pytest.approx(theirs, abs=1e-9)
+    pairs = zip(references, short, strict=True)
+    rouge = fmean(text_scores(*pair)["rougeL"] for pair in pairs)
+    assert found["rougeL"].value == pytest.approx(rouge)
 
 
 def test_the_longest_common_subsequence_is_the_textbooks() -> None:

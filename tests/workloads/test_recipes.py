@@ -44,6 +44,8 @@ def test_the_recipes_that_stacks_name_are_shipped() -> None:
     "S001-28",
     "S001-29",
     "S001-30",
+    "S001-40",
+    "S001-42",
 )
 @pytest.mark.usefixtures("public_key_file")
 @pytest.mark.parametrize("name", ["qwen2_7b_lora_16xh100", "qwen2_7b_lora_zero3_16xh100"])
@@ -56,6 +58,8 @@ def test_the_h100_recipe_has_the_seeds_own_values(name: str) -> None:
     ranks = job.nodes * job.gpus_per_node
     assert train.micro_batch_size * train.gradient_accumulation * ranks == 128
     assert (train.learning_rate, train.schedule, train.sequence_length) == (2e-5, "cosine", 4096)
+    assert train.gate is not None
+    assert (train.gate.max_loss, train.gate.min_tokens_per_s_per_gpu) == (0.5, 2000)
 
 
 @pytest.mark.feature("S000-16")

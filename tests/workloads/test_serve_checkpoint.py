@@ -63,7 +63,7 @@ def test_slices_of_two_ranks_are_served_as_one_model(
     places: Path, run: Any, recipe_file: Path
 ) -> None:
     run("prepare-data")
-    options = (*SMALL, "train.method=full", "train.strategy=fsdp")
+    options = (*SMALL, "train.method=full", "train.strategy=fsdp", "train.dtype=bf16")
     result = launch(places, recipe_file, "13", *options)
     assert result.returncode == 0, result.stderr
     folder = places / "chkpt" / "finetune" / "13"

@@ -122,7 +122,23 @@ def test_a_stopped_run_resumes_to_the_bit(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-@pytest.mark.feature("S003-05")
+@pytest.mark.feature("S000-12")
+def test_a_seed_of_the_recipe_is_an_order_of_rows(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New adapters add nothing, so that a first loss is that of the row that comes first."""
+    run("prepare-data")
+    options = ("train.max_steps=1", "train.packing=false", "train.micro_batch_size=1")
+    options += ("train.gradient_accumulation=1",)
+    firsts: list[float] = []
+    for job_id, seed in (("12", 5), ("13", 5), ("14", 6)):
+        monkeypatch.setenv("SLURM_JOB_ID", job_id)
+        assert run("train", *options, f"train.seed={seed}")[0] == 0
+        firsts += losses(places, job_id)
+    assert firsts[0] == firsts[1] != firsts[2]
+
+
+@pytest.mark.feature("S003-05", "S003-25")
 def test_a_run_of_three_ranks_resumes_to_the_bit(places: Path, run: Any, recipe_file: Path) -> None:
     """DDP reorders its gradients after a first backward; sums of three are then rounded anew."""
     run("prepare-data")

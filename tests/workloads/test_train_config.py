@@ -150,6 +150,10 @@ def test_two_names_of_one_key_that_disagree_are_refused(tmp_path: Path) -> None:
         ({"learning_rate": float("inf")}, "learning_rate: got Infinity, expected a number from"),
         ({"weight_decay": float("inf")}, "weight_decay: got Infinity, expected a number from"),
         ({"checkpoint": {"elastic_evry": 1}}, "did you mean 'elastic_every'?"),
+        ({"micro_batch_size": True}, "micro_batch_size: got true, expected a whole number"),
+        ({"micro_batch_size": 1.5}, "micro_batch_size: got 1.5, expected a whole number"),
+        ({"learning_rate": "1e-4"}, 'learning_rate: got "1e-4", expected a number'),
+        ({"schedule": "cosin"}, 'schedule: got "cosin", expected one of cosine, '),
     ],
 )
 def test_unknown_keys_and_impossible_mixes_are_refused(
@@ -289,7 +293,22 @@ def test_seed_000_trains_qwen3_14b_in_four_bits_and_fp16() -> None:
     assert train.dataset == "prepared/finance_qwen3_14b"
 
 
-@pytest.mark.feature("S001-10", "S001-11", "S001-20", "S001-24", "S001-29", "S001-40", "S001-42")
+@pytest.mark.feature(
+    "S001-10",
+    "S001-11",
+    "S001-20",
+    "S001-22",
+    "S001-23",
+    "S001-24",
+    "S001-25",
+    "S001-26",
+    "S001-27",
+    "S001-28",
+    "S001-29",
+    "S001-30",
+    "S001-40",
+    "S001-42",
+)
 def test_seed_001_is_read_with_its_zero_3_config_and_its_success_criteria() -> None:
     train = train_of("qwen2_7b_lora_zero3_16xh100")
     assert (train.lora.rank, train.lora.alpha, train.dtype) == (64, 128, "bf16")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -324,18 +325,23 @@ def test_a_text_classifier_reads_rows_from_a_file(places: Path, run: Any, model_
 def test_two_ranks_started_by_hand_meet_and_train(
     places: Path, run: Any, recipe_file: Path
 ) -> None:
-    """The debug mode of seed 001: one torchrun a node, its rank and the master typed by hand."""
+    """The debug mode of seed 001: one torchrun a node, as the page of training has it to type."""
     run("prepare-data")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "SLURM_JOB_ID": "13", "OMP_NUM_THREADS": "1"}
+    page = (REPOSITORY / "docs" / "training.md").read_text(encoding="utf-8")
+    (typed,) = re.findall(r"on each: `torchrun ([^`]+)`", page)
+    assert {"--nnodes=2", "--nproc_per_node=8", "--master_port=29500"} <= set(typed.split())
+    here = {"=8": "=1", "=A": "=127.0.0.1", "=29500": f"={port}", " FILE": f" {recipe_file}"}
+    for word, value in here.items():
+        typed = typed.replace(word, value)
     nodes = [
         subprocess.Popen(
             [
-                *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2"),
-                *("--nproc_per_node=1", f"--node_rank={rank}", "--master_addr=127.0.0.1"),
-                *(f"--master_port={port}", "-m", "workloads.train", "--config", str(recipe_file)),
+                *(sys.executable, "-m", "torch.distributed.run"),
+                *typed.replace("=R ", f"={rank} ").split(),
                 *("--set", "train.max_steps=2"),
             ],
             cwd=REPOSITORY,

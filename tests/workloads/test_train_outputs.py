@@ -60,7 +60,9 @@ def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
     assert code == 0, record
     folder = places / "chkpt" / "finetune" / "12"
     for path in model_dir.iterdir():
-        assert (folder / "original" / path.name).read_bytes() == path.read_bytes()
+        original = folder / "original" / path.name
+        assert original.read_bytes() == path.read_bytes()
+        assert not original.samefile(path), "it outlives the model's place"
     assert not (folder / "final" / "model.safetensors").exists()
     words = load_tokenizer(folder / "final").get_vocab()
     assert words == load_tokenizer(model_dir).get_vocab(), "a server takes it from there"
@@ -198,6 +200,19 @@ def test_a_run_that_misses_its_gate_fails_and_keeps_its_model(places: Path, run:
     assert "gate: FAIL" in (places / "results" / "12" / "train_12_summary.txt").read_text()
 
 
+@pytest.mark.feature("S001-40")
+def test_the_loss_that_a_gate_judges_is_the_last_one_and_not_the_best(
+    places: Path, run: Any
+) -> None:
+    run("prepare-data")
+    code, record = run("train", 'train.gate={"max_loss": 8}', "train.max_steps=3",
+                       "train.learning_rate=1", "train.method=full")  # fmt: skip
+    assert code == ExitCode.FAILED, record
+    lines = (places / "results" / "12" / "loss_curve.jsonl").read_text().splitlines()
+    curve = [json.loads(line)["loss"] for line in lines]
+    assert curve[0] < 8 < curve[-1] == record["metrics"]["last_loss"]
+
+
 @pytest.mark.feature("S002-40", "S003-10")
 def test_checkpoints_fall_on_ends_of_epochs(places: Path, run: Any) -> None:
     run("prepare-data")
@@ -209,6 +224,20 @@ def test_checkpoints_fall_on_ends_of_epochs(places: Path, run: Any) -> None:
     assert steps == -(-4 * num_rows // 2)
     saved = {path.name for path in (places / "chkpt" / "finetune" / "12").glob("checkpoint-*")}
     assert saved == {f"checkpoint-{-(-2 * num_rows // 2)}", f"checkpoint-{steps}"}
+
+
+@pytest.mark.feature("S003-05", "S003-23")
+def test_a_checkpoint_of_slices_falls_on_every_interval_and_on_the_end(
+    places: Path, run: Any
+) -> None:
+    run("prepare-data")
+    code, record = run("train", "train.max_steps=7", "train.checkpoint_every=2",
+                       "train.keep_last=9", "train.checkpoint.keep_best=false",
+                       "train.sequence_length=1600", "train.overlong=drop")  # fmt: skip
+    assert code == 0, record
+    saved = list((places / "chkpt" / "finetune" / "12").glob("checkpoint-*"))
+    assert {path.name for path in saved} == {f"checkpoint-{step}" for step in (2, 4, 6, 7)}
+    assert all(list(path.glob("*.distcp")) for path in saved)
 
 
 def test_examples_that_are_too_long_are_cut_when_asked_and_counted(places: Path, run: Any) -> None:

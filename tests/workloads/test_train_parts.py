@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import signal
 import struct
@@ -80,21 +81,25 @@ def test_no_cache_is_kept_in_training_and_activations_are_recomputed_where_that_
 
 @pytest.mark.feature("S000-32")
 def test_a_step_that_overflows_in_fp16_is_left_out_and_the_next_has_half_the_scale() -> None:
-    """The scale starts at 65536; fp16 ends at 65504, so that a gradient of 1 becomes inf."""
+    """The scale starts at 65536; fp16 ends at 65504, so that a gradient of 1 becomes inf.
+
+    It is clipped between `unscale` and `step`: without its scale.
+    """
     precision = build_precision(replace(CONFIG, dtype="fp16"), torch.device("cpu"))
     layer = nn.Linear(1, 1, bias=False)
     nn.init.ones_(layer.weight)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.25)
 
-    def step() -> tuple[bool, float]:
+    def step() -> tuple[bool, float, float]:
         optimizer.zero_grad()
         with precision.forward():
             loss = layer(torch.ones(1, 1)).sum()
         precision.backward(loss)
         precision.unscale(optimizer)
-        return precision.step(optimizer), layer.weight.item()
+        (norm,) = [weight.grad.item() for weight in layer.parameters() if weight.grad is not None]
+        return precision.step(optimizer), layer.weight.item(), norm
 
-    assert [step(), step()] == [(False, 1.0), (True, 0.75)]
+    assert [step(), step()] == [(False, 1.0, math.inf), (True, 0.75, 1.0)]
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])

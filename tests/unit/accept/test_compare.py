@@ -51,6 +51,14 @@ def test_the_decks_table_recomputes_but_for_its_sign() -> None:
         *(48941, 97541, 185090, 919803, 1747626, 3236345),
         *(48131, 95545, 182791, 894208, 1724417, 3268835),
     ]
+    assert [(row[2], row[0], row[3], row[4]) for row in comparison.rows(found)] == [
+        ("GPT-3 126M", "1", "919,803", "894,208"),
+        ("GPT-3 126M", "2", "1,747,626", "1,724,417"),
+        ("GPT-3 126M", "4", "3,236,345", "3,268,835"),
+        ("GPT-3 5B", "1", "48,941", "48,131"),
+        ("GPT-3 5B", "2", "97,541", "95,545"),
+        ("GPT-3 5B", "4", "185,090", "182,791"),
+    ]
     overheads = {(row.workload, row.nodes): round(row.overhead_percent, 2) for row in found.rows}
     assert [overheads["GPT-3 5B", nodes] for nodes in (1, 2, 4)] == [1.66, 2.05, 1.24]
     # It prints 1.00 for the last: Kubernetes was faster there, which is no overhead at all.

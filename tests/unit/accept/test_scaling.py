@@ -70,6 +70,7 @@ def test_every_pair_meets_once_and_nobody_is_in_two_pairs_at_a_time(ranks: int) 
         assert len(members) == len(set(members))
 
 
+@pytest.mark.feature("S001-59")
 def test_a_point_on_several_nodes_is_held_against_one_whole_node() -> None:
     points = [_point(1, 100), _point(8, 95), _point(16, 90, 2), _point(32, 80, 4)]
     assert base_of(points, points[3]) is points[1]
@@ -90,7 +91,7 @@ def test_efficiency_is_to_be_90_percent_on_whole_nodes(platform: str, nodes: int
     assert not limit.holds(89.9)
 
 
-@pytest.mark.feature("S001-50", "S002-81", "S004-26")
+@pytest.mark.feature("S001-50", "S001-59", "S002-81", "S004-26")
 def test_efficiency_is_judged_at_each_point() -> None:
     points = [_point(1, 40000), _point(8, 39000), _point(16, 34000, 2)]
     checks = training.judge(points, stragglers([[1.0]] * 16), _nodes(2), H100)

@@ -211,6 +211,7 @@ def test_every_answer_prints_in_every_format(state: Path, arguments: tuple[str, 
         assert len(list(csv.reader(io.StringIO(result.stdout)))) > 1
 
 
+@pytest.mark.feature("S000-112")
 def test_both_tables_of_chats_count_the_same_chats_a_day(state: Path):
     """One of them cut 164.16 off to 164."""
     found = []

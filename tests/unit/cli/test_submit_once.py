@@ -241,8 +241,15 @@ def test_the_same_wait_for_the_same_job_is_one_submission(
         assert machine.run("submit", "finetune", "--after", after).stdout == f"{number}\n"
 
 
-def test_a_dry_run_says_that_a_job_counts_already(node: LoginNode, machine: Machine) -> None:
-    assert "would be submitted" not in machine.run("submit", "finetune", "--dry-run").stderr
+@pytest.mark.feature("S001-81")
+def test_a_dry_run_shows_the_clusters_job_file_and_says_that_a_job_counts_already(
+    node: LoginNode, machine: Machine
+) -> None:
+    job_file = node.folder / "code" / "current" / "jobs" / "finetune"
+    job_file.write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun python\n")
+    shown = machine.run("submit", "finetune", "--dry-run")
+    assert "would be submitted" not in shown.stderr
+    assert shown.stdout.endswith(f"\n{job_file.read_text()}"), shown.output
     machine.run("submit", "finetune")
     done = machine.run("submit", "finetune", "--dry-run")
     assert done.exit_code == 0, done.output

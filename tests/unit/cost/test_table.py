@@ -69,6 +69,7 @@ def rendered(billed: Billed, name: str, format: Format) -> str:
     "S000-111",
     "S000-112",
     "S000-113",
+    "S000-118",
     "S000-120",
 )
 @pytest.mark.parametrize("name", SHIPPED)

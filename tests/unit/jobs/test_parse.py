@@ -41,9 +41,11 @@ def test_a_name_with_spaces_and_bars_survives() -> None:
     assert JOBS["4"].name == "a|b c"
 
 
-def test_a_running_job_has_no_exit_code_and_no_end() -> None:
+@pytest.mark.feature("S001-94", "S002-45")
+def test_a_running_job_has_no_exit_code_and_no_end_but_a_limit() -> None:
     job = JOBS["5"]
     assert (job.finished, job.exit_code, job.ended) == (False, None, None)
+    assert (job.started, job.limit_at) == ("2026-11-21T05:44:40", "2026-11-21T06:44:40")
     assert job.where == "worker-[0-1]"
 
 

@@ -17,6 +17,7 @@ from infra.clients.ssh import Result
 from infra.jobs import history, submit
 from infra.jobs.submit import prepared_data, refuse_script
 from stacks.spec.slurm import JobSpec
+from tests.unit.jobs.test_parse import FIXTURES
 
 OUTPUTS = StackOutputs(
     stack="local",
@@ -111,6 +112,24 @@ def test_a_job_that_slurm_forgot_is_an_error_that_says_so() -> None:
     text = "slurm_load_jobs error: Invalid job id specified\nSlurm accounting storage is disabled\n"
     with pytest.raises(JobsError, match="Slurm knows no such job"):
         slurm.find(Recorded(stdout="", stderr=text, exit_code=1), "99")
+
+
+@pytest.mark.feature("S001-94", "S002-45")
+def test_one_job_is_asked_for_by_its_number_and_taken_out_of_all_that_are_shown() -> None:
+    shell = Recorded(stdout=(FIXTURES / "scontrol_22.05.txt").read_text(encoding="utf-8"))
+    assert slurm.find(shell, "5").id == "5"
+    assert shell.asked[0].startswith("scontrol show job --oneliner 5 || sacct --jobs=5 ")
+
+
+@pytest.mark.feature("S000-61", "S002-44", "S003-80")
+def test_the_queue_is_asked_for_in_the_order_and_the_words_in_which_it_is_read() -> None:
+    """`%T` are whole words where `%t` is CG, and `--states=all` has those that just ended."""
+    shell = Recorded(stdout="--\n")
+    slurm.recent(shell, days=7)
+    asked = "squeue --noheader --states=all --format='%A|%j|%T|%M|%V|%S|%E|%R'; "
+    assert shell.asked[0].startswith(asked)
+    fields = "JobIDRaw,JobName,State,ExitCode,Elapsed,Submit,Start,End,NodeList"
+    assert f"--parsable2 --allocations --format={fields} --starttime=now-7days" in shell.asked[0]
 
 
 @pytest.mark.feature("S000-61", "S003-80")

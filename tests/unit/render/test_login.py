@@ -121,7 +121,7 @@ def test_a_node_at_work_is_ready(spec: StackSpec, slurm: Path, state: str) -> No
     assert shell(ready_script(spec, timeout_s=0)).returncode == 0
 
 
-@pytest.mark.feature("S002-27")
+@pytest.mark.feature("S002-27", "S002-28")
 @pytest.mark.parametrize(
     "state", ["idle*", "down", "down*", "drained", "drained*", "draining", "future", "unknown*"]
 )

@@ -64,8 +64,24 @@ def found(value: object, key: str) -> Iterator[Any]:
 
 
 @pytest.mark.feature(
-    "S000-58", "S000-70", "S000-74", "S000-76", "S000-78", "S000-79", "S000-80", "S002-09",
-    "S002-10", "S002-16", "S003-13", "S003-44", "S003-47", "S003-63", "S003-64",
+    "S000-58",
+    "S000-70",
+    "S000-74",
+    "S000-76",
+    "S000-78",
+    "S000-79",
+    "S000-80",
+    "S002-03",
+    "S002-09",
+    "S002-10",
+    "S002-14",
+    "S002-16",
+    "S002-34",
+    "S003-13",
+    "S003-44",
+    "S003-47",
+    "S003-63",
+    "S003-64",
 )  # fmt: skip
 @pytest.mark.parametrize("stack", SHIPPED)
 def test_the_values_of_every_shipped_stack_are_the_golden_ones(

@@ -22,6 +22,7 @@ from infra.render.sbatch import (
     chat_profile,
     check_script,
     name_inputs,
+    own_place,
     refuse_inputs,
     render_sbatch,
 )
@@ -32,6 +33,7 @@ from stacks.spec.slurm import JobSpec, PartitionSpec
 from tests import SHIPPED
 from tests.another_user import Neighbour
 from tests.conftest import GOLDEN_DIR
+from tests.unit.jobs.test_submit import OUTPUTS
 
 JOB = JobSpec(name="train", module="workloads.train", recipe="r", nodes=2, gpus_per_node=2)
 CHECKOUT = STACKS_DIR.parent
@@ -46,8 +48,10 @@ def spec(public_key_file: Path) -> StackSpec:
     "S000-09",
     "S000-115",
     "S000-38",
+    "S000-60",
     "S001-01",
     "S001-09",
+    "S001-31",
     "S001-43",
     "S001-44",
     "S001-84",
@@ -495,7 +499,12 @@ def test_a_job_ends_on_a_node_that_lacks_a_mount_and_names_it(tmp_path: Path) ->
 def test_a_training_job_has_a_log_by_its_number(spec: StackSpec) -> None:
     named = replace(JOB, name="finetune")
     link = "finetune_$SLURM_JOB_ID.log $SOPERATOR_PLACE_LOGS/train_$SLURM_JOB_ID.log || true\n"
-    assert link in render_sbatch(spec, named)
+    text = render_sbatch(spec, named)
+    assert link in text
+    (output,) = re.findall(r"^#SBATCH --output=(\S+)$", text, re.MULTILINE)
+    written = output.replace("%u", "me").replace("%x", "finetune").replace("%j", "12")
+    places = {"logs": own_place(spec.storage.places["logs"], "me")}
+    assert replace(OUTPUTS, places=places).log_path("finetune", "12") == written
     # The log of a job of that name has the name already: a link would lead to itself.
     assert "ln -sfn" not in render_sbatch(spec, replace(JOB, name="train"))
     assert "train_$SLURM" not in render_sbatch(spec, replace(JOB, module="workloads.evaluate"))

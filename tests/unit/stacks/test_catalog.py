@@ -51,7 +51,7 @@ def test_the_workers_of_seed_000_are_in_the_catalog():
     preset = find_preset("gpu-l40s-d", "2gpu-64vcpu-384gb")
     assert preset is not None
     assert (preset.gpus, preset.vcpus, preset.memory_gib) == (2, 64, 384)
-    assert PLATFORMS["gpu-l40s-d"].gpu_memory_gb == 48
+    assert PLATFORMS["gpu-l40s-d"].gpu_memory_gb == PLATFORMS["gpu-l40s-a"].gpu_memory_gb == 48
     assert not preset.allows_gpu_cluster, "no InfiniBand"
 
 

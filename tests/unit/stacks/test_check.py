@@ -204,6 +204,7 @@ ERRORS: list[tuple[Change, str, str]] = [
 
 
 @pytest.mark.feature("S000-75")
+@pytest.mark.feature("S000-69")
 @pytest.mark.parametrize(("change", "path", "message"), ERRORS, ids=[row[1] for row in ERRORS])
 def test_what_would_break_is_an_error(change: Change, path: str, message: str):
     found = {

@@ -1,0 +1,67 @@
+"""`soperator status` prints each job's figures under the heading that names them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from infra.cli.main import app
+from infra.jobs.follow import in_words
+from tests.unit.jobs.test_parse import FIXTURES
+from tests.unit.jobs.test_submit import OUTPUTS, Recorded
+
+HEADINGS = ["ID", "JOB", "STATE", "EXIT", "TIME", "STARTED", "WHERE", "EXPECTED"]
+
+
+class Cluster(Recorded):
+    """A recorded shell as a connection."""
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, public_key_file: Path) -> Cluster:
+    made = Cluster()
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
+    monkeypatch.setattr("infra.cli.context.caller", lambda *_: OUTPUTS)
+    monkeypatch.setattr("infra.cli.context.connect", lambda *_: made)
+    return made
+
+
+def rows(*words: str) -> list[list[str]]:
+    """The cells of what is printed."""
+    done = CliRunner().invoke(app, ["status", *words, "--stack", "local"])
+    assert done.exit_code == 0, done.output
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+@pytest.mark.feature("S001-94", "S002-45")
+def test_one_job_is_shown_with_its_end_its_times_and_its_nodes(cluster: Cluster) -> None:
+    cluster.stdout = (FIXTURES / "scontrol_22.05.txt").read_text(encoding="utf-8")
+    started = "2026-11-21T05:44:38"
+    assert rows("1") == [
+        HEADINGS,
+        ["1", "probe", "FAILED", "3", "00:00:01", started, "worker-0", "-"],
+    ]
+    (limited,) = rows("5")[1:]
+    assert limited[2:4] == ["RUNNING", "-"]
+    assert " ".join(limited[6:]) == "worker-[0-1] ends 2026-11-21T06:44:40 at the latest"
+
+
+@pytest.mark.feature("S000-61", "S002-44", "S003-80")
+def test_the_queue_is_shown_with_what_runs_where_and_why_the_rest_waits(cluster: Cluster) -> None:
+    cluster.stdout = (FIXTURES / "squeue_22.05.txt").read_text(encoding="utf-8") + "--\n"
+    head, *jobs = rows()
+    assert head == HEADINGS
+    assert [job[0] for job in jobs] == ["1", "2", "3", "4", "5", "6"]
+    plain = CliRunner().invoke(app, ["status", "--stack", "local", "--format", "json"]).stdout
+    found = {job["id"]: job for job in json.loads(plain)}
+    assert (found["5"]["state"], found["5"]["where"]) == ("RUNNING", "worker-[0-1]")
+    assert (found["6"]["state"], found["6"]["where"]) == ("PENDING", "JobHeldUser")
+    assert found["6"]["reason"] == in_words("JobHeldUser") != "JobHeldUser"
