@@ -77,8 +77,12 @@ def test_a_model_is_scored_by_its_answers_against_the_references() -> None:
 
     references, generated = zip(*random_texts(8), strict=True)
     short = [" ".join(text.split()[:6]) for text in generated]
-    chats = [Chat(id=str(number), group="g", messages=()) for number in range(8)]
-    held_out: Any = SimpleNamespace(chats=chats, references=lambda: references)
+    turns = [
+        ({"role": "user", "content": "ask"}, {"role": "assistant", "content": each})
+        for each in references
+    ]
+    chats = [Chat(id="c", group="g", messages=each) for each in turns]
+    held_out: Any = SimpleNamespace(chats=chats, references=lambda: references, terms=())
     rows: Any = SimpleNamespace(generated=short, losses=[(1.0, 1)] * 8)
     found = measured(held_out, rows)
     theirs = sacrebleu.corpus_bleu(short, [list(references)]).score
