@@ -10,7 +10,9 @@ import pytest
 
 from infra.components.recorder import CHECKOUT, Recorder, Registered, plain
 from infra.render.delivery import code_files, hash_files
+from infra.render.login import teams_script
 from stacks.spec import StackSpec
+from stacks.spec.slurm import AccountSpec
 from tests import SHIPPED
 from tests.components.conftest import Deploy
 from tests.conftest import PUBLIC_KEY
@@ -121,6 +123,22 @@ def test_the_release_becomes_current_only_after_it_arrived_in_its_place(
     assert places.urn in copy.depends_on
     assert copy.urn in current.depends_on
     assert plain(recorder.outputs)["code_hash"] in current.inputs["create"]
+
+
+@pytest.mark.feature("S004-29")
+def test_declared_teams_are_set_once_their_users_are_there_and_before_what_they_submit(
+    deployed: Deploy, load: Callable[[str], StackSpec], stack: str
+) -> None:
+    spec = load(stack)
+    team = AccountSpec(name="red", users=tuple(each.name for each in spec.soperator.users))
+    declared = replace(spec, slurm=replace(spec.slurm, accounts=(team,)))
+    recorder = deployed(declared)
+    users, teams, current = (
+        recorder.one(COMMAND, f"{stack}-{name}") for name in ("users", "teams", "current")
+    )
+    assert teams.inputs["create"] == teams_script(declared)
+    assert users.urn in teams.depends_on
+    assert teams.urn in current.depends_on
 
 
 def test_nothing_is_carried_before_slurm_is_released(deployed: Deploy, stack: str) -> None:

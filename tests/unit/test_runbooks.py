@@ -274,6 +274,14 @@ def test_each_advice_on_gpu_memory_is_set_by_the_words_beside_it() -> None:
 
 
 @pytest.mark.feature("S001-83")
+def test_the_page_on_memory_names_its_status_and_says_that_nothing_tries_again() -> None:
+    page = (FOLDER / "out-of-memory.md").read_text()
+    assert f"and status {int(ExitCode.OUT_OF_MEMORY)};" in page
+    assert ExitCode.OUT_OF_MEMORY not in RESTARTABLE
+    assert "\nA job that ran out of memory is not started again by itself" in page
+
+
+@pytest.mark.feature("S001-83")
 def test_the_advice_on_host_memory_quotes_the_log_of_the_copy_that_needs_it() -> None:
     page = (FOLDER / "out-of-memory.md").read_text()
     (advice,) = re.findall(r"^\*\*Host memory\.\*\* (.*)$", page, re.MULTILINE)

@@ -208,6 +208,7 @@ def test_the_export_has_every_turn_and_the_chats_of_both_columns() -> None:
     ]
 
 
+@pytest.mark.feature("S000-51", "S000-52")
 def test_arms_count_votes_latencies_and_failures_and_outlive_the_page(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "chat.jsonl"
     arms = Arms(path)

@@ -20,6 +20,7 @@ from workloads.common.exit_codes import (
     DataError,
     ExitCode,
     NonFiniteLossError,
+    NotRunError,
     PreemptedError,
     exit_code_of,
     reason_of,
@@ -146,7 +147,7 @@ def test_a_job_on_a_full_filesystem_ends_with_a_line_and_the_path(
 
 
 @pytest.mark.feature("S001-38")
-def test_a_job_whose_record_is_not_written_is_no_success(
+def test_a_job_that_did_not_run_or_whose_record_is_not_written_is_no_success(
     recipe_file: Path,
     places: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,6 +158,13 @@ def test_a_job_whose_record_is_not_written_is_no_success(
 
     words = ["--recipe", str(recipe_file)]
     assert run_job("serve", lambda job: None, words) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["outcome"] == "PASS"
+
+    def cannot(_: Job) -> None:
+        raise NotRunError("what it needs is not installed")
+
+    assert run_job("serve", cannot, words) == ExitCode.NOT_RUN != 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["outcome"] == "NOT_RUN"
     monkeypatch.setattr(RunRecord, "finish", full)
     assert run_job("serve", lambda job: None, words) == ExitCode.NOT_SAVED
     assert "the run record is not written: " in capsys.readouterr().err

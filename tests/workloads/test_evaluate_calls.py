@@ -49,10 +49,12 @@ def call(name: str = "get_price", **arguments: Any) -> str:
     return render(ToolCall(name=name, arguments=arguments))
 
 
+@pytest.mark.feature("S001-08")
 def test_a_row_without_functions_has_no_call_scores() -> None:
     assert call_scores(chat("It is worth 4.", functions=()), "It is worth 4.", call()) == {}
 
 
+@pytest.mark.feature("S001-08")
 def test_where_no_function_fits_no_call_is_right_and_nothing_else_is_asked() -> None:
     row = chat("I cannot do that.")
     assert call_scores(row, "I cannot do that.", "Sorry, no.") == {
@@ -62,6 +64,7 @@ def test_where_no_function_fits_no_call_is_right_and_nothing_else_is_asked() -> 
     assert call_scores(row, "I cannot do that.", call(fund="A"))["relevance_accuracy"] == 0.0
 
 
+@pytest.mark.feature("S001-08")
 def test_a_broken_call_is_a_parse_failure_and_no_proof_of_relevance() -> None:
     broken = "<tool_call>{broken</tool_call>"
     assert call_scores(chat("No."), "No.", broken) == {

@@ -58,7 +58,15 @@ def launch(
 
 
 @pytest.mark.feature(
-    "S000-04", "S000-05", "S000-35", "S000-36", "S001-06", "S002-02", "S002-37", "S002-38"
+    "S000-04",
+    "S000-05",
+    "S000-35",
+    "S000-36",
+    "S001-06",
+    "S001-27",
+    "S002-02",
+    "S002-37",
+    "S002-38",
 )
 def test_two_ranks_give_the_losses_and_weights_of_one(
     places: Path, run: Any, recipe_file: Path

@@ -68,6 +68,7 @@ def test_keys_of_transformers_are_read_as_ours(tmp_path: Path) -> None:
     assert (config.dtype, config.checkpoint_every, config.liger) == ("fp16", 300, "off")
 
 
+@pytest.mark.feature("S000-34")
 @pytest.mark.parametrize("other", [{}, {"fp16": False}])
 def test_no_type_of_16_bits_is_fp32_as_transformers_has_it(
     tmp_path: Path, other: dict[str, bool], capsys: pytest.CaptureFixture[str]

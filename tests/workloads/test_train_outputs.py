@@ -37,6 +37,8 @@ def _that_finds_the_original(train: Callable[[Trainer], Any]) -> Callable[[Train
 @pytest.mark.feature(
     "S000-30",
     "S001-21",
+    "S001-22",
+    "S001-23",
     "S002-32",
     "S002-36",
     "S002-37",
@@ -105,6 +107,23 @@ def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
     assert 0 < metrics["num_useful_tokens"] <= metrics["num_computed_positions"]
     assert 0 < metrics["median_train_step_s"] <= metrics["p99_train_step_s"]
     assert metrics["p99_train_step_s"] < metrics["train_time_s"]
+
+
+@pytest.mark.feature("S002-36")
+def test_a_run_that_goes_on_keeps_the_original_of_its_beginning(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has in memory by then is trained."""
+    run("prepare-data")
+    options = ("train.save_original=true", "train.max_steps=2", "train.resume=requeue")
+    assert run("train", *options)[0] == 0
+    original = places / "chkpt" / "finetune" / "12" / "original"
+    (original / "of-the-first-start").touch()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    code, record = run("train", *options)
+    assert code == 0, record
+    assert record["artifacts"]["original_dir"] == str(original)
+    assert (original / "of-the-first-start").is_file()
 
 
 @pytest.mark.feature("S001-45", "S001-46")

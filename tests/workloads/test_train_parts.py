@@ -49,7 +49,7 @@ def packed_batch() -> Any:
     return collate(pack(examples, sequence_length=14), pad_id=0)
 
 
-@pytest.mark.feature("S000-32", "S003-40")
+@pytest.mark.feature("S000-32", "S003-40", "S004-17")
 @pytest.mark.parametrize(
     ("dtype", "method", "is_mixed"),
     [

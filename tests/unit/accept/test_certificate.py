@@ -100,7 +100,7 @@ def test_a_cluster_that_scales_to_20_7_percent_costs_most_of_its_price() -> None
     assert Decimal(found["usd_per_month"]) > Decimal(26000)
 
 
-@pytest.mark.feature("S001-03", "S001-56", "S001-57", "S001-58")
+@pytest.mark.feature("S001-03", "S001-56", "S001-57", "S001-58", "S004-44")
 def test_the_page_has_date_nodes_ranks_memory_workload_and_sources(
     key: Path, tmp_path: Path
 ) -> None:
@@ -119,6 +119,7 @@ def test_the_page_has_date_nodes_ranks_memory_workload_and_sources(
     row = "".join(f"<td>{each}</td>" for each in whole)
     assert f"<tr>{row}</tr>" in page, "tokens of all GPUs, and of one"
     assert page.count("<svg") == 2
+    assert 'id="plot-scaling-of-training-title"' in page
     assert not re.search(r'(src|href)="', page), "the page asks for nothing"
     assert json.loads(files.json.read_text())["outcome"] == "FAIL"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +16,7 @@ from infra.clients.errors import JobsError
 from infra.clients.slurm import Job
 from infra.clients.ssh import Result
 from infra.jobs import history
+from stacks.errors import UserError
 from tests.unit.jobs.test_submit import OUTPUTS
 
 RUNNER = CliRunner()
@@ -58,6 +61,37 @@ def test_a_wrong_setting_is_refused_before_a_node_is_held(cluster: Cluster) -> N
     assert "serve.prot: unknown key; did you mean 'port'?" in done.stderr
     assert "nothing was submitted" in done.stderr
     assert cluster.asked == []
+
+
+@pytest.mark.feature("S000-48")
+def test_the_page_asks_the_running_server_through_the_tunnel_with_its_key(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[tuple[str, dict[str, Any]]] = []
+
+    def page(url: str, **options: Any) -> SimpleNamespace:
+        pages.append((url, options))
+        nothing = SimpleNamespace(close=lambda: None, wait_until_up=lambda: None)
+        return SimpleNamespace(**vars(nothing), address="http://127.0.0.1:7861/")
+
+    def ends(*_: object) -> None:
+        raise UserError("the chat page ended by itself")
+
+    job = Job(id="12", name="serve", state="RUNNING")
+    address = SimpleNamespace(host="worker-0", models=("base", "mine"))
+    tunnel = SimpleNamespace(url="http://127.0.0.1:40001/v1")
+    monkeypatch.setattr(slurm, "recent", lambda *_, **__: (job,))
+    monkeypatch.setattr("infra.jobs.server.wait_until_up", lambda *_, **__: address)
+    monkeypatch.setattr("infra.jobs.server.read_key", lambda *_, **__: "its key")
+    monkeypatch.setattr("infra.cli.context.tunnel", lambda *_: tunnel)
+    monkeypatch.setattr("infra.cli.jobs.serve.ChatPage", page)
+    monkeypatch.setattr("infra.cli.jobs.serve._watch", ends)
+    done = RUNNER.invoke(app, ["serve", "--open", "--port", "0"])
+    assert done.stdout == "http://127.0.0.1:7861/\n", done.output
+    ((url, options),) = pages
+    assert (url, options["key"]) == (tunnel.url, "its key")
+    assert options["options"] == ["--server=job 12 on worker-0"], "no public link unless asked for"
+    assert cluster.cancelled == [], "it ran before this command"
 
 
 def test_a_server_that_could_not_be_written_down_is_ended(

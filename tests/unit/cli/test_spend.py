@@ -126,6 +126,15 @@ def test_a_wrong_setting_is_refused_before_a_node_is_held(
     assert cluster.asked == []
 
 
+@pytest.mark.feature("S000-61")
+def test_the_list_of_jobs_goes_back_as_far_as_is_asked(cluster: Cluster) -> None:
+    run("status")
+    run("status", "--days", "30")
+    week, month = (each for each in cluster.asked if "squeue" in each)
+    assert week.endswith("--starttime=now-7days")
+    assert month.endswith("--starttime=now-30days")
+
+
 @pytest.mark.feature("S001-33")
 def test_the_queue_is_watched_until_an_interrupt(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch

@@ -68,6 +68,7 @@ def spec(public_key_file: Path) -> StackSpec:
     "S003-31",
     "S003-35",
     "S003-43",
+    "S003-46",
     "S003-79",
     "S004-27",
 )

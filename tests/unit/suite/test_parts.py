@@ -50,6 +50,7 @@ def test_two_real_slurm_clusters_run_at_once_on_any_machine(num_cores):
     assert all(1 <= each.processes <= 4 for each in by_name.values())
 
 
+@pytest.mark.feature("S001-16")
 @pytest.mark.parametrize(
     ("statuses", "answer"),
     [((0, 0, 0), 0), ((1, 0, 0), 1), ((0, 3, 1), 3), ((0, 0, 5), 5), ((0, -9, 0), -9)],
