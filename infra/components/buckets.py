@@ -1,15 +1,26 @@
-"""Object storage of a stack: jail backups, versioned configs, and who may write each bucket."""
+"""Object storage of a stack: who may write each bucket, copies of the jail, versioned run configs.
+
+Copies have an account for one bucket, its key, k8up and a schedule. Run configs are one object for
+each content, so that any run's config is found.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Final
 
 import pulumi
+import pulumi_kubernetes as kubernetes
 
 from infra.components.base import child, kept
+from infra.components.releases import make_releases
 from infra.providers.nebius.resource import Resource
-from infra.providers.soperator.resources import Expiry
+from infra.providers.soperator.resources import Expiry, Password
+from infra.render import backup as render
+from infra.render import delivery
 from stacks.spec import StackSpec
+from stacks.spec.storage import BackupSpec
 
 
 class Buckets(pulumi.ComponentResource):
@@ -106,3 +117,183 @@ def bucket_key(
             depends_on=[member, *permits],
         ),
     )
+
+
+class Backups(pulumi.ComponentResource):
+    """What `storage.backup` declares; the bucket itself is among Buckets."""
+
+    password: pulumi.Output[str]
+    """Secret; without it the copies cannot be read, and the state is the only place that has it."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: StackSpec,
+        backup: BackupSpec,
+        *,
+        bucket: Resource,
+        provider: kubernetes.Provider,
+        kubeconfig: pulumi.Input[str],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("soperator:infra:Backups", name, None, opts)
+        mine = pulumi.ResourceOptions(parent=self)
+        key = bucket_key(
+            self,
+            f"{name}-backup",
+            spec,
+            bucket,
+            description=f"writes copies of the jail of {name}",
+            roles=render.ROLES,
+            days=backup.key_days,
+            version=backup.key_version,
+        )
+        password = Password(f"{name}-backup-password", version=backup.password_version, opts=mine)
+        self.password = password.password
+        releases = make_releases(
+            self, [render.k8up_chart()], provider=provider, kubeconfig=kubeconfig
+        )
+        self._schedule(name, spec, backup, bucket, key, password, provider, releases)
+        self.register_outputs({})
+
+    def _schedule(
+        self,
+        name: str,
+        spec: StackSpec,
+        backup: BackupSpec,
+        bucket: Resource,
+        key: Resource,
+        password: Password,
+        provider: kubernetes.Provider,
+        releases: Mapping[str, pulumi.Resource],
+    ) -> None:
+        namespace = spec.cluster.namespace
+        mine = pulumi.ResourceOptions(parent=self, provider=provider)
+        secret = kubernetes.core.v1.Secret(
+            f"{name}-{render.SECRET}",
+            metadata={"name": render.SECRET, "namespace": namespace},
+            string_data=pulumi.Output.secret(
+                pulumi.Output.all(key.status, password.password, password.earlier).apply(
+                    lambda parts: render.secret_data(
+                        key_id=parts[0]["aws_access_key_id"],
+                        secret=parts[0]["secret"],
+                        password=parts[1],
+                        earlier=parts[2],
+                    )
+                )
+            ),
+            opts=mine,
+        )
+        # A lost state file makes the next `up` choose another password and write over the secret
+        # above: without this one no earlier copy could be opened any more. The namespace's end
+        # takes it along.
+        kubernetes.core.v1.Secret(
+            f"{name}-{render.SECRET}-kept",
+            metadata={
+                "name": password.fingerprint.apply(render.kept_secret),
+                "namespace": namespace,
+            },
+            string_data=pulumi.Output.secret(password.password.apply(render.kept_data)),
+            opts=pulumi.ResourceOptions.merge(mine, pulumi.ResourceOptions(retain_on_delete=True)),
+        )
+        inside = pulumi.ResourceOptions.merge(
+            mine, pulumi.ResourceOptions(depends_on=[secret, *releases.values()])
+        )
+        pods = kubernetes.apiextensions.CustomResource(
+            f"{name}-jail-backup-pods",
+            api_version=render.API_VERSION,
+            kind=render.POD_CONFIG_KIND,
+            metadata=kubernetes.meta.v1.ObjectMetaArgs(name=render.POD_CONFIG, namespace=namespace),
+            spec=render.pod_config_spec(),
+            opts=inside,
+        )
+        kubernetes.apiextensions.CustomResource(
+            f"{name}-jail-backup-schedule",
+            api_version=render.API_VERSION,
+            kind=render.KIND,
+            metadata=kubernetes.meta.v1.ObjectMetaArgs(name=render.SCHEDULE, namespace=namespace),
+            spec=pulumi.Output.all(bucket.metadata, bucket.status, password.fingerprint).apply(
+                lambda parts: render.schedule_spec(
+                    backup,
+                    bucket=parts[0]["name"],
+                    endpoint=delivery.endpoint(parts[1]["domain_name"]),
+                    repository=parts[2],
+                )
+            ),
+            opts=pulumi.ResourceOptions.merge(inside, pulumi.ResourceOptions(depends_on=[pods])),
+        )
+
+
+_KEY_DAYS: Final = 365
+"""Life of the upload's access key; the first `up` in its last quarter makes the next."""
+
+
+class StoredObject(pulumi.CustomResource):
+    """One object of a bucket; another content needs another key."""
+
+    key: pulumi.Output[str]
+
+    def __init__(
+        self, name: str, *, opts: pulumi.ResourceOptions, **properties: pulumi.Input[str]
+    ) -> None:
+        """`properties` are the plugin's inputs, which it checks."""
+        secret = pulumi.ResourceOptions(additional_secret_outputs=["secret_access_key"])
+        super().__init__(
+            "soperator:storage:Object", name, properties, pulumi.ResourceOptions.merge(opts, secret)
+        )
+
+
+class RunConfigs(pulumi.ComponentResource):
+    """The recipes of the stack's jobs and its own config, under keys that carry their hash.
+
+    An object that is replaced or no longer declared leaves the state and stays in the bucket: a run
+    record names the config that it ran with.
+    """
+
+    keys: dict[str, str]
+    """Path in the release -> key in the bucket."""
+    store: pulumi.Output[dict[str, str]]
+    """What opens the bucket; secret."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: StackSpec,
+        *,
+        bucket: Resource,
+        root: Path,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("soperator:infra:RunConfigs", name, None, opts)
+        key = bucket_key(
+            self,
+            f"{name}-config-upload",
+            spec,
+            bucket,
+            description=f"writes run configs of {name}",
+            roles=delivery.WRITER_ROLES,
+            days=_KEY_DAYS,
+            version=1,
+        )
+        self.store = pulumi.Output.secret(
+            pulumi.Output.all(bucket.status, bucket.metadata, key.status).apply(
+                lambda found: delivery.store(spec.nebius.region, *found)
+            )
+        )
+        configs = delivery.run_configs(root, spec)
+        self.keys = delivery.config_keys(configs)
+        for path, content in configs.items():
+            StoredObject(
+                f"{name}-config-{PurePosixPath(path).stem}",
+                endpoint=bucket.status.apply(
+                    lambda status: delivery.endpoint(status["domain_name"])
+                ),
+                region=spec.nebius.region,
+                bucket=bucket.metadata.apply(lambda metadata: metadata["name"]),
+                key=self.keys[path],
+                content=content.decode(),
+                access_key_id=key.status.apply(lambda status: status["aws_access_key_id"]),
+                secret_access_key=key.status.apply(lambda status: status["secret"]),
+                opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
+            )
+        self.register_outputs({"keys": self.keys})

@@ -1,12 +1,19 @@
-"""The mk8s cluster and the access to it."""
+"""The mk8s cluster: access to it, its nodes, NVIDIA's operators, and the clean-up at its end."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import pulumi
 
 from infra.components.base import child
-from infra.render.kube_cluster import kube_cluster_spec, kubeconfig
+from infra.render.backup import namespaces
+from infra.render.kube_cluster import kube_cluster_spec, kubeconfig, nvidia_operators
+from infra.render.nodes import declared_fabrics, node_group_spec, roles
+from stacks.changes import stage_of
 from stacks.spec import StackSpec
+from stacks.spec.nodes import WorkerSpec
 
 
 class KubeCluster(pulumi.ComponentResource):
@@ -47,3 +54,133 @@ class KubeCluster(pulumi.ComponentResource):
             )
         )
         self.register_outputs({"cluster_id": self.cluster_id, "kubeconfig": self.kubeconfig})
+
+
+class NodeGroups(pulumi.ComponentResource):
+    """System, controller, login, accounting, NFS and worker groups of the kube cluster."""
+
+    gpu_cluster_ids: Mapping[str, pulumi.Output[str]]
+    """InfiniBand fabric -> id of the GPU cluster made for it; empty where none is declared."""
+    groups: Mapping[str, pulumi.Output[str]]
+    """Role, or nodeset with the number of the group, -> node group id."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: StackSpec,
+        *,
+        cluster_id: pulumi.Input[str],
+        subnet_id: pulumi.Input[str],
+        filesystem_ids: Mapping[str, pulumi.Input[str]],
+        in_stages: bool = False,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("soperator:infra:NodeGroups", name, None, opts)
+        self.gpu_cluster_ids = {
+            fabric: child(
+                self,
+                "nebius:compute/v1:GpuCluster",
+                f"{name}-{fabric}",
+                parent_id=spec.nebius.project_id,
+                spec={"infiniband_fabric": fabric},
+            ).id
+            for fabric in declared_fabrics(spec)
+        }
+        groups: dict[str, pulumi.Output[str]] = {}
+        made: dict[int, list[pulumi.Resource]] = {}
+        for role in roles(spec):
+            stage = stage_of(None if role.worker else role.label)
+            earlier = [each for place in made if place < stage for each in made[place]]
+            group = child(
+                self,
+                "nebius:mk8s/v1:NodeGroup",
+                f"{name}-{role.name}",
+                # The parent of a node group is its cluster, not the project.
+                parent_id=cluster_id,
+                spec=_with_secrets(
+                    node_group_spec(
+                        spec,
+                        role,
+                        subnet_id=subnet_id,
+                        filesystem_ids=filesystem_ids,
+                        gpu_cluster_id=self._gpu_cluster_id(role.worker),
+                    )
+                ),
+                # One after the other only where nodes are replaced: a creation would take thrice as
+                # long for nothing.
+                opts=pulumi.ResourceOptions(depends_on=earlier if in_stages else []),
+            )
+            made.setdefault(stage, []).append(group)
+            groups[role.name] = group.id
+        self.groups = groups
+        self.register_outputs({"groups": groups})
+
+    def _gpu_cluster_id(self, worker: WorkerSpec | None) -> pulumi.Input[str] | None:
+        if worker is None or worker.gpu_cluster_id is not None:
+            return None if worker is None else worker.gpu_cluster_id
+        fabric = worker.infiniband_fabric
+        return None if fabric is None else self.gpu_cluster_ids[fabric]
+
+
+def _with_secrets(group: dict[str, Any]) -> dict[str, Any]:
+    """The spec with what the API calls sensitive hidden from state and output."""
+    template = dict(group["template"])
+    user_data = template.get("cloud_init_user_data")
+    if user_data is not None:
+        template["cloud_init_user_data"] = pulumi.Output.secret(user_data)
+    return {**group, "template": template}
+
+
+class NvidiaOperators(pulumi.ComponentResource):
+    """One application after the other: drivers of the network first, then those of the GPUs."""
+
+    releases: tuple[pulumi.Resource, ...]
+    """In the order of their installation; empty where the image brings the drivers."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: StackSpec,
+        *,
+        cluster_id: pulumi.Input[str],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("soperator:infra:NvidiaOperators", name, None, opts)
+        releases: list[pulumi.Resource] = []
+        for operator in nvidia_operators(spec):
+            releases.append(
+                child(
+                    self,
+                    "nebius:applications/v1alpha1:K8sRelease",
+                    f"{name}-{operator.name}",
+                    parent_id=spec.nebius.project_id,
+                    spec=operator.spec(cluster_id),
+                    opts=pulumi.ResourceOptions(depends_on=releases[-1:]),
+                )
+            )
+        self.releases = tuple(releases)
+        self.register_outputs({})
+
+
+class Teardown(pulumi.CustomResource):
+    """Deleted after every release and before the nodes; removes what no resource owns."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: StackSpec,
+        *,
+        cluster_id: pulumi.Input[str],
+        kubeconfig: pulumi.Input[str],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        properties = {
+            "cluster_id": cluster_id,
+            "project_id": spec.nebius.project_id,
+            "kubeconfig": kubeconfig,
+            "namespaces": list(namespaces(spec)),
+        }
+        # Two at once would clean the same cluster.
+        own = pulumi.ResourceOptions(delete_before_replace=True)
+        merged = pulumi.ResourceOptions.merge(own, opts)
+        super().__init__("soperator:kube:Teardown", f"{name}-teardown", properties, merged)

@@ -1,14 +1,24 @@
-"""Soperator and what it needs, as pinned Helm releases in dependency order."""
+"""Soperator as pinned Helm releases, and the Slurm cluster that it makes of its custom resources.
+
+Of the Slurm cluster: namespace, host key, files in the jail, charts, and the wait for its pods.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 
 import pulumi
 import pulumi_kubernetes as kubernetes
 
 from infra.components.releases import make_releases
-from infra.render.charts import platform_charts
+from infra.providers.soperator.resources import KeyPair
+from infra.render import login, names
+from infra.render.charts import PODS_STARTED, Chart, cluster_charts, platform_charts
+from infra.render.login import awaited_nodes, host_key_files
+from infra.render.nodes import node_labels
+from infra.render.values.nodesets import is_elastic
+from infra.render.values.slurm_cluster import is_stopped
 from stacks.spec import StackSpec
 
 
@@ -32,3 +42,143 @@ class Soperator(pulumi.ComponentResource):
             self, platform_charts(spec), provider=provider, kubeconfig=kubeconfig
         )
         self.register_outputs({})
+
+
+class SlurmCluster(pulumi.ComponentResource):
+    """Slurm on the kube cluster, with a login node that this program's keys open and prove."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: StackSpec,
+        *,
+        provider: kubernetes.Provider,
+        kubeconfig: pulumi.Input[str],
+        allocation_id: pulumi.Input[str],
+        host_key: KeyPair,
+        deploy_key: KeyPair,
+        releases: Mapping[str, pulumi.Resource],
+        slack_webhook_url: pulumi.Input[str] | None = None,
+        nfs_address: pulumi.Input[str] | None = None,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("soperator:infra:SlurmCluster", name, None, opts)
+        mine = pulumi.ResourceOptions(parent=self, provider=provider)
+        cluster = spec.cluster
+        namespace = kubernetes.core.v1.Namespace(
+            f"{name}-namespace", metadata={"name": cluster.namespace}, opts=mine
+        )
+        host_keys = kubernetes.core.v1.Secret(
+            f"{name}-{names.LOGIN_HOST_KEYS}",
+            metadata={"name": names.LOGIN_HOST_KEYS, "namespace": cluster.namespace},
+            string_data=host_key_files(host_key.private_key, host_key.public_key),
+            opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[namespace]),
+        )
+        charts = cluster_charts(
+            spec,
+            allocation_id=allocation_id,
+            ssh_public_keys=[*spec.login.ssh_public_keys, deploy_key.public_key],
+            slack_webhook_url=slack_webhook_url,
+            nfs_address=nfs_address,
+        )
+        first = [chart for chart in charts if PODS_STARTED not in chart.after]
+        needs = [namespace, host_keys]
+        made = make_releases(
+            self,
+            first,
+            provider=provider,
+            kubeconfig=kubeconfig,
+            known=releases,
+            needs=needs,
+        )
+        # A stopped cluster has no pods.
+        if not is_stopped(spec):
+            made[PODS_STARTED] = PodsStarted(
+                name,
+                spec,
+                charts=[chart for chart in first if chart.namespace == cluster.namespace],
+                host_key=host_key.public_key,
+                kubeconfig=kubeconfig,
+                opts=pulumi.ResourceOptions(
+                    parent=self, depends_on=[made["slurm-cluster"], made["nodesets"]]
+                ),
+            )
+        make_releases(
+            self,
+            [chart for chart in charts if PODS_STARTED in chart.after],
+            provider=provider,
+            kubeconfig=kubeconfig,
+            known=made,
+            needs=needs,
+        )
+        if spec.soperator.jail_files:
+            self._jail_files(name, spec, provider, made["slurm-cluster"])
+        self.register_outputs({})
+
+    def _jail_files(
+        self, name: str, spec: StackSpec, provider: kubernetes.Provider, slurm: pulumi.Resource
+    ) -> None:
+        place = kubernetes.meta.v1.ObjectMetaArgs(
+            name=login.JAIL_FILES, namespace=spec.cluster.namespace
+        )
+        texts = kubernetes.core.v1.ConfigMap(
+            f"{name}-{login.JAIL_FILES}",
+            metadata=place,
+            data=login.jail_file_texts(spec.soperator.jail_files),
+            opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[slurm]),
+        )
+        kubernetes.apiextensions.CustomResource(
+            f"{name}-jailed-config",
+            api_version=login.JAILED_CONFIG_API,
+            kind=login.JAILED_CONFIG,
+            metadata=place,
+            spec=login.jailed_config(spec.soperator.jail_files),
+            opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[texts]),
+        )
+
+
+_PODS = ("controller-0", "login-0")
+
+
+def awaited_pods(spec: StackSpec) -> tuple[list[str], list[str]]:
+    """Pods that must answer: of the system and of the workers that run from the start.
+
+    And those that must where they are there: of an elastic set, whose nodes may sleep.
+    """
+    elastic = {each.name for each in spec.nodes.workers if is_elastic(each)}
+    workers = awaited_nodes(spec)
+    sleepers = [name for name in workers if name.rpartition("-")[0] in elastic]
+    return [*_PODS, *(name for name in workers if name not in sleepers)], sleepers
+
+
+def _made_of(charts: Sequence[Chart], host_key: pulumi.Input[str]) -> pulumi.Output[str]:
+    """A digest of what the pods come from: where it is another one, they start anew."""
+    content = {each.release: [each.version, dict(each.values)] for each in charts}
+    text = pulumi.Output.json_dumps([content, host_key], sort_keys=True)
+    return text.apply(lambda known: hashlib.sha256(known.encode()).hexdigest())
+
+
+class PodsStarted(pulumi.CustomResource):
+    """Made once controller, login and workers answer and no pod is kept from starting."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: StackSpec,
+        *,
+        charts: Sequence[Chart],
+        host_key: pulumi.Input[str],
+        kubeconfig: pulumi.Input[str],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        pods, may_sleep = awaited_pods(spec)
+        properties = {
+            "cluster": spec.cluster.slurm_cluster_name,
+            "namespace": spec.cluster.namespace,
+            "pods": pods,
+            "may_sleep": may_sleep,
+            "node_labels": node_labels(spec),
+            "made_of": _made_of(charts, host_key),
+            "kubeconfig": kubeconfig,
+        }
+        super().__init__("soperator:kube:PodsStarted", f"{name}-{PODS_STARTED}", properties, opts)

@@ -8,21 +8,14 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 
 from cost.resources.hourly_rates import Burn
-from infra.components.backups import Backups
 from infra.components.base import UNLABELLED, labelled
-from infra.components.buckets import Buckets
-from infra.components.kube_cluster import KubeCluster
+from infra.components.buckets import Backups, Buckets, RunConfigs
+from infra.components.kube_cluster import KubeCluster, NodeGroups, NvidiaOperators, Teardown
 from infra.components.login import Login
 from infra.components.monitoring import Monitoring
 from infra.components.network import Network
-from infra.components.nfs_server import NfsServer
-from infra.components.node_groups import NodeGroups
-from infra.components.nvidia_operators import NvidiaOperators
-from infra.components.run_configs import RunConfigs
-from infra.components.slurm_cluster import SlurmCluster
-from infra.components.soperator import Soperator
-from infra.components.storage import Filesystems, Registry
-from infra.components.teardown import Teardown
+from infra.components.soperator import SlurmCluster, Soperator
+from infra.components.storage import Filesystems, NfsServer, Registry
 from infra.providers.soperator.resources import KeyPair, StateGuard, StateId
 from infra.render.login import job_commands, members, mounts, nodesets, ssh_command
 from infra.render.values.slurm_cluster import is_stopped

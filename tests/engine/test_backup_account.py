@@ -22,7 +22,7 @@ from pathlib import Path
 import pulumi
 import pulumi_kubernetes as kubernetes
 
-from infra.components.backups import Backups
+from infra.components.buckets import Backups
 from infra.components.buckets import Buckets
 from stacks.load import load_stack
 

@@ -48,10 +48,10 @@ import pulumi_kubernetes as kubernetes
 
 from infra.components.kube_cluster import KubeCluster
 from infra.components.network import Network
-from infra.components.node_groups import NodeGroups
+from infra.components.kube_cluster import NodeGroups
 from infra.components.storage import Filesystems
 from infra.components.soperator import Soperator
-from infra.components.teardown import Teardown
+from infra.components.kube_cluster import Teardown
 from stacks.load import load_stack
 from dataclasses import replace
 

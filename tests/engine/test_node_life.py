@@ -28,8 +28,8 @@ import pulumi
 from infra.components.storage import Filesystems
 from infra.components.kube_cluster import KubeCluster
 from infra.components.network import Network
-from infra.components.node_groups import NodeGroups
-from infra.components.nvidia_operators import NvidiaOperators
+from infra.components.kube_cluster import NodeGroups
+from infra.components.kube_cluster import NvidiaOperators
 from infra.providers.nebius.discovery import discovered
 from stacks.check import Level, check
 from stacks.load import STACKS_DIR, load_config

@@ -35,7 +35,7 @@ from pathlib import Path
 import pulumi
 
 from infra.components.buckets import Buckets
-from infra.components.run_configs import RunConfigs
+from infra.components.buckets import RunConfigs
 from stacks.load import load_stack
 
 folder = Path(__file__).parent

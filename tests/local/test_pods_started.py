@@ -24,7 +24,7 @@ LIMIT_S = 120
 PROGRAM = """
 import os
 
-from infra.components.slurm_cluster import PodsStarted
+from infra.components.soperator import PodsStarted
 from infra.render.charts import Chart
 from stacks.load import load_stack
 
