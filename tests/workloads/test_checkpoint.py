@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from workloads.common.dist import World
 from workloads.common.exit_codes import CheckpointError, ConfigError
 from workloads.recipes.train import CheckpointConfig
-from workloads.train import checkpoint, prove_resume
+from workloads.train import checkpoint, checkpoint_state, prove_resume
 from workloads.train.loop import Progress, Stream
 from workloads.train.prove_resume import Part, Run, make_run
 from workloads.train.run import StopRequest
@@ -133,7 +133,7 @@ def test_the_loss_scale_of_fp16_and_running_means_are_part_of_the_state(tmp_path
     assert dict(run.state.model.named_buffers())["mean"].item() == 0.5
 
 
-@pytest.mark.feature("S003-28", "S003-52")
+@pytest.mark.feature("S003-21", "S003-28", "S003-52")
 @pytest.mark.parametrize(("most", "name"), [("2", "elastic-checkpoint-1"), ("1", "checkpoint-1")])
 @pytest.mark.parametrize("is_told", [True, False], ids=["here", "on-another-rank"])
 def test_a_stop_of_a_job_that_may_resize_saves_an_elastic_one(
@@ -156,6 +156,19 @@ def test_a_stop_of_a_job_that_may_resize_saves_an_elastic_one(
     if name.startswith("elastic") and is_told:
         folder = run.checkpoints.folder.path / name
         assert json.loads((folder / "elastic_metadata.json").read_text())["reason"] == "SIGUSR1"
+
+
+@pytest.mark.feature("S003-21", "S003-27")
+def test_a_run_saves_both_kinds_each_at_its_own_interval(places: Path, run: Any) -> None:
+    run("prepare-data")
+    options = ("train.checkpoint_every=2", 'train.checkpoint={"elastic_every": 3}')
+    assert run("train", "train.max_steps=4", *options)[0] == 0
+    made = candidates([places / "chkpt" / "finetune" / "12"])
+    assert [each.path.name for each in made] == [
+        "checkpoint-4",
+        "elastic-checkpoint-3",
+        "checkpoint-2",
+    ]
 
 
 @pytest.mark.feature("S003-31")
@@ -183,6 +196,15 @@ def test_the_last_ones_and_the_best_stay(tmp_path: Path) -> None:
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
     saved(tmp_path / "other", 1, 2, 3, 4, keep=2, keep_best=False)
     assert names(tmp_path / "other") == ["checkpoint-3", "checkpoint-4"]
+
+
+@pytest.mark.feature("S003-21")
+def test_of_one_step_the_sharded_one_is_tried_first(tmp_path: Path) -> None:
+    """It is the faster one to load; another world size takes it too."""
+    for name in ("elastic-checkpoint-4", "checkpoint-4", "elastic-checkpoint-6", "checkpoint-9.x"):
+        (tmp_path / name).mkdir()
+    found = [each.path.name for each in candidates([tmp_path])]
+    assert found == ["elastic-checkpoint-6", "checkpoint-4", "elastic-checkpoint-4"]
 
 
 @pytest.mark.feature("S003-21", "S003-27")
@@ -420,6 +442,26 @@ def test_the_state_that_is_saved_is_that_of_the_step_although_training_goes_on(
     later.checkpoints.load(later.state)
     for mine, theirs in zip(later.state.model.parameters(), expected, strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.feature("S002-82")
+def test_a_state_that_host_memory_has_no_room_for_is_saved_without_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    staging = checkpoint_state.Staging(checkpoint_state.Ranks(WORLD, timeout_s=60))
+    eighty_bytes = {"weight": torch.zeros(20)}
+    monkeypatch.setattr(checkpoint_state, "_available_bytes", lambda: 101)
+    assert staging.has_room(eighty_bytes)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert not staging.has_room(eighty_bytes), "each rank of the node makes a copy"
+    assert "saves block training" in capsys.readouterr().err
+
+    def in_background(*_: Any, **__: Any) -> None:
+        raise AssertionError("a copy was made")
+
+    monkeypatch.setattr(checkpoint, "dcp_async_save", in_background)
+    saved(tmp_path, 1)
+    assert names(tmp_path) == ["checkpoint-1"]
 
 
 @pytest.mark.feature("S003-05", "S003-29")

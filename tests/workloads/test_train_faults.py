@@ -106,7 +106,7 @@ def test_an_export_may_take_longer_than_a_step(places: Path) -> None:
     assert (final / "model.safetensors").is_file()
 
 
-@pytest.mark.feature("S001-38", "S003-49")
+@pytest.mark.feature("S001-38", "S001-41", "S003-49")
 def test_a_killed_rank_is_seen_by_the_others_within_the_declared_time(places: Path) -> None:
     """SIGKILL, as the kernel does it to a process for memory: nobody says goodbye."""
     with two_ranks(places, "killed") as process:

@@ -92,6 +92,7 @@ def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
     summary = (results / "train_12_summary.txt").read_text()
     for words in ("gate: PASS", "PASS    final/", "NOT RUN tokens/s/GPU", "last_loss"):
         assert words in summary
+    assert f"\ntraining time  {record['metrics']['train_time_s']:,.1f} s\n" in summary
     data = places / "data" / "prepared" / "tokens_train.parquet"
     assert record["artifacts"]["data_file"] == str(data), "never the rows of the test"
     assert record["data_hash"] == hashlib.sha256(data.read_bytes()).hexdigest()

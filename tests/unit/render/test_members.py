@@ -280,6 +280,48 @@ def test_who_is_no_longer_declared_loses_the_account(spec: StackSpec, node: Node
     ]
 
 
+_SACCTMGR = """#!/bin/sh
+echo "$*" >>"$LOG"
+case "$*" in
+*"where account=red format=user") printf 'ann\\ngone\\nmoved\\nroot\\n' ;;
+*"where account=old format=user") echo gone ;;
+*"where user=gone format=account") echo red ;;
+*"where user=moved format=account") printf 'blue\\nred\\n' ;;
+*"list user moved format=defaultaccount") echo red ;;
+*"list account format=account,organization") echo "red|$MARK"; echo "old|$MARK"; echo "by|hand" ;;
+*"list qos format=name,description") printf 'normal|Normal\\nold|%s\\n' $MARK ;;
+esac
+"""
+
+
+@pytest.mark.feature("S004-29")
+def test_who_leaves_a_team_leaves_slurm_or_goes_to_another_and_foreign_teams_stay(
+    spec: StackSpec, tmp_path: Path
+) -> None:
+    program, log = tmp_path / "sacctmgr", tmp_path / "log"
+    program.write_text(_SACCTMGR)
+    program.chmod(0o755)
+    red = AccountSpec(name="red", users=("ann",))
+    text = teams_script(replace(spec, slurm=replace(spec.slurm, accounts=(red,))))
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(log), "MARK": "soperator-stack"}
+    done = subprocess.run(["/bin/sh", "-c", text], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "teams: 1 accounts, 0 QOS declared\n"
+    changes = [
+        line.removeprefix("--immediate ")
+        for line in log.read_text().splitlines()
+        if line.startswith(("--immediate delete", "--immediate modify user moved"))
+    ]
+    assert changes == [
+        "delete user name=gone",
+        "modify user moved set DefaultAccount=blue",
+        "delete user name=moved account=red",
+        "delete user name=gone account=old",
+        "delete account name=old",
+        "delete qos name=old",
+    ]
+
+
 def test_names_and_limits_reach_the_shell_quoted(spec: StackSpec) -> None:
     """The rules refuse such a name; a script must not trust them."""
     account = AccountSpec(name="a;reboot", users=("b c",))
