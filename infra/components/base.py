@@ -42,11 +42,12 @@ update of a release would install it again."""
 
 
 def labelled(
-    made: pulumi.ResourceTransformationArgs, state_id: pulumi.Output[str]
+    made: pulumi.ResourceTransformationArgs, state_id: pulumi.Output[str], company: str | None
 ) -> pulumi.ResourceTransformationResult:
-    """A Nebius resource with the label of the state that has it."""
+    """A Nebius resource with the labels of the state that has it and of whose it is."""
     props: dict[str, Any] = dict(made.props)
-    props["metadata"] = {**props["metadata"], "labels": {STATE_ID: state_id}}
+    whose = {} if company is None else {"company": company}
+    props["metadata"] = {**props["metadata"], "labels": {STATE_ID: state_id, **whose}}
     return pulumi.ResourceTransformationResult(props, made.opts)
 
 

@@ -42,6 +42,7 @@ class Stack(pulumi.ComponentResource):
         labels = pulumi.ResourceOptions(transformations=[self._label])
         super().__init__("soperator:infra:Stack", name, opts=labels)
         mine = pulumi.ResourceOptions(parent=self)
+        self._company = spec.nebius.company_name
         self._state = StateId(
             f"{name}-state", project_id=spec.nebius.project_id, stack=name, opts=mine
         )
@@ -208,4 +209,4 @@ class Stack(pulumi.ComponentResource):
         self, made: pulumi.ResourceTransformationArgs
     ) -> pulumi.ResourceTransformationResult | None:
         is_labelled = made.type_.startswith("nebius:") and made.type_ not in UNLABELLED
-        return labelled(made, self._state.id) if is_labelled else None
+        return labelled(made, self._state.id, self._company) if is_labelled else None

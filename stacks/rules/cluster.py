@@ -6,6 +6,7 @@ The facts of versions are in compatibility.yaml; what a deployed stack may becom
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from stacks.catalog import ALLOWED_CIDRS_MAX, PLATFORMS
@@ -16,12 +17,26 @@ from stacks.schedule import parse_end
 from stacks.spec import StackSpec
 from stacks.spec.cluster import GpuDrivers
 
+_COMPANY: Final = re.compile(r"[a-z][a-z0-9-]{0,30}[a-z0-9]")
+
 
 def check_cluster(spec: StackSpec, findings: Findings) -> None:
     """One way to a network, who may reach the Kubernetes API, one architecture."""
+    _check_company(spec, findings)
     _check_network(spec, findings)
     _check_endpoint(spec, findings)
     _check_architecture(spec, findings)
+
+
+def _check_company(spec: StackSpec, findings: Findings) -> None:
+    company = spec.nebius.company_name
+    if company is not None and not _COMPANY.fullmatch(company):
+        findings.add(
+            "nebius.company-name",
+            "nebius.company_name",
+            f"{company!r}; write 2 to 32 lower-case letters, digits and '-', the first a letter, "
+            "the last no '-'",
+        )
 
 
 def _check_network(spec: StackSpec, findings: Findings) -> None:

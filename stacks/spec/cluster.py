@@ -30,6 +30,8 @@ class NebiusSpec:
     """Id of the project that every resource is made in."""
     region: str
     """Region of the project, such as `eu-north1`."""
+    company_name: str | None = None
+    """Whose the stack is: a label of every resource in Nebius, and the report's heading."""
     network_id: str | None = None
     """Existing network; None makes one."""
     subnet_id: str | None = None

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from infra.components.base import UNLABELLED
 from infra.components.recorder import Recorder, plain
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
@@ -33,6 +34,21 @@ def test_a_stack_that_brings_nothing_has_all_of_it_made(deployed: Deploy) -> Non
     recorder = deployed("local")
     assert made(recorder) == ["Network", "Subnet", "Allocation"]
     assert subnets_in_use(recorder) == {"subnet-local-subnet"}
+
+
+@pytest.mark.feature("S003-60")
+def test_a_company_name_is_a_label_of_every_cloud_resource(
+    deployed: Deploy, load: Callable[[str], StackSpec]
+) -> None:
+    spec = load("h200-elastic")
+    recorder = deployed(replace(spec, nebius=replace(spec.nebius, company_name="your-company")))
+    named = {
+        each.name: each.inputs["metadata"]["labels"].get("company")
+        for each in recorder.registered
+        if each.type.startswith("nebius:") and each.type not in UNLABELLED
+    }
+    assert len(named) > 10
+    assert set(named.values()) == {"your-company"}
 
 
 def test_a_network_that_the_stack_brings_gets_a_subnet(

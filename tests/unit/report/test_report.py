@@ -89,6 +89,14 @@ def test_a_broken_limit_stands_above_the_bill(tmp_path: Path, public_key_file: P
     assert '<p class="notice bad">error: l40s-dev.policy.max_usd_per_month: ' in html
 
 
+@pytest.mark.feature("S003-60")
+def test_the_heading_says_whose_the_stack_is(tmp_path: Path, public_key_file: Path) -> None:
+    spec = load_stack("l40s-dev")
+    assert "<h1>Stack l40s-dev</h1>" in page.render(collect(spec, tmp_path))
+    named = replace(spec, nebius=replace(spec.nebius, company_name="your-company"))
+    assert "<h1>Stack l40s-dev of your-company</h1>" in page.render(collect(named, tmp_path))
+
+
 def test_before_and_after_say_which_direction_is_better() -> None:
     rows = {row["key"]: row for row in evaluation_rows(evaluation())}
     # (4.704128742218018 - 7.033111572265625) / 7.033111572265625, as seed 000 prints it.

@@ -76,6 +76,7 @@ def waiting_for_more_nodes(config: dict[str, Any]) -> None:
 
 MISTAKES: list[tuple[str, Change]] = [
     ("nebius.subnet-network", lambda c: c["nebius"].update(subnet_id="vpcsubnet-1")),
+    ("nebius.company-name", lambda c: c["nebius"].update(company_name="Your Company")),
     ("cluster.soperator-refused", lambda c: c["cluster"].update(soperator_version="5.0.0")),
     ("cluster.soperator-unknown", lambda c: c["cluster"].update(soperator_version="4.1.99")),
     ("cluster.kubernetes-least", lambda c: c["cluster"].update(kubernetes_version="1.31")),
