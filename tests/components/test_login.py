@@ -85,7 +85,7 @@ def test_the_code_goes_to_a_folder_named_by_its_hash(
     assert plain(recorder.outputs)["code_hash"] == name
 
 
-@pytest.mark.feature("S002-30", "S003-74")
+@pytest.mark.feature("S002-30", "S003-74", "S003-79")
 def test_what_is_sent_is_what_the_hash_names(
     deployed: Deploy, load: Callable[[str], StackSpec], stack: str
 ) -> None:

@@ -153,6 +153,9 @@ def test_the_report_has_means_intervals_categories_and_regressions(
     (line,) = (line for line in told.splitlines() if line.startswith("rougeL "))
     assert re.search(r" 0\.5500 .*-> +0\.6875 .* \+25\.0 %  difference \+0\.1375 \[", line)
     page = (tmp_path / "comparison_report.html").read_text()
+    better = percent(report["perplexity"]["improvement_percent"])
+    values = (f"{report['perplexity'][side]['value']:.4f}" for side in ("original", "trained"))
+    assert f"Perplexity {' to '.join(values)}\n({better}, p " in page
     (row,) = re.findall(r"<tr><td>rougeL</td>.*?</tr>", page, re.DOTALL)
     cells = re.findall(r"<td[^>]*>([^<[]*)", row)
     assert [cell.strip() for cell in (*cells[1:3], cells[4], *cells[6:8])] == [
@@ -361,6 +364,9 @@ def test_both_inference_jobs_feed_compare_models(
         ("inference_trained", inference_trained.main),
     ):
         assert run_job(kind, job, ["--recipe", str(recipe_file)]) == ExitCode.OK
+        (path,) = (places / "results").glob("*/run_record.json")
+        folder = places / "results" / kind.removeprefix("inference_")
+        assert json.loads(path.read_text())["artifacts"]["results_dir"] == str(folder)
     results = places / "results"
     output = tmp_path / "comparison_report.json"
     folders = [

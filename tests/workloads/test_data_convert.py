@@ -212,7 +212,9 @@ def test_every_batch_of_every_row_group_of_parquet_is_read(tmp_path: Path) -> No
     for number, part in enumerate((rows[:700], rows[700:])):
         pq.write_table(pa.Table.from_pylist(part), source / f"{number}.parquet", row_group_size=600)
     assert main([str(source), str(out), "--format", "system_user_assistant"]) == 0
-    assert [chat.messages[0]["content"] for chat in read_jsonl(out)] == [r["user"] for r in rows]
+    chats = read_jsonl(out)
+    assert [chat.messages[0]["content"] for chat in chats] == [row["user"] for row in rows]
+    assert (chats[0].id, chats[-1].id) == ("0.parquet:1", "1.parquet:700")
 
 
 @given(st.lists(JSON, max_size=8), st.integers(1, 40), st.sampled_from([None, 1]))

@@ -269,8 +269,10 @@ def test_any_number_of_workers_writes_the_same_bytes(
         return ProcessPoolExecutor(num_workers, **more)
 
     monkeypatch.setattr(dataset_tokenize, "ProcessPoolExecutor", pool)
-    one, done = tokenize(chats, model_dir, num_workers=0)
-    other, done_by_two = tokenize(chats, model_dir, num_workers=2)
+    settings: dict[str, Any] = {"max_tokens": 60, "overlong": "cut"}
+    one, done = tokenize(chats, model_dir, num_workers=0, **settings)
+    other, done_by_two = tokenize(chats, model_dir, num_workers=2, **settings)
+    assert done.num_cut > 0
     assert (
         chats.with_suffix(".2.parquet").read_bytes() == chats.with_suffix(".0.parquet").read_bytes()
     )

@@ -199,6 +199,7 @@ def test_the_pipeline_ends_with_the_json_of_seed_000(places: Path, run: Any) -> 
             assert list(sample) == ["input", "reference", "generated"]
             assert sample["reference"] == held_out[sample["input"]]
             assert sample["input"] not in trained_on
+            assert sample["generated"] != sample["reference"], "a tiny model never hits it"
     assert {"perplexity", "speed", "message_length"} <= result["comparison"].keys()
     # The references are calls: every one says "name", none "custodian".
     counted = {metric: test["num_rows"] for metric, test in result["significance"].items()}

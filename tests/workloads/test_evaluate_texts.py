@@ -155,5 +155,6 @@ def test_terms_of_the_domain_count_where_the_reference_has_them() -> None:
     assert term_recall(terms, "no such word", "NAV") == {}
 
 
+@pytest.mark.feature("S000-45")
 def test_message_length_is_in_characters() -> None:
     assert text_scores("x", "four")["message_length"] == 4.0

@@ -141,8 +141,9 @@ def test_all_wrong_values_of_a_section_are_told_at_once() -> None:
 
 
 @pytest.mark.feature("S001-10", "S001-37")
-def test_yaml_recipes_load_like_json(tmp_path: Path) -> None:
-    path = tmp_path / "r.yaml"
+@pytest.mark.parametrize("ending", ["yaml", "yml"])
+def test_yaml_recipes_load_like_json(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"r.{ending}"
     path.write_text("model: m\ntrain: {dataset: d, max_steps: 2, learning_rate: 1.0e-3}\n")
     recipe = load_recipe(str(path))
     assert recipe.train is not None

@@ -384,7 +384,7 @@ def test_bf16_weights_keep_updates_below_their_rounding_step() -> None:
     assert copy.state[weight]["weight_fp32"].dtype == torch.float32
 
 
-@pytest.mark.feature("S001-29")
+@pytest.mark.feature("S001-29", "S003-07")
 def test_warm_up_rises_to_the_full_rate_and_cosine_falls_to_zero() -> None:
     config = TrainConfig(dataset="x", max_steps=12, warmup_steps=2, learning_rate=1.0)
     factors = [learning_rate_factor(step, config=config, num_steps=12) for step in range(13)]

@@ -256,6 +256,7 @@ def test_every_value_of_deepspeed_is_printed() -> None:
         assert words in told
 
 
+@pytest.mark.feature("S004-22")
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -106,13 +106,12 @@ def test_the_whole_interval_decides(
 
 @pytest.mark.feature("S004-46")
 @pytest.mark.parametrize(("percent", "outcome"), [(2.9, "PASS"), (3.1, "FAIL")])
-def test_of_single_numbers_the_overhead_itself_decides(percent: float, outcome: str) -> None:
-    """The deck prints no step times."""
+def test_of_single_numbers_the_worst_overhead_decides(percent: float, outcome: str) -> None:
+    """The deck prints no step times; one pair over the limit is enough."""
     bare = read_run(BARE)
-    points = tuple(
-        replace(each, tokens_per_s=each.tokens_per_s * (1 - percent / 100)) for each in bare.points
-    )
-    assert compare(bare, replace(bare, points=points)).outcome == outcome
+    *points, last = bare.points
+    points.append(replace(last, tokens_per_s=last.tokens_per_s * (1 - percent / 100)))
+    assert compare(bare, replace(bare, points=tuple(points))).outcome == outcome
 
 
 def test_the_interval_holds_the_truth_about_as_often_as_it_says(tmp_path: Path) -> None:

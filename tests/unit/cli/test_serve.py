@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +93,18 @@ def test_the_page_asks_the_running_server_through_the_tunnel_with_its_key(
     assert (url, options["key"]) == (tunnel.url, "its key")
     assert options["options"] == ["--server=job 12 on worker-0"], "no public link unless asked for"
     assert cluster.cancelled == [], "it ran before this command"
+
+
+@pytest.mark.feature("S000-50")
+def test_a_port_of_the_page_that_is_taken_is_refused_before_a_node_is_held(
+    cluster: Cluster,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = RUNNER.invoke(app, ["serve", "--open", "--port", port])
+    assert done.exit_code == 1
+    assert f"--port {port}: [Errno 98] Address already in use; choose another" in done.stderr
+    assert cluster.asked == []
 
 
 def test_a_server_that_could_not_be_written_down_is_ended(

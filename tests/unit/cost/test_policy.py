@@ -31,6 +31,7 @@ def test_a_stack_without_a_policy_has_no_problem_and_no_part():
     assert tuple(policy_part(inputs)) == ()
 
 
+@pytest.mark.feature("S004-31")
 def test_a_limit_holds_for_what_autoscaling_may_add():
     """18,500 lies between 18,116 at min_nodes and 19,040 at max_nodes (seed 000)."""
     (problem,) = policy_problems(with_policy("l40s-dev", max_usd_per_month=Decimal(18500)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from contextlib import nullcontext
@@ -63,6 +64,9 @@ def test_the_table_has_size_use_type_and_directory(
     assert head == ["MOUNT", "TYPE", "SIZE GIB", "USED GIB", "FREE GIB", "USED", "BEHIND IT"]
     assert root == ["/", "virtiofs", "256.0", "64.0", "192.0", "25 %", MOUNTS["/"]]
     assert memory[:2] == ["/mnt/memory", "workers only"]
+    shown = CliRunner().invoke(app, ["status", "--filesystems", "--format", "json"])
+    (root, *_) = json.loads(shown.stdout)
+    assert (root["path"], root["kind"], root["used_percent"]) == ("/", "virtiofs", 25)
 
 
 @pytest.mark.parametrize(("used", "free", "nearly"), [(9, 1, True), (8, 2, False), (0, 0, False)])

@@ -33,14 +33,15 @@ ENDED = (
 class Cluster:
     """A login node that loses the connection after so many bytes, and is away so many times."""
 
-    def __init__(self, *cuts: int, away: int = 0, log: bytes = LOG) -> None:
+    def __init__(self, *cuts: int, away: int = 0, log: bytes = LOG, ended: str = ENDED) -> None:
         self.log = log
+        self.ended = ended
         self.cuts = list(cuts)
         self.away = away
         self.opened = 0
 
     def run(self, command: str, *, stdin: bytes = b"") -> Result:
-        stdout = f"{len(self.log)}\n" if command.startswith("wc") else ENDED
+        stdout = f"{len(self.log)}\n" if command.startswith("wc") else self.ended
         # Nothing lies where jobs wrote before users had folders of their own.
         code = int("is_own" in command)
         return Result(command=command, exit_code=code, stdout=stdout, stderr="")
@@ -134,7 +135,7 @@ def test_the_verb_follows_to_the_end_unless_it_is_told_not_to(
     words: list[str], is_followed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`tail -f` of seed 001, without its end by Ctrl-C."""
-    cluster = Cluster()
+    cluster = Cluster(ended=ENDED.replace("COMPLETED ExitCode=0:0", "FAILED ExitCode=3:0"))
     asked: list[str] = []
 
     def read(command: str) -> tuple[Result, bytes]:
@@ -148,7 +149,7 @@ def test_the_verb_follows_to_the_end_unless_it_is_told_not_to(
     monkeypatch.setattr(context, "connect", lambda outputs, identity: nullcontext(cluster))
     monkeypatch.setattr(context, "node_watch", lambda stack: lambda job: None)
     shown = CliRunner().invoke(app, ["logs", "12", *words])
-    assert shown.stdout == LOG.decode()
+    assert (shown.stdout, shown.exit_code) == (LOG.decode(), 3 if is_followed else 0)
     assert asked == ([] if is_followed else ["cat /logs/finetune_12.log"])
 
 

@@ -99,6 +99,7 @@ def submitted(
     return list(queue.sent)
 
 
+@pytest.mark.feature("S000-11")
 def test_each_job_waits_for_all_that_it_needs(queue: Queue) -> None:
     assert submitted(queue) == [("prepare", None), ("tune", "1"), ("base", "1"), ("end", "2:3")]
 

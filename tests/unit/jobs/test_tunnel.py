@@ -73,6 +73,7 @@ def tunnel(stand: SshStand, port: int, said: Said) -> Iterator[str]:
     opened = Tunnel(stand.endpoint, "127.0.0.1", port, say=said)
     try:
         assert opened.url == f"http://127.0.0.1:{opened.port}/v1"
+        assert opened._listener.getsockname()[0] == "127.0.0.1", "nobody beside this machine"
         yield opened.url.removesuffix("/v1")
     finally:
         opened.close()

@@ -85,7 +85,7 @@ def login(tmp_path: Path) -> Login:
     return Login(tmp_path)
 
 
-@pytest.mark.feature("S002-85")
+@pytest.mark.feature("S000-11", "S002-85")
 def test_schedules_render_as_their_golden_files(
     spec: StackSpec, golden: Callable[[str, str], None]
 ) -> None:

@@ -71,6 +71,7 @@ def found(value: object, key: str) -> Iterator[Any]:
     "S000-78",
     "S000-79",
     "S000-80",
+    "S000-123",
     "S002-03",
     "S002-09",
     "S002-10",

@@ -139,6 +139,8 @@ def test_each_stage_of_zero_divides_one_part_more() -> None:
     whole = state(Strategy.DDP)
     for stage, strategy in enumerate((Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP), start=1):
         assert state(strategy) == [-(-each // 8) for each in whole[:stage]] + whole[stage:]
+    offload = training_memory(shape, training, Sharding(strategy=Strategy.OFFLOAD, data=8))
+    assert offload.host == sum(-(-each // 8) for each in whole), "all of it, in the node's memory"
 
 
 @pytest.mark.feature("S004-24")

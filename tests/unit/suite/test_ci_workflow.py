@@ -121,6 +121,7 @@ def test_every_action_is_pinned_to_a_commit_and_no_secret_is_used():
     assert "secrets." not in TEXT
 
 
+@pytest.mark.feature("S001-18")
 def test_every_job_may_read_and_only_the_one_that_writes_may_write():
     assert WORKFLOW["permissions"] == {"contents": "read"}
     given = {name: job["permissions"] for name, job in JOBS.items() if "permissions" in job}
