@@ -378,6 +378,16 @@ def test_a_split_draws_an_arm_for_each_conversation_and_keeps_it(run: Any) -> No
     run(many())
 
 
+@pytest.mark.feature("S002-80")
+def test_side_by_side_each_column_has_the_answer_of_the_model_above_it(run: Any) -> None:
+    made, answers = dialogue()
+    view: View = run(ask(made, Settings(mode="pair", left="mine", right="base")))
+    assert sorted(name for name, _ in answers.bodies) == ["base", "mine"]
+    (turn,) = view.conversation["turns"]
+    said = [(each["model"], each["is_tuned"], each["text"]) for each in turn["answers"]]
+    assert said == [("mine", True, "I am mine"), ("base", False, "I am base")]
+
+
 @pytest.mark.parametrize("mode", ["blind", "split"])
 def test_nothing_tells_who_answered_before_the_vote(run: Any, mode: Any) -> None:
     made, _ = dialogue()

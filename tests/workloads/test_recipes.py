@@ -60,6 +60,11 @@ def test_the_h100_recipe_has_the_seeds_own_values(name: str) -> None:
     assert (train.learning_rate, train.schedule, train.sequence_length) == (2e-5, "cosine", 4096)
     assert train.gate is not None
     assert (train.gate.max_loss, train.gate.min_tokens_per_s_per_gpu) == (0.5, 2000)
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| `qwen2_7b_lora_16xh100`.*$", page, re.MULTILINE)
+    assert "| r 64, alpha 128, 161,480,704 trained weights, 2 rows x 4 x 16 = 128, 2e-5 " in row
+    assert "cosine, 4,096; " in row
+    assert "gate: loss below 0.5, above 2,000 tokens/s/GPU" in row
 
 
 @pytest.mark.feature("S000-16")

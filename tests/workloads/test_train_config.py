@@ -203,10 +203,13 @@ def test_a_value_of_the_recipe_wins_over_deepspeeds(
     assert "train.strategy='ddp' wins over DeepSpeed's 'fsdp'" in capsys.readouterr().err
 
 
-def test_offload_and_optimizer_of_deepspeed_are_mapped() -> None:
+@pytest.mark.feature("S001-11")
+def test_offload_types_and_optimizer_of_deepspeed_are_mapped() -> None:
     mapped = map_deepspeed(
         {
             "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+            "bf16": {"enabled": False},
+            "fp16": {"enabled": True},
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.1}},
             "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 9}},
         },
@@ -214,6 +217,7 @@ def test_offload_and_optimizer_of_deepspeed_are_mapped() -> None:
     ).values
     assert mapped == {
         "strategy": "offload",
+        "dtype": "fp16",
         "learning_rate": 1e-4,
         "weight_decay": 0.1,
         "schedule": "linear",

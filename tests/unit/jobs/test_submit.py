@@ -48,7 +48,7 @@ class Recorded:
         )
 
 
-@pytest.mark.feature("S000-09", "S000-11")
+@pytest.mark.feature("S000-09", "S000-11", "S001-31")
 def test_a_submission_is_one_round_trip_with_the_dependency_and_the_settings() -> None:
     shell = Recorded()
     made = submit.submit(

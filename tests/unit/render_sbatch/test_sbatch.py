@@ -64,6 +64,7 @@ def spec(public_key_file: Path) -> StackSpec:
     "S002-42",
     "S002-51",
     "S002-52",
+    "S002-66",
     "S003-25",
     "S003-31",
     "S003-35",
@@ -77,10 +78,15 @@ def test_every_shipped_job_renders_as_its_golden_file(
     stack: str, public_key_file: Path, golden: Callable[[str, str], None]
 ) -> None:
     spec = load_stack(stack)
+    delivered = code_files(CHECKOUT, spec)
     for job in spec.jobs:
         text = render_sbatch(spec, job)
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
         golden(f"sbatch/{stack}/{job.name}.sh", text)
+        assert delivered[f"jobs/{job.name}"] == text.encode(), "what sbatch is given on the cluster"
+    told = json.loads(delivered["configs/stack.json"])
+    assert told["places"] == dict(spec.storage.places), "each release keeps what was declared"
+    assert told["jobs"].keys() == {job.name for job in spec.jobs}
     kept = {path.stem for path in (GOLDEN_DIR / "sbatch" / stack).glob("*.sh")}
     of_other_tests = {"finetune-in-an-image"} if stack == "h100-prod" else set[str]()
     assert kept == {job.name for job in spec.jobs} | of_other_tests, "a job went, its file stayed"
@@ -222,7 +228,7 @@ def test_a_node_gives_the_launcher_the_cpus_of_all_its_ranks(spec: StackSpec) ->
     assert "OMP_NUM_THREADS=16\n" in text
 
 
-@pytest.mark.feature("S002-63")
+@pytest.mark.feature("S002-03", "S002-63")
 def test_a_rank_has_its_gpus_share_of_the_nodes_cpus(spec: StackSpec) -> None:
     """64 vCPUs and 2 GPUs a node: 32 for each GPU, unless the stack says otherwise."""
     half = render_sbatch(spec, replace(JOB, gpus_per_node=1))
@@ -512,7 +518,7 @@ def test_a_training_job_has_a_log_by_its_number(spec: StackSpec) -> None:
     assert "train_$SLURM" not in render_sbatch(spec, replace(JOB, module="workloads.evaluate"))
 
 
-@pytest.mark.feature("S002-63")
+@pytest.mark.feature("S002-03", "S002-63")
 def test_a_job_asks_for_what_the_smaller_nodes_of_its_partition_have(spec: StackSpec) -> None:
     """Slurm may give it either: 32 CPUs go with a GPU of one, 16 with that of the other."""
     (worker,) = spec.nodes.workers
