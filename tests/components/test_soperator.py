@@ -77,7 +77,10 @@ def test_a_week_of_metrics_and_logs_is_kept_inside_the_cluster(
     sent = values["opentelemetry-collector-logs"]["config"]["exporters"]
     (address,) = [each["logs_endpoint"] for each in sent.values()]
     assert address.startswith("http://vm-logs-victoria-logs-single-server.logs-system:9428/")
-    assert values["metrics"]["grafana"]["enabled"]
+    grafana = values["metrics"]["grafana"]
+    assert grafana["enabled"]
+    who = grafana["grafana.ini"]["auth.anonymous"]
+    assert (who["enabled"], who["org_role"]) == (True, "Viewer"), "whoever is on the login node"
 
 
 def test_a_home_on_nfs_brings_driver_server_class_and_claim(deployed: Deploy, load: Load) -> None:

@@ -23,6 +23,7 @@ import yaml
 from typer import Context
 
 from infra.cli.main import app
+from infra.render.charts import platform_charts
 from infra.render.monitoring.alerts import alerts
 from infra.render.monitoring.objects import dashboards
 from infra.render.sbatch import render_sbatch
@@ -302,7 +303,10 @@ def test_the_pages_have_what_seed_001_types() -> None:
     for setting, why in (
         ("NCCL_IB_DISABLE=0", "is the default"),
         ("NCCL_IB_GID_INDEX=3", "is of RoCE and this fabric is InfiniBand"),
-        ("NCCL_NET_GDR_LEVEL=5", "is the old way to write `SYS`"),
+        (
+            "NCCL_NET_GDR_LEVEL=5",
+            "is the old way to write `SYS` and takes NCCL's own choice away",
+        ),
     ):
         assert f"`{setting}` {why}" in " ".join(text.split()), "of seed 001, which changes nothing"
     (job,) = yaml.safe_load(
@@ -523,5 +527,9 @@ def test_the_page_of_monitoring_has_every_dashboard_and_every_alert_with_its_lim
     (unused,) = [each for each in alerts(watched, BURN) if each["alert"].endswith("GpuUtilization")]
     assert unused["for"] == "30m"
     assert f"| {unused['alert']} | GPUs that a job holds are used less, for half an hour |" in found
+    (store,) = [
+        each for each in platform_charts(watched) if each.chart == "victoria-metrics-k8s-stack"
+    ]
+    assert f"`ssh -L 3000:{store.release}-grafana.{store.namespace}.svc:80 root@" in page
     assert f"sent to the metrics store every {EVERY_S:.0f} s, and once at the end" in page
     assert "runbooks/README.md" in found

@@ -122,7 +122,7 @@ def test_less_is_an_improvement_where_less_is_better() -> None:
     assert percent(None) == "n/a"
 
 
-@pytest.mark.feature("S002-57", "S002-58", "S002-59", "S002-60", "S002-84")
+@pytest.mark.feature("S000-47", "S002-57", "S002-58", "S002-59", "S002-60", "S002-84")
 def test_the_report_has_means_intervals_categories_and_regressions(
     write: Write, compare: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

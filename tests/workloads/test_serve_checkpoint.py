@@ -35,6 +35,7 @@ def same(one: Path, two: Path) -> None:
         torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
 
 
+@pytest.mark.feature("S000-57")
 @pytest.mark.parametrize("dora", ["false", "true"])
 def test_a_checkpoint_of_an_adapter_is_the_adapter_that_its_run_ended_with(
     places: Path, run: Any, model_dir: Path, dora: str
@@ -56,6 +57,8 @@ def test_a_checkpoint_of_an_adapter_is_the_adapter_that_its_run_ended_with(
     with torch.inference_mode():
         tuned, plain = served(torch.tensor([[5, 6, 7]] * 2)).logits
     assert not torch.equal(tuned, plain)
+    second = folder.rename(folder.with_name("12-2"))
+    assert found(second / "checkpoint-2").names == weights.names, "a second run of the job's id"
 
 
 @pytest.mark.feature("S000-57")

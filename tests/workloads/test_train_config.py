@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.render.sbatch import render_sbatch
-from stacks.load import load_stack
+from stacks.load import STACKS_DIR, load_stack
 from workloads.common.exit_codes import ConfigError
 from workloads.common.models import CATALOG, find
 from workloads.recipes import load_recipe, recipe_names
@@ -353,11 +353,14 @@ def test_seed_002_runs_as_training_with_original_on_main_for_six_hours(
         assert f"#SBATCH {line}" in text
 
 
-@pytest.mark.feature("S003-01", "S003-05", "S003-23", "S003-27", "S003-38")
+@pytest.mark.feature("S003-01", "S003-05", "S003-20", "S003-23", "S003-27", "S003-38")
 def test_seed_003_divides_the_model_and_saves_both_kinds() -> None:
     train = train_of("qwen2_7b_full_4xh200")
     assert (train.strategy, train.dtype, train.gradient_checkpointing) == ("fsdp", "bf16", True)
     assert (train.checkpoint_every, train.checkpoint.elastic_every) == (300, 1000)
+    page = (STACKS_DIR.parent / "docs" / "training.md").read_text(encoding="utf-8")
+    said = "FSDP2, checkpoints every 300 steps, elastic ones every 1,000"
+    assert f"\n| `qwen2_7b_full_4xh200` | 003 | {said} |" in page
 
 
 @pytest.mark.feature("S000-18", "S000-20")

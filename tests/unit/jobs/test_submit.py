@@ -142,7 +142,7 @@ def test_without_accounting_the_queue_is_all_there_is() -> None:
     assert [job.id for job in slurm.recent(shell, days=7)] == ["5"]
 
 
-@pytest.mark.feature("S000-61")
+@pytest.mark.feature("S000-61", "S003-80")
 def test_a_running_job_is_as_the_queue_has_it_and_an_ended_one_as_accounting() -> None:
     """Accounting may be late by seconds, and alone has exit codes."""
     times = "2026-11-21T05:44:38|2026-11-21T05:44:40"
