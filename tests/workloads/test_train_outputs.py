@@ -192,7 +192,7 @@ def test_throughput_is_of_tokens_without_padding_after_the_first_step(
     assert found["padding_percent"] == 25
 
 
-@pytest.mark.feature("S002-66")
+@pytest.mark.feature("S000-12", "S002-66")
 def test_a_record_names_the_stored_config_that_the_run_had(
     places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

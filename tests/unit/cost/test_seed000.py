@@ -19,6 +19,7 @@ from cost.chat.unit_costs import NotKnown, unit_costs
 from cost.prices.book import PriceBook
 from cost.resources.component import Scope, Section
 from cost.resources.estimate import estimate
+from stacks.load import STACKS_DIR
 from tests.unit.cost.conftest import Priced
 
 CENT = Decimal("0.01")
@@ -178,6 +179,18 @@ def test_a_unit_costs_what_the_seed_says_and_a_node_hour_what_its_parts_do(
     (rate,) = [line.rate for line in bill.components if line.name == name]
     assert rate is not None
     assert (rate.usd, rate.per) == (Decimal(usd), per)
+
+
+@pytest.mark.feature("S000-82", "S000-83", "S000-85")
+def test_the_page_of_the_reconciliation_counts_the_node_hour_from_the_prices(
+    priced: Callable[[str], Priced],
+):
+    _, bill = priced("l40s-dev")
+    (worker,) = [line for line in bill.components if line.name == "worker (gpu-l40s-d)"]
+    assert worker.rate is not None
+    parts = " + ".join(f"{term.count} x {term.price.usd}" for term in worker.terms)
+    page = (STACKS_DIR.parent / "docs" / "reconciliation.md").read_text(encoding="utf-8")
+    assert f"4.57 for {worker.rate.usd.normalize()} ({parts})" in page
 
 
 # Scenario, tokens a day, chats a day (seed 000); dollars a chat over 730 hours: cluster, one node.
