@@ -113,7 +113,7 @@ def test_what_is_sent_is_what_the_hash_names(
     assert {path for path in sent if path.startswith("jobs/")} == jobs
 
 
-@pytest.mark.feature("S002-30")
+@pytest.mark.feature("S000-59", "S002-30")
 def test_the_release_becomes_current_only_after_it_arrived_in_its_place(
     deployed: Deploy, stack: str
 ) -> None:
@@ -141,8 +141,16 @@ def test_declared_teams_are_set_once_their_users_are_there_and_before_what_they_
     assert teams.urn in current.depends_on
 
 
-def test_nothing_is_carried_before_slurm_is_released(deployed: Deploy, stack: str) -> None:
+@pytest.mark.feature("S002-27")
+def test_nothing_is_carried_before_slurm_is_released_and_its_nodes_are_ready(
+    deployed: Deploy, stack: str
+) -> None:
     recorder = deployed(stack)
+    ready, users, places = (
+        recorder.one(COMMAND, f"{stack}-{name}") for name in ("ready", "users", "places")
+    )
+    assert ready.urn in users.depends_on
+    assert users.urn in places.depends_on
     login = recorder.one("soperator:infra:Login")
     assert release(recorder, "nodesets").urn in login.depends_on
 

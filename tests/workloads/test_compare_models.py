@@ -394,6 +394,8 @@ def test_both_inference_jobs_feed_compare_models(
     record = json.loads(record_file.read_text())
     assert record["metrics"]["num_rows"] == 3
     assert record["metrics"]["perplexity_improvement_percent"] > 0
+    for name in ("num_rows", "num_gains", "num_regressions"):
+        assert record["metrics"][name] == report[name]
     compared = json.loads(Path(record["artifacts"]["comparison_report"]).read_text())
     assert compared["perplexity"] == report["perplexity"], "with the recipe's own sampling"
     assert Path(record["artifacts"]["comparison_page"]).read_text().startswith("<!")

@@ -230,13 +230,17 @@ def test_a_signal_before_a_rank_can_take_it_is_no_failure(
     ],
 )
 def test_a_job_grows_when_nodes_that_answer_were_seen_twice(
-    tmp_path: Path, used: int, nodes: str, grows: bool
+    tmp_path: Path, used: int, nodes: str, grows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, _ = supervisor(tmp_path, 0, answers(nodes=nodes))
     assert not made.can_grow(), "no ranks run yet"
     (tmp_path / "nodes").write_text(f"{used}\n")
     assert not made.can_grow(), "seen once"
+    said: list[str] = []
+    monkeypatch.setattr("workloads.common.supervise.log", said.append)
     assert made.can_grow() is grows
+    told = "4 nodes are there again, 3 are in use: saving to use them"
+    assert said == ([told] if grows else [])
     made, _ = supervisor(tmp_path, 0, answers(nodes=nodes))
     seen = iter((4, used, 4))
     made.job.num_available_nodes = lambda: next(seen)  # type: ignore[method-assign]

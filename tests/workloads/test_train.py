@@ -22,7 +22,13 @@ from workloads.data.token_rows import pack
 from workloads.recipes.train import TrainConfig
 from workloads.train import measure
 from workloads.train.loop import Stream, Trainer, learning_rate_factor
-from workloads.train.strategy import AdamW, build_precision
+from workloads.train.strategy import (
+    AdamW,
+    Strategy,
+    build_optimizer,
+    build_precision,
+    spread_fsdp,
+)
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -352,6 +358,56 @@ def test_adapters_in_fp32_compute_in_the_type_of_the_recipe(
     config = TrainConfig(dataset="x", max_steps=1, learning_rate=1.0, **values)
     with build_precision(config, torch.device("cpu")).forward():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is computes
+
+
+@pytest.mark.feature("S001-24", "S003-40")
+@pytest.mark.parametrize(("dtype", "computes"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_shards_are_gathered_in_the_type_of_the_recipe_and_summed_in_fp32(
+    dtype: Any, computes: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    class ShardingError(Exception):
+        """Enough is known; two ranks are not needed for it."""
+
+    def shard(module: Any, **options: Any) -> None:
+        given.update(options)
+        raise ShardingError
+
+    monkeypatch.setattr("torch.distributed.fsdp.fully_shard", shard)
+    monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda *_: None)
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
+    task = SimpleNamespace(build_empty=lambda _: model, loss=lambda made, _: made)
+    config = TrainConfig(dataset="x", max_steps=1, learning_rate=1.0, method="full", dtype=dtype)
+    cpu = torch.device("cpu")
+    run: Any = SimpleNamespace(config=config, task=task, strategy="fsdp")
+    here: Any = SimpleNamespace(is_distributed=True, is_main=False, world_size=2, device=cpu)
+    with pytest.raises(ShardingError):
+        spread_fsdp(run, here)
+    policy = given["mp_policy"]
+    assert (policy.param_dtype, policy.reduce_dtype) == (computes, torch.float32)
+
+
+@pytest.mark.feature("S003-07")
+def test_gradients_are_bounded_and_told_as_they_were() -> None:
+    module = torch.nn.Linear(2, 1, bias=False)
+    strategy = Strategy(kind="ddp", module=module, model=module)
+    for bound, left in ((1.0, 1.0), (10.0, 5.0)):
+        module.weight.grad = torch.tensor([[3.0, 4.0]])
+        assert strategy.clip(bound).item() == pytest.approx(5.0)
+        assert module.weight.grad.norm().item() == pytest.approx(left, rel=1e-4)
+
+
+@pytest.mark.feature("S003-07")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_optimizer_decays_weights_as_the_recipe_says(dtype: torch.dtype) -> None:
+    """Without a gradient that pulls, a weight shrinks by lr times decay in a step."""
+    weight = torch.nn.Parameter(torch.ones(1, dtype=dtype))
+    optimizer = build_optimizer([weight], lr=0.1, weight_decay=0.5)
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    assert weight.item() == pytest.approx(0.95, rel=0.005)
 
 
 def test_adamw_equals_torchs_on_fp32_weights() -> None:

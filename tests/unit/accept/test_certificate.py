@@ -115,6 +115,7 @@ def test_the_page_has_date_nodes_ranks_memory_workload_and_sources(
     assert "<td>worker-0</td><td>master</td><td>8 ranks (0-7)</td>" in page
     assert "<td>worker-1</td><td>worker</td><td>8 ranks (8-15)</td>" in page
     assert "<p>16 ranks on 2 nodes over nccl;" in page
+    assert "<th>Model</th><th>Batch a rank</th><th>Sequence</th>" in page
     whole = ("16", "2", "decoder-163m", "8", "512", "bf16", "137,162", "8,573")
     row = "".join(f"<td>{each}</td>" for each in whole)
     assert f"<tr>{row}</tr>" in page, "tokens of all GPUs, and of one"

@@ -18,6 +18,7 @@ from infra.clients.slurm import Job
 from infra.clients.ssh import Result
 from infra.jobs import history
 from stacks.errors import UserError
+from tests.ports import free_ports
 from tests.unit.jobs.test_submit import OUTPUTS
 
 RUNNER = CliRunner()
@@ -64,7 +65,7 @@ def test_a_wrong_setting_is_refused_before_a_node_is_held(cluster: Cluster) -> N
     assert cluster.asked == []
 
 
-@pytest.mark.feature("S000-48")
+@pytest.mark.feature("S000-48", "S000-50")
 def test_the_page_asks_the_running_server_through_the_tunnel_with_its_key(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,10 +88,11 @@ def test_the_page_asks_the_running_server_through_the_tunnel_with_its_key(
     monkeypatch.setattr("infra.cli.context.tunnel", lambda *_: tunnel)
     monkeypatch.setattr("infra.cli.jobs.serve.ChatPage", page)
     monkeypatch.setattr("infra.cli.jobs.serve._watch", ends)
-    done = RUNNER.invoke(app, ["serve", "--open", "--port", "0"])
+    (port,) = free_ports(1)
+    done = RUNNER.invoke(app, ["serve", "--open", "--port", str(port)])
     assert done.stdout == "http://127.0.0.1:7861/\n", done.output
     ((url, options),) = pages
-    assert (url, options["key"]) == (tunnel.url, "its key")
+    assert (url, options["port"], options["key"]) == (tunnel.url, port, "its key")
     assert options["options"] == ["--server=job 12 on worker-0"], "no public link unless asked for"
     assert cluster.cancelled == [], "it ran before this command"
 

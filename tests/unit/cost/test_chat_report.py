@@ -106,4 +106,7 @@ def test_another_bill_is_shared_beside_the_stack_s_own(
     text = render_chats(found, format, shared)
     if format is not Format.CSV:
         assert "3.858025" in text if format is Format.JSON else "$3.86" in text
+    if format is Format.TABLE:
+        row = "Single Batch Finetuned 164 $3.86"
+        assert row in (" ".join(line.split()) for line in text.splitlines())
     assert "3.62" in text or "3.63" in text

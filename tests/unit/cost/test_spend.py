@@ -262,6 +262,7 @@ def test_the_report_tells_the_idle_share_in_words_and_in_figures(rates: RunRates
     ]
 
 
+@pytest.mark.feature("S002-72")
 def test_the_csv_has_a_row_for_each_job_and_part_and_runs_nothing(rates: RunRates):
     rows = list(csv.DictReader(io.StringIO(render_spend(report(rates, *ENTRIES), Format.CSV))))
     assert [row["kind"] for row in rows] == ["job", "job", "part", "part", "part"]
