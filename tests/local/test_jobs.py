@@ -279,6 +279,24 @@ def test_code_that_is_not_on_the_cluster_is_refused_and_nothing_is_queued(
     assert slurm.recent(connection, days=1) == before
 
 
+@pytest.mark.feature("S002-44")
+def test_own_jobs_are_listed_without_those_of_others(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    with cluster.root() as root:
+        other = root.run("sbatch --parsable --output=/dev/null --wrap='sleep 60'").stdout.strip()
+        own = start(cluster, connection, "probe", "sleep=1")
+        every, mine = (
+            {job.id for job in slurm.recent(connection, days=1, mine=mine)}
+            for mine in (False, True)
+        )
+        root.run(f"scancel {other}")
+    assert {other, own.job_id} <= every
+    assert own.job_id in mine
+    assert other not in mine
+    assert finish(connection, own)[0] == 0
+
+
 @pytest.mark.feature("S000-11", "S000-61", "S001-94", "S002-45", "S003-80")
 def test_a_job_after_a_failed_one_is_cancelled_instead_of_waiting_for_ever(
     cluster: JobsCluster, connection: Connection

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -174,3 +176,49 @@ def test_a_slow_link_is_found_and_its_node_named(tmp_path: Path) -> None:
     assert (link["id"], link["nodes"]) == ("connectivity.pair_share", ["node-2"])
     # 100 Mbit/s are 0.0125 GB/s.
     assert link["context"]["gb_per_s"] < 0.02
+
+
+@pytest.mark.feature("S001-36", "S001-62", "S001-64")
+def test_the_script_runs_by_torchrun_on_two_nodes_with_the_words_of_the_page(
+    tmp_path: Path,
+) -> None:
+    """Two nodes of two ranks: whom torchrun starts by itself, with its own meeting place."""
+    page = (ROOT / "docs" / "acceptance.md").read_text()
+    (line,) = re.findall(r"^torchrun --nnodes=2 .*benchmark\.py.*$", page, re.MULTILINE)
+    output = tmp_path / "results" / "benchmark.json"
+    (port,) = free_ports(1)
+    own = {
+        "--nproc_per_node=8": "--nproc_per_node=2",
+        "HOST": "127.0.0.1",
+        "29500": str(port),
+        "results/benchmark_16gpu.json": str(output),
+    }
+    for words, ours in own.items():
+        assert words in line
+        line = line.replace(words, ours)
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    started = []
+    for node in ("0", "1"):
+        words = shlex.split(line.replace("--node_rank=0", f"--node_rank={node}"))
+        words += ["--config", "accept_cpu", "--set", _TINY, "--set", 'accept.stages=["training"]']
+        environment = {
+            **{key: text for key, text in os.environ.items() if not key.startswith("SOPERATOR_")},
+            "NODE_NAME": f"node-{node}",
+            "OMP_NUM_THREADS": "1",
+        }
+        started.append(
+            subprocess.Popen(
+                [torchrun, *words[1:]],
+                env=environment,
+                cwd=ROOT,
+                stderr=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+    codes, said = _end(started)
+    assert codes == [0, 0], said
+    result = json.loads(output.read_text())
+    assert result["outcome"] == "PASS"
+    points = result["measurements"]["training"]["points"]
+    assert [(point["ranks"], point["nodes"]) for point in points] == [(1, 1), (2, 1), (4, 2)]
