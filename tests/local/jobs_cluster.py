@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from infra.local.slurm.pod import Mount, PodSpec, SlurmSetup
 from infra.render.login import activate_script, members, places_script, users_script
 from stacks.load import load_stack
 from stacks.spec import StackSpec
+from stacks.spec.slurm import PartitionSpec
 from tests.ports import free_ports
 
 _READY_S = 60.0
@@ -82,9 +83,17 @@ class JobsCluster:
 
 @contextlib.contextmanager
 def running_cluster(
-    folder: Path, public_key: str, identity: Path, *, credential_s: int = 120
+    folder: Path,
+    public_key: str,
+    identity: Path,
+    *,
+    credential_s: int = 120,
+    partitions: Sequence[PartitionSpec] = (),
 ) -> Iterator[JobsCluster]:
-    """Start one, and stop it with every job and session that it has."""
+    """Start one, and stop it with every job and session that it has.
+
+    With `partitions` each worker is a nodeset of its own: worker, worker-serve.
+    """
     setup = SlurmSetup.from_environ()
     needed = ("munged", "slurmctld", "slurmd", "sshd")
     missing = [name for name in needed if not shutil.which(name, path=setup.path)]
@@ -100,7 +109,7 @@ def running_cluster(
         workers=tuple(
             WorkerNode(
                 name=f"worker-{index}",
-                nodeset="worker",
+                nodeset="worker-serve" if partitions and index else "worker",
                 port=ports[3 + index],
                 static="CPUs=64 Gres=gpu:nvidia_l40s:2",
                 memory_mib=380000,
@@ -111,7 +120,11 @@ def running_cluster(
         declares_nodes=True,
         credential_s=credential_s,
         setup=setup,
-        partitions=(Partition(name="main", config="Default=YES State=UP OverSubscribe=YES"),),
+        partitions=tuple(
+            Partition(name=each.name, config=each.config, nodesets=each.nodesets or None)
+            for each in partitions
+        )
+        or (Partition(name="main", config="Default=YES State=UP OverSubscribe=YES"),),
     )
     runtime = SlurmRuntime(folder / "slurm", folder / "run")
     shared = runtime.shared
@@ -181,7 +194,8 @@ def _idle(cluster: JobsCluster) -> bool:
         contextlib.suppress(JobsError),
         Connection(cluster.outputs.endpoint(cluster.identity)) as to,
     ):
-        return "idle 2" in to.run("sinfo --noheader --format='%t %D'").stdout.split("\n")
+        said = to.run("sinfo --noheader --Node --format='%N %t'").stdout.split("\n")
+        return {"worker-0 idle", "worker-1 idle"} <= set(said)
     return False
 
 
