@@ -26,9 +26,9 @@ def lines_of(spec: StackSpec) -> tuple[str, ...]:
 
 
 def test_h100_prod_costs_what_two_nodes_and_the_rest_cost() -> None:
-    """$72 for two nodes of 8 H100 and $3.15 around them: 75.15 x 24, x 168, x 730."""
+    """$72 for two nodes of 8 H100 and $2.60 around them: 74.60 x 24, x 168, x 730."""
     first, paused, how = lines_of(load_stack("h100-prod"))
-    assert first.startswith("If you forget it: $1,803.")
+    assert first.startswith("If you forget it: $1,790.")
     assert "a week" in first
     assert "a month of 730 hours, at min_nodes" in first
     assert paused.startswith("  paused: $")
@@ -52,12 +52,12 @@ def test_a_paused_stack_has_one_price() -> None:
 
 
 def test_what_ends_it_is_priced() -> None:
-    """An hour of the stack is $75.15: 8 idle hours, and 48 until its end."""
+    """An hour of the stack is $74.60: 8 idle hours, and 48 until its end."""
     lifetime = LifetimeSpec(idle_hours=8, until="2026-11-23T18:00Z")
     _, _, idle, end = lines_of(replace(load_stack("h100-prod"), lifetime=lifetime))
-    assert "after 8 h without a job: $601." in idle
+    assert "after 8 h without a job: $596." in idle
     assert idle.endswith(" at min_nodes for those")
-    assert "lifetime.until 2026-11-23 18:00 UTC: $3,607." in end
+    assert "lifetime.until 2026-11-23 18:00 UTC: $3,580." in end
 
 
 def test_a_line_without_a_price_makes_every_amount_a_least() -> None:
@@ -72,5 +72,5 @@ def test_a_line_without_a_price_makes_every_amount_a_least() -> None:
     first, paused, idle, end = forgotten_lines(spec, found, NOW)
     assert first.startswith("If you forget it: at least $")
     assert paused.startswith("  paused: at least $")
-    assert "without a job: at least $601." in idle
-    assert "UTC: at least $3,607." in end
+    assert "without a job: at least $596." in idle
+    assert "UTC: at least $3,580." in end
