@@ -1,1 +1,1 @@
-"""One Pulumi component a file; `stack.py` puts them together."""
+"""The Pulumi components; `stack.py` puts them together."""

@@ -137,9 +137,6 @@ class SlurmCluster(pulumi.ComponentResource):
         )
 
 
-_PODS = ("controller-0", "login-0")
-
-
 def awaited_pods(spec: StackSpec) -> tuple[list[str], list[str]]:
     """Pods that must answer: of the system and of the workers that run from the start.
 
@@ -148,7 +145,9 @@ def awaited_pods(spec: StackSpec) -> tuple[list[str], list[str]]:
     elastic = {each.name for each in spec.nodes.workers if is_elastic(each)}
     workers = awaited_nodes(spec)
     sleepers = [name for name in workers if name.rpartition("-")[0] in elastic]
-    return [*_PODS, *(name for name in workers if name not in sleepers)], sleepers
+    logins = (f"login-{number}" for number in range(spec.nodes.login.min_nodes))
+    awake = (name for name in workers if name not in sleepers)
+    return ["controller-0", *logins, *awake], sleepers
 
 
 def _made_of(charts: Sequence[Chart], host_key: pulumi.Input[str]) -> pulumi.Output[str]:

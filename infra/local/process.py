@@ -261,7 +261,7 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """Variables of a process of ours; waits out an exec, while which the kernel shows none."""
+    """Variables of a process of ours; waits out an exec, during which there are none."""
     deadline = time.monotonic() + _EXEC_S
     while (fields := _stat(pid)) is not None:
         try:

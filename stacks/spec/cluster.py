@@ -31,7 +31,7 @@ class NebiusSpec:
     region: str
     """Region of the project, such as `eu-north1`."""
     company_name: str | None = None
-    """Whose the stack is: a label of every resource in Nebius, and the report's heading."""
+    """Whose the stack is: a label of what in Nebius takes labels, and in the report's heading."""
     network_id: str | None = None
     """Existing network; None makes one."""
     subnet_id: str | None = None

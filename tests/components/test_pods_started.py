@@ -97,3 +97,11 @@ def test_a_stopped_stack_waits_for_no_pod(
 ) -> None:
     spec = load("local")
     assert deployed(replace(spec, nodes=replace(spec.nodes, paused=True))).of(TYPE) == []
+
+
+def test_every_login_node_is_waited_for(deployed: Deploy, load: Callable[[str], StackSpec]) -> None:
+    """`up` ended well with the first of two alone."""
+    spec = load("h100-prod")
+    login = replace(spec.nodes.login, min_nodes=2, max_nodes=2)
+    made = deployed(replace(spec, nodes=replace(spec.nodes, login=login)))
+    assert made.one(TYPE).inputs["pods"][:3] == ["controller-0", "login-0", "login-1"]

@@ -92,7 +92,7 @@ def _make_image(root: Path, image: Path) -> None:
 
 
 @pytest.mark.feature("S000-62")
-def test_a_step_in_an_image_sees_the_image_and_none_of_the_node(cluster: JobsCluster) -> None:
+def test_a_step_in_an_image_sees_the_image_and_no_mount_of_the_node(cluster: JobsCluster) -> None:
     with Connection(cluster.outputs.endpoint(cluster.identity)) as connection:
         said = connection.run(
             f"srun -N2 --container-image={IMAGE} --no-container-mount-home "

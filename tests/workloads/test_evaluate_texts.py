@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from workloads.data.chats import Chat
+from workloads.evaluate.generate import ModelRows
+from workloads.evaluate.held_out import HeldOut
 from workloads.evaluate.scores import (
     bleu_of,
     bleu_parts,
@@ -17,6 +19,7 @@ from workloads.evaluate.scores import (
     invented_share,
     measured,
     repeated_share,
+    row_scores,
     term_recall,
     text_scores,
     token_f1,
@@ -135,6 +138,9 @@ _KNOWN = "How long is the lease in Lyon?\nThe lease in Lyon ends on 2027-03-31 a
         ("The lease in Paris costs 1,200 EUR.", 1 / 3),
         ("It costs 1,250 EUR a month, says Mr Dupont.", 3 / 4),
         ("Certainly! Nothing is known. Ask again: Then wait", 0.0),  # words that begin a sentence
+        ("1. Ask Lyon.\n2) Then pay.\n- Keep it.\n\t• Sign “Here”\r\n\r\n| Name |", 0.0),
+        ("The lease in (Paris) ends.", 1.0),
+        ("It costs 1,200.00 EUR from 2027 on, or 2027-2028", 3 / 5),
         ("Lyon's lease is the Lyon-based one.", 0.0),
         ("", 0.0),
     ],
@@ -147,14 +153,38 @@ def test_numbers_and_names_that_nobody_gave_are_invented(answer: str, share: flo
 def test_terms_of_the_domain_count_where_the_reference_has_them() -> None:
     terms = ("NAV", "expense ratio", "custodian")
     reference = "The NAV falls by the expense ratio."
-    assert term_recall(terms, reference, "the nav is net of a 1 % expense  ratio") == {
-        "term_recall": 0.5
-    }
-    assert term_recall(terms, reference, "NAV, less the Expense Ratio") == {"term_recall": 1.0}
+    assert term_recall(terms, reference, "the navs, net of no ratio") == {"term_recall": 0.5}
+    both = "NAV, less the Expense\nRatios"
+    assert term_recall(terms, reference, both) == {"term_recall": 1.0}
     assert term_recall(terms, reference, "They navigate") == {"term_recall": 0.0}
     assert term_recall(terms, "no such word", "NAV") == {}
 
 
 @pytest.mark.feature("S000-45")
+@pytest.mark.feature("S000-121")
+def test_an_answer_may_draw_on_the_chat_and_on_the_reference() -> None:
+    turns = ("user", "The lease in Lyon: what does it cost?"), ("assistant", "It costs 1,200 EUR.")
+    messages = tuple({"role": role, "content": text} for role, text in turns)
+    held_out = HeldOut(
+        chats=[Chat(id="a", group="a", messages=messages)] * 3,
+        prompts=[[1]] * 3,
+        examples=[],
+        pad_id=0,
+        overlap={},
+        terms=("EUR",),
+    )
+    answers = ("In Lyon it costs 1200 EUR.", "In Lyon it costs 900 EUR.", "It costs 900 USD.")
+    rows = ModelRows(generated=answers, num_tokens=(1, 1, 1), losses=())
+    scores = row_scores(held_out, rows)
+    assert [row["invented_share"] for row in scores] == [0.0, pytest.approx(1 / 3), 1.0]
+    assert [row["term_recall"] for row in scores] == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.feature("S000-121")
+def test_one_name_in_two_forms_of_unicode_is_one() -> None:
+    composed, apart = "in Nestl\u00e9", "in Nestle\u0301"
+    assert invented_share(composed, apart) == invented_share(apart, composed) == 0.0
+
+
 def test_message_length_is_in_characters() -> None:
     assert text_scores("x", "four")["message_length"] == 4.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -307,8 +308,11 @@ def repeated_share(given: Sequence[str]) -> float:
     return 1 - len(runs) / runs.total() if runs else 0.0
 
 
-_FACT = re.compile(r"\w+(?:(?<=\d)[.:/-](?=\d)\w+)*")
-_SENTENCE_END = (".", "!", "?", ":", "\n", '"', "#", "*", "-", "(")
+# A date, or a word; a number keeps its fraction, a time its colons.
+_FACT = re.compile(r"\d{4}-\d{1,2}-\d{1,2}\b|\w+(?:(?<=\d)[.:/](?=\d)\w+)*")
+_NUMBERING = re.compile(r"^[ \t]*(?:\d+[.)]|[-*•])(?=\s)", re.MULTILINE)
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
+_SENTENCE_END = (".", "!", "?", ":", ";", "\n", '"', "“", "‘", "#", "*", "|")  # noqa: RUF001
 
 
 def invented_share(known: str, generated: str) -> float:
@@ -318,21 +322,25 @@ def invented_share(known: str, generated: str) -> float:
     word with a capital that no sentence begins with, or one with a digit. One less the precision
     of entities (Nan et al. 2021, arXiv 2102.09130), found by form instead of by a model.
     """
-    allowed, facts = {fact.lower() for fact, _ in _facts(known)}, 0
-    invented = 0
-    for fact, begins in _facts(generated):
-        if any(map(str.isdigit, fact)) or (len(fact) > 1 and fact[0].isupper() and not begins):
-            facts += 1
-            invented += fact.lower() not in allowed
-    return invented / facts if facts else 0.0
+    allowed = {fact.lower() for fact, _ in _facts(known)}
+    facts = [
+        fact.lower()
+        for fact, begins in _facts(generated)
+        if any(map(str.isdigit, fact)) or (len(fact) > 1 and fact[0].isupper() and not begins)
+    ]
+    return sum(fact not in allowed for fact in facts) / len(facts) if facts else 0.0
 
 
 def _facts(text: str) -> Iterator[tuple[str, bool]]:
-    """Words, numbers without their thousands' commas; and whether a sentence begins there."""
-    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
+    """Words and numbers in one spelling, and whether a sentence begins there."""
+    text = _THOUSANDS.sub("", _NUMBERING.sub("", unicodedata.normalize("NFC", text)))
+    end = 0
     for match in _FACT.finditer(text):
-        before = text[: match.start()].rstrip(" ")
-        yield match.group(), not before or before.endswith(_SENTENCE_END)
+        gap = text[end : match.start()].rstrip(" \t\r\u00a0")
+        fact, begins = match.group(), not (end or gap) or gap.endswith(_SENTENCE_END)
+        end = match.end()
+        is_decimal = re.fullmatch(r"\d+\.\d+", fact)
+        yield fact.rstrip("0").rstrip(".") if is_decimal else fact, begins
 
 
 def term_recall(terms: Sequence[str], reference: str, generated: str) -> dict[str, float]:
@@ -343,7 +351,9 @@ def term_recall(terms: Sequence[str], reference: str, generated: str) -> dict[st
 
 
 def _has_term(text: str, term: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(term)}(?!\w)", text, re.IGNORECASE) is not None
+    """Whether the term stands there as words, in any case, over lines too; also with an s."""
+    words = r"\s+".join(map(re.escape, term.split()))
+    return re.search(rf"(?<!\w){words}(?:e?s)?(?!\w)", text, re.IGNORECASE) is not None
 
 
 def bleu_parts(reference: str, generated: str) -> list[float]:

@@ -38,7 +38,8 @@ class EvaluateConfig:
     force_overlap: bool = False
     """Go on, and mark the result, where a test row is also in a training set."""
     terms: tuple[str, ...] = ()
-    """Words of the domain, such as "InfiniBand": `term_recall` counts how many an answer uses."""
+    """Words of the domain, such as "interest rate", for `term_recall`: how many of those that the
+    reference has an answer uses."""
     precisions: tuple[Precision, ...] = ()
     """Weights in which one model is measured again; `bf16` is what the others are compared with."""
     precision_model: Literal["base", "tuned"] = "tuned"
@@ -62,6 +63,10 @@ class EvaluateConfig:
             f"num_speed_tokens: got {self.num_speed_tokens}, expected > 1",
         )
         require(0 < self.confidence < 1, f"confidence: got {self.confidence}, expected 0 to 1")
+        require(
+            all(map(str.strip, self.terms)) and len(set(self.terms)) == len(self.terms),
+            f"terms: got {list(self.terms)}, expected words, each once",
+        )
         require(
             not self.precisions or self.precisions[0] == "bf16",
             f"precisions: got {', '.join(self.precisions)}, expected bf16 first: the others are "

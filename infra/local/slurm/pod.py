@@ -340,7 +340,7 @@ class SlurmSetup:
     @property
     def has_pyxis(self) -> bool:
         """Whether a step can run in an image: NVIDIA's plugin, and enroot in the same folder."""
-        needed = ("lib/slurm/spank_pyxis.so", "bin/enroot")
+        needed = ("lib/slurm/spank_pyxis.so", "bin/enroot", "bin/mksquashfs")
         return self.prefix is not None and all((self.prefix / name).exists() for name in needed)
 
     def describe(self) -> str:
