@@ -36,7 +36,7 @@ from pathlib import Path
 from workloads.common.dist import world
 from workloads.common.exit_codes import ExitCode, exit_code_of
 from workloads.job import end
-from workloads.train import prove_resume
+from workloads import tiny_run
 from workloads.recipes.train import CheckpointConfig
 from workloads.train.run import stop_request
 
@@ -45,9 +45,8 @@ code = ExitCode.OK
 try:
     with stop_request() as stop, world(cpu_threads=1, timeout_s=30) as here, stop.deferred():
         os.write(1, (json.dumps({"pid": os.getpid(), "rank": here.rank}) + "\\n").encode())
-        part = prove_resume.Part(world=here, files=None)
-        run = prove_resume.make_run(part, "ddp", here_file, resume="requeue", stop=stop, keep=3,
-                                 config=CheckpointConfig(timeout_s=30))
+        run = tiny_run.make_run(here, here_file, resume="requeue", stop=stop, keep=3,
+                                config=CheckpointConfig(timeout_s=30))
         run.checkpoints.load(run.state)
         while True:
             step = run.state.progress.step + 1
@@ -81,7 +80,9 @@ def release(spec: StackSpec) -> dict[str, bytes]:
         for path in workloads.rglob("*")
         if path.suffix in (".py", ".json", ".tsv", ".yaml")
     }
+    tiny = CHECKOUT / "tests" / "workloads" / "tiny_run.py"
     files |= {"workloads/__init__.py": b"", "workloads/probe.py": PROBE.encode()}
+    files |= {"workloads/tiny_run.py": tiny.read_bytes()}
     return files | {f"jobs/{job.name}": render_sbatch(spec, job).encode() for job in spec.jobs}
 
 

@@ -8,7 +8,8 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,12 +19,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.workloads.tiny_run import Run, Victim, make_run
 from workloads.common.dist import World
-from workloads.common.exit_codes import CheckpointError, ConfigError
+from workloads.common.exit_codes import CheckpointError, ConfigError, ExitCode
 from workloads.recipes.train import CheckpointConfig
-from workloads.train import checkpoint, checkpoint_state, prove_resume
+from workloads.train import checkpoint, checkpoint_state
 from workloads.train.loop import Progress, Stream
-from workloads.train.prove_resume import Part, Run, make_run
 from workloads.train.run import StopRequest
 from workloads.train.run_folder import (
     ELASTIC,
@@ -37,12 +38,11 @@ from workloads.train.run_folder import (
 
 REPOSITORY = Path(__file__).parents[2]
 WORLD = World(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
-ONE = Part(world=WORLD, files=None)
 
 
 def run_in(folder: Path, *, resume: str = "never", keep: int = 9, **config: Any) -> Run:
     """Returns a tiny run on one rank."""
-    return make_run(ONE, "ddp", folder, resume=resume, config=CheckpointConfig(**config), keep=keep)
+    return make_run(WORLD, folder, resume=resume, config=CheckpointConfig(**config), keep=keep)
 
 
 def saved(folder: Path, *steps: int, **config: Any) -> Run:
@@ -58,6 +58,12 @@ def saved(folder: Path, *steps: int, **config: Any) -> Run:
 def names(folder: Path) -> list[str]:
     """Returns the checkpoints that a folder has."""
     return sorted(each.path.name for each in candidates([folder / "proof" / "run"]))
+
+
+def good_steps(folder: Path) -> list[int]:
+    """Returns the steps of the checkpoints that are whole, the newest first."""
+    found = candidates([folder / "proof" / "run"])
+    return [each.step for each in found if each.problem() is None]
 
 
 @pytest.mark.feature("S003-06")
@@ -142,9 +148,7 @@ def test_a_stop_of_a_job_that_may_resize_saves_an_elastic_one(
     monkeypatch.setenv("SOPERATOR_MIN_NODES", "1")
     monkeypatch.setenv("SOPERATOR_MAX_NODES", most)
     stop = StopRequest()
-    run = make_run(
-        ONE, "ddp", tmp_path, resume="never", config=CheckpointConfig(), keep=9, stop=stop
-    )
+    run = make_run(WORLD, tmp_path, resume="never", config=CheckpointConfig(), keep=9, stop=stop)
     run.train(1)
     if is_told:
         stop.signal_name = "SIGUSR1"
@@ -348,26 +352,67 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         run.checkpoints.load(run.state)
 
 
+def truncate(folder: Path) -> None:
+    """Leaves half of a shard."""
+    shard = next(folder.glob("*.distcp"))
+    os.truncate(shard, shard.stat().st_size // 2)
+
+
+def flip(folder: Path) -> None:
+    """Flips a bit in the middle of a shard."""
+    shard = next(folder.glob("*.distcp"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+
+
 @pytest.mark.feature("S002-64", "S003-11", "S003-22")
-def test_a_damaged_one_is_named_skipped_and_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        truncate,
+        flip,
+        pytest.param(lambda folder: (folder / "_SUCCESS").unlink(), id="no marker"),
+        pytest.param(lambda folder: (folder / ".metadata").unlink(), id="no metadata"),
+    ],
+)
+def test_a_damaged_one_is_named_skipped_and_kept(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     """A published trainer answered a checkpoint it could not validate by deleting all of them."""
-    lines = prove_resume.prove_damage(tmp_path)
-    assert [(line.what, line.outcome) for line in lines] == [
-        ("truncated shard", "PASS"),
-        ("flipped bit", "PASS"),
-        ("missing marker", "PASS"),
-        ("missing metadata", "PASS"),
-    ], lines
+    Victim(tmp_path, steps=3).end()
+    newest = tmp_path / "proof" / "run" / "checkpoint-3"
+    damage(newest)
+    code, told = Victim(tmp_path, steps=3, resume=1).end()
+    assert code == 0, told
+    assert f"skipped {newest}" in told
+    assert "checkpoint-2 at step 2" in told
+    assert any(newest.parent.glob("damaged-checkpoint-3-*")) or newest.is_dir()
 
 
 def test_a_process_killed_in_its_saves_goes_on_from_the_last_good_one(tmp_path: Path) -> None:
-    line = prove_resume.prove_kills(tmp_path)
-    assert line.outcome == "PASS", line.detail
+    moments, last = random.Random(11), -1
+    for _ in range(4):
+        killed = Victim(tmp_path, steps=100_000, resume=1)
+        killed.saved.acquire()
+        time.sleep(moments.uniform(0, 0.05))
+        killed.process.kill()
+        killed.end()
+        good = [
+            each.step for each in candidates([tmp_path / "proof" / "run"]) if not each.problem()
+        ]
+        assert good[0] > last
+        last = good[0]
+    code, told = Victim(tmp_path, steps=1, resume=1).end()
+    assert code == 0, told
+    assert f"at step {last}" in told
 
 
 def test_on_a_full_disk_the_last_good_one_stays_and_the_job_says_so(tmp_path: Path) -> None:
-    line = prove_resume.prove_full_disk(tmp_path)
-    assert line.outcome == "PASS", line.detail
+    """No file grows beyond 4 KB after the second save."""
+    code, told = Victim(tmp_path, steps=5, full_after=2).end()
+    assert (code, good_steps(tmp_path)) == (ExitCode.NOT_SAVED, [2, 1]), told
+    assert "checkpoint-3 was not saved" in told
 
 
 def test_a_save_on_a_full_filesystem_says_so(
@@ -464,24 +509,51 @@ def test_a_state_that_host_memory_has_no_room_for_is_saved_without_a_copy(
     assert names(tmp_path) == ["checkpoint-1"]
 
 
-@pytest.mark.feature("S003-05", "S003-29")
-def test_saves_and_loads_at_every_world_size_go_on_with_the_same_losses(tmp_path: Path) -> None:
-    """Save at 1, 2, 3, 4 ranks, load at 1, 2, 3, 4, DDP and FSDP2, both kinds of checkpoint."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node=4", "-m", "workloads.train.prove_resume", "--only-sizes"]
-    done = subprocess.run(
-        [*command, "--folder", str(tmp_path)],
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs python with these arguments, one thread a rank."""
+    return subprocess.run(
+        [sys.executable, *arguments],
         cwd=REPOSITORY,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.mark.feature("S003-05", "S003-29")
+def test_saves_and_loads_at_every_world_size_go_on_with_the_same_losses(tmp_path: Path) -> None:
+    """The job train, saved at 1, 2, 3 ranks and loaded at 1, 2, 3, by DDP and FSDP2, both kinds."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3")
+    done = run_python(*torchrun, "-m", "workloads.train.prove_resume", "--folder", str(tmp_path))
     table = [line for line in done.stdout.splitlines() if line.startswith(("PASS", "FAIL"))]
     assert done.returncode == 0, [line for line in table if "FAIL" in line] or done.stderr[-3000:]
-    assert len(table) == 4 * 4 * 2 * 2 * 2
-    assert sum("bit-equal" in line for line in table) >= 4 * 2 * 2
+    ways = 1 + 2 + 2  # FSDP2 takes two ranks
+    assert len(table) == ways * 2 * ways
+    assert sum("bit-equal" in line for line in table) >= ways * 2
     assert not any(tmp_path.iterdir()), "the proof removes what it wrote"
+
+
+FORGETFUL = """
+import sys
+from workloads.job import end
+from workloads.train import prove_resume
+from workloads.train.checkpoint import FolderCheckpoints
+
+load = FolderCheckpoints.load
+def without_moments(self, state):
+    loaded = load(self, state)
+    state.optimizer.state.clear()
+    return loaded
+FolderCheckpoints.load = without_moments
+end(prove_resume.main(["--folder", sys.argv[1]]))
+"""
+
+
+def test_the_proof_fails_where_a_load_forgets_the_optimizer(tmp_path: Path) -> None:
+    done = run_python("-c", FORGETFUL, str(tmp_path))
+    assert "0 PASS, 2 FAIL, 1 NOT RUN" in done.stdout, done.stderr[-3000:]
+    assert done.returncode == ExitCode.FAILED
 
 
 @pytest.mark.feature("S003-30")
