@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import resource
 import signal
-import struct
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ from workloads.recipes.train import GateConfig, TrainConfig
 from workloads.train import finish
 from workloads.train import model as train_model
 from workloads.train.loop import Trainer, learning_rate_factor
-from workloads.train.measure import EventWriter, Ledger, LossCurve, StepResult, masked_crc32c
+from workloads.train.measure import Events, Ledger, LossCurve, StepResult
 from workloads.train.model import (
     IGNORED,
     AssistantLoss,
@@ -285,39 +286,86 @@ def test_schedules_after_the_warm_up(schedule: Any, expected: list[float]) -> No
     assert factors == pytest.approx(expected)
 
 
-def scalars_of(path: Path) -> list[tuple[int, str, float]]:
-    """Returns step, tag and value of every scalar of an event file, checksums checked."""
-    data, found = path.read_bytes(), []
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        record = data[12 : 12 + length]
-        assert struct.unpack("<I", data[8:12])[0] == masked_crc32c(data[:8])
-        assert struct.unpack("<I", data[12 + length : 16 + length])[0] == masked_crc32c(record)
-        data = data[16 + length :]
-        if b"train/" in record:
-            step = record[10]
-            tag_at = record.index(b"train/")
-            tag = record[tag_at : tag_at + record[tag_at - 1]].decode()
-            value_at = tag_at + len(tag) + 1
-            found.append((step, tag, struct.unpack("<f", record[value_at : value_at + 4])[0]))
-    return found
+def scalars_of(folder: Path) -> list[tuple[int, str, float]]:
+    """Returns step, tag and value of every scalar that TensorBoard shows of a run."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder)).Reload()
+    found = [(tag, each) for tag in read.Tags()["scalars"] for each in read.Scalars(tag)]
+    return [(each.step, tag, each.value) for tag, each in found]
 
 
 @pytest.mark.feature("S001-45")
-def test_an_event_file_holds_what_was_written(tmp_path: Path) -> None:
-    began_s = time.time()
-    writer = EventWriter(tmp_path / "events")
-    writer.add(7, {"train/loss": 1.5})
-    writer.add(8, {"train/loss": 1.25})
-    writer.close()
-    assert scalars_of(writer.path) == [(7, "train/loss", 1.5), (8, "train/loss", 1.25)]
-    # event.proto: wall_time is field 1, a double; file_version, field 3, is the first event's.
-    first = writer.path.read_bytes()[12:]
-    assert first[9:].startswith(b"\x1a\x0dbrain.Event:2")
-    assert began_s <= struct.unpack("<d", first[1:9])[0] <= time.time()
-    # Of RFC 3720, appendix B.4: 32 bytes of zeros have the CRC32C 0x8a9136aa.
-    crc = 0x8A9136AA
-    assert masked_crc32c(bytes(32)) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+def test_events_hold_what_was_written_and_a_run_that_goes_on_has_each_step_once(
+    tmp_path: Path,
+) -> None:
+    for first in (6, 8):
+        events = Events(tmp_path / "events")
+        for step in range(first, first + 3):
+            events.add(step, {"train/loss": first + step / 4})
+        events.close()
+        time.sleep(1)  # TensorBoard reads files in the order of their names, which count seconds
+    losses = [(step, value) for step, _, value in scalars_of(events.folder)]
+    assert losses == [(6, 7.5), (7, 7.75), (8, 10), (9, 10.25), (10, 10.5)]
+
+
+@contextlib.contextmanager
+def full_disk(folder: Path, room: int) -> Iterator[None]:
+    """Within, no file grows beyond the largest in `folder` and `room` bytes."""
+    largest = max(path.stat().st_size for path in folder.iterdir())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest + room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_events_go_on_in_another_file_after_a_write_that_failed(tmp_path: Path) -> None:
+    """The thread that writes ends with its first failure, and would refuse all that comes after."""
+    events = Events(tmp_path / "events")
+    events.add(1, {"train/loss": 1.0})
+    events._writer.flush()
+    with full_disk(events.folder, room=10):
+        events._writer.add_scalar("train/loss", 1.0, 2)
+        time.sleep(0.5)  # the thread's: the loop does not wait for it
+        with pytest.raises(OSError, match="File too large"):
+            events.add(3, {"train/loss": 1.0})
+    time.sleep(1)
+    events.add(6, {"train/loss": 2.0})
+    events.close()
+    assert [step for step, _, _ in scalars_of(events.folder)] == [1, 6]
+
+
+def test_weights_and_biases_has_the_scalars_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in with the two calls that are used; the package is in no lock file of ours."""
+    made: list[Any] = []
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "wandb.py").write_text(
+        "runs = []\n"
+        "class Run:\n"
+        "    def __init__(self, **named): self.named, self.lines = named, []\n"
+        "    def log(self, scalars, step): self.lines.append((step, scalars))\n"
+        "    def finish(self): self.lines.append('finished')\n"
+        "def init(**named):\n"
+        "    if named['name'] == 'refused': raise RuntimeError('no network')\n"
+        "    runs.append(Run(**named))\n"
+        "    return runs[-1]\n"
+    )
+    Events(tmp_path / "silent").close()
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    Events(tmp_path / "refused").close()
+    events = Events(tmp_path / "12")
+    events.add(1, {"train/loss": 1.5})
+    events.close()
+    made = __import__("wandb").runs
+    assert [run.named["id"] for run in made] == ["12"]
+    assert made[0].lines == [(1, {"train/loss": 1.5}), "finished"]
 
 
 def outcomes(tmp_path: Path, *, is_gpu: bool, **metrics: float) -> dict[str, str]:
@@ -371,15 +419,9 @@ def test_a_line_of_the_curve_is_there_whole_or_not_at_all(tmp_path: Path) -> Non
     )  # fmt: skip
     curve.append(result)
     whole = curve.path.read_bytes()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 10, before[1]))
-    try:
-        with pytest.raises(OSError, match="No space left"):
-            curve.append(result)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
+    room = full_disk(tmp_path, room=10)
+    with room, pytest.raises(OSError, match="No space left"):
+        curve.append(result)
     assert curve.path.read_bytes() == whole
     curve.append(result)
     assert curve.path.read_bytes() == whole * 2

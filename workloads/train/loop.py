@@ -222,7 +222,7 @@ class Trainer:
     stop: StopRequest
     curve: measure.LossCurve | None
     """On rank 0 only."""
-    events: measure.EventWriter | None
+    events: measure.Events | None
     """On rank 0 only."""
     metrics: measure.TrainMetrics | None
     """On rank 0 only."""

@@ -11,11 +11,10 @@ import errno
 import json
 import math
 import os
-import socket
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from workloads.common.hardware import peak_bf16_flops
+from workloads.common.log import log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,78 +232,52 @@ class TrainMetrics:
         self._stall.inc(seconds)
 
 
-_POLYNOMIAL = 0x82F63B78
-
-
-def _table() -> tuple[int, ...]:
-    entries: list[int] = []
-    for value in range(256):
-        for _ in range(8):
-            value = (value >> 1) ^ (_POLYNOMIAL if value & 1 else 0)
-        entries.append(value)
-    return tuple(entries)
-
-
-_TABLE = _table()
-
-
-def masked_crc32c(data: bytes) -> int:
-    """Return the CRC32C of `data`, rotated and offset as TFRecord wants it."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _bytes_field(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-class EventWriter:
-    """One event file in a folder, without the tensorboard package; flushed at every step.
-
-    Records of length, masked CRC32C of it, data, masked CRC32C of that (TFRecord), each an `Event`
-    of tensorflow/core/util/event.proto with its four fields written by hand.
-    """
+class Events:
+    """Scalars of a run as TensorBoard events, and in Weights & Biases where that is asked for."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{time.time_ns()}"
-        self.path = folder / name
-        self._file = self.path.open("ab")
-        self._write(_bytes_field(3, b"brain.Event:2"))
+        """`folder`: of one run; its name is the run's id in Weights & Biases."""
+        self.folder = folder
+        self._writer: Any = None
+        self._wandb = _wandb_run(folder)
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Write `scalars` of `step`."""
-        values = b"".join(
-            _bytes_field(
-                1, _bytes_field(1, tag.encode()) + _varint(2 << 3 | 5) + struct.pack("<f", value)
-            )
-            for tag, value in scalars.items()
-        )
-        self._write(_varint(2 << 3) + _varint(step) + _bytes_field(5, values))
+        """Write `scalars` of `step`, in a thread; OSError where an earlier write failed."""
+        if self._wandb is not None:
+            self._wandb.log(dict(scalars), step=step)
+        try:
+            if self._writer is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                # Steps that an earlier file has from here on are trained again.
+                self._writer = SummaryWriter(self.folder, purge_step=step)
+            for tag, value in scalars.items():
+                self._writer.add_scalar(tag, value, step)
+        except OSError:
+            # Its thread ended with the write that failed: the next step begins another file.
+            self._writer = None
+            raise
 
     def close(self) -> None:
-        """End the file."""
-        self._file.close()
+        """Write what is left."""
+        if self._wandb is not None:
+            self._wandb.finish()
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        except OSError as error:
+            log(f"figures of the last steps are not in {self.folder}: {error}")
 
-    def _write(self, event: bytes) -> None:
-        data = _varint(1 << 3 | 1) + struct.pack("<d", time.time()) + event
-        length = struct.pack("<Q", len(data))
-        self._file.write(
-            length
-            + struct.pack("<I", masked_crc32c(length))
-            + data
-            + struct.pack("<I", masked_crc32c(data))
-        )
-        self._file.flush()
+
+def _wandb_run(folder: Path) -> Any:
+    """The run in Weights & Biases; None without its package, or where its variables are not set."""
+    asked = any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_MODE"))
+    if not asked or find_spec("wandb") is None:
+        return None
+    import wandb  # pyright: ignore[reportMissingImports]
+
+    try:
+        return wandb.init(dir=folder.parents[1], id=folder.name, name=folder.name, resume="allow")
+    except Exception as error:  # of its own kinds: a service that is away costs curves, not the run
+        log(f"Weights & Biases: {error}; the run goes on without it")
+        return None

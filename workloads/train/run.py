@@ -12,6 +12,7 @@ import json
 import signal
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -213,7 +214,9 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
         ),
     )
     timeout_s = config.checkpoint.timeout_s
-    with Watchdog(timeout_s, fail=job.fail) as watchdog:
+    events = _events(job) if here.is_main else None
+    closing = contextlib.closing(events) if events else contextlib.nullcontext()
+    with closing, Watchdog(timeout_s, fail=job.fail) as watchdog:
         checkpoints = FolderCheckpoints(
             folder=run_folder(job.places, resume=config.resume),
             world=here,
@@ -257,7 +260,7 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
             stop=stop,
             watchdog=watchdog,
             curve=LossCurve(curve_path, first_step=first_step) if here.is_main else None,
-            events=_events(job) if here.is_main else None,
+            events=events,
             metrics=_metrics(state, num_steps, checkpoints) if here.is_main else None,
         )
         try:
@@ -297,9 +300,12 @@ def _model_config(model: Any) -> str:
 
 
 def _events(job: Job) -> Any:
-    from workloads.train.measure import EventWriter
+    from workloads.train.measure import Events
 
     logs = job.places.path("logs") if job.places.has("logs") else job.results_dir
-    writer = EventWriter(logs / "tensorboard" / job_id())
-    job.record.artifacts["tensorboard"] = str(writer.path.parent)
-    return writer
+    if find_spec("tensorboard") is None:
+        log("no TensorBoard events: the package tensorboard is not installed here")
+        return None
+    events = Events(logs / "tensorboard" / job_id())
+    job.record.artifacts["tensorboard"] = str(events.folder)
+    return events
