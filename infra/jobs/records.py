@@ -38,13 +38,13 @@ def load_whole_records(state: Path, stack: str) -> tuple[RunRecord, ...]:
     return records
 
 
-def losses(folder: Path) -> tuple[tuple[int, float], ...]:
-    """(step from 1, loss) of a run's loss curve; a line cut by a kill is skipped."""
+def losses(folder: Path, name: str = "loss") -> tuple[tuple[int, float], ...]:
+    """(step from 1, `name`) of a run's loss curve; a line cut by a kill is skipped."""
     points: list[tuple[int, float]] = []
     for line in read_text(folder / LOSS_CURVE).splitlines():
         try:
             value = json.loads(line)
-            points.append((int(value["step"]) + 1, float(value["loss"])))
+            points.append((int(value["step"]) + 1, float(value[name])))
         # Infinite steps, numbers beyond a float, and nests as deep as no writer of ours makes.
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             continue

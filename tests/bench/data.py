@@ -31,7 +31,7 @@ from tests.bench.data_pipeline import pipeline
 from tests.bench.machine import describe
 from workloads.data import calls
 from workloads.data.dataset_tokenize import tokenize_file
-from workloads.data.token_rows import TokenRows, pack, read_parquet, unused_percent
+from workloads.data.token_rows import TokenRows, pack, read_parquet
 from workloads.data.token_worker import TokenizeConfig
 from workloads.recipes.data import BFCL_CATEGORIES
 
@@ -229,7 +229,7 @@ def long_tailed(num_rows: int) -> TokenRows:
 
 def _filled(rows: TokenRows) -> float:
     packs = pack(rows, sequence_length=_SEQUENCE_LENGTH)
-    return round(100 - unused_percent(packs, sequence_length=_SEQUENCE_LENGTH), 3)
+    return round(100 * rows.num_tokens / (len(packs) * _SEQUENCE_LENGTH), 3)
 
 
 def _parser() -> argparse.ArgumentParser:

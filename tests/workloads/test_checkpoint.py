@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -153,7 +153,7 @@ def test_a_stop_of_a_job_that_may_resize_saves_an_elastic_one(
     if is_told:
         stop.signal_name = "SIGUSR1"
     else:
-        monkeypatch.setattr(run.checkpoints._ranks, "any", lambda _: True)
+        monkeypatch.setattr(World, "gather", lambda *_: [True])
     run.checkpoints.save(run.state, 1)
     run.checkpoints.wait()
     assert names(tmp_path) == [name]
@@ -196,10 +196,19 @@ def test_a_run_keeps_elastic_ones_in_their_own_place_and_a_restart_finds_them(
 
 @pytest.mark.feature("S002-64", "S003-10")
 def test_the_last_ones_and_the_best_stay(tmp_path: Path) -> None:
-    saved(tmp_path, 1, 2, 3, 4, keep=2)
-    assert names(tmp_path) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
-    saved(tmp_path / "other", 1, 2, 3, 4, keep=2, keep_best=False)
-    assert names(tmp_path / "other") == ["checkpoint-3", "checkpoint-4"]
+    """The best by validation: the loss of the step that was saved is that of one batch."""
+    for folder, config in (("best", {}), ("last", {"keep_best": False}), ("none", {})):
+        run = run_in(tmp_path / folder, keep=2, **config)
+        for step in (1, 2, 3, 4):
+            run.train(step)
+            if step == 1 and folder != "none":
+                found = run.state.progress.validated.after(step, 0.5)
+                run.state.progress = replace(run.state.progress, validated=found)
+            run.checkpoints.save(run.state, step, loss=float(step))
+        run.checkpoints.wait()
+    last = ["checkpoint-3", "checkpoint-4"]
+    assert names(tmp_path / "best") == ["checkpoint-1", *last]
+    assert names(tmp_path / "last") == names(tmp_path / "none") == last
 
 
 @pytest.mark.feature("S003-21")
@@ -227,7 +236,7 @@ def test_an_elastic_one_comes_every_so_many_steps_and_takes_no_sharded_ones_plac
 def test_those_of_later_steps_stay_when_a_run_came_back_from_before_them(tmp_path: Path) -> None:
     """They could not be loaded; to count them would remove what the run goes on from."""
     folder = saved(tmp_path, 1, 2, 4, keep=9).checkpoints.folder.path
-    removed = remove_old(folder / "checkpoint-2", SHARDED, keep_last=1, keep_best=False)
+    removed = remove_old(folder / "checkpoint-2", SHARDED, keep_last=1, best_step=None, damaged=())
     assert [path.name for path in removed] == ["checkpoint-1"]
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-4"]
 
@@ -493,7 +502,7 @@ def test_the_state_that_is_saved_is_that_of_the_step_although_training_goes_on(
 def test_a_state_that_host_memory_has_no_room_for_is_saved_without_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    staging = checkpoint_state.Staging(checkpoint_state.Ranks(WORLD, timeout_s=60))
+    staging = checkpoint_state.Staging(WORLD, on_gpu=False)
     eighty_bytes = {"weight": torch.zeros(20)}
     monkeypatch.setattr(checkpoint_state, "_available_bytes", lambda: 101)
     assert staging.has_room(eighty_bytes)

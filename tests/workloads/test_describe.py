@@ -44,11 +44,13 @@ def test_steps_of_epochs_are_counted_where_the_data_lies(
     places: Path, run: Any, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("prepare-data")
-    epochs = [f"--set={each}" for each in ("train.max_steps=null", "train.epochs=3")]
+    sets = ("train.max_steps=null", "train.epochs=3", "train.eval.every_epochs=1")
+    epochs = [f"--set={each}" for each in sets]
     assert show_plan([f"--recipe={recipe_file}", "--plan", "--ranks=2", *epochs]) == 0
     told = capsys.readouterr().out
     steps = re.search(r"^steps +(\d+) = 3 x (\d+) rows / 2, rounded up$", told, re.MULTILINE)
     assert steps, told
+    assert "\nvalidation  every 1 epochs on up to 512 held-out rows\n" in told
     assert run("train", "train.max_steps=null", "train.epochs=3")[0] == 0
     num_steps = 3 * int(steps[2])
     assert (

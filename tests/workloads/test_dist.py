@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from workloads.common.dist import World, world
 from workloads.common.exit_codes import ConfigError
-from workloads.train.checkpoint_state import Ranks
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def test_the_ranks_of_a_checkpoint_wait_for_each_other_as_long_as_is_declared(
     made: list[dict[str, Any]] = []
     monkeypatch.setattr(dist, "new_group", lambda **options: made.append(options))
     here = World(rank=0, local_rank=0, world_size=2, device=torch.device("cpu"))
-    Ranks(here, timeout_s=60)
+    here.apart(60)
     assert [options["timeout"].total_seconds() for options in made] == [60]
 
 

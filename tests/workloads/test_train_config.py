@@ -14,7 +14,7 @@ from workloads.common.exit_codes import ConfigError
 from workloads.common.models import CATALOG, find
 from workloads.recipes import load_recipe, recipe_names
 from workloads.recipes.foreign import create_training_arguments, map_deepspeed
-from workloads.recipes.train import RESUMABLE, TrainConfig
+from workloads.recipes.train import RESUMABLE, EvalConfig, TrainConfig
 from workloads.train.__main__ import show_plan
 from workloads.train.inputs import PLAN_VARIABLE
 
@@ -60,12 +60,14 @@ def test_keys_of_transformers_are_read_as_ours(tmp_path: Path) -> None:
                 "fp16": True,
                 "bf16": False,
                 "save_steps": 300,
+                "eval_steps": 100,
                 "use_liger_kernel": False,
             },
         )
     )
     assert (config.micro_batch_size, config.gradient_accumulation, config.epochs) == (2, 4, 3)
     assert (config.dtype, config.checkpoint_every, config.liger) == ("fp16", 300, "off")
+    assert config.eval == EvalConfig(every=100)
 
 
 @pytest.mark.feature("S000-34")
@@ -148,6 +150,10 @@ def test_two_names_of_one_key_that_disagree_are_refused(tmp_path: Path) -> None:
             "loss_chunk_tokens: has no meaning with task text_to_text",
         ),
         ({"gate": {"max_loss": 0}}, "gate.max_loss: got 0"),
+        ({"eval": {"every": 2, "every_epochs": 1}}, "eval.every: got 2 with every_epochs 1; set"),
+        ({"eval": {}}, "eval.every: got None with every_epochs None; set one of them"),
+        ({"eval": {"every": 2, "patience": 0}}, "eval.patience: got 0, expected > 0"),
+        ({"eval": {"evry": 2}}, "did you mean 'every'?"),
         ({"learning_rate": float("inf")}, "learning_rate: got Infinity, expected a number from"),
         ({"weight_decay": float("inf")}, "weight_decay: got Infinity, expected a number from"),
         ({"checkpoint": {"elastic_evry": 1}}, "did you mean 'elastic_every'?"),

@@ -286,12 +286,14 @@ def test_padding_never_carries_a_loss(
     assert abs(alone - together) < 1e-5
 
 
-def run_bert(capsys: pytest.CaptureFixture[str], *sets: str) -> tuple[int, dict[str, Any]]:
-    """Returns exit code and record of the tiny classifier."""
+def run_bert(
+    capsys: pytest.CaptureFixture[str], *sets: str, recipe: str = "bert_full_1xcpu"
+) -> tuple[int, dict[str, Any]]:
+    """Returns exit code and record of the tiny classifier, or of another recipe."""
     from workloads.train.run import train as main
 
     capsys.readouterr()
-    code = run_job("train", main, ["--recipe=bert_full_1xcpu", *(f"--set={each}" for each in sets)])
+    code = run_job("train", main, [f"--recipe={recipe}", *(f"--set={each}" for each in sets)])
     return int(code), json.loads(capsys.readouterr().out.splitlines()[-1])
 
 

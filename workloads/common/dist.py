@@ -11,7 +11,7 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass, replace
 from datetime import timedelta
 from enum import Enum
@@ -101,17 +101,18 @@ class World:
         """True when a process group exists."""
         return self.world_size > 1
 
-    def without_timeout(self) -> World:
-        """Return the same ranks in a CPU group whose collectives do not time out.
+    def apart(self, timeout_s: float | None = None) -> World:
+        """Return the same ranks in a CPU group of their own; every rank calls it.
 
-        On a GPU, NCCL's watchdog would end a process that waits. Every rank calls it.
+        Without a timeout they wait as long as it takes: on a GPU, NCCL's watchdog would end them.
         """
         if not self.is_distributed:
             return self
         import torch
         import torch.distributed as dist
 
-        group = dist.new_group(backend="gloo", timeout=_NO_TIMEOUT)
+        timeout = _NO_TIMEOUT if timeout_s is None else timedelta(seconds=timeout_s)
+        group = dist.new_group(backend="gloo", timeout=timeout)
         return replace(self, device=torch.device("cpu"), group=group)
 
     def synchronize(self) -> None:
@@ -145,6 +146,19 @@ class World:
         box = [value]
         dist.broadcast_object_list(box, group=self.group, group_src=0, device=self.device)
         return box[0]
+
+    def agree(self, choose: Callable[[], Any]) -> Any:
+        """Return rank 0's answer on every rank; its error is raised on all of them."""
+        outcome: Any = None
+        if self.is_main:
+            try:
+                outcome = choose()
+            except Exception as error:
+                outcome = error
+        outcome = self.broadcast(outcome)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's `value` in rank order, on every rank."""

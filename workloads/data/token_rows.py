@@ -327,12 +327,6 @@ def pack(examples: Sequence[Example], *, sequence_length: int) -> list[Pack]:
     ]
 
 
-def unused_percent(packs: Sequence[Pack], *, sequence_length: int) -> float:
-    """Return the share of all rows' positions that holds no token, in percent."""
-    total = len(packs) * sequence_length
-    return 100 * (1 - sum(pack.num_tokens for pack in packs) / total) if total else 0.0
-
-
 def collate(packs: Sequence[Pack], *, pad_id: int, length: int | None = None) -> Batch:
     """Return one micro batch; rows are padded to `length`, or to the longest of them."""
     import numpy as np

@@ -72,6 +72,8 @@ def translate(mapping: Any, *, at: str, folder: Path) -> Any:
                 value = "on" if value else "off"
             whole = isinstance(value, float) and value.is_integer()
             _put(values, ours, int(value) if whole else value, at=at, source=name)
+    if "eval_steps" in values:
+        _put(values, "eval", {"every": values.pop("eval_steps")}, at=at, source="eval_steps")
     if values.get("load_in_4bit") is True:
         if values.get("method") == "full":
             raise ConfigError(

@@ -15,7 +15,7 @@ class CheckpointConfig:
     background: bool = True
     """Whether files are written while training goes on, from one copy in host memory."""
     keep_best: bool = True
-    """Whether the committed checkpoint with the lowest loss stays beyond train.keep_last."""
+    """Whether train.eval's best checkpoint stays beyond train.keep_last and becomes final/."""
     elastic_every: int = 0
     """Train steps between elastic checkpoints; 0: only before the job changes its size."""
     same_world_size_only: bool = False
@@ -28,6 +28,28 @@ class CheckpointConfig:
         require(self.timeout_s >= 10, f"timeout_s: got {self.timeout_s}, expected >= 10")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """Validation while training, on rows that the data set holds out; also after the last step."""
+
+    every: int | None = None
+    """Train steps between validations; exactly one of every and every_epochs is set."""
+    every_epochs: int | None = None
+    rows: int = 512
+    """Conversations at most: the last of the held-out file, as evaluate reads the first."""
+    patience: int | None = None
+    """Validations in a row without a new lowest loss that end the run; None: no early end."""
+
+    def __post_init__(self) -> None:
+        for name in ("every", "every_epochs", "rows", "patience"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name}: got {value}, expected > 0")
+        require(
+            (self.every is None) != (self.every_epochs is None),
+            f"every: got {self.every} with every_epochs {self.every_epochs}; set one of them",
+        )
+
+
 STRATEGIES = ("ddp", "fsdp", "offload")
 """How the trainer can spread a run over ranks."""
 RESUMABLE = (
@@ -38,6 +60,7 @@ RESUMABLE = (
     "compile",
     "cpu_threads",
     "epochs",
+    "eval",
     "export_merged",
     "gate",
     "gradient_accumulation",
@@ -77,7 +100,7 @@ class GateConfig:
     """What a run must reach to pass, beside ending with 0, `final/` and no lack of memory."""
 
     max_loss: float | None = None
-    """Mean loss per label token of the last step, in nats."""
+    """Nats per label token: of the held-out rows with train.eval, else of the last step."""
     min_tokens_per_s_per_gpu: float | None = None
     """Useful tokens; judged on GPUs only."""
 
@@ -145,6 +168,8 @@ class TrainConfig:
     """Copy the model beside the run before the first step."""
     export_merged: bool = False
     """Write adapters also merged into their base, as one model folder."""
+    eval: EvalConfig | None = None
+    """None: nothing is validated, and no checkpoint is the best one."""
     gate: GateConfig | None = None
     cpu_threads: int | None = None
     """Threads per rank on CPU; None leaves torch's choice."""

@@ -75,6 +75,9 @@ def describe(recipe: Recipe, ranks: int | None = None) -> Iterator[str]:
         f"schedule    {config.schedule}, {config.warmup_steps} steps of warm-up, "
         f"learning rate {config.learning_rate:g}"
     )
+    if (held := config.eval) is not None:
+        every = f"{held.every} steps" if held.every else f"{held.every_epochs} epochs"
+        yield f"validation  every {every} on up to {held.rows} held-out rows"
     entry = find(recipe.model)
     described = entry.lines() if entry else ["licence unrecorded: read it before you train on it"]
     yield from (f"model       {line}" for line in described)

@@ -34,7 +34,7 @@ from workloads.common.log import at, log
 from workloads.common.record import utc_now
 from workloads.recipes.train import CheckpointConfig
 from workloads.train import checkpoint_state, run_folder
-from workloads.train.loop import Progress, TrainState
+from workloads.train.loop import Progress, TrainState, Validated
 from workloads.train.run_folder import (
     CONFIG,
     ELASTIC,
@@ -84,7 +84,7 @@ class CommittingWriter(FileSystemWriter):
         *,
         kind: Kind,
         marker: Marker,
-        own_files: Mapping[str, Callable[[Path], None]],
+        own_files: Mapping[str, Callable[[Path], object]],
         after_commit: Callable[[], None],
     ) -> None:
         """`own_files`: what rank 0 writes beside the slices, by name; empty on other ranks."""
@@ -122,13 +122,9 @@ class CommittingWriter(FileSystemWriter):
         self._after_commit()
 
 
-def json_writer(text: str) -> Callable[[Path], None]:
+def json_writer(text: str) -> Callable[[Path], object]:
     """Return what writes `text` to a path."""
-
-    def write(path: Path) -> None:
-        path.write_text(text, encoding="utf-8")
-
-    return write
+    return lambda path: path.write_text(text, encoding="utf-8")
 
 
 def weights_writer(weights: dict[str, Any]) -> Callable[[Path], None]:
@@ -146,9 +142,7 @@ def weights_writer(weights: dict[str, Any]) -> Callable[[Path], None]:
 class Choice:
     """Which checkpoint a run starts from: the newest that is whole, and that it may load."""
 
-    def __init__(
-        self, folder: RunFolder, ranks: checkpoint_state.Ranks, config: CheckpointConfig
-    ) -> None:
+    def __init__(self, folder: RunFolder, ranks: World, config: CheckpointConfig) -> None:
         self.folder = folder
         """The run's folder; another one after `choose` where the run goes on in that of before."""
         self.damaged: set[Path] = set()
@@ -158,7 +152,7 @@ class Choice:
     def choose(self, fingerprint: str) -> Candidate | None:
         """The candidate that is tried first and is whole, agreed on by all ranks."""
         resume = self.folder.resume
-        restarted = self._ranks.any(run_folder.was_restarted())
+        restarted = any(self._ranks.gather(run_folder.was_restarted()))
         listed = self._ranks.agree(
             lambda: self.folder.candidates(restarted=restarted, fingerprint=fingerprint)
         )
@@ -188,6 +182,14 @@ class Choice:
         self._take_folder(None, restarted=restarted)
         return None
 
+    def best(self, validated: Validated) -> Candidate | None:
+        """The checkpoint of the best validation, where it is whole."""
+        places = (self.folder.chkpt, self.folder.elastic)
+        run = validated.best_run or f"{self.folder.job}/{self.folder.name}"
+        found = self._ranks.agree(lambda: candidates([place / run for place in places]))
+        step = validated.best_step
+        return next((c for c in found if c.step == step and self._problem(c) is None), None)
+
     def _take_folder(self, start: Candidate | None, *, restarted: bool) -> None:
         path = start.path if start else None
         self.folder = self._ranks.agree(lambda: self.folder.settled(path, restarted=restarted))
@@ -196,7 +198,7 @@ class Choice:
         if not self._config.same_world_size_only or found.kind is ELASTIC:
             return False
         size = self._ranks.agree(lambda: found.read_marker().world_size)
-        return size != self._ranks.world.world_size
+        return size != self._ranks.world_size
 
     def _refusal(self, found: Candidate) -> ConfigError:
         others = self._ranks.agree(lambda: candidates(self.folder.folders_of_elastic(found.path)))
@@ -205,7 +207,7 @@ class Choice:
         )
         use = f"resume from {good.path}" if good else "no elastic checkpoint is there: unset it"
         size = self._ranks.agree(lambda: found.read_marker().world_size)
-        mine = self._ranks.world.world_size
+        mine = self._ranks.world_size
         return ConfigError(
             f"{found.path} was saved at world size {size}, this run has {mine}, and "
             f"train.checkpoint.same_world_size_only is set; {use}"
@@ -213,7 +215,7 @@ class Choice:
 
     def _problem(self, found: Candidate) -> str | None:
         """Why `found` cannot be loaded; its files are hashed by all ranks in parallel."""
-        mine = found.problem(share=self._ranks.world.rank, of=self._ranks.world.world_size)
+        mine = found.problem(share=self._ranks.rank, of=self._ranks.world_size)
         problems = self._ranks.gather(mine)
         return next((each for each in problems if each is not None), None)
 
@@ -260,11 +262,8 @@ class FolderCheckpoints:
         keep_last: int,
         stop: StopRequest,
         model_config: str = "{}",
-        group: Any = None,
     ) -> None:
-        """`model_config`: text of config.json. `group`: a gloo group of the world's ranks that
-        nobody else uses; None makes one, which every rank of the job calls.
-        """
+        """`model_config`: text of config.json. Every rank of the job calls it."""
         self.num_failed_saves = 0
         self.resumed_loss: float | None = None
         """Loss of the step that the checkpoint was saved after, where this process loaded one."""
@@ -272,12 +271,14 @@ class FolderCheckpoints:
         """Unix time of the newest commit of this process; rank 0 alone knows it."""
         self._world, self._config, self._keep_last = world, config, keep_last
         self._stop, self._model_config = stop, model_config
-        self._ranks = checkpoint_state.Ranks(world, timeout_s=config.timeout_s, group=group)
+        # In a group of their own, as files are written in a thread while the loop uses the others.
+        self._ranks = world.apart(config.timeout_s)
+        group = self._ranks.group
+        self._for_dcp = {"process_group": group, "no_dist": group is None}
         self._choice = Choice(folder, self._ranks, config)
-        self._staging = checkpoint_state.Staging(self._ranks)
+        self._staging = checkpoint_state.Staging(self._ranks, on_gpu=world.device.type == "cuda")
         self._planners: dict[Kind, DefaultSavePlanner] = {}
         self._running: tuple[Path, Future[Any]] | None = None
-        self._last_elastic = 0
 
     @property
     def folder(self) -> RunFolder:
@@ -296,6 +297,10 @@ class FolderCheckpoints:
             return False
         try:
             values = json.loads((chosen.path / STATE).read_text(encoding="utf-8"))
+            found = Validated(**values.get("validated", {}))  # older ones have none
+            if found.best_step and not found.best_run:
+                found = replace(found, best_run="/".join(chosen.path.parts[-3:-1]))
+            values["validated"] = found
             saved = Progress(**{name: values[name] for name in Progress.__slots__})
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise DataError(f"{chosen.path}: is no checkpoint of this format: {error}") from error
@@ -311,32 +316,44 @@ class FolderCheckpoints:
                 f"{state.progress.rows_per_step}; restore train.micro_batch_size and "
                 "train.gradient_accumulation, or start anew with --resume never"
             )
-        reader = checkpoint_state.Reader(chosen.path)
-        values = checkpoint_state.places_for(state, reader.read_metadata(), with_rng=is_same_size)
-        at(f"reading {chosen.path}")
-        try:
-            dcp_load(
-                values,
-                storage_reader=reader,
-                planner=checkpoint_state.Planner(),
-                **self._ranks.for_dcp,
-            )
-        except CheckpointException as error:  # no Exception: nothing above would catch it
-            raise DataError(f"{chosen.path}: cannot be read: {_cause(error)}") from error
-        checkpoint_state.restore(state, values)
+        self._read(chosen, state, with_rng=is_same_size)
         state.progress = replace(saved, world_size=self._world.world_size)
         self.resumed_loss = chosen.read_marker().loss
-        self._last_elastic = saved.step if chosen.kind is ELASTIC else 0
         how = "" if is_same_size else f", saved at world size {saved.world_size}"
         log(f"resumed from {chosen.path} at step {saved.step}{how}")
         if not is_same_size:
             log(f"world size {self._world.world_size}: a step keeps its {saved.rows_per_step} rows")
         return True
 
+    def _read(self, chosen: Candidate, state: TrainState, *, with_rng: bool) -> None:
+        reader = checkpoint_state.Reader(chosen.path)
+        values = checkpoint_state.places_for(state, reader.read_metadata(), with_rng=with_rng)
+        at(f"reading {chosen.path}")
+        try:
+            dcp_load(
+                values,
+                storage_reader=reader,
+                planner=checkpoint_state.Planner(),
+                **self._for_dcp,
+            )
+        except CheckpointException as error:  # no Exception: nothing above would catch it
+            raise DataError(f"{chosen.path}: cannot be read: {_cause(error)}") from error
+        checkpoint_state.restore(state, values)
+
+    def load_best(self, state: TrainState) -> bool:
+        """Put the weights of the best validation into `state`; False where they are not kept."""
+        found = self._choice.best(state.progress.validated)
+        if found is None:
+            log("the best checkpoint is not kept, or not whole: final/ is made of the last")
+            return False
+        self._read(found, state, with_rng=False)
+        log(f"final/ is made of {found.path}, the best one")
+        return True
+
     def save(self, state: TrainState, step: int, *, loss: float | None = None) -> None:
         """Commit `state` as of `step`, in a thread where the recipe wants that."""
         self._collect(raises=False)
-        stopping = self._ranks.any(bool(self._stop))
+        stopping = any(self._ranks.gather(bool(self._stop)))
         is_elastic = self.due(step) or (stopping and may_resize())
         kind = ELASTIC if is_elastic else SHARDED
         self._start(state, step, kind, loss=loss, in_background=not stopping)
@@ -358,6 +375,7 @@ class FolderCheckpoints:
         scratch = self._ranks.agree(lambda: _scratch_folder(target))
         values = checkpoint_state.capture(state)
         own_files = self._own_files(state, step, kind)
+        best_step = state.progress.validated.best_step if self._config.keep_best else None
         writer = CommittingWriter(
             scratch,
             target,
@@ -370,13 +388,13 @@ class FolderCheckpoints:
                 files={},
             ),
             own_files=own_files,
-            after_commit=lambda: self._committed(target, kind),
+            after_commit=lambda: self._committed(target, kind, best_step),
         )
         planner = self._planner(kind)
         options: dict[str, Any] = {
             "storage_writer": writer,
             "planner": planner,
-            **self._ranks.for_dcp,
+            **self._for_dcp,
         }
         if in_background and self._config.background and self._staging.has_room(values):
             future = dcp_async_save(values, async_stager=self._staging.stager(), **options)
@@ -388,7 +406,7 @@ class FolderCheckpoints:
 
     def _own_files(
         self, state: TrainState, step: int, kind: Kind
-    ) -> dict[str, Callable[[Path], None]]:
+    ) -> dict[str, Callable[[Path], object]]:
         whole = (
             checkpoint_state.whole_weights(state.model, keep=self._world.is_main)
             if kind is ELASTIC
@@ -407,7 +425,7 @@ class FolderCheckpoints:
             files[FULL_WEIGHTS] = weights_writer(whole)
         return files
 
-    def _committed(self, target: Path, kind: Kind) -> None:
+    def _committed(self, target: Path, kind: Kind, best_step: int | None) -> None:
         log(f"saved {target}")
         self.last_commit_s = time.time()
         self._choice.damaged.discard(target)
@@ -415,7 +433,7 @@ class FolderCheckpoints:
             target,
             kind,
             keep_last=self._keep_last,
-            keep_best=self._config.keep_best,
+            best_step=best_step,
             damaged=self._choice.damaged,
         ):
             log(f"removed {removed}: older than the last {self._keep_last}")

@@ -13,13 +13,11 @@ import os
 import pickle
 import random
 import re
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
@@ -67,56 +65,6 @@ class Planner(DefaultLoadPlanner):
                 f"{name} holds {what[1] if what else 'no plain values'}, which may run a program; "
                 "name a checkpoint that train wrote"
             ) from None
-
-
-class Ranks:
-    """The ranks of one run; every rank calls every method at the same point.
-
-    In a group of their own, as files are written in a thread while the loop uses the others.
-    """
-
-    def __init__(self, world: World, *, timeout_s: float, group: Any = None) -> None:
-        """`group`: a gloo group of the world's ranks that nobody else uses; None makes one."""
-        self.world = world
-        if group is None and world.is_distributed:
-            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-        self.group = group
-        """None for one rank without a process group."""
-
-    @property
-    def for_dcp(self) -> dict[str, Any]:
-        """Arguments by which torch DCP works over these ranks."""
-        return {"process_group": self.group, "no_dist": self.group is None}
-
-    def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
-        return any(self.gather(flag))
-
-    def gather(self, value: Any) -> list[Any]:
-        """What each rank says, by rank."""
-        if self.group is None:
-            return [value]
-        values: list[Any] = [None] * self.world.world_size
-        dist.all_gather_object(values, value, group=self.group)
-        return values
-
-    def agree(self, choose: Callable[[], Any]) -> Any:
-        """Return rank 0's answer on all ranks; its error is raised on all of them."""
-        outcome: Any = None
-        if self.world.is_main:
-            try:
-                outcome = choose()
-            except Exception as error:
-                outcome = error
-        if self.group is not None:
-            box = [outcome]
-            dist.broadcast_object_list(
-                box, group_src=0, group=self.group, device=torch.device("cpu")
-            )
-            outcome = box[0]
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
 
 
 # Wrappers that put their name into a parameter's name: torch.compile, activation checkpointing.
@@ -266,9 +214,8 @@ def _plain(name: str) -> str:
 class Staging:
     """The copy of a run's state in host memory, written while training goes on; one at most."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._on_gpu = ranks.world.device.type == "cuda"
+    def __init__(self, ranks: World, *, on_gpu: bool) -> None:
+        self._ranks, self._on_gpu = ranks, on_gpu
         self._stager: DefaultStager | None = None
 
     def stager(self) -> DefaultStager:
@@ -290,7 +237,7 @@ class Staging:
             return True
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         need, free = num_local_bytes(values) * ranks, _available_bytes()
-        fits = not self._ranks.any(need > 0.8 * free)
+        fits = not any(self._ranks.gather(need > 0.8 * free))
         if not fits:
             log(
                 f"a copy of the state takes {need / 2**30:.1f} GiB of host memory, "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -71,7 +71,9 @@ def judge(
         ),
     ]
     if gate.max_loss is not None:
-        found.append(_bound("loss", metrics.get("last_loss"), below=gate.max_loss))
+        name = "eval loss" if "eval_loss" in metrics else "loss"
+        loss = metrics.get("eval_loss", metrics.get("last_loss"))
+        found.append(_bound(name, loss, below=gate.max_loss))
     if gate.min_tokens_per_s_per_gpu is not None:
         name = "tokens/s/GPU"
         found.append(
@@ -241,10 +243,19 @@ def finish(
 ) -> None:
     """Put the run's figures in its record and write what it leaves; GateError comes last."""
     config, job, strategy = run.config, run.job, trainer.strategy
+    progress = trainer.state.progress
+    job.record.metrics |= _validated(trainer)
+    if trainer.has_stopped_early:
+        best = progress.validated
+        job.record.reason = (
+            f"stopped early after step {progress.step} of {trainer.num_steps}: {best.num_worse} "
+            f"validations without a lower loss than {best.best_loss:.4f} of step {best.best_step}"
+        )
+        log(job.record.reason)
     whole = strategy.whole_weights(only_trained=config.has_adapters)
     job.record.engine = "transformers"
     job.record.metrics |= {
-        "num_train_steps": trainer.num_steps,
+        "num_train_steps": progress.step,
         **throughput.metrics(
             world_size=here.world_size,
             flops_per_token=flops_per_token(strategy.model, method=config.method),
@@ -267,7 +278,22 @@ def finish(
             planned = run.plan.memory_gib_per_rank["total"]
             job.record.metrics["planned_gpu_memory_gib"] = planned
     # To write and to merge whole models takes longer than a step may.
-    agree(here.without_timeout(), lambda: _write(run, here, strategy, whole, folder))
+    here.apart().agree(lambda: _write(run, here, strategy, whole, folder))
+
+
+def _validated(trainer: Trainer) -> dict[str, float | int]:
+    """Return what the record has of validations; the weights become those of the best one."""
+    found, keeps = trainer.state.progress.validated, trainer.config.checkpoint.keep_best
+    if trainer.config.eval is None or found.loss is None or found.best_loss is None:
+        return {}
+    is_last = found.best_step == found.step
+    takes_best = keeps and not is_last and trainer.checkpoints.load_best(trainer.state)
+    return {
+        "eval_loss": found.best_loss if takes_best else found.loss,
+        "best_eval_loss": found.best_loss,
+        "best_eval_step": found.best_step,
+        "final_step": found.best_step if takes_best else found.step,
+    }
 
 
 def _write(
@@ -314,17 +340,3 @@ def _write(
     if job.places.has("logs"):
         atomic.write_text(job.places.path("logs") / name, text)
     refuse_failed(found)
-
-
-def agree(here: World, choose: Callable[[], Any]) -> Any:
-    """Return rank 0's answer on all ranks; its error is raised on all of them."""
-    outcome: Any = None
-    if here.is_main:
-        try:
-            outcome = choose()
-        except Exception as error:
-            outcome = error
-    outcome = here.broadcast(outcome)
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome

@@ -32,6 +32,31 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Validated:
+    """What validations found; part of a checkpoint, so that a resumed run decides the same."""
+
+    digest: str = ""
+    """Hash of the rows; losses of other rows are not compared."""
+    step: int = 0
+    """After which the last one was; 0: none yet."""
+    loss: float | None = None
+    best_step: int = 0
+    best_loss: float | None = None
+    best_run: str = ""
+    """Job and run whose checkpoint that is; empty: this one's."""
+    num_worse: int = 0
+    """Validations since the best."""
+
+    def after(self, step: int, loss: float) -> Validated:
+        """Return this with one more validation."""
+        if self.best_loss is None or loss < self.best_loss:
+            return Validated(
+                digest=self.digest, step=step, loss=loss, best_step=step, best_loss=loss
+            )
+        return replace(self, step=step, loss=loss, num_worse=self.num_worse + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Where a run stands between two train steps."""
 
@@ -44,6 +69,7 @@ class Progress:
     world_size: int
     fingerprint: str
     """Hash of what must not change across a resume: data, model and the settings of training."""
+    validated: Validated = Validated()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +106,10 @@ class Checkpoints(Protocol):
 
     def wait(self) -> None:
         """Return when all that was saved is committed."""
+        ...
+
+    def load_best(self, state: TrainState) -> bool:
+        """Put the weights of the best validation into `state`; False where they are not kept."""
         ...
 
 
@@ -234,9 +264,15 @@ class Trainer:
     def run(self) -> measure.Throughput:
         """Train to the last step; a stop request saves and raises PreemptedError."""
         throughput, state = measure.Throughput(), self.state
+        every, every_epochs = self.config.checkpoint_every, self.config.checkpoint_every_epochs
+        if state.progress.validated.digest != self.task.eval_digest:
+            found = Validated(digest=self.task.eval_digest)
+            state.progress = replace(state.progress, validated=found)
+        # A stop leaves the validation of its step to the run that goes on.
+        self._validate(done=state.progress.step >= self.num_steps or self.has_stopped_early)
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows") as worker:
             waiting = self._ask(worker, state.progress.position)
-            while state.progress.step < self.num_steps:
+            while state.progress.step < self.num_steps and not self.has_stopped_early:
                 before_s = self.ledger.seconds["data_wait"]
                 with self.ledger.spend("data_wait"):
                     batches = waiting.result()
@@ -247,9 +283,13 @@ class Trainer:
                 result, stop = self._step(batches)
                 throughput.add(result)
                 self._report(result)
-                done = state.progress.step == self.num_steps
+                done, is_best = state.progress.step == self.num_steps, False
                 self.watchdog.beat(f"the step or save after step {state.progress.step}")
-                if stop or done or self._is_due(result):
+                if done or not stop:
+                    is_best, stop = self._validate(done=done)
+                    done = done or self.has_stopped_early
+                due = self.checkpoints.due(state.progress.step) or self._falls(every, every_epochs)
+                if stop or done or is_best or due:
                     before_s = self.ledger.seconds["checkpoint"]
                     with self.ledger.spend("checkpoint"):
                         self.checkpoints.save(state, state.progress.step, loss=result.loss)
@@ -270,30 +310,82 @@ class Trainer:
     def _rows_per_step(self) -> int:
         return self.state.progress.rows_per_step
 
-    def _is_due(self, result: measure.StepResult) -> bool:
-        """Whether a checkpoint falls on the step that has just ended."""
-        step = result.step + 1
-        if self.checkpoints.due(step):
-            return True
-        if self.config.checkpoint_every_epochs is None:
-            return bool(self.config.checkpoint_every) and step % self.config.checkpoint_every == 0
-        rows = self.config.checkpoint_every_epochs * len(self.stream.packs)
+    @property
+    def has_stopped_early(self) -> bool:
+        """Whether validations have found nothing better for as long as the recipe has patience."""
+        patience = self.config.eval and self.config.eval.patience
+        return patience is not None and self.state.progress.validated.num_worse >= patience
+
+    def _falls(self, every: int | None, every_epochs: int | None) -> bool:
+        """Whether an interval, in epochs where these are given, ends with the last step."""
         position = self.state.progress.position
+        if every_epochs is None:
+            return bool(every) and self.state.progress.step % every == 0
+        rows = every_epochs * len(self.stream.packs)
         return position // rows > (position - self._rows_per_step) // rows
+
+    def _validate(self, *, done: bool) -> tuple[bool, bool]:
+        """Validate where that is due; whether the weights are the best, and whether to stop."""
+        progress, config = self.state.progress, self.config.eval
+        is_due = config and (done or self._falls(config.every, config.every_epochs))
+        if not is_due or progress.validated.step == progress.step:
+            return False, False
+        with self.ledger.spend("eval"):
+            result = self._eval(stops=not done)
+        if result is None:
+            return False, True
+        validated = progress.validated.after(progress.step, result.eval_loss)
+        self.state.progress = replace(progress, validated=validated)
+        self._note(result, {"eval/loss": result.eval_loss})
+        if self.metrics:
+            self.metrics.validated(result)
+        is_best = validated.best_step == progress.step
+        log(
+            f"step {progress.step}/{self.num_steps} eval loss {result.eval_loss:.4f}"
+            + ("" if is_best else f", best {validated.best_loss:.4f} at {validated.best_step}")
+        )
+        return is_best and self.config.checkpoint.keep_best, False
+
+    @torch.no_grad()
+    def _eval(self, *, stops: bool) -> measure.EvalResult | None:
+        """Return the loss of the held-out rows over all ranks; None where a signal `stops` it."""
+        world, module, rows = self.state.world, self.strategy.module, self.task.eval_rows
+        stream = Stream(packs=rows, seed=0, end=len(rows), length=self.task.length)
+        total = torch.zeros((), dtype=torch.float64, device=world.device)
+        num_labels = 0.0
+        module.eval()
+        try:
+            for mine in self._dealt(stream, 0, len(rows)):
+                self.watchdog.beat(f"validation after step {self.state.progress.step}")
+                if stops and world.sum([float(bool(self.stop))])[0]:
+                    return None
+                batch = self.task.collate(mine)
+                num_labels += batch.num_label_tokens
+                with self.precision.forward():
+                    total += module(batch.to(world.device))
+        finally:
+            self.strategy.train()
+        loss_sum, num_labels = world.sum([total.item(), num_labels])
+        step = self.state.progress.step - 1
+        self._check_finite(step, loss_sum, 0.0)
+        return measure.EvalResult(step=step, eval_loss=loss_sum / num_labels)
 
     def _ask(self, worker: ThreadPoolExecutor, position: int) -> Future[list[Any]]:
         return worker.submit(self._batches, position)
 
     def _batches(self, position: int) -> list[Any]:
+        dealt = self._dealt(self.stream, position, self._rows_per_step)
+        return [self.task.collate(rows) for rows in dealt]
+
+    def _dealt(self, stream: Stream, position: int, num_rows: int) -> list[list[Any]]:
         world = self.state.world
-        micro_batches = self.stream.micro_batches(
+        return stream.micro_batches(
             position,
             rank=world.rank,
             world_size=world.world_size,
             micro_batch_size=self.config.micro_batch_size,
-            num_rows=self._rows_per_step,
+            num_rows=num_rows,
         )
-        return [self.task.collate(rows) for rows in micro_batches]
 
     def _step(self, batches: list[Any]) -> tuple[measure.StepResult, bool]:
         config, world, state = self.config, self.state.world, self.state
@@ -356,7 +448,13 @@ class Trainer:
         )
 
     def _report(self, result: measure.StepResult) -> None:
-        self._note(result)
+        scalars = {
+            "train/loss": result.loss,
+            "train/grad_norm": result.grad_norm,
+            "train/learning_rate": result.learning_rate,
+            "train/useful_tokens": float(result.num_tokens),
+        }
+        self._note(result, scalars)
         if self.metrics:
             self.metrics.ended_step(result)
         log(
@@ -365,21 +463,15 @@ class Trainer:
             f"tokens {result.num_tokens}"
         )
 
-    def _note(self, result: measure.StepResult) -> None:
-        """Write the step's figures; a disk that is full costs their lines, not the run."""
+    def _note(
+        self, result: measure.StepResult | measure.EvalResult, scalars: dict[str, float]
+    ) -> None:
+        """Write figures of a step; a disk that is full costs their lines, not the run."""
         try:
             if self.curve:
                 self.curve.append(result)
             if self.events:
-                self.events.add(
-                    result.step + 1,
-                    {
-                        "train/loss": result.loss,
-                        "train/grad_norm": result.grad_norm,
-                        "train/learning_rate": result.learning_rate,
-                        "train/useful_tokens": float(result.num_tokens),
-                    },
-                )
+                self.events.add(result.step + 1, scalars)
         except OSError as error:
             if not self.has_lost_figures:
                 log(f"figures of step {result.step + 1} are not written: {error}; the run goes on")

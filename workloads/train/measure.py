@@ -1,7 +1,8 @@
 """What a run measures, in its record, for Prometheus and as TensorBoard events.
 
 Rates count tokens that are not padding, over all ranks, from the end of the first train step of
-this process (which pays for warm-up) to the end of the last; checkpoint stalls are inside.
+this process (which pays for warm-up) to the end of the last; what stalls it
+(checkpoints, validations) is inside.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -40,10 +41,14 @@ class StepResult:
     """Tokens and padding: what the model computed on."""
     num_label_tokens: int
 
-    def to_line(self) -> str:
-        """Return the line of the loss curve."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps(values)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalResult:
+    """One validation over all ranks, after `step`."""
+
+    step: int
+    eval_loss: float
+    """Mean cross entropy per label token of the held-out rows, in nats."""
 
 
 class LossCurve:
@@ -60,9 +65,9 @@ class LossCurve:
                     kept.append(line)
         path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
-    def append(self, result: StepResult) -> None:
-        """Add one step, or nothing of it where the disk has no room for all of it."""
-        line = f"{result.to_line()}\n".encode()
+    def append(self, result: StepResult | EvalResult) -> None:
+        """Add a line, or nothing of it where the disk has no room for all of it."""
+        line = f"{json.dumps(asdict(result))}\n".encode()
         with self.path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
@@ -83,7 +88,7 @@ class Throughput:
     started_s: float | None = None
     ended_s: float = 0.0
     steps_s: list[float] = field(default_factory=list)
-    """Seconds of each step, stalls for checkpoints included."""
+    """Seconds of each step, stalls included."""
     losses: list[float] = field(default_factory=list)
     stalls_s: list[float] = field(default_factory=list)
     """Seconds that training stood still for each checkpoint."""
@@ -124,7 +129,7 @@ class Throughput:
         return rates
 
 
-SHARES = ("data_wait", "checkpoint")
+SHARES = ("data_wait", "checkpoint", "eval")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -190,6 +195,8 @@ class TrainMetrics:
         Gauge("steps", "Train steps of the whole run.", **options).set(num_steps)
         Gauge("ranks", "Ranks that train.", **options).set(world_size)
         self._loss = Gauge("loss", "Mean cross entropy per label token, in nats.", **options)
+        self._eval_loss = Gauge("eval_loss", "The same of the held-out rows.", **options)
+        self._eval_loss.set(math.nan)  # until the first validation
         self._grad_norm = Gauge("grad_norm", "Norm of the gradient before clipping.", **options)
         self._rate = Gauge("learning_rate", "Learning rate of the last step.", **options)
         self._tokens = Counter("tokens", "Tokens that are not padding, of all ranks.", **options)
@@ -222,6 +229,10 @@ class TrainMetrics:
         self._tokens.inc(result.num_tokens)
         self._positions.inc(result.num_positions)
         self._last_step.set(self._now_s())
+
+    def validated(self, result: EvalResult) -> None:
+        """Note one validation."""
+        self._eval_loss.set(result.eval_loss)
 
     def waited(self, seconds: float) -> None:
         """Count seconds without rows."""

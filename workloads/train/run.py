@@ -110,7 +110,8 @@ def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None
     )
     with world(cpu_threads=config.cpu_threads, timeout_s=config.checkpoint.timeout_s) as here:
         job.record.hardware = hardware.detect(hardware.device_name())
-        inputs.refuse_other_rows(here, task.digest)
+        # Ranks with other held-out rows would wait for each other, some in a validation.
+        inputs.refuse_other_rows(here, task.digest + task.eval_digest)
         _train(run, here, stop)
 
 

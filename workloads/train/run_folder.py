@@ -145,33 +145,25 @@ def move_aside(path: Path) -> Path:
 
 
 def remove_old(
-    newest: Path, kind: Kind, *, keep_last: int, keep_best: bool, damaged: Collection[Path] = ()
+    newest: Path, kind: Kind, *, keep_last: int, best_step: int | None, damaged: Collection[Path]
 ) -> list[Path]:
-    """Remove committed checkpoints beyond the last and the best, `newest` being the last.
+    """Remove committed checkpoints beyond the last and the best one, `newest` being the last.
 
     Those of later steps stay: the run came back from before them, as they could not be loaded.
     Uncommitted and `damaged` ones stay too, and count for nothing.
     """
     step = kind.step_of(newest.name)
     assert step is not None, newest
-    committed: list[tuple[Candidate, Marker]] = []
-    for each in candidates([newest.parent]):
-        if each.kind is kind and each.step <= step and each.path not in damaged:
-            try:
-                committed.append((each, each.read_marker()))
-            except ValueError:
-                continue
-    losses = [marker.loss for _, marker in committed if marker.loss is not None]
-    removed: list[Path] = []
-    for each, marker in committed[keep_last:]:
-        if keep_best and losses and marker.loss == min(losses):
-            continue
+    of_kind = (each for each in candidates([newest.parent]) if each.kind is kind)
+    counted = (each for each in of_kind if each.step <= step and each.path not in damaged)
+    committed = [each for each in counted if _fingerprint(each) is not None]
+    removed = [each for each in committed[keep_last:] if each.step != best_step]
+    for each in removed:
         # Without its marker a folder that is half removed does not count as committed.
         (each.path / kind.marker).unlink()
         atomic.fsync_path(each.path)
         shutil.rmtree(each.path)
-        removed.append(each.path)
-    return removed
+    return [each.path for each in removed]
 
 
 LATEST = "latest"

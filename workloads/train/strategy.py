@@ -164,6 +164,12 @@ class Strategy:
         """Weights that this rank holds."""
         return sum(getattr(w, "_local_tensor", w).numel() for w in self.model.parameters())
 
+    def train(self) -> None:
+        """Go back to training after forward passes that no backward pass followed."""
+        self.module.train()
+        if self.kind == "fsdp":
+            self.module.reshard()  # else what is around the layers stays gathered
+
     @contextlib.contextmanager
     def accumulate(self, *, last: bool) -> Iterator[None]:
         """Under DDP reduce gradients over ranks in the last micro batch of a step only.

@@ -199,13 +199,14 @@ def train_dashboard() -> Dashboard:
     tokens, positions = (
         f"rate(train_{name}_total{{{_OWN}}}[5m])" for name in ("tokens", "positions")
     )
+    held_out = f"train_eval_loss{{{_OWN}}}", f"{_OF_RUN} held-out rows"
     return Dashboard(
         uid=f"{NAME}-train",
         title="Stack: training",
         variables=(("job", "label_values(train_step, job_id)"),),
         panels=(
             share_panel("Progress", f"100 * train_step{{{_OWN}}} / train_steps{{{_OWN}}}", _OF_RUN),
-            Panel(title="Loss", unit="short", asks=((f"train_loss{{{_OWN}}}", _OF_RUN),)),
+            Panel(title="Loss", unit="short", asks=((f"train_loss{{{_OWN}}}", _OF_RUN), held_out)),
             Panel(title="Tokens a second", unit="short", asks=((tokens, _OF_RUN),)),
             Panel(
                 title="Tokens a second and rank",

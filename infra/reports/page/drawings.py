@@ -13,11 +13,14 @@ _SMOOTHING = 0.6
 """Weight of the past in the moving average: about two and a half steps."""
 
 
-def loss_curve(points: Sequence[tuple[int, float]]) -> str:
-    """Loss per train step with its moving average; needs two points."""
+def loss_curve(
+    points: Sequence[tuple[int, float]], held_out: Sequence[tuple[int, float]] = ()
+) -> str:
+    """Loss per train step with its moving average, and that of held-out rows; needs two points."""
     points = [(step, loss) for step, loss in points if math.isfinite(loss)]
     if len(points) < 2:
         return ""
+    held_out = [(step, loss) for step, loss in held_out if math.isfinite(loss)]
     dots = tuple(Mark(x=x, y=y) for x, y in exact(points))
     steps = points[-1][0] - points[0][0] + 1
     return line_chart(
@@ -29,6 +32,7 @@ def loss_curve(points: Sequence[tuple[int, float]]) -> str:
         series=[
             Series(name="moving average", points=exact(smooth(points)), style=0),
             Series(name="each step", points=(), style=1, marks=dots),
+            *([Series(name="held-out rows", points=exact(held_out), style=2)] if held_out else []),
         ],
     )
 

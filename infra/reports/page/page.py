@@ -62,7 +62,7 @@ def render(report: training.Report) -> str:
         training_rows=training_rows(report),
         busy_chart=Markup(busy_chart(report)),  # noqa: S704 (numbers only)
         speed_rows=speed_rows(report),
-        loss_chart=Markup(drawings.loss_curve(report.losses)),  # noqa: S704 (numbers only)
+        loss_chart=Markup(drawings.loss_curve(report.losses, report.eval_losses)),  # noqa: S704 (numbers only)
         loop=Markup(loop_html(loop)),  # noqa: S704 (escaped in cost/report/layout.py)
         metrics=metrics,
         answers=loop.answers,

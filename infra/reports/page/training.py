@@ -109,6 +109,8 @@ class Report:
     """Of the lineage, as the evaluation is."""
     losses: tuple[tuple[int, float], ...]
     """(step, loss) of `training`, steps from 1."""
+    eval_losses: tuple[tuple[int, float], ...]
+    """The same of its held-out rows."""
     gpus: GpuUse | None
     """What the GPUs of `training` did; None without it."""
     evaluation_run: RunRecord | None
@@ -133,6 +135,7 @@ def collect(spec: StackSpec, state: Path) -> Report:
         details={each.path: read_object(Path(each.path)) for each in records},
         training=training,
         losses=losses(Path(training.path).parent) if training else (),
+        eval_losses=losses(Path(training.path).parent, "eval_loss") if training else (),
         gpus=gpu_use(Path(training.path).parent) if training else None,
         evaluation_run=evaluation_run,
         evaluation=evaluation_of(Path(evaluation_run.path).parent) if evaluation_run else None,

@@ -23,7 +23,7 @@ from typing import Any, Final
 import yaml
 
 from infra.clients.errors import JobsError
-from infra.jobs.records import LOSS_CURVE
+from infra.jobs.records import LOSS_CURVE, losses
 from infra.reports.runs.run import RECIPE, Run, plain
 
 _META: Final = "meta.yaml"
@@ -156,8 +156,10 @@ def _metrics(run: Run) -> dict[str, str]:
     """Every metric at the run's end, and the loss by step; no step has a time of its own."""
     at = _ms(run.record.finished_at)
     texts = {name: f"{at} {float(value)!r} 0\n" for name, value in run.record.metrics.items()}
-    if run.losses:
-        texts["train_loss"] = "".join(f"{at} {loss!r} {step}\n" for step, loss in run.losses)
+    curves = {"train_loss": run.losses, "eval_loss": losses(run.folder, "eval_loss")}
+    for name, points in curves.items():
+        if points:
+            texts[name] = "".join(f"{at} {loss!r} {step}\n" for step, loss in points)
     return texts
 
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from tests.bench.training import work
 from tests.bench.training.contest import Turns
 from tests.bench.training.work import Work
-from workloads.train.measure import LossCurve, StepResult
+from workloads.train.measure import LossCurve
 
 
 def train(turns: Turns, *, size: Work, **settings: Any) -> float:
@@ -28,7 +28,7 @@ class Curve(LossCurve):
         self._turns = turns
         self.losses: list[float] = []
 
-    def append(self, result: StepResult) -> None:
+    def append(self, result: Any) -> None:
         """Take note of a step."""
         self.losses.append(result.loss)
         if self._turns:
@@ -53,6 +53,10 @@ class NoCheckpoints:
 
     def wait(self) -> None:
         """Wait for nothing."""
+
+    def load_best(self, state: Any) -> bool:
+        """Nothing is the best."""
+        return False
 
 
 def loop(size: Work, *, curve: Curve, settings: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cost.bill.bill import bill
+from infra.jobs import records
 from infra.operate.prices import price_book
 from infra.render.stack_drawing import stack_svg
 from infra.reports.page import drawings, page, training
@@ -214,8 +215,22 @@ def test_the_moving_average_of_a_constant_is_the_constant() -> None:
 
 
 def test_a_loss_that_is_not_a_number_leaves_no_gap_in_the_markup() -> None:
-    chart = drawings.loss_curve([(1, 2.0), (2, float("nan")), (3, 1.0)])
-    assert "nan" not in chart
+    nan = float("nan")
+    chart = drawings.loss_curve([(1, 2.0), (2, nan), (3, 1.0)], [(2, 1.5), (3, nan)])
+    assert "nan" not in chart.lower()
+
+
+def test_the_curve_has_held_out_rows_where_there_are_any(tmp_path: Path) -> None:
+    lines = [
+        '{"step": 0, "loss": 2.0}',
+        '{"step": 1, "loss": 1.0}',
+        '{"step": 1, "eval_loss": 1.5}',
+    ]
+    (tmp_path / "loss_curve.jsonl").write_text("\n".join(lines))
+    losses, held_out = records.losses(tmp_path), records.losses(tmp_path, "eval_loss")
+    assert (losses, held_out) == (((1, 2.0), (2, 1.0)), ((2, 1.5),))
+    assert "held-out rows" in drawings.loss_curve(losses, held_out)
+    assert "held-out rows" not in drawings.loss_curve(losses)
 
 
 @pytest.mark.parametrize(

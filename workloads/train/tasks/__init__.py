@@ -6,10 +6,12 @@ imported and a GPU is taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from workloads.common.exit_codes import DataError
 from workloads.recipes.train import TrainConfig
 
 if TYPE_CHECKING:
@@ -23,12 +25,16 @@ class Task(Protocol):
     """One kind of learning."""
 
     rows: Sequence[Any]
+    eval_rows: Sequence[Any]
+    """Held-out rows; none without train.eval."""
     num_dropped: int
     """Rows left out or cut because they were too long."""
     data_file: Path | None
     """The file that the rows were read from; None where they were generated."""
     digest: str
     """Hash of all rows, in order."""
+    eval_digest: str
+    """The same of the held-out rows."""
 
     def length(self, row: Any) -> int:
         """Return the tokens of a row."""
@@ -62,6 +68,18 @@ class Task(Protocol):
 def is_generated(model: str) -> bool:
     """Return whether a recipe's model is one that is made here."""
     return model.startswith(f"{GENERATED}/")
+
+
+@contextlib.contextmanager
+def held_out() -> Iterator[None]:
+    """Within, what is wrong with held-out rows says which setting asks for them."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(
+            f"train.eval: needs held-out rows: {error}; prepare the data with data.test_ratio, or "
+            "set train.eval=null"
+        ) from error
 
 
 def open_task(

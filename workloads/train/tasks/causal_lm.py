@@ -18,6 +18,7 @@ from workloads.data.token_rows import (
     read_parquet,
 )
 from workloads.recipes.train import TrainConfig
+from workloads.train.tasks import held_out
 
 if TYPE_CHECKING:
     import torch
@@ -35,33 +36,43 @@ class CausalLm:
             )
         self._config, self.model_dir = config, model_dir
         self.data_file: Path | None = dataset / "tokens_train.parquet"
-        examples = read_parquet(self.data_file)
-        check_tokens(self.data_file, examples, model_dir=model_dir)
-        fits = examples.lengths <= config.sequence_length
-        self.num_dropped = len(examples) - int(fits.sum())
-        if self.num_dropped and config.overlong == "refuse":
+        self.rows, self.digest, self.num_dropped = self._read(self.data_file, model_dir)
+        self.eval_rows: Sequence[Pack] = ()
+        self.eval_digest = ""
+        if config.eval is not None:
+            with held_out():
+                self.eval_rows, self.eval_digest, _ = self._read(
+                    dataset / "tokens_test.parquet", model_dir, last=config.eval.rows
+                )
+        self._pad_id: int | None = None
+
+    def _read(
+        self, path: Path, model_dir: Path, *, last: int | None = None
+    ) -> tuple[Sequence[Pack], str, int]:
+        """Return a file's rows, or the `last` ones, their hash, and how many were too long."""
+        config, examples = self._config, read_parquet(path)
+        limit = config.sequence_length
+        check_tokens(path, examples, model_dir=model_dir)
+        fits = examples.lengths <= limit
+        num_dropped = len(examples) - int(fits.sum())
+        if num_dropped and config.overlong == "refuse":
             raise DataError(
-                f"{dataset}: {self.num_dropped} of {len(examples)} examples are longer than "
-                f"train.sequence_length {config.sequence_length}; raise it, or set "
-                "train.overlong=drop"
+                f"{path}: {num_dropped} of {len(examples)} examples are longer than "
+                f"train.sequence_length {limit}; raise it, or set train.overlong=drop"
             )
-        kept = (
-            cut_rows(examples, config.sequence_length)
-            if config.overlong == "cut"
-            else examples.select(fits)
-        )
+        kept = cut_rows(examples, limit) if config.overlong == "cut" else examples.select(fits)
+        if last is not None:
+            kept = kept.select(kept.offsets[:-1] >= kept.offsets[max(0, len(kept) - last)])
         if not kept.num_label_tokens:
-            raise DataError(f"{dataset}: no token to learn in {len(kept)} training examples")
-        self.rows: Sequence[Pack] = (
-            pack(kept, sequence_length=config.sequence_length)
-            if config.packing
-            else [
+            raise DataError(f"{path}: no token to learn in {len(kept)} examples")
+        if config.packing:
+            rows = pack(kept, sequence_length=limit)
+        else:
+            rows = [
                 Pack(rows=kept, indices=(index,), num_tokens=length)
                 for index, length in enumerate(kept.lengths.tolist())
             ]
-        )
-        self.digest = kept.digest
-        self._pad_id: int | None = None
+        return rows, kept.digest, num_dropped
 
     def length(self, row: Pack) -> int:
         """Return the tokens of a row."""

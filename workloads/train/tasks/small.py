@@ -1,7 +1,8 @@
 """Text classifiers, text to text and image classifiers: rows padded, one loss per label.
 
 Data sets are folders: `rows_train.jsonl` with {"text", "label"} or {"source", "target"}, or
-`images_train.npz` with arrays `pixel_values` (rows, channels, height, width) and `labels`.
+`images_train.npz` with arrays `pixel_values` (rows, channels, height, width) and `labels`;
+held-out rows in `rows_test.jsonl` or `images_test.npz`.
 `generated` makes rows and a tiny random model, for a run that needs no file.
 """
 
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.recipes.train import TrainConfig
-from workloads.train.tasks import GENERATED, is_generated
+from workloads.train.tasks import held_out, is_generated
 
 if TYPE_CHECKING:
     import torch
@@ -29,9 +30,9 @@ FIRST_WORD = 8
 """Ids below it are special: padding, end, and one mark per class."""
 
 
-def rows(config: TrainConfig) -> list[Any]:
+def rows(config: TrainConfig, seed: int) -> list[Any]:
     """Return the rows of a task: the same ones for the same seed."""
-    draw = random.Random(config.seed)
+    draw = random.Random(seed)
     made: list[Any] = []
     for index in range(NUM_ROWS):
         kind = index % CLASSES
@@ -152,55 +153,60 @@ class SmallTask:
         self, config: TrainConfig, *, model: str, model_dir: Path | None, dataset: Path | None
     ) -> None:
         self._config, self._model, self.model_dir = config, model, model_dir
-        self.num_dropped = 0
-        self.data_file = None if dataset is None else dataset / self._file_name
+        name = "images_{}.npz" if config.task == "image_classification" else "rows_{}.jsonl"
+        self.data_file = dataset and dataset / name.format("train")
         if is_generated(model) and model not in MODELS:
             raise ConfigError(
                 f"model: got {model!r}, expected one of {', '.join(MODELS)}, or a folder"
             )
-        self.rows: Sequence[Row] = (
-            rows(config) if self.data_file is None else self._read(self.data_file)
-        )
-        if not self.rows:
-            raise DataError(f"{dataset or GENERATED}: no row to train on")
+        self.rows: Sequence[Row]
+        self.rows, self.num_dropped = self._read(self.data_file, config.seed)
         self.num_classes = 1 + max(max(row.labels) for row in self.rows)
-        text = repr([(getattr(row.inputs, "tobytes", lambda r=row: r.inputs)(), row.labels)
-                     for row in self.rows])  # fmt: skip
-        self.digest = hashlib.sha256(text.encode()).hexdigest()
+        self.eval_rows: Sequence[Row] = ()
+        if config.eval is not None:
+            path = dataset and dataset / name.format("test")
+            with held_out():
+                self.eval_rows = self._read(path, config.seed + 1)[0][-config.eval.rows :]
+                most = max(max(row.labels) for row in self.eval_rows)
+                if config.task != "text_to_text" and most >= self.num_classes:
+                    known = f"the training rows 0 to {self.num_classes - 1}"
+                    raise DataError(f"{path}: holds class {most}, {known}")
+        self.digest, self.eval_digest = _digest(self.rows), _digest(self.eval_rows)
 
-    @property
-    def _file_name(self) -> str:
-        is_of_images = self._config.task == "image_classification"
-        return "images_train.npz" if is_of_images else "rows_train.jsonl"
-
-    def _read(self, path: Path) -> list[Row]:
+    def _read(self, path: Path | None, seed: int) -> tuple[list[Row], int]:
+        """Return the rows of a file, or those made from a seed, and how many were too long."""
+        if path is None:
+            return rows(self._config, seed), 0
         if self._config.task == "image_classification":
-            return _read_images(path)
+            return _read_images(path), 0
         if self.model_dir is None:
             raise ConfigError(f"model: a generated one has no tokenizer for {path}; name a folder")
         from workloads.common.models import load_tokenizer
 
         tokenizer = load_tokenizer(self.model_dir)
-        rows: list[Row] = []
+        found: list[Row] = []
+        num_dropped = 0
         limit, overlong = self._config.sequence_length, self._config.overlong
         for number, values in _json_lines(path):
             try:
                 row = self._row(tokenizer, values)
                 if max(len(row.inputs), len(row.labels)) > limit:
-                    self.num_dropped += 1
+                    num_dropped += 1
                     if overlong != "cut":
                         continue
                     # By the tokenizer, which keeps the tokens that end a text.
                     row = self._row(tokenizer, values, truncation=True, max_length=limit)
             except (KeyError, TypeError, ValueError) as error:
                 raise DataError(f"{path}:{number}: {error!r}; see docs/training.md") from error
-            rows.append(row)
-        if self.num_dropped and self._config.overlong == "refuse":
+            found.append(row)
+        if num_dropped and self._config.overlong == "refuse":
             raise DataError(
-                f"{path}: {self.num_dropped} rows are longer than train.sequence_length "
+                f"{path}: {num_dropped} rows are longer than train.sequence_length "
                 f"{self._config.sequence_length}; raise it, or set train.overlong=drop"
             )
-        return rows
+        if not found:
+            raise DataError(f"{path}: no row")
+        return found, num_dropped
 
     def _row(self, tokenizer: Any, values: Any, **options: Any) -> Row:
         if self._config.task == "text_classification":
@@ -309,6 +315,12 @@ class SmallTask:
             load_tokenizer(self.model_dir).save_pretrained(folder)
 
 
+def _digest(rows: Sequence[Row]) -> str:
+    text = repr([(getattr(row.inputs, "tobytes", lambda r=row: r.inputs)(), row.labels)
+                 for row in rows])  # fmt: skip
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _read_images(path: Path) -> list[Row]:
     import numpy as np
 
@@ -317,7 +329,7 @@ def _read_images(path: Path) -> list[Row]:
             pixels, labels = file["pixel_values"], file["labels"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: cannot be read as images: {error}") from error
-    if pixels.ndim != 4 or labels.shape != pixels.shape[:1]:
+    if pixels.ndim != 4 or labels.shape != pixels.shape[:1] or not len(labels):
         raise DataError(
             f"{path}: got pixel_values {pixels.shape} and labels {labels.shape}, expected (rows, "
             "channels, height, width) and (rows,)"
