@@ -12,6 +12,7 @@ import pytest
 from tests.another_user import neighbour  # noqa: F401 (a fixture)
 
 EXCERPT = Path(__file__).parent / "bfcl_excerpt"
+TEMPLATES = Path(__file__).parent / "chat_templates"
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -37,6 +38,19 @@ def make_tokenizer(chat_template: str = CHAT_TEMPLATE) -> Any:
         pad_token="<|pad|>",
         chat_template=chat_template,
     )
+
+
+def template(name: str) -> Any:
+    """Returns the byte tokenizer with a public model's template, and its markers as tokens."""
+    from tokenizers import AddedToken
+
+    tokenizer = make_tokenizer((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"))
+    tokenizer.add_tokens([AddedToken(each) for each in ("<tool_call>", "</tool_call>")])
+    special = [AddedToken(each, special=True) for each in ("[TOOL_CALLS]", "<|eot_id|>")]
+    tokenizer.add_tokens(special, special_tokens=True)
+    if name.startswith("llama"):
+        tokenizer.eos_token = "<|eot_id|>"
+    return tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -30,21 +30,23 @@ GOOD = {"user": "q", "assistant": "a"}
 def glaive(call: str) -> dict[str, str]:
     """Returns a row of Glaive's with one call, its result and an answer."""
     return {
-        "system": 'SYSTEM: You have these functions -\n{"name": "rate", "parameters": {}}',
+        "system": "SYSTEM: You are a helpful assistant with access to the following functions. "
+        'Use them if required -\n{"name": "rate", "parameters": {}}',
         "chat": f"USER: Rate?\n\n\nASSISTANT: {call} <|endoftext|>\n\n\n"
         'FUNCTION RESPONSE: {"r": 1}\n\n\nASSISTANT: It is 1. <|endoftext|>',
     }
 
 
 @pytest.mark.feature("S001-07")
-def test_glaive_rows_become_messages_with_our_call_form() -> None:
+def test_glaive_rows_become_messages_with_calls_as_data() -> None:
     call = """<functioncall> {"name": "rate", "arguments": '{"of": "it's"}'}"""
     chat = from_row(glaive(call), "glaive", at="x:1")
     roles = [m["role"] for m in chat.messages]
     assert roles == ["system", "user", "assistant", "tool", "assistant"]
-    assert chat.messages[2]["content"] == (
-        '<tool_call>\n{"name": "rate", "arguments": {"of": "it\'s"}}\n</tool_call>'
-    )
+    assert calls.calls_of(chat.messages[2]) == [ToolCall(name="rate", arguments={"of": "it's"})]
+    assert chat.messages[3]["tool_call_id"] == chat.messages[2]["tool_calls"][0]["id"]
+    # The functions are offered by the chat template, in its own words.
+    assert chat.messages[0]["content"] == "You are a helpful assistant."
     assert chat.messages[4]["content"] == "It is 1."
     # The published code dropped the definitions, which stand in the system column.
     assert [function["name"] for function in chat.functions] == ["rate"]
@@ -121,14 +123,35 @@ def test_openai_tool_calls_become_our_call_form(arguments: dict[str, Any]) -> No
         "tool",
         "assistant",
     ]
-    assert parse_calls(chat.messages[2]["content"]) == [ToolCall(name="f", arguments=arguments)]
+    assert calls.calls_of(chat.messages[2]) == [ToolCall(name="f", arguments=arguments)]
+    assert parse_line(chat.to_line(), at="x") == chat
 
 
-def test_openai_tools_are_offered_in_the_system_message() -> None:
+def test_openai_tools_stay_data_and_become_text_where_a_template_knows_none() -> None:
     chat = from_row(openai_row("{}"), "messages", at="x:1")
-    assert chat.messages[0]["content"].startswith("Be brief.\n\nYou call functions.")
-    assert '{"name": "f", "parameters": {}}' in chat.messages[0]["content"]
+    assert chat.messages[0]["content"] == "Be brief."
     assert [function["name"] for function in chat.functions] == ["f"]
+    plain, options = calls.for_template(chat.messages, chat.functions, knows_tools=False)
+    assert plain[0]["content"].startswith("Be brief.\n\nYou call functions.")
+    assert '{"name": "f", "parameters": {}}' in plain[0]["content"]
+    assert parse_calls(plain[2]["content"]) == [ToolCall(name="f")]
+    assert not options
+
+
+def test_calls_and_results_have_numbers_for_ids_and_keep_what_belongs_together() -> None:
+    """Mistral's template takes nine characters; chats that differ in ids alone are equal."""
+    row = openai_row("{}")
+    call = row["messages"][2]["tool_calls"][0]
+    row["messages"][2]["tool_calls"] = [{**call, "id": "call_a"}, {**call, "id": "call_b"}]
+    results = [{"role": "tool", "content": each, "tool_call_id": f"call_{each}"} for each in "ba"]
+    row["messages"][3:4] = results
+    messages = from_row(row, "messages", at="x:1").messages
+    assert [each["id"] for each in messages[2]["tool_calls"]] == ["000000000", "000000001"]
+    assert [each["tool_call_id"] for each in messages[3:5]] == ["000000001", "000000000"]
+    for each in results:
+        del each["tool_call_id"]
+    messages = from_row(row, "messages", at="x:1").messages
+    assert [each["tool_call_id"] for each in messages[3:5]] == ["000000000", "000000001"]
 
 
 def test_an_openai_call_whose_arguments_are_cut_short_is_refused() -> None:
@@ -407,7 +430,7 @@ def test_a_row_of_bfcl_ends_where_its_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "BFCL_v4_irrelevance.json"
     path.write_text(json.dumps(row, ensure_ascii=False) + "\r\n\n", encoding="utf-8")
     (chat,) = calls.read_bfcl(tmp_path, ("irrelevance",))
-    assert chat.messages[1]["content"] == asked[0][0]["content"]
+    assert chat.messages[0]["content"] == asked[0][0]["content"]
 
 
 def test_a_bfcl_row_of_several_calls_asks_for_all_of_them(tmp_path: Path) -> None:
@@ -426,8 +449,8 @@ def test_a_bfcl_row_of_several_calls_asks_for_all_of_them(tmp_path: Path) -> Non
         path.write_text(json.dumps({"id": "parallel_0", **row}))
     (chat,) = calls.read_bfcl(tmp_path, ("parallel",))
     assert [m["role"] for m in chat.messages] == ["system", "user", "assistant"]
-    assert chat.messages[0]["content"].startswith("Be brief.\n\nYou call functions.")
-    assert parse_calls(chat.messages[-1]["content"]) == [
+    assert chat.messages[0]["content"] == "Be brief."
+    assert calls.calls_of(chat.messages[-1]) == [
         ToolCall(name="f", arguments={"x": {"a": 1, "b": 2.5}}),
         ToolCall(name="g", arguments={"x": 4}),
     ]

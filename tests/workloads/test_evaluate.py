@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from workloads.common.exit_codes import ExitCode
+from workloads.data.calls import text_of
 from workloads.evaluate.comparison import comparison
 
 
@@ -148,7 +149,7 @@ def answers(places: Path, side: str) -> dict[str, str]:
     """What users asked in the chats of one side of the split, and the answer to each."""
     (path,) = places.rglob(f"chats_{side}.jsonl")
     chats = [json.loads(line)["messages"] for line in path.read_text().splitlines()]
-    return {asked["content"]: answer["content"] for *_, asked, answer in chats}
+    return {asked["content"]: text_of(answer) for *_, asked, answer in chats}
 
 
 @pytest.mark.feature(

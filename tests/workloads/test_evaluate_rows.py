@@ -246,7 +246,7 @@ def test_a_file_that_is_not_the_manifests_is_refused_by_name(
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("{", "is damaged, not JSON"), ("[]", "is damaged: list"), ("{}", "changed since")],
+    [("{", "is damaged, not JSON"), ("[]", "is damaged: list"), ("{}", "made by another version")],
 )
 def test_a_damaged_manifest_is_told_with_its_path(
     places: Path, run: Any, text: str, reason: str

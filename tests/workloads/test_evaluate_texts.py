@@ -85,7 +85,7 @@ def test_a_model_is_scored_by_its_answers_against_the_references() -> None:
         for each in references
     ]
     chats = [Chat(id="c", group="g", messages=each) for each in turns]
-    held_out: Any = SimpleNamespace(chats=chats, references=lambda: references, terms=())
+    held_out: Any = SimpleNamespace(chats=chats, references=references, terms=())
     rows: Any = SimpleNamespace(generated=short, losses=[(1.0, 1)] * 8)
     found = measured(held_out, rows)
     theirs = sacrebleu.corpus_bleu(short, [list(references)]).score
@@ -172,6 +172,7 @@ def test_an_answer_may_draw_on_the_chat_and_on_the_reference() -> None:
         pad_id=0,
         overlap={},
         terms=("EUR",),
+        references=["It costs 1,200 EUR."] * 3,
     )
     answers = ("In Lyon it costs 1200 EUR.", "In Lyon it costs 900 EUR.", "It costs 900 USD.")
     rows = ModelRows(generated=answers, num_tokens=(1, 1, 1), losses=())

@@ -16,13 +16,14 @@ import pytest
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
+from tests.workloads.conftest import CHAT_TEMPLATE, TEMPLATES, make_tokenizer, template
 from tests.workloads.serve_stand import WAIT_S, real_engine, serving
 from workloads.common.models import load_model
 from workloads.common.tool_calls import CLOSE, OPEN
 from workloads.serve.sampling import Form, Grammars
 
 CITIES = ["Oslo", 'Rio "de" Janeiro', "Z\u00fcrich"]
+GOOD_OURS = '<tool_call>\n{"name": "f", "arguments": {"city": "Oslo"}}\n</tool_call>'
 CHAT: Any = [{"role": "user", "content": "hello"}]
 
 
@@ -299,3 +300,48 @@ def test_json_or_a_call_where_both_are_asked_for(make: Any) -> None:
     assert accepts(tokenizer, form, good)
     assert accepts(tokenizer, form, f"{good}\n{good}")
     assert not accepts(tokenizer, form, "twelve")
+
+
+@pytest.mark.parametrize(
+    ("name", "good"),
+    [
+        ("qwen2_5", '<tool_call>\n{"name": "f", "arguments": {"city": "Oslo"}}\n</tool_call>'),
+        ("llama3_1", '{"name": "f", "parameters": {"city": "Oslo"}}'),
+        (
+            "mistral_nemo",
+            '[TOOL_CALLS][{"name": "f", "arguments": {"city": "Oslo"}, "id": "abcDEF123"}]',
+        ),
+    ],
+)
+def test_a_call_has_the_form_that_the_model_s_template_writes(name: str, good: str) -> None:
+    tokenizer = template(name)
+    functions = {"f": {"name": "f", "strict": True, "parameters": STRICT}}
+    for form in (Form(functions=functions, must_call=True), Form(functions=functions)):
+        assert accepts(tokenizer, form, good)
+        assert not accepts(tokenizer, form, good.replace("Oslo", "Rome"))
+    required = Form(functions=functions, must_call=True)
+    for other in (GOOD_OURS, '{"name": "f", "parameters": {"city": "Oslo"}}', "Oslo."):
+        assert accepts(tokenizer, required, other) == (other == good)
+    assert accepts(tokenizer, Form(functions=functions), "free text, { and\nlines")
+    two = good.replace("}]", "}, " + good[13:]) if good.startswith("[") else f"{good}\n{good}"
+    assert accepts(tokenizer, required, two) == (name != "llama3_1")
+    alone = Form(functions=functions, must_call=True, is_parallel=False)
+    assert accepts(tokenizer, alone, good)
+    assert not accepts(tokenizer, alone, two)
+
+
+@pytest.mark.parametrize("name", ["llama3_1", "mistral_nemo", "qwen3"])
+def test_a_required_call_in_the_model_s_own_form_comes_as_openai_has_it(
+    name: str, model_dir: Path
+) -> None:
+    tokenizer = make_tokenizer((TEMPLATES / f"{name}.jinja").read_text())
+    model = load_model(model_dir, dtype=torch.float32, device=torch.device("cpu"))
+    with serving(real_engine(model, tokenizer, num_rows=4), tokenizer) as url:
+        own = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
+        form = {"type": "json_object"}
+        asked = {"tool_choice": "required", "parallel_tool_calls": False, "response_format": form}
+        answer = ask(own, tools=[CLOCK], max_tokens=200, **asked)
+    for choice in answer.choices:
+        assert choice.finish_reason == "tool_calls", choice
+        (made,) = choice.message.tool_calls
+        assert (made.function.name, made.function.arguments) == ("get_time", "{}")

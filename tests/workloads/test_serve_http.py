@@ -273,13 +273,26 @@ def told_by(text: str, size: int, **options: bool) -> tuple[str, list[tuple[str 
 HARD = r'{"text": "a \"quote\", {a brace}, </tool_call> and a back\\slash", "list": [{"x": 1}]}'
 USUAL = f'<tool_call>{{"name": "a\\u00e9", "arguments": {HARD}}}</tool_call>'
 SWAPPED = '<tool_call>{"arguments": {"y": 2}, "name": "b"}</tool_call>'
+LLAMA = f'{{"name": "d", "parameters": {HARD}}}'
+MISTRAL = f'{{"name": "e", "arguments": {HARD}, "id": "abcDEF123"}}'
 GLAIVE = """<functioncall> {"name": "c", "arguments": '{"z": "it's"}'} """
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 @pytest.mark.parametrize(
     ("text", "number"),
-    [(USUAL + USUAL, 2), (USUAL + SWAPPED, 2), (SWAPPED + USUAL, 2), (GLAIVE, 1)],
+    [
+        (USUAL + USUAL, 2),
+        (USUAL + SWAPPED, 2),
+        (SWAPPED + USUAL, 2),
+        (GLAIVE, 1),
+        (LLAMA, 1),
+        (f"{LLAMA}; {LLAMA}", 2),
+        (f"[{MISTRAL}]", 1),
+        (f"[{MISTRAL}, {MISTRAL}]", 2),
+        (f"[TOOL_CALLS][{MISTRAL}, {MISTRAL}]", 2),
+        (f"[TOOL_CALLS] [{MISTRAL}", 1),
+    ],
 )
 def test_parts_of_calls_are_the_calls_whatever_the_pieces(
     size: int, text: str, number: int
@@ -294,6 +307,12 @@ def test_parts_of_calls_are_the_calls_whatever_the_pieces(
 def test_a_line_break_in_an_argument_is_escaped_in_the_stream() -> None:
     _, parts, calls = told_by('<tool_call>{"name": "a", "arguments": {"t": "1\n2"}}', 1)
     assert json.loads(parts[0][1]) == calls[0].arguments == {"t": "1\n2"}
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "[", "[link](x) and {y}", '[{"a": 1}]', "[TOOL_CALLS"])
+def test_what_only_begins_like_a_list_of_calls_is_text(text: str) -> None:
+    for size in (1, 100):
+        assert told_by(text, size) == (text, [], [])
 
 
 def test_an_object_is_no_call_where_the_text_must_be_json() -> None:

@@ -19,6 +19,7 @@ import openai
 import pytest
 
 from tests.another_user import Neighbour
+from tests.workloads.conftest import template
 from workloads.common.exit_codes import ConfigError, DataError, ExitCode, WorkloadError
 from workloads.common.places import Places
 from workloads.job import run_job
@@ -345,11 +346,11 @@ def test_the_kind_of_a_filesystem_is_that_of_its_deepest_mount() -> None:
 
 
 def test_vllm_gets_the_same_settings_and_its_key_by_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = Weights(
         model_dir=tmp_path,
-        tokenizer_dir=tmp_path,
+        tokenizer_dir=model_dir,
         adapter_dir=adapter(tmp_path / "a"),
         served_name="m",
         tuned_name="m-tuned",
@@ -365,6 +366,10 @@ def test_vllm_gets_the_same_settings_and_its_key_by_environment(
     assert '{"enable_thinking": false}' in words
     # Without a parser vLLM takes no tools; named and required calls and JSON need no option more.
     assert "--enable-auto-tool-choice --tool-call-parser hermes" in text
+    for name, parser in (("llama3_1", "llama3_json"), ("mistral_nemo", "mistral")):
+        template(name).save_pretrained(tmp_path)
+        own = server.vllm_command(config, replace(weights, tokenizer_dir=tmp_path), tmp_path, 8000)
+        assert own[own.index("--tool-call-parser") + 1] == parser
     assert not any("key" in word for word in words)
     monkeypatch.setattr(server, "is_installed", lambda: True)
     assert server.choose_engine(serve_config(), num_gpus=1) == "vllm"
@@ -373,14 +378,16 @@ def test_vllm_gets_the_same_settings_and_its_key_by_environment(
     assert server.choose_engine(serve_config(gpus=2), num_gpus=2) == "vllm"
 
 
-def test_vllm_makes_room_for_an_adapter_in_the_ranks_that_it_knows(tmp_path: Path) -> None:
+def test_vllm_makes_room_for_an_adapter_in_the_ranks_that_it_knows(
+    tmp_path: Path, model_dir: Path
+) -> None:
     """Its parser refuses others: "invalid choice: 4 (choose from 1, 8, 16, 32, ...)"."""
 
     def words(rank: int) -> list[str]:
         folder = adapter(tmp_path / str(rank), rank=rank)
         weights = Weights(
             model_dir=tmp_path,
-            tokenizer_dir=tmp_path,
+            tokenizer_dir=model_dir,
             adapter_dir=folder,
             served_name="m",
             tuned_name="m-tuned",

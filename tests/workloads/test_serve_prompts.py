@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
+from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer, template
+from workloads.common.exit_codes import DataError
 from workloads.common.places import Places
-from workloads.data.calls import MAY_CALL, system_prompt
+from workloads.data.calls import system_prompt
 from workloads.recipes.serve import Limits, ServeConfig
 from workloads.serve import weights
 from workloads.serve.load import load
-from workloads.serve.protocol import PromptError, prompt_ids
+from workloads.serve.protocol import prompt_ids
 from workloads.serve.weights import find_weights
 
 FUNCTION = {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}
@@ -29,36 +30,34 @@ def prompt(tokenizer: Any, *args: Any) -> str:
 def test_tools_go_into_the_system_message_where_the_template_would_drop_them(
     tokenizer: Any,
 ) -> None:
-    offer = system_prompt([FUNCTION], how=MAY_CALL)
+    offer = system_prompt([FUNCTION])
     assert f"<|im_start|>system\n{offer}<|im_end|>" in prompt(tokenizer, CHAT, TOOLS, {})
     chat = [{"role": "system", "content": "Be kind."}, *CHAT]
     assert f"system\nBe kind.\n\n{offer}<|im_end|>" in prompt(tokenizer, chat, TOOLS, {})
 
 
 def test_tools_go_through_a_template_that_knows_them() -> None:
-    tokenizer = make_tokenizer(
-        "{% if tools %}TOOLS {{ tools | tojson }}\n{% endif %}" + CHAT_TEMPLATE
-    )
-    text = prompt(tokenizer, CHAT, TOOLS, {})
-    assert text.startswith("TOOLS [")
+    text = prompt(template("qwen2_5"), CHAT, TOOLS, {})
+    assert "# Tools" in text
     assert "You call functions" not in text
     assert "get_weather" in text
-    assert prompt(tokenizer, CHAT, (), {}).startswith("<|im_start|>user")
+    assert "# Tools" not in prompt(template("qwen2_5"), CHAT, (), {})
 
 
-def test_a_template_that_only_speaks_of_tools_does_not_know_them() -> None:
-    tokenizer = make_tokenizer("You have no tools.\n" + CHAT_TEMPLATE)
-    assert "You call functions" in prompt(tokenizer, CHAT, TOOLS, {})
+@pytest.mark.parametrize(
+    "speaks",
+    ["You have no tools.\n", "{% if tools %}TOOLS {{ tools | tojson }}\n{% endif %}"],
+    ids=["only speaks of tools", "drops the calls"],
+)
+def test_a_template_that_cannot_write_a_call_does_not_know_tools(speaks: str) -> None:
+    assert "You call functions" in prompt(make_tokenizer(speaks + CHAT_TEMPLATE), CHAT, TOOLS, {})
 
 
 @pytest.mark.feature("S000-16")
 def test_thinking_is_turned_off_by_the_template_s_own_switch() -> None:
-    switch = (
-        "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>{% endif %}"
-    )
-    tokenizer = make_tokenizer(CHAT_TEMPLATE + switch)
-    assert prompt(tokenizer, CHAT, (), {"enable_thinking": False}).endswith("<think>\n\n</think>")
-    assert "<think>" not in prompt(tokenizer, CHAT, (), {})
+    end = "<think>\n\n</think>\n\n"
+    assert prompt(template("qwen3"), CHAT, TOOLS, {"enable_thinking": False}).endswith(end)
+    assert "<think>" not in prompt(template("qwen3"), CHAT, TOOLS, {})
 
 
 def test_earlier_calls_and_parts_are_text_in_the_form_of_training(tokenizer: Any) -> None:
@@ -82,7 +81,7 @@ def test_earlier_calls_and_parts_are_text_in_the_form_of_training(tokenizer: Any
 
 def test_what_the_template_refuses_is_told() -> None:
     tokenizer = make_tokenizer("{{ raise_exception('roles must alternate') }}" + CHAT_TEMPLATE)
-    with pytest.raises(PromptError, match="refuses the roles user: roles must alternate"):
+    with pytest.raises(DataError, match="refuses the roles user: roles must alternate"):
         prompt_ids(tokenizer, CHAT, (), {})
 
 

@@ -1,7 +1,7 @@
-"""Tool calls as text: the one form that training writes and evaluation reads.
+"""Tool calls as text: the forms that models write, and the one reader of evaluation and server.
 
-Owns `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` and a tolerant reader that takes
-also Glaive's `<functioncall>` with arguments as a quoted JSON string. Does not judge the values.
+Owns our form, which is Qwen's, and a tolerant reader that takes also Mistral's list, Llama's bare
+object, and Glaive's arguments as a quoted JSON string. Does not judge the values.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ UNREADABLE = (ValueError, TypeError, RecursionError, MemoryError)
 """What Python's readers raise for text that is wrong, or nested too deeply for them."""
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 GLAIVE_OPEN = "<functioncall>"
+MARKERS = (OPEN, GLAIVE_OPEN, "[TOOL_CALLS]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,41 +28,72 @@ class ToolCall:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallForm:
+    """What a model writes around the name and the arguments of its calls."""
+
+    before: str = f"{OPEN}\n"
+    between: str | None = f"\n{CLOSE}\n{OPEN}\n"
+    """None where one answer makes one call at most."""
+    after: str = f"\n{CLOSE}"
+    arguments: str = "arguments"
+    has_id: bool = False
+    """Whether an id of nine characters ends each call, as Mistral's."""
+
+
+OWN_FORM = CallForm()
+"""What a model is taught whose chat template knows no tools."""
+
+
 def render(call: ToolCall) -> str:
     """Return the text of an assistant message that makes `call`."""
     body = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
     return f"{OPEN}\n{body}\n{CLOSE}"
 
 
+BARE = re.compile(r"\s*\[?\s*(?:\{|$)")
+"""Start of calls without a marker: base models' and Llama's; Mistral's is decoded away."""
+_NEXT = re.compile(r"\s*[,;]\s*(?=\{)")
+
+
 def parse_calls(text: str) -> list[ToolCall] | None:
     """Return the calls in `text` in order; None when there is a call that cannot be read.
 
-    A text without any call gives an empty list. Without a marker, a text that is one JSON object
-    with a name and arguments counts as a call, as base models write it.
+    A text without any call gives an empty list. Without a marker, a text that starts with a JSON
+    object with a name and arguments, or with a list of them, counts as calls.
     """
-    marked = OPEN in text or GLAIVE_OPEN in text
-    if not marked:
-        stripped = text.strip()
-        if not stripped.startswith("{"):
-            return []
-        call = call_of(_first_object(stripped))
-        return [call] if call else []
+    if not any(marker in text for marker in MARKERS):
+        return (_calls_at_start(text) or []) if BARE.match(text) else []
     calls: list[ToolCall] = []
     for body in _marked_bodies(text):
-        call = call_of(_first_object(body))
+        found = _calls_at_start(body)
+        if found is None:
+            return None
+        calls += found
+    return calls
+
+
+def _calls_at_start(text: str) -> list[ToolCall] | None:
+    """Return one call, or several of a list; its end may be missing, as a server stops early."""
+    calls: list[ToolCall] = []
+    text = text.strip().removeprefix("[").lstrip()
+    while True:
+        value, end = _first_object(text)
+        call = call_of(value)
         if call is None:
             return None
         calls.append(call)
-    return calls
+        more = _NEXT.match(text, end)
+        if more is None:
+            return calls
+        text = text[more.end() :]
 
 
 def _marked_bodies(text: str) -> Iterator[str]:
     position = 0
     while True:
         starts = [
-            (found, marker)
-            for marker in (OPEN, GLAIVE_OPEN)
-            if (found := text.find(marker, position)) >= 0
+            (found, marker) for marker in MARKERS if (found := text.find(marker, position)) >= 0
         ]
         if not starts:
             return
@@ -71,12 +103,12 @@ def _marked_bodies(text: str) -> Iterator[str]:
         position = start
 
 
-def _first_object(text: str) -> Any:
-    """Return the JSON object that `text` starts with; None when there is none."""
+def _first_object(text: str) -> tuple[Any, int]:
+    """Return the JSON object that `text` starts with, and its end; None when there is none."""
     try:
-        return json.JSONDecoder(strict=False).raw_decode(text)[0]
+        return json.JSONDecoder(strict=False).raw_decode(text)
     except UNREADABLE:
-        return _glaive_object(text)
+        return _glaive_object(text), len(text)
 
 
 _QUOTED_ARGUMENTS = re.compile(r"""["']arguments["']\s*:\s*'""")

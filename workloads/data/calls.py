@@ -1,49 +1,69 @@
-"""Function calls in data: the system message that offers them, OpenAI's rows, BFCL's categories."""
+"""Function calls in data: how a chat template gets them, OpenAI's rows, BFCL's categories."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
 from workloads.common import tool_calls
 from workloads.common.exit_codes import DataError
-from workloads.common.tool_calls import CLOSE, OPEN, ToolCall, render
-from workloads.data.chats import Chat
+from workloads.common.tool_calls import CLOSE, OPEN, ToolCall
+from workloads.data.chats import Chat, Message
 from workloads.recipes.data import BFCL_NO_CALL, BFCL_SIMPLE
 
+Functions = Sequence[Mapping[str, Any]]
+"""Descriptions of functions: name, description, parameters."""
 _FORM = f'{OPEN}\n{{"name": "function_name", "arguments": {{"argument": "value"}}}}\n{CLOSE}'
 
 
-ONE_CALL = "Answer with one call and nothing else"
-CALLS = "Answer with one or more calls and nothing else; a call"
-MAY_CALL = "To call one, write"
-"""The assistant may also answer in words."""
-
-
-def system_prompt(functions: Sequence[Mapping[str, Any]], *, how: str) -> str:
+def system_prompt(functions: Functions) -> str:
     """Return the message: one line of JSON a function, then the form of a call."""
     lines = "\n".join(json.dumps(dict(function), ensure_ascii=False) for function in functions)
-    return f"You call functions. The functions you may use:\n{lines}\n{how}:\n{_FORM}"
+    return f"You call functions. The functions you may use:\n{lines}\nTo call one, write:\n{_FORM}"
 
 
-def read_openai(
-    row: Mapping[str, Any], *, at: str
-) -> tuple[list[dict[str, Any]], list[Mapping[str, Any]]]:
+def calls_of(message: Message) -> list[ToolCall]:
+    """Return the calls that a message makes."""
+    found = [tool_calls.call_of(each["function"]) for each in message.get("tool_calls") or ()]
+    return [each for each in found if each is not None]
+
+
+def text_of(message: Message) -> str:
+    """Return the message as text, its calls in our form."""
+    calls = "\n".join(map(tool_calls.render, calls_of(message)))
+    return f"{message['content']}\n{calls}".strip() if calls else message["content"]
+
+
+def for_template(
+    messages: Sequence[Message], functions: Functions, *, knows_tools: bool
+) -> tuple[Sequence[Message], dict[str, Any]]:
+    """Return messages and options of apply_chat_template that offer `functions`.
+
+    A template that knows no tools would drop them and the calls: it gets both as text.
+    """
+    if knows_tools:
+        tools = [{"type": "function", "function": dict(each)} for each in functions]
+        return messages, {"tools": tools} if tools else {}
+    plain = [{"role": each["role"], "content": text_of(each)} for each in messages]
+    if functions:
+        offer = system_prompt(functions)
+        if plain[0]["role"] == "system":
+            offer = f"{plain.pop(0)['content']}\n\n{offer}"
+        plain.insert(0, {"role": "system", "content": offer})
+    return plain, {}
+
+
+def read_openai(row: Mapping[str, Any], *, at: str) -> tuple[list[dict[str, Any]], Functions]:
     """Return the row's messages in our form and the functions on offer."""
     messages = _value(row.get("messages"), at=f"{at}: messages")
     if not isinstance(messages, (list, tuple)):
         raise DataError(f"{at}: 'messages' is {type(messages).__name__}, expected a list")
     functions = _functions(_value(row.get("tools"), at=f"{at}: tools"), at=at)
-    plain = [_message(message, at=f"{at}: messages[{i}]") for i, message in enumerate(messages)]
-    if functions:
-        offer = system_prompt(functions, how=MAY_CALL)
-        if plain and plain[0].get("role") == "system":
-            plain[0] = {**plain[0], "content": f"{plain[0]['content']}\n\n{offer}"}
-        else:
-            plain.insert(0, {"role": "system", "content": offer})
-    return plain, functions
+    made = [_message(message, at=f"{at}: messages[{i}]") for i, message in enumerate(messages)]
+    return number_calls(made), functions
 
 
 def _message(message: Any, *, at: str) -> dict[str, Any]:
@@ -55,12 +75,44 @@ def _message(message: Any, *, at: str) -> dict[str, Any]:
         raise DataError(f"{at}.tool_calls is {type(calls).__name__}, expected a list")
     if message.get("function_call"):  # the API's form before November 2023
         calls = [{"function": message["function_call"]}]
+    names = {"developer": "system", "function": "tool"}
+    made = {"role": names.get(role, role) if isinstance(role, str) else role, "content": content}
     if calls:
         if content is not None and not isinstance(content, str):
             raise DataError(f"{at}.content is {type(content).__name__}, expected text")
-        content = "\n".join([content or "", *(_call(call, at=at) for call in calls)]).strip()
-    names = {"developer": "system", "function": "tool"}
-    return {"role": names.get(role, role) if isinstance(role, str) else role, "content": content}
+        ids = (call.get("id") if isinstance(call, Mapping) else None for call in calls)
+        made |= with_calls(content or "", [_call(call, at=at) for call in calls], ids)
+    elif message.get("tool_call_id") is not None:
+        made["tool_call_id"] = message["tool_call_id"]
+    return made
+
+
+def with_calls(content: str, calls: Sequence[ToolCall], ids: Iterable[Any] = ()) -> dict[str, Any]:
+    """Return an assistant's message that makes `calls`."""
+    functions = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)
+    made = [
+        {"id": given, "type": "function", "function": function}
+        for function, given in zip_longest(functions, ids)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": made}
+
+
+def number_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Number the calls, and the results by their calls: in their order where they have no id.
+
+    Mistral's template takes ids of nine characters; chats that differ in ids alone are equal.
+    """
+    numbers = (f"{number:09d}" for number in count())
+    waiting: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            number = next(numbers)
+            waiting[str(call["id"] or number)] = call["id"] = number
+        if message["role"] == "tool":
+            first = next(iter(waiting), "")
+            given = str(message.get("tool_call_id"))
+            message["tool_call_id"] = waiting.pop(given if given in waiting else first, "0" * 9)
+    return messages
 
 
 def _content(content: Any, *, at: str) -> Any:
@@ -73,15 +125,15 @@ def _content(content: Any, *, at: str) -> Any:
     return "".join(str(part.get("text", "")) for part in content)
 
 
-def _call(call: Any, *, at: str) -> str:
+def _call(call: Any, *, at: str) -> ToolCall:
     body = call.get("function", call) if isinstance(call, Mapping) else call
     parsed = tool_calls.call_of(body)
     if parsed is None:
         raise DataError(f"{at}: tool call cannot be read: {json.dumps(call, default=str)[:200]}")
-    return tool_calls.render(parsed)
+    return parsed
 
 
-def _functions(tools: Any, *, at: str) -> list[Mapping[str, Any]]:
+def _functions(tools: Any, *, at: str) -> Functions:
     if not tools:
         return []
     if not isinstance(tools, Sequence):
@@ -160,7 +212,7 @@ def _read_category(folder: Path, category: str) -> Iterator[Chat]:
         answer = answers.get(row["id"])
         if answer is None:
             raise DataError(f"{questions}: {row['id']} has no possible answer")
-        yield _chat(row, answer["ground_truth"], one_call="parallel" not in category)
+        yield _chat(row, answer["ground_truth"])
 
 
 def _allowed(value: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
@@ -170,44 +222,33 @@ def _allowed(value: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
         yield key, [] if OPTIONAL in values else values
 
 
-def _chat(
-    row: Mapping[str, Any], ground_truth: Sequence[Mapping[str, Any]], *, one_call: bool
-) -> Chat:
-    functions = row["function"]
-    required = {each["name"]: each["parameters"].get("required", ()) for each in functions}
+def _chat(row: Mapping[str, Any], ground_truth: Sequence[Mapping[str, Any]]) -> Chat:
+    required = {each["name"]: each["parameters"].get("required", ()) for each in row["function"]}
     calls = [
         reference_call(truth, required=required.get(next(iter(truth)), ()))
         for truth in ground_truth
     ]
-    offer = system_prompt(functions, how=ONE_CALL if one_call else CALLS)
     return Chat(
         id=row["id"],
-        messages=(
-            *_question(row, offer),
-            {"role": "assistant", "content": "\n".join(map(render, calls))},
-        ),
+        messages=(*_question(row), *number_calls([with_calls("", calls)])),
         group=calls[0].name,
-        functions=tuple(functions),
+        functions=tuple(row["function"]),
         possible_answers=tuple(ground_truth),
     )
 
 
 def _chat_without_call(row: Mapping[str, Any]) -> Chat:
-    offer = system_prompt(row["function"], how=MAY_CALL)
     return Chat(
         id=row["id"],
-        messages=(*_question(row, offer), {"role": "assistant", "content": NO_CALL}),
+        messages=(*_question(row), {"role": "assistant", "content": NO_CALL}),
         group=str(row["function"][0]["name"]) if row["function"] else row["id"],
         functions=tuple(row["function"]),
     )
 
 
-def _question(row: Mapping[str, Any], offer: str) -> list[dict[str, str]]:
-    """Return the turns that are asked, behind the functions that are offered."""
-    asked = [{"role": m["role"], "content": m["content"]} for m in row["question"][0]]
-    if asked[0]["role"] == "system":
-        offer = f"{asked.pop(0)['content']}\n\n{offer}"
-    return [{"role": "system", "content": offer}, *asked]
+def _question(row: Mapping[str, Any]) -> list[Message]:
+    """Return the turns that are asked."""
+    return [{"role": m["role"], "content": m["content"]} for m in row["question"][0]]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

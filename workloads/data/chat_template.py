@@ -1,6 +1,7 @@
 """Which characters of a chat the assistant wrote, for any tokenizer's chat template.
 
-Owns the spans that carry the loss. Nothing about a template is assumed: the spans come from
+Owns the prompts of training, evaluation and serving, and whether a template knows tools. Owns the
+spans that carry the loss. Nothing about a template is assumed: the spans come from
 rendering the chat turn by turn, and each assumption that fails is an error or leads to the safe
 form (one example per assistant turn). A span covers an assistant turn from its first character to
 its end-of-turn token. What a template puts around the contents is learned once for each sequence of
@@ -9,6 +10,7 @@ roles and checked against every rendered chat, which spares all renderings but o
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +18,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from workloads.common.exit_codes import DataError
+from workloads.common.tool_calls import CallForm, ToolCall, parse_calls
+from workloads.data.calls import Functions, calls_of, for_template, number_calls, with_calls
+from workloads.data.chats import Message
 from workloads.data.token_rows import TokenRows
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Message]
 _MAX_SKELETONS = 4096
 
 
@@ -40,9 +45,12 @@ def check_tokenizer(tokenizer: Any) -> None:
         raise DataError("the model's tokenizer is not a fast one: it gives no character offsets")
 
 
-def prompt_text(tokenizer: Any, messages: Messages, **template: Any) -> str:
-    """Return the text that asks for the next assistant turn; generation uses the same."""
-    return _apply(tokenizer, messages, add_generation_prompt=True, **template)
+def prompt_text(
+    tokenizer: Any, messages: Messages, functions: Functions = (), **template: Any
+) -> str:
+    """Return the text that asks for the next assistant turn."""
+    messages, tools = for_template(messages, functions, knows_tools=bool(call_form(tokenizer)))
+    return _apply(tokenizer, messages, add_generation_prompt=True, **template, **tools)
 
 
 def _apply(tokenizer: Any, messages: Messages, **template: Any) -> str:
@@ -52,21 +60,65 @@ def _apply(tokenizer: Any, messages: Messages, **template: Any) -> str:
         return tokenizer.apply_chat_template(
             [dict(message) for message in messages], tokenize=False, **template
         )
-    except (TemplateError, ValueError) as error:
+    except (TemplateError, ValueError, TypeError) as error:
         roles = ", ".join(message["role"] for message in messages)
         raise DataError(f"the chat template refuses the roles {roles}: {error}") from error
 
 
-def render(tokenizer: Any, messages: Messages, **template: Any) -> list[Rendered]:
+_PROBE = re.compile(r'\{"name": "probe\d", "(\w+)": \{"mark": \d\}(, "id": "\d{9}")?\}')
+_FORMS: WeakKeyDictionary[Any, tuple[Any, CallForm | None]] = WeakKeyDictionary()
+
+
+def call_form(tokenizer: Any) -> CallForm | None:
+    """Return how the chat template writes calls; None where it knows no tools.
+
+    It knows them when it offers a function in the prompt and writes calls that come back as they
+    were from what decoding leaves of them. What trains, evaluates and serves asks here.
+    """
+    template, form = _FORMS.get(tokenizer, (None, None))
+    if template != tokenizer.chat_template:
+        form = _learn_form(tokenizer, 2) or _learn_form(tokenizer, 1)
+        _FORMS[tokenizer] = (tokenizer.chat_template, form)
+    return form
+
+
+def _learn_form(tokenizer: Any, num_calls: int) -> CallForm | None:
+    calls = [ToolCall(name=f"probe{n}", arguments={"mark": n}) for n in range(num_calls)]
+    asked = [{"role": "user", "content": "?"}]
+    answers = number_calls([with_calls("", calls), {"role": "assistant", "content": "probe!"}])
+    _, options = for_template(asked, [{"name": "probe0", "parameters": {}}], knows_tools=True)
+    options["enable_thinking"] = False
+    try:
+        prompt = _apply(tokenizer, asked, add_generation_prompt=True, **options)
+        turn, plain = (_apply(tokenizer, [*asked, each], **options) for each in answers)
+    except DataError:
+        return None
+    turn = turn.removeprefix(prompt).removesuffix(plain.rpartition("probe!")[2])
+    found, read = list(_PROBE.finditer(turn)), parse_calls(as_answer(tokenizer, turn))
+    if "probe0" not in prompt or len(found) != num_calls or read != calls:
+        return None
+    return CallForm(
+        before=turn[: found[0].start()],
+        between=turn[found[0].end() : found[1].start()] if num_calls > 1 else None,
+        after=turn[found[-1].end() :],
+        arguments=found[0][1],
+        has_id=found[0][2] is not None,
+    )
+
+
+def render(
+    tokenizer: Any, messages: Messages, functions: Functions = (), **template: Any
+) -> list[Rendered]:
     """Return one Rendered for the whole chat, or one per assistant turn.
 
     The second form is taken when the template rewrites earlier turns later, such as Qwen3's, which
     drops the thinking block of all but the last turn.
     """
+    messages, tools = for_template(messages, functions, knows_tools=bool(call_form(tokenizer)))
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns:
         raise DataError("no assistant turn, so there is nothing to learn")
-    pieces = [_turn(tokenizer, messages, index, template) for index in turns]
+    pieces = [_turn(tokenizer, messages, index, {**template, **tools}) for index in turns]
     whole = pieces[-1][0]
     if all(whole.startswith(text) for text, _ in pieces):
         return [Rendered(text=whole, spans=tuple(span for _, span in pieces))]
@@ -77,8 +129,13 @@ def _turn(
     tokenizer: Any, messages: Messages, index: int, template: Mapping[str, Any]
 ) -> tuple[str, tuple[int, int]]:
     """Return the text up to assistant turn `index` and the span of that turn in it."""
-    prompt = prompt_text(tokenizer, messages[:index], **template)
+    prompt = _apply(tokenizer, messages[:index], add_generation_prompt=True, **template)
     text = _apply(tokenizer, messages[: index + 1], **template)
+    if not text.startswith(prompt) and messages[0]["role"] == "system" and index > 1:
+        # Mistral writes the system text into the last turn, and only where that is the user's.
+        asked = _apply(tokenizer, messages[1:index], add_generation_prompt=True, **template)
+        answered = _apply(tokenizer, messages[1 : index + 1], **template)
+        text = prompt + answered[len(asked) :] if answered.startswith(asked) else text
     if not text.startswith(prompt):
         raise DataError(
             f"messages[{index}]: the chat template's generation prompt is not how the turn starts, "
@@ -91,11 +148,21 @@ def _turn(
         raise DataError(f"messages[{index}]: the chat template changes the text of the turn")
     end = start + len(content)
     eos = tokenizer.eos_token or ""
-    if eos and text.startswith(eos, end):
+    if calls := calls_of(messages[index]):
+        end = len(text.rstrip())
+        if parse_calls(as_answer(tokenizer, text[len(prompt) : end])) != calls:
+            raise DataError(f"messages[{index}]: the chat template changes the calls of the turn")
+    elif eos and text.startswith(eos, end):
         end += len(eos)
     else:
         end = len(text.rstrip()) if text[end:].strip() else end
     return text, (len(prompt), end)
+
+
+def as_answer(tokenizer: Any, text: str) -> str:
+    """Return `text` as it is decoded when a model has written it: special tokens are left out."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return tokenizer.decode(ids, skip_special_tokens=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,21 +201,28 @@ class ChatRenderer:
         self._template = dict(template)
         self._skeletons: dict[tuple[str, ...], list[_Skeleton] | None] = {}
 
-    def render(self, chats: Sequence[Messages]) -> list[list[Rendered]]:
-        """Return what `render` returns for every chat."""
+    def render(
+        self, chats: Sequence[Messages], functions: Sequence[Functions] = ()
+    ) -> list[list[Rendered]]:
+        """Return what `render` returns for every chat and the functions that it offers."""
+        knows = bool(call_form(self._tokenizer))
+        pairs = list(zip(chats, functions or [()] * len(chats), strict=True))
+        offered = [for_template(*each, knows_tools=knows) for each in pairs]
         wanted: list[tuple[int, _Skeleton]] = []
-        for index, messages in enumerate(chats):
-            wanted += ((index, piece) for piece in self._pieces(messages) or ())
-        texts = self._texts([chats[i][: piece.num_messages] for i, piece in wanted])
+        for index, (messages, tools) in enumerate(offered):
+            # What was learned of a template is around contents alone.
+            if not tools and not any(message.get("tool_calls") for message in messages):
+                wanted += ((index, piece) for piece in self._pieces(messages) or ())
+        texts = self._texts([offered[i][0][: piece.num_messages] for i, piece in wanted])
         results: list[list[Rendered] | None] = [[] for _ in chats]
         for (index, piece), text in zip(wanted, texts, strict=True):
             found = results[index]
             if found is not None:
-                rendered = _matching(piece, chats[index], text)
+                rendered = _matching(piece, offered[index][0], text)
                 results[index] = None if rendered is None else [*found, rendered]
         return [
-            found or render(self._tokenizer, messages, **self._template)
-            for found, messages in zip(results, chats, strict=True)
+            found or render(self._tokenizer, *pair, **self._template)
+            for found, pair in zip(results, pairs, strict=True)
         ]
 
     def _texts(self, chats: Sequence[Messages]) -> Sequence[str]:

@@ -16,6 +16,8 @@ from workloads.common.exit_codes import DataError
 from workloads.data.manifest import files_of
 
 ROLES = ("system", "user", "assistant", "tool")
+Message = Mapping[str, Any]
+"""`role`, `content`, `tool_calls` as OpenAI has them, `arguments` as an object, `tool_call_id`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +25,11 @@ class Chat:
     """One conversation."""
 
     id: str
-    messages: tuple[Mapping[str, str], ...]
-    """Each with `role` and `content`."""
+    messages: tuple[Message, ...]
     group: str
     """Chats of one group never end up on both sides of a split."""
     functions: tuple[Mapping[str, Any], ...] = ()
-    """Function descriptions in BFCL's form, for scoring."""
+    """Descriptions of the functions on offer, in BFCL's form."""
     possible_answers: tuple[Mapping[str, Any], ...] = ()
     """Of each wanted call: function name -> argument -> allowed values, in BFCL's form."""
     columns: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -57,11 +58,11 @@ class Chat:
             raise DataError(f"text after {at!r} is not Unicode: {error.reason}") from error
 
 
-def check_messages(messages: Any, *, at: str) -> tuple[Mapping[str, str], ...]:
+def check_messages(messages: Any, *, at: str) -> tuple[Message, ...]:
     """Return `messages` in our form: known roles, text content, an assistant turn, not as first."""
     if not isinstance(messages, (list, tuple)) or not messages:
         raise DataError(f"{at}: 'messages' is {_short(messages)}, expected a list of messages")
-    checked: list[Mapping[str, str]] = []
+    checked: list[Message] = []
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise DataError(f"{at}: messages[{index}] is {_short(message)}, expected a mapping")
@@ -70,9 +71,10 @@ def check_messages(messages: Any, *, at: str) -> tuple[Mapping[str, str], ...]:
             raise DataError(
                 f"{at}: messages[{index}].role is {_short(role)}, allowed: {', '.join(ROLES)}"
             )
-        if not isinstance(content, str) or not content.strip():
+        if not isinstance(content, str) or not (content.strip() or message.get("tool_calls")):
             raise DataError(f"{at}: messages[{index}].content is {_short(content)}, expected text")
-        checked.append({"role": role, "content": content})
+        more = {name: message[name] for name in ("tool_calls", "tool_call_id") if name in message}
+        checked.append({"role": role, "content": content, **more})
     if all(message["role"] != "assistant" for message in checked):
         raise DataError(
             f"{at}: no assistant turn in {len(checked)} messages, so there is nothing to learn"
@@ -90,7 +92,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def group_of(messages: tuple[Mapping[str, str], ...]) -> str:
+def group_of(messages: tuple[Message, ...]) -> str:
     """Return what the chat asks first, white space aside: equal questions are one group."""
     first = next((m["content"] for m in messages if m["role"] == "user"), messages[0]["content"])
     return " ".join(first.split())

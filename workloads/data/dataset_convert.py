@@ -75,39 +75,40 @@ def _text(row: Any) -> str:
 _TURN = re.compile(r"(?:^|\n)[ \t]*(USER|ASSISTANT|FUNCTION RESPONSE):")
 _ROLES = {"USER": "user", "ASSISTANT": "assistant", "FUNCTION RESPONSE": "tool"}
 _END = "<|endoftext|>"
+_OFFER = " with access to the following functions. Use them if required -"
+"""What comes in front of a row's functions, which the chat template offers in words of its own."""
 
 
-def read_glaive(
-    row: Mapping[str, Any], *, at: str
-) -> tuple[list[dict[str, str]], list[Mapping[str, Any]]]:
+def read_glaive(row: Mapping[str, Any], *, at: str) -> tuple[list[dict[str, Any]], calls.Functions]:
     """Return the messages of the row's `system` and `chat`, and the functions on offer."""
     chat = row.get("chat")
     if not isinstance(chat, str):
         raise DataError(f"{at}: column chat is {type(chat).__name__}, expected Glaive's text")
-    system = str(row.get("system") or "").strip().removeprefix("SYSTEM:").strip()
-    messages = [{"role": "system", "content": system}] if system else []
+    system, functions = _functions(str(row.get("system") or "").strip().removeprefix("SYSTEM:"))
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     before, *parts = _TURN.split(chat)
     if before.strip():
         raise DataError(f"{at}: chat does not start with USER: but with {before.strip()[:60]!r}")
     for name, text in zip(parts[::2], parts[1::2], strict=True):
         content = text.replace(_END, "").strip()
         if name == "ASSISTANT" and tool_calls.GLAIVE_OPEN in content:
-            content = _with_calls(content, at=at)
-        messages.append({"role": _ROLES[name], "content": content})
-    return messages, _functions(system)
+            messages.append(_with_calls(content, at=at))
+        else:
+            messages.append({"role": _ROLES[name], "content": content})
+    return calls.number_calls(messages), functions
 
 
-def _with_calls(content: str, *, at: str) -> str:
-    """Return an assistant's turn with its calls in our form."""
+def _with_calls(content: str, *, at: str) -> dict[str, Any]:
+    """Return an assistant's turn with its calls."""
     before = content.partition(tool_calls.GLAIVE_OPEN)[0].strip()
-    calls = tool_calls.parse_calls(content)
-    if not calls:
+    made = tool_calls.parse_calls(content)
+    if not made:
         raise DataError(f"{at}: function call cannot be read: {content[:200]!r}")
-    return "\n".join([before, *map(tool_calls.render, calls)]).strip()
+    return calls.with_calls(before, made)
 
 
-def _functions(system: str) -> list[Mapping[str, Any]]:
-    """Return the JSON objects that the system text lists, as BFCL describes functions."""
+def _functions(system: str) -> tuple[str, calls.Functions]:
+    """Return the text without the functions that it lists as JSON objects, and the functions."""
     decoder = json.JSONDecoder(strict=False)
     found: list[Mapping[str, Any]] = []
     position = system.find("{")
@@ -115,21 +116,19 @@ def _functions(system: str) -> list[Mapping[str, Any]]:
         try:
             value, end = decoder.raw_decode(system, position)
         except (ValueError, RecursionError):
-            return found
+            break
         if isinstance(value, dict) and isinstance(value.get("name"), str):
             found.append(value)
+            system, end = f"{system[:position].rstrip()}\n{system[end:].lstrip()}", position
         position = system.find("{", end)
-    return found
-
-
-FORMATS = ("messages", "system_user_assistant", "glaive")
+    return (system.replace(_OFFER, ".") if found else system).strip(), found
 
 
 def from_row(row: Any, format: str, *, at: str, keep: Sequence[str] = ()) -> Chat:
     """Return the chat in one raw row of `format`; `keep` names columns to carry along."""
     if not isinstance(row, Mapping):
         raise DataError(f"{at}: is {type(row).__name__}, expected an object with columns")
-    functions: Sequence[Mapping[str, Any]] = ()
+    functions: calls.Functions = ()
     if format == "messages":
         messages, functions = calls.read_openai(row, at=at)
     elif format == "system_user_assistant":
@@ -164,7 +163,7 @@ def _columns(row: Mapping[str, Any], *, at: str) -> list[dict[str, Any]]:
     ]
 
 
-def _stripped(messages: Sequence[Mapping[str, str]]) -> tuple[Mapping[str, str], ...]:
+def _stripped(messages: Sequence[calls.Message]) -> tuple[calls.Message, ...]:
     """Return `messages` with the assistant's turns bare of white space around them.
 
     A newline in front would share a token with the one that ends the generation prompt.

@@ -31,7 +31,7 @@ class Key:
     """What the rule needs to know of one chat."""
 
     digest: bytes
-    """Of the messages: equal conversations have equal digests."""
+    """Of messages and functions: equal conversations have equal digests."""
     group: bytes
     stratum: str = ""
 
@@ -60,7 +60,7 @@ class Choice:
 
 def key_of(chat: Chat, stratify_by: str | None = None) -> Key:
     """Return the key of a chat; its stratum is the value of column `stratify_by`."""
-    messages = json.dumps([dict(message) for message in chat.messages], sort_keys=True)
+    said = json.dumps([chat.messages, chat.functions], sort_keys=True, default=dict)
     stratum = ""
     if stratify_by is not None:
         if stratify_by not in chat.columns:
@@ -70,7 +70,7 @@ def key_of(chat: Chat, stratify_by: str | None = None) -> Key:
                 "keep it when converting: data.source.keep"
             )
         stratum = str(chat.columns[stratify_by])
-    return Key(_digest(messages), _digest(chat.group), stratum)
+    return Key(_digest(said), _digest(chat.group), stratum)
 
 
 def _digest(text: str) -> bytes:

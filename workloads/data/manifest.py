@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from workloads.common import atomic, exit_codes, tool_calls
+from workloads.common.exit_codes import DataError
 from workloads.common.log import log
 from workloads.recipes import data as settings
 
-FORMAT = 1
+FORMAT = 2  # in 1 functions and calls were text
 _DATA_DIR = Path(__file__).parent
 
 
@@ -58,12 +59,12 @@ class Step:
 
     def is_current(self) -> bool:
         """Whether an earlier run made just this, and nothing has changed since; says which."""
+        if not self.path.exists():
+            return False
         try:
             old = read_manifest(self.path)
-        except FileNotFoundError:
-            return False
-        except exit_codes.DataError:
-            log(f"{self.path}: is not a manifest; making it anew")
+        except DataError:
+            log(f"{self.path}: is no manifest of this version; making it anew")
             return False
         changed = [name for name, value in self._made_from.items() if old.get(name) != value]
         if changed:
@@ -116,17 +117,24 @@ class Step:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return a manifest's fields."""
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise exit_codes.DataError(
-            f"{path}: is not a manifest: {error}; run prepare-data again"
-        ) from error
-    if not isinstance(fields, dict):
-        got = type(fields).__name__
-        raise exit_codes.DataError(f"{path}: is not a manifest: got {got}; run prepare-data again")
+    """Return the fields of a manifest of this version."""
+    fields = read_object(path)
+    if fields.get("format") != FORMAT:
+        raise DataError(f"{path}: made by another version; run prepare-data again")
     return fields
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; a missing or damaged one is told with its path."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: is damaged, not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: is damaged: {type(value).__name__}, expected an object")
+    return value
 
 
 def _plain(config: Any) -> Any:

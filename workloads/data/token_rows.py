@@ -7,7 +7,6 @@ carries a label. Best-fit packing makes rows of fixed length with document bound
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from workloads.common.exit_codes import DataError
-from workloads.data.manifest import read_manifest, sha256
+from workloads.data.manifest import read_manifest, read_object, sha256
 
 if TYPE_CHECKING:
     import numpy as np
@@ -412,12 +411,8 @@ def _check_ids(file: Path, rows: TokenRows, model_dir: Path) -> None:
 
 def _vocabulary(model_dir: Path) -> int | None:
     """Return the size of the model's embedding; None where its config does not say."""
-    path = model_dir / "config.json"
-    try:
-        config: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    for part in (config, config.get("text_config")) if isinstance(config, dict) else ():
+    config = read_object(model_dir / "config.json")
+    for part in (config, config.get("text_config")):
         if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
             return part["vocab_size"]
     return None

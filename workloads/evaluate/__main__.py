@@ -112,7 +112,6 @@ def _result(shared: Context, subject: Subject) -> tuple[ModelResult, Header]:
     gc.collect()
     metrics = measured(held_out, rows)
     log(f"{subject.name}: perplexity {metrics['perplexity'].value:.4f}")
-    references = held_out.references()
     return (
         ModelResult(
             measured=metrics,
@@ -122,7 +121,7 @@ def _result(shared: Context, subject: Subject) -> tuple[ModelResult, Header]:
             samples=[
                 {
                     "input": held_out.question(i),
-                    "reference": references[i],
+                    "reference": held_out.references[i],
                     "generated": rows.generated[i],
                 }
                 for i in held_out.sampled(config.num_samples, seed=config.seed)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.common.exit_codes import ConfigError, DataError
+from workloads.data.manifest import read_object
 from workloads.evaluate.resampling import (
     Measured,
     Sampling,
@@ -25,7 +26,7 @@ from workloads.evaluate.resampling import (
     perplexity_of,
 )
 from workloads.evaluate.scores import HIGHER_IS_BETTER
-from workloads.evaluate.subject import Header, differences, read_header, read_object
+from workloads.evaluate.subject import Header, differences, read_header
 
 if TYPE_CHECKING:
     from workloads.evaluate.generate import Speed

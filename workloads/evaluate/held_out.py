@@ -12,10 +12,13 @@ from typing import Any
 
 from workloads.common.dist import World
 from workloads.common.exit_codes import DataError
+from workloads.common.log import log
 from workloads.common.models import load_tokenizer
 from workloads.common.places import Places
+from workloads.data.calls import text_of
+from workloads.data.chat_template import as_answer, prompt_text, render
 from workloads.data.chats import Chat, iter_jsonl, read_jsonl
-from workloads.data.manifest import sha256
+from workloads.data.manifest import read_manifest, read_object, sha256
 from workloads.data.token_rows import Example, TokenRows, read_parquet
 from workloads.evaluate.resampling import Sampling
 from workloads.evaluate.subject import (
@@ -25,7 +28,6 @@ from workloads.evaluate.subject import (
     code_sha256,
     model_sha256,
     prompts_sha256,
-    read_object,
 )
 from workloads.job import Job
 from workloads.recipes.evaluate import EvaluateConfig
@@ -37,15 +39,15 @@ def last_turn(chat: Chat) -> int:
 
 
 def prompt_hash(chat: Chat) -> bytes:
-    """Return the hash of everything before the last assistant turn, outer white space aside."""
-    turns = [[m["role"], m["content"].strip()] for m in chat.messages[: last_turn(chat)]]
-    return hashlib.sha256(json.dumps(turns).encode()).digest()
+    """Return the hash of all before the last assistant turn, and of the functions on offer."""
+    turns = [[m["role"], text_of(m).strip()] for m in chat.messages[: last_turn(chat)]]
+    return hashlib.sha256(json.dumps([turns, chat.functions]).encode()).digest()
 
 
 def check_manifest(dataset: Path, names: Iterable[str]) -> dict[str, Any]:
     """Return the manifest of a prepared folder whose files are as it says."""
     path = dataset / "manifest.json"
-    manifest = read_object(path)
+    manifest = read_manifest(path)
     outputs = manifest.get("outputs")
     for name in names:
         file = dataset / name
@@ -119,15 +121,13 @@ class HeldOut:
     """Ids of rows that a training set has too, by its folder; empty unless forced."""
     terms: Sequence[str] = ()
     """Words of the domain whose use is counted."""
-
-    def references(self) -> list[str]:
-        """Return what the last assistant turns say."""
-        return [chat.messages[last_turn(chat)]["content"] for chat in self.chats]
+    references: Sequence[str] = ()
+    """What the last assistant turns say, calls as the model writes them."""
 
     def question(self, row: int) -> str:
         """Return the turn before the last assistant turn."""
         chat = self.chats[row]
-        return chat.messages[last_turn(chat) - 1]["content"]
+        return text_of(chat.messages[last_turn(chat) - 1])
 
     def sampled(self, count: int, *, seed: int) -> list[int]:
         """Return the numbers of rows that are shown in full, equal for equal seeds."""
@@ -176,10 +176,30 @@ class Context:
         )
 
 
+def _prompt(tokenizer: Any, chat: Chat, template: Mapping[str, Any]) -> str | None:
+    """Return what asks for the last assistant turn; None where the template refuses the chat."""
+    try:
+        return prompt_text(tokenizer, chat.messages[: last_turn(chat)], chat.functions, **template)
+    except DataError as error:
+        log(f"test row {chat.id} is left out: {error}")
+        return None
+
+
+def _reference(tokenizer: Any, chat: Chat, template: Mapping[str, Any]) -> str:
+    """Return what the last assistant turn says; our form where the template refuses its calls."""
+    turns = chat.messages[: last_turn(chat) + 1]
+    if not turns[-1].get("tool_calls"):
+        return turns[-1]["content"]
+    try:
+        rendered = render(tokenizer, turns, chat.functions, **template)[-1]
+    except DataError:
+        return text_of(turns[-1])
+    start, end = rendered.spans[-1]
+    return as_answer(tokenizer, rendered.text[start:end]).strip()
+
+
 def context(job: Job, config: EvaluateConfig, here: World, tuned_dir: Path | None) -> Context:
     """Return the held-out rows; those that a training set has too are refused unless forced."""
-    from workloads.data.chat_template import prompt_text
-
     tokenizer = load_tokenizer(job.places.model_dir(job.recipe.model))
     dataset = job.places.data_path(config.dataset)
     manifest = check_manifest(dataset, (CHATS, TOKENS))
@@ -191,20 +211,22 @@ def context(job: Job, config: EvaluateConfig, here: World, tuned_dir: Path | Non
             "run prepare-data again"
         )
     chats = read_jsonl(dataset / CHATS)[: config.num_rows]
+    asked = [(chat, text) for chat in chats if (text := _prompt(tokenizer, chat, template))]
+    chats = [chat for chat, _ in asked]
     examples = read_parquet(dataset / TOKENS)[: config.num_perplexity_rows]
     if not chats or not examples:
         raise DataError(f"{dataset}: the test split is empty; raise data.test_ratio")
     found = overlapping(chats, training_sets(dataset, tuned_dir, job.places))
     if not config.force_overlap:
         refuse(found, num_rows=len(chats))
-    texts = [prompt_text(tokenizer, chat.messages[: last_turn(chat)], **template) for chat in chats]
     held_out = HeldOut(
         chats=chats,
-        prompts=tokenizer(texts, add_special_tokens=False)["input_ids"],
+        prompts=tokenizer([text for _, text in asked], add_special_tokens=False)["input_ids"],
         examples=examples,
         pad_id=tokenizer.pad_token_id,
         overlap=found,
         terms=config.terms,
+        references=[_reference(tokenizer, chat, template) for chat in chats],
     )
     return Context(
         config=config,

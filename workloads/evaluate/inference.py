@@ -89,7 +89,7 @@ def row_lines(held_out: HeldOut, rows: ModelRows) -> list[dict[str, Any]]:
             "scores": scores[number],
         }
         for number, (chat, reference) in enumerate(
-            zip(held_out.chats, held_out.references(), strict=True)
+            zip(held_out.chats, held_out.references, strict=True)
         )
     ]
 

@@ -5,12 +5,12 @@ Calls are scored by the rules of BFCL's own checker; text without a network or a
 
 from __future__ import annotations
 
+import json
 import re
 import string
 import unicodedata
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from workloads.common.tool_calls import ToolCall, parse_calls
-from workloads.data.calls import OPTIONAL
+from workloads.data.calls import OPTIONAL, text_of
 from workloads.data.chats import Chat
 from workloads.evaluate.held_out import HeldOut, last_turn
 from workloads.evaluate.resampling import Array, Measured, mean_of, perplexity_of
@@ -38,54 +38,17 @@ TYPES: Mapping[str, type] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """How one answer did."""
-
-    parsed: bool
-    name_correct: bool
-    arguments_correct: bool
-    """True only with the right name: the call as a whole is correct."""
-    reason: str | None = None
-
-
-def score(
-    text: str, *, functions: Sequence[Mapping[str, Any]], possible_answer: Mapping[str, Any]
-) -> Score:
-    """Return the score of a generated `text` that should be one call."""
-    calls = parse_calls(text)
-    if not calls:
-        reason = "no call" if calls == [] else "the call cannot be read"
-        return Score(parsed=False, name_correct=False, arguments_correct=False, reason=reason)
-    if len(calls) != 1:
-        reason = f"{len(calls)} calls, expected 1"
-        return Score(parsed=True, name_correct=False, arguments_correct=False, reason=reason)
-    ((name, allowed),) = possible_answer.items()
-    if calls[0].name != name:
-        reason = f"name {calls[0].name!r}, expected {name!r}"
-        return Score(parsed=True, name_correct=False, arguments_correct=False, reason=reason)
-    function = next(function for function in functions if function["name"] == name)
-    problem = argument_problem(calls[0], function=function, allowed=allowed)
-    return Score(parsed=True, name_correct=True, arguments_correct=problem is None, reason=problem)
-
-
-def argument_problem(
+def arguments_fit(
     call: ToolCall, *, function: Mapping[str, Any], allowed: Mapping[str, Sequence[Any]]
-) -> str | None:
-    """Return the first thing wrong with the arguments of `call`; None when all are right."""
-    details = function["parameters"]["properties"]
-    for name in function["parameters"].get("required", ()):
-        if name not in call.arguments:
-            return f"required argument {name!r} is missing"
-    for name, value in call.arguments.items():
-        if name not in details or name not in allowed:
-            return f"argument {name!r} is unexpected"
-        if not _value_matches(value, detail=details[name], allowed=allowed[name]):
-            return f"argument {name!r}: {value!r}, expected one of {list(allowed[name])}"
-    for name, values in allowed.items():
-        if name not in call.arguments and OPTIONAL not in values:
-            return f"argument {name!r} is missing"
-    return None
+) -> bool:
+    """Whether every argument of `call` has an allowed value and none is missing."""
+    schema, given = function["parameters"], call.arguments
+    details, needed = schema["properties"], set(schema.get("required", ()))
+    return (
+        _argument_names_fit(call, allowed)
+        and needed <= given.keys() <= details.keys()
+        and all(_value_matches(given[x], detail=details[x], allowed=allowed[x]) for x in given)
+    )
 
 
 def _value_matches(value: Any, *, detail: Mapping[str, Any], allowed: Sequence[Any]) -> bool:
@@ -202,7 +165,7 @@ def call_scores(chat: Chat, reference: str, generated: str) -> dict[str, float]:
         if call.name != name:
             return False
         if by_rule:
-            return argument_problem(call, function=functions[name], allowed=allowed) is None
+            return arguments_fit(call, function=functions[name], allowed=allowed)
         return _argument_names_fit(call, allowed) and all(
             same_value(value, allowed[key][0]) for key, value in call.arguments.items()
         )
@@ -432,10 +395,11 @@ AVERAGED = MappingProxyType({"message_length": "message_length_avg"})
 
 def row_scores(held_out: HeldOut, rows: ModelRows) -> list[dict[str, float]]:
     """Return the scores of every answer by name; a row has those that apply to it."""
-    references = held_out.references()
     made: list[dict[str, float]] = []
-    for chat, reference, generated in zip(held_out.chats, references, rows.generated, strict=True):
-        known = "\n".join(message["content"] for message in chat.messages[: last_turn(chat) + 1])
+    texts = zip(held_out.chats, held_out.references, rows.generated, strict=True)
+    for chat, reference, generated in texts:
+        said = map(text_of, chat.messages[: last_turn(chat) + 1])
+        known = "\n".join([*said, json.dumps(chat.functions, ensure_ascii=False)])
         made.append(
             text_scores(reference, generated)
             | {"invented_share": invented_share(known, generated)}
@@ -456,7 +420,7 @@ def measured(held_out: HeldOut, rows: ModelRows) -> dict[str, Measured]:
     made["bleu"] = bleu_of(
         [
             bleu_parts(reference, generated)
-            for reference, generated in zip(held_out.references(), rows.generated, strict=True)
+            for reference, generated in zip(held_out.references, rows.generated, strict=True)
         ]
     )
     return made

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from workloads.common.dist import World
 from workloads.common.exit_codes import DataError
 from workloads.common.models import load_model
-from workloads.data.manifest import sha256
+from workloads.data.manifest import read_object, sha256
 from workloads.job import Job
 from workloads.recipes.evaluate import EvaluateConfig, Precision
 from workloads.train.run_folder import resolve_adapter
@@ -100,19 +100,6 @@ def _file_sha256(path: Path) -> str:
     # The folder that the base model lay in at training says nothing about the adapter.
     values = {**read_object(path), "base_model_name_or_path": None}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; a missing or damaged one is told with its path."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise DataError(f"{path}: is damaged, not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: is damaged: {type(value).__name__}, expected an object")
-    return value
 
 
 def prompts_sha256(prompts: Sequence[Sequence[int]]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from workloads.common.exit_codes import ConfigError, DataError
+from workloads.data.calls import for_template
 from workloads.recipes.load import MOST_TOKENS, Lengths, LoadConfig
 from workloads.recipes.reader import parse, require
 
@@ -296,7 +297,8 @@ def _read_rows(path: Path) -> list[list[Message]]:
         if not line.strip():
             continue
         try:
-            messages = json.loads(line)["messages"]
+            row = json.loads(line)
+            messages = row["messages"]
             assert isinstance(messages, list)
             assert all(isinstance(each["role"], str) for each in messages)
         except (ValueError, KeyError, TypeError, AssertionError) as error:
@@ -307,7 +309,9 @@ def _read_rows(path: Path) -> list[list[Message]]:
             messages = messages[:-1]  # the answer is what is asked for
         if not messages:
             raise DataError(f"{path}:{number}: no message but answers; a chat asks something")
-        chats.append(messages)
+        # As text: what answers may take no tools.
+        plain, _ = for_template(messages, row.get("functions") or (), knows_tools=False)
+        chats.append(list(map(dict, plain)))
     if not chats:
         raise DataError(f"{path}: no chats; write one object with messages a line")
     return chats

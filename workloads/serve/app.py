@@ -24,18 +24,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from workloads.common.exit_codes import DataError
 from workloads.recipes.serve import Limits, ServeConfig
 from workloads.serve import answers, scheduler
 from workloads.serve.answers import Choice, Frame, Mailbox, RunningChat
 from workloads.serve.metrics import ServeMetrics
-from workloads.serve.protocol import (
-    ApiError,
-    ChatRequest,
-    PromptError,
-    bad_request,
-    parse_chat,
-    prompt_ids,
-)
+from workloads.serve.protocol import ApiError, ChatRequest, bad_request, parse_chat, prompt_ids
 from workloads.serve.sampling import Constraint, GrammarError, Grammars
 from workloads.serve.text import ToolStream
 
@@ -143,7 +137,7 @@ class ChatServer:
             ids = prompt_ids(
                 self._tokenizer, asked.messages, asked.tools, {**template, **asked.template}
             )
-        except PromptError as error:
+        except DataError as error:
             raise bad_request(str(error), "messages") from error
         limits = self._config.limits
         room = limits.context_tokens - len(ids)
@@ -218,7 +212,8 @@ class ChatServer:
             if not asked.tools:
                 return None
             return ToolStream(
-                is_parallel=asked.form.is_parallel, takes_objects=asked.form.schema is None
+                is_parallel=asked.form.is_parallel,
+                takes_objects=asked.form.schema is None or not self._grammars.has_text_marker,
             )
 
         return RunningChat(

@@ -23,8 +23,8 @@ from workloads.common.models import load_model, load_tokenizer, torch_dtype
 from workloads.common.places import Places
 from workloads.common.record import job_id
 from workloads.data.chat_template import check_tokenizer
+from workloads.data.manifest import read_object
 from workloads.evaluate.generate import stop_token_ids
-from workloads.evaluate.subject import read_object
 from workloads.recipes.reader import parse
 from workloads.recipes.serve import ServeConfig
 from workloads.recipes.train import TrainConfig

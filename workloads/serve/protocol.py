@@ -8,12 +8,10 @@ them: `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`, `i
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.common.exit_codes import DataError
 from workloads.data import calls
 from workloads.data.chat_template import prompt_text
 from workloads.recipes.serve import MAX_TOP_LOGPROBS, Limits
@@ -408,33 +406,13 @@ def _schema(form: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return schema
 
 
-# The Jinja variable `tools`, not the word in the template's prose.
-_KNOWS_TOOLS = re.compile(r"\{%-?\s*(?:if|for|set)\b[^%]*\btools\b")
-
-
-class PromptError(ValueError):
-    """Messages that cannot be made a prompt."""
-
-
 def prompt_ids(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
     template: Mapping[str, Any],
 ) -> tuple[int, ...]:
-    """Return the tokens of the chat up to where the answer starts."""
-    knows_tools = bool(_KNOWS_TOOLS.search(tokenizer.chat_template))
-    offered = [] if knows_tools else list(tools)
-    options = dict(template)
-    if tools and knows_tools:
-        options["tools"] = [dict(tool) for tool in tools]
-    try:
-        plain, _ = calls.read_openai(
-            {"messages": list(messages), "tools": offered or None}, at="request"
-        )
-        text = prompt_text(
-            tokenizer, [{**each, "content": each["content"] or ""} for each in plain], **options
-        )
-    except DataError as error:
-        raise PromptError(str(error)) from error
+    """Return the tokens of the chat up to where the answer starts; DataError says what is wrong."""
+    plain, functions = calls.read_openai({"messages": messages, "tools": tools}, at="request")
+    text = prompt_text(tokenizer, plain, functions, **template)
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,8 @@ from typing import Any
 
 import torch
 
-from workloads.common.tool_calls import CLOSE, OPEN
+from workloads.common.tool_calls import MARKERS, OWN_FORM
+from workloads.data.chat_template import as_answer, call_form
 from workloads.serve.scheduler import Sampling
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -93,7 +95,10 @@ class Grammars:
         self._stop_ids = stop_ids
         self._lock = threading.Lock()
         self._reader: Any = None
-        self._markers = {text: _marker(tokenizer, text) for text in (OPEN, CLOSE)}
+        self._form = form = call_form(tokenizer) or OWN_FORM
+        self._marker = next((each for each in MARKERS if form.before.startswith(each)), form.before)
+        self.has_text_marker = any(each in as_answer(tokenizer, form.before) for each in MARKERS)
+        """Whether decoding leaves something in front of a call that tells it from JSON."""
 
     def constraint(self, form: Form) -> Constraint | None:
         """Return what keeps an answer in `form`, None for free text; GrammarError. Takes up to 1 s.
@@ -119,37 +124,44 @@ class Grammars:
             return self._reader
 
     def _rules(self, form: Form) -> Iterator[str]:
-        start, close = self._markers[OPEN], self._markers[CLOSE]
+        of, marker = self._form, _literal(self._tokenizer, self._marker)
         if form.functions:
             names = " | ".join(f"call_{index}" for index in range(len(form.functions)))
-            yield f"call: {start} rest"
-            yield f'rest: "\\n" ({names}) "\\n" {close}'
-            yield 'calls: call ("\\n" call)*' if form.is_parallel else "calls: call"
+            yield f"call: {names}"
+            texts = of.before.removeprefix(self._marker), of.between or "", of.after
+            rest, more, after = (_literal(self._tokenizer, text) for text in texts)
+            several = f"({more} call)*" if more and form.is_parallel else ""
+            yield f"rest: {rest} call {several} {after}"
+            yield f"calls: {marker} rest"
         for index, function in enumerate(form.functions.values()):
-            opening = f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": '
-            yield f'call_{index}: {json.dumps(opening)} arguments_{index} "}}"'
+            name = json.dumps(function["name"], ensure_ascii=False)
+            opening = f'{{"name": {name}, "{of.arguments}": '
+            ending = r'/, "id": "[0-9a-zA-Z]{9}"\}/' if of.has_id else '"}"'
+            yield f"call_{index}: {json.dumps(opening)} arguments_{index} {ending}"
             yield f"arguments_{index}: {_json(_parameters(function))}"
         if form.must_call:
             yield "start: calls"
         elif form.schema is not None:
             yield f"text: {_json(form.schema)}"
             yield "start: text | calls" if form.functions else "start: text"
+        elif not of.before:  # nothing says that a call begins but its brace
+            yield r"start: calls | /([^{](.|\n)*)?/"
         else:
             yield "start: (text_call)* TEXT"
             yield r"TEXT: /(.|\n)*/"
-            if start.startswith("<["):
-                yield f"text_call: TEXT {start} rest"
+            if marker.startswith("<["):
+                yield f"text_call: TEXT {marker} rest"
             else:
-                yield f"opening[lazy]: TEXT {start}"
+                yield f"opening[lazy]: TEXT {marker}"
                 yield "text_call: opening rest"
 
 
-def _marker(tokenizer: Any, text: str) -> str:
-    """Return a marker as the grammar names it: as a token where the tokenizer has one for it."""
-    for number, token in tokenizer.added_tokens_decoder.items():
-        if token.content == text and not token.special:
-            return f"<[{number}]>"
-    return json.dumps(text)
+def _literal(tokenizer: Any, text: str) -> str:
+    """Return text as the grammar names it: as tokens where the tokenizer has some for it."""
+    tokens = {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}
+    pieces = re.split(f"({'|'.join(map(re.escape, tokens))})", text) if tokens else [text]
+    named = (f"<[{tokens[each]}]>" if each in tokens else json.dumps(each) for each in pieces)
+    return " ".join(each for each in named if each != '""')
 
 
 def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -32,7 +32,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from workloads.common import publish
 from workloads.common.exit_codes import ConfigError, PreemptedError, WorkloadError
 from workloads.common.log import log
+from workloads.common.models import load_tokenizer
 from workloads.common.publish import Publisher
+from workloads.common.tool_calls import OWN_FORM
+from workloads.data.chat_template import call_form
 from workloads.job import Job
 from workloads.recipes.serve import ServeConfig
 from workloads.serve.app import ChatServer, make_app
@@ -292,7 +295,10 @@ def vllm_command(config: ServeConfig, weights: Weights, model_dir: Path, port: i
     words += ["--max-model-len", str(limits.context_tokens), "--seed", str(config.seed)]
     words += ["--max-num-seqs", str(limits.max_concurrency)]
     words += ["--tensor-parallel-size", str(config.gpus)]
-    words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    form = call_form(load_tokenizer(weights.tokenizer_dir)) or OWN_FORM
+    parser = {"arguments": "hermes", "parameters": "llama3_json"}[form.arguments]
+    parser = "mistral" if form.has_id else parser
+    words += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
     if weights.adapter_dir is not None:
         words += ["--enable-lora", "--max-lora-rank", str(_lora_rank(weights.adapter_dir))]
         words += ["--lora-modules", f"{weights.tuned_name}={weights.adapter_dir}"]

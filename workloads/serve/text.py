@@ -1,8 +1,8 @@
 """Tokens to text as they come: characters, stop strings and tool calls that span tokens.
 
 Held back are bytes of a character that is not whole, an end that may become a stop string or a
-marker, a call until its name is known, and a whole answer that starts like a JSON object (base
-models write calls so).
+marker, a call until its name is known, and a whole answer that starts like a JSON object or a list
+of them (Llama and base models write calls so, and Mistral once its marker is decoded away).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 
 from workloads.common import tool_calls
-from workloads.common.tool_calls import ToolCall
+from workloads.common.tool_calls import BARE, MARKERS, ToolCall
 
 
 class TextStream:
@@ -77,12 +77,12 @@ def overlap(text: str, stop: str) -> int:
     return 0
 
 
-_MARKERS = (tool_calls.OPEN, tool_calls.GLAIVE_OPEN)
 _HEAD = re.compile(
-    r'(?:<tool_call>|<functioncall>)?\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
+    rf"(?:{'|'.join(map(re.escape, MARKERS))})?"
+    r'\s*\[?\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-_TAIL = re.compile(r"\s*\}")
+_TAIL = re.compile(r'\s*(?:,\s*"id"\s*:\s*"[^"]*"\s*)?\}')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +119,9 @@ class ToolStream:
         self._held += text
         if self._has_marker or self._looks_like_object():
             return "", list(self._parts())
-        found = [place for mark in _MARKERS if (place := self._held.find(mark)) >= 0]
+        found = [place for mark in MARKERS if (place := self._held.find(mark)) >= 0]
         self._has_marker = bool(found)
-        begun = max(overlap(self._held, mark) for mark in _MARKERS)
+        begun = max(overlap(self._held, mark) for mark in MARKERS)
         cut = min(found) if found else len(self._held) - begun
         # Space before a call belongs to neither; space before more text is sent with it.
         cut = len(self._held[:cut].rstrip())
@@ -181,12 +181,12 @@ class ToolStream:
         """Return the start of the next call, where it has come and is in the usual form."""
         if not self._has_marker:
             return None if self._num_sent else _HEAD.match(self._held)
-        starts = [place for mark in _MARKERS if (place := self._held.find(mark, self._place)) >= 0]
+        starts = [place for mark in MARKERS if (place := self._held.find(mark, self._place)) >= 0]
         # A call in another form stays in front: what follows it is sent at the end, in order.
         return _HEAD.match(self._held, min(starts)) if starts else None
 
     def _looks_like_object(self) -> bool:
-        return self._takes_objects and not self._has_sent and self._held.lstrip().startswith("{")
+        return self._takes_objects and not self._has_sent and bool(BARE.match(self._held))
 
 
 class _Object:

@@ -23,7 +23,8 @@ from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.common.log import log
 from workloads.common.places import Places
-from workloads.evaluate.subject import check_base, read_object
+from workloads.data.manifest import read_object
+from workloads.evaluate.subject import check_base
 from workloads.recipes.serve import AUTO, ServeConfig
 from workloads.train.run_folder import EVALUATED, candidate, resolve_adapter
 
