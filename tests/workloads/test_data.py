@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def test_packing_keeps_every_example_once_and_no_row_overflows(lengths: list[int
 @settings(max_examples=40, deadline=None)
 def test_positions_restart_and_no_document_sees_or_predicts_another(lengths: list[int]) -> None:
     packs = pack([example_of(length) for length in lengths], sequence_length=30)
-    batch = collate(packs, pad_id=0, length=32)
+    batch = collate(packs, pad_id=0, multiple=32)
     for row, packed in enumerate(packs):
         start = 0
         for example in packed.examples:
@@ -128,6 +129,16 @@ def test_positions_restart_and_no_document_sees_or_predicts_another(lengths: lis
             assert batch.labels_BT[row, start : end - 1].tolist() == list(example.labels[1:])
             start = end
         assert (batch.labels_BT[row, start:] == IGNORED).all()
+    ends = [0]
+    for packed in packs:
+        start = ends[-1]
+        ends += [
+            start + end for end in itertools.accumulate(len(e.input_ids) for e in packed.examples)
+        ]
+        ends += [start + 32] * (ends[-1] < start + 32)  # padding is a document
+    assert batch.document_ends.tolist() == ends
+    longest = max(e - s for s, e in itertools.pairwise(ends))
+    assert longest <= batch.longest_document < 2 * longest
     assert batch.num_tokens == sum(lengths)
 
 
@@ -146,7 +157,7 @@ def test_packed_rows_give_the_logits_and_the_loss_of_single_rows(model: Any) -> 
     assert len(packs) < len(examples)
     loss = AssistantLoss(model)
     with torch.no_grad():
-        packed = collate(packs, pad_id=0, length=26)
+        packed = collate(packs, pad_id=0, multiple=26)
         singles = [collate(pack([e], sequence_length=24), pad_id=0) for e in examples]
         torch.testing.assert_close(loss(packed), sum(loss(batch) for batch in singles))
         for row, content in enumerate(packs):

@@ -14,6 +14,7 @@ import pytest
 from tests.another_user import Neighbour
 from tests.workloads.test_train import losses
 from workloads.common.exit_codes import ExitCode
+from workloads.recipes.train import TrainConfig
 from workloads.train import inputs
 
 needs_compiler = pytest.mark.skipif(
@@ -86,3 +87,27 @@ def test_a_task_whose_rows_change_their_shape_is_not_compiled(places: Path, run:
     code, record = run("train", *options)
     assert code == ExitCode.BAD_CONFIG
     assert "train.compile: got true with task text_classification" in record["reason"]
+
+
+@pytest.mark.parametrize(
+    ("compile_", "task", "has_gpu", "has_compiler", "expected"),
+    [
+        (None, "causal_lm", True, True, True),
+        (None, "causal_lm", True, False, False),
+        (None, "causal_lm", False, True, False),
+        (None, "text_classification", True, True, False),
+        (False, "causal_lm", True, True, False),
+        (True, "causal_lm", False, False, True),
+    ],
+)
+def test_layers_are_compiled_on_a_gpu_unless_the_recipe_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+    compile_: bool | None,
+    task: Any,
+    has_gpu: bool,
+    has_compiler: bool,
+    expected: bool,
+) -> None:
+    monkeypatch.setattr(inputs, "which", lambda name: f"/bin/{name}" if has_compiler else None)
+    config = TrainConfig(dataset="x", max_steps=1, learning_rate=1, task=task, compile=compile_)
+    assert inputs.compiles_layers(config, has_gpu=has_gpu) == expected

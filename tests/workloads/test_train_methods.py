@@ -217,8 +217,7 @@ def test_qlora_without_its_library_is_refused_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.attention=flash", "train.attention flash: there is no GPU"),
-        ("train.attention=flex", "train.attention flex: trains on a GPU only"),
+        ("train.attention=varlen", "train.attention varlen: there is no GPU"),
         ("train.liger=on", "train.liger on: there is no GPU"),
     ],
 )

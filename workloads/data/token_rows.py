@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -256,14 +256,30 @@ class Batch:
     num_tokens: int
     """Tokens that are not padding."""
     num_label_tokens: int
+    # Made on the CPU, before the batch moves: a GPU would be waited for.
     learned_N: Any = None
-    """Positions that have a label, rows one after another, told by the CPU: a GPU is waited for."""
+    """Positions that have a label, rows one after another."""
+    document_ends: Any = None
+    """0 and the end of each document, rows one after another, int32; padding is a document."""
+    longest_document: int = 0
+    """Tokens of the longest one at most: a power of two, so that compiled layers see few."""
 
     def __post_init__(self) -> None:
         if self.learned_N is None:
             found_N = (self.labels_BT.flatten() != IGNORED).nonzero()[:, 0]
             # One ignored position keeps every weight in the graph, as DDP waits for all of them.
             object.__setattr__(self, "learned_N", found_N if len(found_N) else found_N.new_zeros(1))
+        if self.document_ends is None:
+            import torch
+            from torch.nn.functional import pad
+
+            rows, length = self.document_BT.shape
+            # A row's first token begins a document, and so does one of another than before it.
+            begins_BT = pad(self.document_BT.diff(dim=1) != 0, (1, 0), value=True)
+            ends = torch.cat([begins_BT.flatten().nonzero()[:, 0], torch.tensor([rows * length])])
+            object.__setattr__(self, "document_ends", ends.to(torch.int32))
+            longest = int(ends.diff().max())
+            object.__setattr__(self, "longest_document", 1 << (longest - 1).bit_length())
 
     @property
     def mask_B1TT(self) -> torch.Tensor:  # noqa: N802
@@ -279,15 +295,13 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the same batch on `device`."""
-        return Batch(
-            input_ids_BT=self.input_ids_BT.to(device, non_blocking=True),
-            labels_BT=self.labels_BT.to(device, non_blocking=True),
-            position_ids_BT=self.position_ids_BT.to(device, non_blocking=True),
-            document_BT=self.document_BT.to(device, non_blocking=True),
-            num_tokens=self.num_tokens,
-            num_label_tokens=self.num_label_tokens,
-            learned_N=self.learned_N.to(device, non_blocking=True),
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved = {
+            name: value.to(device, non_blocking=True)
+            for name, value in values.items()
+            if not isinstance(value, int)
+        }
+        return Batch(**values | moved)
 
 
 def pack(examples: Sequence[Example], *, sequence_length: int) -> list[Pack]:
@@ -326,12 +340,12 @@ def pack(examples: Sequence[Example], *, sequence_length: int) -> list[Pack]:
     ]
 
 
-def collate(packs: Sequence[Pack], *, pad_id: int, length: int | None = None) -> Batch:
-    """Return one micro batch; rows are padded to `length`, or to the longest of them."""
+def collate(packs: Sequence[Pack], *, pad_id: int, multiple: int = 1) -> Batch:
+    """Return one micro batch; rows are padded to the longest of them, up to a `multiple`."""
     import numpy as np
     import torch
 
-    length = length or max(pack.num_tokens for pack in packs)
+    length = -(-max(pack.num_tokens for pack in packs) // multiple) * multiple
     shape = (len(packs), length)
     input_ids = np.full(shape, pad_id, dtype=np.int64)
     labels = np.full(shape, IGNORED, dtype=np.int64)

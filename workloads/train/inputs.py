@@ -289,25 +289,22 @@ def check_node(config: TrainConfig, strategy: str) -> None:
         reason = four_bit_problem(has_gpu=has_gpu)
         if reason is not None:
             problems.append(f"train.method qlora: {reason}; use method lora")
-    if config.attention == "flash" and not (has_gpu and find_spec("flash_attn")):
-        missing = "the package flash_attn is not installed" if has_gpu else "there is no GPU"
-        problems.append(f"train.attention flash: {missing}; use auto, which takes it where it is")
-    if config.attention == "flash" and config.dtype == "fp32":
-        problems.append("train.attention flash: has no fp32 kernels; use dtype bf16, or sdpa")
-    if config.attention == "flex" and not has_gpu:
-        problems.append("train.attention flex: trains on a GPU only; use sdpa")
+    if config.attention == "varlen":
+        from workloads.train.model import varlen_problem
+
+        device = torch.device("cuda" if has_gpu else "cpu")
+        if (reason := varlen_problem(config, device)) is not None:
+            problems.append(f"train.attention varlen: {reason}; use auto")
     if config.liger == "on" and not (has_gpu and find_spec("liger_kernel")):
         missing = "the package liger_kernel is not installed" if has_gpu else "there is no GPU"
         problems.append(f"train.liger on: {missing}; use auto")
-    if config.compile:
-        # Triton builds its launchers with a C compiler; on a CPU inductor's own code is C++.
-        names, language = (("gcc", "clang"), "C") if has_gpu else (("g++", "clang++"), "C++")
-        if not any(which(name) for name in names):
+    if compiles_layers(config, has_gpu=has_gpu):
+        names, language = _compilers(has_gpu=has_gpu)
+        if not any(map(which, names)):
             problems.append(
                 f"train.compile: there is no {language} compiler on this node; install {names[0]}, "
                 "or leave it out"
             )
-    if config.compile or config.attention == "flex":
         from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
         # It holds pickles and libraries; by default it is of a name in /tmp that everybody knows.
@@ -320,6 +317,19 @@ def check_node(config: TrainConfig, strategy: str) -> None:
         problems.append("train.strategy offload: there is no GPU to offload from; use fsdp or ddp")
     if problems:
         raise ConfigError("; ".join(problems))
+
+
+def compiles_layers(config: TrainConfig, *, has_gpu: bool) -> bool:
+    """Return whether this run compiles its layers."""
+    if config.compile is None and config.task == "causal_lm":
+        return has_gpu and any(map(which, _compilers(has_gpu=True)[0]))
+    return config.compile is True
+
+
+def _compilers(*, has_gpu: bool) -> tuple[tuple[str, str], str]:
+    """Return programs of which inductor needs one, and their language."""
+    # Triton builds its launchers with a C compiler; on a CPU inductor's own code is C++.
+    return (("gcc", "clang"), "C") if has_gpu else (("g++", "clang++"), "C++")
 
 
 def four_bit_problem(*, has_gpu: bool) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import nn
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import cross_entropy
 
 from workloads.common.exit_codes import ConfigError
@@ -66,47 +68,119 @@ def attach_lora(model: Any, config: TrainConfig) -> Any:
     return adapted
 
 
-Attention = Literal["sdpa", "flex", "flash"]
-IMPLEMENTATIONS: dict[Attention, str] = {
-    "sdpa": "sdpa",
-    "flex": "flex_attention",
-    "flash": "flash_attention_2",
-}
+Attention = Literal["varlen", "sdpa"]
 
 
-def choose_attention(config: TrainConfig, device: torch.device) -> Attention:
-    """Return the attention of this run on `device`.
+def choose_attention(config: TrainConfig, device: torch.device, shape: Any) -> Attention:
+    """Return the attention of this run on `device` for a model of the transformers config `shape`.
 
-    sdpa: a boolean mask of documents. flex: the same as a block mask. flash: documents by their
-    position ids, rows laid end to end. Nothing is built on a worker: flash runs where it imports.
+    varlen: torch's kernel for packed rows, which computes each document alone. sdpa: a dense mask
+    of documents, T x T values a row. ConfigError where varlen is asked for and cannot run.
     """
-    if config.attention != "auto":
-        return config.attention
-    # FlashAttention 2 has no kernels for fp32.
-    usable = device.type == "cuda" and config.dtype != "fp32" and find_spec("flash_attn")
-    return "flash" if usable else "sdpa"
+    if config.attention == "sdpa":
+        return "sdpa"
+    problem = varlen_problem(config, device) or _varlen_problem_of(shape)
+    if problem and config.attention == "varlen":
+        raise ConfigError(f"train.attention varlen: {problem}; use auto")
+    if problem:
+        return "sdpa"
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("varlen", varlen_attention)
+    return "varlen"
 
 
-def attention_inputs(kind: Attention, batch: Any) -> dict[str, Any]:
-    """Return the model's arguments for `batch`, documents kept apart."""
-    ids, positions, mask = batch.input_ids_BT, batch.position_ids_BT, None
-    if kind == "flash":
-        ids, positions = ids.reshape(1, -1), positions.reshape(1, -1)
+def varlen_problem(config: TrainConfig, device: torch.device) -> str | None:
+    """Return why torch's varlen kernel cannot run on `device`; None where it can."""
+    if device.type != "cuda":
+        return "there is no GPU"
+    if config.dtype == "fp32":
+        return "it has no fp32 kernels"
+    # FlashAttention 2 and cuDNN, which it calls, start at Ampere (torch/nn/attention/varlen.py).
+    capability = torch.cuda.get_device_capability(device)
+    return None if capability >= (8, 0) else f"this GPU's compute capability {capability} is old"
+
+
+def _varlen_problem_of(shape: Any) -> str | None:
+    """Return what a model has in its attention that the kernel lacks; None where it fits."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if not MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)].is_backend_compatible():
+        return f"{shape.model_type} has no exchangeable attention in transformers"
+    text = shape.get_text_config()
+    found = [name for name in _UNKNOWN_TO_VARLEN if getattr(text, name, None)]
+    return f"{shape.model_type} has {', '.join(found)}" if found else None
+
+
+# Of Gemma 2, GPT-2's family and DeepSeek, in transformers 5 (modeling_*.py, read 2026-11-24).
+_UNKNOWN_TO_VARLEN: Final = (
+    *("attn_logit_softcapping", "attention_dropout", "attn_pdrop", "v_head_dim", "kv_lora_rank"),
+)
+
+
+def varlen_attention(
+    module: nn.Module,
+    query_BHTD: torch.Tensor,
+    key_BKTD: torch.Tensor,
+    value_BKTD: torch.Tensor,
+    attention_mask: None,
+    *,
+    cu_seq_lens_q: torch.Tensor,
+    max_length_q: int,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Return what each query sees of its own document, by the interface of transformers.
+
+    The rows of a batch lie end to end; `cu_seq_lens_q` has the ends of all their documents.
+    """
+    for name in ("softcap", "s_aux", "position_bias"):
+        if others.get(name) is not None:
+            raise ConfigError(
+                f"train.attention: {type(module).__name__} has a {name}, which varlen lacks; use "
+                "sdpa"
+            )
+    result = varlen_attn(
+        *(each.transpose(1, 2).flatten(0, 1) for each in (query_BHTD, key_BKTD, value_BKTD)),
+        cu_seq_lens_q,
+        cu_seq_lens_q,
+        max_length_q,
+        max_length_q,
+        scale=scaling,
+        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+        **_SHARED_KEYS,
+    )
+    rows, _, length, _ = query_BHTD.shape
+    return result.unflatten(0, (rows, length)), None
+
+
+# torch 2.11 divides queries among fewer keys unasked; 2.15 wants to be told.
+_SHARED_KEYS: Final = (
+    {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+)
+
+
+def attention_inputs(shape: Any, batch: Any) -> dict[str, Any]:
+    """Return the arguments for `batch` of a model of the config `shape`, documents kept apart."""
+    documents: dict[str, Any] = {"attention_mask": None}
+    if shape._attn_implementation == "varlen":
+        documents |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), batch.document_ends)
+        documents |= dict.fromkeys(("max_length_q", "max_length_k"), batch.longest_document)
     else:
-        mask = block_mask(batch.document_BT) if kind == "flex" else batch.mask_B1TT
-    return {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
+        documents["attention_mask"] = _masks(shape.get_text_config(), batch)
+    return {"input_ids": batch.input_ids_BT, "position_ids": batch.position_ids_BT} | documents
 
 
-def block_mask(document_BT: torch.Tensor) -> Any:
-    """Return FlexAttention's mask: causal inside each document."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    def seen(b: Any, h: Any, query: Any, key: Any) -> Any:
-        del h
-        return (query >= key) & (document_BT[b, query] == document_BT[b, key])
-
-    batch, length = document_BT.shape
-    return create_block_mask(seen, batch, None, length, length, device=document_BT.device.type)
+def _masks(shape: Any, batch: Any) -> Any:
+    """Return the mask of all layers, or one by kind of layer where only some see a window."""
+    mask_B1TT, window = batch.mask_B1TT, getattr(shape, "sliding_window", None)
+    if window is None or batch.longest_document <= window:
+        return mask_B1TT
+    near_B1TT = mask_B1TT.triu(1 - window)
+    if getattr(shape, "layer_types", None) is None:
+        return near_B1TT
+    return {"full_attention": mask_B1TT, "sliding_attention": near_B1TT}
 
 
 def four_bit_options(dtype: torch.dtype) -> dict[str, Any]:
@@ -247,8 +321,11 @@ def build_model(
     model_dir: Path, config: TrainConfig, *, device: torch.device, sharded: bool = False
 ) -> Any:
     """Return the model ready to train: frozen base with fp32 adapters, or all weights."""
+    from transformers import AutoConfig
+
     dtype = base_dtype(config, sharded=sharded)
-    attention = IMPLEMENTATIONS[choose_attention(config, device)]
+    shape = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+    attention = choose_attention(config, device, shape)
     options: dict[str, Any] = {"attn_implementation": attention}
     if config.method == "qlora":
         options |= four_bit_options(dtype)
@@ -264,7 +341,7 @@ def build_empty_model(model_dir: Path, config: TrainConfig, *, device: torch.dev
         model = AutoModelForCausalLM.from_config(
             shape,
             dtype=base_dtype(config, sharded=True),
-            attn_implementation=IMPLEMENTATIONS[choose_attention(config, device)],
+            attn_implementation=choose_attention(config, device, shape),
         )
         return prepare_model(model, config)
 
@@ -326,17 +403,14 @@ class AssistantLoss(nn.Module):
     of their means weighs tokens unequally.
     """
 
-    def __init__(
-        self, model: Any, *, attention: Attention = "sdpa", chunk_tokens: int | None = None
-    ) -> None:
+    def __init__(self, model: Any, *, chunk_tokens: int | None = None) -> None:
         super().__init__()
         self.model = model
-        self.attention: Attention = attention
         self.chunk_tokens = chunk_tokens
 
     def forward(self, batch: Any) -> torch.Tensor:
         """Return the summed cross entropy in fp32."""
-        arguments = attention_inputs(self.attention, batch)
+        arguments = attention_inputs(self.model.config, batch)
         labels_N = batch.labels_BT.flatten()[batch.learned_N]
         base = self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
         if self.chunk_tokens is not None and is_plain_head(base):

@@ -18,7 +18,7 @@ from workloads.common.exit_codes import ConfigError
 from workloads.common.log import log
 from workloads.common.models import torch_dtype
 from workloads.recipes.train import TrainConfig
-from workloads.train.inputs import Run
+from workloads.train.inputs import Run, compiles_layers
 from workloads.train.model import num_parameters, use_liger
 
 
@@ -252,7 +252,8 @@ def spread_fsdp(run: Run, here: World) -> Strategy:
     config, task, offload = run.config, run.task, run.strategy == "offload"
     source = task.build(torch.device("cpu"), sharded=True) if here.is_main else None
     # On the meta device; `source` has the values.
-    empty = compiled(config, use_liger(task.build_empty(here.device), config, here.device))
+    empty = use_liger(task.build_empty(here.device), config, here.device)
+    compile_layers(empty, config, here.device)
     module: Any = task.loss(empty, here.device)
     options = {
         "mesh": init_device_mesh(here.device.type, (here.world_size,)),
@@ -316,17 +317,19 @@ def build_strategy(run: Run, here: World) -> Strategy:
     """Return the model, spread over ranks as `run.strategy` says."""
     config, task = run.config, run.task
     if run.strategy == "ddp":
-        model = compiled(config, use_liger(task.build(here.device), config, here.device))
+        model = use_liger(task.build(here.device), config, here.device)
+        compile_layers(model, config, here.device)
         return spread_ddp(task.loss(model, here.device), model, here)
     return spread_fsdp(run, here)
 
 
-def compiled(config: TrainConfig, model: Any) -> Any:
-    """Return `model` with its layers to be compiled one by one, where the recipe wants that."""
-    if config.compile:
-        for layer in repeated_layers(model):
+def compile_layers(model: Any, config: TrainConfig, device: torch.device) -> None:
+    """Have each layer of `model` compiled at its first forward pass, where the recipe wants it."""
+    if compiles_layers(config, has_gpu=device.type == "cuda"):
+        layers = repeated_layers(model)
+        log(f"compile: {len(layers)} layers, at their first step")
+        for layer in layers:
             layer.compile()
-    return model
 
 
 def say_what_is_trained(run: Run, strategy: Strategy, here: World) -> None:

@@ -45,6 +45,7 @@ class CausalLm:
                     dataset / "tokens_test.parquet", model_dir, last=config.eval.rows
                 )
         self._pad_id: int | None = None
+        self._multiple = 1
 
     def _read(
         self, path: Path, model_dir: Path, *, last: int | None = None
@@ -94,23 +95,21 @@ class CausalLm:
 
     def loss(self, model: Any, device: torch.device) -> torch.nn.Module:
         """Return the module of the summed loss."""
-        from workloads.train.model import AssistantLoss, choose_attention
+        from workloads.train.inputs import compiles_layers
+        from workloads.train.model import AssistantLoss
 
-        return AssistantLoss(
-            model,
-            attention=choose_attention(self._config, device),
-            chunk_tokens=self._config.loss_chunk_tokens,
-        )
+        # Tensor cores take rows of whole tiles, and compiled layers see few lengths.
+        compiles = compiles_layers(self._config, has_gpu=device.type == "cuda")
+        self._multiple = 128 if compiles or device.type == "cuda" else 1
+        return AssistantLoss(model, chunk_tokens=self._config.loss_chunk_tokens or None)
 
     def collate(self, rows: Sequence[Pack]) -> Batch:
         """Return one micro batch; no rows give the shortest one there is, without labels."""
         assert self._pad_id is not None
-        # Compiled layers keep their shapes; else rows are as long as the longest of them.
-        length = self._config.sequence_length if self._config.compile else None
         if rows:
-            return collate(rows, pad_id=self._pad_id, length=length)
-        batch = collate([min(self.rows, key=self.length)], pad_id=self._pad_id, length=length)
-        return _without_labels(batch)
+            return collate(rows, pad_id=self._pad_id, multiple=self._multiple)
+        shortest = min(self.rows, key=self.length)
+        return _without_labels(collate([shortest], pad_id=self._pad_id, multiple=self._multiple))
 
     def num_positions(self, batch: Batch) -> int:
         """Return tokens and padding."""
@@ -148,6 +147,7 @@ def _without_labels(batch: Batch) -> Batch:
 
     return replace(
         batch,
+        learned_N=None,
         labels_BT=torch.full_like(batch.labels_BT, IGNORED),
         num_tokens=0,
         num_label_tokens=0,
