@@ -5,9 +5,10 @@ copy of a trained weight that is not fp32; gradients in the type of their weight
 That is 16 bytes a trained weight, whatever its type. DDP reduces gradients in place
 (`gradient_as_bucket_view`), so it adds nothing.
 What a forward pass keeps for the backward pass are the tensors that autograd saves in the decoders
-of transformers 5.23 under SDPA with an explicit mask, with peft 0.21 adapters under autocast;
-tests/workloads/test_plan.py compares the sum with the trainer's own saved tensors. Letters: h
-hidden width, q of the queries, k of the keys, i of the MLP, s bytes of a value.
+of transformers 5.23, not compiled, under torch's varlen kernel or SDPA with an explicit mask, with
+peft 0.21 adapters under autocast; tests/workloads/test_plan.py compares the sum with the trainer's
+own saved tensors. Letters: h hidden width, q of the queries, k of the keys, i of the MLP, s bytes
+of a value.
 The working set of serving assumes an engine that reads prompts in pieces of 2,048 tokens, as vLLM
 does by default (docs.vllm.ai, max_num_batched_tokens), and keeps fp32 logits of one token a stream.
 """
@@ -228,12 +229,16 @@ def layer_saved(shape: ModelShape, training: Training) -> LayerBytes:
     h, q, k, i = shape.hidden, shape.query_width, shape.kv_width, shape.intermediate
     # RMSNorm: its input in fp32 and one scale a token, twice.
     whole = 2 * (FP32 * tokens * h + FP32 * tokens)
-    # Queries, keys and values with one copy per query head, the result, one scale a head.
-    split = 4 * s * tokens * q + FP32 * tokens * shape.heads
+    # Queries, keys, values, the result, and one scale a head.
+    split = 2 * s * tokens * (q + k) + FP32 * tokens * shape.heads
+    if training.has_dense_mask:
+        # SDPA copies keys and values for each query head and turns the boolean mask into numbers.
+        split += 2 * s * tokens * (q - k)
+        whole += s * training.micro_batch_size * training.sequence_length**2
+    else:
+        whole += 2 * 8  # two seeds, for a dropout that it does not have
     # Gate, up, and the activated gate.
     split += 3 * s * tokens * i
-    # SDPA turns the boolean mask into numbers, once a layer.
-    whole += s * training.micro_batch_size * training.sequence_length**2
     if shape.qk_norm:
         split += FP32 * tokens * (q + k) + FP32 * tokens * (shape.heads + shape.kv_heads)
     if training.has_adapters:
@@ -287,6 +292,8 @@ def layer_backward(shape: ModelShape, training: Training) -> LayerBytes:
     again = layer_saved(shape, training)
     if not training.gradient_checkpointing:
         again = LayerBytes(whole=0, split=0)
+    elif s == FP32:  # the norm's input in fp32 is what was kept
+        again = replace(again, whole=again.whole - FP32 * tokens * shape.hidden)
     gradients = 2 * s * tokens * shape.intermediate
     hidden = 2 * s * tokens * shape.hidden
     return LayerBytes(whole=again.whole + hidden, split=again.split + gradients)
@@ -296,16 +303,25 @@ def outside_layers(shape: ModelShape, training: Training) -> int:
     """Bytes kept outside the layers: token ids, mask, last norm and, where trained, head input."""
     tokens, h = training.tokens, shape.hidden
     ids = 4 * 8 * tokens  # tokens, labels, positions and documents are 64-bit numbers
-    mask = training.micro_batch_size * training.sequence_length**2
+    mask = training.micro_batch_size * training.sequence_length**2 * training.has_dense_mask
     norm = FP32 * tokens * h + FP32 * tokens
     trained = 0 if training.has_adapters else 2 * training.value_bytes * tokens * h
     return ids + mask + norm + trained
 
 
 def logits(shape: ModelShape, training: Training) -> int:
-    """Bytes at the peak of the loss: log-probabilities and two gradients of them, in fp32."""
-    tokens = min(training.tokens, training.logits_chunk_tokens or training.tokens)
-    return 3 * FP32 * tokens * shape.vocab
+    """Bytes at the peak of the loss, with a label at each token.
+
+    Whole: log-probabilities and two gradients of them, in fp32. In chunks: the logits of one, in
+    the model's type and in fp32, and the gradients of the head's input and of a trained head.
+    """
+    chunk, s = training.logits_chunk_tokens, training.value_bytes
+    if chunk is None:
+        return 3 * FP32 * training.tokens * shape.vocab
+    each = FP32 if s == FP32 else FP32 + s
+    head = 0 if training.has_adapters else (FP32 + s) * shape.vocab * shape.hidden
+    inputs = 2 * s * training.tokens * shape.hidden
+    return each * min(chunk, training.tokens) * shape.vocab + head + inputs
 
 
 PROMPT_PIECE_TOKENS: Final = 2048

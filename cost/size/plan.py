@@ -59,11 +59,11 @@ def recipe_run(recipe: Mapping[str, object], *, at: str) -> RecipeRun:
     if max_steps is not None and (not isinstance(max_steps, int) or isinstance(max_steps, bool)):
         problems.append(f"{at}.train.max_steps: got {max_steps!r}, expected a whole number")
         max_steps = None
-    chunk = (
-        _whole(train, "loss_chunk_tokens", f"{at}.train", problems)
-        if train.get("loss_chunk_tokens") is not None
-        else None
-    )
+    chunk = train.get("loss_chunk_tokens", _DEFAULTS["logits_chunk_tokens"])
+    if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 0:
+        problems.append(f"{at}.train.loss_chunk_tokens: got {chunk!r}, expected 0 or more")
+        chunk = 0
+    attention = "sdpa" if train.get("attention") == "sdpa" else "auto"
     if problems:
         raise SizeError("\n".join(problems))
     return RecipeRun(
@@ -75,7 +75,8 @@ def recipe_run(recipe: Mapping[str, object], *, at: str) -> RecipeRun:
             dropout=float(dropout),
             targets=targets,
             gradient_checkpointing=train.get("gradient_checkpointing") is True,
-            logits_chunk_tokens=chunk,
+            logits_chunk_tokens=chunk or None,
+            attention=attention,
             **rows,
         ),
         max_steps=max_steps,

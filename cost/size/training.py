@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from cost.size.shape import LINEAR_MODULES, SizeError
 
@@ -57,8 +57,10 @@ class Training:
     gradient_accumulation: int = 1
     gradient_checkpointing: bool = False
     """Whether a layer keeps only its input and computes the rest again in the backward pass."""
-    logits_chunk_tokens: int | None = None
-    """Tokens whose logits exist at once; None: all of a micro batch, as the trainer does."""
+    logits_chunk_tokens: int | None = 2048
+    """Tokens whose logits exist at once; None: all of a micro batch."""
+    attention: Literal["auto", "varlen", "sdpa"] = "auto"
+    """sdpa, and auto in fp32: with a dense mask of each row."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -98,6 +100,11 @@ class Training:
     def has_adapters(self) -> bool:
         """True where the base is frozen and adapters are trained."""
         return self.method is not Method.FULL
+
+    @property
+    def has_dense_mask(self) -> bool:
+        """True where attention has a value for each pair of a row's tokens."""
+        return self.attention == "sdpa" or self.dtype is Dtype.FP32
 
     @property
     def value_bytes(self) -> int:

@@ -21,16 +21,18 @@ from cost.size import memory, training
 from cost.size.memory import training_memory
 from cost.size.shape import LINEAR_MODULES, ModelShape, load_shape, rows
 from cost.size.training import Dtype, Method, Sharding, Training
+from tests.workloads import varlen_kernel
 from workloads.common.exit_codes import ConfigError, ExitCode
 from workloads.data.token_rows import Batch
 from workloads.recipes import train as train_config
 from workloads.recipes.train import LoraConfig, TrainConfig
+from workloads.train import model as train_model
 from workloads.train.inputs import PLAN_VARIABLE, checked_plan, choose_strategy, read_plan
 from workloads.train.model import AssistantLoss, build_model
 from workloads.train.strategy import AdamW, build_precision
 
 KINDS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP32: torch.float32}
 
 
@@ -91,15 +93,26 @@ def config_of(plan: Training) -> TrainConfig:
         dtype=typing.cast(Any, plan.dtype.value),
         lora=LoraConfig(rank=plan.rank, alpha=8, dropout=plan.dropout),
         gradient_checkpointing=plan.gradient_checkpointing,
+        loss_chunk_tokens=plan.logits_chunk_tokens or 0,
+        attention=plan.attention,
         max_steps=1,
         learning_rate=0.001,
     )
 
 
+@pytest.fixture(autouse=True)
+def varlen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the kernel for packed rows run here, as it does on a GPU: not in fp32."""
+    varlen_kernel.register()
+    asked = train_model.varlen_problem
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(train_model, "varlen_problem", lambda config, _: asked(config, GPU))
+
+
 def loss_of(model: Any, plan: Training, batch: Batch) -> torch.Tensor:
     """Returns the loss of a forward pass as the trainer does it."""
     with build_precision(config_of(plan), CPU).forward():
-        return AssistantLoss(model)(batch)
+        return AssistantLoss(model, chunk_tokens=plan.logits_chunk_tokens)(batch)
 
 
 def batch_of(plan: Training, shape: ModelShape) -> Batch:
@@ -303,13 +316,19 @@ def test_a_step_in_bf16_multiplies_nothing_in_fp32(
 
 
 @pytest.mark.feature("S000-19")
+@pytest.mark.parametrize("chunk_tokens", [128, None])
 @pytest.mark.parametrize("vocab", [400, 6000])
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
 @pytest.mark.parametrize(
     ("dtype", "checkpointing"), [(Dtype.BF16, False), (Dtype.BF16, True), (Dtype.FP32, True)]
 )
-def test_the_peak_of_a_train_step_is_within_a_tenth_of_the_plan(
-    vocab: int, method: Method, dtype: Dtype, checkpointing: bool, tmp_path: Path
+def test_the_peak_of_a_train_step_is_within_a_twentieth_of_the_plan(
+    vocab: int,
+    method: Method,
+    dtype: Dtype,
+    checkpointing: bool,
+    chunk_tokens: int | None,
+    tmp_path: Path,
 ) -> None:
     """A few rows on CPU, where every allocation can be counted; two micro batches, two steps."""
     plan = Training(
@@ -320,8 +339,9 @@ def test_the_peak_of_a_train_step_is_within_a_tenth_of_the_plan(
         micro_batch_size=2,
         gradient_accumulation=2,
         gradient_checkpointing=checkpointing,
+        logits_chunk_tokens=chunk_tokens,
     )
-    shape = tiny("qwen3", vocab=vocab)
+    shape = tiny("qwen3", vocab=vocab, layers=4)
     model = trainer_model(shape, plan, tmp_path)
     optimizer, rows_ = optimizer_of(model), batch_of(plan, shape)
     loss_of(model, plan, rows_).backward()
@@ -340,7 +360,7 @@ def test_the_peak_of_a_train_step_is_within_a_tenth_of_the_plan(
             loss_of(model, plan, rows_).backward()
         optimizer.step()
     planned = training_memory(shape, plan, Sharding()).total
-    assert planned == pytest.approx(live.peak, rel=0.10)
+    assert planned == pytest.approx(live.peak, rel=0.05)
 
 
 def test_the_planner_knows_what_the_trainer_can_run() -> None:

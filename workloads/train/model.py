@@ -287,11 +287,13 @@ class _ChunkedLoss(torch.autograd.Function):
             logits = logits.float()
             learned = labels != IGNORED
             target = labels.where(learned, 0)[:, None]
-            log_total = logits.logsumexp(-1)
+            # In place: less the greatest, then softmax, minus one at the label, and nothing where
+            # that is ignored. logsumexp would need as much memory again.
+            logits -= logits.amax(-1, keepdim=True)
             picked = logits.gather(1, target)[:, 0]
-            total += ((log_total - picked) * learned).sum()
-            # In place from here: softmax minus one at the label, nothing where it is ignored.
-            gradient = logits.sub_(log_total[:, None]).exp_()
+            sums = logits.exp_().sum(-1)
+            total += ((sums.log() - picked) * learned).sum()
+            gradient = logits.div_(sums[:, None])
             gradient.scatter_add_(1, target, torch.full_like(target, -1, dtype=gradient.dtype))
             gradient *= learned[:, None]
             low = gradient.to(weight.dtype)
@@ -301,6 +303,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 grad_weight += low.t() @ hidden
             if grad_bias is not None:
                 grad_bias += gradient.sum(0)
+            del logits, gradient, low  # else they stay until the next chunk has its own
         ctx.save_for_backward(
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight_VH.dtype),
