@@ -2,10 +2,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup as-root setup-tests demo test test-fast conformance lint lint-delivery docs preview bench bench-cost bench-scale bench-checkpoint bench-data bench-train bench-evaluate bench-serve lock clean
+.PHONY: help setup as-root setup-tests demo test test-fast conformance lint lint-delivery docs preview gpu bench bench-cost bench-scale bench-checkpoint bench-data bench-train bench-evaluate bench-serve lock clean
 
 PYTHON3 := .venv/bin/python
 SOPERATOR := .venv/bin/soperator
+GPU_PYTHON := $(if $(wildcard $(PYTHON3)),$(PYTHON3),python3)
 STACK ?= l40s-dev
 # Options of `make demo`: DESTROY=1 takes everything down at the end, REDUCED=1 trains and
 # evaluates on a few rows and asks the server a few times.
@@ -64,6 +65,9 @@ docs: ## Build the documentation into site/, with every link checked; SERVE=1 sh
 
 preview: setup ## Preview a stack offline, with its cost: make preview STACK=h100-prod
 	@variables="$$($(SOPERATOR) env --offline)"; eval "$$variables"; pulumi preview --stack $(STACK) || exit 1
+
+gpu: ## Check and measure on this machine's NVIDIA GPU, without set-up: make gpu [PART=checks|speed]
+	@for part in $(or $(PART),checks speed); do $(GPU_PYTHON) -m tests.gpu $$part; done
 
 bench: setup ## Measure the local stack: up, second up, submit, log delay
 	@$(PYTHON3) -m tests.bench

@@ -69,7 +69,9 @@ def parts(num_cores: int) -> tuple[tuple[Part, ...], ...]:
     return (
         (
             Part(
-                name="fast", folders=("unit", "components", "workloads", "browser"), processes=cores
+                name="fast",
+                folders=("unit", "components", "workloads", "gpu", "browser"),
+                processes=cores,
             ),
         ),
         (

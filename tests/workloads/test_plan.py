@@ -21,6 +21,7 @@ from cost.size import memory, training
 from cost.size.memory import training_memory
 from cost.size.shape import LINEAR_MODULES, ModelShape, load_shape, rows
 from cost.size.training import Dtype, Method, Sharding, Training
+from tests.gpu.work import KINDS, hf_config, kind_of
 from tests.workloads import varlen_kernel
 from workloads.common.exit_codes import ConfigError, ExitCode
 from workloads.data.token_rows import Batch
@@ -31,31 +32,8 @@ from workloads.train.inputs import PLAN_VARIABLE, checked_plan, choose_strategy,
 from workloads.train.model import AssistantLoss, build_model
 from workloads.train.strategy import AdamW, build_precision
 
-KINDS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP32: torch.float32}
-
-
-def hf_config(shape: ModelShape, kind: str) -> Any:
-    """Returns the transformers config of a shape."""
-    import transformers
-
-    return getattr(transformers, KINDS[kind].replace("ForCausalLM", "Config"))(
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        tie_word_embeddings=shape.tied,
-        max_position_embeddings=4096,
-    )
-
-
-def kind_of(shape: ModelShape) -> str:
-    """Returns the transformers family of a shape."""
-    return "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
 
 
 def tiny(kind: str, *, vocab: int = 400, layers: int = 2) -> ModelShape:
@@ -81,7 +59,7 @@ def trainer_model(shape: ModelShape, plan: Training, tmp_path: Path) -> Any:
     kind = kind_of(shape)
     folder = tmp_path / f"{kind}-{shape.layers}-{shape.vocab}"
     if not folder.exists():
-        getattr(transformers, KINDS[kind])(hf_config(shape, kind)).save_pretrained(folder)
+        getattr(transformers, f"{KINDS[kind]}ForCausalLM")(hf_config(shape)).save_pretrained(folder)
     return build_model(folder, config_of(plan), device=CPU)
 
 
@@ -184,7 +162,7 @@ def on_meta(shape: ModelShape) -> Any:
 
     kind = kind_of(shape)
     with torch.device("meta"):
-        return getattr(transformers, KINDS[kind])(hf_config(shape, kind))
+        return getattr(transformers, f"{KINDS[kind]}ForCausalLM")(hf_config(shape))
 
 
 @pytest.mark.parametrize("name", rows())

@@ -105,7 +105,8 @@ def _varlen_problem_of(shape: Any) -> str | None:
     """Return what a model has in its attention that the kernel lacks; None where it fits."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    if not MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)].is_backend_compatible():
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
+    if not kind.is_backend_compatible():
         return f"{shape.model_type} has no exchangeable attention in transformers"
     text = shape.get_text_config()
     found = [name for name in _UNKNOWN_TO_VARLEN if getattr(text, name, None)]
@@ -141,8 +142,11 @@ def varlen_attention(
                 f"train.attention: {type(module).__name__} has a {name}, which varlen lacks; use "
                 "sdpa"
             )
-    result = varlen_attn(
-        *(each.transpose(1, 2).flatten(0, 1) for each in (query_BHTD, key_BKTD, value_BKTD)),
+    query_NHD, key_NKD, value_NKD = (
+        each.transpose(1, 2).flatten(0, 1) for each in (query_BHTD, key_BKTD, value_BKTD)
+    )
+    result: Any = varlen_attn(
+        *(query_NHD, key_NKD, value_NKD),
         cu_seq_lens_q,
         cu_seq_lens_q,
         max_length_q,
@@ -156,7 +160,7 @@ def varlen_attention(
 
 
 # torch 2.11 divides queries among fewer keys unasked; 2.15 wants to be told.
-_SHARED_KEYS: Final = (
+_SHARED_KEYS: Final[dict[str, Any]] = (
     {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 )
 
@@ -358,7 +362,9 @@ def prepare_model(model: Any, config: TrainConfig) -> Any:
     if config.has_adapters:
         model = attach_lora(model, config)
     if config.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        # transformers 5.17, which the GPU suite may meet, has the older name alone.
+        newer = getattr(model, "activation_checkpointing_enable", None)
+        (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
         if config.has_adapters:
             # Else the first layer's input needs no gradient and its checkpoint is cut off.
             model.enable_input_require_grads()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -86,6 +87,9 @@ def train(job: Job) -> None:
 
 
 def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None:
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name
+        # Rows change their length: blocks that grow leave no holes between them.
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     # Paths first: a missing one is told before torch is imported and a GPU is taken.
     model, places = job.recipe.model, job.places
     model_dir, dataset = inputs.find_inputs(model, config, places)

@@ -13,7 +13,7 @@ def train(turns: Turns, *, size: Work) -> float:
     """Train on the rows that our packed run sees; rows are put together while nothing computes."""
     import torch
 
-    trainer = ours.loop(size, curve=ours.Curve(None), settings={})
+    trainer = ours.loop(size, turns=None, settings={})
     module, optimizer = trainer.strategy.module, trainer.state.optimizer
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, size.num_steps)
     losses: list[float] = []

@@ -14,8 +14,7 @@ def train(turns: Turns, *, size: Work) -> float:
     """Train as ours does; the mask is added to the scores there, so it becomes numbers."""
     import torch
 
-    curve = ours.Curve(turns)
-    trainer = ours.loop(size, curve=curve, settings={})
+    trainer = ours.loop(size, turns=turns, settings={})
     model = trainer.strategy.model
     model.set_attn_implementation("eager")
 
@@ -26,4 +25,4 @@ def train(turns: Turns, *, size: Work) -> float:
 
     model.register_forward_pre_hook(with_numbers, with_kwargs=True)
     trainer.run()
-    return fmean(curve.losses)
+    return fmean(result.loss for result in trainer.curve.results)

@@ -2,73 +2,30 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NoReturn
+from typing import Any
 
 from tests.bench.training import work
 from tests.bench.training.contest import Turns
 from tests.bench.training.work import Work
-from workloads.train.measure import LossCurve
 
 
 def train(turns: Turns, *, size: Work, **settings: Any) -> float:
     """Train with `settings` of the recipe's `train` section."""
-    curve = Curve(turns)
-    loop(size, curve=curve, settings=settings).run()
-    return fmean(curve.losses)
+    trainer = loop(size, turns=turns, settings=settings)
+    trainer.run()
+    return fmean(result.loss for result in trainer.curve.results)
 
 
-class Curve(LossCurve):
-    """A loss curve without a file: the loop tells it of every step."""
-
-    def __init__(self, turns: Turns | None) -> None:
-        self._turns = turns
-        self.losses: list[float] = []
-
-    def append(self, result: Any) -> None:
-        """Take note of a step."""
-        self.losses.append(result.loss)
-        if self._turns:
-            self._turns.step(result.num_tokens)
-
-
-class NoCheckpoints:
-    """A run that is measured saves nothing."""
-
-    resumed_loss: float | None = None
-
-    def due(self, step: int) -> bool:
-        """No step asks for one."""
-        return False
-
-    def load(self, state: Any) -> bool:
-        """Nothing to resume from."""
-        return False
-
-    def save(self, state: Any, step: int, *, loss: float | None = None) -> None:
-        """Save nothing."""
-
-    def wait(self) -> None:
-        """Wait for nothing."""
-
-    def load_best(self, state: Any) -> bool:
-        """Nothing is the best."""
-        return False
-
-
-def loop(size: Work, *, curve: Curve, settings: dict[str, Any]) -> Any:
+def loop(size: Work, *, turns: Turns | None, settings: dict[str, Any]) -> Any:
     """Return our Trainer, ready to run on this process's CPU."""
     import torch
 
-    from workloads.common.dist import World
+    from tests.gpu.work import Steps, trainer_of
     from workloads.data.token_rows import Writer
     from workloads.recipes.train import LoraConfig, TrainConfig
-    from workloads.train.loop import Progress, Stream, Trainer, TrainState, Watchdog
-    from workloads.train.run import StopRequest
-    from workloads.train.strategy import build_optimizer, build_precision, compiled, spread_ddp
     from workloads.train.tasks.causal_lm import CausalLm
 
     packing = settings.get("packing", True)
@@ -90,40 +47,5 @@ def loop(size: Work, *, curve: Curve, settings: dict[str, Any]) -> Any:
         with Writer(Path(folder) / "tokens_train.parquet") as writer:
             writer.write(work.token_rows(size.num_rows))
         task = CausalLm(config, model_dir=work.model_dir(), dataset=Path(folder))
-    device = torch.device("cpu")
-    world = World(rank=0, local_rank=0, world_size=1, device=device)
-    model = compiled(config, task.build(device))
-    strategy = spread_ddp(task.loss(model, device), model, world)
-    optimizer = build_optimizer(strategy.trained, lr=config.learning_rate, weight_decay=0.0)
-    return Trainer(
-        config=config,
-        task=task,
-        stream=Stream(packs=task.rows, seed=work.SEED, length=task.length),
-        strategy=strategy,
-        precision=build_precision(config, device),
-        state=TrainState(
-            model=model,
-            optimizer=optimizer,
-            scaler=None,
-            strategy="ddp",
-            world=world,
-            progress=Progress(
-                step=0,
-                position=0,
-                rows_per_step=config.micro_batch_size * config.gradient_accumulation,
-                world_size=1,
-                fingerprint="",
-            ),
-        ),
-        num_steps=size.num_steps,
-        checkpoints=NoCheckpoints(),
-        stop=StopRequest(),
-        watchdog=Watchdog(3600, fail=_stop),
-        curve=curve,
-        events=None,
-        metrics=None,
-    )
-
-
-def _stop(error: Exception) -> NoReturn:
-    sys.exit(f"tests.bench.train: {error}")
+    curve = Steps((lambda result: turns.step(result.num_tokens)) if turns else lambda _: None)
+    return trainer_of(config, task, torch.device("cpu"), curve)
