@@ -45,11 +45,11 @@ def test_a_lucky_batch_makes_no_checkpoint_the_best(places: Path, run: Any) -> N
     assert kept(places) == {"checkpoint-12"}, "nothing was validated, so nothing is the best"
 
 
-UNEVEN = ("train.max_steps=8", "train.learning_rate=0.1", "train.schedule=constant",
+UNEVEN = ("train.max_steps=6", "train.learning_rate=0.1", "train.schedule=constant",
           "train.checkpoint_every=0", "train.keep_last=1", "train.sequence_length=1600",
           "train.overlong=drop",
           'train.lora={"rank": 32, "alpha": 8, "dropout": 0.1}')  # fmt: skip
-"""A run whose held-out loss falls to step 5 and rises then."""
+"""A run whose held-out loss falls to step 5, by 0.03 there, and rises by 0.15 then."""
 
 
 @pytest.mark.feature("S002-64")
@@ -60,17 +60,17 @@ def test_the_best_by_held_out_rows_is_kept_and_becomes_final(
     code, record = run("train", *UNEVEN, "train.eval.every=1", 'train.gate={"max_loss": 99}')
     assert code == 0, record
     found, metrics = curve(places, kind="eval_loss"), record["metrics"]
-    assert sorted(found) == [*range(1, 9)]
+    assert sorted(found) == [*range(1, 7)]
     best = min(found, key=lambda step: found[step])
-    assert best < 8
-    assert kept(places) == {f"checkpoint-{best}", "checkpoint-8"}
+    assert best < 6
+    assert kept(places) == {f"checkpoint-{best}", "checkpoint-6"}
     assert (metrics["best_eval_step"], metrics["final_step"]) == (best, best)
     assert metrics["eval_loss"] == metrics["best_eval_loss"] == found[best]
-    assert metrics["last_loss"] == curve(places)[8]
+    assert metrics["last_loss"] == curve(places)[6]
     assert 0 < metrics["eval_time_percent"] < 100
     results = places / "results" / "12"
     assert "PASS    eval loss: " in (results / "train_12_summary.txt").read_text()
-    assert f"train_eval_loss {found[8]}" in (results / "metrics.prom").read_text()
+    assert f"train_eval_loss {found[6]}" in (results / "metrics.prom").read_text()
     shown = scalars_of(results / "tensorboard" / "12")
     written = {step: value for step, tag, value in shown if tag == "eval/loss"}
     assert written == pytest.approx(found)
@@ -151,7 +151,7 @@ def test_a_stopped_run_validates_and_decides_as_one_that_was_not(
     places: Path, run: Any, monkeypatch: pytest.MonkeyPatch, stopped_in: str
 ) -> None:
     run("prepare-data")
-    options = (*UNEVEN, "train.eval.every=1", "train.eval.patience=2")
+    options = (*UNEVEN, "train.max_steps=8", "train.eval.every=1", "train.eval.patience=1")
     code, whole = run("train", *options)
     assert code == 0, whole
     assert whole["reason"].startswith("stopped early")
@@ -188,10 +188,10 @@ def test_the_best_of_the_run_before_becomes_final_of_the_one_that_goes_on(
 ) -> None:
     """Other settings of validation are no other run; other rows are another best."""
     run("prepare-data")
-    code, before = run("train", *UNEVEN, "train.eval.every=1")
+    code, before = run("train", *UNEVEN, "train.max_steps=5", "train.eval.every=1")
     assert code == 0, before
     monkeypatch.setenv("SLURM_JOB_ID", "13")
-    on = (*UNEVEN, "train.resume=auto", "train.max_steps=9", "train.eval.every=9")
+    on = (*UNEVEN, "train.resume=auto", "train.eval.every=6")
     code, record = run("train", *on)
     assert code == 0, record
     names = ("best_eval_loss", "best_eval_step", "final_step")

@@ -23,6 +23,6 @@ def train(turns: Turns, *, size: Work) -> float:
         added = torch.zeros(mask.shape).masked_fill_(~mask, torch.finfo(torch.float32).min)
         return arguments, {**named, "attention_mask": added}
 
-    model.register_forward_pre_hook(with_numbers, with_kwargs=True)
+    model.get_base_model().get_decoder().register_forward_pre_hook(with_numbers, with_kwargs=True)
     trainer.run()
     return fmean(result.loss for result in trainer.curve.results)
