@@ -223,7 +223,7 @@ def _moment(text: str) -> datetime:
 _MARK: Final = "soperator-endpoint"
 _TOLD: Final = re.compile(rf"{_MARK} ([A-Za-z0-9][A-Za-z0-9.-]*) ([0-9]{{1,5}})")
 """A host, and nothing else: this machine's ssh gives what its file names to a shell."""
-_FREE_PORT: Final = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+_FREE_PORT: Final = 'import socket as s; print(s.create_server(("127.0.0.1", 0)).getsockname()[1])'
 _INSTALL: Final = "workloads/monitoring/install_tools.sh"
 _LAST_LINES: Final = 5
 JUPYTER_READY: Final = "is running at"
@@ -295,10 +295,12 @@ def held(asked: Ask) -> str:
 
 
 _TENSORBOARD: Final = """
-import atexit, os, runpy, shutil, sys, tempfile
+import atexit, os, runpy, shutil, signal, sys, tempfile
 tempfile.tempdir = tempfile.mkdtemp()
 atexit.register(shutil.rmtree, tempfile.tempdir)
 sys.argv.append("--path_prefix=/" + os.environ.pop("SOPERATOR_SECRET"))
+signal.signal(signal.SIGALRM, lambda *_: sys.exit())
+signal.alarm(int(sys.argv.pop(1)))
 runpy.run_module("tensorboard.main", run_name="__main__", alter_sys=True)
 """
 
@@ -306,16 +308,16 @@ runpy.run_module("tensorboard.main", run_name="__main__", alter_sys=True)
 def tensorboard(spec: StackSpec, folder: str, hours: float) -> str:
     """The command that shows the event files of a folder on the login node's own loopback.
 
-    Every user of the node has that loopback: pages are below the guard's secret alone, as
-    TensorBoard knows no key. It is on no command line. TensorBoard writes its address into a folder
-    whose name in /tmp all know: whoever made that would read it, or lead the write elsewhere.
+    Every user has that loopback: pages are below the guard's secret alone, which is on no command
+    line. TensorBoard writes its address into a folder whose name in /tmp all know, to be read or
+    led elsewhere; its data server would answer whoever asks on a port of its own.
     """
     python = _python(spec)
-    # --foreground: else `timeout` takes a process group of its own, which the guard's end misses.
+    # Not under `timeout`, which tells the end twice: the second SIGTERM leaves the folder behind.
     return (
         f"port=$({python} -c {shlex.quote(_FREE_PORT)}); echo {_MARK} 127.0.0.1 $port; "
-        f"timeout --foreground {round(hours * 3600)} {python} -c {shlex.quote(_TENSORBOARD)} "
-        f"--logdir {shlex.quote(folder)} --host 127.0.0.1 --port $port"
+        f"{python} -c {shlex.quote(_TENSORBOARD)} {round(hours * 3600)} "
+        f"--logdir {shlex.quote(folder)} --host 127.0.0.1 --port $port --load_fast=false"
     )
 
 
@@ -355,9 +357,7 @@ def wait_for(guard: Guard, ready: str | None, *, say: Callable[[str], None]) -> 
 
 def wait_for_end(guard: Guard) -> None:
     """Returns when what the guard holds has ended, or its connection is lost."""
-    for line in guard.lines():
-        if line.split()[:1] == [ENDED]:
-            return
+    any(line.split()[:1] == [ENDED] for line in guard.lines())
 
 
 def _python(spec: StackSpec) -> str:

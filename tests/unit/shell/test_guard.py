@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from infra.clients.errors import JobsError
 from infra.operate import sessions
 from infra.operate.sessions import Guard, ask
 from stacks.load import load_stack
+from tests.another_user import as_root, run_python
 from tests.unit.cost.run_stacks import l40s, rates_of
 from tests.unit.shell.login import Channel, Login
 
@@ -101,28 +104,52 @@ def test_tensorboard_ends_with_its_guard(login: Login, public_key_file: Path) ->
         time.sleep(0.02)
 
 
-def test_the_pages_of_tensorboard_are_below_a_secret_that_others_do_not_see(
+@as_root
+def test_the_events_that_tensorboard_shows_are_below_a_secret_that_others_do_not_see(
     login: Login, tmp_path: Path, public_key_file: Path
 ) -> None:
-    """In its place a module that says what it was told, and what others see of it."""
-    (tmp_path / "tensorboard").mkdir()
-    (tmp_path / "tensorboard" / "main.py").write_text(
-        "import os, sys, tempfile\n"
-        "seen = open('/proc/self/cmdline').read() + str(dict(os.environ))\n"
-        "mode = oct(os.stat(tempfile.gettempdir()).st_mode & 0o1777)\n"
-        "print('told', sys.argv[-1], 's3cret' in seen, mode, tempfile.gettempdir())\n"
-    )
+    """TensorBoard itself, asked by another user on each port that it listens on."""
+    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    writer.EventFileWriter(str(tmp_path / "events")).close()
     spec = load_stack("local")
-    start = sessions.tensorboard(spec, "/mnt/logs/tensorboard", 1)
+    start = sessions.tensorboard(spec, str(tmp_path / "events"), 1)
     start = start.replace(f"{sessions.tools_path(spec)}/bin/python", sys.executable)
-    start = f"export PYTHONPATH={tmp_path}; {start}"
-    guard = Guard(login.as_connection(), start=start, end=":", secret="s3cret")
-    told = next(line for line in guard.lines() if line.startswith("told"))
-    sessions.wait_for_end(guard)
-    guard.close()
-    told, _, folder = told.rpartition(" ")
-    assert told == "told --path_prefix=/s3cret False 0o700", "it would write it into /tmp"
-    assert not Path(folder).exists()
+    guard = Guard(login.as_connection(), start=start, end="kill -- -$!", secret="s3cret")
+    there = sessions.wait_for(guard, sessions.TENSORBOARD_READY, say=lambda _: None)
+    processes = [
+        each for each in psutil.process_iter() if str(tmp_path / "events") in _command(each)
+    ]
+    ports = {
+        each.laddr.port
+        for process in processes
+        for each in process.net_connections()
+        if each.status == psutil.CONN_LISTEN
+    }
+    assert ports == {there.port}, "it listens where no secret is asked for"
+    assert not [each for each in processes if "s3cret" in _command(each)]
+    answers = run_python(
+        "import http.client",
+        f"""
+for path in ("/", "/data/logdir", "/s3cret/data/logdir"):
+    asked = http.client.HTTPConnection("127.0.0.1", {there.port})
+    asked.request("GET", path)
+    print(asked.getresponse().status)
+""",
+    )
+    assert answers.split() == ["404", "404", "200"]
+    written = list(Path(tempfile.gettempdir()).glob("tmp*/.tensorboard-info/*.info"))
+    ours = [each for each in written if str(tmp_path / "events") in each.read_text()]
+    assert [each.parents[1].stat().st_mode & 0o777 for each in ours] == [0o700]
+    assert guard.close()
+    assert not psutil.wait_procs(processes, timeout=60)[1]
+    assert not [each for each in ours if each.parents[1].exists()]
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _is_gone(process: str) -> bool:
