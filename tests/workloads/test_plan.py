@@ -27,12 +27,11 @@ from workloads.common.exit_codes import ConfigError, ExitCode
 from workloads.data.token_rows import Batch
 from workloads.recipes import train as train_config
 from workloads.recipes.train import LoraConfig, TrainConfig
-from workloads.train import model as train_model
 from workloads.train.inputs import PLAN_VARIABLE, checked_plan, choose_strategy, read_plan
 from workloads.train.model import AssistantLoss, build_model
 from workloads.train.strategy import AdamW, build_precision
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
 DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP32: torch.float32}
 
 
@@ -81,10 +80,7 @@ def config_of(plan: Training) -> TrainConfig:
 @pytest.fixture(autouse=True)
 def varlen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the kernel for packed rows run here, as it does on a GPU: not in fp32."""
-    varlen_kernel.register()
-    asked = train_model.varlen_problem
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(train_model, "varlen_problem", lambda config, _: asked(config, GPU))
+    varlen_kernel.as_on_a_gpu(monkeypatch.setattr)
 
 
 def loss_of(model: Any, plan: Training, batch: Batch) -> torch.Tensor:

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.nn.attention import varlen
+
+from workloads.train import model as train_model
 
 
 def register() -> None:
     """Make torch.nn.attention.varlen run on a CPU in this process."""
     varlen._varlen_attn.register_kernel("cpu")(_forward)
     varlen._varlen_attn_backward.register_kernel("cpu")(_backward)
+
+
+def as_on_a_gpu(put: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Have the trainer take the kernel here wherever it would on an H100: not in fp32."""
+    register()
+    asked, gpu = train_model.varlen_problem, torch.device("cuda")
+    put(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    put(train_model, "varlen_problem", lambda config, _: asked(config, gpu))
 
 
 def _documents(ends: torch.Tensor, longest: int) -> Iterator[slice]:

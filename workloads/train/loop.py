@@ -419,7 +419,7 @@ class Trainer:
         for group in state.optimizer.param_groups:
             group["lr"] = rate
         self.precision.step(state.optimizer)
-        state.optimizer.zero_grad(set_to_none=True)
+        self.strategy.zero_gradients()
         position = state.progress.position + self._rows_per_step
         if self.stream.end is not None:  # the last step may be short, and the run be prolonged
             position = min(position, self.stream.end)

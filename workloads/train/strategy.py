@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -170,18 +170,18 @@ class Strategy:
         if self.kind == "fsdp":
             self.module.reshard()  # else what is around the layers stays gathered
 
-    @contextlib.contextmanager
-    def accumulate(self, *, last: bool) -> Iterator[None]:
+    def accumulate(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         """Under DDP reduce gradients over ranks in the last micro batch of a step only.
 
         FSDP2 divides them in each: kept whole until the last, they are 4 bytes of every weight on
         every rank, 55 GiB of a 14B model.
         """
-        if last or not isinstance(self.module, DistributedDataParallel):
-            yield
-        else:
-            with self.module.no_sync():
-                yield
+        no_sync = isinstance(self.module, DistributedDataParallel) and not last
+        return self.module.no_sync() if no_sync else contextlib.nullcontext()
+
+    def zero_gradients(self) -> None:
+        """Clear the gradients; DDP's stay in its buckets, or new ones would lie beside those."""
+        self.module.zero_grad(set_to_none=not isinstance(self.module, DistributedDataParallel))
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Bound the gradient's norm over all weights of all ranks; return it as it was, unread."""

@@ -1,0 +1,66 @@
+"""The planned memory of a rank against the bytes that the ranks of a real step hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from cost.size.memory import training_memory
+from cost.size.training import Dtype, Method, Sharding, Strategy, Training
+from tests.gpu.work import KINDS, hf_config
+from tests.workloads.test_plan import tiny
+from workloads.common.launch import free_port
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "strategy", "method", "checkpointing", "vocab"),
+    [
+        (1, "ddp", "qlora", False, 400),
+        (1, "ddp", "qlora", True, 6000),
+        (2, "ddp", "lora", False, 400),
+        (2, "ddp", "full", False, 6000),
+        (2, "fsdp", "lora", False, 400),
+        (4, "fsdp", "full", True, 6000),
+    ],
+)
+def test_each_rank_holds_what_is_planned(
+    num_ranks: int, strategy: str, method: str, checkpointing: bool, vocab: int, tmp_path: Path
+) -> None:
+    """With two micro batches in a step: gradients of the first are held through the second."""
+    settings: dict[str, Any] = {
+        "rank": 8,
+        "sequence_length": 256,
+        "micro_batch_size": 2,
+        "gradient_accumulation": 2,
+        "gradient_checkpointing": checkpointing,
+        "logits_chunk_tokens": 128,
+    }
+    shape = tiny("qwen3", vocab=vocab, layers=4)
+    model: Any = getattr(transformers, f"{KINDS['qwen3']}ForCausalLM")(hf_config(shape))
+    model.save_pretrained(tmp_path / "model")
+    arguments = settings | {"strategy": strategy, "method": method, "dtype": "bf16", "vocab": vocab}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "workloads.common.launch", "--nnodes=1"),
+            *(f"--nproc-per-node={num_ranks}", "--master-addr=127.0.0.1"),
+            *(f"--master-port={free_port()}", "-m", "tests.workloads.bytes_of_a_rank"),
+            *(json.dumps(arguments), str(tmp_path / "model")),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    peaks = [int(peak) for peak in re.findall(r"peak (\d+) end", done.stdout)]
+    plan = Training(method=Method(method), dtype=Dtype.BF16, **settings)
+    planned = training_memory(shape, plan, Sharding(strategy=Strategy(strategy), data=num_ranks))
+    assert len(peaks) == num_ranks, done.stderr[-2000:]
+    assert peaks == [pytest.approx(planned.total, rel=0.05)] * num_ranks, planned.parts
