@@ -5,6 +5,7 @@ Owns the options that every job shares: no network, SDPA attention, the type of 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import warnings
@@ -104,32 +105,89 @@ def load_tokenizer(model_dir: Path) -> Any:
     return tokenizer
 
 
-def load_model(model_dir: Path, *, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:
-    """Return the model in `model_dir` with weights of `dtype` on `device`, in eval mode.
-
-    `options` go to from_pretrained: another attention, or four bits a weight.
-    """
+def prepare_transformers() -> None:
+    """Keep transformers off the network, and silence what is not the user's business."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     # peft imports bitsandbytes, which says on every CPU that a hub has faster kernels.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    # peft asks transformers for a property that transformers has renamed; not the user's business.
+    # peft asks transformers for a property that transformers has renamed.
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
+
+
+def load_model(model_dir: Path, *, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:
+    """Return the model in `model_dir` with weights of `dtype` on `device`, in eval mode.
+
+    `options` go to from_pretrained: another attention, or four bits a weight.
+    """
+    prepare_transformers()
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
     # By itself transformers asks at a terminal whether a model's own program may run.
     options = {"attn_implementation": "sdpa", "trust_remote_code": False, **options}
-    if "quantization_config" in options:
-        # 4-bit weights are made where they stay: they cannot be moved in one piece later.
+    if "quantization_config" in options or device.type == "cuda":
+        # 4-bit weights are made where they stay; others come one by one, not through host memory.
         options["device_map"] = {"": device}
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, use_safetensors=True, **options
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
-    except (OSError, ValueError) as error:
+        model, found = loaded
+    except (OSError, ValueError, SafetensorError) as error:
         raise DataError(f"{model_dir}: model cannot be loaded: {error}") from error
-    return (model if "quantization_config" in options else model.to(device)).eval()
+    if found["missing_keys"]:  # transformers has made values up
+        raise DataError(f"{model_dir}: its files lack {', '.join(sorted(found['missing_keys']))}")
+    return (model if "device_map" in options else model.to(device)).eval()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor in a file of a model."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+
+
+def stored_tensors(model_dir: Path) -> dict[str, StoredTensor]:
+    """Return the tensors in the safetensors files of `model_dir` by name; reads headers only.
+
+    DataError has every file that is missing, damaged or too short, with what it lacks.
+    """
+    single, index = model_dir / "model.safetensors", model_dir / "model.safetensors.index.json"
+    files: dict[Path, list[str]] = {}
+    if index.is_file() and not single.is_file():
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{index}: is damaged: {error!r}; copy the model again") from error
+        for name, file in weight_map.items():
+            files.setdefault(model_dir / file, []).append(name)
+    found: dict[str, StoredTensor] = {}
+    problems: list[str] = []
+    for path, names in sorted(files.items()) or [(single, [])]:
+        lacks, why = names, ""
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                start = 8 + int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(start - 8, size)))
+            header.pop("__metadata__", None)
+            lacks = [k for k, v in header.items() if start + v["data_offsets"][1] > size]
+            lacks += [name for name in names if name not in header]
+            why = f"has {size:,} bytes" if lacks else ""
+            for k, v in header.items():
+                found[k] = StoredTensor(path=path, name=k, shape=tuple(v["shape"]))
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "its header is damaged"
+        if why:
+            problems.append(f"{path}: {why}, lacks tensors ({len(lacks)}): {', '.join(lacks[:3])}")
+    if problems:
+        raise DataError(f"{'; '.join(problems)}; copy the model again")
+    return found
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -15,7 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from workloads.common.exit_codes import ConfigError
 from workloads.common.log import log
-from workloads.common.models import load_model, torch_dtype
+from workloads.common.models import (
+    StoredTensor,
+    load_model,
+    prepare_transformers,
+    stored_tensors,
+    torch_dtype,
+)
 from workloads.recipes.train import TrainConfig
 
 _TASK_TYPES = {
@@ -337,6 +343,45 @@ def build_model(
     if config.method == "qlora":
         options |= four_bit_options(dtype)
     return prepare_model(load_model(model_dir, dtype=dtype, device=device, **options), config)
+
+
+def build_outline(
+    model_dir: Path | None, config: TrainConfig, *, device: torch.device
+) -> tuple[Any, dict[str, StoredTensor]] | None:
+    """Return the model on the CPU with adapters and buffers, and the tensor of each other weight.
+
+    Those it has not read. None where a weight is not one tensor of a file, under its own name:
+    transformers makes it of several (experts), or quantised; or where DoRA takes its norm.
+    """
+    if model_dir is None or config.task != "causal_lm" or config.lora.dora:
+        return None
+    prepare_transformers()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    stored = stored_tensors(model_dir)
+    shape = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+    options: dict[str, Any] = {
+        "dtype": base_dtype(config, sharded=True),
+        "attn_implementation": choose_attention(config, device, shape),
+    }
+    with torch.device("meta"):
+        blank = AutoModelForCausalLM.from_config(shape, **options)
+    weights = dict(blank.named_parameters())
+    if (
+        stored.keys() & blank.state_dict().keys() != weights.keys()
+        or any(stored[name].shape != weight.shape for name, weight in weights.items())
+        or getattr(shape, "quantization_config", None) is not None
+    ):
+        return None
+    # A value stands for each weight: it takes no memory, and is known again by its address.
+    stand_ins = {k: torch.zeros((), dtype=v.dtype).expand(v.shape) for k, v in weights.items()}
+    names = {value.data_ptr(): name for name, value in stand_ins.items()}
+    model = type(blank).from_pretrained(None, config=shape, state_dict=dict(stand_ins), **options)
+    model = prepare_model(model, config)
+    addresses = {name: weight.data_ptr() for name, weight in model.named_parameters()}
+    files = {name: stored[names[at]] for name, at in addresses.items() if at in names}
+    each_once = sorted(each.name for each in files.values()) == sorted(weights)
+    return (model, files) if each_once else None
 
 
 def build_empty_model(model_dir: Path, config: TrainConfig, *, device: torch.device) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,12 +15,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from workloads.common.dist import World
-from workloads.common.exit_codes import ConfigError
+from workloads.common.exit_codes import ConfigError, DataError
 from workloads.common.log import log
-from workloads.common.models import torch_dtype
+from workloads.common.models import StoredTensor, torch_dtype
 from workloads.recipes.train import TrainConfig
 from workloads.train.inputs import Run, compiles_layers
-from workloads.train.model import num_parameters, use_liger
+from workloads.train.model import build_outline, num_parameters, use_liger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,10 +232,7 @@ def settle(module: Any, blank_loss: Callable[[], torch.Tensor]) -> None:
 
 
 def spread_fsdp(run: Run, here: World) -> Strategy:
-    """Return the strategy that divides weights, gradients and optimizer state over all ranks.
-
-    No rank but 0 ever holds the whole model.
-    """
+    """Return the strategy that divides weights, gradients and optimizer state over all ranks."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
         CPUOffloadPolicy,
@@ -250,8 +248,6 @@ def spread_fsdp(run: Run, here: World) -> Strategy:
             "use strategy ddp"
         )
     config, task, offload = run.config, run.task, run.strategy == "offload"
-    source = task.build(torch.device("cpu"), sharded=True) if here.is_main else None
-    # On the meta device; `source` has the values.
     empty = use_liger(task.build_empty(here.device), config, here.device)
     compile_layers(empty, config, here.device)
     module: Any = task.loss(empty, here.device)
@@ -268,7 +264,7 @@ def spread_fsdp(run: Run, here: World) -> Strategy:
         fully_shard(each, **options)
     module.to_empty(device=torch.device("cpu") if offload else here.device)
     empty.tie_weights()
-    _fill(empty, source, here)
+    _fill(empty, run, here)
     spread = Strategy(kind="fsdp", module=module, model=empty)
     log(
         f"fsdp: {sum(isinstance(each, FSDPModule) for each in layers)} x {kind} and what is around "
@@ -291,26 +287,62 @@ def repeated_layers(model: nn.Module) -> Sequence[nn.Module]:
 
 
 @torch.no_grad()
-def _fill(model: Any, source: Any | None, here: World) -> None:
-    """Give every shard its values from rank 0, one whole tensor at a time."""
-    from torch.distributed.tensor import distribute_tensor
+def _fill(model: Any, run: Run, here: World) -> None:
+    """Give each shard its values: its part of a file's tensor, or of rank 0's, one by one."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
-    values = dict(source.named_parameters(remove_duplicate=False)) if source is not None else {}
+    source: Any = None
+
+    def build() -> dict[str, StoredTensor]:
+        nonlocal source
+        outline = build_outline(run.model_dir, run.config, device=here.device)
+        source, files = outline or (run.task.build(torch.device("cpu"), sharded=True), {})
+        return files
+
+    apart = here.apart()  # to read a whole model takes longer than a step may
+    files = apart.agree(build)
+    log(f"fsdp: {'each rank reads its part' if files else 'rank 0 reads all'} of the model")
+    if problems := [each for each in apart.gather(_read_parts(model, files)) if each]:
+        raise DataError("; ".join(dict.fromkeys(problems)))
+    values: dict[str, torch.Tensor] = {}
+    if source is not None:
+        values |= dict(source.named_parameters(remove_duplicate=False)) | dict(
+            source.named_buffers()
+        )
+    for name, own in (*model.named_parameters(), *model.named_buffers()):
+        if name in files:
+            continue
+        whole = torch.empty(own.shape, dtype=own.dtype, device=here.device)
+        if here.is_main:
+            whole.copy_(values[name])
+        dist.broadcast(whole, src=0)
+        if isinstance(own, DTensor):
+            part = distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None)
+            own, whole = own.to_local(), part.to_local()
+        own.copy_(whole)
+
+
+def _read_parts(model: Any, files: Mapping[str, StoredTensor]) -> str:
+    """Fill this rank's shards of weights in `files`; return what stopped it, else nothing.
+
+    safetensors maps files into memory: what a slice leaves out is not read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    opened: dict[Path, Any] = {}
     for name, shard in model.named_parameters():
-        if here.is_main:
-            whole = values[name].detach().to(here.device, shard.dtype).contiguous()
-        else:
-            whole = torch.empty(shard.shape, dtype=shard.dtype, device=here.device)
-        dist.broadcast(whole, src=0)
-        local = distribute_tensor(whole, shard.device_mesh, shard.placements, src_data_rank=None)
-        shard.to_local().copy_(local.to_local())
-    buffers = dict(source.named_buffers()) if source is not None else {}
-    for name, buffer in model.named_buffers():
-        whole = torch.empty(buffer.shape, dtype=buffer.dtype, device=here.device)
-        if here.is_main:
-            whole.copy_(buffers[name])
-        dist.broadcast(whole, src=0)
-        buffer.copy_(whole)
+        part = shard.to_local()
+        if name not in files or not part.numel():  # fewer rows than ranks
+            continue
+        stored, (chunk,) = files[name], shard.__create_chunk_list__()
+        try:
+            if stored.path not in opened:
+                opened[stored.path] = safe_open(stored.path, framework="pt")
+            first = chunk.offsets[0]
+            part.copy_(opened[stored.path].get_slice(stored.name)[first : first + len(part)])
+        except (OSError, SafetensorError) as error:
+            return f"{stored.path}: {stored.name}: {error}"
+    return ""
 
 
 def build_strategy(run: Run, here: World) -> Strategy:
