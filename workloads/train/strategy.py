@@ -223,12 +223,12 @@ def spread_ddp(module: nn.Module, model: Any, here: World) -> Strategy:
 def settle(module: Any, blank_loss: Callable[[], torch.Tensor]) -> None:
     """Let DDP lay out its gradient buckets for good; call it before a checkpoint is loaded.
 
-    DDP orders them anew after its first backward, which changes how sums over three or more ranks
-    are rounded: after this one a resumed run rounds as the run that was not interrupted.
+    DDP orders them anew after its first backward, and divides a gradient in them by the ranks where
+    it multiplies one beside them: after this a resumed run rounds as one without interruption.
     """
     if isinstance(module, DistributedDataParallel):
         blank_loss().backward()
-        module.zero_grad(set_to_none=True)
+        module.zero_grad(set_to_none=False)
 
 
 def spread_fsdp(run: Run, here: World) -> Strategy:
