@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.workloads.test_train import adapter, launch
+from tests.workloads.test_train import REPOSITORY, adapter, launch
 from tests.workloads.test_train_outputs import run_bert
 from tests.workloads.test_train_parts import scalars_of
 from workloads.common.exit_codes import ExitCode
@@ -181,6 +185,39 @@ def test_a_stopped_run_validates_and_decides_as_one_that_was_not(
         assert record["metrics"][name] == whole["metrics"][name]
     assert record["reason"] == whole["reason"]
     assert kept(places, "13") >= kept(places, "12")
+
+
+@pytest.mark.parametrize(("kind", "step"), [("loss", 4), ("eval_loss", 4), ("eval_loss", 5)])
+def test_a_killed_run_goes_on_and_decides_as_one_that_was_not(
+    places: Path, recipe_file: Path, run: Any, monkeypatch: pytest.MonkeyPatch, kind: str, step: int
+) -> None:
+    """SIGKILL once a line of the curve is there: in a validation, before and after a checkpoint."""
+    run("prepare-data")
+    options = (*UNEVEN, "train.max_steps=8", "train.eval.every=1", "train.eval.patience=1")
+    options = (*options, "train.checkpoint_every=2", "train.keep_last=2")
+    code, whole = run("train", *options)
+    assert code == 0, whole
+
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    sets = [part for each in options for part in ("--set", each)]
+    command = [sys.executable, "-m", "workloads.train", "--recipe", str(recipe_file), *sets]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL) as process:
+        lines = places / "results" / "13" / "loss_curve.jsonl"
+        awaited = re.compile(rf'^(?=.*"step": {step - 1}\b)(?=.*"{kind}": )', re.MULTILINE)
+        while not (lines.exists() and awaited.search(lines.read_text())):
+            assert process.poll() is None, "it ended before it was killed"
+            time.sleep(0.005)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    code, record = run("train", *options)
+    assert code == 0, record
+    for each in ("loss", "eval_loss"):
+        assert curve(places, "13", each) == curve(places, "12", each)
+    for name in ("eval_loss", "best_eval_loss", "best_eval_step", "final_step", "num_train_steps"):
+        assert record["metrics"][name] == whole["metrics"][name]
+    assert record["reason"] == whole["reason"]
+    assert kept(places, "13") == kept(places, "12")
 
 
 def test_the_best_of_the_run_before_becomes_final_of_the_one_that_goes_on(
