@@ -128,15 +128,17 @@ with world(cpu_threads=1) as here:
 """
 
 
-def spread(tmp_path: Path, num_ranks: int, *names: str) -> dict[tuple[str, int], str]:
-    """Returns what each rank says of the model folders `names`, each divided over all ranks."""
-    script = tmp_path / "spread.py"
-    script.write_text(_SPREAD)
-    done = subprocess.run(
+def launched(
+    tmp_path: Path, num_ranks: int, script: str, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Returns what became of ranks that run `script`."""
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    return subprocess.run(
         [
             *(sys.executable, "-m", "workloads.common.launch", "--nnodes=1"),
             *(f"--nproc-per-node={num_ranks}", "--master-addr=127.0.0.1"),
-            *(f"--master-port={free_port()}", str(script), str(tmp_path), *names),
+            *(f"--master-port={free_port()}", str(file), str(tmp_path), *arguments),
         ],
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
@@ -144,6 +146,11 @@ def spread(tmp_path: Path, num_ranks: int, *names: str) -> dict[tuple[str, int],
         text=True,
         timeout=240,
     )
+
+
+def spread(tmp_path: Path, num_ranks: int, *names: str) -> dict[tuple[str, int], str]:
+    """Returns what each rank says of the model folders `names`, each divided over all ranks."""
+    done = launched(tmp_path, num_ranks, _SPREAD, *names)
     assert done.returncode == 0, done.stderr
     said = re.findall(r"<(\S+) (\d+) ([^>]+)>", done.stdout)
     found = {(name, int(rank)): text for name, rank, text in said}
@@ -341,3 +348,76 @@ def test_a_weight_that_no_file_has_is_not_made_up(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(DataError, match=r"its files lack lm_head\.weight, model\.norm\.weight"):
         load_model(tmp_path, dtype=torch.float32, device=CPU)
+
+
+_EXPORT = """
+import errno, os, signal, sys, types
+from pathlib import Path
+import torch
+from tests.workloads.test_train_big import config
+from workloads.common.dist import world
+from workloads.train import finish, model, strategy
+
+folder, faults = Path(sys.argv[1]), sys.argv[2:]
+source, settings = folder / "model", config()
+finish.FILE_BYTES, largest, fault = 20_000, 0, ""
+def save(whole, path, real=finish.save_file, **options):
+    global largest
+    largest = max(largest, sum(each.nbytes for each in whole.values()))
+    if fault and "-00003-" in path.name:
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError(errno.ENOSPC, "No space left on device")
+    real(whole, path, **options)
+finish.save_file = save
+
+with world(cpu_threads=1) as here:
+    task = types.SimpleNamespace(
+        build_empty=lambda device: model.build_empty_model(source, settings, device=device),
+        loss=lambda made, _: model.AssistantLoss(made),
+        save_preprocessor=lambda partial: (partial / "tokenizer.json").write_text("x"),
+    )
+    run = types.SimpleNamespace(config=settings, task=task, model_dir=source, strategy="fsdp")
+    divided = strategy.spread_fsdp(run, here)
+    with torch.no_grad():
+        for weight in divided.model.parameters():
+            weight.to_local().add_(1)
+    for fault in faults:
+        target = folder / f"final{fault}"
+        try:
+            finish.write_final(target, strategy=divided, config=settings, task=task, here=here)
+            said = f"largest {largest}"
+        except OSError as error:
+            said = f"{type(error).__name__} {error.errno == errno.ENOSPC}"
+        print(f"<final{fault} {here.rank} {said}>", flush=True)
+"""
+
+
+@pytest.mark.feature("S003-02", "S004-24")
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_divided_model_is_exported_file_by_file_or_not_at_all(tmp_path: Path, tied: bool) -> None:
+    """Rank 0 gathered all of it in fp32: 280 GB of a 70B model, and half as much for its copy."""
+    save(tmp_path / "model", tied=tied)
+    weights = load(tmp_path / "model")
+    done = launched(tmp_path, 2, _EXPORT, "full", "", "kill")
+    assert done.returncode == 128 + 9, done.stderr
+    said = set(re.findall(r"<([^>]+)>", done.stdout))
+    largest = max(
+        sum(each.nbytes for each in load_file(file).values())
+        for file in (tmp_path / "final").glob("*.safetensors")
+    )
+    full = {f"finalfull {rank} OSError True" for rank in (0, 1)}
+    assert said == {*full, f"final 0 largest {largest}", "final 1 largest 0"}, (
+        "killed ones are silent"
+    )
+    assert largest <= 20_000 < sum(each.nbytes for each in weights.values()) / 3
+    assert not (tmp_path / "finalfull").exists()
+    assert not (tmp_path / "finalkill").exists()
+    assert {path.name.split(".")[1] for path in tmp_path.glob(".final*")} == {"finalkill"}
+    index = json.loads((tmp_path / "final" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(each.nbytes for each in weights.values())
+    assert (tmp_path / "final" / "tokenizer.json").read_text() == "x"
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in (tmp_path / "final").iterdir())
+    made = load_model(tmp_path / "final", dtype=torch.bfloat16, device=CPU)
+    for name, weight in made.named_parameters():
+        assert torch.equal(weight, (weights[name].float() + 1).bfloat16())

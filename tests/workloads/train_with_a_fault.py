@@ -17,7 +17,7 @@ from workloads.train.strategy import Precision
 
 _SIGNALS = {"hang": signal.SIGSTOP, "killed": signal.SIGKILL, "first killed": signal.SIGKILL}
 _backward = Precision.backward
-_write_final = finish.write_final
+_open_to_readers = finish._open_to_readers
 _steps = 0
 
 
@@ -37,15 +37,15 @@ def backward_with_a_fault(self: Precision, loss: Any) -> None:
     _backward(self, loss)
 
 
-def write_final_slowly(*arguments: Any, **named: Any) -> None:
-    """Do it, after longer than any collective may take."""
+def open_to_readers_slowly(folder: Path) -> None:
+    """Do it on the rank that writes, after longer than any collective may take."""
     time.sleep(1.6 * float(os.environ["TRAIN_TIMEOUT_S"]))
-    _write_final(*arguments, **named)
+    _open_to_readers(folder)
 
 
 if __name__ == "__main__":
     if os.environ["TRAIN_FAULT"] == "slow export":
-        finish.write_final = write_final_slowly
+        finish._open_to_readers = open_to_readers_slowly
         end(run_job("train", train))
     Precision.backward = backward_with_a_fault  # type: ignore[method-assign]
     end(run_job("train", train))

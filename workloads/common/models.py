@@ -105,37 +105,31 @@ def load_tokenizer(model_dir: Path) -> Any:
     return tokenizer
 
 
-def prepare_transformers() -> None:
-    """Keep transformers off the network, and silence what is not the user's business."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    # peft imports bitsandbytes, which says on every CPU that a hub has faster kernels.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    # peft asks transformers for a property that transformers has renamed.
-    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
-
-
 def load_model(model_dir: Path, *, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:
     """Return the model in `model_dir` with weights of `dtype` on `device`, in eval mode.
 
     `options` go to from_pretrained: another attention, or four bits a weight.
     """
-    prepare_transformers()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
+    # peft imports bitsandbytes, which says on every CPU that a hub has faster kernels.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    # peft asks transformers for a property that transformers has renamed; not the user's business.
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
     # By itself transformers asks at a terminal whether a model's own program may run.
     options = {"attn_implementation": "sdpa", "trust_remote_code": False, **options}
     if "quantization_config" in options or device.type == "cuda":
         # 4-bit weights are made where they stay; others come one by one, not through host memory.
         options["device_map"] = {"": device}
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        kind: Any = AutoModelForCausalLM
+        model, found = kind.from_pretrained(
             model_dir, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
-        model, found = loaded
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError(f"{model_dir}: model cannot be loaded: {error}") from error
     if found["missing_keys"]:  # transformers has made values up
@@ -143,17 +137,8 @@ def load_model(model_dir: Path, *, dtype: torch.dtype, device: torch.device, **o
     return (model if "device_map" in options else model.to(device)).eval()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """A tensor in a file of a model."""
-
-    path: Path
-    name: str
-    shape: tuple[int, ...]
-
-
-def stored_tensors(model_dir: Path) -> dict[str, StoredTensor]:
-    """Return the tensors in the safetensors files of `model_dir` by name; reads headers only.
+def stored_tensors(model_dir: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
+    """Return file and shape of each tensor in the safetensors of `model_dir`; reads headers only.
 
     DataError has every file that is missing, damaged or too short, with what it lacks.
     """
@@ -166,7 +151,7 @@ def stored_tensors(model_dir: Path) -> dict[str, StoredTensor]:
             raise DataError(f"{index}: is damaged: {error!r}; copy the model again") from error
         for name, file in weight_map.items():
             files.setdefault(model_dir / file, []).append(name)
-    found: dict[str, StoredTensor] = {}
+    found: dict[str, tuple[Path, tuple[int, ...]]] = {}
     problems: list[str] = []
     for path, names in sorted(files.items()) or [(single, [])]:
         lacks, why = names, ""
@@ -179,8 +164,7 @@ def stored_tensors(model_dir: Path) -> dict[str, StoredTensor]:
             lacks = [k for k, v in header.items() if start + v["data_offsets"][1] > size]
             lacks += [name for name in names if name not in header]
             why = f"has {size:,} bytes" if lacks else ""
-            for k, v in header.items():
-                found[k] = StoredTensor(path=path, name=k, shape=tuple(v["shape"]))
+            found |= {k: (path, tuple(v["shape"])) for k, v in header.items()}
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or "its header is damaged"
         if why:

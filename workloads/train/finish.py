@@ -5,7 +5,10 @@ All ranks come here; rank 0 writes, and what stops it is raised on all of them.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +17,8 @@ from statistics import fmean
 from typing import Any, Literal
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
 
 from workloads.common import atomic
 from workloads.common.dist import World
@@ -28,7 +33,7 @@ from workloads.train.loop import Trainer
 from workloads.train.measure import Throughput
 from workloads.train.model import flops_per_token
 from workloads.train.run_folder import RunFolder
-from workloads.train.strategy import Strategy
+from workloads.train.strategy import Strategy, weights_to_save, whole_weights
 from workloads.train.tasks import Task
 
 Outcome = Literal["PASS", "FAIL", "NOT RUN"]
@@ -144,20 +149,51 @@ def save_original(run_dir: Path, *, model_dir: Path | None, model: Any, task: Ta
     return target
 
 
-def write_final(
-    target: Path, *, model: Any, whole: dict[str, torch.Tensor], config: TrainConfig, task: Task
-) -> None:
-    """Write the adapter, or the whole model, with its tokenizer to `target`.
+FILE_BYTES = 5 * 10**9
+"""Of the weights in a file of final/: as much of a divided model is whole on rank 0 at a time."""
 
-    `whole` are the weights by name, gathered from all ranks.
+
+def write_final(
+    target: Path, *, strategy: Strategy, config: TrainConfig, task: Task, here: World
+) -> None:
+    """Write the adapter, or the whole model, with its tokenizer to `target`; every rank calls it.
+
+    Weights under the names that files gave them go file by file; transformers names the others.
     """
     at(f"writing {target}")
-    if not config.has_adapters:
-        whole = {name: weight.to(torch_dtype(config.dtype)) for name, weight in whole.items()}
-    with atomic.new_directory(target, replace=True) as partial:
-        model.save_pretrained(partial, state_dict=whole)
+    weights = weights_to_save(strategy.model, only_trained=config.has_adapters)
+    dtype = None if config.has_adapters else torch_dtype(config.dtype)
+    files: dict[str, list[str]] = {"": [*weights]}
+    index = None
+    if strategy.has_names_of_files and not config.has_adapters:
+        blank = {k: torch.empty(v.shape, dtype=dtype, device="meta") for k, v in weights.items()}
+        split = split_torch_state_dict_into_shards(blank, max_shard_size=FILE_BYTES)
+        files = {"": [], **split.filename_to_tensors}
+        if split.is_sharded:
+            index = json.dumps({"metadata": split.metadata, "weight_map": split.tensor_to_filename})
+
+    def save(file: str, whole: dict[str, torch.Tensor]) -> None:
+        if file:
+            save_file(whole, partial / file, metadata={"format": "pt"})
+        else:
+            strategy.model.save_pretrained(partial, state_dict=whole)
+
+    def complete() -> None:
+        if index:
+            atomic.write_text(partial / "model.safetensors.index.json", index)
         task.save_preprocessor(partial)
         _open_to_readers(partial)
+        folder.close()
+
+    apart = here.apart()  # to write a file takes longer than a step may
+    with contextlib.ExitStack() as folder:
+        new = atomic.new_directory(target, replace=True)
+        partial = apart.agree(lambda: folder.enter_context(new))
+        for file, names in files.items():
+            part = {name: weights[name] for name in names}
+            whole = functools.partial(whole_weights, part, keep=here.is_main, dtype=dtype)
+            apart.agree(functools.partial(save, file, whole()))
+        apart.agree(complete)
 
 
 def write_merged(run_dir: Path, *, model_dir: Path, adapter: Path, config: TrainConfig) -> Path:
@@ -252,7 +288,6 @@ def finish(
             f"validations without a lower loss than {best.best_loss:.4f} of step {best.best_step}"
         )
         log(job.record.reason)
-    whole = strategy.whole_weights(only_trained=config.has_adapters)
     job.record.engine = "transformers"
     job.record.metrics |= {
         "num_train_steps": progress.step,
@@ -277,8 +312,9 @@ def finish(
         if run.plan is not None:
             planned = run.plan.memory_gib_per_rank["total"]
             job.record.metrics["planned_gpu_memory_gib"] = planned
-    # To write and to merge whole models takes longer than a step may.
-    here.apart().agree(lambda: _write(run, here, strategy, whole, folder))
+    write_final(folder.final, strategy=strategy, config=config, task=run.task, here=here)
+    # To merge whole models takes longer than a step may.
+    here.apart().agree(lambda: _write(run, here, folder))
 
 
 def _validated(trainer: Trainer) -> dict[str, float | int]:
@@ -296,12 +332,9 @@ def _validated(trainer: Trainer) -> dict[str, float | int]:
     }
 
 
-def _write(
-    run: Run, here: World, strategy: Strategy, whole: dict[str, Any], folder: RunFolder
-) -> None:
-    """Write final weights, summary and gate; rank 0 only. Raises GateError last."""
+def _write(run: Run, here: World, folder: RunFolder) -> None:
+    """Write merged weights, summary and gate; rank 0 only. Raises GateError last."""
     config, job = run.config, run.job
-    write_final(folder.final, model=strategy.model, whole=whole, config=config, task=run.task)
     kind = "adapter_dir" if config.has_adapters else "model_dir"
     job.record.artifacts[kind] = str(folder.final)
     if config.export_merged:

@@ -15,13 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from workloads.common.exit_codes import ConfigError
 from workloads.common.log import log
-from workloads.common.models import (
-    StoredTensor,
-    load_model,
-    prepare_transformers,
-    stored_tensors,
-    torch_dtype,
-)
+from workloads.common.models import load_model, stored_tensors, torch_dtype
 from workloads.recipes.train import TrainConfig
 
 _TASK_TYPES = {
@@ -347,55 +341,54 @@ def build_model(
 
 def build_outline(
     model_dir: Path | None, config: TrainConfig, *, device: torch.device
-) -> tuple[Any, dict[str, StoredTensor]] | None:
-    """Return the model on the CPU with adapters and buffers, and the tensor of each other weight.
+) -> tuple[Any, dict[str, tuple[Path, str]]] | None:
+    """Return the model on the CPU with adapters and buffers; file and tensor of each other weight.
 
     Those it has not read. None where a weight is not one tensor of a file, under its own name:
     transformers makes it of several (experts), or quantised; or where DoRA takes its norm.
     """
     if model_dir is None or config.task != "causal_lm" or config.lora.dora:
         return None
-    prepare_transformers()
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     stored = stored_tensors(model_dir)
-    shape = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
-    options: dict[str, Any] = {
-        "dtype": base_dtype(config, sharded=True),
-        "attn_implementation": choose_attention(config, device, shape),
-    }
-    with torch.device("meta"):
-        blank = AutoModelForCausalLM.from_config(shape, **options)
+    blank, options = _blank(model_dir, config, device)
     weights = dict(blank.named_parameters())
     if (
         stored.keys() & blank.state_dict().keys() != weights.keys()
-        or any(stored[name].shape != weight.shape for name, weight in weights.items())
-        or getattr(shape, "quantization_config", None) is not None
+        or any(stored[name][1] != weight.shape for name, weight in weights.items())
+        or getattr(blank.config, "quantization_config", None) is not None
     ):
         return None
     # A value stands for each weight: it takes no memory, and is known again by its address.
     stand_ins = {k: torch.zeros((), dtype=v.dtype).expand(v.shape) for k, v in weights.items()}
     names = {value.data_ptr(): name for name, value in stand_ins.items()}
-    model = type(blank).from_pretrained(None, config=shape, state_dict=dict(stand_ins), **options)
+    kind, given = type(blank), dict(stand_ins)
+    model = kind.from_pretrained(None, config=blank.config, state_dict=given, **options)
     model = prepare_model(model, config)
     addresses = {name: weight.data_ptr() for name, weight in model.named_parameters()}
-    files = {name: stored[names[at]] for name, at in addresses.items() if at in names}
-    each_once = sorted(each.name for each in files.values()) == sorted(weights)
-    return (model, files) if each_once else None
+    read = {name: names[at] for name, at in addresses.items() if at in names}
+    if sorted(read.values()) != sorted(weights):  # each, and once
+        return None
+    return model, {name: (stored[tensor][0], tensor) for name, tensor in read.items()}
 
 
 def build_empty_model(model_dir: Path, config: TrainConfig, *, device: torch.device) -> Any:
     """Return the same model without memory for its weights, to be divided between ranks."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    shape = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            shape,
-            dtype=base_dtype(config, sharded=True),
-            attn_implementation=choose_attention(config, device, shape),
-        )
-        return prepare_model(model, config)
+        return prepare_model(_blank(model_dir, config, device)[0], config)
+
+
+def _blank(model_dir: Path, config: TrainConfig, device: torch.device) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    shape = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+    options = {
+        "dtype": base_dtype(config, sharded=True),
+        "attn_implementation": choose_attention(config, device, shape),
+    }
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(shape, **options), options
 
 
 def prepare_model(model: Any, config: TrainConfig) -> Any:

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from workloads.common.dist import World
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.common.log import log
-from workloads.common.models import StoredTensor, torch_dtype
+from workloads.common.models import torch_dtype
 from workloads.recipes.train import TrainConfig
 from workloads.train.inputs import Run, compiles_layers
 from workloads.train.model import build_outline, num_parameters, use_liger
@@ -154,6 +154,8 @@ class Strategy:
     """What a forward pass calls; returns the summed loss of a batch."""
     model: Any
     """The model inside it: what is saved."""
+    has_names_of_files: bool = False
+    """Whether each weight was read as a tensor of a file, under its own name."""
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -189,22 +191,29 @@ class Strategy:
         norm: Any = torch.nn.utils.clip_grad_norm_(self.trained, max_norm)
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
-    def whole_weights(self, *, only_trained: bool) -> dict[str, torch.Tensor]:
-        """Return weights by name on the CPU, whole, on rank 0; every rank calls it."""
-        keep = not dist.is_initialized() or dist.get_rank() == 0
-        whole: dict[str, torch.Tensor] = {}
-        # Tied weights come once: whoever loads the file ties them again.
-        named = dict(self.model.named_parameters())
-        wanted = {name: weight for name, weight in named.items() if weight.requires_grad}
-        if not only_trained:
-            known = dict(self.model.named_parameters(remove_duplicate=False))
-            buffers = {k: v for k, v in self.model.state_dict().items() if k not in known}
-            wanted = {**named, **buffers}
-        for name, weight in wanted.items():
-            value = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-            if keep:
-                whole[name] = value.detach().cpu()
-        return whole
+
+def weights_to_save(model: nn.Module, *, only_trained: bool) -> dict[str, Any]:
+    """Return weights by name as this rank has them, whole or as a shard."""
+    # Tied weights come once: whoever loads the file ties them again.
+    named = dict(model.named_parameters())
+    if only_trained:
+        return {name: weight for name, weight in named.items() if weight.requires_grad}
+    known = dict(model.named_parameters(remove_duplicate=False))
+    return {**named, **{k: v for k, v in model.state_dict().items() if k not in known}}
+
+
+def whole_weights(
+    weights: Mapping[str, Any], *, keep: bool, dtype: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
+    """Return copies on the CPU, whole and in `dtype`, where `keep` is true; every rank calls it."""
+    whole: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        # One at a time: on a GPU only one whole weight exists beside the shards.
+        value = weight.detach() if dtype is None else weight.detach().to(dtype)
+        value = value.full_tensor() if hasattr(value, "full_tensor") else value
+        if keep:
+            whole[name] = value.to("cpu", copy=True).contiguous()
+    return whole
 
 
 def spread_ddp(module: nn.Module, model: Any, here: World) -> Strategy:
@@ -264,8 +273,8 @@ def spread_fsdp(run: Run, here: World) -> Strategy:
         fully_shard(each, **options)
     module.to_empty(device=torch.device("cpu") if offload else here.device)
     empty.tie_weights()
-    _fill(empty, run, here)
-    spread = Strategy(kind="fsdp", module=module, model=empty)
+    is_direct = _fill(empty, run, here)
+    spread = Strategy(kind="fsdp", module=module, model=empty, has_names_of_files=is_direct)
     log(
         f"fsdp: {sum(isinstance(each, FSDPModule) for each in layers)} x {kind} and what is around "
         f"them divided over {here.world_size} ranks; {spread.num_weights_here:,} of "
@@ -287,13 +296,13 @@ def repeated_layers(model: nn.Module) -> Sequence[nn.Module]:
 
 
 @torch.no_grad()
-def _fill(model: Any, run: Run, here: World) -> None:
-    """Give each shard its values: its part of a file's tensor, or of rank 0's, one by one."""
+def _fill(model: Any, run: Run, here: World) -> bool:
+    """Give shards their values, from files or one by one from rank 0; return if it was files."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     source: Any = None
 
-    def build() -> dict[str, StoredTensor]:
+    def build() -> dict[str, tuple[Path, str]]:
         nonlocal source
         outline = build_outline(run.model_dir, run.config, device=here.device)
         source, files = outline or (run.task.build(torch.device("cpu"), sharded=True), {})
@@ -306,9 +315,7 @@ def _fill(model: Any, run: Run, here: World) -> None:
         raise DataError("; ".join(dict.fromkeys(problems)))
     values: dict[str, torch.Tensor] = {}
     if source is not None:
-        values |= dict(source.named_parameters(remove_duplicate=False)) | dict(
-            source.named_buffers()
-        )
+        values |= [*source.named_parameters(remove_duplicate=False), *source.named_buffers()]
     for name, own in (*model.named_parameters(), *model.named_buffers()):
         if name in files:
             continue
@@ -320,13 +327,11 @@ def _fill(model: Any, run: Run, here: World) -> None:
             part = distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None)
             own, whole = own.to_local(), part.to_local()
         own.copy_(whole)
+    return bool(files)
 
 
-def _read_parts(model: Any, files: Mapping[str, StoredTensor]) -> str:
-    """Fill this rank's shards of weights in `files`; return what stopped it, else nothing.
-
-    safetensors maps files into memory: what a slice leaves out is not read.
-    """
+def _read_parts(model: Any, files: Mapping[str, tuple[Path, str]]) -> str:
+    """Fill this rank's shards of weights in `files`; return what stopped it, else nothing."""
     from safetensors import SafetensorError, safe_open
 
     opened: dict[Path, Any] = {}
@@ -334,14 +339,14 @@ def _read_parts(model: Any, files: Mapping[str, StoredTensor]) -> str:
         part = shard.to_local()
         if name not in files or not part.numel():  # fewer rows than ranks
             continue
-        stored, (chunk,) = files[name], shard.__create_chunk_list__()
+        (path, tensor), (chunk,) = files[name], shard.__create_chunk_list__()
+        first = chunk.offsets[0]
         try:
-            if stored.path not in opened:
-                opened[stored.path] = safe_open(stored.path, framework="pt")
-            first = chunk.offsets[0]
-            part.copy_(opened[stored.path].get_slice(stored.name)[first : first + len(part)])
+            if path not in opened:
+                opened[path] = safe_open(path, framework="pt")
+            part.copy_(opened[path].get_slice(tensor)[first : first + len(part)])
         except (OSError, SafetensorError) as error:
-            return f"{stored.path}: {stored.name}: {error}"
+            return f"{path}: {tensor}: {error}"
     return ""
 
 
