@@ -65,6 +65,7 @@ def main() -> None:
     with world() as here:
         run: Any = SimpleNamespace(
             config=config,
+            model_dir=folder,
             strategy=strategy,
             task=SimpleNamespace(
                 build=lambda device, sharded=False: build_model(
