@@ -1,9 +1,10 @@
 """Memory of one GPU, part by part, in training and in serving: training_memory, serving_memory.
 
-The convention is that of workloads/train: AdamW with two fp32 states a trained weight and an fp32
-copy of a trained weight that is not fp32; gradients in the type of their weight; adapters in fp32.
-That is 16 bytes a trained weight, whatever its type. DDP reduces gradients in place
-(`gradient_as_bucket_view`), so it adds nothing.
+The convention is that of workloads/train: trained weights, their gradients and two AdamW states in
+fp32, 16 bytes a trained weight, whatever it computes in. DDP reduces gradients in place
+(`gradient_as_bucket_view`), so it adds nothing; where it trains all weights in 16 bits, autocast's
+copies of them stay with the activations. Strategies that are not run here hold weights and
+gradients in 16 bits, and an fp32 copy beside the states, as DeepSpeed does: 16 bytes as well.
 What a forward pass keeps for the backward pass are the tensors that autograd saves in the decoders
 of transformers 5.23, not compiled, under torch's varlen kernel or SDPA with an explicit mask, with
 peft 0.21 adapters under autocast; tests/workloads/test_plan.py compares the sum with the trainer's
@@ -21,7 +22,7 @@ from types import MappingProxyType
 from typing import Final
 
 from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError
-from cost.size.training import BITS, Dtype, Method, Sharding, Strategy, Training
+from cost.size.training import BITS, TRAINED, Dtype, Method, Sharding, Strategy, Training
 
 _ADAM_STATES: Final = 2 * 4
 _MASTER: Final = 4
@@ -54,7 +55,7 @@ class Memory:
     activations: int = 0
     """Kept by the forward pass for the backward pass."""
     working: int = 0
-    """The greatest of: logits with gradients, the backward pass of a layer, an optimizer step."""
+    """The greatest of: logits with gradients, the backward pass of a layer, the last gradient."""
     kv_cache: int = 0
     host: int = 0
     """Bytes a GPU of the node's own memory, where the strategy moves state there."""
@@ -133,11 +134,14 @@ def _stage_memory(
     s, t = training.value_bytes, sharding.tensor
     adapters = trained_weights(shape, training) * layers // shape.layers * training.has_adapters
     trained = adapters or layers * shape.weights_per_layer + outer
-    base = _up(layers * _layer_bytes(shape, training) + outer * s, t)
     adapter_bytes = _up(adapters * FP32, t)
-    needs_master = not training.has_adapters and training.dtype is not Dtype.FP32
-    gradient_bytes = _up(trained * (FP32 if training.has_adapters else s), t)
-    optimizer_bytes = _up(trained * (_ADAM_STATES + (_MASTER if needs_master else 0)), t)
+    held = FP32 if training.has_adapters or sharding.strategy in TRAINED else s
+    if training.has_adapters:
+        base = _up(layers * _layer_bytes(shape, training) + outer * s, t)
+    else:
+        base = _up(trained * held, t)
+    gradient_bytes = _up(trained * held, t)
+    optimizer_bytes = _up(trained * (_ADAM_STATES + (_MASTER if held < FP32 else 0)), t)
 
     kept, backward = (
         layer_kept(shape, training),
@@ -148,18 +152,16 @@ def _stage_memory(
     saved = in_flight * layers * (kept.whole + _up(kept.split, t))
     saved += outside_layers(shape, training) if is_last else 0
     loss = _up(logits(shape, training), t) if is_last else 0
-    # A step works on one tensor at a time, when the activations are gone: two fp32 temporaries,
-    # and an fp32 copy of a gradient that is not fp32.
-    scratch = (3 if needs_master else 2) * FP32 * _largest_trained(shape, training)
+    # The last gradient, that of the embedding, before it is added to the micro batches' before it.
+    scratch = FP32 * _largest_trained(shape, training)
     divided = _DIVIDED.get(sharding.strategy, ())
     weights = _up(base + adapter_bytes, sharding.data if "weights" in divided else 1)
     gradients = _up(gradient_bytes, sharding.data if "gradients" in divided else 1)
-    ways_of_optimizer = sharding.data if "optimizer" in divided else 1
-    optimizer = _up(optimizer_bytes, ways_of_optimizer)
+    optimizer = _up(optimizer_bytes, sharding.data if "optimizer" in divided else 1)
     working = max(
         loss,
         backward.whole + _up(backward.split, t),
-        _up(scratch, t * ways_of_optimizer) - saved,
+        _up(scratch, t) - saved,
     )
     gathered = _gathered(shape, training, sharding)
     if sharding.strategy is Strategy.OFFLOAD:
@@ -186,6 +188,9 @@ def _gathered(shape: ModelShape, training: Training, sharding: Sharding) -> int:
     unpacked = s * shape.largest_linear_weights if training.method is Method.QLORA else 0
     is_split = sharding.strategy is Strategy.FSDP and sharding.data > 1
     if not is_split and sharding.strategy is not Strategy.OFFLOAD:
+        if sharding.strategy in TRAINED and not training.has_adapters and s < FP32:
+            layers = 1 if training.gradient_checkpointing else shape.layers
+            return s * layers * shape.linear_weights_per_layer
         return _up(unpacked, sharding.tensor)
     adapters = 0
     if training.has_adapters:
@@ -313,15 +318,16 @@ def logits(shape: ModelShape, training: Training) -> int:
     """Bytes at the peak of the loss, with a label at each token.
 
     Whole: log-probabilities and two gradients of them, in fp32. In chunks: the logits of one, in
-    the model's type and in fp32, and the gradients of the head's input and of a trained head.
+    the model's type and in fp32, and the gradients of the head's input and, twice, of a trained
+    head. Whole, a trained head computes by a copy of its fp32 weights in 16 bits.
     """
     chunk, s = training.logits_chunk_tokens, training.value_bytes
+    head = 0 if training.has_adapters else shape.vocab * shape.hidden
     if chunk is None:
-        return 3 * FP32 * training.tokens * shape.vocab
+        return 3 * FP32 * training.tokens * shape.vocab + (s * head if s < FP32 else 0)
     each = FP32 if s == FP32 else FP32 + s
-    head = 0 if training.has_adapters else (FP32 + s) * shape.vocab * shape.hidden
     inputs = 2 * s * training.tokens * shape.hidden
-    return each * min(chunk, training.tokens) * shape.vocab + head + inputs
+    return each * min(chunk, training.tokens) * shape.vocab + 2 * FP32 * head + inputs
 
 
 PROMPT_PIECE_TOKENS: Final = 2048

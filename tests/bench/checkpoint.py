@@ -28,7 +28,7 @@ from workloads.train.checkpoint_state import capture, num_local_bytes
 from workloads.train.loop import Progress, TrainState
 from workloads.train.run import StopRequest
 from workloads.train.run_folder import RunFolder
-from workloads.train.strategy import AdamW
+from workloads.train.strategy import build_optimizer
 
 RESULT = Path(__file__).with_name("checkpoint.json")
 MAX_SHARE = 0.10
@@ -78,7 +78,7 @@ def _state(device: torch.device) -> TrainState:
     """A model after one step of AdamW: weights and two moments of each."""
     layers = [torch.nn.Linear(_WIDTH, _WIDTH) for _ in range(_NUM_LAYERS)]
     model = torch.nn.Sequential(*layers).to(device)
-    optimizer = AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    optimizer = build_optimizer([*model.parameters()], lr=1e-3, weight_decay=0.0)
     model(torch.ones(1, _WIDTH, device=device)).sum().backward()
     optimizer.step()
     return TrainState(

@@ -18,7 +18,7 @@ from workloads.data.token_rows import TokenRows, pack
 from workloads.recipes.train import LoraConfig, TrainConfig
 from workloads.train.loop import Progress, Stream, Trainer, TrainState, Watchdog
 from workloads.train.measure import LossCurve, StepResult
-from workloads.train.model import choose_attention, prepare_model
+from workloads.train.model import base_dtype, choose_attention, low_activations, prepare_model
 from workloads.train.run import StopRequest
 from workloads.train.strategy import (
     build_optimizer,
@@ -131,9 +131,8 @@ class RandomChats(CausalLm):
         self.rows = pack(examples, sequence_length=limit)
         self.eval_rows, self.eval_digest = (), ""
 
-    def build(self, device: torch.device, *, sharded: bool = False) -> Any:
+    def build(self, device: torch.device) -> Any:
         """Return the model ready to train."""
-        assert not sharded
         return prepare_model(random_model(self._case, device), self._config)
 
 
@@ -142,7 +141,7 @@ def random_model(case: Case, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
 
     config, shape = case.config, hf_config(case.shape)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[config.dtype]
+    dtype = base_dtype(config)
     torch.manual_seed(0)
     with device:
         model = cast(Any, AutoModelForCausalLM).from_config(
@@ -222,7 +221,7 @@ class NoCheckpoints:
 def trainer_of(config: TrainConfig, task: CausalLm, device: torch.device, curve: Steps) -> Trainer:
     """Return our Trainer over `task` on this process's device, without checkpoints."""
     world = World(rank=0, local_rank=0, world_size=1, device=device)
-    model = use_liger(task.build(device), config, device)
+    model = use_liger(low_activations(task.build(device), config), config, device)
     compile_layers(model, config, device)
     strategy = spread_ddp(task.loss(model, device), model, world)
     optimizer = build_optimizer(strategy.trained, lr=config.learning_rate, weight_decay=0.0)

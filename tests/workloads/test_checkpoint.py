@@ -139,6 +139,27 @@ def test_the_loss_scale_of_fp16_and_running_means_are_part_of_the_state(tmp_path
     assert dict(run.state.model.named_buffers())["mean"].item() == 0.5
 
 
+def test_a_checkpoint_of_a_run_in_bf16_whose_optimizer_had_the_fp32_weights_goes_on_in_fp32(
+    tmp_path: Path,
+) -> None:
+    """As they were saved up to 2026-11: weights in bf16, `weight_fp32` and a whole step beside."""
+    run = run_in(tmp_path, background=False)
+    run.train(2)
+    expected = [weight.detach().clone() for weight in run.state.model.parameters()]
+    for weight in run.state.model.parameters():
+        kept = run.state.optimizer.state[weight]
+        kept |= {"weight_fp32": weight.detach().clone(), "step": 2}
+        weight.data = weight.data.bfloat16()
+    run.checkpoints.save(run.state, 2, loss=1.0)
+    run.checkpoints.wait()
+    later = run_in(tmp_path, resume=str(tmp_path / "proof" / "run" / "checkpoint-2"))
+    assert later.checkpoints.load(later.state)
+    for weight, wanted in zip(later.state.model.parameters(), expected, strict=True):
+        assert torch.equal(weight, wanted)
+    never = run_in(tmp_path / "never")
+    assert later.train(4) == {step: loss for step, loss in never.train(4).items() if step > 2}
+
+
 @pytest.mark.feature("S003-21", "S003-28", "S003-52")
 @pytest.mark.parametrize(("most", "name"), [("2", "elastic-checkpoint-1"), ("1", "checkpoint-1")])
 @pytest.mark.parametrize("is_told", [True, False], ids=["here", "on-another-rank"])

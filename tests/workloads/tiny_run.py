@@ -30,7 +30,7 @@ from workloads.train.checkpoint import FolderCheckpoints
 from workloads.train.loop import Progress, Stream, TrainState
 from workloads.train.run import StopRequest
 from workloads.train.run_folder import RunFolder
-from workloads.train.strategy import AdamW, settle
+from workloads.train.strategy import build_optimizer, settle
 
 NUM_ROWS, ROWS_PER_STEP = 16, 4
 _VOCABULARY, _WIDTH, _LENGTH = 37, 24, 12
@@ -133,7 +133,7 @@ def make_run(
     settle(module, blank_loss)
     state = TrainState(
         model=model,
-        optimizer=AdamW(model.parameters(), lr=0.01, weight_decay=0.1),
+        optimizer=build_optimizer([*model.parameters()], lr=0.01, weight_decay=0.1),
         scaler=None,
         strategy="ddp",
         world=here,

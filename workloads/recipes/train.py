@@ -125,7 +125,7 @@ class TrainConfig:
     """qlora: the base in 4 bits (nf4), adapters on it."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     dtype: Literal["bf16", "fp32", "fp16"] = "bf16"
-    """Type of the weights in the forward pass; trained weights always have an fp32 copy."""
+    """Type of the weights in the forward pass; trained weights are kept in fp32."""
     sequence_length: int = 4096
     """Tokens of one packed row."""
     packing: bool = True

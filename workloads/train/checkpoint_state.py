@@ -129,6 +129,10 @@ def restore(state: TrainState, values: dict[str, Any]) -> None:
             name, _, kind = key.removeprefix("optimizer.").rpartition(".")
             fields.setdefault(name, {})[kind] = value
     for name, kept in fields.items():
+        if "weight_fp32" in kept:  # runs in bf16 up to 2026-11 kept their fp32 weights here
+            with torch.no_grad():
+                weights[name].copy_(kept.pop("weight_fp32"))
+            kept["step"] = torch.tensor(float(kept["step"]), device=weights[name].device)
         state.optimizer.state[weights[name]] = kept
     if state.scaler is not None and values.get(SCALER):
         state.scaler.load_state_dict(values[SCALER])

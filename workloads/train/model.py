@@ -56,8 +56,7 @@ def attach_lora(model: Any, config: TrainConfig) -> Any:
     except ValueError as error:
         raise ConfigError(f"train.lora.target_modules {list(modules)}: {error}") from error
     for weight in adapted.parameters():
-        if config.dtype == "fp16" and weight.requires_grad:
-            # A classifier's head too: gradients in fp16 cannot be unscaled.
+        if weight.requires_grad:  # a classifier's head too, which peft leaves in 16 bits
             weight.data = weight.data.float()
     if config.dtype != "fp32":
         # Precision.forward's autocast brings input and adapter together. peft would do it by an
@@ -324,13 +323,11 @@ class _ChunkedLoss(torch.autograd.Function):
         return grads[0], None, grads[1], grads[2], None
 
 
-def build_model(
-    model_dir: Path, config: TrainConfig, *, device: torch.device, sharded: bool = False
-) -> Any:
+def build_model(model_dir: Path, config: TrainConfig, *, device: torch.device) -> Any:
     """Return the model ready to train: frozen base with fp32 adapters, or all weights."""
     from transformers import AutoConfig
 
-    dtype = base_dtype(config, sharded=sharded)
+    dtype = base_dtype(config)
     shape = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
     attention = choose_attention(config, device, shape)
     options: dict[str, Any] = {"attn_implementation": attention}
@@ -384,7 +381,7 @@ def _blank(model_dir: Path, config: TrainConfig, device: torch.device) -> tuple[
     disable_progress_bar()
     shape = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
     options = {
-        "dtype": base_dtype(config, sharded=True),
+        "dtype": base_dtype(config),
         "attn_implementation": choose_attention(config, device, shape),
     }
     with torch.device("meta"):
@@ -409,12 +406,27 @@ def prepare_model(model: Any, config: TrainConfig) -> Any:
     return model.train()
 
 
-def base_dtype(config: TrainConfig, *, sharded: bool = False) -> torch.dtype:
-    """Return the type in which the model is loaded."""
-    # Under autocast, and in FSDP2's shards, trained weights are their own fp32 copy.
-    if config.method == "full" and (config.dtype == "fp16" or sharded):
-        return torch.float32
-    return torch_dtype(config.dtype)
+def base_dtype(config: TrainConfig) -> torch.dtype:
+    """Return the type in which the model is loaded: fp32 where all of it is trained."""
+    return torch_dtype("fp32" if config.method == "full" else config.dtype)
+
+
+def low_activations(model: Any, config: TrainConfig) -> Any:
+    """Return a model of fp32 weights whose activations stay in 16 bits under autocast.
+
+    Autocast takes matrix products to 16 bits alone: after a norm or an embedding in fp32 each
+    linear layer that follows would keep a copy of its own.
+    """
+    dtype = torch_dtype(config.dtype)
+
+    def cast(module: nn.Module, arguments: Any, output: Any) -> Any:
+        return output.to(dtype) if torch.is_tensor(output) else output
+
+    if config.method == "full" and dtype != torch.float32:
+        for part in model.modules():
+            if part._parameters and not isinstance(part, nn.Linear):
+                part.register_forward_hook(cast)
+    return model
 
 
 def num_parameters(model: nn.Module) -> tuple[int, int]:

@@ -196,7 +196,7 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
     optimizer = build_optimizer(
         strategy.trained, lr=config.learning_rate, weight_decay=config.weight_decay
     )
-    precision = build_precision(config, here.device)
+    precision = build_precision(config, here.device, kind=strategy.kind)
 
     def blank_loss() -> torch.Tensor:
         with precision.forward():

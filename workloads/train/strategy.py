@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +19,16 @@ from workloads.common.log import log
 from workloads.common.models import torch_dtype
 from workloads.recipes.train import TrainConfig
 from workloads.train.inputs import Run, compiles_layers
-from workloads.train.model import build_outline, num_parameters, use_liger
+from workloads.train.model import build_outline, low_activations, num_parameters, use_liger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
     """What a forward pass runs in.
 
-    bf16: weights in bf16; the optimizer keeps fp32 copies of trained ones. Adapters in fp32, which
-    compute in bf16 under autocast. Shards of FSDP2 are fp32 where they are trained, and gathered in
-    bf16.
-    fp16: frozen weights in fp16, trained ones in fp32; a forward pass under autocast, and a loss
-    scale, as fp16 has no room for small gradients. fp32: all in fp32.
+    bf16, fp16: frozen weights in 16 bits, trained ones in fp32, which compute in 16 under autocast;
+    FSDP2 gathers its fp32 shards in bf16 instead. fp16 has a loss scale, as it has no room for
+    small gradients. fp32: all in fp32.
     """
 
     dtype: torch.dtype
@@ -43,7 +40,8 @@ class Precision:
     def forward(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context of a forward pass: autocast where types are mixed, else nothing."""
         if self.is_mixed:
-            return torch.autocast(self.device.type, dtype=self.dtype)
+            # Each weight is used once: a cache would hold those of checkpointed layers for nothing.
+            return torch.autocast(self.device.type, dtype=self.dtype, cache_enabled=False)
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -66,83 +64,22 @@ class Precision:
         return self.scaler.get_scale() >= before
 
 
-def build_precision(config: TrainConfig, device: torch.device) -> Precision:
-    """Return the number types of a run."""
+def build_precision(config: TrainConfig, device: torch.device, *, kind: str = "ddp") -> Precision:
+    """Return the number types of a run whose strategy is of `kind`."""
     scaler = torch.amp.GradScaler(device.type) if config.dtype == "fp16" else None
-    mixed = config.dtype == "fp16" or (config.dtype == "bf16" and config.has_adapters)
+    mixed = config.dtype != "fp32" and (config.has_adapters or kind == "ddp")
     return Precision(dtype=torch_dtype(config.dtype), device=device, scaler=scaler, is_mixed=mixed)
 
 
 def build_optimizer(
     trained: Sequence[torch.Tensor], *, lr: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Return AdamW over `trained`: torch's fused one, or ours where a weight has 16 bits."""
-    if all(weight.dtype == torch.float32 for weight in trained):
-        return torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay, fused=True)
-    return AdamW(trained, lr=lr, weight_decay=weight_decay)
+    """Return AdamW over `trained`, which have 32 bits.
 
-
-class AdamW(torch.optim.Optimizer):
-    """AdamW with fp32 copies of 16-bit weights, one weight at a time to keep scratch memory small.
-
-    At lr 2e-5 the update of a bf16 weight is below its rounding step, so training bf16 weights in
-    place loses most updates (16 bytes per weight in all: 2 + 2 gradient + 12).
+    At lr 2e-5 the update of a bf16 weight is below its rounding step: most would be lost.
     """
-
-    def __init__(
-        self,
-        params: Any,
-        *,
-        lr: float,
-        weight_decay: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-    ) -> None:
-        super().__init__(
-            params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps}
-        )
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Apply one update; every weight with a gradient moves."""
-        assert closure is None
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._update(weight, weight.grad.float(), group)
-
-    def _update(self, weight: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        state = self.state[weight]
-        if not state:
-            state["step"] = 0
-            state["exp_avg"] = torch.zeros_like(weight, dtype=torch.float32)
-            state["exp_avg_sq"] = torch.zeros_like(weight, dtype=torch.float32)
-            if weight.dtype != torch.float32:
-                state["weight_fp32"] = weight.float()
-        state["step"] += 1
-        master = state.get("weight_fp32", weight)
-        beta1, beta2 = group["betas"]
-        state["exp_avg"].lerp_(gradient, 1 - beta1)
-        state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        bias1, bias2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
-        root = (state["exp_avg_sq"].sqrt() / math.sqrt(bias2)).add_(group["eps"])
-        master.mul_(1 - group["lr"] * group["weight_decay"])
-        master.addcdiv_(state["exp_avg"], root, value=-group["lr"] / bias1)
-        if master is not weight:
-            weight.copy_(master)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state with its own types; torch would cast it to the weight's type."""
-        state_dict = {**state_dict, "state": dict(state_dict["state"])}
-        kept = state_dict.pop("state")
-        super().load_state_dict({**state_dict, "state": {}})
-        weights = [weight for group in self.param_groups for weight in group["params"]]
-        for index, values in kept.items():
-            weight = weights[index]
-            self.state[weight] = {
-                name: value.to(weight.device) if isinstance(value, torch.Tensor) else value
-                for name, value in values.items()
-            }
+    assert all(weight.dtype == torch.float32 for weight in trained)
+    return torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay, fused=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +242,7 @@ def _fill(model: Any, run: Run, here: World) -> bool:
     def build() -> dict[str, tuple[Path, str]]:
         nonlocal source
         outline = build_outline(run.model_dir, run.config, device=here.device)
-        source, files = outline or (run.task.build(torch.device("cpu"), sharded=True), {})
+        source, files = outline or (run.task.build(torch.device("cpu")), {})
         return files
 
     apart = here.apart()  # to read a whole model takes longer than a step may
@@ -354,7 +291,7 @@ def build_strategy(run: Run, here: World) -> Strategy:
     """Return the model, spread over ranks as `run.strategy` says."""
     config, task = run.config, run.task
     if run.strategy == "ddp":
-        model = use_liger(task.build(here.device), config, here.device)
+        model = use_liger(low_activations(task.build(here.device), config), config, here.device)
         compile_layers(model, config, here.device)
         return spread_ddp(task.loss(model, here.device), model, here)
     return spread_fsdp(run, here)

@@ -136,9 +136,13 @@ def test_each_stage_of_zero_divides_one_part_more() -> None:
         memory = training_memory(shape, training, Sharding(strategy=strategy, data=8))
         return [getattr(memory, part) for part in parts]
 
+    # As DeepSpeed holds them: weights and gradients in bf16, the fp32 copy with the states.
+    halves = [bytes_each * shape.parameters for bytes_each in (12, 2, 2)]
+    for stage, strategy in enumerate((Strategy.ZERO1, Strategy.ZERO2), start=1):
+        assert state(strategy) == [-(-each // 8) for each in halves[:stage]] + halves[stage:]
     whole = state(Strategy.DDP)
-    for stage, strategy in enumerate((Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP), start=1):
-        assert state(strategy) == [-(-each // 8) for each in whole[:stage]] + whole[stage:]
+    assert whole == [bytes_each * shape.parameters for bytes_each in (8, 4, 4)]
+    assert state(Strategy.FSDP) == [-(-each // 8) for each in whole]
     offload = training_memory(shape, training, Sharding(strategy=Strategy.OFFLOAD, data=8))
     assert offload.host == sum(-(-each // 8) for each in whole), "all of it, in the node's memory"
 

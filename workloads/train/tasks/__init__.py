@@ -40,8 +40,8 @@ class Task(Protocol):
         """Return the tokens of a row."""
         ...
 
-    def build(self, device: torch.device, *, sharded: bool = False) -> Any:
-        """Return the model ready to train; `sharded`: as the source of FSDP2's shards."""
+    def build(self, device: torch.device) -> Any:
+        """Return the model ready to train."""
         ...
 
     def build_empty(self, device: torch.device) -> Any:

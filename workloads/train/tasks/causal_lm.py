@@ -79,12 +79,12 @@ class CausalLm:
         """Return the tokens of a row."""
         return row.num_tokens
 
-    def build(self, device: torch.device, *, sharded: bool = False) -> Any:
+    def build(self, device: torch.device) -> Any:
         """Return the model ready to train."""
         from workloads.train import model
 
         self._read_tokenizer()
-        return model.build_model(self.model_dir, self._config, device=device, sharded=sharded)
+        return model.build_model(self.model_dir, self._config, device=device)
 
     def build_empty(self, device: torch.device) -> Any:
         """Return the model on the meta device."""

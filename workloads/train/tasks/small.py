@@ -219,14 +219,14 @@ class SmallTask:
         """Return the tokens of a row; 1 for an image."""
         return len(row.inputs) if isinstance(row.inputs, tuple) else 1
 
-    def build(self, device: torch.device, *, sharded: bool = False) -> Any:
+    def build(self, device: torch.device) -> Any:
         """Return the model ready to train."""
         import torch
         import transformers
 
         from workloads.train.model import base_dtype
 
-        dtype = base_dtype(self._config, sharded=sharded)
+        dtype = base_dtype(self._config)
         kind = getattr(transformers, AUTO_CLASSES[self._config.task])
         torch.manual_seed(self._config.seed)  # a classifier of a folder's model has a new head
         if self.model_dir is None:
@@ -252,7 +252,7 @@ class SmallTask:
             shape = transformers.AutoConfig.from_pretrained(self.model_dir, **self._head())
         kind = getattr(transformers, AUTO_CLASSES[self._config.task])
         with torch.device("meta"):
-            model = kind.from_config(shape, dtype=base_dtype(self._config, sharded=True))
+            model = kind.from_config(shape, dtype=base_dtype(self._config))
             return self._ready(model)
 
     def _head(self) -> dict[str, Any]:
