@@ -91,15 +91,18 @@ def test_reading_and_writing_are_two_speeds_of_all_streams_together(
     assert speed.output_tokens_per_s == 3 * 5 / 10
 
 
-def test_a_merged_adapter_gives_the_unmerged_logits(model: Any) -> None:
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_merged_adapter_gives_the_unmerged_logits(
+    model: Any, model_dir: Path, tmp_path: Path, dora: bool
+) -> None:
     import torch
 
-    from workloads.evaluate.subject import merge
+    from workloads.evaluate.subject import load_tuned
     from workloads.recipes.train import LoraConfig, TrainConfig
     from workloads.train.model import attach_lora
 
     config = TrainConfig(
-        dataset="x", max_steps=1, learning_rate=1.0, lora=LoraConfig(rank=4, alpha=8)
+        dataset="x", max_steps=1, learning_rate=1.0, lora=LoraConfig(rank=4, alpha=8, dora=dora)
     )
     ids = torch.tensor([PROMPTS[0]])
     with torch.no_grad():
@@ -111,9 +114,30 @@ def test_a_merged_adapter_gives_the_unmerged_logits(model: Any) -> None:
                 torch.nn.init.normal_(weight, std=0.2)
         unmerged = tuned(ids).logits
         assert not torch.allclose(unmerged, before, atol=1e-2)
-        merged = merge(tuned)
+        tuned.save_pretrained(tmp_path)
+        cpu = torch.device("cpu")
+        merged = load_tuned(model_dir, tmp_path, dtype=torch.float32, device=cpu)
         assert not [name for name, _ in merged.named_parameters() if "lora" in name]
         torch.testing.assert_close(merged(ids).logits, unmerged, atol=1e-4, rtol=1e-4)
+
+
+def test_an_adapter_with_a_number_that_is_none_is_refused(
+    model: Any, model_dir: Path, tmp_path: Path
+) -> None:
+    """A diverged run's: its answers would be scored as the model's."""
+    import torch
+
+    from workloads.common.exit_codes import DataError
+    from workloads.evaluate.subject import load_tuned
+    from workloads.recipes.train import TrainConfig
+    from workloads.train.model import attach_lora
+
+    tuned = attach_lora(model, TrainConfig(dataset="x", max_steps=1, learning_rate=1.0))
+    with torch.no_grad():
+        next(w for name, w in tuned.named_parameters() if "lora_B" in name)[0, 0] = float("nan")
+    tuned.save_pretrained(tmp_path)
+    with pytest.raises(DataError, match="NaNs detected"):
+        load_tuned(model_dir, tmp_path, dtype=torch.float32, device=torch.device("cpu"))
 
 
 @pytest.mark.feature("S000-39")
