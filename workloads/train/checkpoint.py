@@ -52,6 +52,7 @@ from workloads.train.run_folder import (
     move_aside,
     remove_old,
 )
+from workloads.train.strategy import whole_weights
 
 if TYPE_CHECKING:
     from workloads.train.run import StopRequest
@@ -408,7 +409,7 @@ class FolderCheckpoints:
         self, state: TrainState, step: int, kind: Kind
     ) -> dict[str, Callable[[Path], object]]:
         whole = (
-            checkpoint_state.whole_weights(state.model, keep=self._world.is_main)
+            whole_weights(checkpoint_state.trained_weights(state.model), keep=self._world.is_main)
             if kind is ELASTIC
             else None
         )

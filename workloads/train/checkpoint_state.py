@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as torch DCP takes it, its copy in host memory, and its ranks.
+"""What a checkpoint holds, as torch DCP takes it, and its copy in host memory.
 
 Keys of the flat mapping: `model.<name>`, `optimizer.<name>.<field>`, `scalars`, `scaler`,
 `rng.<rank>`. Tensors are the live ones, DTensors under FSDP2, so a load fills them in place at any
@@ -67,16 +67,12 @@ class Planner(DefaultLoadPlanner):
             ) from None
 
 
-# Wrappers that put their name into a parameter's name: torch.compile, activation checkpointing.
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 SCALARS, SCALER = "scalars", "scaler"
 
 
 def trained_weights(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return the weights that training changes, by the name they have without wrappers."""
-    return {
-        _plain(name): weight for name, weight in model.named_parameters() if weight.requires_grad
-    }
+    """Return the weights that training changes, by name."""
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def capture(state: TrainState) -> dict[str, Any]:
@@ -141,18 +137,6 @@ def restore(state: TrainState, values: dict[str, Any]) -> None:
         restore_rng(random_state, state.world.device)
 
 
-def whole_weights(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
-    """Return every trained weight whole, in host memory; every rank calls it, `keep` on one."""
-    whole: dict[str, torch.Tensor] = {}
-    for name, weight in trained_weights(model).items():
-        # One at a time: on a GPU only one whole weight exists beside the shards.
-        value: Any = weight.detach()
-        value = value.full_tensor() if hasattr(value, "full_tensor") else value
-        if keep:
-            whole[name] = value.to("cpu", copy=True).contiguous()
-    return whole
-
-
 def rng_state(device: torch.device) -> dict[str, Any]:
     """Return the random state of this rank."""
     return {
@@ -199,7 +183,7 @@ def _persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Ten
         temporary = module._non_persistent_buffers_set
         for name, buffer in module.named_buffers(prefix, recurse=False):
             if name.rpartition(".")[2] not in temporary:
-                yield _plain(name), buffer
+                yield name, buffer
 
 
 def _empty_like(weight: torch.Tensor, entry: TensorStorageMetadata) -> torch.Tensor:
@@ -207,12 +191,6 @@ def _empty_like(weight: torch.Tensor, entry: TensorStorageMetadata) -> torch.Ten
     if entry.size == weight.shape:
         return torch.zeros_like(weight, dtype=dtype, requires_grad=False)
     return torch.zeros(entry.size, dtype=dtype, device=weight.device)
-
-
-def _plain(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 class Staging:

@@ -28,12 +28,13 @@ from workloads.common.models import load_model, torch_dtype
 from workloads.common.record import job_id
 from workloads.recipes.train import GateConfig, TrainConfig
 from workloads.train import run_folder
+from workloads.train.checkpoint_state import trained_weights
 from workloads.train.inputs import Run
 from workloads.train.loop import Trainer
 from workloads.train.measure import Throughput
 from workloads.train.model import flops_per_token
 from workloads.train.run_folder import RunFolder
-from workloads.train.strategy import Strategy, weights_to_save, whole_weights
+from workloads.train.strategy import Strategy, all_weights, whole_weights
 from workloads.train.tasks import Task
 
 Outcome = Literal["PASS", "FAIL", "NOT RUN"]
@@ -161,7 +162,9 @@ def write_final(
     Weights under the names that files gave them go file by file; transformers names the others.
     """
     at(f"writing {target}")
-    weights = weights_to_save(strategy.model, only_trained=config.has_adapters)
+    weights: dict[str, Any] = (trained_weights if config.has_adapters else all_weights)(
+        strategy.model
+    )
     dtype = None if config.has_adapters else torch_dtype(config.dtype)
     files: dict[str, list[str]] = {"": [*weights]}
     index = None

@@ -129,13 +129,10 @@ class Strategy:
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
-def weights_to_save(model: nn.Module, *, only_trained: bool) -> dict[str, Any]:
-    """Return weights by name as this rank has them, whole or as a shard."""
+def all_weights(model: nn.Module) -> dict[str, Any]:
+    """Return weights and saved buffers by name, as this rank has them: whole, or a shard."""
     # Tied weights come once: whoever loads the file ties them again.
-    named = dict(model.named_parameters())
-    if only_trained:
-        return {name: weight for name, weight in named.items() if weight.requires_grad}
-    known = dict(model.named_parameters(remove_duplicate=False))
+    named, known = (dict(model.named_parameters(remove_duplicate=each)) for each in (True, False))
     return {**named, **{k: v for k, v in model.state_dict().items() if k not in known}}
 
 
