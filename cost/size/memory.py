@@ -151,7 +151,7 @@ def _stage_memory(
     in_flight = min(sharding.pipeline - stage, training.gradient_accumulation)
     saved = in_flight * layers * (kept.whole + _up(kept.split, t))
     saved += outside_layers(shape, training) if is_last else 0
-    loss = _up(logits(shape, training), t) if is_last else 0
+    loss = _up(logits(shape, training, sharding.strategy), t) if is_last else 0
     # The last gradient, that of the embedding, before it is added to the micro batches' before it.
     scratch = FP32 * _largest_trained(shape, training)
     divided = _DIVIDED.get(sharding.strategy, ())
@@ -314,20 +314,22 @@ def outside_layers(shape: ModelShape, training: Training) -> int:
     return ids + mask + norm + trained
 
 
-def logits(shape: ModelShape, training: Training) -> int:
+def logits(shape: ModelShape, training: Training, strategy: Strategy) -> int:
     """Bytes at the peak of the loss, with a label at each token.
 
     Whole: log-probabilities and two gradients of them, in fp32. In chunks: the logits of one, in
-    the model's type and in fp32, and the gradients of the head's input and, twice, of a trained
-    head. Whole, a trained head computes by a copy of its fp32 weights in 16 bits.
+    the model's type and in fp32, and the gradients of the head's input and of a trained head: the
+    sum in fp32, and that in the head's type. Under DDP the head is fp32, and a copy computes.
     """
     chunk, s = training.logits_chunk_tokens, training.value_bytes
     head = 0 if training.has_adapters else shape.vocab * shape.hidden
     if chunk is None:
-        return 3 * FP32 * training.tokens * shape.vocab + (s * head if s < FP32 else 0)
+        copy = s * head if s < FP32 and strategy is Strategy.DDP else 0
+        return 3 * FP32 * training.tokens * shape.vocab + copy
     each = FP32 if s == FP32 else FP32 + s
     inputs = 2 * s * training.tokens * shape.hidden
-    return each * min(chunk, training.tokens) * shape.vocab + 2 * FP32 * head + inputs
+    held = FP32 if strategy is Strategy.DDP else s
+    return each * min(chunk, training.tokens) * shape.vocab + (FP32 + held) * head + inputs
 
 
 PROMPT_PIECE_TOKENS: Final = 2048

@@ -18,7 +18,7 @@ from tests.workloads import varlen_kernel
 from tests.workloads.test_plan import batch_of, config_of, tiny
 from workloads.common.dist import world
 from workloads.train.model import AssistantLoss, build_empty_model, build_model
-from workloads.train.strategy import build_optimizer, build_precision, spread_ddp, spread_fsdp
+from workloads.train.strategy import build_optimizer, build_precision, build_strategy
 
 
 class Storages(TorchDispatchMode):
@@ -68,18 +68,12 @@ def main() -> None:
             model_dir=folder,
             strategy=strategy,
             task=SimpleNamespace(
-                build=lambda device, sharded=False: build_model(
-                    folder, config, device=device, sharded=sharded
-                ),
+                build=lambda device: build_model(folder, config, device=device),
                 build_empty=lambda device: build_empty_model(folder, config, device=device),
                 loss=lambda model, _: AssistantLoss(model, chunk_tokens=plan.logits_chunk_tokens),
             ),
         )
-        if strategy == "fsdp":
-            spread = spread_fsdp(run, here)
-        else:
-            model = run.task.build(here.device)
-            spread = spread_ddp(run.task.loss(model, None), model, here)
+        spread = build_strategy(run, here)
         optimizer = build_optimizer(spread.trained, lr=0.001, weight_decay=0.0)
         batch = batch_of(plan, shape)
 
