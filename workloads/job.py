@@ -55,8 +55,7 @@ class Job:
     def fail(self, error: WorkloadError) -> NoReturn:
         """End this rank from another thread, with its record: the main one cannot be reached."""
         code = _fail(self.record, error, error.exit_code)
-        if self.record.stands(self.results_dir, is_main=environment_rank()[0] == 0):
-            self.record.finish(self.results_dir)
+        self.record.finish(self.results_dir, is_main=environment_rank()[0] == 0)
         end(code)
 
 
@@ -105,12 +104,11 @@ def run_job(
         record.outcome, code = "PASS", ExitCode.OK
     except Exception as error:
         code = _fail(record, error, exit_code_of(error))
-    if record.stands(results_dir, is_main=is_main):
-        try:
-            record.finish(results_dir)
-        except OSError as error:
-            log(f"the run record is not written: {error}; its line is printed above")
-            code = exit_code_of(error) if code is ExitCode.OK else code
+    try:
+        record.finish(results_dir, is_main=is_main)
+    except OSError as error:
+        log(f"the run record is not written: {error}; its line is printed above")
+        code = exit_code_of(error) if code is ExitCode.OK else code
     return code
 
 

@@ -8,8 +8,10 @@ import io
 import json
 import os
 import signal
+import threading
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,7 +155,7 @@ def test_a_job_that_did_not_run_or_whose_record_is_not_written_is_no_success(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     words = ["--recipe", str(recipe_file)]
@@ -376,6 +378,32 @@ def test_the_record_that_stands_is_of_the_rank_that_failed_first(
     assert record.stands(tmp_path, is_main=rank == 0) is stands
 
 
+def test_the_cause_stands_when_the_ranks_end_at_the_same_moment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 had looked when there was no record yet, and wrote its lost peer over the cause."""
+    codes = []
+    for number in range(20):
+        together = threading.Barrier(2)
+
+        def finish(own: ExitCode, rank: int, folder: Path, together: Any = together) -> None:
+            record = RunRecord(kind="train", recipe="r", exit_code=own)
+            together.wait(10)
+            record.finish(folder, is_main=rank == 0)
+
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        ends = [(EFFECT, 0, folder), (CAUSE, 1, folder)]
+        ranks = [threading.Thread(target=finish, args=each) for each in ends]
+        for each in ranks:
+            each.start()
+        for each in ranks:
+            each.join(10)
+        codes.append(json.loads((folder / "run_record.json").read_text())["exit_code"])
+    assert codes == [CAUSE] * 20
+    assert capsys.readouterr().out.count('"exit_code": 70') == 20
+
+
 @pytest.mark.parametrize(("started", "stands"), [(-60, False), (-10, True), (None, True)])
 def test_what_a_rank_met_before_a_slow_one_was_up_counts_and_the_start_before_does_not(
     started: int | None, stands: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -409,6 +437,7 @@ def test_a_cause_that_no_rank_could_write_takes_the_place_of_its_effect_and_noth
     )
     for code, expected in ((EFFECT, "killed"), (CAUSE, "of rank 0")):
         of_rank_0.exit_code, of_rank_0.reason = code, "of rank 0"
+        (tmp_path / "run_record.json").unlink(missing_ok=True)
         of_rank_0.finish(tmp_path)
         record.say_why(tmp_path, told)
         found = json.loads((tmp_path / "run_record.json").read_text())

@@ -6,13 +6,15 @@ of the job's log) and which rank's record stands. Who decides the outcome: job.p
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -151,9 +153,16 @@ class RunRecord:
             return is_main or self.exit_code != ExitCode.OK
         return written in EFFECTS and (is_main or self.exit_code not in EFFECTS)
 
-    def finish(self, results_dir: Path | None, to: TextIO | None = None) -> None:
-        """Print the record as one line and write it to `results_dir` (None: no such place)."""
-        _write(self.to_json(), results_dir, to)
+    def finish(
+        self, results_dir: Path | None, *, is_main: bool = True, to: TextIO | None = None
+    ) -> None:
+        """Print this record as one line and write it to `results_dir` if it stands there.
+
+        `results_dir` is None where there is no such place.
+        """
+        with _locked(results_dir):
+            if self.stands(results_dir, is_main=is_main):
+                _write(self.to_json(), results_dir, to)
 
 
 def written_code(results_dir: Path | None, *, since_s: float) -> int | None:
@@ -175,12 +184,29 @@ def say_why(results_dir: Path, fallback: RunRecord) -> None:
 
     What a rank wrote stays, save outcome, exit code and reason; without one `fallback` is written.
     """
-    written = written_code(results_dir, since_s=fallback.started_s)
-    if written is None:
-        fallback.finish(results_dir)
-    elif written in EFFECTS:
-        told = {name: fallback.to_json()[name] for name in ("outcome", "exit_code", "reason")}
-        _write(json.loads((results_dir / FILE_NAME).read_bytes()) | told, results_dir)
+    with _locked(results_dir):
+        written = written_code(results_dir, since_s=fallback.started_s)
+        values = fallback.to_json()
+        if written in EFFECTS:
+            told = {name: values[name] for name in ("outcome", "exit_code", "reason")}
+            values = json.loads((results_dir / FILE_NAME).read_bytes()) | told
+        if written is None or written in EFFECTS:
+            _write(values, results_dir)
+
+
+@contextmanager
+def _locked(folder: Path | None) -> Iterator[None]:
+    """Let no other rank write between the look at a record and its writing.
+
+    A rank that loses a peer ends while that one writes why; there was no record yet for either.
+    """
+    with ExitStack() as stack:
+        if folder is not None and folder.is_dir():
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            with suppress(OSError):  # a filesystem without locks: the launcher says what it can
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def _write(values: Mapping[str, Any], results_dir: Path | None, to: TextIO | None = None) -> None:

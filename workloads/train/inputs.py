@@ -128,9 +128,7 @@ def refuse(record: RunRecord, error: Exception, code: ExitCode) -> None:
         return
     results = Places().path("results")
     results_dir = atomic.own_folder(results / job_id(), below=results)
-    if record.stands(results_dir, is_main=False):
-        # The script reads what is printed here.
-        record.finish(results_dir, to=sys.stderr)
+    record.finish(results_dir, is_main=False, to=sys.stderr)  # the script reads stdout
 
 
 PLAN_VARIABLE = "SOPERATOR_PLAN"
