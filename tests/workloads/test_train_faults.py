@@ -38,6 +38,7 @@ def two_ranks(places: Path, fault: str) -> Iterator[subprocess.Popen[str]]:
         *("--rdzv-endpoint=127.0.0.1:0", "-m", "tests.workloads.train_with_a_fault"),
         *("--recipe", "bert_full_1xcpu", "--set", "train.gradient_accumulation=1"),
         *("--set", f"train.checkpoint.timeout_s={TIMEOUT_S}"),
+        *("--set", f"train.save_original={str(fault == 'slow export').lower()}"),
     ]
     environment = {**os.environ, "SLURM_JOB_ID": "13", "OMP_NUM_THREADS": "1", "TRAIN_FAULT": fault}
     environment["TRAIN_TIMEOUT_S"] = str(TIMEOUT_S)
@@ -97,13 +98,15 @@ def test_a_rank_that_stands_ends_the_others_within_the_declared_time(places: Pat
     assert "raise train.checkpoint.timeout_s" in line
 
 
-def test_an_export_may_take_longer_than_a_step(places: Path) -> None:
-    """The ranks that wait ended as hung, were restarted after the last step, and exported again."""
+def test_a_copy_of_the_original_and_an_export_may_take_longer_than_a_step(places: Path) -> None:
+    """The ranks that wait ended as hung, were restarted, and copied or exported again."""
     with two_ranks(places, "slow export") as process:
         assert process.wait(280) == ExitCode.OK, (places / "train.log").read_text()
     assert record_of(places)["outcome"] == "PASS"
-    (final,) = (places / "chkpt").glob("*/13/final")
-    assert (final / "model.safetensors").is_file()
+    (run_dir,) = (places / "chkpt").glob("*/13")
+    for name in ("original", "final"):
+        assert (run_dir / name / "model.safetensors").is_file()
+    assert not lines_of(places, "all ranks start again")
 
 
 @pytest.mark.feature("S001-38", "S001-41", "S003-49")

@@ -131,7 +131,7 @@ def refuse_failed(found: Sequence[Criterion]) -> None:
 ORIGINAL, MERGED = "original", "merged"
 
 
-def save_original(run_dir: Path, *, model_dir: Path | None, model: Any, task: Task) -> Path:
+def save_original(run_dir: Path, model_dir: Path | None, model: Any, task: Task) -> Path:
     """Copy the model as it was before the first step to `original/`; once, also after a resume."""
     target = run_dir / ORIGINAL
     if target.exists():

@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -221,22 +222,20 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
     timeout_s = config.checkpoint.timeout_s
     events = _events(job) if here.is_main else None
     closing = contextlib.closing(events) if events else contextlib.nullcontext()
+    checkpoints = FolderCheckpoints(
+        folder=run_folder(job.places, resume=config.resume),
+        world=here,
+        config=config.checkpoint,
+        keep_last=config.keep_last,
+        stop=stop,
+        model_config=_model_config(strategy.model),
+    )
+    folder = checkpoints.folder
+    if config.save_original:  # apart: to copy a model takes longer than a step may
+        save = partial(save_original, folder.path, run.model_dir, strategy.model, task)
+        job.record.artifacts["original_dir"] = str(here.apart().agree(save))
     with closing, Watchdog(timeout_s, fail=job.fail) as watchdog:
-        checkpoints = FolderCheckpoints(
-            folder=run_folder(job.places, resume=config.resume),
-            world=here,
-            config=config.checkpoint,
-            keep_last=config.keep_last,
-            stop=stop,
-            model_config=_model_config(strategy.model),
-        )
         checkpoints.load(state)
-        folder = checkpoints.folder
-        if config.save_original and here.is_main:
-            original = save_original(
-                folder.path, model_dir=run.model_dir, model=strategy.model, task=task
-            )
-            job.record.artifacts["original_dir"] = str(original)
         curve_path = job.results_dir / "loss_curve.jsonl"
         first_step = state.progress.step
         num_steps = num_train_steps(
