@@ -223,8 +223,10 @@ def agent_class() -> Any:
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
             context = self._pcontext
-            # 30 s are too short to save a large model; the ranks end as soon as they have.
-            super()._shutdown(death_sig, max(timeout, int(os.environ.get(SAVE_S) or 0)))
+            if context:
+                # 30 s are too short to save a large model; the ranks end as soon as they have.
+                context.close(death_sig, max(timeout, int(os.environ.get(SAVE_S) or 0)))
+            super()._shutdown(death_sig)  # of torch 2.11 to 2.14 it takes no time
             handlers = getattr(context, "subprocess_handlers", {})
             ends = {rank: handler.proc.returncode for rank, handler in handlers.items()}
             self.saved_all = all(end in (0, int(ExitCode.PREEMPTED)) for end in ends.values())

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from workloads.common.dist import PlainUnpickler, World
 from workloads.common.exit_codes import ConfigError, DataError
@@ -198,19 +198,13 @@ class Staging:
 
     def __init__(self, ranks: World, *, on_gpu: bool) -> None:
         self._ranks, self._on_gpu = ranks, on_gpu
-        self._stager: DefaultStager | None = None
+        self._stager: BlockingAsyncStager | None = None
 
-    def stager(self) -> DefaultStager:
+    def stager(self) -> BlockingAsyncStager:
         """Return what makes the copy."""
         if self._stager is None:
-            self._stager = DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=self._on_gpu,
-                    use_shared_memory=False,
-                    use_async_staging=False,
-                    use_non_blocking_copy=self._on_gpu,
-                )
-            )
+            # DefaultStager of torch 2.11 serves one save only. A cached copy is in pinned memory.
+            self._stager = BlockingAsyncStager(cache_staged_state_dict=self._on_gpu)
         return self._stager
 
     def has_room(self, values: dict[str, Any]) -> bool:

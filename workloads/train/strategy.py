@@ -158,8 +158,8 @@ def spread_ddp(module: nn.Module, model: Any, here: World) -> Strategy:
             module,
             device_ids=[here.local_rank] if here.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            forward_sync_buffers=False,
         )
+        wrapped.broadcast_buffers = False  # an option has no name that torch 2.11 and 2.15 share
     return Strategy(kind="ddp", module=wrapped, model=model)
 
 

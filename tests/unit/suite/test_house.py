@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
 MOST_FILES = 425
-MOST_LINES = 96_296
+MOST_LINES = 96_313
 MOST_CHILDREN = 12
 
 
