@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from cost.bill.left_running import reservations_part
 from cost.chat.break_even import break_even_part, model_problems
 from cost.chat.unit_costs import Amount, Inputs, Part, PartMaker, UnitCosts, unit_costs
 from cost.choose.limits import policy_part, policy_problems
-from cost.choose.reservations import reservations_part
 from cost.prices.book import PriceBook
 from cost.resources.estimate import Estimate, estimate, price_problems
 from cost.run_record import RunRecord

@@ -1,23 +1,39 @@
 """Soperator as pinned Helm releases, and the Slurm cluster that it makes of its custom resources.
 
 Of the Slurm cluster: namespace, host key, files in the jail, charts, and the wait for its pods.
+With it come the user's door to it, and what watches it where the stack has observability.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pulumi
+import pulumi_command as command
 import pulumi_kubernetes as kubernetes
 
+from cost.resources.hourly_rates import Burn
 from infra.components.releases import make_releases
 from infra.providers.soperator.resources import KeyPair
 from infra.render import login, names
 from infra.render.charts import PODS_STARTED, Chart, cluster_charts, platform_charts
-from infra.render.login import awaited_nodes, host_key_files
+from infra.render.delivery import code_files, hash_files
+from infra.render.login import (
+    activate_script,
+    awaited_nodes,
+    host_key_files,
+    places_script,
+    ready_script,
+    teams_script,
+    users_script,
+    write_release,
+)
+from infra.render.monitoring import objects
 from infra.render.nodes import node_labels
 from infra.render.values.nodesets import is_elastic
+from infra.render.values.observability import MONITORING
 from infra.render.values.slurm_cluster import is_stopped
 from stacks.spec import StackSpec
 
@@ -181,3 +197,114 @@ class PodsStarted(pulumi.CustomResource):
             "kubeconfig": kubeconfig,
         }
         super().__init__("soperator:kube:PodsStarted", f"{name}-{PODS_STARTED}", properties, opts)
+
+
+# A real login node appears minutes after its release is applied.
+_DIAL_ATTEMPTS = 240
+_DIAL_TIMEOUT_S = 15
+
+
+class Login(pulumi.ComponentResource):
+    """SSH with the deploy key and the pinned host key: readiness, members, places, one release."""
+
+    code_hash: str
+    ready: pulumi.Output[str]
+    """What `sinfo` proved."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: StackSpec,
+        *,
+        root: Path,
+        build_folder: Path,
+        login_ip: pulumi.Input[str],
+        host_key: KeyPair,
+        deploy_key: KeyPair,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("soperator:infra:Login", name, None, opts)
+        connection = command.remote.ConnectionArgs(
+            host=login_ip,
+            port=spec.login.ssh_port,
+            user="root",
+            private_key=deploy_key.private_key,
+            host_key=host_key.public_key,
+            dial_error_limit=_DIAL_ATTEMPTS,
+            per_dial_timeout=_DIAL_TIMEOUT_S,
+        )
+
+        def run(part: str, script: str, *needs: pulumi.Resource) -> command.remote.Command:
+            return command.remote.Command(
+                f"{name}-{part}",
+                connection=connection,
+                create=script,
+                # sshd of a login node takes LANG and LC_* only: each update would warn of it.
+                add_previous_output_in_env=False,
+                opts=pulumi.ResourceOptions(parent=self, depends_on=[*needs]),
+            )
+
+        ready = run("ready", ready_script(spec))
+        # They compare with what is there, so they run for a stack without members too: a last one
+        # that is no longer declared is removed.
+        users = run("users", users_script(spec, keys_later=True), ready)
+        places = run("places", places_script(spec), users)
+        needs: list[pulumi.Resource] = []
+        if spec.slurm.accounting:
+            needs.append(run("teams", teams_script(spec), users))
+        files = code_files(root, spec)
+        self.code_hash = hash_files(files)
+        code = command.remote.CopyToRemote(
+            f"{name}-code",
+            connection=connection,
+            source=pulumi.FileArchive(write_release(build_folder / spec.name, files, root)),
+            remote_path=f"{spec.code_path}/releases/{self.code_hash}",
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[places]),
+        )
+        # Its schedules are submitted by the deployer, whom Slurm knows by the teams.
+        live = run("current", activate_script(spec.code_path, self.code_hash), code, *needs)
+        # Last: no user can keep the others from new code by what is in ~/.ssh.
+        run("keys", users_script(spec), live)
+        self.ready = ready.stdout
+        self.register_outputs({"code_hash": self.code_hash})
+
+
+class Monitoring(pulumi.ComponentResource):
+    """One ConfigMap of dashboards, the rules, what evaluates them, and what tells Slack."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: StackSpec,
+        burn: Burn,
+        *,
+        provider: kubernetes.Provider,
+        metrics: pulumi.Resource,
+        slack_webhook_url: pulumi.Input[str] | None,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        """`metrics`: the release that brings namespace, definitions and store."""
+        super().__init__("soperator:infra:Monitoring", name, None, opts)
+        after = pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[metrics])
+        kubernetes.core.v1.ConfigMap(f"{name}-dashboards", **objects.config_map(burn), opts=after)
+        needs: list[pulumi.Resource] = [metrics]
+        if spec.soperator.slack_notifier:
+            assert slack_webhook_url is not None, "the program refuses a notifier without it"
+            needs.append(
+                kubernetes.core.v1.Secret(
+                    f"{name}-slack",
+                    metadata={"name": objects.WEBHOOK_SECRET, "namespace": MONITORING},
+                    string_data={objects.WEBHOOK_KEY: slack_webhook_url},
+                    opts=after,
+                )
+            )
+        for each in objects.custom_resources(spec, burn):
+            kubernetes.apiextensions.CustomResource(
+                f"{name}-{each['kind'].lower()}",
+                api_version=each["apiVersion"],
+                kind=each["kind"],
+                metadata=each["metadata"],
+                spec=each["spec"],
+                opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=needs),
+            )
+        self.register_outputs({})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Final
 
 import pulumi
 import pulumi_kubernetes as kubernetes
@@ -10,11 +13,14 @@ import pulumi_kubernetes as kubernetes
 from cost.resources.hourly_rates import Burn
 from infra.components.base import UNLABELLED, labelled
 from infra.components.buckets import Backups, Buckets, RunConfigs
-from infra.components.kube_cluster import KubeCluster, NodeGroups, NvidiaOperators, Teardown
-from infra.components.login import Login
-from infra.components.monitoring import Monitoring
-from infra.components.network import Network
-from infra.components.soperator import SlurmCluster, Soperator
+from infra.components.kube_cluster import (
+    KubeCluster,
+    Network,
+    NodeGroups,
+    NvidiaOperators,
+    Teardown,
+)
+from infra.components.soperator import Login, Monitoring, SlurmCluster, Soperator
 from infra.components.storage import Filesystems, NfsServer, Registry
 from infra.providers.soperator.resources import KeyPair, StateGuard, StateId
 from infra.render.login import job_commands, members, mounts, nodesets, ssh_command
@@ -210,3 +216,30 @@ class Stack(pulumi.ComponentResource):
     ) -> pulumi.ResourceTransformationResult | None:
         is_labelled = made.type_.startswith("nebius:") and made.type_ not in UNLABELLED
         return labelled(made, self._state.id, self._company) if is_labelled else None
+
+
+_HALF_WRITTEN: Final = "failed to load checkpoint"
+"""The engine writes its state file while the program runs, and not in one step."""
+_AGAIN_S: Final = (0.1, 0.3, 1.0)
+
+
+def deployed_outputs() -> Mapping[str, Any]:
+    """Outputs of the last deployment; empty where there was none.
+
+    The engine's own invoke: unlike a StackReference it registers no resource, and it answers in a
+    preview. Full name: on a shared backend the default organization may be another.
+    """
+    parts = (pulumi.get_organization(), pulumi.get_project(), pulumi.get_stack())
+    for pause_s in (*_AGAIN_S, None):
+        try:
+            return _read("/".join(parts))
+        except Exception as error:  # what the SDK raises for a failed invoke
+            if pause_s is None or _HALF_WRITTEN not in str(error):
+                raise
+            time.sleep(pause_s)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _read(name: str) -> Mapping[str, Any]:
+    answer = pulumi.runtime.invoke("pulumi:pulumi:readStackOutputs", {"name": name}).value
+    return (answer or {}).get("outputs") or {}

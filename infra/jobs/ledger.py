@@ -43,7 +43,7 @@ from cost.runs.spend import (
 from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Accounted, Shell
-from infra.jobs.records import load_records
+from infra.jobs.history import load_records
 from infra.jobs.submit import Submission
 from infra.operate.prices import price_book
 from stacks.spec import StackSpec

@@ -18,7 +18,7 @@ from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import outputs_from
 from infra.clients.slurm import Job, Shell, expand, refused
-from infra.providers.soperator.pods.blocked import (
+from infra.providers.soperator.blocked_pods import (
     PATIENCE_S,
     Cause,
     KubeReader,

@@ -24,8 +24,7 @@ from infra.clients.kube import KubeClient
 from infra.local import engine, process
 from infra.local import k8up as k8up
 from infra.local.kube import api_server
-from infra.local.kube.api_server import ApiServerConfig, write_certificates
-from infra.local.kube.crd import install_crds
+from infra.local.kube.api_server import ApiServerConfig, install_crds, write_certificates
 from infra.local.nebius_api.errors import Faults
 from infra.local.process import LocalError, in_use, is_free, is_listening, login_in_use
 from infra.local.slurm.cluster import SlurmRuntime

@@ -1,1 +1,1 @@
-"""A stack's life after `up`: one package a verb."""
+"""A stack's life after `up`: one module or package a verb."""

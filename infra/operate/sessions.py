@@ -147,7 +147,7 @@ def _partition(spec: StackSpec, name: str | None) -> str:
 def _usd_per_hour(
     rates: RunRates, workers: Sequence[WorkerSpec], gpus: int, cpus: int
 ) -> Decimal | None:
-    """The larger of the shares of GPUs and CPUs, as spend.py divides a shared node."""
+    """The larger of the shares of GPUs and CPUs, as cost/runs/spend.py divides a shared node."""
     found: list[Decimal] = []
     for worker in workers:
         usd = rates.node_usd_per_hour[worker.name]

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from infra.render.values.active_checks import TIMEOUT_S, active_checks_values
 from infra.render.values.nodesets import nodesets_values
 from infra.render.values.observability import (
     LOGS,
@@ -30,7 +29,12 @@ from infra.render.values.operators import (
     soperator_values,
     soperatorchecks_values,
 )
-from infra.render.values.slurm_cluster import is_stopped, slurm_cluster_values
+from infra.render.values.slurm_cluster import (
+    TIMEOUT_S,
+    active_checks_values,
+    is_stopped,
+    slurm_cluster_values,
+)
 from infra.render.values.storage import nfs_server_values, storage_values
 from stacks.compatibility import release_of
 from stacks.machines import home_volume_gib, observability_volumes

@@ -8,7 +8,7 @@ from typing import Any
 import pulumi
 import pytest
 
-from infra.components import deployed
+from infra.components import stack
 
 
 @pytest.fixture
@@ -25,24 +25,24 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(pulumi.runtime, "invoke", invoke)
     # The recorder of other tests leaves settings without an organization.
     monkeypatch.setattr(pulumi, "get_organization", lambda: "organization")
-    monkeypatch.setattr(deployed, "_AGAIN_S", (0.0, 0.0))
+    monkeypatch.setattr(stack, "_AGAIN_S", (0.0, 0.0))
     return answers
 
 
 def test_a_state_that_is_half_written_is_read_again(answers: list[Any]) -> None:
     """Seen on a busy machine: `failed to load checkpoint: EOF` ended the first `up`."""
     answers += [Exception("failed to load checkpoint: EOF"), {"login_ip": "127.0.0.1"}]
-    assert deployed.deployed_outputs() == {"login_ip": "127.0.0.1"}
+    assert stack.deployed_outputs() == {"login_ip": "127.0.0.1"}
 
 
 def test_a_state_that_stays_unreadable_is_told(answers: list[Any]) -> None:
     answers += [Exception("failed to load checkpoint: EOF")] * 3
     with pytest.raises(Exception, match="EOF"):
-        deployed.deployed_outputs()
+        stack.deployed_outputs()
 
 
 def test_any_other_failure_is_told_at_once(answers: list[Any]) -> None:
     answers += [Exception("no access"), {}]
     with pytest.raises(Exception, match="no access"):
-        deployed.deployed_outputs()
+        stack.deployed_outputs()
     assert answers == [{}]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from infra.components.recorder import Recorder
-from infra.providers.soperator.pods.provider import TYPE, PodsStartedProvider
+from infra.providers.soperator.pods import TYPE, PodsStartedProvider
 from stacks.spec import StackSpec
 from tests import SHIPPED
 from tests.components.conftest import Deploy

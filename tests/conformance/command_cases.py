@@ -1,6 +1,6 @@
 """What pulumi-command does, case by case: each function returns one line that a table can hold.
 
-The cases are what infra/components/login.py relies on, and what its user meets when a server is
+The cases are what infra/components/soperator.py relies on, and what its user meets when a server is
 away, answers with another key, or a command fails.
 """
 

@@ -15,9 +15,8 @@ import pytest
 from infra.clients.kube_rules import Object, name_of
 from infra.local.kube import api_server
 from infra.operate.conformance import pod_checks
-from infra.operate.conformance.cluster import ApiServer, Cluster
+from infra.operate.conformance.cluster import ApiServer, Cluster, Running, last_word, running
 from infra.operate.conformance.come_up import ComeUp, definitions
-from infra.operate.conformance.operator import Running, last_word, running
 from infra.operate.conformance.sources import NotRunError
 from infra.render import backup
 from tests.ports import free_ports

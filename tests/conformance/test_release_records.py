@@ -9,9 +9,8 @@ import pytest
 
 from infra.local.kube import api_server
 from infra.operate.conformance.charts import RenderError
-from infra.operate.conformance.cluster import ApiServer, Cluster
+from infra.operate.conformance.cluster import ApiServer, Cluster, kubeconfig
 from infra.operate.conformance.come_up import OUTSIDE_GROUPS, declared, definitions
-from infra.operate.conformance.operator import kubeconfig
 from infra.operate.conformance.sources import NotRunError, OutsideError
 from tests.ports import free_ports
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from infra.clients.kube_rules import Object, name_of
-from infra.local.kube.charts.values import Release
+from infra.local.kube.values import Release
 from infra.local.plugins.kubernetes_release import CHART_VERSION, render
 from infra.local.reconcile.planner import make_plan
 from infra.local.reconcile.snapshot import Snapshot

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.local.nebius_api.__main__ import Server
-from infra.local.nebius_api.emulator import Emulator
+from infra.local.nebius_api.__main__ import Emulator, Server
 from infra.providers.engine.provider import PartialError, ProviderError
 from infra.providers.nebius.provider import NebiusProvider
 from infra.state import Cache

@@ -47,7 +47,7 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 
 from infra.components.kube_cluster import KubeCluster
-from infra.components.network import Network
+from infra.components.kube_cluster import Network
 from infra.components.kube_cluster import NodeGroups
 from infra.components.storage import Filesystems
 from infra.components.soperator import Soperator

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pulumi
 
-from infra.components.network import Network
+from infra.components.kube_cluster import Network
 from infra.components.storage import NfsServer
 from stacks.load import STACKS_DIR, load_config
 from stacks.files import parse_yaml

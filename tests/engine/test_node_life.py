@@ -27,7 +27,7 @@ import pulumi
 
 from infra.components.storage import Filesystems
 from infra.components.kube_cluster import KubeCluster
-from infra.components.network import Network
+from infra.components.kube_cluster import Network
 from infra.components.kube_cluster import NodeGroups
 from infra.components.kube_cluster import NvidiaOperators
 from infra.providers.nebius.discovery import discovered

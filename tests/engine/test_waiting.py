@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.local.nebius_api.emulator import Troubles
+from infra.local.nebius_api.__main__ import Troubles
 from infra.local.nebius_api.errors import Faults
 from tests.engine.nebius_project import (
     PROJECT,

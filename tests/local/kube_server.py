@@ -12,8 +12,7 @@ import pytest
 
 from infra.clients.kube import KubeClient
 from infra.local.kube import api_server
-from infra.local.kube.api_server import ApiServerConfig
-from infra.local.kube.crd import install_crds
+from infra.local.kube.api_server import ApiServerConfig, install_crds
 from infra.local.process import LocalError
 from tests.ports import free_ports
 

@@ -23,8 +23,8 @@ from infra.clients.kube import KubeClient
 from infra.local import engine, process
 from infra.local.cloud import RECONCILER, Cloud, check_machine
 from infra.local.kube import api_server
-from infra.local.kube.charts.values import Object, Release
-from infra.local.kube.crd import install_crds
+from infra.local.kube.api_server import install_crds
+from infra.local.kube.values import Object, Release
 from infra.local.plugins.kubernetes_release import CHART_VERSION, render
 from infra.local.process import LocalError, alive
 from infra.local.reconcile.nodes import NodeGroup, reconcile_nodes

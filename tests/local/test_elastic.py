@@ -13,7 +13,7 @@ import pytest
 from infra.clients.slurm import scontrol_job
 from infra.jobs.nodes import not_coming
 from infra.local import process
-from infra.providers.soperator.pods.blocked import in_one_line
+from infra.providers.soperator.blocked_pods import in_one_line
 from infra.render.login import ready_script
 from infra.render.values.slurm_cluster import slurm_cluster_values
 from stacks.load import load_stack

@@ -18,7 +18,7 @@ from infra.clients.errors import KubeError
 from infra.clients.kube import Access, KubeClient
 from infra.local import process
 from infra.local.kube import api_server
-from infra.local.kube.crd import install_crds, load_crds
+from infra.local.kube.api_server import install_crds, load_crds
 from infra.local.process import LocalError
 from infra.render.kube_job import pytorch_job, service_and_job, training_pods
 from infra.render.monitoring.objects import config_map, custom_resources

@@ -6,7 +6,7 @@ import pytest
 
 from infra.clients.kube import KubeClient
 from infra.local.kube import api_server
-from infra.local.kube.crd import install_crds
+from infra.local.kube.api_server import install_crds
 from tests.local.kube_server import config_in
 from tests.unit.kube.samples import VALUES, rendered
 from tests.unit.kube.test_crds import CRDS, real

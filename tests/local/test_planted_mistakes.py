@@ -16,7 +16,7 @@ from infra.local import process
 from infra.local.process import PORT_IN_USE
 from infra.local.reconcile.pod_specs import MADE
 from infra.local.reconcile.snapshot import annotation
-from infra.providers.soperator.pods.blocked import blocked
+from infra.providers.soperator.blocked_pods import blocked
 from infra.state import PORT_SETTING
 from tests.local.slurm_stand import CLUSTER, NODESETS, WAIT_S, Stand, node_groups, running_stand
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from workloads.chat import conversation as conversations
 from workloads.chat import dialogue as dialogues
-from workloads.chat import settings
 from workloads.chat.arms import Arms, table, wilson
 from workloads.chat.client import (
     Client,
@@ -29,9 +28,15 @@ from workloads.chat.client import (
     partner,
     server_models,
 )
-from workloads.chat.dialogue import Dialogue, View
+from workloads.chat.dialogue import (
+    Dialogue,
+    Settings,
+    SettingsError,
+    View,
+    parse_tools,
+    restored_settings,
+)
 from workloads.chat.page import PageGuard, host_name
-from workloads.chat.settings import Settings, SettingsError, parse_tools
 from workloads.common.exit_codes import ConfigError, NotRunError
 from workloads.load.client import load_line, read_metrics
 
@@ -187,7 +192,7 @@ def test_a_result_that_the_tunnel_lost_is_sent_again_as_a_result(run: Any) -> No
 def test_whatever_a_browser_kept_gives_a_conversation(kept: Any) -> None:
     restored = conversations.restored(kept)
     assert restored["version"] == conversations.VERSION
-    settings.restored(restored.get("settings"), PAIR)
+    restored_settings(restored.get("settings"), PAIR)
 
 
 def test_a_kept_conversation_comes_back_whole() -> None:

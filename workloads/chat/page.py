@@ -21,11 +21,21 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from workloads.chat import conversation as conversations
-from workloads.chat import settings
 from workloads.chat.client import UnreachableError, by_label, partner
 from workloads.chat.conversation import Vote
-from workloads.chat.dialogue import Dialogue, View, arms_html, load_html, notice_html, status_html
-from workloads.chat.settings import MODES, Settings
+from workloads.chat.dialogue import (
+    HIDING,
+    MODES,
+    Dialogue,
+    Settings,
+    View,
+    arms_html,
+    default_settings,
+    load_html,
+    notice_html,
+    restored_settings,
+    status_html,
+)
 from workloads.load.client import load_line, read_metrics
 
 CSS: Final = Path(__file__).with_name("page.css")
@@ -130,7 +140,7 @@ class Page:
         self._dialogue = dialogue
         self._servers = {url: (servers or {}).get(url, url) for url in dialogue.client.urls}
         self._labels = [each.label for each in dialogue.models]
-        self._start = settings.default(dialogue.models)
+        self._start = default_settings(dialogue.models)
         with gr.Blocks(title="Chat", analytics_enabled=False) as self.blocks:
             self._lay_out()
             self._wire()
@@ -268,7 +278,7 @@ class Page:
 
     def _opened(self, kept: Any) -> list[Any]:
         conversation = conversations.restored(kept)
-        chosen = settings.restored(conversation.get("settings"), self._dialogue.models)
+        chosen = restored_settings(conversation.get("settings"), self._dialogue.models)
         values = (chosen.system, chosen.temperature, chosen.max_tokens, chosen.tools)
         left, right, share, adapter = self._arrange(_name(chosen), chosen.left)
         right["value"], share["value"] = chosen.right, chosen.share_percent
@@ -340,7 +350,7 @@ class Page:
             system=chosen.system,
             servers=self._dialogue.client.urls,
             settings=asdict(chosen),
-            hides_names=chosen.mode in settings.HIDING,
+            hides_names=chosen.mode in HIDING,
         )
         return json.dumps(values, indent=2, ensure_ascii=False)
 

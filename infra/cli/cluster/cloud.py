@@ -1,4 +1,4 @@
-"""What a stack has in the cloud: taken over, left behind, destroyed.
+"""What a stack has in the cloud: taken over, left behind, destroyed, told to helpers.
 
 `adopt` and each kind's way in are in docs/storage.md. `orphans` deletes only what --purge names;
 `destroy` works also where the kube cluster is gone.
@@ -6,25 +6,40 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import StackOption
-from infra.cli.output import Format, note, print_json, print_table
+from infra.cli.context import IdentityOption, StackOption
+from infra.cli.output import NOT_RUN, Format, note, print_json, print_table
 from infra.clients import pulumi
+from infra.clients.pulumi import StackOutputs
+from infra.clients.slurm import Shell
 from infra.local.engine import PROJECT
 from infra.operate.orphans import known_ids, usd_per_month
 from infra.operate.preflight.access import credential_problem
 from infra.operate.preflight.ask import WITHIN_S
 from infra.operate.preflight.check import Cloud
 from infra.operate.prices import price_book
+from infra.operate.support_bundle import Redactor, write_bundle
+from infra.operate.support_parts import (
+    Once,
+    Part,
+    known,
+    parts_here,
+    parts_of_cluster,
+    parts_of_kube,
+)
 from infra.providers.nebius.adoption import (
     CLUSTER,
     STATE_ID,
@@ -47,7 +62,7 @@ from infra.providers.nebius.sdk import EndpointError, cache_dir
 from infra.providers.soperator.teardown import destroy as tear_down
 from infra.render.kube_cluster import filesystem_spec
 from infra.render.names import filesystems, submount_tag
-from infra.state import CHECKOUT, DEFAULT_STACK
+from infra.state import CHECKOUT, DEFAULT_STACK, State
 from stacks.errors import UserError, visible
 from stacks.spec import StackSpec
 
@@ -341,3 +356,58 @@ def _exists(cluster_id: str) -> bool:
     except EndpointError:
         return True
     return True
+
+
+def support_bundle(
+    stack: StackOption = DEFAULT_STACK,
+    file: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")
+    ] = None,
+    emails: Annotated[
+        bool, typer.Option("--redact-emails", help="Take addresses of people out too.")
+    ] = False,
+    preview: Annotated[
+        bool, typer.Option("--preview/--no-preview", help="Ask the engine what `up` would do.")
+    ] = True,
+    identity: IdentityOption = None,
+) -> None:
+    """Gather state, logs and findings into one file; exit code 69 when a part is missing."""
+    now = datetime.now(UTC)
+    path = file or Path(f"support-{stack}-{now:%Y%m%dT%H%M%SZ}.tar.gz")
+    if os.path.lexists(path):  # also a link that leads nowhere: the parts take minutes
+        raise UserError(f"--output {path}: is there already; name another file")
+    if not path.parent.is_dir():
+        raise UserError(f"--output {path}: no folder {path.parent}; make it; nothing was written")
+    state = State.from_environ()
+    with output.never_silent("support bundle"), ExitStack() as closing:
+        environ = context.environ()
+        redactor = Redactor(known(state, {**os.environ, **environ}), emails=emails)
+        parts = _parts(stack, state, environ, identity, closing, preview=preview)
+        try:
+            made = write_bundle(
+                parts, path, stack=stack, redactor=redactor, now=now, say=output.note
+            )
+        except OSError as error:
+            raise UserError(f"--output {path}: {error.strerror}; nothing was written") from error
+    print(made.index, end="")
+    print(path)
+    raise typer.Exit(NOT_RUN if made.not_run else 0)
+
+
+def _parts(
+    stack: str,
+    state: State,
+    environ: dict[str, str],
+    identity: Path | None,
+    closing: ExitStack,
+    *,
+    preview: bool,
+) -> list[Part]:
+    def opened(closing: ExitStack) -> tuple[StackOutputs, Shell]:
+        outputs = context.caller(stack, identity)
+        return outputs, closing.enter_context(context.connect(outputs, identity))
+
+    parts = parts_here(stack, state, environ, preview=preview)
+    parts += parts_of_cluster(Once(closing, opened))
+    kube = parts_of_kube(lambda: context.spec(stack), lambda: context.kube_client(stack))
+    return [*parts, *kube]

@@ -224,7 +224,7 @@ def asked(stack: str) -> list[Finding]:
 
 def pods(stack: str) -> list[Finding]:
     """What keeps pods of the deployed cluster from starting; nothing where none is deployed."""
-    from infra.providers.soperator.pods.blocked import blocked, slurm_pods
+    from infra.providers.soperator.blocked_pods import blocked, slurm_pods
     from infra.render.nodes import node_labels
     from stacks.errors import UserError
 

@@ -2,6 +2,7 @@
 
 Owns the two processes and every file they need, all in one folder. Objects survive a restart; the
 folder's removal is their end. No scheduler, controller-manager or kubelet: nothing runs pods here.
+Its CRDs of the Soperator kinds are ours: reduced and strict.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -343,3 +345,32 @@ def _is_ready(config: ApiServerConfig) -> bool:
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return lines[-1] if lines else "(empty)"
+
+
+_FOLDER = Path(__file__).parent / "crds"
+_KINDS_TIMEOUT_S = 30.0
+
+
+def load_crds() -> list[dict[str, Any]]:
+    """The CustomResourceDefinitions of crds/."""
+    return [_load(path) for path in sorted(_FOLDER.glob("*.yaml"))]
+
+
+def install_crds(client: KubeClient) -> None:
+    """Apply every CRD and return once the API server serves its kind."""
+    crds = load_crds()
+    for crd in crds:
+        client.apply(crd)
+    for crd in crds:
+        client.wait_for(crd, "the kind to be served", _established, timeout_s=_KINDS_TIMEOUT_S)
+    client.forget_kinds()
+
+
+def _established(crd: dict[str, Any]) -> bool:
+    conditions = crd.get("status", {}).get("conditions") or []
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 8 times faster, where it was built
+    return yaml.load(path.read_text(), Loader=loader)  # noqa: S506 - both loaders are safe

@@ -1,29 +1,322 @@
-"""Runs the emulated Nebius API as a process of its own, until it is told to stop.
+"""The emulated Nebius API, a process of its own: one rule for each shape of method.
 
     python -m infra.local.nebius_api --state DIR --port P [--latency S]
         [--kube-endpoint URL --kube-ca FILE] [--object-storage HOST:PORT] [--anywhere]
 
 Prints one line when it is ready. Writes into DIR only, apart from the descriptor cache in
 $SOPERATOR_CACHE (DIR where that is not set). Listens on 127.0.0.1 only.
+
+What would be written for each service of the SDK is read from the descriptors
+(infra/providers/nebius/schema.py); what they do not state is in changes.py, states.py and hooks.py.
+Real servers may differ: see docs/unverified.md.
+
+Troubles on purpose that are no refusal: `troubles.json` in the state folder, read when it matters:
+    {"operations": [{"method": RE, "seconds": 60}],
+     "events": [{"kind": RE, "level": "ERROR", "code": "...", "message": "...", "error": {...}}]}
+`kind` is searched in an id such as mk8snodegroup-e00abc. Events are shown while the resource is
+being changed. Refusals, slow and lost answers are planted faults: errors.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
+import re
+import secrets
 import signal
 import sys
+import time
 import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
 
+from infra import files
+from infra.local.nebius_api import changes, errors
 from infra.local.nebius_api.changes import rpc_status
-from infra.local.nebius_api.emulator import Emulator, KubeAccess
 from infra.local.nebius_api.errors import ApiError
+from infra.local.nebius_api.hooks import HOOKS, UNAUTHENTICATED_METHODS, Call
+from infra.local.nebius_api.states import plant_project, seed, used_in
+from infra.local.nebius_api.store import Store
+from infra.providers.nebius.schema import OPERATION, OPERATIONS, Schema, is_resource
+from infra.providers.nebius.sdk import TOKEN_VARIABLE
+
+
+class Troubles:
+    """What is planted now."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "troubles.json"
+
+    def plant(self, **troubles: list[dict[str, Any]]) -> None:
+        """Replaces all that is planted."""
+        files.write(self._file, json.dumps(troubles, indent=1))
+
+    def operation_s(self, method: str) -> float:
+        """Seconds that an operation of this method takes beside the usual ones."""
+        found = [one for one in self._planted("operations") if re.search(one["method"], method)]
+        return max((float(one["seconds"]) for one in found), default=0.0)
+
+    def events(self, resource_id: str) -> list[dict[str, Any]]:
+        """Events planted on a resource, in their order."""
+        return [one for one in self._planted("events") if re.search(one["kind"], resource_id)]
+
+    def _planted(self, section: str) -> list[dict[str, Any]]:
+        try:
+            return json.loads(self._file.read_text()).get(section, [])
+        except (FileNotFoundError, json.JSONDecodeError):
+            return []
+
+
+def as_error(event: dict[str, Any]) -> errors.ApiError | None:
+    """The refusal that a planted event carries, or None."""
+    details = event.get("error")
+    if not details:
+        return None
+    return errors.ApiError(
+        errors.Code.RESOURCE_EXHAUSTED, event["message"], event["code"], **details
+    )
+
+
+_OPERATION_SERVICES = tuple(f"{name}Service" for name in OPERATIONS)
+
+
+@dataclass(frozen=True)
+class KubeAccess:
+    """Where the Kubernetes API server of every cluster answers."""
+
+    endpoint: str = "https://127.0.0.1:6443"
+    ca_file: Path | None = None
+    """PEM file, read at each Get: it may appear after the emulator started."""
+
+
+@dataclass
+class Emulator:
+    """One Nebius API over one state folder."""
+
+    folder: Path
+    cache_dir: Path
+    latency_s: float = 0.3
+    kube: KubeAccess = KubeAccess()
+    object_storage: str | None = None
+    """Host and port where every bucket answers; None names the cloud's own."""
+    token: str = field(
+        default_factory=lambda: os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe()
+    )
+    """Lets the owner in; without one in the environment nobody."""
+    anywhere: bool = False
+    """For previews: every project is there, in any region, without limits."""
+    clock: Callable[[], float] = time.time
+    calls: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=10_000))
+    """The last calls, for tests: method, key, mask and code."""
+
+    def __post_init__(self) -> None:
+        self.schema = Schema(self.cache_dir)
+        self.store = Store(self.folder, self.schema)
+        self.faults = errors.Faults(self.folder)
+        self.troubles = Troubles(self.folder)
+        self._operations = changes.Operations(self.schema, self.store, self.latency_s)
+        self._changes = changes.Changes(self.schema, self.store, self._operations, self.clock)
+        seed(self.schema, self.store, self.token, anywhere=self.anywhere)
+
+    def call(self, method: MethodDescriptor, request: Any, metadata: dict[str, str]) -> Any:
+        """The answer to one call; everything it changed is on disk when it returns."""
+        name = f"{method.containing_service.full_name}/{method.name}"
+        record = {"method": name, "key": metadata.get("x-idempotency-key"), "code": "OK"}
+        record["mask"] = metadata.get("x-resetmask")
+        self.calls.append(record)
+        try:
+            if fault := self.faults.take(method.full_name, "before"):
+                raise fault
+            if name not in UNAUTHENTICATED_METHODS:
+                metadata["subject"] = self._subject(metadata)
+            if self.anywhere:
+                self._plant(request)
+            self._operations.tick(self.clock())
+            answer = self._dispatch(name, method, request, metadata)
+            if fault := self.faults.take(method.full_name, "after", self.store.commit):
+                raise fault
+        except errors.ApiError as error:
+            record["code"] = error.code.name
+            raise
+        finally:
+            self.store.commit()
+        return answer
+
+    def _subject(self, metadata: dict[str, str]) -> str:
+        token = metadata.get("authorization", "").removeprefix("Bearer ")
+        if token not in self.store.tokens:
+            raise errors.unauthenticated("invalid or missing token")
+        return self.store.tokens[token]
+
+    def _plant(self, request: Any) -> None:
+        """Makes the project that a request asks for."""
+        for name in ("id", "parent_id"):
+            id_ = str(getattr(request, name, ""))
+            if id_.startswith("project-") and id_ not in self.store.resources:
+                tenant = f"tenant-{id_.removeprefix('project-')}"
+                plant_project(self.schema, self.store, tenant, id_, anywhere=True)
+
+    def _dispatch(
+        self, name: str, method: MethodDescriptor, request: Any, metadata: dict[str, str]
+    ) -> Any:
+        if hook := HOOKS.get(name):
+            if hasattr(request, "id"):
+                self._get(request.id)
+            subject = metadata.get("subject", "")
+            call = Call(self.schema, self.store, method, request, subject, self.clock())
+            return hook(call)
+        if method.containing_service.full_name in _OPERATION_SERVICES:
+            return self._operation_service(method, request)
+        if method.output_type.full_name in OPERATIONS:
+            return self._mutate(name, method, request, metadata)
+        if is_resource(method.output_type):
+            return self._read(method, request)
+        if method.name.startswith("List"):
+            return self._list(method, request)
+        raise errors.unimplemented(name)
+
+    # Reads
+
+    def _get(self, id_: str) -> Any:
+        return self._changes.get(id_)
+
+    def _read(self, method: MethodDescriptor, request: Any) -> Any:
+        kind = self.schema.kind(method.output_type)
+        if hasattr(request, "id"):
+            resource = self._get(request.id)
+            if self.schema.kind(resource.DESCRIPTOR) != kind:
+                raise errors.not_found(f"{request.id} is no {kind}", request.id)
+        else:
+            found = changes.select(self.schema, self.store, request, method.output_type)
+            if not found:
+                raise errors.not_found(f"{kind} not found", getattr(request, "name", ""))
+            resource = found[0]
+        return self._view(resource, method.output_type)
+
+    def _list(self, method: MethodDescriptor, request: Any) -> Any:
+        listed = next((f for f in method.output_type.fields if f.is_repeated), None)
+        if listed is None or listed.message_type is None:
+            raise errors.unimplemented(method.full_name)
+        if listed.message_type.full_name in OPERATIONS:
+            items = self._list_operations(request)
+        elif is_resource(listed.message_type):
+            found = changes.select(self.schema, self.store, request, listed.message_type)
+            if self.anywhere and not found and listed.message_type.name == "CapacityBlockGroup":
+                # None would say that a declared one does not exist.
+                raise errors.unimplemented("a preview without an account: capacity blocks")
+            items = [self._view(resource, listed.message_type) for resource in found]
+        else:
+            raise errors.unimplemented(method.full_name)
+        response = self.schema.message(method.output_type.full_name)()
+        return changes.fill_page(request, response, listed.name, items)
+
+    def _view(self, resource: Any, wanted: Descriptor) -> Any:
+        """The resource as this moment and this API version show it (iam has two)."""
+        kind = self.schema.kind(resource.DESCRIPTOR)
+        if kind == "quotaallowance":
+            used = used_in(self.schema, self.store, resource.metadata.parent_id)
+            resource.status.usage = used[resource.metadata.name]
+            share = resource.status.usage / max(1, resource.spec.limit)
+            resource.status.usage_percentage = f"{share:.2f}"
+        if kind == "mk8scluster" and not resource.status.reconciling:
+            self._fill_kube_access(resource)
+        if kind == "storagebucket" and self.object_storage is not None:
+            resource.status.domain_name = self.object_storage
+        if kind in ("mk8scluster", "mk8snodegroup"):
+            self._fill_events(resource)
+        return changes.as_type(self.schema, resource, wanted)
+
+    def _fill_kube_access(self, cluster: Any) -> None:
+        status = cluster.status.control_plane
+        if cluster.spec.control_plane.endpoints.HasField("public_endpoint"):
+            status.endpoints.public_endpoint = self.kube.endpoint
+        if self.kube.ca_file is not None and self.kube.ca_file.exists():
+            status.auth.cluster_ca_certificate = self.kube.ca_file.read_text()
+
+    def _fill_events(self, resource: Any) -> None:
+        """What is planted, while the resource is being changed."""
+        resource.status.ClearField("events")
+        if not resource.status.reconciling:
+            return
+        for planted in self.troubles.events(resource.metadata.id):
+            event = resource.status.events.add(occurrence_count=1)
+            event.first_occurred_at.CopyFrom(resource.metadata.updated_at)
+            last = event.last_occurrence
+            last.occurred_at.CopyFrom(resource.metadata.updated_at)
+            levels = last.DESCRIPTOR.enum_types_by_name["Level"]
+            last.level = levels.values_by_name[planted["level"]].number
+            last.code, last.message = planted["code"], planted["message"]
+            if error := as_error(planted):
+                last.error.CopyFrom(changes.rpc_status(self.schema, error))
+
+    def _operation_service(self, method: MethodDescriptor, request: Any) -> Any:
+        if method.name == "List":
+            return self._list(method, request)
+        operation = self.store.operations.get(request.id)
+        if operation is None:
+            raise errors.not_found(f"operation {request.id!r} not found", request.id)
+        return self._as_operation(method, self._operations.view(operation, self.clock()))
+
+    def _list_operations(self, request: Any) -> list[Any]:
+        wanted = getattr(request, "resource_id", "") or getattr(request, "parent_id", "")
+        found = []
+        for operation in self.store.operations.values():
+            target = operation.message.resource_id
+            resource = self.store.resources.get(target)
+            parent = resource.metadata.parent_id if resource is not None else ""
+            if wanted in ("", target, parent):
+                found.append(self._operations.view(operation, self.clock()))
+        return found
+
+    # Changes
+
+    def _mutate(
+        self, name: str, method: MethodDescriptor, request: Any, metadata: dict[str, str]
+    ) -> Any:
+        key = metadata.get("x-idempotency-key")
+        if key and (known := self.store.remembered(name, key, self.clock())):
+            message = self._operations.view(known, self.clock())
+            return self._as_operation(method, message)
+        resource = self.schema.resource_of(method.containing_service)
+        if resource is not None and method.name.startswith("Create"):
+            resource_id = self._changes.create(request, resource)
+        elif resource is not None and method.name == "Update":
+            resource_id = self._changes.update(request, resource, metadata)
+        elif method.name == "Delete" and hasattr(request, "id"):
+            resource_id = self._changes.delete(request.id)
+        elif hasattr(request, "id"):
+            # Start, Activate and the like: an operation that changes nothing.
+            resource_id = self._get(request.id).metadata.id
+        else:
+            raise errors.unimplemented(name)
+        message = self._operations.start(
+            method,
+            request,
+            resource_id,
+            metadata=metadata,
+            fault=self.faults.take(method.full_name, "operation"),
+            longer_s=self.troubles.operation_s(method.full_name),
+            now=self.clock(),
+        )
+        if key:
+            self.store.remember(name, key, message.id, self.clock())
+        return self._as_operation(method, message)
+
+    def _as_operation(self, method: MethodDescriptor, message: Any) -> Any:
+        """The operation as this API version answers it; both versions have one wire form."""
+        if method.output_type.full_name == OPERATION:
+            return message
+        other = self.schema.message(method.output_type.full_name)
+        return other.FromString(message.SerializeToString())
 
 
 def _serialize(answer: Any) -> bytes:

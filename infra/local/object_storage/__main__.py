@@ -1,26 +1,370 @@
-"""Runs the emulated object storage as a process of its own, until it is told to stop.
+"""The S3 calls that the project makes, on files, served by a process of its own.
 
     python -m infra.local.object_storage --state DIR --cloud DIR --port P
 
 Prints one line when it is ready. Writes into DIR of --state only; --cloud is the state folder of
 the emulated Nebius API, which says which buckets, keys and rights there are. Listens on 127.0.0.1
-only.
+only. An object is one file, written whole or not at all; a bucket that was made anew has another
+id, so it starts empty. Keeps no older versions of a key.
 """
 
 from __future__ import annotations
 
 import argparse
+import email.utils
+import hashlib
 import os
+import re
 import signal
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
-from infra.local.object_storage.access import Access
-from infra.local.object_storage.calls import Answer, Objects, ObjectStorage, S3Error, refused
+from infra.local.object_storage.access import (
+    CHUNKED,
+    CONTENT_HASH,
+    Access,
+    Bucket,
+    Claim,
+    is_signed,
+    join_chunks,
+    read_claim,
+)
 from infra.providers.nebius.schema import Schema
+
+_LONGEST: Final = 255
+"""Bytes of a file's name."""
+_PARTIAL: Final = ".partial-"
+"""Start of a name that no key has: quote() leaves the dot, so such a key is refused."""
+
+
+class KeyRefusedError(Exception):
+    """A key that cannot be kept here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One object."""
+
+    key: str
+    size: int
+    modified: datetime
+    tag: str
+    """Changes with every write; S3 promises no more for all objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """The objects of every bucket under one folder."""
+
+    folder: Path
+
+    def put(self, bucket_id: str, key: str, content: bytes) -> Stored:
+        """Writes an object over the one of the same key."""
+        path = self._path(bucket_id, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(prefix=_PARTIAL, dir=path.parent)
+        with os.fdopen(handle, "wb") as new:
+            new.write(content)
+        Path(partial).replace(path)
+        return _stored(key, path)
+
+    def find(self, bucket_id: str, key: str) -> Stored | None:
+        """The object without its content, or None."""
+        try:
+            return _stored(key, self._path(bucket_id, key))
+        except FileNotFoundError:
+            return None
+
+    def read(self, bucket_id: str, key: str, start: int, count: int) -> bytes:
+        """Bytes of an object from `start`."""
+        with self._path(bucket_id, key).open("rb") as file:
+            file.seek(start)
+            return file.read(count)
+
+    def delete(self, bucket_id: str, key: str) -> None:
+        """Removes an object that may be gone already."""
+        self._path(bucket_id, key).unlink(missing_ok=True)
+
+    def keys(self, bucket_id: str, prefix: str) -> Iterator[str]:
+        """Keys with the prefix, in the order of their UTF-8 bytes."""
+        folder = self.folder / bucket_id
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        keys = (unquote(name) for name in names if not name.startswith(_PARTIAL))
+        yield from sorted((key for key in keys if key.startswith(prefix)), key=str.encode)
+
+    def _path(self, bucket_id: str, key: str) -> Path:
+        name = quote(key, safe="")
+        if len(name) > _LONGEST or name in (".", "..") or name.startswith(_PARTIAL):
+            raise KeyRefusedError(
+                f"key of {len(key)} characters cannot be kept: at most {_LONGEST} after encoding"
+            )
+        return self.folder / bucket_id / name
+
+
+def _stored(key: str, path: Path) -> Stored:
+    found = path.stat()
+    tag = hashlib.sha256(f"{found.st_ino} {found.st_mtime_ns} {found.st_size}".encode())
+    return Stored(
+        key=key,
+        size=found.st_size,
+        modified=datetime.fromtimestamp(found.st_mtime, UTC),
+        tag=tag.hexdigest()[:32],
+    )
+
+
+REGION: Final = "eu-north1"
+_PAGE: Final = 1000
+_XML: Final = '<?xml version="1.0" encoding="UTF-8"?>\n'
+_NAMESPACE: Final = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
+_LISTING: Final = frozenset(
+    {
+        *("list-type", "prefix", "delimiter", "max-keys", "encoding-type", "fetch-owner"),
+        *("marker", "start-after", "continuation-token"),
+    }
+)
+_RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
+_HEX: Final = re.compile(r"[0-9a-f]{64}")
+_UNSIGNED: Final = "UNSIGNED-PAYLOAD"
+
+
+class S3Error(Exception):
+    """A refusal in the words of S3."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What goes back."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One call, already let in."""
+
+    method: str
+    bucket: Bucket
+    key: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class ObjectStorage:
+    """The calls."""
+
+    def __init__(self, access: Access, objects: Objects) -> None:
+        self._access = access
+        self._objects = objects
+
+    def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """The answer to one call; header names are lower case."""
+        try:
+            return self._dispatch(self._let_in(method, target, headers, body))
+        except KeyRefusedError as error:
+            return refused(S3Error(400, "KeyTooLongError", str(error)))
+        except S3Error as error:
+            return refused(error)
+
+    def _let_in(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Request:
+        parts = urlsplit(target)
+        claim = read_claim(headers.get("authorization", ""))
+        if claim is None:
+            raise S3Error(403, "AccessDenied", "no signature of version 4 in the header")
+        secret = self._access.secret(claim.key_id)
+        if secret is None:
+            raise S3Error(403, "InvalidAccessKeyId", f"no key {claim.key_id}, or it has ended")
+        wire = {"method": method, "path": parts.path, "query": parts.query}
+        if not is_signed(claim, secret, **wire, headers=headers):
+            raise S3Error(403, "SignatureDoesNotMatch", "the secret did not make the signature")
+        content = _content(headers, body, claim, secret)
+        name, _, key = parts.path.lstrip("/").partition("/")
+        bucket = self._access.bucket(unquote(name))
+        if bucket is None:
+            raise S3Error(404, "NoSuchBucket", f"no bucket {unquote(name)!r}")
+        writes = method not in ("GET", "HEAD")
+        if not self._access.may(claim.key_id, bucket, write=writes):
+            verb = "write to" if writes else "read"
+            raise S3Error(403, "AccessDenied", f"{claim.key_id} may not {verb} {unquote(name)!r}")
+        return Request(
+            method=method,
+            bucket=bucket,
+            key=unquote(key),
+            query=dict(parse_qsl(parts.query, keep_blank_values=True)),
+            headers=headers,
+            body=content,
+        )
+
+    def _dispatch(self, request: Request) -> Answer:
+        if not request.key:
+            return self._of_bucket(request)
+        if request.query.keys() - {"x-id"} or "x-amz-copy-source" in request.headers:
+            raise S3Error(501, "NotImplemented", "only whole objects are read and written here")
+        if request.method == "PUT":
+            stored = self._objects.put(request.bucket.id, request.key, request.body)
+            return Answer(headers={"ETag": f'"{stored.tag}"'})
+        if request.method == "DELETE":
+            self._objects.delete(request.bucket.id, request.key)
+            return Answer(status=204)
+        if request.method in ("GET", "HEAD"):
+            return self._read(request)
+        raise S3Error(501, "NotImplemented", f"{request.method} of an object")
+
+    def _of_bucket(self, request: Request) -> Answer:
+        if request.method == "HEAD":
+            return Answer(headers={"x-amz-bucket-region": REGION})
+        if request.method == "GET" and "location" in request.query:
+            return _xml(f"<LocationConstraint {_NAMESPACE}>{REGION}</LocationConstraint>")
+        if request.method == "POST" and request.query.keys() == {"delete"}:
+            return self._delete_many(request)
+        if request.method == "GET" and request.query.keys() <= _LISTING:
+            return self._list(request)
+        asked = ", ".join(request.query) or "no sub-resource"
+        raise S3Error(501, "NotImplemented", f"{request.method} of a bucket with {asked}")
+
+    def _delete_many(self, request: Request) -> Answer:
+        try:
+            asked = ElementTree.fromstring(request.body)  # noqa: S314  # signed, by loopback
+        except ElementTree.ParseError as error:
+            raise S3Error(400, "MalformedXML", str(error)) from error
+        keys = [found.text or "" for found in asked.iterfind("{*}Object/{*}Key")]
+        for key in keys:
+            self._objects.delete(request.bucket.id, key)
+        done = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
+        return _xml(f"<DeleteResult {_NAMESPACE}>{done}</DeleteResult>")
+
+    def _read(self, request: Request) -> Answer:
+        stored = self._objects.find(request.bucket.id, request.key)
+        if stored is None:
+            raise S3Error(404, "NoSuchKey", f"no object {request.key!r}")
+        headers = {
+            "ETag": f'"{stored.tag}"',
+            "Last-Modified": email.utils.format_datetime(stored.modified, usegmt=True),
+            "Accept-Ranges": "bytes",
+            "Content-Type": "application/octet-stream",
+        }
+        if request.method == "HEAD":
+            return Answer(headers={**headers, "Content-Length": str(stored.size)})
+        start, end = _range(request.headers.get("range", ""), stored)
+        partial = (start, end) != (0, stored.size)
+        if partial:
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{stored.size}"
+        body = self._objects.read(request.bucket.id, request.key, start, end - start)
+        return Answer(status=206 if partial else 200, body=body, headers=headers)
+
+    def _list(self, request: Request) -> Answer:
+        query, second = request.query, request.query.get("list-type") == "2"
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        names = ("continuation-token", "start-after") if second else ("marker",)
+        after = next((query[name] for name in names if query.get(name)), "")
+        quoted = query.get("encoding-type") == "url"
+        show = _quoted if quoted else escape
+        size = min(int(query.get("max-keys") or _PAGE), _PAGE)
+        entries: list[str] = []
+        last, shown, cut = "", set[str](), False
+        for key in self._objects.keys(request.bucket.id, prefix):
+            head, found, _ = key.removeprefix(prefix).partition(delimiter or "\0")
+            group = f"{prefix}{head}{delimiter}" if delimiter and found else ""
+            name = group or key
+            # A group is listed once, and a page that ended with it does not bring it again.
+            if name in shown or name.encode() <= after.encode():
+                continue
+            if len(shown) == size:
+                cut = True
+                break
+            stored = None if group else self._objects.find(request.bucket.id, key)
+            if group:
+                entries.append(f"<CommonPrefixes><Prefix>{show(group)}</Prefix></CommonPrefixes>")
+            elif stored is None:  # deleted meanwhile
+                continue
+            else:
+                entries.append(_entry(stored, show(key)))
+            shown.add(name)
+            last = name
+        more = f"<IsTruncated>{str(cut).lower()}</IsTruncated>"
+        if cut:
+            tag = "NextContinuationToken" if second else "NextMarker"
+            more += f"<{tag}>{show(last)}</{tag}>"
+        return _xml(
+            f"<ListBucketResult {_NAMESPACE}><Prefix>{show(prefix)}</Prefix>"
+            f"{'<EncodingType>url</EncodingType>' if quoted else ''}"
+            f"<KeyCount>{len(shown)}</KeyCount>"
+            f"<MaxKeys>{size}</MaxKeys>{more}{''.join(entries)}</ListBucketResult>"
+        )
+
+
+def _content(headers: Mapping[str, str], body: bytes, claim: Claim, secret: str) -> bytes:
+    """The body without its chunks, checked against what was signed."""
+    declared = headers.get(CONTENT_HASH, "")
+    if declared == _UNSIGNED:
+        return body
+    if declared == CHUNKED:
+        content = join_chunks(body, claim, secret, headers.get("x-amz-date", ""))
+        if content is None:
+            raise S3Error(403, "SignatureDoesNotMatch", "a chunk is not what was signed")
+        return content
+    if not _HEX.fullmatch(declared):
+        raise S3Error(501, "NotImplemented", f"{CONTENT_HASH} {declared!r}")
+    if hashlib.sha256(body).hexdigest() != declared:
+        raise S3Error(400, "XAmzContentSHA256Mismatch", "the body is not what was signed")
+    return body
+
+
+def _range(header: str, stored: Stored) -> tuple[int, int]:
+    """First byte and the one after the last."""
+    asked = _RANGE.fullmatch(header)
+    if asked is None:
+        return 0, stored.size
+    start = int(asked[1])
+    end = min(int(asked[2]) + 1, stored.size) if asked[2] else stored.size
+    if start >= end:
+        raise S3Error(416, "InvalidRange", f"{header} of {stored.size} bytes")
+    return start, end
+
+
+def _entry(stored: Stored, key: str) -> str:
+    modified = stored.modified.strftime("%Y-%m-%dT%H:%M:%S.000Z")
+    return (
+        f"<Contents><Key>{key}</Key><LastModified>{modified}</LastModified>"
+        f"<ETag>&quot;{stored.tag}&quot;</ETag><Size>{stored.size}</Size>"
+        "<StorageClass>STANDARD</StorageClass></Contents>"
+    )
+
+
+def _quoted(key: str) -> str:
+    return quote(key, safe="/-_.~")
+
+
+def _xml(text: str) -> Answer:
+    return Answer(body=f"{_XML}{text}".encode(), headers={"Content-Type": "application/xml"})
+
+
+def refused(error: S3Error) -> Answer:
+    """The answer that says so."""
+    text = f"<Error><Code>{error.code}</Code><Message>{escape(str(error))}</Message></Error>"
+    return Answer(
+        status=error.status,
+        body=f"{_XML}{text}".encode(),
+        headers={"Content-Type": "application/xml"},
+    )
+
 
 _LARGEST: Final = 512 << 20
 

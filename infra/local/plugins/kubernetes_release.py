@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from infra.clients.kube import KubeClient
-from infra.local.kube.charts import slurm_cluster
-from infra.local.kube.charts.values import RECORDED_LABEL, ChartError, Object, Release, merge
-from infra.local.kube.crd import load_crds
+from infra.local.kube import slurm_cluster
+from infra.local.kube.api_server import load_crds
+from infra.local.kube.values import RECORDED_LABEL, ChartError, Object, Release, merge
 from infra.local.plugins.kubernetes_objects import dry_run, remove
 from infra.providers.engine.provider import (
     UNKNOWN,

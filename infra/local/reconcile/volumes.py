@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from infra.clients import kube_rules
 from infra.clients.kube_rules import quantity
-from infra.local.kube.charts.values import MADE_FOLDERS, MOUNT_TAG
+from infra.local.kube.values import MADE_FOLDERS, MOUNT_TAG
 from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of, secret_data
 from infra.providers.soperator.teardown import CSI_DRIVER
 

@@ -1,19 +1,29 @@
-"""A real API server that takes what is sent: definitions, objects, what it refuses and why.
+"""A real API server that takes what is sent, and the real Soperator operator with its webhooks.
 
-Owns the order (namespaces first) and what counts as refused. Whoever calls starts the server.
+Owns the order (namespaces first) and what counts as refused. Whoever calls starts the server; the
+operator runs while a block does. Its environment and switches are those of the Deployment that its
+chart renders, but for ports and leader election. Jobs, volumes and pods are simulate.py's.
 """
 
 from __future__ import annotations
 
+import base64
+import json
+import os
+import socket
+import subprocess
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from infra.clients.errors import KubeError
 from infra.clients.kube import Access, KubeClient
 from infra.clients.kube_rules import Object
+from infra.operate.conformance.sources import NotRunError
 from infra.providers.soperator.crds import apply_crds
 
 _EXISTS: Final = 409
@@ -109,3 +119,155 @@ class Cluster:
 
 def _rank(one: Object) -> int:
     return _FIRST.index(one["kind"]) if one["kind"] in _FIRST else len(_FIRST)
+
+
+_WEBHOOK_PORT: Final = 9443
+"""Of controller-runtime, which the operator gives no other."""
+_HOST: Final = "127.0.0.1"
+_START_S: Final = 60.0
+_END_S: Final = 10.0
+_POLL_S: Final = 0.2
+_NOT_HERE: Final = ("--leader-elect", "--metrics-bind-address", "--health-probe-bind-address")
+
+
+class OperatorError(Exception):
+    """An operator of upstream did not start, or has ended; the end of its log says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A controller of upstream as a process."""
+
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def check(self) -> None:
+        """OperatorError where it has ended: nothing comes of it any more."""
+        if (code := self.process.poll()) is not None:
+            raise OperatorError(f"the operator ended with code {code}: {last_word(self.log)}")
+
+
+def kubeconfig(access: Access) -> dict[str, Any]:
+    """What client-go reads, for the administrator of the API server."""
+    assert access.ca_pem is not None
+    authority = base64.b64encode(access.ca_pem.encode()).decode()
+    cluster = {"server": access.server, "certificate-authority-data": authority}
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "it", "cluster": cluster}],
+        "users": [{"name": "it", "user": {"token": access.static_token}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        "current-context": "it",
+    }
+
+
+@contextmanager
+def running(
+    argv: Sequence[str], *, server: ApiServer, folder: Path, env: Mapping[str, str]
+) -> Iterator[Running]:
+    """A controller of upstream against the API server; ends with the block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "kubeconfig"
+    config.write_text(json.dumps(kubeconfig(server.access)))
+    config.chmod(0o600)
+    log = folder / "log"
+    whole = {**env, "KUBECONFIG": str(config), "HOME": str(folder), "TMPDIR": str(folder)}
+    with log.open("wb") as output:
+        try:
+            child = subprocess.Popen(argv, env=whole, stdout=output, stderr=output, cwd=folder)
+        except OSError as error:  # such as a program of another architecture
+            raise NotRunError(f"program {argv[0]} cannot be run: {error.strerror}") from error
+    try:
+        yield Running(log, child)
+    finally:
+        child.terminate()
+        try:
+            child.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+@contextmanager
+def soperator(
+    program: Path, rendered: Sequence[Object], *, cluster: Cluster, folder: Path
+) -> Iterator[Path]:
+    """The operator and its webhooks, as the rendered release `soperator` has them."""
+    if _answers(_WEBHOOK_PORT):
+        raise NotRunError(f"port {_WEBHOOK_PORT} of {_HOST} is in use, and the operator needs it")
+    serve_certificates(cluster.server, folder / "k8s-webhook-server" / "serving-certs")
+    container = _manager(rendered)
+    kept = [each for each in container["args"] if each.partition("=")[0] not in _NOT_HERE]
+    argv = [
+        str(program),
+        *kept,
+        "--leader-elect=false",
+        "--metrics-bind-address=0",
+        "--health-probe-bind-address=0",
+        "--operator-namespace=soperator-system",
+        "--log-format=plain",
+    ]
+    env = {each["name"]: each.get("value", "") for each in container["env"]}
+    path = {"PATH": os.environ.get("PATH", "")}
+    with running(argv, server=cluster.server, folder=folder, env={**path, **env}) as child:
+        _wait(child)
+        for each in rendered:
+            if each["kind"].endswith("WebhookConfiguration"):
+                cluster.client.apply(_here(each, cluster.server.access))
+        yield child.log
+
+
+def serve_certificates(server: ApiServer, folder: Path) -> None:
+    """What a webhook server of controller-runtime serves with, in the folder where it looks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tls.crt").write_bytes(server.certificate.read_bytes())
+    (folder / "tls.key").write_bytes(server.key.read_bytes())
+    (folder / "tls.key").chmod(0o600)
+
+
+def _manager(rendered: Sequence[Object]) -> Object:
+    """The operator's container; another one beside it guards its metrics."""
+    (deployment,) = [each for each in rendered if each["kind"] == "Deployment"]
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    (found,) = [each for each in containers if each["name"] == "manager"]
+    return found
+
+
+def _here(configuration: Object, access: Access) -> Object:
+    """The webhooks at the loopback address instead of at a Service, which nothing routes here."""
+    assert access.ca_pem is not None
+    bundle = base64.b64encode(access.ca_pem.encode()).decode()
+    moved = [
+        {
+            **each,
+            "clientConfig": {
+                "url": f"https://{_HOST}:{_WEBHOOK_PORT}{each['clientConfig']['service']['path']}",
+                "caBundle": bundle,
+            },
+        }
+        for each in configuration["webhooks"]
+    ]
+    return {**configuration, "webhooks": moved}
+
+
+def _wait(child: Running) -> None:
+    deadline = time.monotonic() + _START_S
+    while not _answers(_WEBHOOK_PORT):
+        child.check()
+        if time.monotonic() > deadline:
+            told = last_word(child.log)
+            raise OperatorError(f"the operator does not answer within {_START_S:g} s: {told}")
+        time.sleep(_POLL_S)
+
+
+def last_word(log: Path) -> str:
+    """The last line of a controller's log that tells of an error, else its last."""
+    lines = log.read_text(errors="replace").splitlines() or ["(empty)"]
+    errors = [line for line in lines if "ERROR" in line]
+    return " ".join((errors or lines)[-1].split())[:600]
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((_HOST, port)) == 0

@@ -21,8 +21,14 @@ from infra.clients.kube_rules import Object, describe
 from infra.components.recorder import Registered, declare
 from infra.operate.conformance import pod_checks, simulate
 from infra.operate.conformance.charts import Helm, RenderError, load_all, whole
-from infra.operate.conformance.cluster import Accepted, ApiServer, Cluster
-from infra.operate.conformance.operator import OperatorError, last_word, soperator
+from infra.operate.conformance.cluster import (
+    Accepted,
+    ApiServer,
+    Cluster,
+    OperatorError,
+    last_word,
+    soperator,
+)
 from infra.operate.conformance.pod_checks import Looked, Obstacle
 from infra.operate.conformance.sources import DEPLOYED, NotRunError, OutsideError, Sources
 from infra.render.nodes import node_group_spec, roles

@@ -4,8 +4,8 @@ from infra.providers.engine.serve import Dispatch, serve
 from infra.providers.soperator.crds import TYPE as CUSTOM_RESOURCES
 from infra.providers.soperator.crds import CustomResourcesProvider
 from infra.providers.soperator.keys import KeysProvider
-from infra.providers.soperator.pods.provider import TYPE as PODS_STARTED
-from infra.providers.soperator.pods.provider import PodsStartedProvider
+from infra.providers.soperator.pods import TYPE as PODS_STARTED
+from infra.providers.soperator.pods import PodsStartedProvider
 from infra.providers.soperator.state_id import GUARD, StateGuardProvider, StateIdProvider
 from infra.providers.soperator.state_id import TYPE as STATE_ID
 from infra.providers.soperator.teardown import TYPE, TeardownProvider

@@ -19,10 +19,11 @@ import pytest
 import typer
 
 from infra.cli import context, output
-from infra.cli.cluster import accept, support
+from infra.cli.cluster import accept
+from infra.cli.cluster import cloud as in_cloud
 from infra.cli.machine import local
 from infra.local import cloud, offline
-from infra.operate.support.collect import Part
+from infra.operate.support_parts import Part
 from infra.reports.acceptance import certificate
 from infra.reports.acceptance.result import AcceptError
 from infra.setup.demo import engine, runner
@@ -221,11 +222,11 @@ def test_a_part_of_the_support_bundle_is_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = [Part(name="kube/pods.txt", says="pods", gather=lambda: str(slow()))]
-    monkeypatch.setattr(support, "_parts", lambda *_, **__: parts)
+    monkeypatch.setattr(in_cloud, "_parts", lambda *_, **__: parts)
 
     def command() -> None:
         with pytest.raises(typer.Exit):
-            support.support_bundle(stack="local", file=tmp_path / "b.tar.gz")
+            in_cloud.support_bundle(stack="local", file=tmp_path / "b.tar.gz")
 
     assert re.search(r"still: kube/pods.txt, [1-9] s", said(command))
 
@@ -260,7 +261,7 @@ def test_a_support_bundle_is_not_silent_from_end_to_end(
 
     def command() -> None:
         with pytest.raises(typer.Exit):
-            support.support_bundle(stack="local", file=tmp_path / "b.tar.gz", preview=True)
+            in_cloud.support_bundle(stack="local", file=tmp_path / "b.tar.gz", preview=True)
 
     text = said(command)
     for part in ("support bundle", "slurm/nodes.txt", "kube/events.txt"):

@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from infra.clients.kube import Access
-from infra.operate.conformance import charts, come_up, operator
+from infra.operate.conformance import charts, come_up
 from infra.operate.conformance.charts import Helm, RenderError, StuckError
-from infra.operate.conformance.cluster import Accepted, ApiServer
+from infra.operate.conformance.cluster import Accepted, ApiServer, OperatorError, soperator
 from infra.operate.conformance.come_up import STEPS, ComeUp, Step, declared
-from infra.operate.conformance.operator import OperatorError
 from infra.operate.conformance.sources import NotRunError, Sources
 from stacks.load import load_stack
 from tests.ports import free_ports
@@ -46,13 +45,13 @@ def server(tmp_path) -> ApiServer:
 def start(path: Path, server: ApiServer, folder: Path) -> None:
     with ExitStack() as stack:
         cluster = SimpleNamespace(server=server)
-        stack.enter_context(operator.soperator(path, RENDERED, cluster=cluster, folder=folder))
+        stack.enter_context(soperator(path, RENDERED, cluster=cluster, folder=folder))
 
 
 @pytest.fixture(autouse=True)
 def webhook_port(monkeypatch):
     (port,) = free_ports(1)
-    monkeypatch.setattr(operator, "_WEBHOOK_PORT", port)
+    monkeypatch.setattr("infra.operate.conformance.cluster._WEBHOOK_PORT", port)
 
 
 def test_an_operator_that_has_ended_is_not_waited_for(server, tmp_path):

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.bill.bill import bill
+from cost.bill.left_running import Reservation
 from cost.chat.unit_costs import Part
-from cost.choose.reservations import Reservation
 from cost.prices.book import layered
 from stacks.spec import StackSpec
 from stacks.spec.cost import ContractPriceSpec

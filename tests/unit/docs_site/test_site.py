@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from infra.cli.main import VERBS
-from infra.setup.docs import hooks
-from infra.setup.docs.hooks import cli_page, price_page
+from infra.setup import docs_site as hooks
+from infra.setup.docs_site import cli_page, price_page
 from stacks.load import stack_names
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.local.kube.charts.values import Object, Release
+from infra.local.kube.values import Object, Release
 from infra.local.plugins.kubernetes_release import render
 
 PLACE = {

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from infra.local.kube.charts.values import ChartError, Release, merge
+from infra.local.kube.values import ChartError, Release, merge
 from infra.local.plugins.kubernetes_release import render
 from tests.unit.kube.samples import CLUSTER, NODESETS, STORAGE, one, rendered
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.local.kube.crd import load_crds
+from infra.local.kube.api_server import load_crds
 from infra.operate.conformance.come_up import definitions
 from infra.operate.conformance.sources import DEPLOYED, NotRunError, Sources
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.kube.crd import load_crds
+from infra.local.kube.api_server import load_crds
 from infra.providers.nebius.sdk import ENDPOINT_VARIABLE
 from infra.providers.soperator.crds import FOLDER, ChartError, crds_of, digests
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.local.kube.charts.values import Release
+from infra.local.kube.values import Release
 from infra.local.plugins.kubernetes_release import render
 from infra.local.reconcile.nodes import node_objects
 from infra.local.reconcile.plan import PodPlan

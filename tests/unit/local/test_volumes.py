@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.local.kube.charts.values import MADE_FOLDERS
+from infra.local.kube.values import MADE_FOLDERS
 from infra.local.reconcile.snapshot import Snapshot
 from infra.local.reconcile.volumes import (
     FILESYSTEMS,

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from infra.local.kube.crd import load_crds
+from infra.local.kube.api_server import load_crds
 from infra.render.monitoring.objects import API_VERSION, custom_resources
 from stacks.spec import StackSpec
 from tests.unit.monitoring.conftest import BURN

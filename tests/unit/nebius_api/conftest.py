@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from infra.local.nebius_api.__main__ import Server
-from infra.local.nebius_api.emulator import Emulator
+from infra.local.nebius_api.__main__ import Emulator, Server
 from infra.providers.nebius.sdk import make_sdk
 from infra.state import Cache
 

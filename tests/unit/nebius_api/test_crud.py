@@ -10,7 +10,7 @@ import nebius.api.nebius.storage.v1 as storage
 import nebius.api.nebius.vpc.v1 as vpc
 import pytest
 
-from infra.local.nebius_api.emulator import KubeAccess
+from infra.local.nebius_api.__main__ import KubeAccess
 from tests.unit.nebius_api.resources import (
     PROJECT,
     TENANT,

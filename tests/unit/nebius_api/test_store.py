@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.local.nebius_api.emulator import Emulator
+from infra.local.nebius_api.__main__ import Emulator
 from infra.local.nebius_api.errors import ApiError
 from infra.local.nebius_api.store import IDEMPOTENCY_S
 from infra.state import Cache

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from infra.local.object_storage.__main__ import make_server
+from infra.local.object_storage.__main__ import REGION, Objects, ObjectStorage, make_server
 from infra.local.object_storage.access import Access
-from infra.local.object_storage.calls import REGION, Objects, ObjectStorage
 from tests.object_cloud import ObjectCloud, credentials, object_cloud
 
 BUCKETS = ("copies", "configs")

@@ -13,9 +13,8 @@ import obstore
 import pytest
 from obstore.exceptions import PermissionDeniedError
 
-from infra.local.object_storage.__main__ import make_server
+from infra.local.object_storage.__main__ import REGION, Objects, ObjectStorage, make_server
 from infra.local.object_storage.access import Access
-from infra.local.object_storage.calls import REGION, Objects, ObjectStorage
 from tests.object_cloud import PROJECT, credentials, object_cloud
 from tests.unit.object_storage.conftest import Storage
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.providers.soperator.pods.blocked import blocked, in_one_line, is_ready, slurm_pods
+from infra.providers.soperator.blocked_pods import blocked, in_one_line, is_ready, slurm_pods
 
 Object = dict[str, Any]
 NAMESPACE = "soperator"

@@ -9,7 +9,7 @@ import pytest
 
 from infra.clients.errors import KubeError, UnreachableError
 from infra.providers.engine.provider import ProviderError
-from infra.providers.soperator.pods.provider import PATIENCE_S, SETTLE_S, TYPE, PodsStartedProvider
+from infra.providers.soperator.pods import PATIENCE_S, SETTLE_S, TYPE, PodsStartedProvider
 from tests.unit.pods.test_blocked import Cluster, Object, made, pod
 
 URN = "urn:pulumi:local::p::soperator:kube:PodsStarted::local-pods-started"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.clients.kube_rules import quantity
-from infra.local.kube.charts.values import Release
+from infra.local.kube.values import Release
 from infra.local.plugins.kubernetes_release import Rendered, render
 from infra.render import names
 from infra.render.charts import cluster_charts, platform_charts

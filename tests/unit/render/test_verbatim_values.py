@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infra.local.kube.charts.values import MADE_FOLDERS, Release
+from infra.local.kube.values import MADE_FOLDERS, Release
 from infra.local.plugins.kubernetes_release import render
 from infra.render.values.nodesets import nodesets_values
 from infra.render.values.slurm_cluster import slurm_cluster_values

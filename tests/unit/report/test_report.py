@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cost.bill.bill import bill
-from infra.jobs import records
+from infra.jobs import history
 from infra.operate.prices import price_book
 from infra.render.stack_drawing import stack_svg
 from infra.reports.page import drawings, page, training
@@ -227,7 +227,7 @@ def test_the_curve_has_held_out_rows_where_there_are_any(tmp_path: Path) -> None
         '{"step": 1, "eval_loss": 1.5}',
     ]
     (tmp_path / "loss_curve.jsonl").write_text("\n".join(lines))
-    losses, held_out = records.losses(tmp_path), records.losses(tmp_path, "eval_loss")
+    losses, held_out = history.losses(tmp_path), history.losses(tmp_path, "eval_loss")
     assert (losses, held_out) == (((1, 2.0), (2, 1.0)), ((2, 1.5),))
     assert "held-out rows" in drawings.loss_curve(losses, held_out)
     assert "held-out rows" not in drawings.loss_curve(losses)

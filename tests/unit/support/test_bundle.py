@@ -19,8 +19,8 @@ from infra.cli.main import app
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Result as Answer
-from infra.operate.support.bundle import INDEX, MARK, Redactor, write_bundle
-from infra.operate.support.collect import (
+from infra.operate.support_bundle import INDEX, MARK, Redactor, write_bundle
+from infra.operate.support_parts import (
     NotRunError,
     Once,
     Part,
@@ -172,7 +172,7 @@ def test_a_filesystem_without_second_names_gets_the_bundle_too(
     def refuse(*words: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("infra.operate.support.bundle.os.link", refuse)
+    monkeypatch.setattr("infra.operate.support_bundle.os.link", refuse)
     assert "a.txt" in read(written(tmp_path, part("a.txt", "text")))
 
 
@@ -254,7 +254,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path
     (state / "passphrase").write_text(f"{SECRET}\n")
     monkeypatch.setenv("SOPERATOR_STATE", str(state))
     monkeypatch.setattr(
-        "infra.cli.cluster.support.parts_here",
+        "infra.cli.cluster.cloud.parts_here",
         lambda *words, **options: [part("a.txt", f"see {SECRET}")],
     )
 

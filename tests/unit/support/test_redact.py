@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.operate.support.bundle import MARK, Redactor
-from infra.operate.support.collect import known
+from infra.operate.support_bundle import MARK, Redactor
+from infra.operate.support_parts import known
 from infra.state import State
 
 # Visible ASCII, as generated passwords, tokens and passphrases are.

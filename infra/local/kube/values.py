@@ -72,7 +72,7 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value not in (None, "", [], {})}
 
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parent / "charts"
 
 
 class ChartError(ValueError):

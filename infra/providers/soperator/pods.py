@@ -15,7 +15,7 @@ from infra.clients.errors import KubeError
 from infra.clients.kube import KubeClient, KubeconfigError, read_kubeconfig
 from infra.clients.kube_rules import Object
 from infra.providers.engine.provider import UNKNOWN, Diff, Failure, Provider, ProviderError, compare
-from infra.providers.soperator.pods.blocked import (
+from infra.providers.soperator.blocked_pods import (
     PATIENCE_S,
     Cause,
     blocked,

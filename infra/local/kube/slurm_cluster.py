@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from infra.local.kube.charts.values import (
+from infra.local.kube.values import (
     MADE_FOLDERS,
     MOUNT_TAG,
     ChartError,
@@ -33,7 +33,7 @@ _SCRIPT_MOUNTS = [
     },
 ]
 """Fixed in the real chart: login pods have the scripts of prolog and epilog too."""
-_SCRIPT_FILES: Final = Path(__file__).parent / "slurm_scripts"
+_SCRIPT_FILES: Final = Path(__file__).parent / "charts" / "slurm_scripts"
 
 
 _PRIORITIES = {

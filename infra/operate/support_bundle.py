@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from infra.operate.support.collect import Gathered, Part, gather
+from infra.operate.support_parts import Gathered, Part, gather
 
 MARK: Final = "[REDACTED]"
 _SHORTEST: Final = 6

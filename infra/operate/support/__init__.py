@@ -1,1 +1,0 @@
-"""What a support case is given, without secrets."""
