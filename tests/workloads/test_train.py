@@ -242,9 +242,11 @@ def test_a_job_id_that_comes_again_does_not_touch_the_earlier_run(places: Path, 
     run("prepare-data")
     assert run("train", "train.max_steps=2")[0] == 0
     before = (places / "chkpt" / "finetune" / "12" / "final" / "adapter_model.safetensors").stat()
-    code, record = run("train", "train.max_steps=2", "train.seed=5")
+    again = ("train.max_steps=2", "train.seed=5", "train.save_original=true")
+    code, record = run("train", *again)
     assert code == 0
     assert record["artifacts"]["adapter_dir"].endswith("finetune/12-2/final")
+    assert record["artifacts"]["original_dir"].endswith("finetune/12-2/original")
     after = (places / "chkpt" / "finetune" / "12" / "final" / "adapter_model.safetensors").stat()
     assert (before.st_mtime_ns, before.st_ino) == (after.st_mtime_ns, after.st_ino)
     assert (places / "chkpt" / "latest").read_text() == "finetune/12-2/final\n"

@@ -220,8 +220,6 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
         ),
     )
     timeout_s = config.checkpoint.timeout_s
-    events = _events(job) if here.is_main else None
-    closing = contextlib.closing(events) if events else contextlib.nullcontext()
     checkpoints = FolderCheckpoints(
         folder=run_folder(job.places, resume=config.resume),
         world=here,
@@ -230,12 +228,15 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
         stop=stop,
         model_config=_model_config(strategy.model),
     )
+    with Watchdog(timeout_s, fail=job.fail):
+        checkpoints.load(state)
     folder = checkpoints.folder
     if config.save_original:  # apart: to copy a model takes longer than a step may
         save = partial(save_original, folder.path, run.model_dir, strategy.model, task)
         job.record.artifacts["original_dir"] = str(here.apart().agree(save))
+    events = _events(job) if here.is_main else None
+    closing = contextlib.closing(events) if events else contextlib.nullcontext()
     with closing, Watchdog(timeout_s, fail=job.fail) as watchdog:
-        checkpoints.load(state)
         curve_path = job.results_dir / "loss_curve.jsonl"
         first_step = state.progress.step
         num_steps = num_train_steps(

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
 MOST_FILES = 407
-MOST_LINES = 96_203
+MOST_LINES = 96_204
 MOST_CHILDREN = 12
 
 
