@@ -14,12 +14,12 @@ from cost.diff import snapshot
 from cost.diff.table import change
 from cost.prices.book import price_age_problems
 from cost.prices.price import PriceBookError
-from cost.resources.hourly_rates import burn
+from cost.resources.estimate import burn
 from infra.clients.passphrase import public_problem
 from infra.components.stack import Stack, deployed_outputs
-from infra.jobs.history import load_records
 from infra.jobs.nodes import told
 from infra.jobs.recipes import load_fit_problems, search_problems
+from infra.jobs.records import load_records
 from infra.operate.preflight.ask import ask, doubts, in_short, refusal
 from infra.operate.prices import LivePriceError, price_book
 from infra.providers.nebius.discovery import DiscoveryError, discovered

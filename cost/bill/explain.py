@@ -25,7 +25,7 @@ from cost.choose.limits import Limit, limits
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.explanation import Explanation, Figure, added, line_expression, number
 from cost.resources.component import CostComponent, Input, Scope
-from cost.resources.hourly_rates import RunRates, run_rates
+from cost.resources.estimate import RunRates, run_rates
 from cost.runs.forecast import Disturbance, Forecast, UnknownRun, forecasts
 from cost.runs.runs import PreemptionCost, preemption_costs
 from stacks.errors import UserError

@@ -17,8 +17,7 @@ from cost.chat.unit_costs import Inputs, Part
 from cost.prices.book import PriceBook
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.layout import Table, money, number, usd_text
-from cost.resources.estimate import Estimate, estimate
-from cost.resources.hourly_rates import RunRates, num_gpus, run_rates
+from cost.resources.estimate import Estimate, RunRates, estimate, num_gpus, run_rates
 from stacks.schedule import end_of
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec

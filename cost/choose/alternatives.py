@@ -17,8 +17,7 @@ from cost.choose.candidates import Candidate, candidates
 from cost.choose.limits import Limit, limits
 from cost.prices.book import PriceBook, layered
 from cost.report.layout import Table, money, signed_usd, usd_text
-from cost.resources.estimate import Estimate, estimate
-from cost.resources.hourly_rates import run_rates
+from cost.resources.estimate import Estimate, estimate, run_rates
 from cost.run_record import Outcome
 from cost.runs.forecast import Forecast, UnknownRun, forecasts
 from stacks.catalog import PLATFORMS

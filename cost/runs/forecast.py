@@ -16,7 +16,7 @@ from datetime import date
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
-from cost.resources.hourly_rates import RunRates
+from cost.resources.estimate import RunRates
 from cost.run_record import Kind, Outcome, RunRecord
 from cost.runs.recipes import max_steps
 from stacks.schedule import slurm_seconds

@@ -14,7 +14,7 @@ from typing import Final
 from cost.chat.unit_costs import Inputs, Part
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.layout import Table, exact_money, money, number, small_usd_text
-from cost.resources.hourly_rates import RunRates, run_rates
+from cost.resources.estimate import RunRates, run_rates
 from cost.run_record import RunRecord
 from cost.runs.forecast import SECONDS_PER_HOUR, Forecast, UnknownRun, forecast
 from stacks.schedule import parse_cron, pipeline, pipeline_ends, slurm_seconds

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from cost.chat.unit_costs import Amount, Inputs, Part
 from cost.report.layout import UNKNOWN, Table, exact_money, number, small_usd_text
-from cost.resources.hourly_rates import RunRates, run_rates
+from cost.resources.estimate import RunRates, run_rates
 from cost.runs.forecast import Disturbance, Forecast, UnknownRun, disturbance, forecasts
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec

@@ -13,7 +13,7 @@ from decimal import Decimal
 
 from cost.chat.unit_costs import Inputs, Part
 from cost.report.layout import UNKNOWN, Table, exact_money, money, number, small_usd_text
-from cost.resources.hourly_rates import RunRates, run_rates
+from cost.resources.estimate import RunRates, run_rates
 from cost.run_record import RunRecord
 from cost.runs.forecast import SECONDS_PER_HOUR, Forecast, UnknownRun, forecast
 from stacks.schedule import PartitionShifts, Shift, partition_shifts, slurm_seconds

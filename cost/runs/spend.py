@@ -28,7 +28,7 @@ from cost.report.layout import (
     number,
     usd_text,
 )
-from cost.resources.hourly_rates import RunRates, num_gpus, num_vcpus
+from cost.resources.estimate import RunRates, num_gpus, num_vcpus
 from cost.runs.ledger import ActualEntry, Entry, ForecastEntry, Occupancy, OverrideEntry
 from stacks.spec.cost import BudgetSpec
 from stacks.spec.nodes import WorkerSpec

@@ -197,7 +197,7 @@ def spec(stack: str) -> StackSpec:
 def bill(stack: str) -> Bill:
     """The stack's bill with the runs that were pulled here; a stack with errors has none."""
     from cost.bill.bill import bill as make_bill
-    from infra.jobs.history import load_records
+    from infra.jobs.records import load_records
     from infra.operate.prices import price_book
 
     declared = spec(stack)

@@ -12,7 +12,7 @@ import typer
 from cost.report.layout import Format
 from infra.cli import context
 from infra.cli.context import OutputOption, StackOption, put
-from infra.jobs.history import load_whole_records
+from infra.jobs.records import load_whole_records
 from infra.render.stack_drawing import stack_svg
 from infra.reports.page.loop import close_loop, loop_text, plain_loop
 from infra.reports.page.page import render

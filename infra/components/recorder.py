@@ -17,8 +17,7 @@ from google.protobuf import json_format
 from pulumi.runtime import mocks
 
 from cost.prices.book import PriceBook
-from cost.resources.estimate import estimate
-from cost.resources.hourly_rates import burn
+from cost.resources.estimate import burn, estimate
 from infra.components.stack import Stack
 from stacks.spec import StackSpec
 

@@ -14,7 +14,7 @@ import pulumi
 import pulumi_command as command
 import pulumi_kubernetes as kubernetes
 
-from cost.resources.hourly_rates import Burn
+from cost.resources.estimate import Burn
 from infra.components.releases import make_releases
 from infra.providers.soperator.resources import KeyPair
 from infra.render import login, names

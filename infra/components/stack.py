@@ -10,7 +10,7 @@ from typing import Any, Final
 import pulumi
 import pulumi_kubernetes as kubernetes
 
-from cost.resources.hourly_rates import Burn
+from cost.resources.estimate import Burn
 from infra.components.base import UNLABELLED, labelled
 from infra.components.buckets import Backups, Buckets, RunConfigs
 from infra.components.kube_cluster import (

@@ -13,8 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from cost.report.layout import rounded, small_usd_text
-from cost.resources.estimate import estimate
-from cost.resources.hourly_rates import RunRates, run_rates
+from cost.resources.estimate import RunRates, estimate, run_rates
 from cost.run_record import RunRecord
 from cost.runs.forecast import Forecast, UnknownRun, forecast
 from cost.runs.ledger import (
@@ -43,7 +42,7 @@ from cost.runs.spend import (
 from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Accounted, Shell
-from infra.jobs.history import load_records
+from infra.jobs.records import load_records
 from infra.jobs.submit import Submission
 from infra.operate.prices import price_book
 from stacks.spec import StackSpec

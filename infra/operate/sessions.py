@@ -23,7 +23,7 @@ from typing import Final
 
 import paramiko
 
-from cost.resources.hourly_rates import RunRates, num_gpus, num_vcpus
+from cost.resources.estimate import RunRates, num_gpus, num_vcpus
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, refused

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from cost.prices.book import PriceBook
-from cost.resources.estimate import estimate
-from cost.resources.hourly_rates import burn
+from cost.resources.estimate import burn, estimate
 from infra.clients.errors import KubeError
 from infra.clients.kube import Access, KubeClient
 from infra.local import process

@@ -36,7 +36,7 @@ from cost.runs.spend import month_of, render_spend
 from infra.cli import context
 from infra.cli.context import IdentityOption, OutputOption, StackOption, moment, put, share
 from infra.cli.output import comparing, exit_code, note
-from infra.jobs.history import load_whole_records
+from infra.jobs.records import load_whole_records
 from infra.operate.prices import price_book
 from infra.state import DEFAULT_STACK
 from stacks.errors import Problem, UserError

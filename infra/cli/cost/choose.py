@@ -24,7 +24,7 @@ from cost.size.shape import load_shape
 from cost.size.training import Dtype, Method, Training
 from infra.cli import context, output
 from infra.cli.context import OutputOption, StackOption, put
-from infra.jobs.history import load_whole_records
+from infra.jobs.records import load_whole_records
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 from stacks.load import stack_names

@@ -27,8 +27,8 @@ from infra.jobs import follow, history, nodes
 from infra.jobs import follow as job_log
 from infra.jobs import top as sampler
 from infra.jobs.follow import in_words, outcome, rest_lines, waiting_for, why
-from infra.jobs.history import read_object
 from infra.jobs.nodes import usage
+from infra.jobs.records import read_object
 from infra.jobs.top import Screen
 from infra.jobs.transfer import LOG_NAME
 from infra.providers.soperator.blocked_pods import in_one_line

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from cost.prices.price import HOURS_PER_MONTH
-from cost.resources.hourly_rates import Burn
+from cost.resources.estimate import Burn
 from stacks.spec import StackSpec
 from stacks.spec.cluster import AlertsSpec
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cost.prices.price import HOURS_PER_MONTH
-from cost.resources.hourly_rates import Burn
+from cost.resources.estimate import Burn
 from infra.render.monitoring.alerts import (
     AROUND_USD,
     BUDGET_USD,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from cost.resources.hourly_rates import Burn
+from cost.resources.estimate import Burn
 from infra.render.monitoring.alerts import INTERVAL_S, alerts, records
 from infra.render.monitoring.dashboards import (
     NAME,

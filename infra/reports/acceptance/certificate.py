@@ -23,11 +23,11 @@ from markupsafe import Markup
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.charts import Axis, Mark, Scale, Series, line_chart
 from cost.report.layout import short
-from cost.resources.hourly_rates import RunRates
+from cost.resources.estimate import RunRates
 from infra.clients.ssh_key import fingerprint
 from infra.reports.acceptance.result import STAGES, AcceptError, Check, Result
 from infra.reports.page.answers import REHEARSAL
-from infra.reports.page.drawings import exact
+from infra.reports.page.quality import exact
 from stacks.files import read_bytes, read_text
 
 Points = Sequence[tuple[float, float]]

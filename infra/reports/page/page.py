@@ -14,10 +14,18 @@ from cost.report.layout import Format, lay_out
 from cost.run_record import RunRecord
 from infra import files
 from infra.render.stack_drawing import stack_svg
-from infra.reports.page import drawings, training
+from infra.reports.page import training
 from infra.reports.page.answers import REHEARSAL, is_rehearsal
 from infra.reports.page.loop import close_loop, loop_charts, loop_html
-from infra.reports.page.quality import bounds, evaluation_rows, samples, verdict
+from infra.reports.page.quality import (
+    bar_width,
+    bounds,
+    busy_curve,
+    evaluation_rows,
+    loss_curve,
+    samples,
+    verdict,
+)
 
 _FOLDER = Path(__file__).parent
 _KIND_NAMES = {
@@ -62,7 +70,7 @@ def render(report: training.Report) -> str:
         training_rows=training_rows(report),
         busy_chart=Markup(busy_chart(report)),  # noqa: S704 (numbers only)
         speed_rows=speed_rows(report),
-        loss_chart=Markup(drawings.loss_curve(report.losses, report.eval_losses)),  # noqa: S704 (numbers only)
+        loss_chart=Markup(loss_curve(report.losses, report.eval_losses)),  # noqa: S704 (numbers only)
         loop=Markup(loop_html(loop)),  # noqa: S704 (escaped in cost/report/layout.py)
         metrics=metrics,
         answers=loop.answers,
@@ -97,7 +105,7 @@ def training_rows(report: training.Report) -> tuple[training.Row, ...]:
 def busy_chart(report: training.Report) -> str:
     """Utilisation and memory of the last training's GPUs over its time; empty without samples."""
     moments = () if report.gpus is None else report.gpus.moments
-    return drawings.busy_curve(
+    return busy_curve(
         [(each.minute, each.utilization_percent, each.memory_percent) for each in moments]
     )
 
@@ -110,7 +118,7 @@ def speed_rows(report: training.Report) -> list[dict[str, Any]]:
         {
             "record": record,
             "speed": speed,
-            "width": drawings.bar_width(float(speed), largest),
+            "width": bar_width(float(speed), largest),
         }
         for record, speed in found
     ]

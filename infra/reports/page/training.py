@@ -22,7 +22,7 @@ from cost.chat.unit_costs import UnitCosts, unit_costs
 from cost.run_record import Lineage, RunRecord, lineage, load_run_records
 from infra.clients.errors import JobsError
 from infra.jobs import top
-from infra.jobs.history import losses, read_object, read_text
+from infra.jobs.records import losses, read_object, read_text
 from infra.operate.prices import price_book
 from stacks.spec import StackSpec
 

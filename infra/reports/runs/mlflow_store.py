@@ -23,7 +23,7 @@ from typing import Any, Final
 import yaml
 
 from infra.clients.errors import JobsError
-from infra.jobs.history import LOSS_CURVE, losses
+from infra.jobs.records import LOSS_CURVE, losses
 from infra.reports.runs.run import RECIPE, Run, plain
 
 _META: Final = "meta.yaml"

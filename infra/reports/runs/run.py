@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cost.report.layout import small_usd_text
-from cost.resources.hourly_rates import RunRates
+from cost.resources.estimate import RunRates
 from cost.run_record import RunRecord, load_run_records
 from cost.runs.forecast import SECONDS_PER_HOUR
 from cost.runs.ledger import ActualEntry, Entry, LineError, VersionError, decode
@@ -27,7 +27,7 @@ from cost.runs.spend import actuals
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Shell
 from infra.jobs import history
-from infra.jobs.history import losses, read_object
+from infra.jobs.records import losses, read_object
 from infra.jobs.submit import Submission
 from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec

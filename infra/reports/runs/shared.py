@@ -18,7 +18,7 @@ from infra import files
 from infra.clients.errors import JobsError
 from infra.clients.objects import Place, StorageError
 from infra.jobs import history
-from infra.jobs.history import LOSS_CURVE
+from infra.jobs.records import LOSS_CURVE
 from infra.reports.runs.run import ACTUAL, RECIPE, SHARED
 
 PREFIX: Final = "records"

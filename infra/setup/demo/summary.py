@@ -18,7 +18,7 @@ from cost.chat.speeds import ChatCost
 from cost.chat.table import lengths_text
 from cost.chat.unit_costs import UnitCosts, unit_costs
 from cost.run_record import Kind, LoadPoint, RunRecord
-from infra.jobs.history import read_object
+from infra.jobs.records import read_object
 from infra.reports.page import training
 from infra.reports.page.quality import bounds, evaluation_rows, samples
 from infra.setup.demo.serving import roles

@@ -9,8 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from cost.prices.book import layered
-from cost.resources.estimate import estimate
-from cost.resources.hourly_rates import RunRates, run_rates
+from cost.resources.estimate import RunRates, estimate, run_rates
 from cost.run_record import RunRecord
 from cost.runs.ledger import ActualEntry, ForecastEntry, Occupancy
 from cost.runs.spend import JobUse

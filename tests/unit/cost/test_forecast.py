@@ -11,7 +11,7 @@ import pytest
 from cost.bill.bill import bill
 from cost.chat.unit_costs import Inputs
 from cost.prices.book import layered
-from cost.resources.hourly_rates import RunRates
+from cost.resources.estimate import RunRates
 from cost.run_record import RunRecord
 from cost.runs.forecast import Forecast, UnknownRun, forecast, forecasts
 from cost.runs.pipelines import pipeline_cost

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cost.report.layout import WIDTH, Format
-from cost.resources.hourly_rates import RunRates
+from cost.resources.estimate import RunRates
 from cost.runs.ledger import Entry, Occupancy
 from cost.runs.spend import (
     JobUse,

@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import pytest
 
-from cost.resources.hourly_rates import Burn
+from cost.resources.estimate import Burn
 from stacks.load import load_stack
 from stacks.spec import LifetimeSpec, StackSpec
 from stacks.spec.cluster import Observability

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cost.resources.hourly_rates import Burn
+from cost.resources.estimate import Burn
 from infra.render.monitoring.alerts import INTERVAL_S, STACK_USD, usd_of_a_day
 from infra.render.monitoring.objects import rule_groups
 from stacks.spec import StackSpec

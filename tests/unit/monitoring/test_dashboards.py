@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cost.resources.hourly_rates import Burn
+from cost.resources.estimate import Burn
 from infra.render.monitoring.alerts import EXPORTED, SOURCES, read_metrics
 from infra.render.monitoring.dashboards import cost_dashboard
 from infra.render.monitoring.objects import config_map, custom_resources, dashboards, rule_groups

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from cost.bill.bill import bill
-from infra.jobs import history
+from infra.jobs import records
 from infra.operate.prices import price_book
 from infra.render.stack_drawing import stack_svg
-from infra.reports.page import drawings, page, training
+from infra.reports.page import page, quality, training
 from infra.reports.page.answers import answers
 from infra.reports.page.quality import evaluation_rows
 from infra.reports.page.training import Report, collect, figure, p_text, signed
@@ -210,13 +210,13 @@ def test_the_picture_of_the_page_is_that_of_cluster_draw(report: Report) -> None
 
 
 def test_the_moving_average_of_a_constant_is_the_constant() -> None:
-    smoothed = drawings.smooth([(step, 3.0) for step in range(9)])
+    smoothed = quality.smooth([(step, 3.0) for step in range(9)])
     assert [loss for _, loss in smoothed] == pytest.approx([3.0] * 9)
 
 
 def test_a_loss_that_is_not_a_number_leaves_no_gap_in_the_markup() -> None:
     nan = float("nan")
-    chart = drawings.loss_curve([(1, 2.0), (2, nan), (3, 1.0)], [(2, 1.5), (3, nan)])
+    chart = quality.loss_curve([(1, 2.0), (2, nan), (3, 1.0)], [(2, 1.5), (3, nan)])
     assert "nan" not in chart.lower()
 
 
@@ -227,10 +227,10 @@ def test_the_curve_has_held_out_rows_where_there_are_any(tmp_path: Path) -> None
         '{"step": 1, "eval_loss": 1.5}',
     ]
     (tmp_path / "loss_curve.jsonl").write_text("\n".join(lines))
-    losses, held_out = history.losses(tmp_path), history.losses(tmp_path, "eval_loss")
+    losses, held_out = records.losses(tmp_path), records.losses(tmp_path, "eval_loss")
     assert (losses, held_out) == (((1, 2.0), (2, 1.0)), ((2, 1.5),))
-    assert "held-out rows" in drawings.loss_curve(losses, held_out)
-    assert "held-out rows" not in drawings.loss_curve(losses)
+    assert "held-out rows" in quality.loss_curve(losses, held_out)
+    assert "held-out rows" not in quality.loss_curve(losses)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cost.resources.hourly_rates import RunRates
+from cost.resources.estimate import RunRates
 from infra.clients.errors import JobsError
 from infra.operate.sessions import Ask, ask, look, refuse_full
 from tests.unit.cost.run_stacks import l40s, rates_of
