@@ -93,8 +93,6 @@ MEMORY: Final = "/mnt/memory"
 _COMPLEMENT: Final = "images/common/scripts/complement_jail.sh"
 _SLURM: Final = "images/common/scripts/bind_slurm_common.sh"
 _VOLUMES: Final = "internal/render/common/volume.go"
-_WORKER: Final = "internal/render/worker/volume.go"
-_LOGIN: Final = "internal/render/login/volume.go"
 _IMEX: Final = "internal/render/common/nvidia_imex.go"
 _CHART: Final = "helm/slurm-cluster/templates/slurm-cluster-cr.yaml"
 _SLURM_PROGRAMS: Final = (
@@ -157,37 +155,6 @@ KEPT: Final = MappingProxyType(
     }
 )
 """Path in the jail that no mount may cover -> what Soperator or this program keeps there."""
-
-IN_POD: Final = MappingProxyType(
-    {
-        "/boot": _WORKER,
-        "/dev/shm": _WORKER,  # noqa: S108
-        "/etc/nvidia-imex": _IMEX,
-        "/etc/security/limits.conf": _VOLUMES,
-        "/etc/ssh/sshd_keys": _VOLUMES,
-        "/etc/sssd": _VOLUMES,
-        "/etc/supervisor/conf.d": _WORKER,
-        "/etc/sysctl.conf": _WORKER,
-        "/mnt/jail": _VOLUMES,
-        f"{JAIL_UPPER}/etc/nvidia-imex": _IMEX,
-        f"{JAIL_UPPER}{MEMORY}": _VOLUMES,
-        f"{JAIL_UPPER}/usr/bin/nvidia-imex-ctl": _IMEX,
-        "/mnt/ssh-configs": _LOGIN,
-        "/root/.ssh/authorized_keys": _VOLUMES,
-        "/run/munge": _VOLUMES,
-        "/run/nvidia": _WORKER,
-        "/tmp": _VOLUMES,  # noqa: S108
-        "/tmp/slurm/topology-node-labels": "internal/consts/volume.go",  # noqa: S108
-        "/usr/bin/nvidia-imex-ctl": _IMEX,
-        "/var/lib/sss/pipes": _VOLUMES,
-        "/var/spool/slurmd": _VOLUMES,
-    }
-)
-"""mountPath of the operator's own volumes in the containers of slurmd and sshd -> source.
-
-helm-slurm-cluster adds /opt/slurm_scripts to login pods, here and in the jail; that of workers is
-ours.
-"""
 
 VOLUMES: Final = frozenset(
     # internal/consts/volume.go, as internal/render/{worker,login}/volume.go call them.

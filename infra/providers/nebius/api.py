@@ -326,18 +326,6 @@ class UnfinishedError(Exception):
     """A wait ended before its operation, which goes on in the cloud; the next run waits on."""
 
 
-class CancelledError(UnfinishedError):
-    """The user interrupted."""
-
-
-class DeadlineError(UnfinishedError):
-    """The operation took longer than its kind may."""
-
-
-class AwayError(UnfinishedError):
-    """The API gave no answer for too long."""
-
-
 class Api:
     """The API that the environment names."""
 
@@ -436,11 +424,11 @@ class Api:
         poll_s, heard_at = _FIRST_POLL_S, time.monotonic()
         while not operation.HasField("status"):
             if self._cancelled.wait(poll_s):
-                raise CancelledError(
+                raise UnfinishedError(
                     f"interrupted, operation {operation.id} goes on; run the command again"
                 )
             if watch.is_over:
-                raise DeadlineError(_too_long(operation, watch))
+                raise UnfinishedError(_too_long(operation, watch))
             poll_s = min(poll_s * _POLL_GROWTH, _LAST_POLL_S)
             try:
                 operation = self.operation(service, operation.id)
@@ -450,7 +438,7 @@ class Api:
                 # What is made must not be lost, or made twice, because one question failed.
                 if not error.retriable or time.monotonic() - heard_at > _AWAY_S:
                     reason = explain(error, f"operation {operation.id}", target=self.target)
-                    raise AwayError(f"{reason}; it goes on: run the command again") from error
+                    raise UnfinishedError(f"{reason}; it goes on: run the command again") from error
                 watch.away(error.message)
         watch.finish(operation)
         return operation

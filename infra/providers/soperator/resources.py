@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pulumi
 
-from infra.providers.engine.resource import OwnResource
+from infra.providers.nebius.resource import OwnResource
 
 
 class KeyPair(OwnResource):

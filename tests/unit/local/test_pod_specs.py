@@ -6,8 +6,8 @@ from typing import Any
 
 from infra.local.reconcile import pod_specs
 from infra.local.reconcile.pod_specs import PodSet
-from stacks.machines import IN_POD
 from tests.unit.kube.samples import CLUSTER, NODESETS, one, rendered
+from tests.unit.local.operator_mounts import IN_POD
 
 
 def paths(made: PodSet) -> set[str]:

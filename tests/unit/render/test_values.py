@@ -18,11 +18,12 @@ from infra.render.values.nodesets import gres, nodesets_values
 from infra.render.values.slurm_cluster import slurm_cluster_values
 from infra.render.values.storage import storage_values
 from stacks.load import load_stack
-from stacks.machines import IN_JAIL, IN_POD
+from stacks.machines import IN_JAIL
 from stacks.spec import StackSpec
 from stacks.spec.slurm import SshServiceType
 from stacks.spec.storage import MemoryMountSpec, SubmountSpec
 from tests import SHIPPED
+from tests.unit.local.operator_mounts import IN_POD
 from tests.unit.render.conftest import as_json
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
