@@ -22,6 +22,7 @@ from tests.workloads.test_train_parts import scalars_of
 from workloads.common.exit_codes import ExitCode
 from workloads.train import finish, measure
 from workloads.train.loop import Validated
+from workloads.train.model import AssistantLoss
 
 
 def curve(places: Path, job_id: str = "12", kind: str = "loss") -> dict[int, float]:
@@ -312,3 +313,20 @@ def test_a_gate_judges_held_out_rows_where_there_are_any(tmp_path: Path) -> None
 
     assert outcome(last_loss=0.5) == "PASS"
     assert outcome(last_loss=0.5, eval_loss=1.5) == "FAIL"
+
+
+def test_held_out_rows_without_a_finite_loss_are_named_and_not_a_step(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason spoke of the loss and the gradient norm of a train step."""
+    forward = AssistantLoss.forward
+
+    def infinite_when_held_out(self: Any, *args: Any) -> Any:
+        loss = forward(self, *args)
+        return loss if self.training else loss / 0
+
+    run("prepare-data")
+    monkeypatch.setattr(AssistantLoss, "forward", infinite_when_held_out)
+    code, record = run("train", "train.max_steps=2", "train.eval.every=2")
+    assert code == ExitCode.NON_FINITE
+    assert record["reason"].startswith("held-out rows after step 2: loss inf; lower")

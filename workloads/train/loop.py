@@ -366,9 +366,9 @@ class Trainer:
         finally:
             self.strategy.train()
         loss_sum, num_labels = world.sum([total.item(), num_labels])
-        step = self.state.progress.step - 1
-        self._check_finite(step, loss_sum, 0.0)
-        return measure.EvalResult(step=step, eval_loss=loss_sum / num_labels)
+        step = self.state.progress.step
+        self._check_finite(f"held-out rows after step {step}", loss_sum, 0.0)
+        return measure.EvalResult(step=step - 1, eval_loss=loss_sum / num_labels)
 
     def _ask(self, worker: ThreadPoolExecutor, position: int) -> Future[list[Any]]:
         return worker.submit(self._batches, position)
@@ -412,7 +412,7 @@ class Trainer:
         loss, grad_norm = torch.stack((total, norm.to(total))).tolist()
         (loss_sum,) = world.sum([loss])
         step = state.progress.step
-        self._check_finite(step, loss_sum, grad_norm)
+        self._check_finite(f"step {step + 1}, gradient norm {grad_norm}", loss_sum, grad_norm)
         rate = config.learning_rate * learning_rate_factor(
             step, config=config, num_steps=self.num_steps
         )
@@ -437,14 +437,14 @@ class Trainer:
         )
         return result, num_stops > 0
 
-    def _check_finite(self, step: int, loss_sum: float, grad_norm: float) -> None:
+    def _check_finite(self, where: str, loss_sum: float, grad_norm: float) -> None:
         scaler = self.precision.scaler
         bearable = scaler is not None and scaler.get_scale() > MIN_LOSS_SCALE
         if math.isfinite(loss_sum) and (math.isfinite(grad_norm) or bearable):
             return
         raise NonFiniteLossError(
-            f"step {step + 1}: loss {loss_sum}, gradient norm {grad_norm}; lower "
-            f"train.learning_rate ({self.config.learning_rate}) or raise train.warmup_steps"
+            f"{where}: loss {loss_sum}; lower train.learning_rate ({self.config.learning_rate}) "
+            "or raise train.warmup_steps"
         )
 
     def _report(self, result: measure.StepResult) -> None:
