@@ -22,7 +22,7 @@ from infra.jobs.recipes import load_fit_problems, search_problems
 from infra.jobs.records import load_records
 from infra.operate.preflight.ask import ask, doubts, in_short, refusal
 from infra.operate.prices import LivePriceError, price_book
-from infra.providers.nebius.discovery import DiscoveryError, discovered
+from infra.providers.nebius.adoption import DiscoveryError, discovered
 from infra.providers.nebius.sdk import loopback_target
 from infra.render.delivery import recipe_problems
 from infra.state import State

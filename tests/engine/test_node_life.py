@@ -30,7 +30,7 @@ from infra.components.kube_cluster import KubeCluster
 from infra.components.kube_cluster import Network
 from infra.components.kube_cluster import NodeGroups
 from infra.components.kube_cluster import NvidiaOperators
-from infra.providers.nebius.discovery import discovered
+from infra.providers.nebius.adoption import discovered
 from stacks.check import Level, check
 from stacks.load import STACKS_DIR, load_config
 from stacks.files import parse_yaml

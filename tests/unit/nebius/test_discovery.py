@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.providers.nebius.discovery import DiscoveryError, discovered
+from infra.providers.nebius.adoption import DiscoveryError, discovered
 from stacks.load import load_stack
 
 SUBNET = "nebius:vpc/v1:Subnet"

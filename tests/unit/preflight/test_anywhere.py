@@ -8,7 +8,7 @@ import pytest
 
 from infra.operate.preflight.ask import ask, refusal
 from infra.operate.preflight.check import Outcome
-from infra.providers.nebius.discovery import discovered
+from infra.providers.nebius.adoption import discovered
 from stacks.catalog import PLATFORMS
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, Reservation, ReservationSpec
