@@ -537,6 +537,9 @@ def test_a_state_that_host_memory_has_no_room_for_is_saved_without_a_copy(
     monkeypatch.setattr(checkpoint, "dcp_async_save", in_background)
     saved(tmp_path, 1)
     assert names(tmp_path) == ["checkpoint-1"]
+    monkeypatch.setattr(checkpoint_state, "_available_bytes", lambda: 2**40)
+    saved(tmp_path / "blocking", 1, background=False)
+    assert names(tmp_path / "blocking") == ["checkpoint-1"]
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -622,6 +625,20 @@ def test_no_row_is_seen_twice_or_left_out_while_the_world_size_changes(
     rows = stream.rows(0, whole)
     assert sorted(rows) == sorted(list(range(num_rows)) * (position // num_rows))
     assert sorted(seen) == sorted(stream.rows(0, position))
+
+
+@pytest.mark.feature("S003-11")
+def test_every_file_is_hashed_by_one_of_the_ranks(tmp_path: Path) -> None:
+    """Each rank hashes its share: damage in any file is seen by one of them."""
+    saved(tmp_path, 1)
+    folder = tmp_path / "proof" / "run" / "checkpoint-1"
+    found = Candidate(path=folder, kind=SHARDED, step=1)
+    for name in found.read_marker().files:
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+        problems = [found.problem(share=rank, of=3) for rank in range(3)]
+        assert [each for each in problems if each] == [f"{name} is damaged"]
+        (folder / name).write_bytes(whole)
 
 
 @pytest.mark.feature("S003-22")

@@ -95,7 +95,10 @@ def test_bf16_8_bit_and_4_bit_of_one_model_are_compared(trained: Any) -> None:
     assert (whole["outcome"], half["outcome"]) == ("PASS", "PASS")
     assert half["weight_bytes"] < whole["weight_bytes"]
     assert half["against_bf16"]["weight_bytes_percent"] < 0
-    assert set(half["against_bf16"]["significance"]) >= {"perplexity", "rougeL"}
+    against = half["against_bf16"]["significance"]
+    assert set(against) >= {"perplexity", "rougeL"}
+    cost = half["perplexity"] - whole["perplexity"]
+    assert against["perplexity"]["difference"] == pytest.approx(cost)
     assert half["perplexity"] == pytest.approx(whole["perplexity"], rel=0.5)
     assert half["perplexity"] != whole["perplexity"], "rows of its own, not those of 16 bits"
     assert half["output_tokens_per_s"] > 0

@@ -151,7 +151,7 @@ def test_a_seed_of_the_recipe_is_an_order_of_rows(
     assert firsts[0] == firsts[1] != firsts[2]
 
 
-@pytest.mark.feature("S003-05", "S003-25")
+@pytest.mark.feature("S003-05", "S003-22", "S003-25")
 def test_a_run_of_three_ranks_resumes_to_the_bit(places: Path, run: Any, recipe_file: Path) -> None:
     """DDP reorders its gradients after a first backward; sums of three are then rounded anew."""
     run("prepare-data")
@@ -160,6 +160,9 @@ def test_a_run_of_three_ranks_resumes_to_the_bit(places: Path, run: Any, recipe_
     first = launch(places, recipe_file, "12", *options, num_ranks=3)
     assert first.returncode == 0, first.stderr
     middle = places / "chkpt" / "finetune" / "12" / "checkpoint-3"
+    slices = {f"__{rank}_0.distcp" for rank in range(3)}
+    files = {path.name for path in middle.iterdir()} - {"_SUCCESS"}
+    assert slices < files == set(json.loads((middle / "_SUCCESS").read_text())["files"])
     resume = f"train.resume={middle}"
     second = launch(places, recipe_file, "13", *options, resume, num_ranks=3)
     assert second.returncode == 0, second.stderr

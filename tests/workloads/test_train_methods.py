@@ -168,6 +168,19 @@ def test_a_run_learns(places: Path, run: Any, options: tuple[str, ...]) -> None:
     assert metrics["num_trained_parameters"] <= metrics["num_parameters"]
 
 
+@pytest.mark.feature("S000-04")
+def test_a_step_has_the_gradient_of_its_own_rows_alone(places: Path, run: Any) -> None:
+    """Steps of the same rows and, but for a trillionth, the same weights: one gradient."""
+    run("prepare-data")
+    still = ("train.method=full", "train.learning_rate=1e-12", "train.schedule=constant")
+    rows = run("train", *still, "train.max_steps=1")[1]["metrics"]["num_rows"]
+    whole = ("train.micro_batch_size=1", f"train.gradient_accumulation={rows}")
+    assert run("train", *still, *whole, "train.max_steps=3", "train.resume=never")[0] == 0
+    lines = (places / "results" / "12" / "loss_curve.jsonl").read_text().splitlines()
+    first, *others = (json.loads(line)["grad_norm"] for line in lines)
+    assert others == pytest.approx([first, first], rel=1e-3)
+
+
 def test_dora_trains_a_magnitude_beside_each_adapter(places: Path, run: Any) -> None:
     run("prepare-data")
     assert run("train", "train.lora.dora=true")[0] == 0

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from workloads.job import run_job
 from workloads.train import measure, strategy
 from workloads.train.checkpoint import FolderCheckpoints
 from workloads.train.finish import headline
-from workloads.train.loop import Trainer
+from workloads.train.loop import Stream, Trainer
 
 
 def _that_finds_the_original(train: Callable[[Trainer], Any]) -> Callable[[Trainer], Any]:
@@ -208,6 +209,33 @@ def test_a_record_names_the_stored_config_that_the_run_had(
     assert record["artifacts"]["stored_recipe"] == f"s3://configs/runs/tiny/{digest}.json"
     record = run("train", "train.max_steps=2")[1]
     assert "stored_recipe" not in record["artifacts"], "it holds another number of steps"
+
+
+@pytest.mark.feature("S002-82")
+def test_the_rows_of_the_next_step_are_put_together_while_one_computes(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that began with reading its rows would leave the GPU idle meanwhile."""
+    deal, compute = Stream.micro_batches, Trainer._step
+    dealt: list[int] = []
+    is_ahead: list[bool] = []
+
+    def micro_batches(stream: Stream, position: int, **sizes: int) -> list[list[Any]]:
+        dealt.append(position)
+        return deal(stream, position, **sizes)
+
+    def step(trainer: Trainer, batches: list[Any]) -> Any:
+        position, until_s = trainer.state.progress.position, time.monotonic() + 10
+        while max(dealt) <= position and time.monotonic() < until_s:
+            time.sleep(0.01)  # another thread reads
+        is_ahead.append(max(dealt) > position)
+        return compute(trainer, batches)
+
+    run("prepare-data")
+    monkeypatch.setattr(Stream, "micro_batches", micro_batches)
+    monkeypatch.setattr(Trainer, "_step", step)
+    assert run("train", "train.max_steps=2")[0] == 0
+    assert is_ahead == [True, True]
 
 
 @pytest.mark.feature("S001-40")

@@ -236,7 +236,7 @@ def test_logits_exist_at_labels_alone_also_where_rows_learn_elsewhere(model: Any
     assert num_logits < (batch.labels_BT != IGNORED).any(0).sum() * len(batch.labels_BT)
 
 
-@pytest.mark.feature("S003-40", "S004-17")
+@pytest.mark.feature("S003-02", "S003-40", "S004-17")
 @pytest.mark.parametrize(("dtype", "computed"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
 def test_shards_are_gathered_in_the_declared_type_and_gradients_summed_in_fp32(
     model: Any, monkeypatch: pytest.MonkeyPatch, dtype: Any, computed: torch.dtype

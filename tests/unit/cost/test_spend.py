@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -246,6 +247,10 @@ def test_the_json_adds_up_and_names_users_and_partitions(rates: RunRates):
     assert [each["name"] for each in found["partitions"]] == ["main", "long"]
     assert found["budget"]["left_usd"] == "63.449600"
     assert found["jobs"][0]["variance"] == "0.218347"
+    table = render_spend(report(rates, *ENTRIES), Format.TABLE)
+    of_users, of_partitions = table.split("\nUsers")[1].split("\nPartitions")
+    assert re.findall("anna|bob|main|long", of_users) == ["anna", "bob"]
+    assert re.findall("anna|bob|main|long", of_partitions)[:2] == ["main", "long"]
 
 
 @pytest.mark.feature("S002-72")

@@ -77,6 +77,9 @@ def test_main_is_tagged_with_its_commit_and_latest_and_a_release_with_its_versio
     git(checkout, "checkout", "--quiet", "--detach")
     tags = build(checkout, "tags", "--registry", "ghcr.io/org").stdout.split()
     assert [tag.partition(":")[2] for tag in tags] == [sha(checkout), "v1.2.0"]
+    git(checkout, "commit", "--quiet", "--allow-empty", "--message=second")
+    tags = build(checkout, "tags").stdout.split()
+    assert tags == [f"soperator-jobs:{sha(checkout)}"], "a version is one commit's"
 
 
 def test_a_pull_request_gets_no_tag_but_its_commits(

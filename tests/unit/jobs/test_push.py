@@ -96,6 +96,7 @@ def test_a_lost_connection_is_continued_where_it_stopped(
     assert shell.pieces == 7 + 1
 
 
+@pytest.mark.feature("S002-31")
 def test_a_file_of_the_same_size_with_other_content_is_sent_again(
     source: Path, tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def test_what_a_killed_delivery_left_is_made_anew(tmp_path: Path) -> None:
     assert not part.exists()
 
 
+@pytest.mark.feature("S003-74")
 def test_a_release_that_is_not_whole_is_not_trusted(tmp_path: Path) -> None:
     """A killed `pulumi up` leaves a half copied folder under the final name."""
     torn = tmp_path / "releases" / hash_files(FILES) / "workloads"

@@ -114,6 +114,7 @@ def test_a_changed_key_replaces_the_old_one(spec: StackSpec, node: Node) -> None
     assert node.keys("ann") == ["internal", *OURS]
 
 
+@pytest.mark.feature("S004-31")
 def test_a_user_that_is_no_longer_declared_loses_entry_and_keeps_its_files(
     spec: StackSpec, node: Node
 ) -> None:

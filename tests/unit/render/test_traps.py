@@ -84,7 +84,7 @@ def test_trap_4_a_hidden_partition_has_every_node(stack: str) -> None:
     assert "Hidden=YES" in hidden["config"]
 
 
-@pytest.mark.feature("S000-123", "S002-03", "S002-63", "S003-13")
+@pytest.mark.feature("S000-123", "S002-03", "S002-63", "S003-13", "S004-27")
 def test_trap_5_the_node_line_has_cpus_and_gpus(stack: str) -> None:
     spec = load_stack(stack)
     for worker, each in zip(spec.nodes.workers, nodesets(spec), strict=True):
