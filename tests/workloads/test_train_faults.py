@@ -98,6 +98,38 @@ def test_a_rank_that_stands_ends_the_others_within_the_declared_time(places: Pat
     assert "raise train.checkpoint.timeout_s" in line
 
 
+RANK = """
+import os, sys
+print("start", os.environ["SOPERATOR_STARTS"], flush=True)
+sys.exit(int(sys.argv[1]) if os.environ["SOPERATOR_STARTS"] == "1" else 0)
+"""
+
+
+@pytest.mark.feature("S003-53")
+@pytest.mark.parametrize(
+    ("failure", "code", "starts"),
+    [
+        (ExitCode.DISTRIBUTED, ExitCode.OK, ["start 1", "start 2"]),
+        (ExitCode.BAD_CONFIG, ExitCode.BAD_CONFIG, ["start 1"]),
+    ],
+)
+def test_ranks_start_again_after_what_may_not_come_again(
+    tmp_path: Path, failure: ExitCode, code: ExitCode, starts: list[str]
+) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    command = [
+        *(sys.executable, "-m", "workloads.common.launch", "--nnodes=1", "--nproc-per-node=1"),
+        *("--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
+        *(str(tmp_path / "rank.py"), str(int(failure))),
+    ]
+    environment = {**os.environ, "SOPERATOR_PLACE_RESULTS": str(tmp_path), "SLURM_JOB_ID": "13"}
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("start ")] == starts
+
+
 def test_a_copy_of_the_original_and_an_export_may_take_longer_than_a_step(places: Path) -> None:
     """The ranks that wait ended as hung, were restarted, and copied or exported again."""
     with two_ranks(places, "slow export") as process:

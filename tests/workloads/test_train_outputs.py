@@ -246,6 +246,7 @@ def test_a_run_that_misses_its_gate_fails_and_keeps_its_model(places: Path, run:
     assert "wanted below 0.001; the model is saved" in record["reason"]
     assert (places / "chkpt" / "finetune" / "12" / "final" / "adapter_model.safetensors").is_file()
     assert "gate: FAIL" in (places / "results" / "12" / "train_12_summary.txt").read_text()
+    assert not (places / "chkpt" / "latest").exists(), "nobody evaluates or serves it"
 
 
 @pytest.mark.feature("S001-40")
