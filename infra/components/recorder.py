@@ -7,7 +7,7 @@ infra/operate/conformance. What a provider would answer (ids, keys, addresses) i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ PROJECT = "soperator-stack"
 OUTPUTS = "test:index:Outputs"
 """A resource whose inputs are the outputs of the stack."""
 _ROOT = "pulumi:pulumi:Stack"
-_SIGNATURE = "4dabf18193072939515e22adb298388d"
-_SECRET = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105  # marks one on the wire
+SIGNATURE = "4dabf18193072939515e22adb298388d"
+SECRET = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105  # marks one on the wire
 _CLUSTER_STATUS = {
     "control_plane": {
         "endpoints": {
@@ -45,7 +45,7 @@ _STATUS: dict[str, Mapping[str, Any]] = {
     "nebius:registry/v1:Registry": {"registry_fqdn": "cr.test/e00"},
     "nebius:iam/v2:AccessKey": {
         "aws_access_key_id": "KEY-ID",
-        "secret": {_SIGNATURE: _SECRET, "value": "HIDDEN access key"},
+        "secret": {SIGNATURE: SECRET, "value": "HIDDEN access key"},
     },
 }
 
@@ -137,11 +137,11 @@ class _Answers(mocks.Mocks):
             state["status"] = _STATUS.get(args.typ, {})
         if args.typ == "soperator:ssh:KeyPair":
             state["public_key"] = f"ssh-ed25519 PUBLIC {args.name}"
-            state["private_key"] = {_SIGNATURE: _SECRET, "value": f"PRIVATE {args.name}"}
+            state["private_key"] = {SIGNATURE: SECRET, "value": f"PRIVATE {args.name}"}
         if args.typ == "soperator:random:Password":
             state["fingerprint"] = f"fingerprint-{args.name}"
-            state["password"] = {_SIGNATURE: _SECRET, "value": f"HIDDEN {args.name}"}
-            state["earlier"] = {_SIGNATURE: _SECRET, "value": {"old": "HIDDEN earlier"}}
+            state["password"] = {SIGNATURE: SECRET, "value": f"HIDDEN {args.name}"}
+            state["earlier"] = {SIGNATURE: SECRET, "value": {"old": "HIDDEN earlier"}}
         if args.typ == "soperator:time:Expiry":
             state["at"] = "2027-11-21T00:00:00Z"
         if args.typ == "command:remote:Command":
@@ -186,20 +186,7 @@ def declare(
 def plain(value: Any) -> Any:
     """The value without the wraps of its secrets."""
     if isinstance(value, dict):
-        if value.get(_SIGNATURE) == _SECRET:
+        if value.get(SIGNATURE) == SECRET:
             return plain(value["value"])
         return {name: plain(each) for name, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, list) else value
-
-
-def open_texts(value: Any) -> Iterator[str]:
-    """Every text in a sent value that is not inside a secret."""
-    if isinstance(value, dict):
-        if value.get(_SIGNATURE) != _SECRET:
-            for each in value.values():
-                yield from open_texts(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from open_texts(each)
-    elif isinstance(value, str):
-        yield value

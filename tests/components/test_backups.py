@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from infra.components.recorder import Recorder, open_texts
+from infra.components.recorder import Recorder
 from stacks.spec import StackSpec
 from stacks.spec.storage import BackupSpec
 from tests.components.conftest import Deploy
+from tests.components.texts import open_texts
 
 STACK = "h100-prod"
 IAM = ("ServiceAccount", "Group", "GroupMembership", "AccessPermit")

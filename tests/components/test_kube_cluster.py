@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.components.recorder import open_texts, plain
+from infra.components.recorder import plain
 from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.schema import Schema
 from infra.render.kube_cluster import kube_cluster_spec
@@ -17,6 +17,7 @@ from infra.state import Cache
 from stacks.spec import StackSpec
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.texts import open_texts
 
 CLUSTER = "nebius:mk8s/v1:Cluster"
 Load = Callable[[str], StackSpec]

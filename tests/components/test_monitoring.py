@@ -10,12 +10,13 @@ from pathlib import Path
 import pulumi
 import pytest
 
-from infra.components.recorder import Recorder, declare, open_texts
+from infra.components.recorder import Recorder, declare
 from stacks.spec import StackSpec
 from stacks.spec.cluster import Observability
 from tests import SHIPPED
 from tests.components.conftest import Deploy
 from tests.components.test_releases import releases
+from tests.components.texts import open_texts
 
 WEBHOOK = "https://hooks.slack.com/services/T0/B0/SECRET"
 GROUP = "kubernetes:operator.victoriametrics.com/v1beta1"

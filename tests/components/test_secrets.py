@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from infra.components.recorder import open_texts, plain
+from infra.components.recorder import plain
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.texts import open_texts
 
 pytestmark = pytest.mark.parametrize("stack", SHIPPED)
 # What the recorder answers, and what the program makes of it.

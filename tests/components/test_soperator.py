@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.components.recorder import Recorder, declare, open_texts
+from infra.components.recorder import Recorder, declare
 from infra.render.values.storage import nfs_server_values
 from stacks.spec import StackSpec
 from stacks.spec.cluster import ChecksProfile, JailFileSpec, NfsHomeSpec, Observability
@@ -17,6 +17,7 @@ from stacks.spec.nodes import ImageDiskSpec
 from tests import SHIPPED
 from tests.components.conftest import Deploy
 from tests.components.test_releases import releases
+from tests.components.texts import open_texts
 
 OBSERVABILITY = {
     "victoria-metrics-operator-crds",

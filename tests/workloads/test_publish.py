@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from infra.render.monitoring.alerts import EXPORTED
 from tests.ports import free_ports
+from tests.unit.monitoring.exported import EXPORTED
 from workloads.common import publish
 from workloads.common.exit_codes import WorkloadError
 from workloads.common.publish import Publisher

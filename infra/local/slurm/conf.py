@@ -86,7 +86,6 @@ ACCOUNTING = "accounting"
 LOGIN = "login-0"
 MUNGE_SOCKET = f"{STATE_PATH}/munge/socket"
 SLURM_CONF = f"{STATE_PATH}/slurm.conf"
-SLURMDBD_CONF = f"{STATE_PATH}/slurmdbd.conf"
 SSHD_CONFIG = f"{STATE_PATH}/sshd_config"
 CONTROLLER_SPOOL = "/run/slurmctld"
 

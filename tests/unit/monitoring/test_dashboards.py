@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from cost.resources.estimate import Burn
-from infra.render.monitoring.alerts import EXPORTED, SOURCES, read_metrics
 from infra.render.monitoring.dashboards import cost_dashboard
 from infra.render.monitoring.objects import config_map, custom_resources, dashboards, rule_groups
 from infra.render.sbatch import metrics_environment
@@ -23,6 +22,7 @@ from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cluster import AlertsSpec
 from tests.unit.monitoring.conftest import BURN
+from tests.unit.monitoring.exported import EXPORTED, SOURCES, read_metrics
 
 CHECKOUT = Path(__file__).parents[3]
 NAMED = re.compile(r'__name__=~"([^"]+)"')
