@@ -10,8 +10,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from functools import cached_property
+from typing import Final
 
+from cost.bill.bill import Bill
+from cost.bill.table import render
+from cost.choose.limits import limits
 from cost.diff.diff import AmountChange, Cause, Difference, LineChange, diff
 from cost.diff.rollout import Rollout, rollout
 from cost.diff.snapshot import SnapshotError, parse, take
@@ -30,14 +34,6 @@ from cost.report.layout import (
 )
 from stacks.changes import LostStorage, lost_storage, refused
 from stacks.errors import Level, Problem
-
-if TYPE_CHECKING:
-    from cost.bill.bill import Bill
-from functools import cached_property
-
-from cost.bill.bill import Bill
-from cost.bill.table import render
-from cost.choose.limits import limits
 
 NO_CHANGE: Final = "No change in cost."
 _UNPRICED: Final = "UNPRICED"

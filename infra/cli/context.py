@@ -6,22 +6,26 @@ Owns which key opens a login node and which code the checkout holds. One SSH con
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
+import sys
 from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra import files
 from infra.cli.output import note
 from infra.state import CHECKOUT, State
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
     from cost.bill.bill import Bill
     from infra.clients.errors import StackPausedError
@@ -32,12 +36,6 @@ if TYPE_CHECKING:
     from infra.jobs.server import ServerAddress
     from infra.operate.sessions import Endpoint
     from stacks.spec import StackSpec
-import errno
-import sys
-from datetime import UTC, datetime
-from decimal import Decimal
-
-from infra import files
 
 StackOption = Annotated[str, typer.Option("--stack", "-s", help="Stack to use.")]
 IdentityOption = Annotated[

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.common.dist import World
 from workloads.common.exit_codes import DataError
-from workloads.common.models import load_model
+from workloads.common.models import load_model, torch_dtype
 from workloads.data.manifest import read_object, sha256
 from workloads.job import Job
 from workloads.recipes.evaluate import EvaluateConfig, Precision
@@ -166,8 +166,6 @@ class Subject:
 
     def load(self, config: EvaluateConfig, here: World) -> Any:
         """Return the model with its weights as the recipe's dtype, adapters merged."""
-        from workloads.common.models import load_model, torch_dtype
-
         dtype = torch_dtype(config.dtype)
         if self.tuned_dir is None:
             return load_model(self.model_dir, dtype=dtype, device=here.device)
@@ -190,14 +188,11 @@ def load_precision(
 
     if precision == "bf16":
         bf16 = torch.bfloat16
-        from workloads.common.models import load_model
 
         if subject.tuned_dir is None:
             return load_model(subject.model_dir, dtype=bf16, device=here.device)
         return load_tuned(subject.model_dir, subject.tuned_dir, dtype=bf16, device=here.device)
     from transformers import BitsAndBytesConfig
-
-    from workloads.common.models import load_model
 
     options: dict[str, Any] = (
         {"load_in_8bit": True}

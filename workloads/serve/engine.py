@@ -427,7 +427,5 @@ class TransformersEngine:
 
 def _free_memory() -> None:
     with contextlib.suppress(ImportError):
-        import torch
-
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

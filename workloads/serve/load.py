@@ -72,7 +72,6 @@ def _settings(found: Candidate, places: Places) -> TrainConfig:
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
     """Return every trained weight whole, in host memory, by its name in the model."""
-    import torch
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
@@ -100,7 +99,6 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 def _write_adapter(
     target: Path, weights: dict[str, torch.Tensor], *, model_dir: Path, config: TrainConfig
 ) -> None:
-    import torch
 
     from workloads.train.model import build_empty_model
 
@@ -114,8 +112,6 @@ def _write_model(
     target: Path, weights: dict[str, torch.Tensor], *, found: Candidate, config: TrainConfig
 ) -> None:
     from safetensors.torch import save_file
-
-    from workloads.common.models import torch_dtype
 
     dtype = torch_dtype(config.dtype)
     whole = {name: weight.to(dtype).contiguous() for name, weight in weights.items()}

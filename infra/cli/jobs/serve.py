@@ -68,7 +68,7 @@ def serve(
     identity: IdentityOption = None,
 ) -> None:
     """Serve a model as a job; with --open talk to it in the browser."""
-    from infra.jobs import server, submit
+    from infra.jobs import submit
 
     if share and not open_:
         raise UserError("--share: only with --open, which opens the page")

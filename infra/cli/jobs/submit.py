@@ -195,7 +195,7 @@ def run_pipeline(
     identity: Path | None,
 ) -> None:
     """Submits the pipeline that ends with `last`, or shows every sbatch of it."""
-    from infra.jobs import ledger, submit, submit_once
+    from infra.jobs import submit, submit_once
 
     jobs = jobs_of(spec, last.name)
     for job in jobs:
@@ -295,7 +295,7 @@ def run_search(
     identity: Path | None,
 ) -> None:
     """Submits the trials that are left, or shows the sbatch and what all of them cost."""
-    from infra.jobs import ledger, recipes, search, submit, submit_once
+    from infra.jobs import recipes, search, submit, submit_once
 
     submit.job_args(sets)
     job = next(each for each in spec.jobs if each.name == wanted.job)

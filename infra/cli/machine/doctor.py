@@ -226,7 +226,6 @@ def pods(stack: str) -> list[Finding]:
     """What keeps pods of the deployed cluster from starting; nothing where none is deployed."""
     from infra.providers.soperator.blocked_pods import blocked, slurm_pods
     from infra.render.nodes import node_labels
-    from stacks.errors import UserError
 
     spec = context.spec(stack)
     namespace = spec.cluster.namespace
