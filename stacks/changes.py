@@ -81,7 +81,7 @@ def _collect(key: str, value: object, found: dict[str, str], own_name: str | Non
         items = cast("tuple[object, ...]", value)
         if items and _names(type(items[0])):
             for place, item in enumerate(items):
-                name = _name_key(type(item))
+                name = name_key(type(item))
                 called = place if name is None else getattr(item, name)
                 _collect(f"{key}[{called}]", item, found, name)
         elif items:
@@ -104,7 +104,8 @@ def _names(cls: type) -> tuple[str, ...]:
 
 
 @cache
-def _name_key(cls: type) -> str | None:
+def name_key(cls: type) -> str | None:
+    """The field that an entry of a list is called by; None where it goes by its place."""
     names = _names(cls)
     return next((name for name in _NAMES if name in names), None)
 

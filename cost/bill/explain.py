@@ -1,7 +1,8 @@
 """Where a figure of the bill comes from: explain(bill, item) -> formula, inputs and arithmetic.
 
-An item is a line (by its declaration or its printed name), a total, a chat, a run or a rule of the
-policy. The arithmetic is an expression of plain numbers that gives the figure, digit for digit.
+An item is a line (by its declaration or its printed name), a total, a chat, a comparison with an
+API, a run or a rule of the policy. The bill is computed once more with traced numbers, so that each
+figure brings its own expression (cost/traced.py).
 """
 
 from __future__ import annotations
@@ -10,24 +11,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from difflib import get_close_matches
+from itertools import groupby
 
 from cost.bill.bill import Bill
-from cost.bill.explain_chat import (
-    break_even_items,
-    chat_expression,
-    chat_items,
-    cluster_expression,
-    room_expression,
-)
-from cost.chat.speeds import ChatCost
-from cost.chat.unit_costs import NotKnown, RunCost
+from cost.chat.break_even import BreakEven, break_even
+from cost.chat.speeds import ChatCost, Speed, chat_cost
+from cost.chat.table import operating_text, speed_text
+from cost.chat.unit_costs import NotKnown, RunCost, unit_costs
 from cost.choose.limits import Limit, limits
-from cost.prices.price import HOURS_PER_MONTH
-from cost.report.explanation import Explanation, Figure, added, line_expression, number
-from cost.resources.component import CostComponent, Input, Scope
-from cost.resources.estimate import RunRates, run_rates
-from cost.runs.forecast import Disturbance, Forecast, UnknownRun, forecasts
-from cost.runs.runs import PreemptionCost, preemption_costs
+from cost.prices.api_prices import ApiPrice, ApiPriceBook
+from cost.prices.price import HOURS_PER_MONTH, Price
+from cost.report.explanation import Explanation, Figure, Input
+from cost.report.layout import span
+from cost.resources.component import CostComponent, Scope
+from cost.resources.estimate import estimate, run_rates, total_of
+from cost.runs.forecast import Disturbance, Forecast, forecasts
+from cost.runs.runs import SLOWDOWN_SOURCE, PreemptionCost, preemption_costs
+from cost.traced import leaf, number, traced
 from stacks.errors import UserError
 
 _ALIASES = {
@@ -58,8 +58,10 @@ def explain(bill: Bill, item: str) -> Explanation:
     """The explanation of the item; a line also answers to the name that the bill prints."""
     found = {each.item: each for each in explanations(bill)}
     names = {line.name.lower(): line.id for line in bill.estimate.components}
-    names |= {amount.label.lower(): _run_item(amount.name) for amount in bill.amounts}
-    names |= {amount.name.lower(): _run_item(amount.name) for amount in bill.amounts}
+    # `per_run_usd[finetune]` of the outputs is the item `run[finetune]`.
+    runs = [(each, each.name.replace("per_run_usd[", "run[")) for each in bill.amounts]
+    names |= {each.label.lower(): run for each, run in runs}
+    names |= {each.name.lower(): run for each, run in runs}
     wanted = _ALIASES.get(item.strip().lower(), item)
     key = wanted if wanted in found else names.get(item.strip().lower(), "")
     if key in found:
@@ -76,300 +78,303 @@ def explain(bill: Bill, item: str) -> Explanation:
 
 def explanations(bill: Bill) -> Iterator[Explanation]:
     """Every item, in the order of the bill."""
-    for line in bill.estimate.components:
-        yield _line(line)
+    bill = _traced(bill)
+    yield from map(_line, bill.estimate.components)
     yield from _totals(bill)
-    yield from chat_items(bill)
-    yield from break_even_items(bill)
-    yield from run_items(bill)
-    yield from preemption_items(bill)
+    yield from _chats(bill)
+    yield from _break_evens(bill)
+    yield from _runs(bill)
+    yield from _preemptions(bill)
     for limit in limits(bill.inputs):
-        yield _limit(bill, limit)
+        yield _limit(limit)
 
 
-def _run_item(name: str) -> str:
-    """`per_run_usd[finetune]` of the outputs is the item `run[finetune]`."""
-    return name.replace("per_run_usd[", "run[")
+def _traced(bill: Bill) -> Bill:
+    """The same bill of numbers that know where they come from."""
+    spec = traced(bill.spec)
+    prices = {sku: _traced_price(price) for sku, price in bill.book.prices.items()}
+    book = replace(bill.book, prices=prices)
+    total = estimate(spec, book)
+    units = unit_costs(spec, total, bill.records)
+    rows = units.chats
+    if not isinstance(rows, NotKnown):
+        rows = tuple(chat_cost(spec.chat, _traced_speed(row), units.hourly) for row in rows)
+    return replace(
+        bill, spec=spec, book=book, estimate=total, unit_costs=replace(units, chats=rows)
+    )
+
+
+def _traced_price(price: Price) -> Price:
+    source = f"{price.sku}: {price.source}, {price.dated}"
+    return replace(price, usd=leaf(price.usd, f"USD per {price.unit}", source))
+
+
+def _traced_speed(row: ChatCost) -> Speed:
+    speed, prefill = row.speed, row.speed.prefill_tokens_per_s
+    reads = f"prompt tokens read a second, {speed.prefill_basis}"
+    return replace(
+        speed,
+        output_tokens_per_s=leaf(
+            speed.output_tokens_per_s, "output tokens a second", speed_text(row)
+        ),
+        prefill_tokens_per_s=None if prefill is None else leaf(prefill, reads, speed_text(row)),
+    )
 
 
 def _line(line: CostComponent) -> Explanation:
-    keys = f"Config keys: {', '.join(line.keys)}." if line.keys else ""
+    low, high = line.monthly_low_usd, line.monthly_high_usd
+    figures: tuple[Figure, ...] = ()
+    if low is not None and high is not None:
+        figures = tuple(_ends(low, high, "USD a month"))
+        figures = (replace(figures[0], name=""),) if low == high else figures
     return Explanation(
         item=line.id,
         title=f"{line.section}: {line.name}, {line.size}",
-        formula=line.formula,
-        inputs=line.inputs,
-        figures=tuple(_line_figures(line)),
-        notes=(keys,) if keys else (),
+        figures=figures,
+        notes=(f"Config keys: {', '.join(line.keys)}.",) if line.keys else (),
+        words="" if figures else f"UNPRICED: {line.unknown}",
     )
-
-
-def _line_figures(line: CostComponent) -> Iterator[Figure]:
-    low, high = line.monthly_low_usd, line.monthly_high_usd
-    if low is None or high is None or not line.terms:
-        return
-    ends = (
-        [("", low, False)]
-        if low == high
-        else [
-            ("at min_nodes", low, False),
-            ("at max_nodes", high, True),
-        ]
-    )
-    for name, value, is_high in ends:
-        yield Figure(name, "USD a month", line_expression(line, high=is_high), value)
 
 
 def _totals(bill: Bill) -> Iterator[Explanation]:
-    total = bill.estimate
-    yield _total("total", f"Total of {bill.spec.name}", total.components)
-    for name, scope in (("total.seed", Scope.SEED), ("total.beyond", Scope.BEYOND)):
-        lines = tuple(line for line in total.components if line.scope is scope)
-        if lines:
-            yield _total(name, f"Lines of {bill.spec.name}: {scope}", lines)
+    name, lines = bill.spec.name, bill.estimate.components
+    yield _total("total", f"Total of {name}", lines)
+    for item, scope in (("total.seed", Scope.SEED), ("total.beyond", Scope.BEYOND)):
+        of_scope = tuple(line for line in lines if line.scope is scope)
+        if of_scope:
+            yield _total(item, f"Lines of {name}: {scope}", of_scope)
 
 
 def _total(item: str, title: str, lines: tuple[CostComponent, ...]) -> Explanation:
-    known = [
-        (line, line.monthly_low_usd, line.monthly_high_usd)
-        for line in lines
-        if line.monthly_low_usd is not None and line.monthly_high_usd is not None
-    ]
+    total = total_of(lines)
     figures: list[Figure] = []
-    for name, amounts in (
-        ("at min_nodes", [low for _, low, _ in known]),
-        ("at max_nodes", [high for _, _, high in known]),
-    ):
-        monthly = sum(amounts[1:], amounts[0]) if amounts else HOURS_PER_MONTH * 0
-        expression = added(amounts)
-        figures += [
-            Figure(name, "USD a month", expression, monthly),
-            Figure(
-                name,
-                "USD an hour",
-                f"({expression}) / {number(HOURS_PER_MONTH)}",
-                monthly / HOURS_PER_MONTH,
-            ),
-        ]
-    unpriced = [line for line in lines if line.unknown is not None]
+    for name, usd in (("at min_nodes", total.low_usd), ("at max_nodes", total.high_usd)):
+        figures.append(Figure(name, "USD a month", usd))
+        figures.append(Figure(name, "USD an hour", usd / HOURS_PER_MONTH))
     return Explanation(
         item=item,
         title=title,
-        formula="sum of the lines; an hour is a month / 730 h",
-        inputs=tuple(
-            Input(
-                line.name,
-                number(low) if low == high else f"{number(low)}..{number(high)}",
-                f"explain {line.id}",
-            )
-            for line, low, high in known
-        ),
+        words="sum of the lines; an hour is a month / 730 h",
         figures=tuple(figures),
+        others=tuple(
+            Input(line.name, span(number(low), number(high), ".."), f"explain {line.id}")
+            for line in lines
+            if (low := line.monthly_low_usd) is not None
+            and (high := line.monthly_high_usd) is not None
+        ),
         notes=tuple(
-            f"Not priced, so the total is a lower bound: {line.name}." for line in unpriced
+            f"Not priced, so the total is a lower bound: {line.name}."
+            for line in lines
+            if line.unknown is not None
         ),
     )
 
 
-def _limit(bill: Bill, limit: Limit) -> Explanation:
+def _ends(low: Decimal, high: Decimal, unit: str, of: str = "") -> Iterator[Figure]:
+    yield Figure(f"{of}at min_nodes", unit, low)
+    yield Figure(f"{of}at max_nodes", unit, high)
+
+
+_UNITS = {
+    "policy.max_usd_per_month": "USD a month",
+    "policy.max_usd_per_hour": "USD an hour",
+    "policy.max_usd_per_chat": "USD a chat",
+    "policy.max_idle_share": "share of the serving time",
+}
+
+
+def _limit(limit: Limit) -> Explanation:
     kept = "not known" if limit.is_kept is None else "kept" if limit.is_kept else "BROKEN"
-    figure = _limit_figure(bill, limit)
+    compared = () if limit.value is None else (limit.value,)
     return Explanation(
         item=limit.key,
         title=f"{limit.key}: {kept}",
-        formula=f"{limit.got}, allowed is {limit.allowed}",
-        inputs=() if limit.most is None else (Input("limit", number(limit.most), limit.key),),
-        figures=() if figure is None else (figure,),
+        words=f"{limit.got}, allowed is {limit.allowed}",
+        others=() if limit.most is None else (Input("limit", number(limit.most), limit.key),),
+        figures=tuple(
+            Figure(f"compared with {limit.key}", _UNITS[limit.key], value) for value in compared
+        ),
         notes=(f"{limit.why}.",) if limit.why else (),
     )
 
 
-def _limit_figure(bill: Bill, limit: Limit) -> Figure | None:
-    """The number that the rule compares; None for a rule without one."""
-    first = next(iter(bill.unit_costs.known_chats), None)
-    if limit.value is None:
-        return None
-    if limit.key == "policy.max_usd_per_month":
-        return _high(bill, "USD a month", limit)
-    if limit.key == "policy.max_usd_per_hour":
-        return _high(bill, "USD an hour", limit)
-    if first is None:
-        return None
-    return _chat_limit_figure(bill, limit, first)
+def _chats(bill: Bill) -> Iterator[Explanation]:
+    """The first scenario, which the output `cost.per_chat_usd` names, then each under its name."""
+    rows = bill.unit_costs.chats
+    if isinstance(rows, NotKnown):
+        yield Explanation(item="chat", title="Cost per chat", words="NOT KNOWN", notes=(str(rows),))
+        return
+    yield _chat(bill, rows[0], "chat")
+    for row in rows:
+        yield _chat(bill, row, f"chat[{row.speed.scenario}]")
 
 
-def _high(bill: Bill, unit: str, limit: Limit) -> Figure:
-    total = _total("total", "", bill.estimate.components)
-    found = next(each for each in total.figures if each.unit == unit and "max" in each.name)
-    return replace(found, name=f"compared with {limit.key}")
+def _chat(bill: Bill, row: ChatCost, item: str) -> Explanation:
+    cluster = "whole cluster "
+    figures = [
+        *_ends(row.cluster_low_usd, row.cluster_high_usd, "USD a chat", cluster),
+        Figure(f"{cluster}at min_nodes", "USD for 1M output tokens", row.cluster_usd_per_1m_tokens),
+    ]
+    if row.serving_usd is not None:
+        figures.append(Figure("serving nodes alone", "USD a chat", row.serving_usd))
+    return Explanation(
+        item=item,
+        title=f"Cost per chat: {row.speed.scenario}",
+        figures=(
+            *figures,
+            Figure("room", "chats a day", row.chats_per_day),
+            Figure("one answer", "seconds", row.answer_s),
+        ),
+        notes=tuple(_chat_notes(bill, row)),
+    )
 
 
-def _chat_limit_figure(bill: Bill, limit: Limit, row: ChatCost) -> Figure | None:
-    assert limit.value is not None
-    if limit.key == "policy.max_usd_per_chat":
-        unit = "USD a chat"
-        expression = chat_expression(bill, row, cluster_expression(bill, high=True))
-    elif row.demand_per_day is not None and limit.value:
-        unit = "share of the serving time"
-        expression = f"1 - {number(row.demand_per_day)} / ({room_expression(bill, row)})"
-    else:
-        unit, expression = "share of the serving time", "0"
-    return Figure(f"compared with {limit.key}", unit, expression, limit.value)
-
-
-LAST = "run"
-"""Item of the last training run that passed, which the output `cost.per_run_usd` names."""
-
-
-def run_items(bill: Bill) -> Iterator[Explanation]:
-    """The last measured run, then the forecast of every job that trains."""
-    run = bill.unit_costs.run
-    if isinstance(run, NotKnown):
-        yield Explanation(
-            item=LAST, title="Cost of the last training run", formula="NOT KNOWN", notes=(str(run),)
+def _chat_notes(bill: Bill, row: ChatCost) -> Iterator[str]:
+    if text := operating_text(row, bill.spec.chat):
+        yield f"{text}."
+    if bill.unit_costs.hourly.cluster_low_usd != bill.estimate.hourly_low_usd:
+        yield (
+            "The cluster at min_nodes lacks serving nodes: their price is added to what its chats "
+            "pay an hour."
         )
-    else:
-        yield _measured(bill, run)
+    if bill.unit_costs.is_lower_bound:
+        yield "A line of the bill has no price: whole-cluster figures are lower bounds."
+
+
+def _break_evens(bill: Bill) -> Iterator[Explanation]:
+    """Every scenario against every hosted model: `break-even[SCENARIO][MODEL]`."""
+    if not bill.spec.chat.api_models:
+        return
+    api = ApiPriceBook.load()
+    api = replace(api, prices={name: _traced_api(each) for name, each in api.prices.items()})
+    found = break_even(bill.spec, bill.estimate, bill.unit_costs, api, book=bill.book)
+    if isinstance(found, NotKnown):
+        return
+    pairs = groupby(found.rows, key=lambda row: (row.scenario, row.api))
+    for (scenario, cost), group in pairs:
+        rows = list(group)
+        yield Explanation(
+            item=f"break-even[{scenario}][{cost.model}]",
+            title=f"Break-even of {scenario} against {cost.model}",
+            words="USD a day of self-hosting / USD a chat of the API = chats a day",
+            figures=(Figure("the API", "USD a chat", cost.usd), *_even_figures(rows)),
+            others=(
+                Input(
+                    "room, chats a day",
+                    number(rows[0].room_per_day),
+                    f"explain chat[{scenario}]",
+                ),
+            ),
+            notes=tuple(_even_notes(bill, rows)),
+        )
+
+
+def _traced_api(price: ApiPrice) -> ApiPrice:
+    undated = "undated, read on " if price.is_undated else ""
+    source = f"{price.source}, {undated}{price.date.isoformat()}"
+    cached = price.usd_per_1m_cached_input
+    return replace(
+        price,
+        usd_per_1m_input=leaf(price.usd_per_1m_input, "USD for 1M input tokens", source),
+        usd_per_1m_cached_input=None
+        if cached is None
+        else leaf(cached, "USD for 1M cached input tokens", source),
+        usd_per_1m_output=leaf(price.usd_per_1m_output, "USD for 1M output tokens", source),
+    )
+
+
+def _even_figures(rows: list[BreakEven]) -> Iterator[Figure]:
+    for row in rows:
+        ends = {"": row.chats_per_day_low, " at max_nodes": row.chats_per_day_high}
+        if row.usd_per_day_low == row.usd_per_day_high:
+            del ends[" at max_nodes"]
+        for end, chats in ends.items():
+            if chats is not None:
+                yield Figure(f"{row.view}, {row.billing}{end}", "chats a day", chats)
+
+
+def _even_notes(bill: Bill, rows: list[BreakEven]) -> Iterator[str]:
+    if any(not row.is_reached for row in rows):
+        yield "More chats a day than there is room for is never."
+    if bill.unit_costs.is_lower_bound:
+        yield "A line is not priced: self-hosting needs at least so many chats a day."
+
+
+def _runs(bill: Bill) -> Iterator[Explanation]:
+    """The last measured run, `run`, then the forecast of every job that trains."""
+    yield _last_run(bill.unit_costs.run)
     rates = run_rates(bill.spec, bill.estimate, bill.book)
-    for found in forecasts(rates, bill.records):
-        yield _unknown(found) if isinstance(found, UnknownRun) else _forecast(bill, rates, found)
+    for run in forecasts(rates, bill.records):
+        is_known = isinstance(run, Forecast)
+        yield Explanation(
+            item=f"run[{run.job}]",
+            title=f"Forecast of {run.job}",
+            words="tokens / tokens a second = hours; hours x nodes x USD a node-hour",
+            figures=tuple(_forecast_figures(run)) if is_known else (),
+            notes=tuple(f"{note}." for note in run.notes) if is_known else (f"{run}.",),
+        )
 
 
-def preemption_items(bill: Bill) -> Iterator[Explanation]:
+def _last_run(run: RunCost | NotKnown) -> Explanation:
+    if isinstance(run, NotKnown):
+        title = "Cost of the last training run"
+        return Explanation(item="run", title=title, words="NOT KNOWN", notes=(str(run),))
+    return Explanation(
+        item="run",
+        title=f"Cost of {run.job}, job {run.job_id}, on {run.device}",
+        words="USD a month of the cluster / hours a month x hours of the job",
+        figures=(Figure("whole cluster at min_nodes", "USD a run", run.cluster_usd),),
+    )
+
+
+def _forecast_figures(run: Forecast) -> Iterator[Figure]:
+    yield Figure("expected", "hours", run.hours)
+    if run.nodes_usd is not None:
+        yield Figure("own nodes", "USD a run", run.nodes_usd)
+    if run.cluster_share_usd is not None:
+        name = "with its share of the rest of the cluster"
+        yield Figure(name, "USD a run", run.cluster_share_usd)
+
+
+def _preemptions(bill: Bill) -> Iterator[Explanation]:
     """What an hour of useful work costs on preemptible nodes: `preemption[JOB]`."""
     rates = run_rates(bill.spec, bill.estimate, bill.book)
     for cost in preemption_costs(rates, bill.inputs):
         yield Explanation(
             item=f"preemption[{cost.job}]",
             title=f"Preemptible against on-demand nodes of {cost.job}",
-            formula="M = 86400 s / (preemptions x nodes), t = Daly's interval; slowdown = "
+            words="M = 86400 s / (preemptions x nodes), t = Daly's interval; slowdown = "
             "M e^(R/M) (e^((t + d)/M) - 1) / t; USD a node-hour x nodes x slowdown",
-            inputs=tuple(_preemption_inputs(cost.job, cost.losses)),
             figures=tuple(_preemption_figures(cost)),
+            others=tuple(_preemption_inputs(cost.job, cost.losses)),
             notes=() if cost.reason is None else (f"NOT KNOWN: {cost.reason}.",),
         )
 
 
+def _preemption_figures(cost: PreemptionCost) -> Iterator[Figure]:
+    unit = "USD for an hour of useful work"
+    for name, usd in (
+        ("on-demand", cost.on_demand_usd_per_hour),
+        ("preemptible", cost.preemptible_usd_per_hour),
+    ):
+        if usd is not None:
+            yield Figure(name, unit, usd)
+
+
 def _preemption_inputs(job: str, losses: Disturbance) -> Iterator[Input]:
+    """What goes through roots and powers, which no expression shows."""
     stall, slowdown = losses.stall, losses.slowdown
     day = "" if stall.measured_on is None else f", measured on {stall.measured_on.isoformat()}"
     daly, young = "J. T. Daly, FGCS 22(3), 2006", "J. W. Young, CACM 17(9), 1974"
     for name, value, source in (
         ("preemptions a node-day", losses.preemptions_per_node_day, losses.source),
-        ("nodes", Decimal(losses.num_nodes), f"jobs[{job}].nodes"),
+        ("nodes", losses.num_nodes, f"jobs[{job}].nodes"),
         ("R: seconds to restart", losses.restart_s, losses.source),
         ("d: seconds of a checkpoint", stall.seconds, f"{stall.source}{day}"),
         ("M: seconds between preemptions", losses.mtbf_s, "86400 / (preemptions x nodes)"),
         ("t: seconds between checkpoints", losses.interval_s, f"{daly}, equation 37"),
         ("the same to first order", losses.young_s, f"{young}: sqrt(2 d M)"),
-        ("slowdown", None if slowdown is None else slowdown.factor, f"{daly}, equation 20"),
+        ("slowdown", None if slowdown is None else slowdown.factor, SLOWDOWN_SOURCE),
     ):
         if value is not None:
             yield Input(name, number(value), source)
-
-
-def _preemption_figures(cost: PreemptionCost) -> Iterator[Figure]:
-    nodes, slowdown = cost.losses.num_nodes, cost.losses.slowdown
-    unit = "USD for an hour of useful work"
-    if cost.on_demand_usd_per_hour is not None:
-        rate = number(cost.on_demand_usd_per_hour / nodes)
-        yield Figure("on-demand", unit, f"{rate} * {nodes}", cost.on_demand_usd_per_hour)
-    if cost.preemptible_usd_per_hour is not None and slowdown is not None:
-        assert cost.preemptible_node_usd_per_hour is not None
-        rate = number(cost.preemptible_node_usd_per_hour)
-        yield Figure(
-            "preemptible",
-            unit,
-            f"{rate} * {nodes} * {number(slowdown.factor)}",
-            cost.preemptible_usd_per_hour,
-        )
-
-
-def _measured(bill: Bill, run: RunCost) -> Explanation:
-    total = bill.estimate
-    hours = f"({number(run.duration_s)} / 3600)"
-    return Explanation(
-        item=LAST,
-        title=f"Cost of {run.job}, job {run.job_id}",
-        formula="USD a month of the cluster / hours a month x hours of the job",
-        inputs=(
-            Input("USD a month at min_nodes", number(total.monthly_low_usd), "explain total"),
-            Input(
-                "seconds of the job",
-                number(run.duration_s),
-                f"run record of job {run.job_id} on {run.device}, {run.date.isoformat()}",
-            ),
-        ),
-        figures=(
-            Figure(
-                "whole cluster at min_nodes",
-                "USD a run",
-                f"{number(total.monthly_low_usd)} / {number(HOURS_PER_MONTH)} * {hours}",
-                run.cluster_usd,
-            ),
-        ),
-    )
-
-
-def _unknown(run: UnknownRun) -> Explanation:
-    return Explanation(
-        item=f"run[{run.job}]",
-        title=f"Forecast of {run.job}",
-        formula="tokens / tokens a second = hours; hours x nodes x USD a node-hour",
-        notes=(f"{run}.",),
-    )
-
-
-def _forecast(bill: Bill, rates: RunRates, run: Forecast) -> Explanation:
-    return Explanation(
-        item=f"run[{run.job}]",
-        title=f"Forecast of {run.job}",
-        formula="tokens / tokens a second = hours; hours x nodes x USD a node-hour",
-        inputs=tuple(_forecast_inputs(rates, run)),
-        figures=tuple(_forecast_figures(bill, rates, run)),
-        notes=tuple(f"{note}." for note in run.notes),
-    )
-
-
-def _forecast_inputs(rates: RunRates, run: Forecast) -> Iterator[Input]:
-    yield Input(
-        "tokens",
-        number(run.num_tokens),
-        f"runs[{run.job}] x epochs, or counted; measured steps where train.max_steps is set",
-    )
-    yield Input("tokens a second", number(run.speed.tokens_per_s), str(run.speed))
-    yield Input("nodes", str(run.num_nodes), f"jobs[{run.job}].nodes")
-    rate = rates.node_usd_per_hour[run.worker.name]
-    if rate is not None:
-        yield Input("USD a node-hour", number(rate), f"explain nodes.workers[{run.worker.name}]")
-    slowdown = None if run.disturbance is None else run.disturbance.slowdown
-    if run.disturbance is not None and slowdown is not None:
-        yield Input(
-            "slowdown by preemptions",
-            number(slowdown.factor),
-            f"Daly 2006 at {run.disturbance.preemptions_per_node_day} a node-day: "
-            f"{run.disturbance.source}",
-        )
-
-
-def _forecast_figures(bill: Bill, rates: RunRates, run: Forecast) -> Iterator[Figure]:
-    hours = f"{number(run.num_tokens)} / {number(run.speed.tokens_per_s)} / 3600"
-    slowdown = None if run.disturbance is None else run.disturbance.slowdown
-    if slowdown is not None:
-        hours = f"{hours} * {number(slowdown.factor)}"
-    yield Figure("expected", "hours", hours, run.hours)
-    rate = rates.node_usd_per_hour[run.worker.name]
-    if rate is None or run.nodes_usd is None:
-        return
-    nodes = f"{number(rate)} * {run.num_nodes} * ({hours})"
-    yield Figure("own nodes", "USD a run", nodes, run.nodes_usd)
-    if run.cluster_share_usd is None:
-        return
-    around = f"({number(rates.control_plane_usd_per_hour)} + {number(rates.storage_usd_per_hour)})"
-    most = max(run.num_nodes, sum(worker.min_nodes for worker in bill.spec.nodes.workers))
-    yield Figure(
-        "with its share of the rest of the cluster",
-        "USD a run",
-        f"{nodes} + {around} * ({hours}) * {run.num_nodes} / {most}",
-        run.cluster_share_usd,
-    )

@@ -30,6 +30,7 @@ from cost.prices.price import UnknownPrice
 from cost.report.layout import GAP, UNKNOWN, Table, small_usd_text, span
 from cost.resources.estimate import Estimate
 from cost.resources.lines import node_rate
+from cost.traced import named
 from stacks.errors import Level, Problem
 from stacks.spec import StackSpec
 from stacks.spec.cost import ChatSpec
@@ -189,7 +190,7 @@ def hourly_by_billing(
 
 def api_usd_per_chat(chat: ChatSpec, price: ApiPrice) -> Decimal:
     """US dollars of the chat at the API, with its price for cached input where it has one."""
-    prompt = Decimal(prompt_tokens(chat))
+    prompt = prompt_tokens(chat)
     cached = prompt * chat.cached_share
     cached_usd = price.usd_per_1m_cached_input
     usd = (
@@ -214,7 +215,7 @@ def api_costs(
         costs.append(
             ApiCost(
                 model=model,
-                usd=api_usd_per_chat(chat, price),
+                usd=named(api_usd_per_chat(chat, price), "USD a chat of the API", model),
                 source=price.source,
                 date=price.date,
                 is_undated=price.is_undated,

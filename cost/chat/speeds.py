@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Final
 
 from cost.run_record import Kind, LoadPoint, Outcome, RunRecord, Slo, operating_point_of
+from cost.traced import decimal
 from stacks.spec import StackSpec
 from stacks.spec.cost import AssumedSpeedSpec, ChatSpec
 from stacks.spec.nodes import WorkerSpec
@@ -402,7 +403,7 @@ def chat_cost(chat: ChatSpec, speed: Speed, hourly: HourlyCost) -> ChatCost:
     """The chat's cost at the speed: at full load, or at the declared demand where that is less."""
     tokens_per_s = effective_tokens_per_s(chat, speed)
     room = chats_per_day(chat, speed) * chat.serving_nodes
-    demand = None if chat.chats_per_day is None else Decimal(chat.chats_per_day)
+    demand = None if chat.chats_per_day is None else decimal(chat.chats_per_day)
 
     def usd(usd_per_hour: Decimal) -> Decimal:
         if demand is not None and demand < room:
@@ -457,7 +458,7 @@ def answer_s(chat: ChatSpec, speed: Speed) -> Decimal:
 
     Little's law: conversations in flight over answers a second, whatever the engine's schedule.
     """
-    tokens_per_answer = Decimal(chat.output_tokens) / chat.turns
+    tokens_per_answer = decimal(chat.output_tokens) / chat.turns
     return speed.batch_size * tokens_per_answer / effective_tokens_per_s(chat, speed)
 
 

@@ -27,6 +27,7 @@ from cost.report.layout import Table
 from cost.resources.component import Section
 from cost.resources.estimate import Estimate
 from cost.run_record import RunRecord, lineage
+from cost.traced import named
 from stacks.spec import StackSpec
 from stacks.spec.cost import ChatSpec
 from stacks.spec.nodes import WorkerSpec
@@ -171,7 +172,13 @@ def _run(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> R
 
 def run_cost(spec: StackSpec, estimate: Estimate, record: RunRecord) -> RunCost:
     """What the run of a record that has its hardware cost, at today's bill."""
-    hours = record.duration_s / SECONDS_PER_HOUR
+    seconds = named(
+        record.duration_s,
+        "seconds of the job",
+        f"run record of job {record.job_id}, {record.finished_at.date().isoformat()}",
+        beside=estimate.monthly_low_usd,
+    )
+    hours = seconds / SECONDS_PER_HOUR
     hardware = record.hardware
     assert hardware is not None
     workers = tuple(
@@ -198,7 +205,9 @@ def _node_usd_per_hour(estimate: Estimate, workers: Sequence[WorkerSpec]) -> Dec
     for component in estimate.components:
         if component.section is Section.COMPUTE and component.nodeset in names:
             rate = component.rate
-            return None if rate is None else rate.usd_per_month / HOURS_PER_MONTH
+            if rate is None:
+                return None
+            return named(rate.usd, "USD a node-hour", f"explain {component.id}")
     return None
 
 

@@ -15,7 +15,15 @@ from typing import Final
 
 from cost.chat.speeds import HOURS_PER_DAY
 from cost.chat.table import percent
-from cost.choose.demand import BANDWIDTH_SHARE, FLOPS_SHARE, PEAKS, Ask, Promise
+from cost.choose.demand import (
+    BANDWIDTH_SHARE,
+    FLOPS_SHARE,
+    LINK_SOURCE,
+    PEAKS,
+    Ask,
+    Peaks,
+    Promise,
+)
 from cost.choose.servers import (
     LENGTH_TOLERANCE,
     Basis,
@@ -30,6 +38,7 @@ from cost.choose.servers import (
 )
 from cost.prices.book import PriceBook
 from cost.prices.price import UnknownPrice
+from cost.report.explanation import Explanation, Figure, Input
 from cost.report.layout import (
     UNKNOWN,
     Document,
@@ -46,7 +55,9 @@ from cost.report.layout import (
 from cost.resources.component import Rate
 from cost.size.choice import cheapest_rate, gib_text, gpu_presets
 from cost.size.training import usable_bytes
+from cost.traced import leaf, traced
 from stacks.catalog import PLATFORMS, Preset
+from stacks.errors import UserError
 
 
 class Verdict(IntEnum):
@@ -233,8 +244,12 @@ def _priced(ask: Ask, found: Candidate, rate: Rate | UnknownPrice, region: str) 
         reason = f"no price: {rate.reason}"
         verdict = max(found.verdict, Verdict.UNPRICED)
         return replace(sized, verdict=verdict, reason=reason)
-    usd_per_chat = nodes * rate.usd * HOURS_PER_DAY / ask.chats_per_day
-    return replace(sized, rate=rate, usd_per_chat=usd_per_chat)
+    return replace(sized, rate=rate, usd_per_chat=usd_per_chat(ask, nodes, rate.usd))
+
+
+def usd_per_chat(ask: Ask, nodes: int, usd_per_hour: Decimal) -> Decimal:
+    """US dollars a chat of so many nodes at the price of one."""
+    return nodes * usd_per_hour * HOURS_PER_DAY / ask.chats_per_day
 
 
 def _order(each: Candidate) -> tuple[int, Decimal, int, int, str, str]:
@@ -463,3 +478,139 @@ def _answers(ask: Ask) -> str:
 
 def _count(number: int | None, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+# One candidate explained: its load is estimated once more with traced numbers (cost/traced.py),
+# which bring their arithmetic.
+_FORMULA = (
+    "servers = chats x turns x peak factor / 86,400 s / answers a second of one server; "
+    "USD a chat = nodes x USD an hour x 24 / chats"
+)
+
+
+def explain_candidate(advice: Advice, name: str) -> Explanation:
+    """Formula, inputs with their sources and exact arithmetic of PLATFORM/PRESET."""
+    found = next((each for each in advice.candidates if each.name == name), None)
+    if found is None:
+        names = ", ".join(sorted(each.name for each in advice.candidates))
+        raise UserError(f"{name}: no such preset; known: {names}")
+    # Of the shape its numbers are used: they are sums over every layer.
+    ask = replace(_traced_ask(advice.ask), shape=advice.ask.shape)
+    return Explanation(
+        item=found.name,
+        title=f"{ask.shape.name} on {found.name}, {found.basis}",
+        words=_FORMULA,
+        figures=tuple(_candidate_figures(ask, found)),
+        others=(Input("measured curve", found.source, "load.json of that job"),)
+        if found.source
+        else (),
+        notes=(f"{found.verdict.label}: {found.reason}.",) if found.reason else (),
+    )
+
+
+def _traced_ask(ask: Ask) -> Ask:
+    return replace(
+        traced(ask),
+        **{
+            key: leaf(getattr(ask, key), name, source)
+            for key, name, source in (
+                ("chats_per_day", "chats a day", "--chats-per-day"),
+                ("turns", "answers in a chat", "--turns or chat.turns"),
+                ("peak_factor", "peak factor", "--peak-factor; 2 is assumed where none is given"),
+                (
+                    "input_tokens",
+                    "input tokens of an answer",
+                    "--input-tokens or chat.context_tokens",
+                ),
+                (
+                    "output_tokens",
+                    "output tokens of a chat",
+                    "--output-tokens or chat.output_tokens",
+                ),
+                ("cached_share", "cached share", "chat.cached_share"),
+            )
+        },
+    )
+
+
+def _traced_server(found: Candidate) -> Server:
+    peaks = PEAKS[found.platform]
+    return Server(
+        peaks=Peaks(
+            bf16_flops=leaf(peaks.bf16_flops, "bf16 operations a second of a GPU", peaks.source),
+            bytes_per_s=leaf(peaks.bytes_per_s, "bytes a second of a GPU", peaks.source),
+            link_bytes_per_s=leaf(
+                peaks.link_bytes_per_s,
+                "bytes a second that a GPU sends to the others",
+                LINK_SOURCE,
+            ),
+            source=peaks.source,
+        ),
+        ways=leaf(found.ways, "GPUs of a server", "the least that are cheapest"),
+        usable_bytes=0,
+    )
+
+
+def _candidate_figures(ask: Ask, found: Candidate) -> Iterator[Figure]:
+    yield Figure("demand at the peak", "answers a second", ask.peak_answers_per_s)
+    load = found.load
+    if found.estimate is not None:
+        terms = estimate(_traced_server(found), ask, found.estimate.streams)
+        yield from _estimated_figures(found, terms)
+    elif load is not None:
+        yield from _measured_figures(load)
+    if load is None:
+        return
+    peak = leaf(Decimal(ask.peak_answers_per_s))
+    yield Figure(
+        "one answer, all streams busy (Little's law)",
+        "seconds",
+        replace(load, answers_per_s=leaf(load.answers_per_s)).answer_s,
+    )
+    yield Figure("chats in flight at the peak (Little's law)", "streams", peak * load.answer_s)
+    yield Figure(f"servers, rounded up to {found.servers}", "servers", peak / load.answers_per_s)
+    yield Figure(
+        f"nodes, rounded up to {found.nodes}",
+        "nodes",
+        leaf(Decimal(found.servers or 0)) / found.servers_per_node,
+    )
+    if found.rate is not None and found.nodes is not None:
+        where = f"on demand in {found.region}, without disks"
+        rate = leaf(found.rate.usd, "USD an hour of a node", where)
+        yield Figure("serving nodes alone", "USD a chat", usd_per_chat(ask, found.nodes, rate))
+
+
+def _measured_figures(load: Load) -> Iterator[Figure]:
+    for name, unit, value in (
+        ("one server", "answers a second", load.answers_per_s),
+        ("first token, 99 of 100", "seconds", load.ttft_p99_s),
+        ("each further token, 99 of 100", "milliseconds", load.tpot_p99_ms),
+    ):
+        if value is not None:
+            yield Figure(f"{name}, measured at {load.streams} streams", unit, value)
+
+
+def _estimated_figures(found: Candidate, terms: Estimate) -> Iterator[Figure]:
+    load = terms.load
+    if found.ways > 1:
+        yield Figure(
+            f"passing the sums of one token between {found.ways} GPUs, 2 a layer",
+            "seconds",
+            terms.passing_s,
+        )
+    yield Figure("reading one prompt", "seconds", terms.read_s)
+    bound = "by the bytes it reads" if terms.is_bound_by_memory else "by its operations"
+    yield Figure(f"one step of {terms.streams} streams, {bound}", "seconds", terms.step_s)
+    yield Figure("one server", "answers a second", load.answers_per_s)
+    assert load.ttft_p99_s is not None
+    assert load.tpot_p99_ms is not None
+    yield Figure(
+        f"first token, 99 of 100 behind at most {terms.prompts_waited} other prompts (M/D/1)",
+        "seconds",
+        load.ttft_p99_s,
+    )
+    yield Figure(
+        "each further token, the prompts of other streams read in between",
+        "milliseconds",
+        load.tpot_p99_ms,
+    )

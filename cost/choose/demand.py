@@ -14,6 +14,7 @@ from typing import Final
 from cost.chat.speeds import SECONDS_PER_DAY
 from cost.report.layout import short
 from cost.size.shape import ModelShape
+from cost.traced import decimal
 from stacks.catalog import REGIONS
 from stacks.errors import UserError
 
@@ -106,7 +107,7 @@ class Ask:
     @property
     def answer_tokens(self) -> Decimal:
         """Tokens of one answer, the mean over the turns."""
-        return Decimal(self.output_tokens) / self.turns
+        return decimal(self.output_tokens) / self.turns
 
     @property
     def read_tokens(self) -> Decimal:

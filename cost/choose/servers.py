@@ -14,11 +14,12 @@ from decimal import ROUND_CEILING, Decimal
 from enum import StrEnum
 from typing import Final
 
-from cost.choose.demand import BANDWIDTH_SHARE, FLOPS_SHARE, MOST_STREAMS, Ask, Peaks
+from cost.choose.demand import BANDWIDTH_SHARE, FLOPS_SHARE, MOST_STREAMS, Ask, Peaks, Share
 from cost.report.layout import short
 from cost.run_record import Kind, LoadPoint, Outcome, RunRecord
 from cost.size.memory import Serving, cache_bytes_per_token, greatest, serving_memory
 from cost.size.shape import ModelShape, base_name
+from cost.traced import decimal, named
 
 LENGTH_TOLERANCE: Final = Decimal("0.1")
 """Requests of a curve may be this much longer or shorter than those asked for."""
@@ -167,17 +168,21 @@ class Server:
     @property
     def flops(self) -> Decimal:
         """Operations a second that serving reaches."""
-        return self.peaks.bf16_flops * self.ways * FLOPS_SHARE.ratio
+        return self.peaks.bf16_flops * self.ways * _share(FLOPS_SHARE, "operations", self)
 
     @property
     def bytes_per_s(self) -> Decimal:
         """Bytes a second that serving reads."""
-        return self.peaks.bytes_per_s * self.ways * BANDWIDTH_SHARE.ratio
+        return self.peaks.bytes_per_s * self.ways * _share(BANDWIDTH_SHARE, "bytes", self)
 
     @property
     def link_bytes_per_s(self) -> Decimal:
         """Bytes a second that each GPU sends to the others."""
-        return self.peaks.link_bytes_per_s * BANDWIDTH_SHARE.ratio
+        return self.peaks.link_bytes_per_s * _share(BANDWIDTH_SHARE, "bytes", self)
+
+
+def _share(share: Share, of: str, server: Server) -> Decimal:
+    return named(share.ratio, f"share of the {of}", share.source, beside=server.ways)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,14 +220,26 @@ def estimate(server: Server, ask: Ask, streams: int) -> Estimate:
     """So many streams on the server, all busy."""
     shape = ask.shape
     # Every token is multiplied with these: an embedding of its own is looked up.
-    weights = shape.parameters - (0 if shape.tied else shape.embedding_weights)
-    cache = cache_bytes_per_token(shape)
-    passing_s = passed_bytes(shape, server.ways) / server.link_bytes_per_s
+    weights, cache = (
+        named(count, name, "cost/size/models.yaml or config.json", beside=server.ways)
+        for count, name in (
+            (
+                shape.parameters - (0 if shape.tied else shape.embedding_weights),
+                "weights of a step",
+            ),
+            (cache_bytes_per_token(shape), "bytes of keys and values a token"),
+        )
+    )
+    passing_s = named(
+        passed_bytes(shape, server.ways) / server.link_bytes_per_s, "seconds to pass a token", ""
+    )
     read_s = 2 * weights * ask.read_tokens / server.flops + ask.read_tokens * passing_s
+    read_s = named(read_s, "seconds to read a prompt", "")
     cached_bytes = streams * cache * ask.mean_context_tokens
     reading_bytes_s = (weights * _BYTES_PER_WEIGHT + cached_bytes) / server.bytes_per_s
     arithmetic_s = 2 * weights * streams / server.flops
     step_s = max(reading_bytes_s, arithmetic_s) + streams * passing_s
+    step_s = named(step_s, "seconds of a step", "")
     busy_s = read_s + ask.answer_tokens * step_s / streams
     waited = prompts_waited(read_s / busy_s)
     return Estimate(
@@ -268,7 +285,7 @@ def missing_bytes(server: Server, ask: Ask, streams: int) -> int:
 def passed_bytes(shape: ModelShape, ways: int) -> Decimal:
     """Bytes that each GPU sends for one token: 2 (n - 1) / n of every sum, round a ring."""
     sums = _SUMS_PER_LAYER * shape.layers * shape.hidden * _BYTES_PER_WEIGHT
-    return sums * 2 * Decimal(ways - 1) / ways
+    return sums * 2 * decimal(ways - 1) / ways
 
 
 def prompts_waited(share: Decimal) -> Decimal:

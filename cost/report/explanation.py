@@ -1,15 +1,25 @@
-"""An explanation of one figure: formula, inputs with sources, arithmetic; and its text."""
+"""An explanation of figures: formula, inputs with sources, arithmetic; and its text.
+
+Of a traced number (cost/traced.py) all three are those of its own computation.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 
-from cost.prices.price import HOURS_PER_MONTH
 from cost.report.layout import GAP, Document, Format, Table, csv_text, lay_out
-from cost.resources.component import CostComponent, Input
+from cost.traced import number, trace_of
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One number of a formula and where it comes from."""
+
+    name: str
+    value: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +29,12 @@ class Figure:
     name: str
     unit: str
     """Such as `USD a month`."""
-    expression: str
-    """Decimals, + - * / and parentheses; decimals of 28 digits give `value` exactly."""
     value: Decimal
+
+    @property
+    def expression(self) -> str:
+        """Decimals, + - * / and parentheses; decimals of 28 digits give `value` exactly."""
+        return trace_of(self.value).expression
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,53 +43,31 @@ class Explanation:
 
     item: str
     title: str
-    formula: str
-    """In words."""
-    inputs: tuple[Input, ...] = ()
     figures: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
+    words: str = ""
+    """The formula, where it is another than that of the first figure."""
+    others: tuple[Input, ...] = ()
+    """Inputs that no expression shows, or not whole."""
 
+    @property
+    def formula(self) -> str:
+        """In words."""
+        return self.words or trace_of(self.figures[0].value).formula
 
-def number(value: Decimal | int) -> str:
-    """The number with every digit, without an exponent and without zeros at the end."""
-    text = f"{value:f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def added(values: Iterable[Decimal]) -> str:
-    """The sum of the numbers that are not 0."""
-    return " + ".join(number(value) for value in values if value) or "0"
-
-
-def rate_expression(line: CostComponent) -> str:
-    """US dollars of one piece of the line over its own period: `(2 * 1.35 + 64 * 0.01)`."""
-    terms = [
-        number(term.price.usd)
-        if term.count == 1
-        else f"{number(term.count)} * {number(term.price.usd)}"
-        for term in line.terms
-    ]
-    return terms[0] if len(terms) == 1 else f"({' + '.join(terms)})"
-
-
-def line_expression(line: CostComponent, *, high: bool) -> str:
-    """US dollars a month of a priced line, from its quantity and the prices of a piece."""
-    hours = line.rate is not None and line.rate.is_hourly
-    parts = [_quantity(line, high=high), rate_expression(line)]
-    return " * ".join([*parts, number(HOURS_PER_MONTH)] if hours else parts)
-
-
-def _quantity(line: CostComponent, *, high: bool) -> str:
-    """The factors of the quantity, or the quantity where its factors are not plain numbers."""
-    quantity = line.quantity_high if high else line.quantity_low
-    assert quantity is not None
-    values = [factor.value.split("..")[-1 if high else 0] for factor in line.quantity_factors]
-    product = 1
-    for value in values:
-        if not value.isdecimal():
-            return number(quantity)
-        product *= int(value)
-    return " * ".join(values) if values and product == quantity else number(quantity)
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """Every number with a name, once; two values of it, at min_nodes and at max_nodes."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for figure in self.figures:
+            for each in trace_of(figure.value).inputs:
+                values = found.setdefault((each.name, each.source), [])
+                if (text := number(each.value)) not in values:
+                    values.append(text)
+        for each in self.others:
+            found.pop((each.name, each.source), None)
+        shown = (Input(name, "..".join(each), source) for (name, source), each in found.items())
+        return (*self.others, *shown)
 
 
 def render_explanation(found: Explanation, format: Format = Format.TABLE) -> str:
@@ -113,7 +104,15 @@ def plain_explanation(found: Explanation) -> dict[str, object]:
         "title": found.title,
         "formula": found.formula,
         "inputs": [asdict(each) for each in found.inputs],
-        "figures": [{**asdict(each), "value": number(each.value)} for each in found.figures],
+        "figures": [
+            {
+                "name": each.name,
+                "unit": each.unit,
+                "expression": each.expression,
+                "value": number(each.value),
+            }
+            for each in found.figures
+        ],
         "notes": list(found.notes),
     }
 

@@ -7,6 +7,7 @@ from decimal import Decimal
 from enum import StrEnum
 
 from cost.prices.price import HOURS_PER_MONTH, Price, UnknownPrice
+from cost.traced import given, named
 
 
 class Section(StrEnum):
@@ -49,18 +50,7 @@ class Term:
     """So many units of one price in one piece: 64 vCPUs in a node, one GiB in a GiB."""
 
     count: int
-    unit: str
-    """What is counted, such as `vCPU`."""
     price: Price
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """One number of a formula and where it comes from."""
-
-    name: str
-    value: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +68,6 @@ class CostComponent:
     rate: Rate | None
     terms: tuple[Term, ...]
     """What one piece is made of; empty when a price is unknown."""
-    unit: str
-    """Name of one piece in a formula, such as `nodes` or `GiB`."""
     keys: tuple[str, ...]
     """Config keys that the amount follows from, as the user writes them."""
     scope: Scope = Scope.SEED
@@ -87,8 +75,6 @@ class CostComponent:
     """Why the line has no amount; None when it has one."""
     nodeset: str | None = None
     """Nodeset whose nodes these are."""
-    quantity_factors: tuple[Input, ...] = ()
-    """Numbers whose product is the quantity, where it is one."""
     num_per_node: int = 0
     """Pieces of `rate.per` that one node takes, where the line is of a node group."""
 
@@ -112,45 +98,13 @@ class CostComponent:
         """US dollars a 730-hour month for what one node takes, on the bill or not; 0 if unknown."""
         return Decimal(0) if self.rate is None else self.num_per_node * self.rate.usd_per_month
 
-    @property
-    def formula(self) -> str:
-        """How US dollars a month follow from `inputs`."""
-        piece = " + ".join(
-            f"USD per {term.price.unit}"
-            if len(self.terms) == 1 and term.count == 1
-            else f"{term.unit} x USD per {term.price.unit}"
-            for term in self.terms
-        )
-        if not piece:
-            return f"UNPRICED: {self.unknown}"
-        piece = f"({piece})" if len(self.terms) > 1 else piece
-        counted = " x ".join(factor.name for factor in self.quantity_factors) or self.unit
-        hours = f" x {HOURS_PER_MONTH} h" if self.rate is not None and self.rate.is_hourly else ""
-        return f"{counted} x {piece}{hours}"
-
-    @property
-    def inputs(self) -> tuple[Input, ...]:
-        """Every number of `formula`, with its config key or the source and date of its price."""
-        found = list(self.quantity_factors)
-        if not found and self.quantity_low is not None:
-            found.append(Input(self.unit, _range(self.quantity_low, self.quantity_high), self.id))
-        for term in self.terms:
-            if len(self.terms) > 1 or term.count != 1:
-                found.append(Input(term.unit, str(term.count), "stacks/catalog.py"))
-            price = term.price
-            found.append(
-                Input(
-                    f"USD per {price.unit}",
-                    f"{price.usd:f}",
-                    f"{price.sku}: {price.source}, {price.dated}",
-                )
-            )
-        return tuple(found)
-
     def _monthly(self, quantity: int | None) -> Decimal | None:
         if self.rate is None or quantity is None:
             return None
-        return quantity * self.rate.usd_per_month
+        usd = quantity * self.rate.usd
+        if self.rate.is_hourly:
+            usd = usd * named(HOURS_PER_MONTH, f"{HOURS_PER_MONTH} h", "", beside=usd)
+        return named(usd, self.name, f"explain {self.id}")
 
 
 def simple_line(
@@ -168,16 +122,17 @@ def simple_line(
     quantity_high: int | None = None,
     nodeset: str | None = None,
     unknown: str | None = None,
-    quantity_factors: tuple[Input, ...] = (),
     num_per_node: int = 0,
 ) -> CostComponent:
-    """A line whose piece has one price; `unknown` says why it has no quantity.
+    """A line whose piece has one price; `unknown` says why it has no quantity, `unit` of what.
 
     What is free is free in any quantity.
     """
     known = isinstance(price, Price)
     if known and quantity is None and price.usd == 0:
         quantity, unknown = 0, None
+    if known and quantity is not None:
+        quantity = given(quantity, unit, id, beside=price.usd)
     return CostComponent(
         id=id,
         section=section,
@@ -186,13 +141,11 @@ def simple_line(
         quantity_low=quantity,
         quantity_high=quantity if quantity_high is None else quantity_high,
         rate=Rate(usd=price.usd, per=per, is_hourly=per.endswith("/h")) if known else None,
-        terms=(Term(count=1, unit=unit, price=price),) if known else (),
-        unit=unit,
+        terms=(Term(count=1, price=price),) if known else (),
         keys=keys,
         scope=scope,
         unknown=unknown or (None if known else price.reason),
         nodeset=nodeset,
-        quantity_factors=quantity_factors,
         num_per_node=num_per_node,
     )
 
@@ -201,7 +154,3 @@ def rate_of(terms: tuple[Term, ...], per: str) -> Rate:
     """US dollars an hour for a piece made of the terms."""
     usd = sum((term.count * term.price.usd for term in terms), Decimal(0))
     return Rate(usd=usd, per=per, is_hourly=True)
-
-
-def _range(low: int, high: int | None) -> str:
-    return str(low) if high is None or low == high else f"{low}..{high}"

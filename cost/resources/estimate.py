@@ -11,6 +11,7 @@ from cost.prices.book import PriceBook
 from cost.prices.price import HOURS_PER_MONTH, Unit, UnknownPrice
 from cost.resources.component import CostComponent, Scope, Section
 from cost.resources.lines import components, node_rate
+from cost.traced import named
 from stacks.catalog import find_preset
 from stacks.errors import Problem
 from stacks.rules.jobs import nodesets_of
@@ -79,8 +80,8 @@ def estimate(spec: StackSpec, book: PriceBook) -> Estimate:
         book_name=book.name,
         book_caveat=book.caveat,
         components=lines,
-        monthly_low_usd=total.low_usd,
-        monthly_high_usd=total.high_usd,
+        monthly_low_usd=named(total.low_usd, "USD a month at min_nodes", "explain total"),
+        monthly_high_usd=named(total.high_usd, "USD a month at max_nodes", "explain total"),
         price_date=min((term.price.date for line in lines for term in line.terms), default=None),
     )
 
@@ -204,20 +205,24 @@ def run_rates(spec: StackSpec, estimate: Estimate, book: PriceBook) -> RunRates:
     rates = {worker.name: node_rate(worker, book) for worker in workers}
     around = [line for line in estimate.components if line.nodeset is None]
     storage = sum((_hourly(line) for line in around if line.section in _STORAGE), Decimal(0))
+    others = sum((_hourly(line) for line in around if line.section not in _STORAGE), Decimal(0))
     disks = {worker.name: _disk_usd_per_hour(worker, estimate) for worker in workers}
     return RunRates(
         spec=spec,
         book=book,
         node_usd_per_hour={
-            name: None if isinstance(rate, UnknownPrice) else rate.usd
+            name: None
+            if isinstance(rate, UnknownPrice)
+            else named(rate.usd, "USD a node-hour", f"explain nodes.workers[{name}]")
             for name, rate in rates.items()
         },
         disk_usd_per_hour=disks,
-        control_plane_usd_per_hour=sum(
-            (_hourly(line) for line in around if line.section not in _STORAGE), Decimal(0)
+        control_plane_usd_per_hour=named(others, "USD an hour of the rest", "explain total"),
+        storage_usd_per_hour=named(
+            sum((nodes.counts(each)[0] * disks[each.name] for each in workers), storage),
+            "USD an hour of storage",
+            "explain total",
         ),
-        storage_usd_per_hour=storage
-        + sum((nodes.counts(each)[0] * disks[each.name] for each in workers), Decimal(0)),
         bill_usd_per_hour=estimate.hourly_low_usd,
         is_lower_bound=estimate.is_lower_bound,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -11,7 +11,6 @@ from cost.prices.book import PriceBook
 from cost.prices.price import Unit, UnknownPrice, node_sku
 from cost.resources.component import (
     CostComponent,
-    Input,
     Rate,
     Scope,
     Section,
@@ -19,6 +18,7 @@ from cost.resources.component import (
     rate_of,
     simple_line,
 )
+from cost.traced import named
 from stacks.catalog import find_preset
 from stacks.machines import home_volume_gib, observability_volumes
 from stacks.spec import StackSpec
@@ -109,11 +109,6 @@ class Group:
         """Number of nodes as printed, such as `3..9`."""
         return str(self.min_nodes) if self.is_fixed else f"{self.min_nodes}..{self.max_nodes}"
 
-    @property
-    def count_input(self) -> Input:
-        """Number of nodes as an input of a formula."""
-        return Input("nodes", self.count, ", ".join(self.count_keys))
-
 
 def groups(spec: StackSpec) -> Iterator[Group]:
     """Every node group, in the order of the bill."""
@@ -125,7 +120,7 @@ def groups(spec: StackSpec) -> Iterator[Group]:
     for label, key, group in declared:
         if group is not None:
             least, most = nodes.counts(group)
-            yield Group(
+            found = Group(
                 label=label,
                 key=key,
                 spec=group,
@@ -133,6 +128,9 @@ def groups(spec: StackSpec) -> Iterator[Group]:
                 max_nodes=most,
                 is_paused=(least, most) != (group.min_nodes, group.max_nodes),
             )
+            keys = ", ".join(found.count_keys)
+            least, most = (named(count, "nodes", keys) for count in (least, most))
+            yield replace(found, min_nodes=least, max_nodes=most)
 
 
 def node_line(group: Group, book: PriceBook) -> CostComponent:
@@ -150,7 +148,6 @@ def node_line(group: Group, book: PriceBook) -> CostComponent:
         quantity_high=group.max_nodes,
         rate=rate_of(found, "node/h") if is_known else None,
         terms=found if is_known else (),
-        unit="nodes",
         keys=(
             *group.count_keys,
             f"{group.key}.platform",
@@ -159,7 +156,6 @@ def node_line(group: Group, book: PriceBook) -> CostComponent:
         ),
         unknown=None if is_known else found.reason,
         nodeset=group.nodeset,
-        quantity_factors=(group.count_input,),
         num_per_node=1,
     )
 
@@ -188,7 +184,8 @@ def machine_terms(group: MachineSpec, book: PriceBook) -> tuple[Term, ...] | Unk
         price = book.find(node_sku(group.platform, part, group.billing), unit)
         if isinstance(price, UnknownPrice):
             return price
-        terms.append(Term(count=count, unit=name, price=price))
+        count = named(count, name, "stacks/catalog.py", beside=price.usd)
+        terms.append(Term(count=count, price=price))
         if price.covers_vm:
             # One line per GPU since 2025-10-01: adding vCPUs and memory would charge them twice.
             break
@@ -206,22 +203,19 @@ def node_disk_line(
     scope: Scope = Scope.SEED,
 ) -> CostComponent:
     """The line of the disk that `key` declares, for all nodes of the group."""
+    size_gib = named(disk.size_gib, "GiB of a disk", f"{key}.size_gib")
     return _gib_line(
         id=key,
         section=section,
         name=f"{label} ({disk.type.removeprefix('network-').removeprefix('ssd-')})",
         size=f"{group.count} x {disk.size_gib} GiB",
-        quantity=group.min_nodes * disk.size_gib,
-        quantity_high=group.max_nodes * disk.size_gib,
+        quantity=group.min_nodes * size_gib,
+        quantity_high=group.max_nodes * size_gib,
         price=book.find(f"disk/{disk.type}", Unit.GIB_MONTH),
         keys=(*group.count_keys, f"{key}.size_gib", f"{key}.type"),
         scope=scope,
         nodeset=group.nodeset,
         num_per_node=disk.size_gib,
-        quantity_factors=(
-            group.count_input,
-            Input("GiB of a disk", str(disk.size_gib), f"{key}.size_gib"),
-        ),
     )
 
 
@@ -267,7 +261,6 @@ def _line(
         unknown="an existing filesystem: the stack does not declare its size"
         if is_existing
         else None,
-        quantity_factors=() if is_existing else (Input("GiB", str(size_gib), f"{key}.size_gib"),),
     )
 
 
@@ -288,10 +281,6 @@ def object_storage_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostCompo
             quantity=backup.keep_daily * backup.size_gib,
             price=price,
             keys=(f"{key}.keep_daily", f"{key}.size_gib"),
-            quantity_factors=(
-                Input("copies", str(backup.keep_daily), f"{key}.keep_daily"),
-                Input("GiB of a copy", str(backup.size_gib), f"{key}.size_gib"),
-            ),
         )
     if bucket_gib is not None:
         key = "storage.config_bucket_gib"
@@ -345,7 +334,6 @@ def node_address_line(group: Group, book: PriceBook) -> CostComponent:
         keys=(*group.count_keys, f"{group.key}.public_ip"),
         scope=Scope.BEYOND,
         nodeset=group.nodeset,
-        quantity_factors=(group.count_input,),
         num_per_node=1,
     )
 
@@ -395,11 +383,9 @@ def _machine_line(nfs: NfsSpec, book: PriceBook) -> CostComponent:
         quantity_high=1,
         rate=rate_of(found, "machine/h") if is_known else None,
         terms=found if is_known else (),
-        unit="machines",
         keys=("nfs.platform", "nfs.preset", "nfs.billing"),
         scope=Scope.BEYOND,
         unknown=None if is_known else found.reason,
-        quantity_factors=(Input("machines", "1", "nfs"),),
     )
 
 
@@ -417,10 +403,6 @@ def _disk_line(
         price=book.find(f"disk/{disk.type}", Unit.GIB_MONTH),
         keys=(f"{key}.size_gib", f"{key}.type", *counted),
         scope=Scope.BEYOND,
-        quantity_factors=(
-            Input("disks", str(count), ", ".join(counted) or key),
-            Input("GiB of a disk", str(disk.size_gib), f"{key}.size_gib"),
-        ),
     )
 
 

@@ -19,6 +19,7 @@ from typing import Final
 from cost.resources.estimate import RunRates
 from cost.run_record import Kind, Outcome, RunRecord
 from cost.runs.recipes import max_steps
+from cost.traced import decimal, named
 from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
 from stacks.spec.cost import PreemptionSpec, RunForecastSpec
@@ -338,7 +339,7 @@ def _known(
     notes: list[str] = []
     epochs, steps = _epochs(declared, speed, sets, notes), max_steps(job, sets)
     counted = _counted(rates.spec, job, records)
-    tokens_per_epoch = Decimal(declared.tokens_per_epoch)
+    tokens_per_epoch = decimal(declared.tokens_per_epoch)
     if counted is not None and counted[0] != tokens_per_epoch:
         tokens_per_epoch = counted[0]
         notes.append(
@@ -348,7 +349,10 @@ def _known(
     num_tokens = tokens_per_epoch * epochs
     if steps is not None and speed.tokens_per_step is not None:
         num_tokens = steps * speed.tokens_per_step
-    busy_hours = num_tokens / speed.tokens_per_s / SECONDS_PER_HOUR
+    source = f"runs[{job.name}] x epochs, or counted; measured steps where train.max_steps is set"
+    num_tokens = named(num_tokens, "tokens", source, beside=declared.epochs)
+    per_s = named(speed.tokens_per_s, "tokens a second", str(speed), beside=declared.epochs)
+    busy_hours = num_tokens / per_s / SECONDS_PER_HOUR
     losses, hours = _disturbed(rates.spec, job, worker, busy_hours, records, notes)
     nodes_usd = rates.nodes_usd(worker, job.nodes, hours)
     if nodes_usd is None:
@@ -426,7 +430,10 @@ def _disturbed(
             "the run would never end; use fewer or on-demand nodes. The hours are without any"
         )
         return losses, busy_hours
-    return losses, busy_hours * found.factor
+    source = f"Daly 2006 at {losses.preemptions_per_node_day} a node-day: {losses.source}"
+    return losses, busy_hours * named(
+        found.factor, "slowdown by preemptions", source, beside=busy_hours
+    )
 
 
 def _speed(

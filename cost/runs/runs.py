@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Final
 
 from cost.chat.unit_costs import Amount, Inputs, Part
 from cost.report.layout import UNKNOWN, Table, exact_money, number, small_usd_text
 from cost.resources.estimate import RunRates, run_rates
 from cost.runs.forecast import Disturbance, Forecast, UnknownRun, disturbance, forecasts
+from cost.traced import named
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec
 from stacks.spec.slurm import JobSpec
+
+SLOWDOWN_SOURCE: Final = "J. T. Daly, FGCS 22(3), 2006, equation 20"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,9 @@ def _preemption_cost(
         on_demand_usd_per_hour=None if isinstance(on_demand, str) else on_demand * job.nodes,
         preemptible_usd_per_hour=None
         if isinstance(preemptible, str) or slowdown is None
-        else preemptible * job.nodes * slowdown.factor,
+        else preemptible
+        * job.nodes
+        * named(slowdown.factor, "slowdown", SLOWDOWN_SOURCE, beside=preemptible),
         preemptible_node_usd_per_hour=None if isinstance(preemptible, str) else preemptible,
         pays_up_to=pays_up_to,
         reason="; ".join(reasons) or None,

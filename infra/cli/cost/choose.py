@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from cost.choose.advise import advise as advice_on
-from cost.choose.advise import render_advice
-from cost.choose.advise_explain import explain_candidate
+from cost.choose.advise import explain_candidate, render_advice
 from cost.choose.demand import SLO_NAMES, Ask, Promise
 from cost.choose.servers import measured_curves
 from cost.prices.book import PriceBook

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost.choose.advise import Advice, Verdict, plain_advice, render_advice
-from cost.choose.advise_explain import explain_candidate
+from cost.choose.advise import Advice, Verdict, explain_candidate, plain_advice, render_advice
 from cost.choose.demand import PEAKS, Ask
 from cost.choose.servers import (
     Basis,

@@ -73,6 +73,19 @@ def test_every_expression_gives_its_figure(name: str):
         assert evaluated(each.expression) == each.value, (item, each)
 
 
+def test_the_formula_of_a_line_computes_its_amount_from_its_inputs():
+    """nodes x (GPUs x USD per GPU-hour + vCPUs x ... + GiB of memory x ...) x 730 h."""
+    found = bill_of(load_stack("l40s-dev"))
+    for line in found.estimate.components:
+        explanation = explain(found, line.id)
+        if len(explanation.figures) != 1:
+            continue
+        text = explanation.formula.removesuffix(" h").replace(" x ", " * ")
+        for each in sorted(explanation.inputs, key=lambda each: -len(each.name)):
+            text = text.replace(each.name, each.value)
+        assert evaluated(text) == line.monthly_low_usd, explanation.formula
+
+
 def test_every_line_and_total_of_the_bill_is_explained():
     found = bill_of(load_stack("l40s-dev"))
     for line in found.estimate.components:
@@ -235,10 +248,7 @@ def test_break_even_rests_on_the_prices_of_the_api_and_on_the_room():
     )
     figures = {figure.name: figure for figure in found.figures}
     assert figures["the API"].value == Decimal("0.018")
-    assert (
-        figures["the API"].expression
-        == "(8000 * (1 - 0) * 1 + 8000 * 0 * 0.1 + 2000 * 5) / 1000000"
-    )
+    assert figures["the API"].expression == "((8000 * 1 - 8000 * 1 * 0) * 1 + 2000 * 5) / 1000000"
     # One node of 4.5688 USD an hour, 24 hours, 0.018 USD a chat.
     assert figures["serving nodes, on-demand"].value == Decimal("4.5688") * 24 / Decimal("0.018")
     assert any(each.name == "room, chats a day" and each.value == "8640" for each in found.inputs)

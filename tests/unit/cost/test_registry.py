@@ -16,7 +16,9 @@ BOOK = PriceBook.load("nebius")
 def test_declared_images_are_gib_of_the_stack_by_their_key(public_key_file: Path) -> None:
     spec = load_stack("h100-prod")
     line = registry_line(replace(spec, storage=replace(spec.storage, registry_gib=40)), BOOK)
-    assert (line.quantity_low, line.unit, line.keys) == (40, "GiB", ("storage.registry_gib",))
+    assert line.rate is not None
+    assert (line.quantity_low, line.rate.per) == (40, "GiB/mo")
+    assert line.keys == ("storage.registry_gib",)
     assert line.scope is not Scope.BEYOND
 
 
