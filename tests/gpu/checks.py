@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -60,6 +61,7 @@ def losses_are_the_references(device: torch.device, is_tiny: bool) -> Figures:
 
     Every loss within 1 %, and every norm of a gradient, which random labels move more, within 3 %.
     """
+    import_module("peft")
     figures: Figures = {}
     plain = {"dtype": "fp32", "attention": "sdpa", "compile": False, "loss_chunk_tokens": 0}
     for method in ("lora", "full"):
@@ -102,6 +104,7 @@ def chunks_are_the_whole(device: torch.device, is_tiny: bool) -> Figures:
 
 def a_killed_run_goes_on(device: torch.device, is_tiny: bool) -> Figures:
     """The job `train`, killed by SIGKILL in its steps and started again: losses within 1e-4."""
+    import_module("prometheus_client")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for place in ("chkpt", "results", "whole", "killed"):

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import statistics
+import tempfile
 import threading
 import time
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
 
 from cost.size.memory import training_memory
 from cost.size.training import GIB, Sharding
-from tests.gpu.work import Case, RandomChats, Steps, random_model, trainer_of
+from tests.gpu.work import (
+    KINDS,
+    Case,
+    RandomChats,
+    Steps,
+    hf_config,
+    kind_of,
+    random_model,
+    trainer_of,
+)
 from workloads.common.hardware import peak_bf16_flops
 from workloads.train.model import flops_per_token
 
@@ -21,24 +32,25 @@ ROWS = {"micro_batch_size": 2}
 LORA = Case(name="LoRA r64 of 7B", model="Qwen2-7B", settings=ROWS)
 CASES = (
     LORA,
-    *(
-        Case(name=f"{LORA.name}, {name}", model=LORA.model, settings=ROWS | settings)
-        for name, settings in (
-            ("dense mask", {"attention": "sdpa"}),
-            ("not compiled", {"compile": False}),
-            # transformers 5.17 takes places of logits for one row alone.
-            ("whole logits of one row", {"loss_chunk_tokens": 0, "micro_batch_size": 1}),
-            ("activations computed again", {"gradient_checkpointing": True}),
-        )
-    ),
     Case(name="QLoRA r64 of 14B", model="Qwen3-14B", settings={"method": "qlora"}),
+    Case(name="all weights of 1B", model="Llama-3.2-1B", settings={"method": "full"} | ROWS),
     Case(
         name="all weights of 7B",
         model="Qwen2-7B",
         settings={"method": "full", "gradient_checkpointing": True},
     ),
-    Case(name="all weights of 1B", model="Llama-3.2-1B", settings={"method": "full"} | ROWS),
 )
+ONE_BY_ONE = tuple(
+    Case(name=f"{LORA.name}, {name}", model=LORA.model, settings=ROWS | settings)
+    for name, settings in (
+        ("not compiled", {"compile": False}),
+        ("activations computed again", {"gradient_checkpointing": True}),
+        ("dense mask", {"attention": "sdpa"}),
+        # transformers 5.17 takes places of logits for one row alone.
+        ("whole logits of one row", {"loss_chunk_tokens": 0, "micro_batch_size": 1}),
+    )
+)
+"""They come last: where time runs out it is they that are missing."""
 GENERATOR = Case(name="generation by 7B", model="Qwen2-7B")
 STREAMS = (1, 16, 64)
 WARM_STEPS = 3
@@ -53,16 +65,18 @@ def training(case: Case, device: torch.device) -> dict[str, Any]:
     """Return tokens/s, share of the peak, peak memory against the plan, and the losses of a case.
 
     Tokens are those that are not padding, over the median step after WARM_STEPS. The share counts
-    4N FLOPs a token for adapters and 6N for all weights. NotRunError where it would not fit, or a
-    package is missing.
+    4N FLOPs a token for adapters and 6N for all weights. NotRunError where it would not fit,
+    ModuleNotFoundError where a package is missing.
     """
     planned = training_memory(case.shape, case.plan, Sharding()).total
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info()
         if planned > free:
             raise NotRunError(f"planned {planned} bytes, {free} are free")
-    if case.config.method == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
-        raise NotRunError("bitsandbytes is not installed: pip install bitsandbytes")
+    if case.config.has_adapters:
+        import_module("peft")
+    if case.config.method == "qlora":
+        import_module("bitsandbytes")
     steps = Steps()
     trainer = trainer_of(case.config, RandomChats(case), device, steps)
     if device.type == "cuda":
@@ -94,13 +108,16 @@ def training(case: Case, device: torch.device) -> dict[str, Any]:
 
 def generation(case: Case, device: torch.device) -> dict[str, Any]:
     """Return the tokens/s of all streams together of our engine, for each of STREAMS."""
-    from tests.workloads.conftest import make_tokenizer
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
     from workloads.serve.engine import Runner, TransformersEngine
     from workloads.serve.rows import RowCache
     from workloads.serve.scheduler import Delta, Generation, Sampling, Scheduler
 
-    prompt_tokens, new_tokens = (8, 4) if case.is_tiny else (256, 128)
     model = random_model(case, device)
+    words = models.WordLevel({str(each): each for each in range(case.shape.vocab)}, unk_token="0")
+    prompt_tokens, new_tokens = _lengths(case)
     context = prompt_tokens + new_tokens
     most = max(STREAMS)
     cache = RowCache(
@@ -109,35 +126,78 @@ def generation(case: Case, device: torch.device) -> dict[str, Any]:
     engine = TransformersEngine(
         Runner(model, cache, None),
         Scheduler(num_rows=most, max_queue=0, prefill_tokens=2048),
-        make_tokenizer(),
+        PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)),
         stop_ids=frozenset(),
         kv_total_tokens=most * context,
     )
     engine.start()
 
-    def tokens_per_s(streams: int) -> float:
+    def generate(prompts: list[list[int]]) -> None:
         left = threading.Semaphore(0)
 
         def sink(delta: Delta) -> None:
             if delta.is_last:
                 left.release()
 
-        prompts = [tuple(range(number, number + prompt_tokens)) for number in range(streams)]
-        began_s = time.perf_counter()
         greedy = {"ignore_eos": True, "sampling": Sampling(temperature=0)}
-        engine.submit(
-            [(Generation(prompt_ids=ids, max_tokens=new_tokens, **greedy), sink) for ids in prompts]
-        )
+        asked = [Generation(prompt_ids=tuple(p), max_tokens=new_tokens, **greedy) for p in prompts]
+        engine.submit([(each, sink) for each in asked])
         for _ in prompts:
             left.acquire()
-        return streams * new_tokens / (time.perf_counter() - began_s)
 
     try:
-        for streams in STREAMS:  # warm: kernels are chosen by the number of rows
-            tokens_per_s(streams)
-        return {f"tokens_per_s_at_{each}": round(tokens_per_s(each), 1) for each in STREAMS}
+        return _speeds(case, generate)
     finally:
         engine.stop(drain_s=0)
+
+
+def vllm_generation(case: Case) -> dict[str, Any]:
+    """Return the same of vLLM, whose weights are its own random ones."""
+    import vllm  # pyright: ignore[reportMissingImports]
+
+    prompt_tokens, new_tokens = _lengths(case)
+    wanted = vllm.SamplingParams(
+        temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        config = hf_config(case.shape)
+        config.architectures = [f"{KINDS[kind_of(case.shape)]}ForCausalLM"]
+        config.save_pretrained(folder)
+        engine = vllm.LLM(
+            model=folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            max_model_len=prompt_tokens + new_tokens,
+            max_num_seqs=max(STREAMS),
+            enable_prefix_caching=False,
+        )
+
+        def generate(prompts: list[list[int]]) -> None:
+            found = engine.generate([{"prompt_token_ids": each} for each in prompts], wanted)
+            assert all(len(each.outputs[0].token_ids) == new_tokens for each in found)
+
+        return _speeds(case, generate)
+
+
+def _lengths(case: Case) -> tuple[int, int]:
+    """Tokens of a prompt, and of an answer."""
+    return (8, 4) if case.is_tiny else (256, 128)
+
+
+def _speeds(case: Case, generate: Callable[[list[list[int]]], None]) -> dict[str, Any]:
+    """Return the tokens/s of all streams together, for each of STREAMS."""
+    prompt_tokens, new_tokens = _lengths(case)
+
+    def tokens_per_s(streams: int) -> float:
+        prompts = [[*range(number, number + prompt_tokens)] for number in range(streams)]
+        began_s = time.perf_counter()
+        generate(prompts)
+        return streams * new_tokens / (time.perf_counter() - began_s)
+
+    for streams in STREAMS:  # warm: kernels are chosen by the number of rows
+        tokens_per_s(streams)
+    return {f"tokens_per_s_at_{each}": round(tokens_per_s(each), 1) for each in STREAMS}
 
 
 def free(device: torch.device) -> None:

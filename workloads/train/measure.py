@@ -20,8 +20,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-
 from workloads.common.hardware import peak_bf16_flops
 from workloads.common.log import log
 
@@ -187,6 +185,8 @@ class TrainMetrics:
         """`last_commit_s`: when the newest checkpoint of this process was committed, Unix time;
         None before the first, when the start of the loop counts.
         """
+        from prometheus_client import CollectorRegistry, Counter, Gauge
+
         began_s = now_s()
         self._now_s = now_s
         self._registry = CollectorRegistry()
@@ -218,6 +218,8 @@ class TrainMetrics:
 
     def text(self) -> bytes:
         """Return the page that Prometheus reads."""
+        from prometheus_client import generate_latest
+
         return generate_latest(self._registry)
 
     def ended_step(self, result: StepResult) -> None:
