@@ -116,7 +116,7 @@ _SXM_B300: Final = (
 )
 
 # L40S has no InfiniBand. Source: docs.nebius.com/compute/virtual-machines/types, 2026-11, through
-# public copies of its table; `2gpu-64vcpu-384gb` is also what seed 000 ran. The CPU topology is not
+# public copies of its table; github.com/sar/nebius ran `2gpu-64vcpu-384gb`. The CPU topology is not
 # published: it is taken from the CPU platforms of the same generation (Genoa as cpu-d3, Ice Lake as
 # cpu-e2) and must be confirmed with `slurmd -C` on a node.
 _L40S_A: Final = (
@@ -210,7 +210,7 @@ VCPUS_ADVISED: Final[Mapping[str, int]] = MappingProxyType(
 )
 """Smallest preset that the recipe calls sufficient, per role (preset.tf, commit 7b687e5)."""
 PLATFORM_ALIASES: Final[Mapping[str, str]] = MappingProxyType({"gpu-h200": "gpu-h200-sxm"})
-"""Names that documents use for a platform of the API (seed 003's terraform.tfvars)."""
+"""Names that documents use for a platform of the API (terraform.tfvars of published projects)."""
 SYSTEM_MIN_NODES_ADVISED: Final = 3
 NODES_PER_GROUP_MAX: Final = 100
 """nebius.mk8s.v1.NodeGroupSpec.fixed_node_count and max_node_count: 0 to 100."""

@@ -129,6 +129,8 @@ _SHOWN_CHARACTERS: Final = 80
 _ANY: Final = Bounds()
 _ONE_OR_MORE: Final = ("after",)
 """Lists that may be given as the text of their only entry."""
+RENAMED_BOOKS: Final[Mapping[str, str]] = {"seed000": "nebius-2026-09"}
+"""Old name of a price book, which stack files and states may have -> its name now."""
 _GONE: Final[Mapping[str, str]] = {
     # nebius/soperator, helm/slurm-cluster/templates/slurm-cluster-cr.yaml at 4.1.7 and of 5.0.0:
     # the resource has a field for it, the chart has no value.
@@ -204,6 +206,8 @@ class Decoder:
         decoded = self._scalar(cast("object", hint), value, path)
         if key == "platform" and isinstance(decoded, str):
             return canonical_platform(decoded)
+        if key == "prices" and isinstance(decoded, str):
+            return RENAMED_BOOKS.get(decoded, decoded)
         return decoded
 
     def _items(self, hint: object, value: object, path: str, key: str) -> tuple[object, ...]:

@@ -39,11 +39,11 @@ _ALIASES = {
     "hourly_high_usd": "total",
     "monthly_low_usd": "total",
     "monthly_high_usd": "total",
-    "subtotal_low_usd": "total.seed",
-    "subtotal_high_usd": "total.seed",
+    "subtotal_low_usd": "total.main",
+    "subtotal_high_usd": "total.main",
     "total": "total",
-    "subtotal": "total.seed",
-    "subtotal, not in seed 000": "total.beyond",
+    "subtotal": "total.main",
+    "subtotal, also billed": "total.also",
     "$/h": "total",
     "$/month": "total",
     "$/run": "run",
@@ -139,7 +139,7 @@ def _line(line: CostComponent) -> Explanation:
 def _totals(bill: Bill) -> Iterator[Explanation]:
     name, lines = bill.spec.name, bill.estimate.components
     yield _total("total", f"Total of {name}", lines)
-    for item, scope in (("total.seed", Scope.SEED), ("total.beyond", Scope.BEYOND)):
+    for item, scope in (("total.main", Scope.MAIN), ("total.also", Scope.ALSO)):
         of_scope = tuple(line for line in lines if line.scope is scope)
         if of_scope:
             yield _total(item, f"Lines of {name}: {scope}", of_scope)

@@ -31,11 +31,11 @@ from cost.report.layout import (
 from cost.resources.component import CostComponent, Scope
 from cost.resources.estimate import Estimate, Total
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 """Of the JSON document: cost/bill/cost.schema.json."""
 UNPRICED: Final = "UNPRICED"
-BEYOND_SEED: Final = "Not in seed 000"
-"""Heading of the lines that seed 000 leaves out."""
+ALSO_BILLED: Final = "Also billed"
+"""Heading of the lines that the published bill of this cluster leaves out."""
 _MILL: Final = Decimal("0.001")
 _HEADINGS: Final = ("Component", "Quantity", "Unit price", "$/h", "$/month")
 
@@ -78,11 +78,11 @@ def _lines(estimate: Estimate) -> Table:
         scope: [line for line in estimate.components if line.scope is scope] for scope in Scope
     }
     rows = [
-        *_section_rows(scopes[Scope.SEED]),
-        _total_row("Subtotal", estimate.subtotal(Scope.SEED)),
-        (BEYOND_SEED, "", "", "", ""),
-        *(_line_row(line) for line in scopes[Scope.BEYOND]),
-        _total_row("Subtotal, not in seed 000", estimate.subtotal(Scope.BEYOND)),
+        *_section_rows(scopes[Scope.MAIN]),
+        _total_row("Subtotal", estimate.subtotal(Scope.MAIN)),
+        (ALSO_BILLED, "", "", "", ""),
+        *(_line_row(line) for line in scopes[Scope.ALSO]),
+        _total_row("Subtotal, also billed", estimate.subtotal(Scope.ALSO)),
         _total_row(
             "Total",
             Total(
@@ -175,11 +175,11 @@ def _csv_rows(bill: Bill) -> Iterator[Sequence[object]]:
             line.section, line.name, line.size, *rate, *amounts, line.unknown, line.scope,
             " ".join(line.keys),
         )  # fmt: skip
-    listed = estimate.subtotal(Scope.SEED)
+    listed = estimate.subtotal(Scope.MAIN)
     whole = (money(estimate.monthly_low_usd), money(estimate.monthly_high_usd))
     for name, amounts, is_bound, scope in (
         ("Subtotal", (money(listed.low_usd), money(listed.high_usd)), listed.is_lower_bound,
-         Scope.SEED),
+         Scope.MAIN),
         ("Total", whole, estimate.is_lower_bound, None),
     ):  # fmt: skip
         bound = "lower bound" if is_bound else None
@@ -266,7 +266,7 @@ def _problems(bill: Bill) -> str:
 
 def figures(estimate: Estimate, unit_costs: UnitCosts) -> dict[str, object]:
     """Figures of the bill; unit costs are the first scenario's, for the whole cluster."""
-    listed = estimate.subtotal(Scope.SEED)
+    listed = estimate.subtotal(Scope.MAIN)
     chat = next(iter(unit_costs.known_chats), None)
     run = None if isinstance(unit_costs.run, NotKnown) else unit_costs.run
     reasons = {

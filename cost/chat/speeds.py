@@ -471,6 +471,6 @@ def nodes_for(demand_per_day: Decimal, room_per_node: Decimal) -> int:
 def usd_on_basis(row: ChatCost, usd: Decimal, days: Decimal) -> Decimal:
     """US dollars a chat when a bill over so many days is shared by the chats that fit in them.
 
-    Seed 000 divides $19,000 by the chats of 30 days at full load.
+    Such as $19,000 by the chats of 30 days at full load.
     """
     return usd / days / row.chats_per_day

@@ -14,8 +14,8 @@ from stacks.spec.cost import ChatSpec
 
 MISSES: Final = "MISSES SLO"
 NO_POINT: Final = "NO OPERATING POINT"
-_SEED_MONTH_DAYS: Final = 30
-"""Seed 000 divides its monthly bill by the chats of 30 days."""
+_SHORT_MONTH_DAYS: Final = 30
+"""Published costs per chat divide the bill of a month by the chats of 30 days."""
 
 
 def chat_table(units: UnitCosts) -> Table | None:
@@ -184,13 +184,12 @@ def _promise_note(units: UnitCosts, rows: Sequence[ChatCost]) -> list[str]:
 
 
 def _month_note(first: ChatCost) -> str:
-    """What the first row would cost where a month is 30 days, as in seed 000."""
-    factor = HOURS_PER_MONTH / Decimal(_SEED_MONTH_DAYS * 24)
+    """What the first row would cost where a month is 30 days, as finance reports count."""
+    factor = HOURS_PER_MONTH / Decimal(_SHORT_MONTH_DAYS * 24)
     low, high = first.cluster_low_usd * factor, first.cluster_high_usd * factor
     return (
-        f"A month of {_SEED_MONTH_DAYS} days instead of {HOURS_PER_MONTH} hours, as seed 000 counts"
-        f" chats, gives {span(small_usd_text(low), small_usd_text(high), '..')} for "
-        f"{first.speed.scenario}."
+        f"A month of {_SHORT_MONTH_DAYS} days of chats instead of {HOURS_PER_MONTH} hours gives "
+        f"{span(small_usd_text(low), small_usd_text(high), '..')} for {first.speed.scenario}."
     )
 
 

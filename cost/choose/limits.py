@@ -89,7 +89,7 @@ def _within(inputs: Inputs, usd: Decimal, most: Decimal) -> bool | None:
     """
     if usd > most:
         return False
-    declared = (line for line in inputs.estimate.unpriced if line.scope is Scope.SEED)
+    declared = (line for line in inputs.estimate.unpriced if line.scope is Scope.MAIN)
     return None if any(declared) else True
 
 

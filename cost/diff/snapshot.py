@@ -20,6 +20,7 @@ from cost.report.layout import rounded
 from cost.resources.component import CostComponent
 from stacks.changes import NODE_KEYS, STORAGE_KEYS, declared_values, parents_of
 from stacks.files import is_map
+from stacks.load import RENAMED_BOOKS
 
 if TYPE_CHECKING:
     from cost.bill.bill import Bill
@@ -248,13 +249,16 @@ def parse(value: object) -> Snapshot:
     try:
         return Snapshot(
             stack=_str(value, "stack"),
-            book=_str(value, "book"),
+            book=_book(_str(value, "book")),
             lines=tuple(_parsed_line(name, text) for name, text in _texts(value, "lines")),
             amounts=tuple(_amount(name, text) for name, text in _texts(value, "amounts")),
             prices={sku: _parsed_price(text) for sku, text in _texts(value, "prices")},
             # The engine's mappings come in another order in every process, and steps of a change
             # are told in the order of these.
-            values=dict(sorted(_texts(value, "values"))),
+            values={
+                key: _book(text) if key == "prices" else text
+                for key, text in sorted(_texts(value, "values"))
+            },
         )
     except (KeyError, TypeError, ValueError, InvalidOperation) as error:
         raise SnapshotError(f"it is damaged: {error}") from error
@@ -284,7 +288,11 @@ def _amount(name: str, text: str) -> Amount:
 
 def _parsed_price(text: str) -> SnapshotPrice:
     usd, unit, date, book, source = text.split(_GAP, 4)
-    return SnapshotPrice(usd=Decimal(usd), unit=unit, date=date, book=book, source=source)
+    return SnapshotPrice(usd=Decimal(usd), unit=unit, date=date, book=_book(book), source=source)
+
+
+def _book(name: str) -> str:
+    return RENAMED_BOOKS.get(name, name)
 
 
 def _joined(*texts: str) -> str:

@@ -24,10 +24,10 @@ class Section(StrEnum):
 
 
 class Scope(StrEnum):
-    """Whether seed 000 lists the line."""
+    """Which subtotal of the bill the line is in: of what the stack is built for, or also billed."""
 
-    SEED = "seed 000"
-    BEYOND = "beyond seed 000"
+    MAIN = "main"
+    ALSO = "also billed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class CostComponent:
     """What one piece is made of; empty when a price is unknown."""
     keys: tuple[str, ...]
     """Config keys that the amount follows from, as the user writes them."""
-    scope: Scope = Scope.SEED
+    scope: Scope = Scope.MAIN
     unknown: str | None = None
     """Why the line has no amount; None when it has one."""
     nodeset: str | None = None
@@ -118,7 +118,7 @@ def simple_line(
     per: str,
     unit: str,
     keys: tuple[str, ...],
-    scope: Scope = Scope.SEED,
+    scope: Scope = Scope.MAIN,
     quantity_high: int | None = None,
     nodeset: str | None = None,
     unknown: str | None = None,

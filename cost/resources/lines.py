@@ -42,7 +42,7 @@ _address_line: Final = partial(
 
 
 def components(spec: StackSpec, book: PriceBook) -> tuple[CostComponent, ...]:
-    """Every line of the stack's bill: those that seed 000 lists, then those beyond it."""
+    """Every line of the stack's bill: those of the scope main, then what is also billed."""
     declared = tuple(groups(spec))
     return (
         *(node_line(group, book) for group in declared),
@@ -200,7 +200,7 @@ def node_disk_line(
     key: str,
     label: str,
     section: Section,
-    scope: Scope = Scope.SEED,
+    scope: Scope = Scope.MAIN,
 ) -> CostComponent:
     """The line of the disk that `key` declares, for all nodes of the group."""
     size_gib = named(disk.size_gib, "GiB of a disk", f"{key}.size_gib")
@@ -223,7 +223,7 @@ def worker_disk_lines(group: Group, book: PriceBook) -> Iterator[CostComponent]:
     """The local disks and the image disk of one nodeset; other groups have none."""
     if not isinstance(group.spec, WorkerSpec):
         return
-    line = partial(node_disk_line, group, section=Section.WORKER_DISKS, scope=Scope.BEYOND)
+    line = partial(node_disk_line, group, section=Section.WORKER_DISKS, scope=Scope.ALSO)
     for disk in group.spec.local_disks:
         key = f"{group.key}.local_disks[{disk.name}]"
         yield line(disk, book, key=key, label=f"{group.label} {disk.name}")
@@ -306,7 +306,7 @@ def state_bucket_line(book: PriceBook) -> CostComponent:
         quantity_high=1,
         price=book.find(SKU, Unit.GIB_MONTH),
         keys=(),
-        scope=Scope.BEYOND,
+        scope=Scope.ALSO,
     )
 
 
@@ -332,14 +332,14 @@ def node_address_line(group: Group, book: PriceBook) -> CostComponent:
         quantity_high=group.max_nodes,
         price=book.find("public-ip", Unit.ADDRESS_HOUR),
         keys=(*group.count_keys, f"{group.key}.public_ip"),
-        scope=Scope.BEYOND,
+        scope=Scope.ALSO,
         nodeset=group.nodeset,
         num_per_node=1,
     )
 
 
 def allocation_line(spec: StackSpec, book: PriceBook) -> CostComponent:
-    """The public endpoint of the Kubernetes API, an address that seed 000 does not list."""
+    """The public endpoint of the Kubernetes API, an address of its own."""
     return _address_line(
         id="cluster.endpoint_address",
         name="endpoint address (Kubernetes)",
@@ -347,7 +347,7 @@ def allocation_line(spec: StackSpec, book: PriceBook) -> CostComponent:
         quantity=1 if spec.cluster.public_endpoint else 0,
         price=book.find("public-ip/kubernetes-endpoint", Unit.ADDRESS_HOUR),
         keys=("cluster.public_endpoint",),
-        scope=Scope.BEYOND,
+        scope=Scope.ALSO,
     )
 
 
@@ -367,7 +367,7 @@ def nfs_server_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent
             quantity=1,
             price=book.find("public-ip", Unit.ADDRESS_HOUR),
             keys=("nfs.public_ip",),
-            scope=Scope.BEYOND,
+            scope=Scope.ALSO,
         )
 
 
@@ -384,7 +384,7 @@ def _machine_line(nfs: NfsSpec, book: PriceBook) -> CostComponent:
         rate=rate_of(found, "machine/h") if is_known else None,
         terms=found if is_known else (),
         keys=("nfs.platform", "nfs.preset", "nfs.billing"),
-        scope=Scope.BEYOND,
+        scope=Scope.ALSO,
         unknown=None if is_known else found.reason,
     )
 
@@ -402,7 +402,7 @@ def _disk_line(
         quantity=count * disk.size_gib,
         price=book.find(f"disk/{disk.type}", Unit.GIB_MONTH),
         keys=(f"{key}.size_gib", f"{key}.type", *counted),
-        scope=Scope.BEYOND,
+        scope=Scope.ALSO,
     )
 
 
@@ -418,7 +418,7 @@ def control_plane_line(spec: StackSpec, book: PriceBook) -> CostComponent:
         per="cluster/h",
         unit="clusters",
         keys=("cluster.etcd_size",),
-        scope=Scope.BEYOND,
+        scope=Scope.ALSO,
     )
 
 
@@ -435,7 +435,7 @@ def chart_volume_line(spec: StackSpec, book: PriceBook) -> CostComponent:
         quantity=size_gib,
         price=book.find(f"disk/{DiskType.NETWORK_SSD}", Unit.GIB_MONTH),
         keys=("soperator.observability", "soperator.nfs_home"),
-        scope=Scope.BEYOND,
+        scope=Scope.ALSO,
     )
 
 
@@ -464,6 +464,6 @@ def registry_line(spec: StackSpec, book: PriceBook) -> CostComponent:
         quantity=None,
         price=book.find(_SKU, Unit.GIB_MONTH),
         keys=(),
-        scope=Scope.BEYOND,
+        scope=Scope.ALSO,
         unknown="the stack does not declare how much its users push",
     )

@@ -1,6 +1,6 @@
 """Answers to `soperator cost size`: text for people and values for programs, of one computation.
 
-The rule of seed 004 is that of a deck of March 2024, which prints nine rows and no rule. This one
+`--rule 2024-deck` is that of slides of March 2024, which print nine rows and no rule. This one
 gives all nine: weights are bytes times billions; training takes 3.5 times that, rounded up to 1 or
 1.5 times a power of two where that is at most a tenth more; GPUs are the next power of two of
 memory by 40 GB. docs/sizing.md says where it is low.
@@ -143,7 +143,7 @@ def serving_answer(
     )
 
 
-def seed004_answer(
+def deck_answer(
     model: str | None = None, *, dtype: Dtype | None = None, gpu_memory_gb: int | None = None
 ) -> Answer:
     """The deck's rule beside the planner: its nine rows, or the rows of one model."""
@@ -172,7 +172,7 @@ def seed004_answer(
             }
         )
     return Answer(
-        document=seed004_document(rows, gpu_memory_gb=memory_gb),
+        document=deck_document(rows, gpu_memory_gb=memory_gb),
         values={"gpu_memory_gb": memory_gb, "rows": values},
     )
 
@@ -222,13 +222,13 @@ def serving_document(
     )
 
 
-def seed004_document(rows: Sequence[tuple[ModelShape, DeckRow]], *, gpu_memory_gb: int) -> Document:
+def deck_document(rows: Sequence[tuple[ModelShape, DeckRow]], *, gpu_memory_gb: int) -> Document:
     """The deck's rule beside what training takes: AdamW in fp32, one row of 4,096 tokens, FSDP."""
     return Document(
         tables=(
             Table(
                 title=(
-                    f"Rule of seed 004 on GPUs of {gpu_memory_gb} GB, beside this planner "
+                    f"Rule of the 2024 deck on GPUs of {gpu_memory_gb} GB, beside this planner "
                     "(full training, fsdp; decimal GB)"
                 ),
                 headings=(

@@ -181,7 +181,7 @@ USABLE_PERCENT: Final = 92
 
 # What CUDA shows of a data sheet's GB ("GPU 0 has a total capacity of ..."), the least reading.
 # 48 (L40): github.com/QwenLM/Qwen3-VL/issues/2097, 2026-06-04; L40S shows 44.42 in
-# github.com/stepfun-ai/Step-Video-T2V/issues/8, 2025-02-17. 80 (H100): seed 001.
+# github.com/stepfun-ai/Step-Video-T2V/issues/8, 2025-02-17. 80 (H100): nebius-h100-8gpu-benchmark.
 # 141 (H200), 180 (B200): out-of-memory messages in public logs, read 2026-11-21.
 _SHOWN_GIB: Final[Mapping[int, float]] = MappingProxyType(
     {48: 44.40, 80: 79.19, 141: 139.72, 180: 178.35}

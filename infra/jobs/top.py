@@ -17,9 +17,9 @@ from infra.clients.slurm import Job, expand
 from infra.clients.ssh import Connection
 
 GATE_PERCENT: Final = 80.0
-"""Seed 002: every GPU busier than this."""
+"""A published rule of thumb: every GPU busier than this."""
 MEMORY_GATE_PERCENT: Final = 50.0
-"""Ours, where seed 002 says "high": at half and below, twice the micro batch is sure to fit."""
+"""Ours, where that rule says "high": at half and below, twice the micro batch is sure to fit."""
 _POLL_S: Final = 0.5
 _HISTORY: Final = 60
 _BARS: Final = " .:-=+*#%@"

@@ -245,7 +245,7 @@ def _interconnect(worker: WorkerSpec) -> dict[str, str]:
 def share(worker: WorkerSpec, gpus: int) -> dict[str, str]:
     """CPU and memory that go with `gpus` of a node: half of its vCPUs, 7/8 of its memory.
 
-    64 and 1400Gi of the 8-GPU presets of seed 001. A small node keeps more than an eighth for
+    64 and 1400Gi of the 8-GPU presets. A small node keeps more than an eighth for
     itself.
     """
     preset = find_preset(worker.platform, worker.preset)

@@ -145,11 +145,11 @@ EDITS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ),
     ),
     "a price book": (
-        "soperator-stack:prices: seed000",
+        "soperator-stack:prices: nebius-2026-09",
         "soperator-stack:prices: nebius",
         (
-            "prices: seed000 -> nebius",
-            "price cpu-d3/vcpu: 0.012 (seed000, undated, read on 2026-11-21) -> 0.015 (nebius, ",
+            "prices: nebius-2026-09 -> nebius",
+            "price cpu-d3/vcpu: 0.012 (nebius-2026-09, undated, read on 2026-11-21) -> 0.015 (",
         ),
     ),
     "a chat": (
@@ -187,7 +187,7 @@ def test_a_pulled_load_test_prices_the_next_preview_and_is_named_as_the_cause(
     assert "$/chat $3.63 $0.153 -$3.47" in text
     assert (
         f"$/chat: now measured: Batch Size 16 Finetuned: job 14 of stack {STACK} on cpu; was "
-        "assumed: Single Batch Finetuned: seed 000, measured on 2x L40S"
+        "assumed: Single Batch Finetuned: published run (sar/nebius), measured on 2x L40S"
     ) in " ".join(text.split())
     assert "Operating point of Batch Size 16 Finetuned: 16 streams, 90 tokens/s" in text
 

@@ -118,22 +118,29 @@ REFUSED = {
         "storage.jail.size_gib: expected a whole number of 1 or more, got 0",
     ),
     "a broken policy": (
-        "  soperator-stack:prices: seed000\n",
-        "  soperator-stack:prices: seed000\n  soperator-stack:policy: {max_usd_per_month: 19000}\n",
+        "  soperator-stack:prices: nebius-2026-09\n",
+        (
+            "  soperator-stack:prices: nebius-2026-09\n"
+            "  soperator-stack:policy: {max_usd_per_month: 19000}\n"
+        ),
         (
             "policy.max_usd_per_month: $19,039.61, but allowed is $19,000.00 a month; the cheapest "
             "that keeps every limit: nodes.controller.nodes: 2 -> 1 ("
         ),
     ),
     "more than a quota": (
-        "  soperator-stack:prices: seed000\n",
+        "  soperator-stack:prices: nebius-2026-09\n",
         (
-            "  soperator-stack:prices: seed000\n"
+            "  soperator-stack:prices: nebius-2026-09\n"
             "  soperator-stack:quotas: [{name: compute.instance.gpu.l40s, limit: 8}]\n"
         ),
         "quotas[0].limit: the stack needs 10 of compute.instance.gpu.l40s, but the limit is 8",
     ),
-    "a missing key": ("  soperator-stack:prices: seed000\n", "", "prices: missing; give text"),
+    "a missing key": (
+        "  soperator-stack:prices: nebius-2026-09\n",
+        "",
+        "prices: missing; give text",
+    ),
 }
 
 

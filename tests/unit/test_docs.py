@@ -136,7 +136,7 @@ def test_the_bills_in_the_readme_are_those_that_the_stacks_declare() -> None:
     declared = []
     for name in SHIPPED:
         spec = load_stack(name)
-        listed = estimate(spec, layered(spec)).subtotal(Scope.SEED)
+        listed = estimate(spec, layered(spec)).subtotal(Scope.MAIN)
         low, high = (
             f"{usd.quantize(Decimal('0.01'), ROUND_HALF_UP):,}"
             for usd in (listed.low_usd, listed.high_usd)

@@ -1,4 +1,4 @@
-"""The acceptance suite under seed 001's name and options, as a script for torchrun.
+"""The acceptance suite under the name and options of a published benchmark: a script for torchrun.
 
 Usage: torchrun --nproc_per_node=8 workloads/accept/benchmark.py --mode distributed --output FILE
 Modes: health, single, distributed, full. A rank ends with 0 for PASS, 1 for FAIL, 69 for NOT RUN;

@@ -18,7 +18,7 @@ from workloads.common.exit_codes import DataError, ExitCode, WorkloadError
 from workloads.common.log import log
 
 _MIB = 2**20
-SEED_MODEL = "seed 001 encoder, 163M"
+BENCHMARK_MODEL = "encoder-163m"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Recorded:
 
 
 def read_benchmark(values: Mapping[str, Any], name: str) -> Recorded:
-    """Return the run in a file of seed 001's benchmark.py; `name` starts the messages."""
+    """Return the run in a file of the published benchmark.py; `name` starts the messages."""
     try:
         cluster, results = values["cluster_info"], values["results"]
         ranks, nodes = int(cluster["total_gpus"]), int(cluster["nodes"])
@@ -56,7 +56,7 @@ def read_benchmark(values: Mapping[str, Any], name: str) -> Recorded:
                 nodes=nodes,
                 tokens=tokens,
                 seconds=tokens / rate,
-                model=SEED_MODEL,
+                model=BENCHMARK_MODEL,
                 batch=details["batch_size"],
                 sequence=details["seq_length"],
                 dtype="fp32",
@@ -82,7 +82,7 @@ def _row(row: Mapping[str, Any], ranks: int, nodes: int) -> Row:
         algbw_gb_per_s=busbw / BUS_FACTORS["all_reduce"](ranks),
         busbw_gb_per_s=busbw,
         wrong=None,
-        source="seed 001 benchmark.py",
+        source="nebius-h100-8gpu-benchmark, benchmark.py",
     )
     return {
         **asdict(found),

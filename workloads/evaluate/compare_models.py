@@ -2,7 +2,7 @@
 
 Usage: python -m workloads.evaluate.compare_models --trained-results PATH --original-results PATH
 --output comparison_report.json [--metric rougeL] [--resamples 2000] [--confidence 0.95] [--seed 0]
-PATH is a result folder, or the inference_results.json in it, as seed 002 names it.
+PATH is a result folder, or the inference_results.json in it.
 Exit codes: 0 written, 2 a bad option, 65 results that are damaged or not of the same rows.
 """
 

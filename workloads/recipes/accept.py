@@ -107,7 +107,7 @@ _SHAPE = ("vocabulary", "width", "layers", "heads")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """The model whose tokens are counted; the defaults are the shape of seed 001's benchmark."""
+    """The model whose tokens are counted; the defaults are of nebius-h100-8gpu-benchmark."""
 
     name: str = "decoder-163m"
     vocabulary: int = 50257

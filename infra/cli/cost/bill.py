@@ -208,7 +208,7 @@ def chat(
     stack: StackOption = DEFAULT_STACK,
     usd: Annotated[
         str | None,
-        typer.Option(metavar="USD", help="Share this bill by the chats too, as seed 000's 19000."),
+        typer.Option(metavar="USD", help="Share this bill by the chats too, such as 19000."),
     ] = None,
     days: Annotated[
         str, typer.Option(metavar="DAYS", help="Days that the bill of --usd pays for.")

@@ -33,7 +33,7 @@ from stacks.spec import StackSpec
 class Rule(StrEnum):
     """A rule of thumb that may be shown beside the planner."""
 
-    SEED004 = "seed004"
+    DECK_2024 = "2024-deck"
 
 
 def size(
@@ -67,9 +67,9 @@ def size(
 ) -> None:
     """Show the memory that a model needs and where it fits, the cheapest preset first."""
     if rule is not None:
-        found = answer.seed004_answer(model, dtype=dtype, gpu_memory_gb=gpu_mem)
+        found = answer.deck_answer(model, dtype=dtype, gpu_memory_gb=gpu_mem)
     elif model is None:
-        raise typer.BadParameter("name a model, or give --rule seed004", param_hint="MODEL")
+        raise typer.BadParameter("name a model, or give --rule 2024-deck", param_hint="MODEL")
     elif serve:
         serving = Serving(
             dtype=dtype or Dtype.BF16,

@@ -1,6 +1,6 @@
 """What a report is made from, and how well a training run used what it was paid for.
 
-The gates are those of seed 002: GPUs busy, memory well used, throughput as high as it gets. Reads
+GPUs are to be busy, memory well used, throughput as high as it gets. Reads
 what the job left: its record, and gpu_<node>.csv of workloads/common/launch.py. What was not
 measured is NOT RUN and says why.
 """
@@ -115,7 +115,7 @@ class Report:
     """What the GPUs of `training` did; None without it."""
     evaluation_run: RunRecord | None
     evaluation: Mapping[str, Any] | None
-    """Its result in the shape of seed 000: base_model, finetuned_model, comparison."""
+    """Its result: base_model, finetuned_model, comparison."""
     problems: tuple[str, ...]
 
 

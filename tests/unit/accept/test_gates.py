@@ -162,7 +162,7 @@ def test_hardware_without_gates_is_refused_with_what_there_is() -> None:
 def test_the_rule_of_seed_001_is_a_file_that_a_user_can_name(algorithm: str | None) -> None:
     """Seed 001: all-reduce of 1 GB over two nodes at 350 GB/s; it measured 434.99."""
     way = {"scope": "cluster", "nodes": 2, "algorithm": algorithm, "bytes": 10**9}
-    named = module.FILE.with_name("gates_seed001.yaml")
+    named = module.FILE.with_name("gates_h100_benchmark.yaml")
     limit = gates_for("gpu-h100-sxm", 8, named).limit("collectives.all_reduce", **way)
     assert limit is not None
     assert (limit.at_least, limit.date) == (350, "2025-12-15")

@@ -120,7 +120,7 @@ def test_another_checkout_becomes_one_comment_for_all_its_stacks(checkout: Path)
 
 
 def test_a_price_that_changed_shows_without_any_change_of_a_stack(checkout: Path):
-    book = checkout / "cost" / "prices" / "seed000.yaml"
+    book = checkout / "cost" / "prices" / "nebius-2026-09.yaml"
     edit(book, "usd: 1.35", "usd: 1.40")
     result = cost("--compare", str(checkout), "--stack", "l40s-dev")
     assert result.exit_code == 0, result.output
@@ -253,7 +253,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_printed(
 def broken_book(folder: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> Path:
     """A price book of one's own with one change, in the place of the shipped ones."""
     shutil.copytree(CHECKOUT / "cost" / "prices", folder / "prices")
-    book = folder / "prices" / "seed000.yaml"
+    book = folder / "prices" / "nebius-2026-09.yaml"
     edit(book, old, new)
     monkeypatch.setattr("cost.prices.book.PriceBook.load.__defaults__", (folder / "prices",))
     return book
@@ -262,7 +262,11 @@ def broken_book(folder: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: st
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (', source: "seed 000: 1x NVIDIA L40S on EPYC Genoa"', "", ".source"),
+        (
+            ', source: "README of github.com/sar/nebius: 1x NVIDIA L40S on EPYC Genoa"',
+            "",
+            ".source",
+        ),
         ('Genoa", read: 2026-11-21', 'Genoa"', "gpu-l40s-d/gpu"),
         ("usd: 1.35", "usd: -1.35", "-1.35"),
         ("currency: USD", "currency: EUR", ".currency"),

@@ -197,7 +197,7 @@ def test_a_row_that_misses_its_promise_says_so_in_text_and_is_red_in_html(
 def test_the_notes_say_what_is_not_counted(priced: Callable[[str], Priced]):
     text = " ".join(chat_notes(with_chat(priced)))
     assert "Reading the prompt is not counted: no prefill speed is declared or measured." in text
-    assert "assumed: seed 000" in text
+    assert "assumed: published run (sar/nebius)" in text
     speeds = priced("l40s-dev")[0].chat.speeds
     one = (replace(speeds[0], prefill_tokens_per_s=Decimal(900)), *speeds[1:])
     text = " ".join(chat_notes(with_chat(priced, speeds=one)))

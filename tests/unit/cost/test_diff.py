@@ -15,7 +15,7 @@ import pytest
 
 from cost.bill.bill import Bill, bill
 from cost.diff.diff import Difference, LineChange, diff
-from cost.diff.snapshot import take
+from cost.diff.snapshot import parse, plain, take
 from cost.diff.table import NO_CHANGE, plain_diff, render_diff
 from cost.prices.book import PriceBook, layered
 from cost.report.layout import WIDTH, Format
@@ -261,10 +261,17 @@ def test_another_price_book_names_its_key_the_sku_and_both_dates(billed: Billed)
     before = billed("l40s-dev")
     change = changed(before, replace(before.spec, prices="nebius"))
     found = causes(change)["nodes.login"]
-    assert found[0] == "prices: seed000 -> nebius"
+    assert found[0] == "prices: nebius-2026-09 -> nebius"
     assert found[1].startswith(
-        "price cpu-d3/vcpu: 0.012 (seed000, undated, read on 2026-11-21) -> 0.015 (nebius, 2026-"
+        "price cpu-d3/vcpu: 0.012 (nebius-2026-09, undated, read on 2026-11-21) -> 0.015 (nebius, "
     )
+
+
+def test_a_state_that_has_the_old_name_of_the_book_is_no_change(billed: Billed):
+    before = billed("l40s-dev")
+    values = json.loads(json.dumps(plain(take(before))).replace("nebius-2026-09", "seed000"))
+    assert values["book"] == values["values"]["prices"] == "seed000"
+    assert parse(values) == take(before)
 
 
 def test_a_price_that_moved_in_the_same_book_names_sku_and_dates_alone(billed: Billed):
@@ -278,8 +285,8 @@ def test_a_price_that_moved_in_the_same_book_names_sku_and_dates_alone(billed: B
     change = diff(take(before), take(after))
     (cause,) = causes(change)["storage.jail"]
     assert cause == (
-        "price filesystem/network-ssd: 0.08 (seed000, undated, read on 2026-11-21) -> "
-        "0.09 (seed000, 2026-12-01) USD per GiB-month"
+        "price filesystem/network-ssd: 0.08 (nebius-2026-09, undated, read on 2026-11-21) -> "
+        "0.09 (nebius-2026-09, 2026-12-01) USD per GiB-month"
     )
 
 
@@ -296,7 +303,7 @@ def test_a_contract_price_is_named_on_its_own_lines_only(billed: Billed):
     assert found["nodes.workers[worker-serve]"] == [key, price]
     assert key == "contract_prices[gpu-l40s-d/gpu]: added"
     assert price == (
-        "price gpu-l40s-d/gpu: 1.35 (seed000, undated, read on 2026-11-21) -> "
+        "price gpu-l40s-d/gpu: 1.35 (nebius-2026-09, undated, read on 2026-11-21) -> "
         "1.10 (contract, 2026-11-01) USD per GPU-hour"
     )
 
@@ -331,7 +338,7 @@ def test_a_new_measurement_names_its_job(billed: Billed):
     change = changed(before, before.spec, [measured])
     (cause,) = amounts(change)["$/chat"]
     assert "now measured: Single Batch Finetuned: job 12 of stack l40s-dev" in cause
-    assert "was assumed: Single Batch Finetuned: seed 000" in cause
+    assert "was assumed: Single Batch Finetuned: published run" in cause
 
 
 def test_a_finished_run_names_its_job(billed: Billed):
@@ -350,7 +357,7 @@ def test_a_change_to_an_unknown_price_is_unknown_and_the_total_says_so(billed: B
     assert [line.change_low_usd for line in change.changes] == [None, None]
     text = " ".join(render_diff(change).split())
     assert "Total, priced lines only" in text
-    assert "price book 'seed000' has no 'gpu-l40s-d/gpu'" in text
+    assert "price book 'nebius-2026-09' has no 'gpu-l40s-d/gpu'" in text
     for figure in ("$/h at min_nodes $24.82 at least $1.97", "$/chat $3.63 at least $0.288"):
         assert f"{figure} unknown" in text
     plain = {each["unit"]: each for each in plain_diff(change)["amounts"]}

@@ -57,7 +57,7 @@ def test_an_unknown_price_makes_the_total_a_lower_bound_that_says_so(
     assert "Subtotal, at least" in text
     assert "Total, at least" in text
     assert "Cost per chat, at least" in text
-    assert "Not priced: worker (non-replicated): price book 'seed000' has no" in text
+    assert "Not priced: worker (non-replicated): price book 'nebius-2026-09' has no" in text
 
 
 def test_an_unknown_price_is_never_printed_as_zero(priced: Callable[[str], Priced]):

@@ -49,7 +49,7 @@ def shipped() -> StackSpec:
 @cache
 def book() -> PriceBook:
     """The seed's prices."""
-    return PriceBook.load("seed000")
+    return PriceBook.load("nebius-2026-09")
 
 
 @st.composite

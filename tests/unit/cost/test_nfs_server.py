@@ -40,7 +40,7 @@ def added(spec: StackSpec, nfs: NfsSpec) -> dict[str, CostComponent]:
 def test_a_server_brings_its_machine_and_both_kinds_of_disk(spec: StackSpec) -> None:
     lines = added(spec, NFS)
     assert set(lines) == {"nfs", "nfs.boot_disk", "nfs.data_disks"}
-    assert {line.scope for line in lines.values()} == {Scope.BEYOND}
+    assert {line.scope for line in lines.values()} == {Scope.ALSO}
     assert lines["nfs.data_disks"].section is Section.FILESYSTEMS
     assert (lines["nfs.data_disks"].quantity_low, lines["nfs.data_disks"].size) == (
         1860,

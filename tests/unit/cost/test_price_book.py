@@ -58,7 +58,7 @@ def test_the_newest_of_conflicting_readings_is_used_and_the_others_are_kept():
 
 
 def test_a_pinned_book_has_its_own_prices():
-    pinned = price(PriceBook.load("seed000").find("cpu-d3/vcpu", Unit.VCPU_HOUR))
+    pinned = price(PriceBook.load("nebius-2026-09").find("cpu-d3/vcpu", Unit.VCPU_HOUR))
     assert (pinned.usd, pinned.dated) == (Decimal("0.012"), "undated, read on 2026-11-21")
     newest = price(PriceBook.load("nebius").find("cpu-d3/vcpu", Unit.VCPU_HOUR))
     assert (newest.usd, newest.dated) == (Decimal("0.015"), "2026-10-09")
@@ -90,8 +90,8 @@ def test_an_nvlink_gpu_is_one_price_and_an_l40s_is_a_part():
 
 
 def test_a_missing_price_is_a_state_with_its_reason():
-    found = PriceBook.load("seed000").find(H100, Unit.GPU_HOUR)
-    assert found == UnknownPrice(sku=H100, reason=f"price book 'seed000' has no '{H100}'")
+    found = PriceBook.load("nebius-2026-09").find(H100, Unit.GPU_HOUR)
+    assert found == UnknownPrice(sku=H100, reason=f"price book 'nebius-2026-09' has no '{H100}'")
 
 
 def test_a_missing_reserved_price_says_where_such_prices_come_from():
@@ -113,5 +113,5 @@ def test_a_price_by_another_unit_is_refused_rather_than_multiplied(tmp_path: Pat
 
 
 def test_a_book_that_does_not_exist_is_answered_with_those_that_do():
-    with pytest.raises(PriceBookError, match=r"have: nebius, seed000"):
+    with pytest.raises(PriceBookError, match=r"have: nebius, nebius-2026-09"):
         PriceBook.load("nebulous")

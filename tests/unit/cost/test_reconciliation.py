@@ -36,7 +36,7 @@ def cents(usd: Decimal | None) -> Decimal:
 
 
 def test_every_line_of_the_seed_has_a_row_with_its_exact_amount(billed: Billed):
-    lines = [line for line in billed("l40s-dev").estimate.components if line.scope is Scope.SEED]
+    lines = [line for line in billed("l40s-dev").estimate.components if line.scope is Scope.MAIN]
     assert list(rows()) == [line.id for line in lines]
     for line in lines:
         seed, exact, more, why = rows()[line.id]
@@ -52,7 +52,7 @@ def test_every_line_of_the_seed_has_a_row_with_its_exact_amount(billed: Billed):
 def test_the_rows_of_the_seed_add_up_to_what_it_prints(billed: Billed):
     seed = [ends(cells[0]) for cells in rows().values()]
     assert (sum(low for low, _ in seed), sum(high for _, high in seed)) == (18_124, 19_054)
-    listed = billed("l40s-dev").estimate.subtotal(Scope.SEED)
+    listed = billed("l40s-dev").estimate.subtotal(Scope.MAIN)
     total = next(
         line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| **T")
     )
@@ -92,7 +92,5 @@ def test_what_the_seed_could_leave_out_has_the_page_s_amounts(billed: Billed):
 
 def test_every_line_beyond_the_seed_is_on_the_page(billed: Billed):
     beyond = PAGE.read_text(encoding="utf-8").split("\n## ")[2]
-    lines = [
-        line.id for line in billed("l40s-dev").estimate.components if line.scope is Scope.BEYOND
-    ]
+    lines = [line.id for line in billed("l40s-dev").estimate.components if line.scope is Scope.ALSO]
     assert re.findall(r"^\| `([^`]+)`", beyond, re.MULTILINE) == lines

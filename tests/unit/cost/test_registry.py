@@ -19,9 +19,9 @@ def test_declared_images_are_gib_of_the_stack_by_their_key(public_key_file: Path
     assert line.rate is not None
     assert (line.quantity_low, line.rate.per) == (40, "GiB/mo")
     assert line.keys == ("storage.registry_gib",)
-    assert line.scope is not Scope.BEYOND
+    assert line.scope is not Scope.ALSO
 
 
 def test_images_that_nobody_declared_are_told_as_such(public_key_file: Path) -> None:
     line = registry_line(load_stack("h100-prod"), BOOK)
-    assert (line.size, line.scope) == ("not declared", Scope.BEYOND)
+    assert (line.size, line.scope) == ("not declared", Scope.ALSO)

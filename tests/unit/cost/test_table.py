@@ -123,7 +123,7 @@ def test_the_bill_of_a_stack_that_pays_nothing_says_so_first(billed: Billed):
 
 def test_an_assumed_speed_is_called_assumed_with_its_source(billed: Billed):
     text = rendered(billed, "l40s-dev", Format.TABLE)
-    assert "Optimized Target: 200 tokens/s, assumed: seed 000" in text
+    assert "Optimized Target: 200 tokens/s, assumed: published run (sar/nebius)" in text
 
 
 def test_a_measured_speed_carries_its_date_and_job(billed: Billed):

@@ -243,7 +243,7 @@ def test_the_stack_output_gives_money_as_text_and_dates_but_no_ages(
         "basis": "transformers, batch 1: 12.3 tokens/s, measured on 2026-11-21: "
         "job 12 of stack local on cpu",
         "reasons": {},
-        "price_book": "seed000",
+        "price_book": "nebius-2026-09",
         "price_date": "2026-09-15",
         "heading": "What this shape would cost on Nebius; this machine bills nothing.",
     }

@@ -180,7 +180,7 @@ def test_a_load_of_short_prompts_says_that_its_speed_is_taken_to_the_chats_lengt
 def test_an_assumed_speed_is_an_estimate_with_its_source(state: Path) -> None:
     _, chat, _ = opened(state, "l40s-dev")
     assert chat.lead.startswith("Estimated: $")
-    assert "assumed: seed 000" in chat.sentence
+    assert "assumed: published run (sar/nebius)" in chat.sentence
     assert "NOT MEASURED, run: soperator submit evaluate --stack l40s-dev" in chat.sentence
     assert chat.sentence.endswith("reading is not counted.")
 

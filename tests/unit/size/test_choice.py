@@ -90,12 +90,12 @@ def test_a_price_is_that_of_the_bill() -> None:
 
 
 def test_on_the_book_of_seed_000_only_l40s_has_a_price() -> None:
-    found = training_choices(load_shape("Qwen3-14B"), LORA_14B, PriceBook.load("seed000"))
+    found = training_choices(load_shape("Qwen3-14B"), LORA_14B, PriceBook.load("nebius-2026-09"))
     priced = {each.platform for each in found if each.usd_per_hour is not None}
     assert priced == {"gpu-l40s-d"}
     assert by_preset(found)["gpu-l40s-d/2gpu-64vcpu-384gb"].usd_per_hour == Decimal("4.5688")
     loser = by_preset(found)["gpu-h100-sxm/8gpu-128vcpu-1600gb"]
-    assert "price: price book 'seed000' has no" in loser.reason
+    assert "price: price book 'nebius-2026-09' has no" in loser.reason
 
 
 def test_every_row_behind_the_first_says_what_keeps_it_there() -> None:

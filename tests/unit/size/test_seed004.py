@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cost.size.answer import billions_of, deck_row, seed004_answer
+from cost.size.answer import billions_of, deck_answer, deck_row
 from cost.size.shape import SizeError, load_shape
 from cost.size.training import Dtype
 
@@ -42,7 +42,7 @@ def test_the_rule_gives_every_row_of_the_slides() -> None:
     assert rows == SLIDES
     answered = [
         tuple(row[f"deck_{name}"] for name in ("weights_gb", "training_gb", "gpus"))
-        for row in seed004_answer().values["rows"]  # type: ignore[attr-defined]
+        for row in deck_answer().values["rows"]  # type: ignore[attr-defined]
     ]
     assert answered == [row[2:] for row in SLIDES]
 
@@ -59,7 +59,7 @@ def test_the_rule_gives_every_row_of_the_slides() -> None:
     "S004-14",
 )
 def test_the_command_prints_the_rows_of_the_slides_as_they_are() -> None:
-    answer = seed004_answer()
+    answer = deck_answer()
     rows = answer.values["rows"]
     assert isinstance(rows, list)
     names = [(f"Llama-2-{billions}b", dtype) for billions, dtype, *_ in SLIDES]
@@ -81,7 +81,7 @@ def test_gpu_memory_is_an_input_of_the_rule() -> None:
     assert deck_row(7, Dtype.FP32, gpu_memory_gb=80).gpus == 2
     assert deck_row(70, Dtype.FP16, gpu_memory_gb=80).gpus == 8
     for given, deck_gpus, gpus in ((None, 4, 4), (80, 2, 2), (141, 1, 1)):
-        answer = seed004_answer("Llama-2-7b", dtype=Dtype.FP32, gpu_memory_gb=given)
+        answer = deck_answer("Llama-2-7b", dtype=Dtype.FP32, gpu_memory_gb=given)
         (row,) = answer.values["rows"]  # type: ignore[misc]
         assert (row["deck_gpus"], row["gpus"]) == (deck_gpus, gpus)
 
@@ -95,7 +95,7 @@ def test_a_model_is_called_by_its_name(model: str, billions: int) -> None:
 
 def test_the_deck_is_low_wherever_weights_can_be_trained() -> None:
     """State alone, without activations, is more than the deck's memory for training."""
-    rows = seed004_answer().values["rows"]
+    rows = deck_answer().values["rows"]
     assert isinstance(rows, list)
     for row in rows:
         if row["dtype"] != "int8":
@@ -104,12 +104,12 @@ def test_the_deck_is_low_wherever_weights_can_be_trained() -> None:
 
 
 def test_one_model_has_three_rows_and_a_type_has_one() -> None:
-    assert [row["dtype"] for row in seed004_answer("Qwen3-14B").values["rows"]] == [  # type: ignore[union-attr]
+    assert [row["dtype"] for row in deck_answer("Qwen3-14B").values["rows"]] == [  # type: ignore[union-attr]
         "fp32",
         "fp16",
         "int8",
     ]
-    assert len(seed004_answer("Qwen3-14B", dtype=Dtype.FP16).values["rows"]) == 1  # type: ignore[arg-type]
+    assert len(deck_answer("Qwen3-14B", dtype=Dtype.FP16).values["rows"]) == 1  # type: ignore[arg-type]
 
 
 def test_a_type_that_the_deck_does_not_print_is_refused() -> None:

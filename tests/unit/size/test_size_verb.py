@@ -26,7 +26,7 @@ def test_json_has_strategies_and_presets() -> None:
 
 
 def test_the_rule_of_seed_004_needs_no_model() -> None:
-    code, out, _ = run("--rule", "seed004")
+    code, out, _ = run("--rule", "2024-deck")
     assert code == 0
     assert "Llama-2-70b fp32" in out
 

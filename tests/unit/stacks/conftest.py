@@ -91,7 +91,7 @@ CONFIG: dict[str, Any] = {
         },
     ],
     "chat": {"model": "M", "context_tokens": 8000, "output_tokens": 2000},
-    "prices": "seed000",
+    "prices": "nebius-2026-09",
     "code_path": "/home/shared/code",
     "python_env_path": "/opt/venv",
 }

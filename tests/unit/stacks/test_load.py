@@ -371,3 +371,7 @@ def test_json_text_with_a_number_that_nothing_holds_is_a_problem_of_its_key(
     config["chat"] = f'{{"model": "M", "context_tokens": {number}}}'
     (problem,) = problems_of(config)
     assert problem.startswith("demo.chat: expected ")
+
+
+def test_the_old_name_of_a_price_book_is_read_as_its_name_now():
+    assert changed(lambda config: config.update(prices="seed000")).prices == "nebius-2026-09"
