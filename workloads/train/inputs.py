@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -33,6 +33,7 @@ from workloads.common.record import RunRecord, job_id
 from workloads.data.manifest import files_of
 from workloads.job import Job, parse_arguments, section
 from workloads.recipes import load_recipe
+from workloads.recipes.reader import parse, require
 from workloads.recipes.train import STRATEGIES, TrainConfig
 from workloads.train.tasks import GENERATED, Task, is_generated
 
@@ -135,24 +136,11 @@ PLAN_VARIABLE = "SOPERATOR_PLAN"
 PLAN_FILE = "plan.json"
 SCHEMA_VERSION = 1
 _SETTINGS = ("method", "dtype", "sequence_length", "micro_batch_size", "gradient_checkpointing")
-_KINDS: dict[str, type] = {
-    "recipe_model": str,
-    "parameters": int,
-    "world_size": int,
-    "strategy": str,
-    "reason": str,
-    "fits": bool,
-    "largest_micro_batch": int,
-    "memory_gib_per_rank": dict,
-    **dict.fromkeys(("method", "dtype"), str),
-    **dict.fromkeys(("sequence_length", "micro_batch_size"), int),
-    "gradient_checkpointing": bool,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the planner expects of this job."""
+    """What the planner expects of this job, and the settings of `train` that it was made for."""
 
     path: Path
     recipe_model: str
@@ -166,8 +154,16 @@ class Plan:
     largest_micro_batch: int
     memory_gib_per_rank: Mapping[str, float]
     """By part, with their sum under `total`."""
-    settings: Mapping[str, Any]
-    """Settings of `train` that the plan was made for."""
+    method: str
+    dtype: str
+    sequence_length: int
+    micro_batch_size: int
+    gradient_checkpointing: bool
+
+    def __post_init__(self) -> None:
+        total = self.memory_gib_per_rank.get("total")
+        wrong = f"memory_gib_per_rank.total: got {total!r}, expected a number"
+        require(isinstance(total, int | float), wrong)
 
 
 def read_plan(environment: Mapping[str, str] | None = None) -> Plan | None:
@@ -192,22 +188,9 @@ def read_plan(environment: Mapping[str, str] | None = None) -> Plan | None:
             f"{path}.schema_version: got {version!r}, expected {SCHEMA_VERSION}; submit the job "
             "again with the checkout that the cluster has"
         )
-    wrong = [
-        f"{path}.{key}: got {document.get(key)!r}, expected {kind.__name__}"
-        for key, kind in _KINDS.items()
-        if not isinstance(document.get(key), kind)
-        or (kind is int and isinstance(document[key], bool))
-    ]
-    total = (document.get("memory_gib_per_rank") or {}).get("total") if not wrong else 0.0
-    if not isinstance(total, int | float):
-        wrong.append(f"{path}.memory_gib_per_rank.total: got {total!r}, expected a number")
-    if wrong:
-        raise ConfigError("; ".join(wrong))
-    return Plan(
-        path=path,
-        settings={key: document[key] for key in _SETTINGS},
-        **{key: document[key] for key in _KINDS if key not in _SETTINGS},
-    )
+    known = {each.name for each in fields(Plan)}
+    values = {key: value for key, value in document.items() if key in known}
+    return parse(Plan, {**values, "path": path}, at=str(path))
 
 
 def checked_plan(
@@ -222,9 +205,9 @@ def checked_plan(
             f"submit the job again, or unset {PLAN_VARIABLE}"
         )
     differences = [
-        f"{key} {value} there, {getattr(config, key)} here"
-        for key, value in plan.settings.items()
-        if value != getattr(config, key)
+        f"{key} {getattr(plan, key)} there, {getattr(config, key)} here"
+        for key in _SETTINGS
+        if getattr(plan, key) != getattr(config, key)
     ]
     if plan.world_size != world_size:
         differences.append(f"world size {plan.world_size} there, {world_size} here")
