@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ class Scheduler:
     """Places pods on nodes one after the other and remembers what each node has left."""
 
     def __init__(self, nodes: Sequence[Object]) -> None:
-        self._nodes = [node for node in nodes if _is_ready(node)]
+        self._nodes = [node for node in nodes if holds(node, "Ready")]
         self._left = {
             name_of(node): {
                 key: quantity(node["status"].get("allocatable", {}).get(key)) for key in _COUNTED
@@ -118,11 +119,6 @@ def _holds(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
             return value is None
         case _:
             return False
-
-
-def _is_ready(node: Object) -> bool:
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 def _selector_text(rules: Mapping[str, Any]) -> str:
@@ -242,6 +238,22 @@ Object = dict[str, Any]
 def name_of(item: Object) -> str:
     """The object's name."""
     return item["metadata"]["name"]
+
+
+def condition(item: Object, type_: str) -> Object:
+    """The condition of this type in the object's status; empty where it has none."""
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    return next((each for each in conditions if each["type"] == type_), {})
+
+
+def holds(item: Object, type_: str) -> bool:
+    """Whether the object says so of itself, such as Ready."""
+    return condition(item, type_).get("status") == "True"
+
+
+def kubernetes_time(at: datetime | None = None) -> str:
+    """A moment, now by default, as the API writes it: UTC in whole seconds."""
+    return (at or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def describe(target: Object) -> str:

@@ -23,12 +23,13 @@ from typing import Any, Final
 from infra import files
 from infra.clients.errors import KubeError
 from infra.clients.kube import KubeClient
-from infra.clients.kube_rules import Scheduler
+from infra.clients.kube_rules import Scheduler, condition, kubernetes_time
 from infra.local import process
 from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of, secret_data
 from infra.local.reconcile.volumes import Places, UnboundError, bound_volume, filesystem_folder
 from infra.local.slurm import pod as pods
 from infra.local.slurm.pod import Mount, PodSpec
+from infra.render.names import kube_object
 from infra.state import State
 from stacks.schedule import DAYS, MONTHS, WORDS, Cron
 
@@ -437,7 +438,7 @@ class K8up:
         for id_, item in wanted.items():
             spec = {"id": id_, "paths": item["paths"], "repository": repository}
             spec["date"] = f"{item['time'].partition('.')[0].removesuffix('Z')}Z"
-            self.client.apply(_object("Snapshot", id_[:8], namespace, spec))
+            self.client.apply(kube_object(API_VERSION, "Snapshot", id_[:8], namespace, spec=spec))
 
     def _trim(self, jobs: list[Object]) -> None:
         """Removes the oldest of those that succeeded, beyond what they say themselves."""
@@ -466,7 +467,7 @@ class K8up:
             "status": "True" if holds else "False",
             "reason": reason,
             "message": str(message),
-            "lastTransitionTime": self.now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "lastTransitionTime": kubernetes_time(self.now()),
         }
 
     def _list(self, kind: str) -> list[Object]:
@@ -481,7 +482,7 @@ def _scheduled(schedule: Object, part: str, kind: str) -> Object:
     shared = {key: spec[key] for key in ("backend", "podSecurityContext") if key in spec}
     head = schedule["metadata"]
     name = f"{name_of(schedule)}-{part}-{secrets.token_hex(3)}"
-    made = _object(kind, name, head["namespace"], {**shared, **own})
+    made = kube_object(API_VERSION, kind, name, head["namespace"], spec={**shared, **own})
     owner = {"apiVersion": API_VERSION, "kind": "Schedule", "name": name_of(schedule)}
     made["metadata"]["ownerReferences"] = [{**owner, "uid": head["uid"]}]
     return made
@@ -511,11 +512,6 @@ def _repository(job: Object) -> str:
     return f"s3:{s3['endpoint']}/{s3['bucket']}"
 
 
-def _object(kind: str, name: str, namespace: str, spec: Mapping[str, Any]) -> Object:
-    metadata = {"name": name, "namespace": namespace}
-    return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": dict(spec)}
-
-
 def _job_name(job: Object) -> str:
     return f"{job['kind'].lower()}-{name_of(job)}"
 
@@ -525,5 +521,4 @@ def _age(job: Object) -> tuple[str, str]:
 
 
 def _reason(job: Object) -> str:
-    conditions = (job.get("status") or {}).get("conditions") or []
-    return next((each["reason"] for each in conditions if each["type"] == "Completed"), "")
+    return condition(job, "Completed").get("reason", "")

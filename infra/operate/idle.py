@@ -325,9 +325,9 @@ def uncordon(client: Patches, nodes: Sequence[str]) -> None:
 
 def _set(client: Patches, nodes: Sequence[str], *, unschedulable: bool) -> None:
     for name in nodes:
-        target = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
         try:
-            client.merge_patch(target, {"spec": {"unschedulable": unschedulable or None}})
+            patch = {"spec": {"unschedulable": unschedulable or None}}
+            client.merge_patch(names.kube_object("v1", "Node", name), patch)
         except KubeError as error:
             if error.status != _GONE:
                 raise

@@ -16,8 +16,10 @@ from typing import Any, Final
 
 from infra.clients.errors import KubeError, WaitTimeoutError
 from infra.clients.kube import KubeClient
+from infra.clients.kube_rules import condition, holds
 from infra.render import backup as render
 from infra.render.backup import API_VERSION, BACKUP_KIND, CLAIM, KIND, SCHEDULE
+from infra.render.names import kube_object
 from stacks.errors import UserError
 
 LATEST: Final = "latest"
@@ -72,12 +74,7 @@ def backend(client: KubeClient, namespace: str) -> Mapping[str, Any]:
 
 def schedule_spec(client: KubeClient, namespace: str) -> Mapping[str, Any]:
     """What the schedule of the cluster does, and where to."""
-    target = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {"name": SCHEDULE, "namespace": namespace},
-    }
-    schedule = client.get(target)
+    schedule = client.get(kube_object(API_VERSION, KIND, SCHEDULE, namespace))
     if schedule is None:
         raise UserError(
             f"no {KIND} {namespace}/{SCHEDULE} in the cluster; declare storage.backup and run "
@@ -89,10 +86,9 @@ def schedule_spec(client: KubeClient, namespace: str) -> Mapping[str, Any]:
 def longest_backup_s(client: KubeClient, namespace: str) -> float | None:
     """Seconds of the longest backup that the cluster remembers; None where none has ended."""
     times = [
-        (_time(done["lastTransitionTime"]) - _time(each["metadata"]["creationTimestamp"]))
+        _time(done["lastTransitionTime"]) - _time(each["metadata"]["creationTimestamp"])
         for each in client.list(API_VERSION, BACKUP_KIND, namespace)
-        for done in (each.get("status") or {}).get("conditions") or []
-        if done["type"] == "Completed" and done["reason"] == "Succeeded"
+        if (done := condition(each, "Completed")) and done["reason"] == "Succeeded"
     ]
     return max((each.total_seconds() for each in times), default=None)
 
@@ -135,10 +131,8 @@ def await_end(
     )
 
 
-def _completed(live: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    conditions = (live.get("status") or {}).get("conditions") or []
-    found = (each for each in conditions if each["type"] == "Completed")
-    return next((each for each in found if each["status"] == "True"), None)
+def _completed(live: dict[str, Any]) -> Mapping[str, Any] | None:
+    return condition(live, "Completed") if holds(live, "Completed") else None
 
 
 def new_name(at: datetime | None = None) -> str:
@@ -273,6 +267,5 @@ def _running(client: KubeClient, namespace: str) -> list[str]:
 
 def _has_password(client: KubeClient, namespace: str, backend: Mapping[str, Any]) -> bool:
     place = backend["repoPasswordSecretRef"]
-    metadata = {"name": place["name"], "namespace": namespace}
-    secret = client.get({"apiVersion": "v1", "kind": "Secret", "metadata": metadata})
+    secret = client.get(kube_object("v1", "Secret", place["name"], namespace))
     return secret is not None and place["key"] in (secret.get("data") or {})

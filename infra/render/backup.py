@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from infra.render import names
 from infra.render.charts import Chart, cluster_charts, platform_charts
+from infra.render.names import kube_object
 from stacks.spec import StackSpec
 from stacks.spec.storage import BackupSpec
 
@@ -127,12 +128,7 @@ def backup(name: str, namespace: str, schedule: Mapping[str, Any]) -> dict[str, 
     """A Backup now, as the spec of a Schedule makes them when they are due."""
     own = {key: value for key, value in schedule["backup"].items() if key not in _TIMES}
     shared = {key: schedule[key] for key in ("backend", "podSecurityContext") if key in schedule}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": BACKUP_KIND,
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {**shared, **own},
-    }
+    return kube_object(API_VERSION, BACKUP_KIND, name, namespace, spec={**shared, **own})
 
 
 RESTORE_KIND: Final = "Restore"
@@ -170,12 +166,7 @@ def restore(
     }
     if path is not None:
         spec["restoreFilter"] = f"{_COPIED}{path}"
-    return {
-        "apiVersion": API_VERSION,
-        "kind": RESTORE_KIND,
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": spec,
-    }
+    return kube_object(API_VERSION, RESTORE_KIND, name, namespace, spec=spec)
 
 
 def path_problem(path: str) -> str:
@@ -197,40 +188,19 @@ def folder_objects(name: str, namespace: str) -> tuple[Object, Object]:
     """A volume on that folder of the jail, which the node makes, and its claim."""
     shared = {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeMode": "Filesystem"}
     expression = {"key": names.JAIL_LABEL, "operator": "In", "values": ["true"]}
-    volume = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": name},
-        "spec": {
-            **shared,
-            "capacity": {"storage": _CAPACITY},
-            "persistentVolumeReclaimPolicy": "Retain",
-            "claimRef": {
-                "apiVersion": "v1",
-                "kind": "PersistentVolumeClaim",
-                "namespace": namespace,
-                "name": name,
-            },
-            "hostPath": {
-                "path": f"{JAIL_ON_NODE}{folder_in_jail(name)}",
-                "type": "DirectoryOrCreate",
-            },
-            "nodeAffinity": {
-                "required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-            },
-        },
+    kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+    offered = {
+        **shared,
+        "capacity": {"storage": _CAPACITY},
+        "persistentVolumeReclaimPolicy": "Retain",
+        "claimRef": {**kind, "namespace": namespace, "name": name},
+        "hostPath": {"path": f"{JAIL_ON_NODE}{folder_in_jail(name)}", "type": "DirectoryOrCreate"},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}},
     }
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            **shared,
-            "volumeName": name,
-            "resources": {"requests": {"storage": _CAPACITY}},
-        },
-    }
-    return volume, claim
+    requests = {"requests": {"storage": _CAPACITY}}
+    wanted = {**shared, "volumeName": name, "resources": requests}
+    volume = kube_object("v1", "PersistentVolume", name, spec=offered)
+    return volume, kube_object("v1", "PersistentVolumeClaim", name, namespace, spec=wanted)
 
 
 def backends_of(backend: Mapping[str, Any], repository: str) -> list[dict[str, Any]]:

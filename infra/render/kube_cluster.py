@@ -46,42 +46,32 @@ def kube_cluster_spec(spec: StackSpec, *, subnet_id: Any) -> dict[str, Any]:
 _EXEC_API: Final = "client.authentication.k8s.io/v1"
 
 
-def kubeconfig(*, name: str, endpoint: str, ca_certificate: str) -> str:
+_TOKEN: Final = {
+    "exec": {
+        "apiVersion": _EXEC_API,
+        "command": "soperator",
+        "args": ["kube-token"],
+        "interactiveMode": "Never",
+        "installHint": "activate the environment: `soperator env`",
+    }
+}
+
+
+def kubeconfig(
+    *, name: str, endpoint: str, ca_certificate: str, user: Mapping[str, Any] = _TOKEN
+) -> str:
     """Kubeconfig as JSON text; `ca_certificate` is PEM, as in the mk8s cluster's status."""
-    return json.dumps(
-        {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [
-                {
-                    "name": name,
-                    "cluster": {
-                        "server": endpoint,
-                        "certificate-authority-data": base64.b64encode(
-                            ca_certificate.encode()
-                        ).decode(),
-                    },
-                }
-            ],
-            "users": [
-                {
-                    "name": name,
-                    "user": {
-                        "exec": {
-                            "apiVersion": _EXEC_API,
-                            "command": "soperator",
-                            "args": ["kube-token"],
-                            "interactiveMode": "Never",
-                            "installHint": "activate the environment: `soperator env`",
-                        }
-                    },
-                }
-            ],
-            "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
-            "current-context": name,
-        },
-        indent=2,
-    )
+    authority = base64.b64encode(ca_certificate.encode()).decode()
+    cluster = {"server": endpoint, "certificate-authority-data": authority}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": name, "cluster": cluster}],
+        "users": [{"name": name, "user": user}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+        "current-context": name,
+    }
+    return json.dumps(config, indent=2)
 
 
 def filesystem_spec(declared: FilesystemSpec | SubmountSpec) -> dict[str, Any]:

@@ -68,29 +68,19 @@ def check(spec: StackSpec, pods: Pods) -> None:
 def own_pods_only(pods: Pods) -> dict[str, Any]:
     """The policy by which nobody but the job's own pods connects to them: ranks ask no names."""
     own = {"podSelector": {"matchLabels": _labels(pods)}}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {"name": pods.name, "namespace": pods.namespace, "labels": _labels(pods)},
-        "spec": {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]},
-    }
+    spec = {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
+    return _object("networking.k8s.io/v1", "NetworkPolicy", pods, spec)
 
 
 def service_and_job(pods: Pods) -> list[dict[str, Any]]:
     """The service by which pods resolve `NAME-0.NAME`, its policy, and a Job with numbered pods."""
     labels = _labels(pods)
-    meta = {"name": pods.name, "namespace": pods.namespace, "labels": labels}
     service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": meta,
-        "spec": {
-            "clusterIP": "None",
-            "selector": labels,
-            # Ranks look for each other before any of them is ready.
-            "publishNotReadyAddresses": True,
-            "ports": [{"name": "rendezvous", "port": PORT}],
-        },
+        "clusterIP": "None",
+        "selector": labels,
+        # Ranks look for each other before any of them is ready.
+        "publishNotReadyAddresses": True,
+        "ports": [{"name": "rendezvous", "port": PORT}],
     }
     address = {
         "MASTER_ADDR": f"{pods.name}-0.{pods.name}",
@@ -98,22 +88,18 @@ def service_and_job(pods: Pods) -> list[dict[str, Any]]:
     }
     pod = _pod(pods, "main", 'NODE_RANK="$JOB_COMPLETION_INDEX"', address)
     batch = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": meta,
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": pods.nodes,
-            "parallelism": pods.nodes,
-            "backoffLimit": 0,
-            **_deadline(pods),
-            "template": {
-                "metadata": {"labels": labels},
-                "spec": {"subdomain": pods.name, **pod},
-            },
-        },
+        "completionMode": "Indexed",
+        "completions": pods.nodes,
+        "parallelism": pods.nodes,
+        "backoffLimit": 0,
+        **_deadline(pods),
+        "template": {"metadata": {"labels": labels}, "spec": {"subdomain": pods.name, **pod}},
     }
-    return [service, own_pods_only(pods), batch]
+    return [
+        _object("v1", "Service", pods, service),
+        own_pods_only(pods),
+        _object("batch/v1", "Job", pods, batch),
+    ]
 
 
 def pytorch_job(pods: Pods) -> dict[str, Any]:
@@ -130,16 +116,19 @@ def pytorch_job(pods: Pods) -> dict[str, Any]:
         return {"replicas": count, "restartPolicy": "Never", "template": template}
 
     workers = {"Worker": replicas(pods.nodes - 1)} if pods.nodes > 1 else {}
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": {"name": pods.name, "namespace": pods.namespace, "labels": labels},
-        "spec": {
-            # Pods that ended keep their logs; those that still run would hold their GPUs.
-            "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0, **_deadline(pods)},
-            "pytorchReplicaSpecs": {"Master": replicas(1), **workers},
-        },
+    spec = {
+        # Pods that ended keep their logs; those that still run would hold their GPUs.
+        "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0, **_deadline(pods)},
+        "pytorchReplicaSpecs": {"Master": replicas(1), **workers},
     }
+    return _object("kubeflow.org/v1", "PyTorchJob", pods, spec)
+
+
+def _object(api_version: str, kind: str, pods: Pods, spec: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = {"labels": _labels(pods)}
+    return names.kube_object(
+        api_version, kind, pods.name, pods.namespace, metadata=metadata, spec=spec
+    )
 
 
 def to_yaml(objects: list[dict[str, Any]]) -> str:

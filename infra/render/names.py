@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import dropwhile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from stacks.spec import StackSpec
 from stacks.spec.storage import FilesystemSpec, SubmountSpec
@@ -49,6 +49,15 @@ def filesystems(spec: StackSpec) -> Iterator[tuple[str, FilesystemSpec | Submoun
 def is_jailed(tag: str) -> bool:
     """Whether nodes that show the jail need the filesystem: the jail itself and its submounts."""
     return tag == JAIL or tag.startswith("jail-submount-")
+
+
+def kube_object(
+    api_version: str, kind: str, name: str, namespace: str | None = None, /, **body: Any
+) -> dict[str, Any]:
+    """A Kubernetes object; `metadata` in the body is merged into its own."""
+    place = {"name": name} if namespace is None else {"name": name, "namespace": namespace}
+    metadata = {**place, **body.pop("metadata", {})}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
 
 
 def shell_file(name: str) -> str:

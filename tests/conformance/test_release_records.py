@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 
 import pytest
 
@@ -51,7 +50,7 @@ def test_every_record_fits(spec, sources, helm, tmp_path, record_property):
         server = ApiServer(access=config.access(), certificate=config.certificate, key=config.key)
         cluster = Cluster(server)
         access = tmp_path / "kubeconfig"
-        access.write_text(json.dumps(kubeconfig(server.access)))
+        access.write_text(kubeconfig(server.access))
         access.chmod(0o600)
         own = [each for each in crds if not each["spec"]["group"].endswith(_OF_CHARTS)]
         cluster.define([*own, *undefined_kinds()])

@@ -29,6 +29,7 @@ from infra import files
 from infra.clients.kube import Access, KubeClient
 from infra.local import process
 from infra.local.process import LocalError
+from infra.providers.soperator.crds import LOADER, apply_crds
 from infra.state import Cache
 
 _VALID_DAYS = 3650
@@ -348,29 +349,16 @@ def _last_line(log: Path) -> str:
 
 
 _FOLDER = Path(__file__).parent / "crds"
-_KINDS_TIMEOUT_S = 30.0
 
 
 def load_crds() -> list[dict[str, Any]]:
     """The CustomResourceDefinitions of crds/."""
-    return [_load(path) for path in sorted(_FOLDER.glob("*.yaml"))]
+    return [
+        yaml.load(path.read_text(), Loader=LOADER)  # noqa: S506 - a safe one
+        for path in sorted(_FOLDER.glob("*.yaml"))
+    ]
 
 
 def install_crds(client: KubeClient) -> None:
     """Apply every CRD and return once the API server serves its kind."""
-    crds = load_crds()
-    for crd in crds:
-        client.apply(crd)
-    for crd in crds:
-        client.wait_for(crd, "the kind to be served", _established, timeout_s=_KINDS_TIMEOUT_S)
-    client.forget_kinds()
-
-
-def _established(crd: dict[str, Any]) -> bool:
-    conditions = crd.get("status", {}).get("conditions") or []
-    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 8 times faster, where it was built
-    return yaml.load(path.read_text(), Loader=loader)  # noqa: S506 - both loaders are safe
+    apply_crds(client, load_crds())

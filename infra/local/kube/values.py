@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import yaml
 
+from infra.render.names import kube_object
+
 Object = dict[str, Any]
 """One Kubernetes object as JSON."""
 
@@ -50,9 +52,8 @@ class Release:
 
     def object(self, api_version: str, kind: str, name: str, **body: Any) -> Object:
         """A namespaced object of the release; `metadata` in the body is merged in."""
-        extra = body.pop("metadata", {})
-        metadata = {"name": name, "namespace": self.namespace, "labels": self.labels, **extra}
-        return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
+        metadata = {"labels": self.labels, **body.pop("metadata", {})}
+        return kube_object(api_version, kind, name, self.namespace, metadata=metadata, **body)
 
     def cluster_object(self, api_version: str, kind: str, name: str, **body: Any) -> Object:
         """An object of the release outside any namespace."""

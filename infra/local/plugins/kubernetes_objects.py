@@ -30,6 +30,8 @@ from infra.providers.engine.provider import (
     compare,
     contains_unknown,
 )
+from infra.providers.soperator.teardown import CONTROLLER_LEASE
+from infra.render.names import kube_object
 
 if TYPE_CHECKING:
     from infra.local.plugins.kubernetes import Kubernetes
@@ -83,12 +85,7 @@ _EMPTY_TIMEOUT_S: Final = 60.0
 
 def finish_namespace(client: KubeClient, name: str, cancelled: threading.Event) -> None:
     """Empty a deleted namespace and release it, unless a controller-manager does."""
-    lease = {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {"name": "kube-controller-manager", "namespace": "kube-system"},
-    }
-    if client.get(lease) is not None:
+    if client.get(CONTROLLER_LEASE) is not None:
         return
     held = [
         item
@@ -99,7 +96,7 @@ def finish_namespace(client: KubeClient, name: str, cancelled: threading.Event) 
         client.delete(item)
     for item in held:
         client.wait_gone(item, timeout_s=_EMPTY_TIMEOUT_S, cancelled=cancelled)
-    namespace = client.get({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    namespace = client.get(kube_object("v1", "Namespace", name))
     if namespace is not None:
         client.finalize_namespace(namespace)
 

@@ -32,6 +32,7 @@ from infra.providers.engine.provider import (
     compare,
     contains_unknown,
 )
+from infra.render.names import kube_object
 
 if TYPE_CHECKING:
     from infra.local.plugins.kubernetes import Kubernetes
@@ -123,8 +124,7 @@ class Releases:
         self._say(urn, release.name, inputs, rendered)
         client = self._provider.client()
         if inputs.get("createNamespace"):
-            namespace = {"name": release.namespace}
-            client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": namespace})
+            client.apply(kube_object("v1", "Namespace", release.namespace))
         id_ = f"{release.namespace}/{release.name}"
         before = client.get(_record_key(id_))
         revision = int(before["data"]["revision"]) + 1 if before and not new else 1
@@ -212,14 +212,9 @@ def _record(
         "status": status,
         "inventory": json.dumps(inventory),
     }
-    metadata = {
-        "name": f"release-{release.name}",
-        "namespace": release.namespace,
-        "labels": labels,
-    }
-    written = client.apply(
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-    )
+    record = _record_key(f"{release.namespace}/{release.name}")
+    record["metadata"]["labels"] = labels
+    written = client.apply({**record, "data": data})
     _write_helm_record(client, release, revision, status)
     return written
 
@@ -228,8 +223,8 @@ def _write_helm_record(client: KubeClient, release: Release, revision: int, stat
     """The latest revision under Helm's own name; of earlier ones nothing is kept."""
     labels = {"owner": "helm", "name": release.name, "status": status, "version": str(revision)}
     name = f"{_HELM_RECORD}.{release.name}.v{revision}"
-    metadata = {"name": name, "namespace": release.namespace, "labels": labels}
-    client.apply({"apiVersion": "v1", "kind": "Secret", "type": _HELM_TYPE, "metadata": metadata})
+    made = kube_object("v1", "Secret", name, release.namespace, metadata={"labels": labels})
+    client.apply({**made, "type": _HELM_TYPE})
     for each in _helm_records(client, release.namespace, release.name):
         if each["metadata"]["name"] != name:
             client.delete(each)
@@ -281,11 +276,7 @@ def _marks(release: Release) -> dict[str, dict[str, str]]:
 
 def _record_key(id: str) -> Object:
     namespace, _, name = id.rpartition("/")
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": f"release-{name}", "namespace": namespace},
-    }
+    return kube_object("v1", "ConfigMap", f"release-{name}", namespace)
 
 
 def _status(record: Object) -> Values:
@@ -308,8 +299,7 @@ def _key(target: Object) -> str:
 
 def _target(key: str) -> Object:
     api_version, kind, namespace, name = key.rsplit("/", 3)
-    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
+    return kube_object(api_version, kind, name, namespace or None)
 
 
 CHART_VERSION: Final = "4.1.7"

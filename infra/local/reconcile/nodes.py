@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from infra.clients.kube import KubeClient
-from infra.clients.kube_rules import GPU_RESOURCE
+from infra.clients.kube_rules import GPU_RESOURCE, condition
 from infra.local.reconcile.snapshot import TOPOLOGY_LABELS, Object, annotation, name_of
 from infra.local.reconcile.volumes import FILESYSTEMS
+from infra.render.names import kube_object
 from stacks.catalog import PLATFORMS
 
 NODESET_NAME_LABEL: Final = "slurm.nebius.ai/nodeset-name"
@@ -90,8 +91,7 @@ def reconcile_nodes(client: KubeClient, groups: Iterable[NodeGroup], nodes: list
             client.apply(node, field_manager=_MANAGER)
             # Admission puts a not-ready taint on every new node; a second apply takes it off.
             client.apply(node, field_manager=_MANAGER)
-            head = {key: node[key] for key in ("apiVersion", "kind")}
-            named = {**head, "metadata": {"name": name_of(node)}, "status": status}
+            named = kube_object("v1", "Node", name_of(node), status=status)
             client.apply_status(named, field_manager=_MANAGER)
     for node in live.values():
         client.delete(node)
@@ -178,18 +178,15 @@ def _node(group: NodeGroup, index: int) -> Object:
     if group.gpu_cluster:
         labels |= dict.fromkeys(TOPOLOGY_LABELS, group.gpu_cluster)
     attached = ",".join(f"{tag}={id_}" for tag, id_ in group.filesystems)
-    node: Object = {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "labels": labels, "annotations": {FILESYSTEMS: attached}},
-        "spec": {"taints": [dict(taint) for taint in group.taints]},
-        "status": {
-            "capacity": capacity,
-            "allocatable": capacity,
-            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-            "conditions": [{"type": "Ready", "status": "True", "reason": "NodeGroupRunning"}],
-        },
+    status = {
+        "capacity": capacity,
+        "allocatable": capacity,
+        "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+        "conditions": [{"type": "Ready", "status": "True", "reason": "NodeGroupRunning"}],
     }
+    metadata = {"labels": labels, "annotations": {FILESYSTEMS: attached}}
+    spec = {"taints": [dict(taint) for taint in group.taints]}
+    node = kube_object("v1", "Node", name, metadata=metadata, spec=spec, status=status)
     text = json.dumps(node, sort_keys=True)
     node["metadata"]["annotations"][_APPLIED] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return node
@@ -197,9 +194,8 @@ def _node(group: NodeGroup, index: int) -> Object:
 
 def _is_current(found: Object, wanted: Object) -> bool:
     taints = (found.get("spec") or {}).get("taints") or []
-    ready = any(c["type"] == "Ready" for c in (found.get("status") or {}).get("conditions") or [])
     return (
         annotation(found, _APPLIED) == annotation(wanted, _APPLIED)
         and len(taints) == len(wanted["spec"]["taints"])
-        and ready
+        and bool(condition(found, "Ready"))
     )

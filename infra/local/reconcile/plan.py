@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from infra.clients.kube_rules import condition, kubernetes_time
 from infra.local.process import PORT_IN_USE, tells_of_use
 from infra.local.reconcile.pod_specs import PodSet
 from infra.local.reconcile.snapshot import Object, name_of
 from infra.local.reconcile.volumes import Held, Volume
 from infra.local.slurm.conf import SlurmSettings, WorkerNode
+from infra.render.names import kube_object
 
 DATABASE_POD: Final = "acct-db-0"
 
@@ -176,20 +177,17 @@ def _pod_problem(pod: PodPlan, waiting: Mapping[str, str]) -> str:
 
 def _condition(source: Object, type_: str, problem: str) -> dict[str, Any]:
     """A condition that keeps the time of its last change."""
-    status = "False" if problem else "True"
-    for old in (source.get("status") or {}).get("conditions") or []:
-        if old["type"] == type_ and old["status"] == status:
-            changed = old["lastTransitionTime"]
-            break
-    else:
-        changed = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {
-        "type": type_,
-        "status": status,
-        "reason": _reason(problem),
-        "message": problem,
-        "lastTransitionTime": changed,
-    }
+    made = {"type": type_, "status": "False" if problem else "True"}
+    made |= {"reason": _reason(problem), "message": problem}
+    return kept_time(source, made)
+
+
+def kept_time(source: Object, made: dict[str, Any]) -> dict[str, Any]:
+    """The condition with the time of its last change, by what the live object says."""
+    old = condition(source, made["type"])
+    is_same = old.get("status") == made["status"]
+    changed = old["lastTransitionTime"] if is_same else kubernetes_time()
+    return {**made, "lastTransitionTime": changed}
 
 
 def _reason(problem: str) -> str:
@@ -207,9 +205,5 @@ def differs(source: Object, status: Mapping[str, Any]) -> bool:
 
 def with_status(source: Object, status: Mapping[str, Any]) -> Object:
     """The object as apply_status takes it."""
-    return {
-        "apiVersion": source["apiVersion"],
-        "kind": source["kind"],
-        "metadata": {"name": name_of(source), "namespace": source["metadata"]["namespace"]},
-        "status": dict(status),
-    }
+    place = name_of(source), source["metadata"]["namespace"]
+    return kube_object(source["apiVersion"], source["kind"], *place, status=dict(status))

@@ -9,18 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from infra.clients.errors import KubeError
 from infra.clients.kube import KubeClient
-from infra.clients.kube_rules import describe
+from infra.clients.kube_rules import describe, kubernetes_time
 from infra.local.process import tells_of_use
-from infra.local.reconcile.plan import Plan, PodPlan
+from infra.local.reconcile.plan import Plan, PodPlan, kept_time
 from infra.local.reconcile.pod_specs import KRUISE, MADE, PodSet
 from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of
 from infra.local.reconcile.volumes import Held, is_made_on_demand
 from infra.local.slurm.pod import Request
+from infra.render.names import kube_object
 
 _MANAGER: Final = "power-manager"
 POWER_STATE: Final = ("slurm.nebius.ai/v1alpha1", "NodeSetPowerState")
@@ -90,9 +90,9 @@ def _state_of(nodeset: Object, snapshot: Snapshot) -> Object | None:
 
 
 def _object(nodeset: Object, ordinals: list[int]) -> dict[str, Any]:
-    place = {"name": name_of(nodeset), "namespace": nodeset["metadata"]["namespace"]}
+    place = name_of(nodeset), nodeset["metadata"]["namespace"]
     spec = {"nodeSetRef": name_of(nodeset), "activeNodes": ordinals}
-    return {"apiVersion": _VERSION, "kind": _KIND, "metadata": place, "spec": spec}
+    return kube_object(_VERSION, _KIND, *place, spec=spec)
 
 
 _STATEFUL_SET: Final = ("apps/v1", "StatefulSet")
@@ -226,17 +226,15 @@ class Pods:
     def _claims(self, planned: PodPlan, made: PodSet, owner: Object, snapshot: Snapshot) -> None:
         """Claims of the set's templates; those of a driver's class are served at once."""
         for template in owner["spec"].get(_TEMPLATES, []):
-            claim: Object = {
-                "apiVersion": "v1",
-                "kind": "PersistentVolumeClaim",
-                "metadata": {
-                    "name": f"{name_of(template)}-{shown_name(planned.name, made)}",
-                    "namespace": owner["metadata"]["namespace"],
-                    "labels": _labels(made),
-                },
-                "spec": template["spec"],
-            }
-            namespace = claim["metadata"]["namespace"]
+            namespace = owner["metadata"]["namespace"]
+            claim = kube_object(
+                "v1",
+                "PersistentVolumeClaim",
+                f"{name_of(template)}-{shown_name(planned.name, made)}",
+                namespace,
+                metadata={"labels": _labels(made)},
+                spec=template["spec"],
+            )
             if snapshot.find("PersistentVolumeClaim", name_of(claim), namespace) is not None:
                 continue
             applied = self._client.apply(claim, field_manager="soperator")
@@ -248,26 +246,24 @@ class Pods:
         """One event for each thing that is said of an object: it counts no repetition."""
         metadata = about["metadata"]
         digest = _digest([metadata["uid"], reason, text])
-        now = _now()
-        event: Object = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {
-                "name": f"{metadata['name']}.{digest}",
-                "namespace": metadata["namespace"],
-            },
-            "involvedObject": {
+        now = kubernetes_time()
+        event = kube_object(
+            "v1",
+            "Event",
+            f"{metadata['name']}.{digest}",
+            metadata["namespace"],
+            involvedObject={
                 **{key: about[key] for key in ("apiVersion", "kind")},
                 **{key: metadata[key] for key in ("name", "namespace", "uid")},
             },
-            "type": "Warning",
-            "reason": str(reason),
-            "message": text[:_TEXT],
-            "source": {"component": _COMPONENTS[Held(reason)]},
-            "count": 1,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-        }
+            type="Warning",
+            reason=str(reason),
+            message=text[:_TEXT],
+            source={"component": _COMPONENTS[Held(reason)]},
+            count=1,
+            firstTimestamp=now,
+            lastTimestamp=now,
+        )
         try:
             self._client.create(event)
         except KubeError as error:
@@ -379,16 +375,10 @@ def pod_object(planned: PodPlan, made: PodSet) -> Object:
     name = shown_name(planned.name, made)
     if made.owner[1] == "StatefulSet":
         spec = {"hostname": name, **spec}
-    metadata = {
-        "name": name,
-        "namespace": made.source["metadata"]["namespace"],
-        "labels": _labels(made),
-        "annotations": {
-            "kubectl.kubernetes.io/default-container": made.main,
-            MADE: _digest(spec),
-        },
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    notes = {"kubectl.kubernetes.io/default-container": made.main, MADE: _digest(spec)}
+    metadata = {"labels": _labels(made), "annotations": notes}
+    namespace = made.source["metadata"]["namespace"]
+    return kube_object("v1", "Pod", name, namespace, metadata=metadata, spec=spec)
 
 
 def _claim_volumes(planned: PodPlan, made: PodSet) -> list[Object]:
@@ -415,13 +405,10 @@ def _file_objects(made: PodSet) -> Iterator[Object]:
                     continue
                 keys = [each["key"] for each in given.get("items") or ()]
                 keys = keys or [paths.get(volume["name"]) or volume["name"]]
-                metadata = {
-                    "name": given.get("secretName") or given["name"],
-                    "namespace": namespace,
-                    "annotations": {MADE: _digest(keys)},
-                }
-                head = {"apiVersion": "v1", "kind": kind, "metadata": metadata}
-                yield {**head, content: dict.fromkeys(keys, _PLACEHOLDER)}
+                name = given.get("secretName") or given["name"]
+                notes = {"annotations": {MADE: _digest(keys)}}
+                data = {content: dict.fromkeys(keys, _PLACEHOLDER)}
+                yield kube_object("v1", kind, name, namespace, metadata=notes, **data)
 
 
 def _set_object(made: PodSet) -> Object:
@@ -437,18 +424,13 @@ def _set_object(made: PodSet) -> Object:
         spec[_TEMPLATES] = [
             {"metadata": {"name": name_}, "spec": dict(claim)} for name_, claim in made.claims
         ]
-    return {
-        "apiVersion": version,
-        "kind": kind,
-        "metadata": {
-            "name": name,
-            "namespace": made.source["metadata"]["namespace"],
-            "labels": labels,
-            "annotations": {MADE: _digest(spec)},
-            "ownerReferences": [_reference(made.source)],
-        },
-        "spec": spec,
+    metadata = {
+        "labels": labels,
+        "annotations": {MADE: _digest(spec)},
+        "ownerReferences": [_reference(made.source)],
     }
+    namespace = made.source["metadata"]["namespace"]
+    return kube_object(version, kind, name, namespace, metadata=metadata, spec=spec)
 
 
 def _labels(made: PodSet) -> dict[str, str]:
@@ -497,10 +479,7 @@ def _condition(pod: Object, type_: str, met: bool, reason: str, message: str) ->
         made["reason"] = reason
         if message:
             made["message"] = message
-    old = _by(pod, "conditions", "type", type_)
-    same = old is not None and old["status"] == made["status"]
-    made["lastTransitionTime"] = old["lastTransitionTime"] if old is not None and same else _now()
-    return made
+    return kept_time(pod, made)
 
 
 def _container(
@@ -542,15 +521,10 @@ def _ended(pod: Object, name: str) -> Object:
 def _since(pod: Object, name: str, state: str, key: str) -> str:
     """When the container came into that state; now, if it was in another."""
     for field in ("containerStatuses", "initContainerStatuses"):
-        old = _by(pod, field, "name", name)
-        if old is not None and state in old["state"]:
-            return old["state"][state][key]
-    return _now()
-
-
-def _by(pod: Object, field: str, key: str, value: str) -> Object | None:
-    found = ((pod.get("status") or {}).get(field)) or ()
-    return next((each for each in found if each[key] == value), None)
+        for old in (pod.get("status") or {}).get(field) or ():
+            if old["name"] == name and state in old["state"]:
+                return old["state"][state][key]
+    return kubernetes_time()
 
 
 def _key(item: Object) -> str:
@@ -560,7 +534,3 @@ def _key(item: Object) -> str:
 def _digest(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -8,7 +8,6 @@ chart renders, but for ports and leader election. Jobs, volumes and pods are sim
 from __future__ import annotations
 
 import base64
-import json
 import os
 import socket
 import subprocess
@@ -18,13 +17,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from infra.clients.errors import KubeError
 from infra.clients.kube import Access, KubeClient
 from infra.clients.kube_rules import Object
 from infra.operate.conformance.sources import NotRunError
 from infra.providers.soperator.crds import apply_crds
+from infra.render.kube_cluster import kubeconfig as render
+from infra.render.names import kube_object
 
 _EXISTS: Final = 409
 _WEBHOOKS: Final = "WebhookConfiguration"
@@ -112,7 +113,7 @@ class Cluster:
 
     def need_namespace(self, name: str) -> None:
         """Makes the namespace where it is missing."""
-        made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        made = kube_object("v1", "Namespace", name)
         if self.client.get(made) is None:
             self.client.apply(made)
 
@@ -147,19 +148,11 @@ class Running:
             raise OperatorError(f"the operator ended with code {code}: {last_word(self.log)}")
 
 
-def kubeconfig(access: Access) -> dict[str, Any]:
+def kubeconfig(access: Access) -> str:
     """What client-go reads, for the administrator of the API server."""
     assert access.ca_pem is not None
-    authority = base64.b64encode(access.ca_pem.encode()).decode()
-    cluster = {"server": access.server, "certificate-authority-data": authority}
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "it", "cluster": cluster}],
-        "users": [{"name": "it", "user": {"token": access.static_token}}],
-        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-        "current-context": "it",
-    }
+    user = {"token": access.static_token}
+    return render(name="it", endpoint=access.server, ca_certificate=access.ca_pem, user=user)
 
 
 @contextmanager
@@ -169,7 +162,7 @@ def running(
     """A controller of upstream against the API server; ends with the block."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "kubeconfig"
-    config.write_text(json.dumps(kubeconfig(server.access)))
+    config.write_text(kubeconfig(server.access))
     config.chmod(0o600)
     log = folder / "log"
     whole = {**env, "KUBECONFIG": str(config), "HOME": str(folder), "TMPDIR": str(folder)}

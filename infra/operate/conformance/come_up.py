@@ -31,6 +31,7 @@ from infra.operate.conformance.cluster import (
 )
 from infra.operate.conformance.pod_checks import Looked, Obstacle
 from infra.operate.conformance.sources import DEPLOYED, NotRunError, OutsideError, Sources
+from infra.render.names import kube_object
 from infra.render.nodes import node_group_spec, roles
 from stacks.spec import StackSpec
 
@@ -449,9 +450,8 @@ def _given(spec: StackSpec) -> list[Object]:
 
 
 def _config(spec: StackSpec, name: str, key: str) -> Object:
-    metadata = {"name": name, "namespace": spec.cluster.namespace}
     data = {key: "# made by the user\n"}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    return kube_object("v1", "ConfigMap", name, spec.cluster.namespace, data=data)
 
 
 def _nodes(spec: StackSpec) -> list[Object]:
@@ -471,20 +471,15 @@ def _nodes(spec: StackSpec) -> list[Object]:
             "kubernetes.io/os": "linux",
             "kubernetes.io/arch": "amd64",
         }
+        status = {"conditions": [{"type": "Ready", "status": "True"}]}
         found.append(
-            {
-                "apiVersion": "v1",
-                "kind": "Node",
-                "metadata": {
-                    "name": name,
-                    "labels": {
-                        **labels,
-                        "kubernetes.io/os": "linux",
-                        "kubernetes.io/arch": "amd64",
-                    },
-                },
-                "spec": {"taints": taints},
-                "status": {"conditions": [{"type": "Ready", "status": "True"}]},
-            }
+            kube_object(
+                "v1",
+                "Node",
+                name,
+                metadata={"labels": labels},
+                spec={"taints": taints},
+                status=status,
+            )
         )
     return found

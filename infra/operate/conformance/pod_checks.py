@@ -17,6 +17,7 @@ from infra.clients.errors import KubeError
 from infra.clients.kube import KubeClient
 from infra.clients.kube_rules import Object, describe, matches, name_of, untolerated
 from infra.providers.soperator.teardown import CSI_DRIVER
+from infra.render.names import kube_object
 
 _WORKLOADS: Final = ("StatefulSet", "Deployment", "DaemonSet", "Job", "CronJob")
 _CONTAINERS: Final = ("initContainers", "containers")
@@ -242,12 +243,7 @@ def _ephemeral(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _own_claim(one: Pods, template: Mapping[str, Any], ordinal: int) -> Object:
     name = f"{template['metadata']['name']}-{name_of(one.owner)}-{ordinal}"
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name, "namespace": one.namespace},
-        "spec": template["spec"],
-    }
+    return kube_object("v1", "PersistentVolumeClaim", name, one.namespace, spec=template["spec"])
 
 
 def _database(one: Object) -> Pods:
@@ -268,16 +264,9 @@ def _pod(one: Pods) -> Object:
         *({"name": each["metadata"]["name"], "emptyDir": {}} for each in one.claims),
     ]
     name = re.sub(r"[^a-z0-9-]", "-", name_of(one.owner).lower())
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": f"{name}-0",
-            "namespace": one.namespace,
-            **{key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)},
-        },
-        "spec": {**one.spec, "volumes": volumes},
-    }
+    kept = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)}
+    spec = {**one.spec, "volumes": volumes}
+    return kube_object("v1", "Pod", f"{name}-0", one.namespace, metadata=kept, spec=spec)
 
 
 @dataclass(frozen=True, slots=True)

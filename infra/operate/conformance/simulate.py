@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from infra.clients.errors import KubeError
 from infra.clients.kube import KubeClient
-from infra.clients.kube_rules import Object, name_of
+from infra.clients.kube_rules import Object, holds, kubernetes_time, name_of
+from infra.render.names import kube_object
 
 _POLL_S: Final = 0.5
 _PATIENCE_S: Final = 4.0
@@ -111,10 +111,10 @@ def _bring_up(client: KubeClient, database: Object) -> None:
 
 
 def _say_ready(client: KubeClient, item: Object) -> None:
-    condition = {"type": "Ready", "status": "True", "reason": "Simulated", "message": "simulated"}
-    old = (item.get("status") or {}).get("conditions") or []
-    if not any(each["type"] == "Ready" and each["status"] == "True" for each in old):
-        _status(client, item, {"conditions": [{**condition, "lastTransitionTime": _now()}]})
+    ready = {"type": "Ready", "status": "True", "reason": "Simulated", "message": "simulated"}
+    if not holds(item, "Ready"):
+        at = kubernetes_time()
+        _status(client, item, {"conditions": [{**ready, "lastTransitionTime": at}]})
 
 
 def generated(database: Object) -> Iterator[Object]:
@@ -122,21 +122,13 @@ def generated(database: Object) -> Iterator[Object]:
     for key in ("rootPasswordSecretKeyRef", "passwordSecretKeyRef"):
         reference = database["spec"].get(key) or {}
         if reference.get("generate"):
-            metadata = {
-                "name": reference["name"],
-                "namespace": database["metadata"]["namespace"],
-            }
+            namespace = database["metadata"]["namespace"]
             content = {reference["key"]: "generated"}
-            yield {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": metadata,
-                "stringData": content,
-            }
+            yield kube_object("v1", "Secret", reference["name"], namespace, stringData=content)
 
 
 def _complete(client: KubeClient, job: Object) -> None:
-    now = _now()
+    now = kubernetes_time()
     done = [{"type": "SuccessCriteriaMet", "status": "True", "lastTransitionTime": now}]
     # The API server takes the two steps of a Job's end in their order only.
     _status(client, job, {"active": 0, "ready": 0, "startTime": now, "conditions": done})
@@ -175,7 +167,3 @@ def _listed(client: KubeClient, version: str, kind: str, namespace: str) -> list
         if error.status != 404:
             raise
         return []
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -85,9 +85,7 @@ def slurm_pods(client: KubeReader, namespace: str, cluster: str) -> list[Object]
 
 def is_ready(pod: Object) -> bool:
     """Whether the pod says that it answers, and stays."""
-    if pod["metadata"].get("deletionTimestamp"):
-        return False
-    return _condition(pod, "Ready").get("status") == "True"
+    return not pod["metadata"].get("deletionTimestamp") and kube_rules.holds(pod, "Ready")
 
 
 def blocked(
@@ -268,7 +266,7 @@ class _Look:
         )
 
     def _placement(self, pod: Object) -> Iterator[Cause]:
-        scheduled = _condition(pod, "PodScheduled")
+        scheduled = kube_rules.condition(pod, "PodScheduled")
         if scheduled.get("reason") != "Unschedulable":
             return
         spec = pod["spec"]
@@ -339,11 +337,6 @@ def _is_slurms(pod: Object, cluster: str) -> bool:
     owned = any(each["apiVersion"].startswith(_KRUISE) for each in meta.get("ownerReferences", ()))
     component = (meta.get("labels") or {}).get(_NAME_LABEL)
     return owned or component in _COMPONENTS or meta["name"].startswith(f"{cluster}-acct-db-")
-
-
-def _condition(pod: Object, type_: str) -> Mapping[str, Any]:
-    conditions = pod.get("status", {}).get("conditions") or ()
-    return next((each for each in conditions if each["type"] == type_), {})
 
 
 def _is_full(owner: Object) -> bool:

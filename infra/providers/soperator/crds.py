@@ -24,8 +24,10 @@ import yaml
 
 from infra.clients.errors import KubeError, UnreachableError
 from infra.clients.kube import KubeClient, KubeconfigError, read_kubeconfig
+from infra.clients.kube_rules import holds
 from infra.providers.engine.provider import UNKNOWN, Failure, Provider, ProviderError, text_failures
 from infra.providers.nebius.sdk import ENDPOINT_VARIABLE
+from infra.render.names import kube_object
 
 Values = dict[str, Any]
 TYPE: Final = "soperator:kube:CustomResources"
@@ -321,7 +323,11 @@ def apply_crds(
         say(f"{name}: {'upgraded' if live[name] is not None else 'made'}")
     for crd in wanted:
         client.wait_for(
-            crd, "the kind to be served", _is_served, timeout_s=_READY_S, cancelled=cancelled
+            crd,
+            "the kind to be served",
+            lambda live: holds(live, "Established"),
+            timeout_s=_READY_S,
+            cancelled=cancelled,
         )
     client.forget_kinds()
 
@@ -357,13 +363,4 @@ def _lost(live: Object | None, crd: Object) -> Iterable[str]:
 
 
 def _named(name: str) -> Object:
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": name},
-    }
-
-
-def _is_served(crd: Object) -> bool:
-    conditions = crd.get("status", {}).get("conditions") or []
-    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+    return kube_object("apiextensions.k8s.io/v1", KIND, name)

@@ -28,6 +28,7 @@ from infra.providers.nebius.provider import remove
 from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.schema import Schema
 from infra.providers.nebius.sdk import EndpointError, cache_dir
+from infra.render.names import kube_object
 
 PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0)
 """Between attempts: half a minute, as long as a control plane restarts."""
@@ -36,6 +37,12 @@ TYPE: Final = "soperator:kube:Teardown"
 _TEXTS: Final = ("cluster_id", "project_id", "kubeconfig")
 _TRIES_S: Final = (1.0, 2.0, 4.0)
 """An API server that does not answer is asked again before it counts as gone."""
+
+
+CONTROLLER_LEASE: Final = kube_object(
+    "coordination.k8s.io/v1", "Lease", "kube-controller-manager", "kube-system"
+)
+"""There where a kube-controller-manager runs."""
 
 
 class TeardownProvider(Provider):
@@ -264,12 +271,7 @@ class Cleaner:
 
     def _is_served(self) -> bool:
         """Whether somebody takes Kubernetes' own finalizers off."""
-        lease = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": "kube-controller-manager", "namespace": "kube-system"},
-        }
-        return self._client.get(lease) is not None
+        return self._client.get(CONTROLLER_LEASE) is not None
 
     def _is_used(self, claim: Object) -> bool:
         """Whether a pod still mounts the claim."""

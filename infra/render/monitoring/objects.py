@@ -19,6 +19,7 @@ from infra.render.monitoring.dashboards import (
     serve_dashboard,
     train_dashboard,
 )
+from infra.render.names import kube_object
 from infra.render.values.observability import METRICS_ADDRESS, MONITORING
 from infra.render.values.pods import requests_and_limits
 from stacks.catalog import Amounts
@@ -111,12 +112,8 @@ def _routes() -> dict[str, Any]:
 
 
 def _object(kind: str, content: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": kind,
-        "metadata": {"name": NAME, "namespace": MONITORING, "labels": LABELS},
-        "spec": content,
-    }
+    metadata = {"labels": LABELS}
+    return kube_object(API_VERSION, kind, NAME, MONITORING, metadata=metadata, spec=content)
 
 
 CONFIG_MAP: Final = f"{NAME}-dashboards"
