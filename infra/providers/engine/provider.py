@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from google.protobuf import struct_pb2
 
@@ -318,8 +318,54 @@ class PartialError(ProviderError):
         self.state = state
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What an input must be, and the refusal of another value; `{}` in it is that value."""
+
+    holds: Callable[[Any], bool]
+    refusal: str
+    optional: bool = False
+
+
+TEXT: Final = Rule(
+    lambda value: isinstance(value, str) and value != "",
+    "is required, as a text that is not empty",
+)
+LIST: Final = Rule(lambda value: isinstance(value, list), "is required, as a list")
+FULL_LIST: Final = Rule(
+    lambda value: isinstance(value, list) and value != [],
+    "is required, as a list that is not empty",
+)
+COUNT: Final = Rule(
+    lambda value: isinstance(value, int) and value >= 1, "{} is no whole number of 1 or more"
+)
+
+
+def broken(inputs: Values, rules: Mapping[str, Rule]) -> list[Failure]:
+    """Problems of inputs that must keep these rules, and have no others; unknown ones may be."""
+    failures = [
+        (key, f"unknown; has {', '.join(rules)}") for key in sorted(inputs.keys() - rules.keys())
+    ]
+    for key, rule in rules.items():
+        value = inputs.get(key)
+        if value is UNKNOWN or (rule.optional and key not in inputs) or rule.holds(value):
+            continue
+        failures.append((key, rule.refusal.format(repr(value))))
+    return failures
+
+
 class Provider:
-    """Behaviour of one plugin; override what the resources need, at least create and delete."""
+    """Behaviour of one kind of resource, or of a plugin; at least create and delete are its own.
+
+    What most kinds share is declared: what their inputs must be, and which make another resource.
+    """
+
+    rules: ClassVar[Mapping[str, Rule] | None] = None
+    """Input -> what it must be; None takes any."""
+    identity: ClassVar[tuple[str, ...]] = ()
+    """Inputs of which a change needs another resource."""
+    in_place: ClassVar[bool] = False
+    """Whether an update is nothing but the new inputs in the state."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
@@ -327,16 +373,22 @@ class Provider:
         self.engine = EngineLog("")
         """Where lines for the user go while a call runs."""
 
+    def of(self, type_: str) -> Provider:
+        """Who serves the type: itself, but for a plugin of several."""
+        return self
+
     def configure(self, variables: Values) -> None:
         """Takes the provider's configuration, before any resource call."""
 
     def check(self, type_: str, old: Values, new: Values) -> tuple[Values, Iterable[Failure]]:
         """The inputs as they go to the state, with every problem found."""
-        return new, ()
+        return new, () if self.rules is None else broken(new, self.rules)
 
     def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """What an update would change; compares inputs by default."""
-        return Diff(detailed=compare(old_inputs, new))
+        changes = compare(old_inputs, new)
+        replaces = tuple(path for path in changes if first_keys([path])[0] in self.identity)
+        return Diff(detailed=changes, replaces=replaces)
 
     def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
         """The new resource's id and state; in a preview the id is ignored and nothing happens."""
@@ -346,6 +398,8 @@ class Provider:
         self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
     ) -> Values:
         """The state after the change; in a preview nothing happens."""
+        if self.in_place:
+            return dict(new)
         raise ProviderError(f"{type_}: cannot be updated in place; replace it")
 
     def read(
@@ -359,13 +413,17 @@ class Provider:
         raise NotImplementedError
 
 
-def text_failures(inputs: Values, keys: Sequence[str]) -> list[Failure]:
-    """Problems of inputs that must be these texts, not empty, and nothing else."""
-    failures = [
-        (key, f"unknown; has {', '.join(keys)}") for key in sorted(inputs.keys() - set(keys))
-    ]
-    for key in keys:
-        value = inputs.get(key)
-        if value is not UNKNOWN and (not isinstance(value, str) or not value):
-            failures.append((key, "is required, as a text that is not empty"))
-    return failures
+class Dispatch(Provider):
+    """A plugin of several kinds, by type; all share the engine's log and interruption."""
+
+    def __init__(self, by_type: Mapping[str, Provider]) -> None:
+        super().__init__()
+        self._by_type = by_type
+
+    def of(self, type_: str) -> Provider:
+        """The provider of the type."""
+        found = self._by_type.get(type_)
+        if found is None:
+            raise ProviderError(f"{type_}: this plugin has only {', '.join(self._by_type)}")
+        found.cancelled, found.engine = self.cancelled, self.engine
+        return found

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -28,7 +28,6 @@ from pulumi.runtime.proto import provider_pb2 as pb
 from infra.providers.engine.provider import (
     Diff,
     EngineLog,
-    Failure,
     PartialError,
     Provider,
     ProviderError,
@@ -118,46 +117,6 @@ def _uid_of(peer: str, port: int) -> int | None:
 
 def _end(host: str, port: int) -> str:
     return f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
-
-
-Values = dict[str, Any]
-
-
-class Dispatch(Provider):
-    """Hands each call to the provider of its type; all share the engine's log and interruption."""
-
-    def __init__(self, other: Provider, by_type: Mapping[str, Provider]) -> None:
-        """`other` has every type that is not named, and refuses the unknown ones."""
-        super().__init__()
-        self._other = other
-        self._by_type = by_type
-
-    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, Iterable[Failure]]:
-        return self._of(type_).check(type_, old, new)
-
-    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
-        return self._of(type_).diff(type_, id, old_inputs, old_state, new)
-
-    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
-        return self._of(type_).create(type_, urn, inputs, preview)
-
-    def update(
-        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
-    ) -> Values:
-        return self._of(type_).update(type_, urn, id, old_state, new, preview)
-
-    def read(
-        self, type_: str, id: str, state: Values, inputs: Values
-    ) -> tuple[str, Values, Values] | None:
-        return self._of(type_).read(type_, id, state, inputs)
-
-    def delete(self, type_: str, id: str, state: Values) -> None:
-        self._of(type_).delete(type_, id, state)
-
-    def _of(self, type_: str) -> Provider:
-        found = self._by_type.get(type_, self._other)
-        found.cancelled, found.engine = self.cancelled, self.engine
-        return found
 
 
 _HOST: Final = "127.0.0.1"
@@ -270,6 +229,9 @@ class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
         self._name = name
         self._version = version
 
+    def _of(self, request: Any) -> Provider:
+        return self._provider.of(_type(request))
+
     def Handshake(self, request, context):
         return pb.ProviderHandshakeResponse(accept_secrets=True)
 
@@ -298,7 +260,7 @@ class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Check(self, request, context):
         new = unmarshal(request.news)
         old = reveal(unmarshal(request.olds))
-        inputs, failures = self._provider.check(_type(request), old, reveal(new))
+        inputs, failures = self._of(request).check(_type(request), old, reveal(new))
         return pb.CheckResponse(
             inputs=marshal(conceal(inputs, new)),
             failures=[pb.CheckFailure(property=path, reason=why) for path, why in failures],
@@ -306,7 +268,7 @@ class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @_in_one_line
     def Diff(self, request, context):
-        found = self._provider.diff(
+        found = self._of(request).diff(
             _type(request),
             request.id,
             reveal(unmarshal(request.old_inputs)),
@@ -318,7 +280,7 @@ class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @_in_one_line
     def Create(self, request, context):
         inputs = unmarshal(request.properties)
-        id_, state = self._provider.create(
+        id_, state = self._of(request).create(
             _type(request), request.urn, reveal(inputs), request.preview
         )
         properties = marshal(conceal(state, inputs))
@@ -327,7 +289,7 @@ class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @_in_one_line
     def Update(self, request, context):
         old_state, new = unmarshal(request.olds), unmarshal(request.news)
-        state = self._provider.update(
+        state = self._of(request).update(
             _type(request), request.urn, request.id, reveal(old_state), reveal(new), request.preview
         )
         return pb.UpdateResponse(properties=marshal(conceal(conceal(state, new), old_state)))
@@ -335,7 +297,7 @@ class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @_in_one_line
     def Read(self, request, context):
         state, inputs = unmarshal(request.properties), unmarshal(request.inputs)
-        found = self._provider.read(_type(request), request.id, reveal(state), reveal(inputs))
+        found = self._of(request).read(_type(request), request.id, reveal(state), reveal(inputs))
         if found is None:
             return pb.ReadResponse()
         id_, new_state, new_inputs = found
@@ -348,7 +310,7 @@ class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @_in_one_line
     def Delete(self, request, context):
         state = reveal(unmarshal(request.properties))
-        self._provider.delete(_type(request), request.id, state)
+        self._of(request).delete(_type(request), request.id, state)
         return empty_pb2.Empty()
 
     @_in_one_line

@@ -15,8 +15,9 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import urljoin
 
 import urllib3
@@ -25,11 +26,10 @@ import yaml
 from infra.clients.errors import KubeError, UnreachableError
 from infra.clients.kube import KubeClient, KubeconfigError, read_kubeconfig
 from infra.clients.kube_rules import holds
-from infra.providers.engine.provider import UNKNOWN, Failure, Provider, ProviderError, text_failures
+from infra.providers.engine.provider import TEXT, UNKNOWN, Provider, ProviderError, Values
 from infra.providers.nebius.sdk import ENDPOINT_VARIABLE
 from infra.render.names import kube_object
 
-Values = dict[str, Any]
 TYPE: Final = "soperator:kube:CustomResources"
 _TEXTS: Final = ("chart", "version", "group", "kubeconfig")
 _REPOSITORY: Final = "repository"
@@ -40,10 +40,7 @@ _DIGESTS: Final = "definitions"
 class CustomResourcesProvider(Provider):
     """Definitions of custom resources by chart and version."""
 
-    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
-        """Refuses what is no chart, version and access."""
-        optional = (_REPOSITORY,) if _REPOSITORY in new else ()
-        return new, text_failures(new, (*_TEXTS, *optional))
+    rules: ClassVar = {**dict.fromkeys(_TEXTS, TEXT), _REPOSITORY: replace(TEXT, optional=True)}
 
     def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
         """Applies the definitions; the id is the chart's name."""

@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, ClassVar, Final
 
 from infra.clients.errors import KubeError
 from infra.clients.kube import KubeClient, KubeconfigError, read_kubeconfig
 from infra.clients.kube_rules import Object
-from infra.providers.engine.provider import UNKNOWN, Diff, Failure, Provider, ProviderError, compare
+from infra.providers.engine.provider import (
+    FULL_LIST,
+    LIST,
+    TEXT,
+    Diff,
+    Provider,
+    ProviderError,
+    Values,
+    compare,
+)
 from infra.providers.soperator.blocked_pods import (
     PATIENCE_S,
     Cause,
@@ -24,10 +34,7 @@ from infra.providers.soperator.blocked_pods import (
     slurm_pods,
 )
 
-Values = dict[str, Any]
 TYPE: Final = "soperator:kube:PodsStarted"
-_TEXTS: Final = ("cluster", "namespace", "made_of", "kubeconfig")
-_LISTS: Final = ("pods", "node_labels")
 _MAY_SLEEP: Final = "may_sleep"
 """Pods that are waited for while they are there: Slurm takes them away, and a node later wakes."""
 _TIMEOUT_S: Final = 3600.0
@@ -47,6 +54,12 @@ SETTLE_S: Final = 10.0
 class PodsStartedProvider(Provider):
     """Waits at creation, and again for other pods or for what they are made of."""
 
+    rules: ClassVar = {
+        **dict.fromkeys(("cluster", "namespace", "made_of", "kubeconfig"), TEXT),
+        **dict.fromkeys(("pods", "node_labels"), FULL_LIST),
+        _MAY_SLEEP: replace(LIST, optional=True),
+    }
+
     def __init__(
         self,
         *,
@@ -58,21 +71,6 @@ class PodsStartedProvider(Provider):
         self._patience_s = patience_s
         self._clock = clock
         self._connect = connect
-
-    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
-        """Return a failure for each unknown, missing or empty property."""
-        known = (*_TEXTS, *_LISTS, _MAY_SLEEP)
-        failures = [
-            (key, f"unknown; has {', '.join(known)}") for key in sorted(new.keys() - set(known))
-        ]
-        for keys, kind, word in ((_TEXTS, str, "a text"), (_LISTS, list, "a list")):
-            for key in keys:
-                value = new.get(key)
-                if value is not UNKNOWN and (not isinstance(value, kind) or not value):
-                    failures.append((key, f"is required, as {word} that is not empty"))
-        if not isinstance(new.get(_MAY_SLEEP, []), list) and new[_MAY_SLEEP] is not UNKNOWN:
-            failures.append((_MAY_SLEEP, "is a list where it is given"))
-        return new, failures
 
     def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Return what makes it wait again: no kubeconfig, labels of nodes, pods that may sleep."""

@@ -11,15 +11,14 @@ import contextlib
 import secrets
 from collections.abc import Generator
 from functools import cached_property
-from typing import Any, Final
+from typing import ClassVar, Final
 
-from infra.providers.engine.provider import Diff, Failure, Provider, ProviderError, compare
+from infra.providers.engine.provider import TEXT, Diff, Provider, ProviderError, Values
 from infra.providers.nebius.adoption import adopt_state, owned, release
 from infra.providers.nebius.api import Api, ApiError, explain
 from infra.providers.nebius.schema import Schema
 from infra.providers.nebius.sdk import EndpointError, cache_dir
 
-Values = dict[str, Any]
 TYPE: Final = "soperator:cloud:StateId"
 GUARD: Final = "soperator:cloud:StateGuard"
 """The stack's last resource, so that a destroy asks before it ends what runs in the kube cluster,
@@ -33,16 +32,11 @@ _ASK_S: Final = 5.0
 class _OfState(Provider):
     """What the id and its guard share: the inputs that name a stack, and the cloud."""
 
-    inputs = _INPUTS
+    rules: ClassVar = dict.fromkeys(_INPUTS, TEXT)
 
     @cached_property
     def _api(self) -> Api:
         return Api(Schema(cache_dir()), self.cancelled)
-
-    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
-        """The inputs, all of them and no others."""
-        allowed = f"give exactly {', '.join(self.inputs)}"
-        return new, [(key, allowed) for key in set(self.inputs) ^ new.keys()]
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Generator[None]:
@@ -57,12 +51,14 @@ class _OfState(Provider):
 class StateIdProvider(_OfState):
     """Makes the id and, in the end, frees what is left; refuses what another state has by now."""
 
+    identity = _INPUTS
+
     def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Another project or name is another stack; the same one may have been taken over."""
-        changes = compare(old_inputs, new)
-        if not changes:
+        found = super().diff(type_, id, old_inputs, old_state, new)
+        if not found.detailed:
             self._ask(new, id)
-        return Diff(replaces=tuple(changes), detailed=changes)
+        return found
 
     def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
         """16 hexadecimal digits, once it is seen that no other state has resources of the stack."""
@@ -91,21 +87,12 @@ class StateGuardProvider(_OfState):
     Changes in place: the end of an old one would be refused where a state got another id.
     """
 
-    inputs = (*_INPUTS, "state_id")
-
-    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
-        """All of it changes in place."""
-        return Diff(detailed=compare(old_inputs, new))
+    rules: ClassVar = dict.fromkeys((*_INPUTS, "state_id"), TEXT)
+    in_place = True
 
     def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
         """Asks nothing yet; the inputs are what its end asks by."""
         return "" if preview else "guard", inputs
-
-    def update(
-        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
-    ) -> Values:
-        """Asks nothing; the new inputs are what its end asks by."""
-        return new
 
     def delete(self, type_: str, id: str, state: Values) -> None:
         """Asks for the first time: a destroy ends this resource before all others."""

@@ -11,17 +11,17 @@ import json
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import urllib3
 
 from infra.clients.errors import KubeError, UnreachableError, WaitTimeoutError
 from infra.clients.kube import Access, KubeClient, KubeconfigError, Object, read_kubeconfig
 from infra.clients.kube_rules import describe
-from infra.providers.engine.provider import UNKNOWN, Diff, Failure, Provider, ProviderError, compare
+from infra.providers.engine.provider import LIST, TEXT, Diff, Provider, ProviderError, Values
 from infra.providers.nebius.adoption import children
 from infra.providers.nebius.api import Api, ApiError, UnfinishedError, explain
 from infra.providers.nebius.provider import remove
@@ -32,9 +32,7 @@ from infra.render.names import kube_object
 
 PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0)
 """Between attempts: half a minute, as long as a control plane restarts."""
-Values = dict[str, Any]
 TYPE: Final = "soperator:kube:Teardown"
-_TEXTS: Final = ("cluster_id", "project_id", "kubeconfig")
 _TRIES_S: Final = (1.0, 2.0, 4.0)
 """An API server that does not answer is asked again before it counts as gone."""
 
@@ -48,43 +46,28 @@ CONTROLLER_LEASE: Final = kube_object(
 class TeardownProvider(Provider):
     """Acts in its delete only."""
 
+    rules: ClassVar = {
+        **dict.fromkeys(("cluster_id", "project_id", "kubeconfig"), TEXT),
+        "namespaces": LIST,
+    }
+    identity = ("cluster_id", "project_id")
+    in_place = True
+
     def __init__(self, limits: Limits | None = None, tries_s: tuple[float, ...] = _TRIES_S) -> None:
         super().__init__()
         self._limits = limits
         self._tries_s = tries_s
 
-    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
-        """Refuses what the delete could not work with."""
-        known = (*_TEXTS, "namespaces")
-        failures = [
-            (key, f"unknown; has {', '.join(known)}") for key in sorted(new.keys() - set(known))
-        ]
-        for key in _TEXTS:
-            value = new.get(key)
-            if value is not UNKNOWN and (not isinstance(value, str) or not value):
-                failures.append((key, "is required"))
-        namespaces = new.get("namespaces")
-        if namespaces is not UNKNOWN and not isinstance(namespaces, list):
-            failures.append(("namespaces", "must be a list of names"))
-        return new, failures
-
     def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Another cluster is another clean-up; the rest changes in place."""
-        changes = compare(old_inputs, new)
-        replaces = tuple(path for path in changes if path in ("cluster_id", "project_id"))
-        return Diff(detailed=changes, replaces=replaces, delete_before_replace=True)
+        found = super().diff(type_, id, old_inputs, old_state, new)
+        return replace(found, delete_before_replace=True)
 
     def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
         """Remembers what to clean."""
         if preview:
             return "", dict(inputs)
         return hashlib.sha256(inputs["cluster_id"].encode()).hexdigest()[:16], dict(inputs)
-
-    def update(
-        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
-    ) -> Values:
-        """Remembers the new access."""
-        return dict(new)
 
     def delete(self, type_: str, id: str, state: Values) -> None:
         """Cleans the cluster and its disks, and verifies both."""

@@ -6,38 +6,35 @@ and whoever declares it decides whether the old one stays. New credentials chang
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import ClassVar, Final
 
 from infra.clients.objects import DeniedError, Place, StorageError
 from infra.providers.engine.provider import (
+    TEXT,
     UNKNOWN,
     Diff,
-    Failure,
     Provider,
     ProviderError,
+    Values,
     compare,
-    text_failures,
 )
 
-Values = dict[str, Any]
 TYPE: Final = "soperator:storage:Object"
 _ADDRESS: Final = ("endpoint", "region", "bucket", "key", "access_key_id", "secret_access_key")
-_INPUTS: Final = (*_ADDRESS, "content")
 _IDENTITY: Final = ("bucket", "key", "content")
 _TRIES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """A new key and its rights are not known everywhere at once: the recipe waits up to 150 s."""
 
 
 class ObjectProvider(Provider):
-    """Uploads, looks again and removes."""
+    """Uploads, looks again and removes; a new way in changes in place."""
+
+    rules: ClassVar = dict.fromkeys((*_ADDRESS, "content"), TEXT)
+    in_place = True
 
     def __init__(self, tries_s: tuple[float, ...] = _TRIES_S) -> None:
         super().__init__()
         self._tries_s = tries_s
-
-    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
-        """Refuses all but texts."""
-        return new, text_failures(new, _INPUTS)
 
     def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Another bucket, key or content is another object; the rest changes in place."""
@@ -64,12 +61,6 @@ class ObjectProvider(Provider):
             except StorageError as error:
                 raise ProviderError(f"{error}; run the command again") from error
         return f"{inputs['bucket']}/{inputs['key']}", dict(inputs)
-
-    def update(
-        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
-    ) -> Values:
-        """Remembers the new way in."""
-        return dict(new)
 
     def read(
         self, type_: str, id: str, state: Values, inputs: Values

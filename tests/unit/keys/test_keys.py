@@ -5,15 +5,15 @@ import subprocess
 import pytest
 
 from infra.clients.ssh_key import make_key_pair, public_half
-from infra.providers.engine.provider import UNKNOWN, ProviderError, Secret
-from infra.providers.soperator.keys import KEY_PAIR, KeysProvider
+from infra.providers.engine.provider import UNKNOWN, Dispatch, ProviderError, Secret
+from infra.providers.soperator.keys import KEY_PAIR, KeyPairProvider
 
 URN = f"urn:pulumi:local::soperator-stack::{KEY_PAIR}::deploy"
 
 
 @pytest.fixture
 def provider():
-    return KeysProvider()
+    return KeyPairProvider()
 
 
 @pytest.mark.feature("S003-19")
@@ -63,4 +63,4 @@ def test_a_comment_is_one_line(provider):
 
 def test_another_type_is_refused(provider):
     with pytest.raises(ProviderError, match="has only soperator:ssh:KeyPair"):
-        provider.check("soperator:ssh:Certificate", {}, {})
+        Dispatch({KEY_PAIR: provider}).of("soperator:ssh:Certificate")

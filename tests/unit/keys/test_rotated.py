@@ -6,16 +6,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from infra.providers.engine.provider import Secret
+from infra.providers.engine.provider import Dispatch, Secret
 from infra.providers.soperator import keys
-from infra.providers.soperator.keys import EXPIRY, PASSWORD, KeysProvider
+from infra.providers.soperator.keys import EXPIRY, PASSWORD, ExpiryProvider, PasswordProvider
 
 URN = "urn:pulumi:local::soperator-stack::x::y"
 
 
 @pytest.fixture
-def provider() -> KeysProvider:
-    return KeysProvider()
+def provider() -> Dispatch:
+    return Dispatch({PASSWORD: PasswordProvider(), EXPIRY: ExpiryProvider()})
 
 
 def plain(state: dict) -> dict:
@@ -23,61 +23,59 @@ def plain(state: dict) -> dict:
     return {key: each.value if isinstance(each, Secret) else each for key, each in state.items()}
 
 
-def test_a_password_is_secret_long_and_never_the_same(provider: KeysProvider) -> None:
-    _, one = provider.create(PASSWORD, URN, {"version": 1}, False)
-    _, other = provider.create(PASSWORD, URN, {"version": 1}, False)
+def test_a_password_is_secret_long_and_never_the_same(provider: Dispatch) -> None:
+    _, one = provider.of(PASSWORD).create(PASSWORD, URN, {"version": 1}, False)
+    _, other = provider.of(PASSWORD).create(PASSWORD, URN, {"version": 1}, False)
     assert isinstance(one["password"], Secret)
     assert len(one["password"].value) >= 43, "256 bits in base 64"
     assert one["password"].value != other["password"].value
     assert one["fingerprint"] not in one["password"].value
 
 
-def test_a_higher_version_makes_the_next_one_and_keeps_the_earlier(provider: KeysProvider) -> None:
+def test_a_higher_version_makes_the_next_one_and_keeps_the_earlier(provider: Dispatch) -> None:
     """A repository that the earlier one opened is still there."""
-    id_, state = provider.create(PASSWORD, URN, {"version": 1}, False)
+    id_, state = provider.of(PASSWORD).create(PASSWORD, URN, {"version": 1}, False)
     first = plain(state)
-    state = provider.update(PASSWORD, URN, id_, first, {"version": 2}, False)
+    state = provider.of(PASSWORD).update(PASSWORD, URN, id_, first, {"version": 2}, False)
     assert isinstance(state["earlier"], Secret)
     second = plain(state)
     assert second["password"] != first["password"]
     assert second["earlier"] == {first["fingerprint"]: first["password"]}
-    third = plain(provider.update(PASSWORD, URN, id_, second, {"version": 3}, False))
+    third = plain(provider.of(PASSWORD).update(PASSWORD, URN, id_, second, {"version": 3}, False))
     assert set(third["earlier"]) == {first["fingerprint"], second["fingerprint"]}
 
 
-def test_a_preview_makes_no_password(provider: KeysProvider) -> None:
-    id_, state = provider.create(PASSWORD, URN, {"version": 1}, True)
+def test_a_preview_makes_no_password(provider: Dispatch) -> None:
+    id_, state = provider.of(PASSWORD).create(PASSWORD, URN, {"version": 1}, True)
     assert id_ == ""
     assert isinstance(state["password"], Secret)
 
 
-def test_a_version_never_goes_back(provider: KeysProvider) -> None:
-    _, failures = provider.check(PASSWORD, {"version": 3}, {"version": 2})
+def test_a_version_never_goes_back(provider: Dispatch) -> None:
+    _, failures = provider.of(PASSWORD).check(PASSWORD, {"version": 3}, {"version": 2})
     assert failures == [("version", "2, but it was 3: raise it to rotate again")]
 
 
-def test_an_end_stays_as_it_was_chosen(
-    provider: KeysProvider, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_stays_as_it_was_chosen(provider: Dispatch, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new one at each `up` would replace the key each time."""
     start = datetime(2026, 11, 21, tzinfo=UTC)
     monkeypatch.setattr(keys, "now", lambda: start)
     inputs = {"days": 100, "version": 1}
-    at, state = provider.create(EXPIRY, URN, inputs, False)
+    at, state = provider.of(EXPIRY).create(EXPIRY, URN, inputs, False)
     assert at == state["at"] == "2027-03-01T00:00:00Z"
     monkeypatch.setattr(keys, "now", lambda: start + timedelta(days=74))
-    assert provider.diff(EXPIRY, at, inputs, state, inputs).replaces == ()
+    assert provider.of(EXPIRY).diff(EXPIRY, at, inputs, state, inputs).replaces == ()
     monkeypatch.setattr(keys, "now", lambda: start + timedelta(days=76))
-    assert provider.diff(EXPIRY, at, inputs, state, inputs).replaces == ("days",)
+    assert provider.of(EXPIRY).diff(EXPIRY, at, inputs, state, inputs).replaces == ("days",)
 
 
-def test_another_version_chooses_another_end(provider: KeysProvider) -> None:
+def test_another_version_chooses_another_end(provider: Dispatch) -> None:
     inputs = {"days": 100, "version": 1}
-    at, state = provider.create(EXPIRY, URN, inputs, False)
-    found = provider.diff(EXPIRY, at, inputs, state, {"days": 100, "version": 2})
+    at, state = provider.of(EXPIRY).create(EXPIRY, URN, inputs, False)
+    found = provider.of(EXPIRY).diff(EXPIRY, at, inputs, state, {"days": 100, "version": 2})
     assert found.replaces == ("version",)
 
 
 @pytest.mark.parametrize("inputs", [{"days": 0, "version": 1}, {"days": 1}, {"day": 1}])
-def test_an_end_without_whole_numbers_is_refused(provider: KeysProvider, inputs: dict) -> None:
-    assert provider.check(EXPIRY, {}, inputs)[1]
+def test_an_end_without_whole_numbers_is_refused(provider: Dispatch, inputs: dict) -> None:
+    assert provider.of(EXPIRY).check(EXPIRY, {}, inputs)[1]

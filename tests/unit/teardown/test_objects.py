@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from infra.clients.errors import WaitTimeoutError
-from infra.providers.engine.provider import UNKNOWN, Provider, ProviderError
-from infra.providers.engine.serve import Dispatch
+from infra.providers.engine.provider import UNKNOWN, Dispatch, ProviderError
 from infra.providers.soperator.teardown import CSI_DRIVER, TYPE, Cleaner, Limits, TeardownProvider
 
 OURS = "soperator"
@@ -181,13 +180,9 @@ def test_nothing_happens_while_the_stack_lives():
 
 
 def test_one_plugin_hands_each_type_to_its_provider():
-    class Refuses(Provider):
-        def check(self, type_, old, new):
-            raise ProviderError(f"{type_}: unknown")
-
     teardown = TeardownProvider()
-    plugin = Dispatch(Refuses(), {TYPE: teardown})
-    assert plugin.check(TYPE, {}, INPUTS) == (INPUTS, [])
+    plugin = Dispatch({TYPE: teardown})
+    assert plugin.of(TYPE).check(TYPE, {}, INPUTS) == (INPUTS, [])
     assert teardown.cancelled is plugin.cancelled
-    with pytest.raises(ProviderError, match="soperator:x:Y: unknown"):
-        plugin.check("soperator:x:Y", {}, {})
+    with pytest.raises(ProviderError, match=f"soperator:x:Y: this plugin has only {TYPE}"):
+        plugin.of("soperator:x:Y")
