@@ -1,22 +1,28 @@
-"""Values of a chart: what it knows, its defaults, and the merge with what a release gives.
+"""The known charts: their values, merged with what a release gives, and the objects of that.
 
 Owns the refusal of unknown and missing values, all at once, by name. Does not check types:
-the API server's schemas do.
+the API server's schemas do. charts/ has for each chart its values and its template.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from infra.render.names import kube_object
+from infra.providers.soperator.crds import LOADER
+from infra.render.templates import environment
+from stacks.machines import JAIL_UPPER
+
+if TYPE_CHECKING:
+    import jinja2
 
 Object = dict[str, Any]
 """One Kubernetes object as JSON."""
@@ -49,28 +55,6 @@ class Release:
             "app.kubernetes.io/managed-by": "Helm",
             "helm.sh/chart": f"{self.chart}-{self.version}",
         }
-
-    def object(self, api_version: str, kind: str, name: str, **body: Any) -> Object:
-        """A namespaced object of the release; `metadata` in the body is merged in."""
-        metadata = {"labels": self.labels, **body.pop("metadata", {})}
-        return kube_object(api_version, kind, name, self.namespace, metadata=metadata, **body)
-
-    def cluster_object(self, api_version: str, kind: str, name: str, **body: Any) -> Object:
-        """An object of the release outside any namespace."""
-        made = self.object(api_version, kind, name, **body)
-        del made["metadata"]["namespace"]
-        return made
-
-
-def resources(values: dict[str, Any]) -> dict[str, str]:
-    """A container's resources under their Kubernetes names."""
-    names = {"ephemeralStorage": "ephemeral-storage"}
-    return {names.get(key, key): str(value) for key, value in values.items()}
-
-
-def filled(values: dict[str, Any]) -> dict[str, Any]:
-    """The mapping without its empty values, as `with` in a chart's template leaves them out."""
-    return {key: value for key, value in values.items() if value not in (None, "", [], {})}
 
 
 _FOLDER = Path(__file__).parent / "charts"
@@ -224,3 +208,90 @@ _Loader.add_constructor("!each", lambda loader, node: _Each(**_content(loader, n
 @cache
 def _tree(chart: str) -> Mapping[str, Any]:
     return yaml.load((_FOLDER / f"{chart}.yaml").read_text(), Loader=_Loader)  # noqa: S506
+
+
+NODESET_API_VERSION: Final = "slurm.nebius.ai/v1alpha1"
+API_VERSION: Final = "slurm.nebius.ai/v1"
+_SCRIPTS: Final = "slurm-scripts"
+_FOLDERS: Final = "make-folders-"
+"""Init container that makes the folders of the volume that its name ends with."""
+_TAG: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    filters = {
+        "amounts": _amounts,
+        "filled": _filled,
+        "given": lambda item, *keys: _filled({key: item.get(key) for key in keys}),
+        "taken": lambda item, *keys: {key: item[key] for key in keys},
+        "without": lambda item, *keys: {k: each for k, each in item.items() if k not in keys},
+    }
+    made = environment(_FOLDER, filters)
+    made.globals |= {
+        "cluster_api": API_VERSION,
+        "nodeset_api": NODESET_API_VERSION,
+        "scripts": _SCRIPTS,
+        "script_texts": _script_texts,
+        "made_folders": _made_folders,
+        "mount_tag": MOUNT_TAG,
+        "jail_upper": JAIL_UPPER,
+        "kebab": _kebab,
+        "fail": _fail,
+    }
+    return made
+
+
+def objects(chart: str, release: Release, values: dict[str, Any]) -> list[Object]:
+    """What a release of the chart makes, in the order of its template."""
+    text = _templates().get_template(f"{chart}.yaml.j2").render(release=release, values=values)
+    return [each for each in yaml.load_all(text, Loader=LOADER) if each]
+
+
+def _amounts(values: dict[str, Any], *but: str) -> dict[str, str]:
+    """A container's resources under their Kubernetes names."""
+    names = {"ephemeralStorage": "ephemeral-storage"}
+    return {names.get(key, key): str(each) for key, each in values.items() if key not in but}
+
+
+def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping without its empty values, as `with` in a chart's template leaves them out."""
+    return {key: value for key, value in values.items() if value not in (None, "", [], {})}
+
+
+def _fail(text: str) -> None:
+    raise ChartError(text)
+
+
+def _kebab(value: object, path: str) -> str:
+    """The value, if the real chart's kebab filter would leave it alone."""
+    if not _TAG.fullmatch(str(value)):
+        raise ChartError(
+            f"{path}: {value!r} would be rewritten by the chart and name another filesystem; "
+            "use a-z, 0-9 and '-' only"
+        )
+    return str(value)
+
+
+def _made_folders(containers: list[dict[str, Any]]) -> dict[str, str]:
+    """What the init containers that make folders would make, for a runtime without containers."""
+    made = [
+        f"{container['name'].removeprefix(_FOLDERS)}={':'.join(container['command'][4:])}"
+        for container in containers
+        if container["name"].startswith(_FOLDERS)
+    ]
+    return {MADE_FOLDERS: ",".join(made)} if made else {}
+
+
+def _script_texts(scripts: dict[str, Any]) -> dict[str, str]:
+    """Ours of the chart's base scripts and those that the values give.
+
+    The checks that the real ones run come with the real chart only.
+    """
+    folder = _FOLDER / "slurm_scripts"
+    data = {path.name: path.read_text() for path in sorted(folder.glob("*.sh"))}
+    data |= {key: text for key, text in scripts.items() if isinstance(text, str)}
+    for key, script in (scripts.get("builtIn") or {}).items():
+        if script.get("enabled", True) and script.get("customContent"):
+            data[key] = script["customContent"]
+    return data | {key: each["content"] for key, each in (scripts.get("extra") or {}).items()}

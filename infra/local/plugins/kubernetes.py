@@ -5,7 +5,7 @@ tests/conformance/plugins.tsv has where it differs from the official plugin, and
 Owns the connection and the choice between object and release. Speaks the official SDK's tokens
 (`kubernetes:<group>/<version>:<Kind>`, `kubernetes:helm.sh/v3:Release`). A preview asks the API
 server with dry runs where it can be reached. Started by the engine; used only where the official
-plugin is not found. No charts are pulled: see infra/local/kube/slurm_cluster.py.
+plugin is not found. No charts are pulled: see infra/local/kube/values.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,9 +20,15 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from infra.clients.kube import KubeClient
-from infra.local.kube import slurm_cluster
 from infra.local.kube.api_server import load_crds
-from infra.local.kube.values import RECORDED_LABEL, ChartError, Object, Release, merge
+from infra.local.kube.values import (
+    RECORDED_LABEL,
+    ChartError,
+    Object,
+    Release,
+    merge,
+    objects,
+)
 from infra.local.plugins.kubernetes_objects import dry_run, remove
 from infra.providers.engine.provider import (
     UNKNOWN,
@@ -306,11 +312,7 @@ CHART_VERSION: Final = "4.1.7"
 """The only version whose values these renderers know."""
 CRDS_CHART: Final = "helm-soperator-crds"
 
-_RENDERERS: Final[Mapping[str, Callable[[Release, dict[str, Any]], list[Object]]]] = {
-    "helm-slurm-cluster-storage": slurm_cluster.render_storage,
-    "helm-slurm-cluster": slurm_cluster.render,
-    "helm-nodesets": slurm_cluster.render_nodesets,
-}
+_RENDERED: Final = ("helm-slurm-cluster-storage", "helm-slurm-cluster", "helm-nodesets")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,8 +330,7 @@ def render(chart: str, version: str, release: Release, values: Mapping[str, Any]
     chart = chart.rpartition("/")[2]
     if chart == CRDS_CHART:
         return Rendered(objects=load_crds(), recorded_only=False)
-    renderer = _RENDERERS.get(chart)
-    if renderer is None:
+    if chart not in _RENDERED:
         return Rendered(objects=[], recorded_only=True)
     if version != CHART_VERSION:
         raise ChartError(
@@ -337,6 +338,5 @@ def render(chart: str, version: str, release: Release, values: Mapping[str, Any]
             "set cluster.soperator_version in the stack file"
         )
     merged = merge(chart, values)
-    return Rendered(
-        objects=renderer(release, merged.values), recorded_only=False, unused=merged.unused
-    )
+    made = objects(chart, release, merged.values)
+    return Rendered(objects=made, recorded_only=False, unused=merged.unused)

@@ -17,7 +17,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-import jinja2
 from markupsafe import Markup
 
 from cost.prices.price import HOURS_PER_MONTH
@@ -25,6 +24,7 @@ from cost.report.charts import Axis, Mark, Scale, Series, line_chart
 from cost.report.layout import short
 from cost.resources.estimate import RunRates
 from infra.clients.ssh_key import fingerprint
+from infra.render.templates import fill
 from infra.reports.acceptance.result import STAGES, AcceptError, Check, Result
 from infra.reports.page.answers import REHEARSAL
 from infra.reports.page.quality import exact
@@ -106,19 +106,11 @@ _BEST: Final = {
     "training.loss": (("up to ", "tokens_per_s", "tokens/s"),),
 }
 """The figure of a stage that stands beside a check without a number of its own."""
-_REPORT_STYLE = _FOLDER.parent / "page" / "page.css"
 
 
 def render(values: Mapping[str, Any]) -> str:
     """The page's HTML; equal input gives equal bytes."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
+    filters = {
         "limit": limit_text,
         "measured": lambda check: measured_text(check, values["measurements"]),
         "ranks": ranks_text,
@@ -132,14 +124,14 @@ def render(values: Mapping[str, Any]) -> str:
         scaling(measured.get("training", {}).get("points", [])),
         rounds(measured.get("soak", {}).get("round_s", [])),
     )
-    styles = (_REPORT_STYLE, _FOLDER / "page.css")
-    style = "".join(path.read_text(encoding="utf-8") for path in styles)
-    return environment.get_template("page.html.j2").render(
+    return fill(
+        _FOLDER / "page.html.j2",
+        filters,
         it=values,
         checks=sorted(values["checks"], key=lambda check: _FIRST.index(check["outcome"])),
         outcome=outcome_text(values),
         proof=proof_text(values),
-        style=Markup(style),  # noqa: S704 (our own files)
+        style=page_style(),
         plots=[Markup(plot) for plot in drawn if plot],  # noqa: S704 (escaped in cost/report/charts.py)
         is_rehearsal=is_rehearsal(values),
         counts=_counts(values),
@@ -150,6 +142,12 @@ def render(values: Mapping[str, Any]) -> str:
         points=measured.get("training", {}).get("points", []),
         compute=measured.get("compute", []),
     )
+
+
+def page_style() -> Markup:
+    """The style of the pages of acceptance: the report's with their own."""
+    styles = (_FOLDER.parent / "page" / "page.css", _FOLDER / "page.css")
+    return Markup("".join(path.read_text(encoding="utf-8") for path in styles))  # noqa: S704 (ours)
 
 
 def _counts(values: Mapping[str, Any]) -> dict[str, int]:

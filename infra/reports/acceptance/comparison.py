@@ -12,12 +12,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+from markupsafe import Markup
+
 from infra.render import kube_job
 from infra.render.kube_job import PORT, Pods
+from infra.render.templates import fill
 from infra.reports.acceptance import certificate, result
 from infra.reports.acceptance.result import AcceptError
 from stacks.catalog import find_preset
@@ -269,7 +271,6 @@ def _recorded_benchmark(path: Path, values: Mapping[str, Any]) -> Run:
 
 HEADERS: Final = ("nodes", "ranks", "workload", "first", "second", "overhead", "95 %", "outcome")
 _FOLDER = Path(__file__).parent
-_STYLES = (_FOLDER.parent / "page" / "page.css", _FOLDER / "page.css")
 
 
 def rows(found: Comparison) -> list[tuple[str, ...]]:
@@ -323,25 +324,18 @@ def plain(found: Comparison) -> dict[str, Any]:
 
 def html(found: Comparison) -> str:
     """The page; every text of a file is escaped."""
-    style = "".join(path.read_text(encoding="utf-8") for path in _STYLES)
-    head = "".join(f"<th>{escape(name)}</th>" for name in HEADERS)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in rows(found)
-    )
-    graphs = "".join(f'<section class="figures">{graph}</section>' for graph in _graphs(found))
-    said = "".join(f"<p>{escape(line)}</p>" for line in notes(found))
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>Two runs compared</title><style>{style}</style></head><body><main>"
-        f"<header><h1>Two runs compared</h1>{said}</header>"
-        f'<section><div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody>'
-        f"</table></div></section>{graphs}</main></body></html>\n"
+    return fill(
+        _FOLDER / "comparison.html.j2",
+        style=certificate.page_style(),
+        headers=HEADERS,
+        rows=rows(found),
+        notes=notes(found),
+        graphs=_graphs(found),
     )
 
 
-def _graphs(found: Comparison) -> list[str]:
-    graphs: list[str] = []
+def _graphs(found: Comparison) -> list[Markup]:
+    graphs: list[Markup] = []
     for workload in dict.fromkeys(row.workload for row in found.rows):
         mine = [row for row in found.rows if row.workload == workload]
         base = mine[0]
@@ -351,7 +345,7 @@ def _graphs(found: Comparison) -> list[str]:
             "ideal": [(float(row.nodes), base.first / base.nodes * row.nodes) for row in mine],
         }
         if len({row.nodes for row in mine}) > 1:
-            graphs.append(certificate.compared(workload, lines))
+            graphs.append(Markup(certificate.compared(workload, lines)))  # noqa: S704 (escaped)
     return graphs
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from cost.bill.table import document
@@ -14,6 +13,7 @@ from cost.report.layout import Format, lay_out
 from cost.run_record import RunRecord
 from infra import files
 from infra.render.stack_drawing import stack_svg
+from infra.render.templates import fill
 from infra.reports.page import training
 from infra.reports.page.answers import REHEARSAL, is_rehearsal
 from infra.reports.page.loop import close_loop, loop_charts, loop_html
@@ -39,14 +39,7 @@ _KIND_NAMES = {
 
 def render(report: training.Report) -> str:
     """The page's HTML; equal input gives equal bytes."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
+    filters = {
         "number": training.number,
         "duration": training.duration,
         "signed": training.signed,
@@ -59,7 +52,9 @@ def render(report: training.Report) -> str:
     metrics = evaluation_rows(report.evaluation)
     loop = close_loop(report)
     bill = document(report.bill, Format.HTML)
-    return environment.get_template("page.html.j2").render(
+    return fill(
+        _FOLDER / "page.html.j2",
+        filters,
         report=report,
         spec=report.spec,
         estimate=report.bill.estimate,
