@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
 MOST_FILES = 402
-MOST_LINES = 95_937
+MOST_LINES = 95_198
 MOST_CHILDREN = 12
 
 
