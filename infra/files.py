@@ -1,14 +1,22 @@
-"""A file that is whole or not there, also after `kill -9` or on a full disk: write(path, text).
+"""Files that are whole or not there, and texts out of templates: write(path, text), fill(path).
 
-What a path leads to keeps its kind: a link stays a link, a device or a FIFO is written into.
+A file is whole also after `kill -9` or on a full disk. What a path leads to keeps its kind: a link
+stays a link, a device or a FIFO is written into. Templates lie beside their users; there is one
+environment of jinja2, in which HTML is escaped and a name that nobody gave is an error.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 def write(path: Path, content: str | bytes, *, mode: int | None = None) -> None:
@@ -56,3 +64,28 @@ def _all(descriptor: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
+
+
+def environment(
+    folder: Path, filters: Mapping[str, Callable[..., Any]] | None = None
+) -> jinja2.Environment:
+    """Templates of a folder; `yaml` writes a value as YAML takes it, on one line."""
+    # A command that fills in none need not wait for it.
+    import jinja2
+
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=jinja2.select_autoescape(("html.j2",)),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"yaml": lambda value: json.dumps(value, ensure_ascii=False), **(filters or {})}
+    return made
+
+
+def fill(
+    path: Path, filters: Mapping[str, Callable[..., Any]] | None = None, /, **values: Any
+) -> str:
+    """The text of a template; equal values give equal bytes."""
+    return environment(path.parent, filters).get_template(path.name).render(values)

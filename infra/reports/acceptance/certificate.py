@@ -24,7 +24,7 @@ from cost.report.charts import Axis, Mark, Scale, Series, line_chart
 from cost.report.layout import short
 from cost.resources.estimate import RunRates
 from infra.clients.ssh_key import fingerprint
-from infra.render.templates import fill
+from infra.files import fill
 from infra.reports.acceptance.result import STAGES, AcceptError, Check, Result
 from infra.reports.page.answers import REHEARSAL
 from infra.reports.page.quality import exact

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
+from infra.files import fill
 from infra.render import kube_job
 from infra.render.kube_job import PORT, Pods
-from infra.render.templates import fill
 from infra.reports.acceptance import certificate, result
 from infra.reports.acceptance.result import AcceptError
 from stacks.catalog import find_preset

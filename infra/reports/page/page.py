@@ -12,8 +12,8 @@ from cost.bill.table import document
 from cost.report.layout import Format, lay_out
 from cost.run_record import RunRecord
 from infra import files
+from infra.files import fill
 from infra.render.stack_drawing import stack_svg
-from infra.render.templates import fill
 from infra.reports.page import training
 from infra.reports.page.answers import REHEARSAL, is_rehearsal
 from infra.reports.page.loop import close_loop, loop_charts, loop_html
