@@ -141,6 +141,7 @@ def test_two_names_of_one_key_that_disagree_are_refused(tmp_path: Path) -> None:
             "method: got qlora with task text_to_text",
         ),
         ({"task": "text_to_text", "compile": True}, "compile: got true with task text_to_text"),
+        ({"task": "object_detection"}, "method: got lora with task object_detection, which trains"),
         (
             {"task": "image_classification", "export_merged": True},
             "export_merged: got true with task image_classification",

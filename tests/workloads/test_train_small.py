@@ -1,4 +1,4 @@
-"""Rows of the tasks beside causal_lm: what is read, what is cut, what is refused."""
+"""Tasks beside causal_lm: what is read, cut or refused, and what the loss of an image is."""
 
 from __future__ import annotations
 
@@ -89,3 +89,86 @@ def test_images_that_were_written_in_part_are_refused(
     path.write_bytes(path.read_bytes()[:size_bytes])
     with pytest.raises(DataError, match="cannot be read as images"):
         opened(tmp_path, model_dir, task="image_classification")
+
+
+PIXELS = np.random.default_rng(5).normal(0, 1, (3, 3, 32, 32)).astype(np.float32)
+MASKS = np.stack([np.full((32, 32), kind) for kind in (0, 1, 2)])
+MASKS[:, :8] = 255
+BOXES = np.array([[[0.5, 0.5, 0.5, 0.5], [0.25, 0.75, 0.5, 0.5]], [[0.5, 0.5, 1, 1]] * 2,
+                  [[0, 0, 0, 0]] * 2])  # fmt: skip
+OBJECTS = np.array([[1, 0], [1, -1], [-1, -1]])
+OF_PIXELS: dict[str, Any] = {"task": "semantic_segmentation", "dtype": "fp32"}
+OF_OBJECTS: dict[str, Any] = {"task": "object_detection", "dtype": "fp32"}
+
+
+def of_images(folder: Path, model: str, values: dict[str, Any], **arrays: Any) -> Any:
+    """Returns the task over images that a test has written, for a model that is made here."""
+    np.savez(folder / "images_train.npz", pixel_values=PIXELS, **arrays)
+    config = TrainConfig(dataset="x", method="full", max_steps=1, learning_rate=0.1, **values)
+    return open_task(config, model=f"generated/{model}", model_dir=None, dataset=folder)
+
+
+@pytest.mark.feature("S002-78")
+def test_the_loss_of_pixels_is_the_one_of_transformers_and_some_are_not_learned(
+    tmp_path: Path,
+) -> None:
+    import torch
+
+    task = of_images(tmp_path, "segformer", OF_PIXELS, labels=MASKS)
+    model = task.build(torch.device("cpu")).eval()
+    batch = task.collate(task.rows)
+    assert batch.num_label_tokens == 3 * 24 * 32, "the 8 rows of 255 are nobody's"
+    assert task.num_classes == 3
+    own = model(pixel_values=torch.from_numpy(PIXELS), labels=torch.from_numpy(MASKS)).loss
+    found = task.loss(model, torch.device("cpu"))(batch)
+    torch.testing.assert_close(found / batch.num_label_tokens, own)
+
+
+@pytest.mark.feature("S002-78")
+def test_the_loss_of_objects_is_the_one_of_transformers_of_each_image(tmp_path: Path) -> None:
+    """However the rows are dealt; an image without an object counts, a batch without rows not."""
+    import torch
+
+    task = of_images(tmp_path, "yolos", OF_OBJECTS, labels=OBJECTS, boxes=BOXES)
+    cpu = torch.device("cpu")
+    model = task.build(cpu).eval()
+    loss = task.loss(model, cpu)
+    assert [row.labels for row in task.rows] == [(1, 0), (1,), ()]
+    own = [
+        model(
+            pixel_values=torch.from_numpy(PIXELS[image : image + 1]),
+            labels=[{
+                "class_labels": torch.tensor([kind for kind in OBJECTS[image] if kind >= 0]).long(),
+                "boxes": torch.from_numpy(BOXES[image][OBJECTS[image] >= 0]).float(),
+            }],
+        ).loss
+        for image in range(3)
+    ]  # fmt: skip
+    torch.testing.assert_close(loss(task.collate(task.rows)), sum(own))
+    torch.testing.assert_close(loss(task.collate(task.rows[:1])), own[0])
+    assert task.collate(task.rows).num_label_tokens == 3
+    blank = task.collate([])
+    assert blank.num_label_tokens == 0
+    blank_loss = loss(blank)
+    assert blank_loss.item() == 0
+    blank_loss.backward()
+    assert all(weight.grad is not None for weight in model.class_labels_classifier.parameters())
+
+
+@pytest.mark.feature("S002-78")
+@pytest.mark.parametrize(
+    ("values", "arrays", "message"),
+    [
+        (OF_PIXELS, {"labels": MASKS[:, :16]}, r"labels \(3, 16, 32\), expected .* height, width"),
+        (OF_PIXELS, {"labels": MASKS / 2}, "labels: got float64 from 0.0, expected whole numbers"),
+        (OF_OBJECTS, {"labels": OBJECTS}, "cannot be read as images: .*boxes"),
+        (OF_OBJECTS, {"labels": OBJECTS, "boxes": BOXES[:, :1]}, r"boxes \(3, 1, 4\), expected"),
+        (OF_OBJECTS, {"labels": OBJECTS, "boxes": 32 * BOXES}, r"boxes: got \[16.0, .* inside it"),
+        (OF_OBJECTS, {"labels": OBJECTS - 1, "boxes": BOXES}, "label: got -2, expected a whole"),
+    ],
+)  # fmt: skip
+def test_masks_and_boxes_that_no_image_has_are_refused(
+    values: dict[str, Any], arrays: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=message):
+        of_images(tmp_path, "segformer", values, **arrays)

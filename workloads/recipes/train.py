@@ -118,9 +118,14 @@ class TrainConfig:
 
     dataset: str
     """Folder in the place `data` that prepare-data wrote, or `generated` for a tiny task."""
-    task: Literal["causal_lm", "text_classification", "text_to_text", "image_classification"] = (
-        "causal_lm"
-    )
+    task: Literal[
+        "causal_lm",
+        "text_classification",
+        "text_to_text",
+        "image_classification",
+        "semantic_segmentation",
+        "object_detection",
+    ] = "causal_lm"
     method: Literal["lora", "full", "qlora"] = "lora"
     """qlora: the base in 4 bits (nf4), adapters on it."""
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -244,6 +249,11 @@ class TrainConfig:
                     f"method: got qlora with task {self.task}; 4-bit bases are read for causal_lm "
                     "only; use lora or full"
                 ),
+            ),
+            (
+                self.task not in ("semantic_segmentation", "object_detection")
+                or self.method == "full",
+                f"method: got {self.method} with task {self.task}, which trains all; use full",
             ),
             (
                 self.task == "causal_lm" or not self.export_merged,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import nn
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, interpolate
 
 from workloads.common.exit_codes import ConfigError
 from workloads.common.log import log
@@ -448,7 +449,9 @@ def flops_per_token(model: Any, *, method: str) -> float:
     """
     total, trained = num_parameters(model)
     frozen_or_all = total if method == "full" else total - trained
-    embedding = model.get_input_embeddings()
+    embedding = None
+    with contextlib.suppress(NotImplementedError):  # some models of images have none
+        embedding = model.get_input_embeddings()
     is_tied = getattr(model.config, "tie_word_embeddings", False)
     if isinstance(embedding, nn.Embedding) and not is_tied:
         frozen_or_all -= embedding.weight.numel()
@@ -487,14 +490,18 @@ class AssistantLoss(nn.Module):
 
 
 class SmallLoss(nn.Module):
-    """Wraps a model with `logits`; forward gives the loss summed over the batch's labels."""
+    """Wraps a model with `logits`; forward gives the loss summed over the batch's labels.
+
+    Of a detector it is the model's own loss, of each image by itself: transformers would divide by
+    the objects of a micro batch, so that a step would depend on how its rows are dealt.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, batch: Any) -> torch.Tensor:
-        """Return the summed cross entropy in fp32."""
+        """Return the summed loss in fp32: cross entropy, but for a detector."""
         inputs = dict(batch.inputs)
         if self.model.config.is_encoder_decoder:
             # The decoder sees the target shifted by one; the model makes that from the labels.
@@ -503,5 +510,25 @@ class SmallLoss(nn.Module):
             )
         if "pixel_values" in inputs:
             inputs["pixel_values"] = inputs["pixel_values"].to(next(self.model.parameters()).dtype)
-        logits = self.model(**inputs).logits
+        outputs = self.model(**inputs)
+        if batch.boxes is not None:
+            return self._detection(outputs, batch)
+        logits = outputs.logits
+        if logits.dim() == 4:  # classes of pixels, of fewer than the image has
+            size = batch.labels.shape[-2:]
+            logits = interpolate(logits.float(), size, mode="bilinear").movedim(1, -1)
         return summed_loss(logits.reshape(-1, logits.shape[-1]), batch.labels.flatten())
+
+    def _detection(self, outputs: Any, batch: Any) -> torch.Tensor:
+        logits, boxes = outputs.logits.float(), outputs.pred_boxes.float()
+        total = 0 * (logits.sum() + boxes.sum())
+        if not batch.num_label_tokens:
+            return total
+        for image, classes in enumerate(batch.labels):
+            there, own = classes != IGNORED, slice(image, image + 1)
+            target = {"class_labels": classes[there], "boxes": batch.boxes[image][there]}
+            found = self.model.loss_function(
+                logits[own], [target], logits.device, boxes[own], self.model.config
+            )
+            total = total + found[0]
+        return total

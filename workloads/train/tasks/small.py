@@ -1,8 +1,10 @@
-"""Text classifiers, text to text and image classifiers: rows padded, one loss per label.
+"""Text classifiers, text to text, and images classified, segmented or searched for objects.
 
 Data sets are folders: `rows_train.jsonl` with {"text", "label"} or {"source", "target"}, or
-`images_train.npz` with arrays `pixel_values` (rows, channels, height, width) and `labels`;
-held-out rows in `rows_test.jsonl` or `images_test.npz`.
+`images_train.npz` with arrays `pixel_values` (rows, channels, height, width) and `labels`: a class
+a row; for segmentation a class a pixel (rows, height, width); for detection a class an object
+(rows, objects) beside `boxes` (rows, objects, 4). Held-out rows in `rows_test.jsonl` or
+`images_test.npz`.
 `generated` makes rows and a tiny random model, for a run that needs no file.
 """
 
@@ -43,18 +45,29 @@ def rows(config: TrainConfig, seed: int) -> list[Any]:
         elif config.task == "text_to_text":
             made.append(Row(inputs=(2 + kind, *words, 1), labels=(2 + kind, 2 + kind, 1)))
         else:
-            made.append(Row(inputs=_image(kind, draw), labels=(kind,)))
+            made.append(_image(config.task, kind, draw))
     return made
 
 
-def _image(quadrant: int, draw: random.Random) -> Any:
+def _image(task: str, quadrant: int, draw: random.Random) -> Row:
+    """Return noise with one bright quadrant, by which it is classified, segmented or boxed."""
     import numpy as np
 
+    side = 8 if task == "image_classification" else 32
+    half = side // 2
     noise = np.random.default_rng(draw.randrange(2**32))
-    pixels = noise.normal(0, 0.1, (3, 8, 8)).astype(np.float32)
-    top, left = 4 * (quadrant // 2), 4 * (quadrant % 2)
-    pixels[:, top : top + 4, left : left + 4] += 1
-    return pixels
+    pixels = noise.normal(0, 0.1, (3, side, side)).astype(np.float32)
+    row, column = divmod(quadrant, 2)
+    place = (slice(half * row, half * (row + 1)), slice(half * column, half * (column + 1)))
+    pixels[:, *place] += 1
+    if task == "semantic_segmentation":
+        classes = np.zeros((side, side), dtype=np.int64)
+        classes[place] = 1 + quadrant
+        return Row(inputs=pixels, labels=classes)
+    if task == "object_detection":
+        box = (0.25 + column / 2, 0.25 + row / 2, 0.5, 0.5)
+        return Row(inputs=pixels, labels=(quadrant,), boxes=np.array([box], dtype=np.float32))
+    return Row(inputs=pixels, labels=(quadrant,))
 
 
 def _bert(num_classes: int) -> Any:
@@ -103,10 +116,41 @@ def _vit(num_classes: int) -> Any:
     )
 
 
+def _segformer(num_classes: int) -> Any:
+    from transformers import SegformerConfig
+
+    options: dict[str, Any] = {"num_labels": num_classes}
+    return SegformerConfig(
+        hidden_sizes=[8, 16, 24, 32],
+        depths=[1, 1, 1, 1],
+        num_attention_heads=[1, 1, 2, 2],
+        decoder_hidden_size=32,
+        **options,
+    )
+
+
+def _yolos(num_classes: int) -> Any:
+    from transformers import YolosConfig
+
+    options: dict[str, Any] = {"num_labels": num_classes}
+    return YolosConfig(
+        image_size=[32, 32],
+        patch_size=16,
+        num_detection_tokens=2,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        **options,
+    )
+
+
 MODELS: dict[str, Callable[[int], Any]] = {
     "generated/bert": _bert,
     "generated/t5": _t5,
     "generated/vit": _vit,
+    "generated/segformer": _segformer,
+    "generated/yolos": _yolos,
 }
 
 
@@ -114,16 +158,23 @@ AUTO_CLASSES = {
     "text_classification": "AutoModelForSequenceClassification",
     "text_to_text": "AutoModelForSeq2SeqLM",
     "image_classification": "AutoModelForImageClassification",
+    "semantic_segmentation": "AutoModelForSemanticSegmentation",
+    "object_detection": "AutoModelForObjectDetection",
 }
+OF_IMAGES = ("image_classification", "semantic_segmentation", "object_detection")
 IGNORED = -100
+NOT_LEARNED = 255
+"""Class of a pixel that nobody learns, as data sets of segmentation have it: ADE20K, Cityscapes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One input with its label: token ids or pixels, a class or token ids."""
+    """One input with its label: token ids or pixels; a class, token ids, or a class a pixel."""
 
     inputs: Any
-    labels: tuple[int, ...]
+    labels: Any
+    boxes: Any = None
+    """Of each object of `labels`: middle (x, y), width and height, in shares of the image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +183,12 @@ class Batch:
 
     inputs: dict[str, torch.Tensor]
     labels: torch.Tensor
-    """A class per row, or tokens per row; IGNORED where nothing is learned."""
+    """A class per row, pixel or object, or tokens per row; IGNORED where nothing is learned."""
     num_tokens: int
     num_label_tokens: int
+    """What the loss is summed over: labels, and images where objects are searched for."""
+    boxes: torch.Tensor | None = None
+    """(rows, objects, 4); of detection only."""
 
     def to(self, device: torch.device) -> Batch:
         """Return the same batch on `device`."""
@@ -143,6 +197,7 @@ class Batch:
             labels=self.labels.to(device),
             num_tokens=self.num_tokens,
             num_label_tokens=self.num_label_tokens,
+            boxes=None if self.boxes is None else self.boxes.to(device),
         )
 
 
@@ -153,7 +208,7 @@ class SmallTask:
         self, config: TrainConfig, *, model: str, model_dir: Path | None, dataset: Path | None
     ) -> None:
         self._config, self._model, self.model_dir = config, model, model_dir
-        name = "images_{}.npz" if config.task == "image_classification" else "rows_{}.jsonl"
+        name = "images_{}.npz" if config.task in OF_IMAGES else "rows_{}.jsonl"
         self.data_file = dataset and dataset / name.format("train")
         if is_generated(model) and model not in MODELS:
             raise ConfigError(
@@ -161,13 +216,13 @@ class SmallTask:
             )
         self.rows: Sequence[Row]
         self.rows, self.num_dropped = self._read(self.data_file, config.seed)
-        self.num_classes = 1 + max(max(row.labels) for row in self.rows)
+        self.num_classes = 1 + _greatest(self.rows)
         self.eval_rows: Sequence[Row] = ()
         if config.eval is not None:
             path = dataset and dataset / name.format("test")
             with held_out():
                 self.eval_rows = self._read(path, config.seed + 1)[0][-config.eval.rows :]
-                most = max(max(row.labels) for row in self.eval_rows)
+                most = _greatest(self.eval_rows)
                 if config.task != "text_to_text" and most >= self.num_classes:
                     known = f"the training rows 0 to {self.num_classes - 1}"
                     raise DataError(f"{path}: holds class {most}, {known}")
@@ -177,8 +232,8 @@ class SmallTask:
         """Return the rows of a file, or those made from a seed, and how many were too long."""
         if path is None:
             return rows(self._config, seed), 0
-        if self._config.task == "image_classification":
-            return _read_images(path), 0
+        if self._config.task in OF_IMAGES:
+            return _read_images(path, self._config.task), 0
         if self.model_dir is None:
             raise ConfigError(f"model: a generated one has no tokenizer for {path}; name a folder")
         from workloads.common.models import load_tokenizer
@@ -281,7 +336,7 @@ class SmallTask:
         import torch
 
         real = rows or [min(self.rows, key=self.length)]
-        if self._config.task == "image_classification":
+        if self._config.task in OF_IMAGES:
             pixels = torch.stack([torch.from_numpy(row.inputs) for row in real]).float()
             inputs, num_tokens = {"pixel_values": pixels}, len(rows)
         else:
@@ -291,56 +346,109 @@ class SmallTask:
             mask = torch.arange(padded.shape[1])[None] < lengths[:, None]
             inputs = {"input_ids": padded, "attention_mask": mask.long()}
             num_tokens = sum(self.length(row) for row in rows)
-        targets = [torch.tensor(row.labels) for row in real]
-        labels = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=IGNORED)
+        pad = torch.nn.utils.rnn.pad_sequence
+        targets = [torch.as_tensor(row.labels, dtype=torch.long) for row in real]
+        labels = pad(targets, batch_first=True, padding_value=IGNORED)
         if not rows:
             labels = torch.full_like(labels, IGNORED)
+        found = [torch.from_numpy(row.boxes) for row in real if row.boxes is not None]
         return Batch(
             inputs=inputs,
             labels=labels,
             num_tokens=num_tokens,
-            num_label_tokens=int((labels != IGNORED).sum()),
+            num_label_tokens=len(rows) if found else int((labels != IGNORED).sum()),
+            boxes=pad(found, batch_first=True) if found else None,
         )
 
     def num_positions(self, batch: Batch) -> int:
-        """Return tokens and padding; images for a classifier of images."""
+        """Return tokens and padding; images where images are learned."""
         ids = batch.inputs.get("input_ids")
         return len(batch.labels) if ids is None else ids.numel()
 
     def save_preprocessor(self, folder: Path) -> None:
         """Write the tokenizer, where the model has one."""
-        if self.model_dir is not None and self._config.task != "image_classification":
+        if self.model_dir is not None and self._config.task not in OF_IMAGES:
             from workloads.common.models import load_tokenizer
 
             load_tokenizer(self.model_dir).save_pretrained(folder)
 
 
+def _greatest(rows: Sequence[Row]) -> int:
+    return max((int(label) for row in rows for label in _labels(row)), default=0)
+
+
+def _labels(row: Row) -> Any:
+    """The classes of a row that are learned, each once where they are many."""
+    import numpy as np
+
+    return row.labels if isinstance(row.labels, tuple) else np.unique(row.labels)
+
+
 def _digest(rows: Sequence[Row]) -> str:
-    text = repr([(getattr(row.inputs, "tobytes", lambda r=row: r.inputs)(), row.labels)
-                 for row in rows])  # fmt: skip
+    def plain(value: Any) -> Any:
+        return getattr(value, "tobytes", lambda: value)()
+
+    text = repr([(plain(row.inputs), plain(row.labels), *([] if row.boxes is None else
+                 [plain(row.boxes)])) for row in rows])  # fmt: skip
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read_images(path: Path) -> list[Row]:
+def _read_images(path: Path, task: str) -> list[Row]:
     import numpy as np
 
     try:
         with np.load(path, allow_pickle=False) as file:
             pixels, labels = file["pixel_values"], file["labels"]
+            boxes = file["boxes"] if task == "object_detection" else None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: cannot be read as images: {error}") from error
-    if pixels.ndim != 4 or labels.shape != pixels.shape[:1] or not len(labels):
+    wanted = {
+        "image_classification": ("(rows,)", pixels.shape[:1]),
+        "semantic_segmentation": ("(rows, height, width)", (*pixels.shape[:1], *pixels.shape[2:])),
+        "object_detection": ("(rows, objects)", (*pixels.shape[:1], *labels.shape[1:2])),
+    }
+    name, shape = wanted[task]
+    if pixels.ndim != 4 or labels.shape != shape or not len(labels):
         raise DataError(
             f"{path}: got pixel_values {pixels.shape} and labels {labels.shape}, expected (rows, "
-            "channels, height, width) and (rows,)"
+            f"channels, height, width) and {name}"
         )
+    if boxes is not None and boxes.shape != (*labels.shape, 4):
+        raise DataError(f"{path}: got boxes {boxes.shape}, expected {(*labels.shape, 4)}")
     try:
         return [
-            Row(inputs=image.astype(np.float32), labels=(_class(label.item()),))
-            for image, label in zip(pixels, labels, strict=True)
+            Row(
+                inputs=image.astype(np.float32),
+                **_targets(task, labels[index], None if boxes is None else boxes[index]),
+            )
+            for index, image in enumerate(pixels)
         ]
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
+
+
+def _targets(task: str, labels: Any, boxes: Any) -> dict[str, Any]:
+    """Return labels and boxes of one image; ValueError for what is no class or lies outside."""
+    import numpy as np
+
+    if task == "image_classification":
+        return {"labels": (_class(labels.item()),)}
+    if task == "semantic_segmentation":
+        if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
+            raise ValueError(f"labels: got {labels.dtype} from {labels.min()}, expected whole "
+                             "numbers from 0")  # fmt: skip
+        return {"labels": np.where(labels == NOT_LEARNED, IGNORED, labels.astype(np.int64))}
+    there = labels != -1  # images have different numbers of objects
+    classes = tuple(_class(label.item()) for label in labels[there])
+    found = boxes[there].astype(np.float32)
+    middle, size = found[:, :2], found[:, 2:]
+    inside = (middle - size / 2 >= -1e-3) & (middle + size / 2 <= 1 + 1e-3) & (size > 0)
+    if not inside.all():
+        raise ValueError(
+            f"boxes: got {found[~inside.all(axis=1)][0].tolist()}, expected the middle (x, y), "
+            "width and height in shares of the image, inside it"
+        )
+    return {"labels": classes, "boxes": found}
 
 
 def _class(label: Any) -> int:
