@@ -17,6 +17,7 @@ from cost.prices.price import PriceBookError
 from cost.resources.estimate import burn
 from infra.clients.passphrase import public_problem
 from infra.components.stack import Stack, deployed_outputs
+from infra.jobs.ledger import with_history
 from infra.jobs.nodes import told
 from infra.jobs.recipes import load_fit_problems, search_problems
 from infra.jobs.records import load_records
@@ -46,7 +47,8 @@ def main() -> None:
     except (StackError, PriceBookError, LivePriceError) as error:
         raise pulumi.RunError(str(error)) from error
     damaged: list[str] = []
-    found = bill(spec, book, load_records(STATE, spec.name, damaged.append))
+    records = load_records(STATE, spec.name, damaged.append)
+    found = bill(with_history(spec, STATE), book, records)
     # The engine prints the level itself.
     texts = [str(problem).removeprefix(f"{Level.ERROR}: ") for problem in found.errors]
     texts += [*recipe_problems(ROOT, spec), *load_fit_problems(ROOT, spec)]

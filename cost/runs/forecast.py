@@ -11,14 +11,17 @@ are a Poisson process; any one of the job's nodes stops the job.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
+from cost.report.layout import rounded
 from cost.resources.estimate import RunRates
 from cost.run_record import Kind, Outcome, RunRecord
+from cost.runs.ledger import Entry
 from cost.runs.recipes import max_steps
+from cost.runs.spend import actuals
 from cost.traced import decimal, named
 from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
@@ -124,6 +127,47 @@ def disturbance(
         preemptions_per_node_day=preemption.preemptions_per_node_day,
         source=preemption.source,
     )
+
+
+_ENDED_BY_ITS_NODE: Final = frozenset({"PREEMPTED", "NODE_FAIL"})
+
+
+def learned(spec: StackSpec, entries: Sequence[Entry]) -> StackSpec:
+    """Return the stack with the preemption rate that its own jobs met, and where that is from.
+
+    The declared rate counts as one preemption in the node-days that it says one takes (the mean of
+    a gamma distribution with that prior), so that a first lucky day proves nothing and a declared
+    guess fades. A start after the first is a preemption: Slurm does not say of which requeue.
+    """
+    declared = spec.preemption
+    names = {each.name for each in spec.nodes.workers if each.billing is Billing.PREEMPTIBLE}
+    num_preemptions, node_s, last = 0, Decimal(0), None
+    for entry in actuals(entries).values():
+        met = [
+            (run, sum(node.rpartition("-")[0] in names for node in run.nodes))
+            for run in entry.runs
+            if run.ended_at is not None
+        ]
+        met = [(run, num_nodes) for run, num_nodes in met if num_nodes]
+        for run, num_nodes in met:
+            assert run.ended_at is not None
+            node_s += num_nodes * Decimal(int((run.ended_at - run.started_at).total_seconds()))
+            last = run.ended_at if last is None else max(last, run.ended_at)
+        num_preemptions += max(0, len(met) - 1) + (bool(met) and entry.state in _ENDED_BY_ITS_NODE)
+    if declared is None or last is None:
+        return spec
+    assumed = declared.preemptions_per_node_day
+    days = node_s / SECONDS_PER_DAY
+    rate = Decimal(num_preemptions) / days if days else assumed
+    if assumed:
+        rate = (num_preemptions + 1) / (days + 1 / assumed)
+    source = (
+        f"{declared.source}; the rate is learned: {num_preemptions} preemptions in {days:,.2f} "
+        f"node-days of this stack's jobs until {last.date()}, and the declared {assumed:f} as one "
+        "more"
+    )
+    rate = rounded(rate, Decimal("0.0001"))
+    return replace(spec, preemption=replace(declared, preemptions_per_node_day=rate, source=source))
 
 
 def mtbf_s(preemptions_per_node_day: Decimal, num_nodes: int) -> Decimal | None:

@@ -246,7 +246,7 @@ def _preemption_notes(cost: PreemptionCost) -> list[str]:
         )
     rests_on = (
         f"Preemption of {cost.job}: {number(losses.preemptions_per_node_day)} a node-day on "
-        f"{losses.num_nodes} nodes, restart {number(losses.restart_s)} s, assumed: "
+        f"{losses.num_nodes} nodes, restart {number(losses.restart_s)} s: "
         f"{losses.source}; checkpoint stall {number(stall.seconds)} s, {origin}: {stall.source}."
         f"{lost} Checkpoint interval: Daly 2006, beside Young 1974."
     )

@@ -195,12 +195,14 @@ def spec(stack: str) -> StackSpec:
 def bill(stack: str) -> Bill:
     """The stack's bill with the runs that were pulled here; a stack with errors has none."""
     from cost.bill.bill import bill as make_bill
+    from infra.jobs.ledger import with_history
     from infra.jobs.records import load_records
     from infra.operate.prices import price_book
 
     declared = spec(stack)
     state = state_root()
-    found = make_bill(declared, price_book(declared, state), load_records(state, stack, note))
+    records = load_records(state, stack, note)
+    found = make_bill(with_history(declared, state), price_book(declared, state), records)
     if found.errors:
         raise UserError("\n".join(str(problem) for problem in found.problems))
     return found

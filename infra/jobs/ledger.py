@@ -15,7 +15,7 @@ from pathlib import Path
 from cost.report.layout import rounded, small_usd_text
 from cost.resources.estimate import RunRates, estimate, run_rates
 from cost.run_record import RunRecord
-from cost.runs.forecast import Forecast, UnknownRun, forecast
+from cost.runs.forecast import Forecast, UnknownRun, forecast, learned
 from cost.runs.ledger import (
     FILE_NAME,
     ActualEntry,
@@ -71,12 +71,18 @@ class Books:
 def open_books(spec: StackSpec, state: Path, say: Callable[[str], object]) -> Books:
     """The stack's books in this state folder; `say` gets a line where records are damaged."""
     book = price_book(spec, state)
+    spec = with_history(spec, state)
     return Books(
         spec=spec,
         rates=run_rates(spec, estimate(spec, book), book),
         ledger=Ledger(state / "runs" / spec.name / FILE_NAME),
         records=load_records(state, spec.name, say),
     )
+
+
+def with_history(spec: StackSpec, state: Path) -> StackSpec:
+    """The stack with the preemption rate that its jobs met, as far as this machine settled them."""
+    return learned(spec, Ledger(state / "runs" / spec.name / FILE_NAME).read().entries)
 
 
 PADDING_METRIC = "padding_percent"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,11 +18,15 @@ from cost.runs.forecast import (
     best_slowdown,
     daly_interval_s,
     disturbance,
+    learned,
     mtbf_s,
     slowdown,
     young_interval_s,
 )
+from cost.runs.ledger import ActualEntry, Occupancy
+from stacks.spec import StackSpec
 from stacks.spec.cost import PreemptionSpec
+from stacks.spec.nodes import Billing
 from tests.unit.cost.run_stacks import job_of, l40s, trained
 
 SPEC = PreemptionSpec(
@@ -206,3 +211,72 @@ def test_the_stall_of_another_run_is_no_measurement(
     spec = l40s()
     found = disturbance(SPEC, job_of(spec), spec.nodes.workers[0], [trained(**changes)])
     assert found.stall.measured_on is None
+
+
+DAY = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def ended(job_id: str, *days: tuple[float, float], state: str = "COMPLETED", node: str = "worker"):
+    """A job of two nodes that ran from day to day, started again for each further pair."""
+    return ActualEntry(
+        at=DAY,
+        job="finetune",
+        job_id=job_id,
+        cluster="key",
+        user="ada",
+        partition="main",
+        state=state,
+        runs=tuple(
+            Occupancy(
+                started_at=DAY + timedelta(days=start),
+                ended_at=DAY + timedelta(days=end),
+                nodes=(f"{node}-0", f"{node}-1"),
+            )
+            for start, end in days
+        ),
+        node_hours=Decimal(0),
+        nodes_usd=None,
+        padding_percent=None,
+    )
+
+
+def preemptible(rate: str) -> StackSpec:
+    spec = l40s()
+    workers = tuple(replace(each, billing=Billing.PREEMPTIBLE) for each in spec.nodes.workers)
+    return replace(
+        spec,
+        nodes=replace(spec.nodes, workers=workers),
+        preemption=replace(SPEC, preemptions_per_node_day=Decimal(rate)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("declared", "entries", "rate", "told"),
+    [
+        # Two nodes for three days, then three more: (1 + 1) / (12 + 1/1).
+        ("1", [ended("7", (0, 3), (3, 6))], "0.1538", "1 preemptions in 12.00 node-days"),
+        # The node took the job's end with it; a lucky day beside it.
+        ("0.5", [ended("7", (0, 1), state="NODE_FAIL"), ended("8", (0, 1))], "0.3333", "1 preemp"),
+        ("1", [ended("7", (0, 3.5))], "0.125", "0 preemptions in 7.00 node-days"),
+        ("0", [ended("7", (0, 1), (1, 2))], "0.25", "until 2026-11-03"),
+        # The newest word of a job counts, once.
+        ("1", [ended("7", (0, 3)), ended("7", (0, 3), (3, 6))], "0.1538", "1 preemptions"),
+    ],
+)
+def test_the_rate_is_learned_from_the_stack_s_own_jobs(
+    public_key_file: Path, declared: str, entries: list[ActualEntry], rate: str, told: str
+):
+    found = learned(preemptible(declared), entries).preemption
+    assert found is not None
+    assert found.preemptions_per_node_day == Decimal(rate)
+    assert told in found.source
+    assert found.source.startswith("assumed; ")
+
+
+@pytest.mark.parametrize("entries", [[], [ended("7", (0, 1), (1, 2), node="other")]])
+def test_jobs_on_no_preemptible_node_teach_nothing(
+    public_key_file: Path, entries: list[ActualEntry]
+):
+    spec = preemptible("1")
+    assert learned(spec, entries) is spec
+    assert learned(l40s(), [ended("7", (0, 1), (1, 2))]).preemption == l40s().preemption
