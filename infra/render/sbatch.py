@@ -26,7 +26,7 @@ from stacks.errors import UserError
 from stacks.machines import MEMORY, paths_of_one_node, shared_mounts
 from stacks.spec import StackSpec
 from stacks.spec.cluster import HOME, Observability
-from stacks.spec.nodes import WorkerSpec
+from stacks.spec.nodes import Billing, WorkerSpec
 from stacks.spec.slurm import JobSpec, SearchSpec
 
 
@@ -335,9 +335,9 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         *refuse_inputs(job),
         "",
         *(
-            _distributed(job, ranks_per_node, task_cpus, container)
+            _distributed(job, nodesets, ranks_per_node, task_cpus, container)
             if launched
-            else _plain(job, task_cpus, container)
+            else _plain(job, nodesets, task_cpus, container)
         ),
     ]
     return "\n".join(lines) + "\n"
@@ -380,7 +380,8 @@ def _directives(
 
 
 def _fault_options(spec: StackSpec, job: JobSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:
-    options = [f"--signal=B:USR1@{job.save_s}"] if _is_launched(job) else []
+    is_told = _is_launched(job) or job.is_server
+    options = [f"--signal=B:USR1@{job.save_s}"] if is_told else []
     if _fewest(job) < job.nodes:
         options.append("--no-kill")
     if job.gpus_per_node:
@@ -493,11 +494,19 @@ def _nodes(job: JobSpec, task_cpus: int) -> str:
     return f"--ntasks={got} --ntasks-per-node=1 --cpus-per-task={task_cpus}"
 
 
-def _distributed(job: JobSpec, ranks_per_node: int, task_cpus: int, container: str) -> list[str]:
+def _distributed(
+    job: JobSpec,
+    nodesets: Sequence[WorkerSpec],
+    ranks_per_node: int,
+    task_cpus: int,
+    container: str,
+) -> list[str]:
     elastic = _fewest(job) < job.nodes
     # Of an elastic job the other nodes go on without the one that failed, although Slurm is set to
     # end a step with its first bad task (KillOnBadExit=1, as Soperator has it).
     options = "--kill-on-bad-exit=0 --no-kill" if elastic else "--kill-on-bad-exit=1"
+    if guarded := _preemptible(nodesets):
+        options = f"{options} --quiet"  # it tells each time that the supervisor wakes it
     options = f"{options} {container}".rstrip()
     # An acceptance has nothing to save: it ends on the nodes that it began with.
     most = '"$SLURM_JOB_NUM_NODES"' if elastic and job.is_acceptance else f"{job.nodes}"
@@ -524,7 +533,7 @@ def _distributed(job: JobSpec, ranks_per_node: int, task_cpus: int, container: s
         "# Passes signals on, requeues what has saved, and lets the job have lost nodes back.",
         (
             f'exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes={most} '
-            f"--save-s={job.save_s} -- \\"
+            f"--save-s={job.save_s}{guarded} -- \\"
         ),
         (
             f"srun {_nodes(job, task_cpus)} {options} bash -c {_quote(shell_file('launch'))} "
@@ -533,9 +542,33 @@ def _distributed(job: JobSpec, ranks_per_node: int, task_cpus: int, container: s
     ]
 
 
-def _plain(job: JobSpec, task_cpus: int, container: str) -> list[str]:
+def _preemptible(nodesets: Sequence[WorkerSpec]) -> str:
+    """Which nodes of the job are about to be taken when Slurm drains them."""
+    names = [each.name for each in nodesets if each.billing is Billing.PREEMPTIBLE]
+    return "".join(f" --preemptible={name}" for name in names)
+
+
+def _plain(
+    job: JobSpec, nodesets: Sequence[WorkerSpec], task_cpus: int, container: str
+) -> list[str]:
     options = f"{_srun(job, task_cpus)} {container}".rstrip()
-    return [f'exec srun {options} "$SOPERATOR_PYTHON" -m {_module(job)}']
+    run = f'"$SOPERATOR_PYTHON" -m {_module(job)}'
+    if not job.is_server:
+        return [f"exec srun {options} {run}"]
+    preemptible = _preemptible(nodesets)
+    if not preemptible or container:
+        # Without it on a node that is taken: srun would answer the node's SIGTERM with SIGKILL.
+        run = f"srun {options} {run}"
+    notice = [_export({NOTICE_VARIABLE: str(job.save_s)})] if preemptible else []
+    return [
+        *notice,
+        "# A server whose node is taken, or that makes room for another job, waits for nodes anew.",
+        (
+            f'exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --serves --max-nodes=1 '
+            f"--save-s={job.save_s}{preemptible} -- \\"
+        ),
+        run,
+    ]
 
 
 def _module(job: JobSpec) -> str:
@@ -558,6 +591,8 @@ def _quote(script: str) -> str:
     return f"'{script}'"
 
 
+NOTICE_VARIABLE: Final = "SOPERATOR_NOTICE_S"
+"""Seconds in which a server on preemptible nodes has to be done."""
 TRIAL_FILE: Final = "trial.json"
 PER_TRIAL: Final = ("SOPERATOR_PLAN", "SOPERATOR_RUN_CONFIG")
 """Variables that a submission gives each task for itself, as NAME_<number of the task>."""

@@ -61,11 +61,11 @@ class JobsCluster:
             assert done.ok, done.stderr
         return release
 
-    def lose(self, pod: str) -> None:
-        """End a pod with everything in it at once, as when its machine loses power."""
+    def lose(self, pod: str, number: int = signal.SIGKILL) -> None:
+        """Signal everything in a pod at once: by SIGKILL as when its machine loses power."""
         for pid in pods.processes(self.runtime.folder, pod):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
 
     def bring_back(self) -> None:
         """Start the daemons that are not there and wait for all of them."""

@@ -23,6 +23,7 @@ from infra.clients.ssh import Connection
 from infra.render.sbatch import render_sbatch
 from infra.state import CHECKOUT
 from stacks.spec import StackSpec
+from stacks.spec.nodes import Billing
 from stacks.spec.slurm import JobSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 
@@ -54,6 +55,12 @@ try:
             if here.is_main:
                 line = {"step": step, "world": here.world_size, "loss": loss}
                 os.write(1, (json.dumps(line) + "\\n").encode())
+            if here_file.with_suffix(".long").exists():  # nothing but its own signal tells it
+                os.write(1, (json.dumps({"long": here.rank}) + "\\n").encode())
+                end = time.monotonic() + 120
+                while not stop and time.monotonic() < end:
+                    time.sleep(0.02)
+                os.write(1, (json.dumps({"told" if stop else "slept": here.rank}) + "\\n").encode())
             finished = here.is_main and here_file.with_suffix(".finish").exists()
             stopped, done = here.sum([float(bool(stop)), float(finished)])
             if stopped or done or step % 2 == 0:
@@ -107,7 +114,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
             environment=quick,
         )
         elastic = replace(job, name="elastic", least_nodes=1)
-        yield replace(made, spec=replace(made.spec, jobs=(job, elastic)))
+        workers = tuple(
+            replace(each, billing=Billing.PREEMPTIBLE) for each in made.spec.nodes.workers
+        )
+        nodes = replace(made.spec.nodes, workers=workers)
+        yield replace(made, spec=replace(made.spec, jobs=(job, elastic), nodes=nodes))
 
 
 @pytest.fixture
@@ -154,6 +165,19 @@ class Watched:
             assert time.monotonic() < deadline, f"no {what}; log:\n{self.log[-6000:]}"
             time.sleep(0.2)
 
+    def told(self) -> set[int]:
+        """Ranks that a signal of their own told in a long step."""
+        return {line["told"] for line in self.lines() if "told" in line}
+
+    def begin_long_step(self) -> None:
+        """Return when every rank is in a step that only its own signal ends."""
+        self._mark("long").touch()
+        self.wait(lambda: sum("long" in line for line in self.lines()) == 2, "a long step")
+        self._mark("long").unlink()
+
+    def _mark(self, name: str) -> Path:
+        return self._cluster.path(self._cluster.outputs.places["chkpt"]) / f"{self.id}.{name}"
+
     def is_back(self) -> bool:
         """Whether it runs again after a requeue."""
         return "Restarts=1" in self.run(f"scontrol show job {self.id}") and "RUNNING" in self.run(
@@ -165,8 +189,7 @@ class Watched:
 
     def finish(self) -> str:
         """Let it end by itself; the state that Slurm has of it."""
-        marker = self._cluster.path(self._cluster.outputs.places["chkpt"]) / f"{self.id}.finish"
-        marker.touch()
+        self._mark("finish").touch()
         ended = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 
         def state() -> str:
@@ -200,6 +223,34 @@ def test_a_preempted_job_saves_goes_back_into_the_queue_and_resumes_where_it_was
     assert job.finish() == "COMPLETED"
     done = [step for step, _ in job.steps()]
     assert done == list(range(1, len(done) + 1)), "no step twice, none left out"
+
+
+@pytest.mark.parametrize("node", ["worker-0", "worker-1", "worker-1 drained"])
+def test_the_notice_of_a_node_reaches_every_rank_in_a_step_and_nothing_is_lost(
+    cluster: JobsCluster, connection: Connection, node: str
+) -> None:
+    """A machine that is taken signals all it runs: srun and Slurm's daemon as well as the ranks.
+
+    Ranks of other nodes heard of it with the sum of the next step. Nobody looked at a drain.
+    """
+    job = Watched(cluster, connection, "faults")
+    job.wait(lambda: len(job.steps()) >= 3, "three steps")
+    job.begin_long_step()
+    name, _, drained = node.partition(" ")
+    if drained:
+        as_root(cluster, f"scontrol update nodename={name} state=drain reason=preempted")
+    else:
+        cluster.lose(name, signal.SIGTERM)
+    job.wait(lambda: job.told() == {0, 1}, "rank that is told")
+    job.wait(lambda: "back into the queue" in job.log, "requeue")
+    last = job.steps()[-1][0]
+    cluster.bring_back()
+    as_root(cluster, f"scontrol update nodename={name} state=resume || true")
+    job.wait(job.is_back, "second start")
+    job.wait(lambda: bool(job.resumed_at()), "resumption")
+    assert job.resumed_at() == [last]
+    assert "slept" not in job.log
+    assert job.finish() == "COMPLETED"
 
 
 @pytest.mark.feature("S003-53")

@@ -25,9 +25,10 @@ import pytest
 
 from infra.clients import slurm
 from infra.clients.ssh import Connection
-from infra.jobs import follow, submit, transfer
+from infra.jobs import follow, server, submit, transfer
 from infra.render.delivery import code_files, hash_files
 from infra.state import CHECKOUT, PULUMI_VERSION
+from stacks.spec.nodes import Billing
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 from tests.ports import free_ports
 from tests.workloads.conftest import make_tokenizer
@@ -50,9 +51,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
     identity = folder / "id"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", identity], check=True)
     public = Path(f"{identity}.pub").read_text().strip()
-    with running_cluster(folder, public, identity) as made:
+    # Slurm holds a requeued job back as long as its old credential is good: 2 minutes by default.
+    with running_cluster(folder, public, identity, credential_s=15) as made:
         _make_model(made.path("/mnt/model/tiny"))
-        yield made
+        workers = tuple(
+            replace(each, billing=Billing.PREEMPTIBLE) for each in made.spec.nodes.workers
+        )
+        yield replace(
+            made, spec=replace(made.spec, nodes=replace(made.spec.nodes, workers=workers))
+        )
 
 
 def _make_model(folder: Path) -> None:
@@ -146,6 +153,40 @@ def test_a_served_job_answers_through_the_login_node_and_ends_clean(cluster: Job
     # The folder that stands for the RAM disk here is none.
     own = f"/mnt/memory/job_{submitted.job_id}/{outputs.user}"
     assert f"weights are not staged: the place scratch, {own}, is no RAM disk" in text
+
+
+@pytest.mark.timeout(600)
+def test_a_server_whose_node_is_taken_comes_back_by_itself(cluster: JobsCluster) -> None:
+    """It ended well within the notice, so Slurm called the job COMPLETED, and that was all."""
+    job = next(job for job in cluster.spec.jobs if job.is_server)
+    files = code_files(CHECKOUT, replace(cluster.spec, jobs=(job,)))
+    outputs = replace(cluster.outputs, jobs={job.name: ""})
+    with Connection(outputs.endpoint(cluster.identity)) as connection:
+        transfer.send(connection, outputs, files)
+        submitted = submit.submit(
+            connection, outputs, job.name, code_hash=hash_files(files), sets=_SETS
+        )
+        results = cluster.path(outputs.results_path(submitted.job_id))
+        log = cluster.path(submitted.log_path)
+        first = server.wait_until_up(connection, outputs, submitted.job_id, say=lambda _: None)
+        key = (results / "api_key").read_text()
+        where = slurm.find(connection, submitted.job_id).where
+        assert where is not None
+        cluster.lose(where, signal.SIGTERM)
+        deadline = time.monotonic() + _READY_S
+        while "back into the queue" not in log.read_text():
+            assert time.monotonic() < deadline, log.read_text()
+            threading.Event().wait(0.2)
+        cluster.bring_back()
+        again = server.wait_until_up(connection, outputs, submitted.job_id, say=lambda _: None)
+        assert again != first
+        assert (results / "api_key").read_text() != key
+        assert "0 are returned, 0 answers have" in log.read_text()
+        slurm.cancel(connection, [submitted.job_id])
+        ended = follow.follow(
+            connection, submitted.log_path, submitted.job_id, write=lambda chunk: None
+        )
+    assert ended.state == "CANCELLED"
 
 
 def _endpoint(path: Path, log: Path) -> dict[str, Any]:

@@ -182,6 +182,67 @@ def test_only_a_saved_job_that_slurm_did_not_end_goes_back_into_the_queue(
             signal.signal(number, handler)
 
 
+@pytest.mark.parametrize(
+    ("code", "ask", "times"),
+    [
+        (0, answers(), 1),
+        (75, answers(), 1),
+        (0, answers(state="CANCELLED"), 0),
+        (0, answers(left="1:00"), 0),
+        (65, answers(), 0),
+    ],
+)
+def test_a_server_that_was_told_to_end_comes_back_unless_it_was_cancelled(
+    tmp_path: Path, code: int, ask: Callable[..., str], times: int
+) -> None:
+    """It had returned every answer, so Slurm called its job COMPLETED, and it stayed away."""
+    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        made, job = supervisor(tmp_path, code, ask)
+        made.serves = True
+        assert made.run() == code
+        assert job.requeued == times
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("status", [15, 143])
+def test_a_rank_that_its_node_ended_before_it_could_hear_is_no_failure(
+    tmp_path: Path, status: int
+) -> None:
+    """Python takes a second to start: SIGTERM of a node that is taken then was a failed job."""
+    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        made, job = supervisor(tmp_path, status, answers())
+        assert made.run() == 75
+        assert job.requeued == 1
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+_NODES = """
+NodeName=worker-0 Arch=x86_64 CoresPerSocket=1 State=ALLOCATED ThreadsPerCore=1
+NodeName=worker-1 Arch=x86_64 CoresPerSocket=1 State=MIXED*+DRAIN ThreadsPerCore=1
+NodeName=worker-2 Arch=x86_64 CoresPerSocket=1 State=ALLOCATED+POWERING_DOWN ThreadsPerCore=1
+NodeName=steady-0 Arch=x86_64 CoresPerSocket=1 State=ALLOCATED+DRAIN ThreadsPerCore=1
+"""
+
+
+def test_preemptible_nodes_that_slurm_drains_or_switches_off_are_about_to_go() -> None:
+    """A node that is billed on demand and drained lets its jobs end."""
+    asked: list[tuple[str, ...]] = []
+
+    def ask(*command: str) -> str:
+        asked.append(command)
+        return _NODES.strip()
+
+    job = Job(id="12", partition="main", ask=ask)
+    assert job.leaving_nodes("worker-[0-2],steady-0", {"worker"}) == ["worker-1", "worker-2"]
+    assert asked == [("scontrol", "--oneliner", "show", "node", "worker-[0-2],steady-0")]
+
+
 # Signals its supervisor once that listens, and ends as srun does where no rank takes the signal.
 _SIGNALLED_STEP = """
 import os, re, signal, sys, time

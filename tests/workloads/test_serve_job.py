@@ -521,6 +521,27 @@ def test_a_server_that_is_stopped_ends_what_runs_and_exits_0(places: Path) -> No
     assert "Traceback" not in job.log
 
 
+def test_two_signals_of_one_notice_do_not_cut_what_runs(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node signals the server, and the job's supervisor does: the second skipped the drain."""
+    monkeypatch.setenv("SOPERATOR_NOTICE_S", "310")
+    job = Job(places, "--set", "serve.drain_s=400")
+    try:
+        running = job.stream(300)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            job.process.send_signal(number)
+            with pytest.raises(openai.InternalServerError) as refused:
+                job.ask_until_refused()
+            assert int(refused.value.response.headers["retry-after"]) > 0
+        assert list(running)[-1].choices[0].finish_reason == "length"
+        status, _ = job.end()
+    finally:
+        job.process.kill()
+    assert status == 0
+    assert "serve.drain_s: 400, cut to 300: the node gives 310 s" in job.log
+
+
 def test_what_cannot_end_in_time_is_returned_and_the_job_says_so(places: Path) -> None:
     job = Job(places, "--set", "serve.drain_s=0")
     try:

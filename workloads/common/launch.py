@@ -3,7 +3,8 @@
 torchrun exits 1 for every failure and restarts any; here a failure that would come again (a wrong
 recipe, no memory, a loss that is not finite) ends the job at once, and the exit status is that of
 the rank that failed first, which the run record then says too. SIGUSR1 and SIGTERM reach the ranks
-as SIGTERM: they save and exit.
+as SIGTERM: they save and exit. SIGTERM that came to one node, which is about to be taken, is passed
+on to the ranks of every node within a second, as no rank can save alone.
 Usage: python -m workloads.common.launch <torchrun options> -m workloads.train --recipe NAME
 """
 
@@ -88,6 +89,7 @@ STARTS, SAVE_S = "SOPERATOR_STARTS", "SOPERATOR_SAVE_S"
 RDZV_KEY = "SOPERATOR_RDZV_KEY"
 """Variable with the job's secret, by which its nodes know each other; its script makes one."""
 EXIT_FILE, NODES_FILE = "SOPERATOR_EXIT_FILE", "SOPERATOR_NODES_FILE"
+MIN_NODES = "SOPERATOR_MIN_NODES"
 
 
 _KILLERS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
@@ -114,9 +116,14 @@ def free_port() -> int:
     raise ConfigError(f"ports {_PORTS[0]} to {_PORTS[-1]} of this node are all in use: end a job")
 
 
-def _as_sigterm(number: int, frame: FrameType | None) -> None:
-    del number, frame
-    os.kill(os.getpid(), signal.SIGTERM)
+_STOPS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+def _end_before_ranks(number: int, frame: FrameType | None) -> None:
+    """End this node with nothing to save; once there are ranks, `_stop` is in its place."""
+    del frame
+    log(f"{signal.Signals(number).name} before a rank was started: there is nothing to save")
+    raise SystemExit(int(ExitCode.PREEMPTED))
 
 
 def may_restart(status: int) -> bool:
@@ -171,10 +178,22 @@ def shell_status(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
-def agent_class() -> Any:
-    """Return torchrun's agent with our rules about restarts."""
+def _stop(number: int, frame: FrameType | None) -> None:
+    """End the ranks, at the first signal only: a further one would end who waits for their save."""
+    del number, frame
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    for each in _STOPS:
+        signal.signal(each, signal.SIG_IGN)
+    raise SignalException("told to stop", sigval=signal.SIGTERM)
+
+
+def agent_class(backends: Sequence[Any] = ()) -> Any:
+    """Return torchrun's agent with our rules about restarts; `backends` hold the nodes' notices."""
     from torch.distributed.elastic.agent.server.api import WorkerState
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
     class Agent(LocalElasticAgent):
         """Starts the ranks of one node."""
@@ -182,18 +201,51 @@ def agent_class() -> Any:
         num_starts = 0
         saved_all = True
         """Whether the ranks that were told to stop ended by themselves."""
+        num_notices = 0
+        """Notices of this job that this node gave, or has acted upon."""
 
         def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore
             self.num_starts += 1
             os.environ[STARTS] = str(self.num_starts)
             # A record of the start before says nothing of this one.
             os.environ[record.STARTED_S] = str(time.time())
+            if self._may_go_on(worker_group):  # what was said before is why the ranks start anew
+                while self._is_noticed():
+                    self.num_notices += 1
             nodes = os.environ.get(NODES_FILE)
             if nodes and worker_group.group_rank == 0:
                 Path(nodes).write_text(f"{worker_group.group_world_size}\n", encoding="utf-8")
-            return super()._start_workers(worker_group)  # pyright: ignore
+            started = super()._start_workers(worker_group)  # pyright: ignore
+            for number in _STOPS:  # instead of torchrun's own, which starts anew with each signal
+                signal.signal(number, _stop)
+            return started
+
+        def _may_go_on(self, worker_group: Any) -> bool:
+            """Whether the ranks could go on with one node less than there are now."""
+            fewest = os.environ.get(MIN_NODES)
+            return bool(fewest) and worker_group.group_world_size > int(fewest)
+
+        def _is_noticed(self) -> bool:
+            # The store may have gone with its node: torchrun finds that out by itself.
+            with contextlib.suppress(RendezvousConnectionError):
+                return any(each.has_notice(self.num_notices) for each in backends)
+            return False
+
+        def _pass_on(self, worker_group: Any) -> None:
+            """Tell the ranks of this node that another one is about to be taken."""
+            if not self._is_noticed():
+                return
+            self.num_notices += 1
+            log("another node of the job is about to stop: the ranks save", every_rank=True)
+            if not self._may_go_on(worker_group):
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            # They end with PREEMPTED, and start again on the nodes that are left.
+            for pid in self._pcontext.pids().values() if self._pcontext else ():
+                os.kill(pid, signal.SIGTERM)
 
         def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore
+            self._pass_on(worker_group)
             result = super()._monitor_workers(worker_group)  # pyright: ignore
             if result.state is not WorkerState.FAILED:
                 return result
@@ -223,6 +275,10 @@ def agent_class() -> Any:
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
             context = self._pcontext
+            if isinstance(sys.exception(), SignalException):
+                with contextlib.suppress(RendezvousConnectionError):
+                    for each in backends:
+                        each.give_notice(self.num_notices)
             if context:
                 # 30 s are too short to save a large model; the ranks end as soon as they have.
                 context.close(death_sig, max(timeout, int(os.environ.get(SAVE_S) or 0)))
@@ -234,8 +290,10 @@ def agent_class() -> Any:
     return Agent
 
 
-def backend_class(key: str) -> Any:
+def backend_class(key: str, made: list[Any] | None = None) -> Any:
     """Return torchrun's place where nodes meet, with a seal that is looked at before it is read.
+
+    Each that is made is appended to `made`. Beside torchrun's state it holds the notices of nodes.
 
     torchrun unpickles what it finds there, and the store takes it from everybody who can connect.
     """
@@ -244,6 +302,26 @@ def backend_class(key: str) -> Any:
 
     class Sealed(C10dRendezvousBackend):
         """The state of a rendezvous, with a MAC of the job's key before it."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            if made is not None:
+                made.append(self)
+
+        def give_notice(self, number: int) -> None:
+            """Say to every node that this one is about to be taken."""
+            self._call_store("set", self._notice(number), self._seal(b"%d" % number).hex())
+
+        def has_notice(self, number: int) -> bool:
+            """Whether a node has said so `number` times before and now once more."""
+            name = self._notice(number)
+            if not self._call_store("check", [name]):
+                return False
+            told = self._call_store("get", name)
+            return hmac.compare_digest(told, self._seal(b"%d" % number).hex().encode())
+
+        def _notice(self, number: int) -> str:
+            return f"{self._key}.notice.{number}"
 
         def _seal(self, state: bytes) -> bytes:
             return hmac.digest(key.encode(), self._key.encode() + b"\0" + state, "sha256")
@@ -271,8 +349,13 @@ def backend_class(key: str) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run torchrun with `arguments`; return the exit status of the first failed rank, or 0."""
+    for number in _STOPS:  # torch takes seconds to be imported
+        signal.signal(number, _end_before_ranks)
     with sampled():
-        status = _run(sys.argv[1:] if arguments is None else arguments)
+        try:
+            status = _run(sys.argv[1:] if arguments is None else arguments)
+        except SystemExit as ended:
+            status = int(ended.code or 0)
     exit_file = os.environ.get(EXIT_FILE)
     if status and exit_file:
         # The first node that fails says why; the others fail because of it.
@@ -291,7 +374,8 @@ def _run(arguments: Sequence[str]) -> int:
     from torch.distributed.run import main as torchrun
 
     made: list[Any] = []
-    agent = agent_class()
+    backends: list[Any] = []
+    agent = agent_class(backends)
 
     def make(*args: Any, **kwargs: Any) -> Any:
         made.append(agent(*args, **kwargs))
@@ -301,12 +385,11 @@ def _run(arguments: Sequence[str]) -> int:
     api.LocalElasticAgent = make  # pyright: ignore[reportPrivateImportUsage]
     # Ranks need no key. Without one this node is alone: others have another.
     key = os.environ.pop(RDZV_KEY, "") or secrets.token_hex(32)
-    c10d_rendezvous_backend.C10dRendezvousBackend = backend_class(key)
+    c10d_rendezvous_backend.C10dRendezvousBackend = backend_class(key, backends)
     # Else the ranks' store outlives a rendezvous, and a rank whose node counts its restarts
     # otherwise than the rest finds the addresses of dead ranks in it (torch 2.15: attempt_N).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     rendezvous.get_free_port = free_port  # pyright: ignore[reportPrivateImportUsage]
-    signal.signal(signal.SIGUSR1, _as_sigterm)
     try:
         torchrun(list(arguments))
     except ChildFailedError as error:

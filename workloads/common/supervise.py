@@ -3,7 +3,9 @@
 Slurm signals the batch process only (`--signal=B:USR1@...`) and never gives a running job the nodes
 back that it lost. This process, on the job's first node, sends SIGUSR1 on to the ranks, which save;
 puts a preempted job back into the queue; and does the same to a job that runs with fewer nodes than
-it may have once they are there again. Standard library only.
+it may have once they are there again. On preemptible nodes it also looks every second whether Slurm
+drains one of them or switches it off, and keeps srun from ending the step before the ranks saved.
+Standard library only.
 Usage: python -m workloads.common.supervise [options] -- srun ...
 """
 
@@ -11,11 +13,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,13 +32,24 @@ MAX_REQUEUES = 100
 _LIMIT_SLACK_S = 60
 _ENDED_BY_IT = frozenset({signal.SIGUSR1, 128 + signal.SIGUSR1})
 """What srun says of tasks that SIGUSR1 ended: 22.05 the signal's number alone."""
+_ENDED_WITH_NODE = frozenset({signal.SIGTERM, 128 + signal.SIGTERM})
+"""The same of SIGTERM, which a node sends to all its processes before it stops, and a job's end."""
 _POLL_S = 0.2
 _TIMES_SEEN = 2
+_TOLD_BY = (signal.SIGUSR1, signal.SIGTERM)
+_AWAKE_S = 0.01
+_ASK_S = 5.0
+"""A controller that does not answer must not keep this process from seeing the end of its step."""
+LEAVING = frozenset({"DRAIN", "FAIL", "POWER_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
+"""Flags of a node that goes while its job still runs: `scontrol show node`, State=."""
 
 
 def ask(*command: str) -> str:
     """Return what a Slurm command prints; empty when it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASK_S)
+    except subprocess.TimeoutExpired:
+        return ""
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
@@ -79,10 +93,80 @@ class Job:
                 number += int(count) if state in states.split() else 0
         return number
 
+    def leaving_nodes(self, names: str, nodesets: Collection[str]) -> list[str]:
+        """Return those of the nodes, in Slurm's notation, that are to go and of `nodesets`."""
+        found: list[str] = []
+        for line in self.ask("scontrol", "--oneliner", "show", "node", names).splitlines():
+            # ALLOCATED+DRAIN, or ALLOCATED*+DRAIN of one that does not answer.
+            words = re.match(r"NodeName=(\S+)-\d+ .* State=(\S+)", line)
+            if words and words[1] in nodesets and LEAVING & set(re.split("[*+]+", words[2])):
+                found.append(line.split()[0].partition("=")[2])
+        return found
+
+    def signal_steps(self) -> None:
+        """Send SIGUSR1 to every task by Slurm's daemons, as srun would."""
+        subprocess.Popen(["scancel", "--signal=USR1", self.id], stdin=subprocess.DEVNULL)
+
     def requeue(self) -> bool:
         """Put it back into the queue; False when Slurm refuses."""
         done = subprocess.run(["scontrol", "requeue", self.id], capture_output=True, check=False)
         return done.returncode == 0
+
+
+@dataclass(slots=True)
+class Guard:
+    """Keeps the srun of ranks on preemptible nodes asleep but for moments.
+
+    A node that is taken signals all its processes, and srun (22.05, 25.11) answers SIGTERM with
+    SIGKILL to every task of the step, on all nodes, before any could save. It waits for it by
+    sigwait, so neither a mask nor a handler of ours keeps it away; while it is stopped it hears
+    nothing. It needs a moment now and then to forward output and to see how tasks end.
+    """
+
+    step: subprocess.Popen[bytes]
+    preemptible: Collection[str]
+    nodes_file: Path | None
+    exit_file: Path | None
+    save_s: float
+    held_until_s: float | None = None
+    """None: nobody has been told to save."""
+    is_over: bool = False
+
+    def _is_on(self) -> bool:
+        """Whether there are ranks, and none of them has ended."""
+        files = self.nodes_file, self.exit_file
+        if not self.preemptible or self.is_over or None in files:
+            return False
+        began, ended = (file is not None and file.is_file() for file in files)
+        return began and not ended
+
+    def holds(self) -> bool:
+        """Stop srun until the ranks have saved; False where it can be asked to tell them."""
+        if not self._is_on():
+            return False
+        self.step.send_signal(signal.SIGSTOP)
+        self.held_until_s = self.held_until_s or time.monotonic() + self.save_s
+        return True
+
+    def rest(self) -> None:
+        """Wait for the time between two looks, with srun stopped for most of it."""
+        if not self._is_on():
+            self.is_over = self.is_over or self.held_until_s is not None
+            self.step.send_signal(signal.SIGCONT)
+            time.sleep(_POLL_S)
+            return
+        if self.held_until_s is None:
+            # A handler that stops srun must not come between the look and the waking.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_BY)
+            if self.held_until_s is None:
+                self.step.send_signal(signal.SIGCONT)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD_BY)
+            time.sleep(_AWAKE_S)
+        elif time.monotonic() > self.held_until_s:
+            self.is_over = True
+            return
+        self.step.send_signal(signal.SIGSTOP)
+        time.sleep(_POLL_S)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,6 +180,13 @@ class Supervisor:
     exit_file: Path | None
     save_s: int
     look_every_s: float
+    nodes: str = ""
+    """Of the job, in Slurm's notation."""
+    preemptible: Collection[str] = ()
+    """Nodesets of which Slurm drains a node that is about to be taken; others finish their work."""
+    watch_every_s: float = 1.0
+    serves: bool = False
+    """A server ends only when it is told to, with 0 where it returned no answer unfinished."""
     is_stopping: bool = False
     wants_growth: bool = False
     times_seen: int = 0
@@ -108,22 +199,36 @@ class Supervisor:
                 atomic.own_folder(path.parent, below=path.parent.parent)
                 path.unlink(missing_ok=True)
         step = subprocess.Popen(self.command)
+        guard = Guard(step, self.preemptible, self.nodes_file, self.exit_file, self.save_s)
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             del frame
             if not self.is_stopping:
                 log(f"{signal.Signals(number).name}: the ranks save and end")
             self.is_stopping = True
-            # srun takes SIGTERM as an order to kill; it hands SIGUSR1 on to every task.
-            step.send_signal(signal.SIGUSR1)
+            if guard.holds():
+                self.job.signal_steps()
+            else:
+                # srun takes SIGTERM as an order to kill; it hands SIGUSR1 on to every task.
+                step.send_signal(signal.SIGUSR1)
 
-        for number in (signal.SIGUSR1, signal.SIGTERM):
+        for number in _TOLD_BY:
             signal.signal(number, pass_on)
-        looked_s = time.monotonic()
+        looked_s = watched_s = time.monotonic()
         while step.poll() is None:
-            time.sleep(_POLL_S)
-            if time.monotonic() - looked_s >= self.look_every_s:
-                looked_s = time.monotonic()
+            guard.rest()
+            now_s = time.monotonic()
+            if (
+                self.preemptible
+                and not self.is_stopping
+                and now_s - watched_s >= self.watch_every_s
+            ):
+                watched_s = now_s
+                if leaving := self.job.leaving_nodes(self.nodes, self.preemptible):
+                    log(f"{', '.join(leaving)} is drained or about to stop")
+                    pass_on(signal.SIGUSR1, None)
+            if now_s - looked_s >= self.look_every_s:
+                looked_s = now_s
                 if not self.is_stopping and self.can_grow():
                     self.wants_growth = True
                     pass_on(signal.SIGUSR1, None)
@@ -148,10 +253,10 @@ class Supervisor:
         if status and self.exit_file is not None and self.exit_file.is_file():
             # srun has the highest status of all nodes; the first one says why the job failed.
             status = int(self.exit_file.read_text(encoding="utf-8").strip() or status)
-        if self.is_stopping and status in _ENDED_BY_IT:
+        if status in _ENDED_WITH_NODE or (self.is_stopping and status in _ENDED_BY_IT):
             log("the signal came before a rank could take it: there is nothing to save")
             status = int(ExitCode.PREEMPTED)
-        if status != ExitCode.PREEMPTED:
+        if status != ExitCode.PREEMPTED and not (self.serves and status == ExitCode.OK):
             return status
         reason = self._why_not_again()
         if reason is not None:
@@ -178,6 +283,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workloads.common.supervise")
     parser.add_argument("--max-nodes", type=int, required=True)
     parser.add_argument("--save-s", type=int, required=True)
+    parser.add_argument("--serves", action="store_true")
+    parser.add_argument("--preemptible", action="append", default=[], metavar="NODESET")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     command = [word for index, word in enumerate(options.command) if index or word != "--"]
@@ -191,6 +298,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nodes_file=_path("SOPERATOR_NODES_FILE"),
         exit_file=_path("SOPERATOR_EXIT_FILE"),
         save_s=options.save_s,
+        nodes=environment.get("SLURM_JOB_NODELIST", ""),
+        preemptible=options.preemptible,
+        serves=options.serves,
         look_every_s=float(environment.get("SOPERATOR_LOOK_EVERY_S", "60")),
     ).run()
 

@@ -1,8 +1,10 @@
 """A server from its start to its end: uvicorn around our app, or vLLM's own behind the same flags.
 
 Order of a stop: no new requests, those who wait are returned, what runs has `drain_s`, then the
-connections close; a second signal skips the drain. vLLM is a program of its own here: nothing of it
-is imported. Its options: https://docs.vllm.ai/en/latest/cli/serve.html (2026-11-21).
+connections close; the same signal again skips the drain. Another one may be the same notice: a node
+that is taken signals its processes, and the job's supervisor hands its own signal on. vLLM is a
+program of its own here: nothing of it is imported. Its options:
+https://docs.vllm.ai/en/latest/cli/serve.html (2026-11-21).
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ from workloads.serve.metrics import ServeMetrics, gpu_reader
 from workloads.serve.weights import Weights
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+NOTICE_S = "SOPERATOR_NOTICE_S"
+"""Seconds between the notice of a preemptible node and its end; unset elsewhere."""
 _CLOSE_S = 5
 """Time to send what was written when the engine has stopped."""
 
@@ -131,6 +135,17 @@ def listen(config: ServeConfig) -> socket.socket:
     return listener
 
 
+def drain_s(config: ServeConfig) -> float:
+    """Return the seconds that answers have to end: the declared ones, within the node's notice."""
+    notice = os.environ.get(NOTICE_S)
+    if not notice:
+        return config.drain_s
+    most_s = max(0.0, float(notice) - 2 * _CLOSE_S)
+    if config.drain_s > most_s:
+        log(f"serve.drain_s: {config.drain_s:g}, cut to {most_s:g}: the node gives {notice} s")
+    return min(config.drain_s, most_s)
+
+
 class Serving:
     """One server from its first request to its end."""
 
@@ -144,11 +159,13 @@ class Serving:
     ) -> None:
         self._chat = chat
         self._engine = engine
+        self._drain_s = drain_s(config)
         self._config = config
         self._listener = listener
         self._uvicorn = _Uvicorn(http_config(app, config))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._told_by: set[str] = set()
         self._signal_name = ""
         self._lost: BaseException | None = None
         self._num_returned = 0
@@ -161,7 +178,7 @@ class Serving:
         if self._num_returned:
             raise PreemptedError(
                 f"stopped by {self._signal_name}; {self._num_returned} answers were returned "
-                f"unfinished after {self._config.drain_s:g} s (serve.drain_s)"
+                f"unfinished after {self._drain_s:g} s (serve.drain_s)"
             )
 
     def lost(self, error: BaseException) -> None:
@@ -184,9 +201,11 @@ class Serving:
             await self._stopping
 
     def _stop(self, name: str) -> None:
-        if self._stopping is not None:
+        if name in self._told_by:
             log(f"{name} again: what runs is returned now")
             self._engine.hurry()
+        self._told_by.add(name)
+        if self._stopping is not None:
             return
         self._signal_name = name
         self._stopping = asyncio.create_task(self._drain())
@@ -195,10 +214,10 @@ class Serving:
         load = self._engine.load()
         log(
             f"{self._signal_name}: no new requests; {load.num_waiting} are returned, "
-            f"{load.num_running} answers have {self._config.drain_s:g} s to end"
+            f"{load.num_running} answers have {self._drain_s:g} s to end"
         )
         self._chat.is_healthy = False
-        self._num_returned = await asyncio.to_thread(self._engine.stop, self._config.drain_s)
+        self._num_returned = await asyncio.to_thread(self._engine.stop, self._drain_s)
         self._uvicorn.should_exit = True
 
 

@@ -112,20 +112,31 @@ def serve(
             return
         results = outputs.results_path(job_id)
         file = server.key_file(CHECKOUT, outputs, wanted, sets or (), results=results)
-        key = server.read_key(connection, address, file, results=results, environment=os.environ)
-        page = ChatPage(
-            context.tunnel(closing, outputs, identity, address).url,
-            port=page_port,
-            key=key,
-            record=_record(outputs, job_id),
-            checkout=CHECKOUT,
-            options=[f"--server=job {job_id} on {address.host}", *(["--share"] if share else [])],
-        )
-        closing.callback(page.close)
-        page.wait_until_up()
-        print(page.address, flush=True)
-        output.note(f"Ctrl-C closes page and tunnel{own.also}")
-        _watch(page, connection, job_id, stack)
+        opened = closing.enter_context(contextlib.ExitStack())
+        while True:
+            # A server that is started anew makes a new key.
+            key = server.read_key(
+                connection, address, file, results=results, environment=os.environ
+            )
+            page = ChatPage(
+                context.tunnel(opened, outputs, identity, address).url,
+                port=page_port,
+                key=key,
+                record=_record(outputs, job_id),
+                checkout=CHECKOUT,
+                options=[
+                    f"--server=job {job_id} on {address.host}",
+                    *(["--share"] if share else []),
+                ],
+            )
+            opened.callback(page.close)
+            page.wait_until_up()
+            print(page.address, flush=True)
+            output.note(f"Ctrl-C closes page and tunnel{own.also}")
+            _watch(page, connection, job_id, stack)
+            output.note(f"job {job_id} was taken from {address.host} and comes back by itself")
+            opened.close()
+            address = server.wait_until_up(connection, outputs, job_id, say=output.note)
 
 
 class _OwnJob:
@@ -188,7 +199,7 @@ def _record(outputs: StackOutputs, job_id: str) -> Path:
 
 
 def _watch(page: ChatPage, connection: Connection, job_id: str, stack: str) -> None:
-    """Returns never: a page or a job that ends is an error, and Ctrl-C an interrupt."""
+    """Returns when the job was queued again; a page or a job that ends is an error."""
     asked_s = time.monotonic()
     while True:
         time.sleep(_LOOK_EVERY_S)
@@ -201,8 +212,11 @@ def _watch(page: ChatPage, connection: Connection, job_id: str, stack: str) -> N
         with contextlib.suppress(ConnectionLostError):
             if not connection.is_open:
                 connection.reopen()
-            if (ended := slurm.find(connection, job_id)).finished:
-                raise UserError(f"job {job_id} ended: {outcome(ended, stack, is_server=True)}")
+            found = slurm.find(connection, job_id)
+            if found.finished:
+                raise UserError(f"job {job_id} ended: {outcome(found, stack, is_server=True)}")
+            if found.waits:
+                return
 
 
 def load(

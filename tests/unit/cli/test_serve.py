@@ -97,6 +97,49 @@ def test_the_page_asks_the_running_server_through_the_tunnel_with_its_key(
     assert cluster.cancelled == [], "it ran before this command"
 
 
+def test_a_server_that_lost_its_node_is_found_again_at_the_same_page(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page asked the old node for ever, with the key that the server had there."""
+    job = Job(id="12", name="serve", state="RUNNING")
+    states = iter(("RUNNING", "PENDING", "RUNNING", "FAILED"))
+    nodes = iter(("worker-0", "worker-1"))
+    open_pages: list[tuple[str, str]] = []
+    closed: list[str] = []
+
+    def page(url: str, *, key: str, options: list[str], port: int, **_: Any) -> SimpleNamespace:
+        assert len(open_pages) == len(closed), "the former one has the port"
+        open_pages.append((key, options[0]))
+        return SimpleNamespace(
+            close=lambda: closed.append(key),
+            wait_until_up=lambda: None,
+            is_running=True,
+            address=f"http://127.0.0.1:{port}/",
+        )
+
+    monkeypatch.setattr(slurm, "recent", lambda *_, **__: (job,))
+    monkeypatch.setattr(slurm, "find", lambda *_: replace(job, state=next(states)))
+    monkeypatch.setattr(
+        "infra.jobs.server.wait_until_up",
+        lambda *_, **__: SimpleNamespace(host=next(nodes), models=("base",)),
+    )
+    monkeypatch.setattr("infra.jobs.server.read_key", lambda _, at, *__, **___: f"of {at.host}")
+    monkeypatch.setattr("infra.cli.context.tunnel", lambda *_: SimpleNamespace(url="u"))
+    monkeypatch.setattr("infra.cli.jobs.serve.ChatPage", page)
+    monkeypatch.setattr("infra.cli.jobs.serve._LOOK_EVERY_S", 0)
+    monkeypatch.setattr("infra.cli.jobs.serve._ASK_EVERY_S", 0)
+    (port,) = free_ports(1)
+    done = RUNNER.invoke(app, ["serve", "--open", "--port", str(port)])
+    assert done.exit_code == 1
+    assert "job 12 was taken from worker-0 and comes back by itself" in done.stderr
+    assert open_pages == [
+        ("of worker-0", "--server=job 12 on worker-0"),
+        ("of worker-1", "--server=job 12 on worker-1"),
+    ]
+    assert closed == ["of worker-0", "of worker-1"]
+    assert done.stdout.count(f"http://127.0.0.1:{port}/") == 2
+
+
 @pytest.mark.feature("S000-50")
 def test_a_port_of_the_page_that_is_taken_is_refused_before_a_node_is_held(
     cluster: Cluster,

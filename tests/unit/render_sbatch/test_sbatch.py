@@ -28,7 +28,7 @@ from infra.render.sbatch import (
 )
 from stacks.load import STACKS_DIR, load_stack
 from stacks.spec import StackSpec
-from stacks.spec.nodes import WorkerSpec
+from stacks.spec.nodes import Billing, WorkerSpec
 from stacks.spec.slurm import JobSpec, PartitionSpec
 from tests import SHIPPED
 from tests.another_user import Neighbour
@@ -216,7 +216,39 @@ def test_a_server_is_one_process_with_all_its_gpus(spec: StackSpec) -> None:
     assert "#SBATCH --gpus-per-node=2\n" in text
     assert text.rstrip().endswith('"$SOPERATOR_PYTHON" -m workloads.serve --recipe r "$@"')
     assert "workloads.common.launch" not in text
-    assert "--signal" not in text
+
+
+def on_preemptible(spec: StackSpec) -> StackSpec:
+    workers = tuple(replace(each, billing=Billing.PREEMPTIBLE) for each in spec.nodes.workers)
+    return replace(spec, nodes=replace(spec.nodes, workers=workers))
+
+
+def test_ranks_on_preemptible_nodes_are_guarded_and_their_drains_looked_at(
+    spec: StackSpec,
+) -> None:
+    text = render_sbatch(on_preemptible(spec), JOB)
+    assert "--max-nodes=2 --save-s=60 --preemptible=worker -- \\\n" in text
+    assert "--kill-on-bad-exit=1 --quiet bash" in text, "srun says each time that it was woken"
+    on_demand = render_sbatch(spec, JOB)
+    assert "--preemptible" not in on_demand
+    assert "--kill-on-bad-exit=1 bash" in on_demand
+
+
+@pytest.mark.parametrize("image", [None, "an/image"])
+def test_a_server_comes_back_and_on_preemptible_nodes_has_no_srun_to_kill_it(
+    spec: StackSpec, image: str | None
+) -> None:
+    server = replace(JOB, nodes=1, module="workloads.serve", save_s=50, container=image)
+    text = render_sbatch(spec, server)
+    assert "#SBATCH --signal=B:USR1@50\n" in text
+    run = text.partition("supervise --serves --max-nodes=1 --save-s=50")[2]
+    assert run.startswith(" -- \\\nsrun --ntasks=1 ")
+    text = render_sbatch(on_preemptible(spec), server)
+    assert "export SOPERATOR_NOTICE_S=50\n" in text
+    run = text.partition("supervise --serves --max-nodes=1 --save-s=50")[2]
+    # An image is started by srun alone.
+    first = '"$SOPERATOR_PYTHON" -m workloads.serve' if image is None else "srun --ntasks=1 "
+    assert run.startswith(f" --preemptible=worker -- \\\n{first}")
 
 
 @pytest.mark.feature("S003-04")

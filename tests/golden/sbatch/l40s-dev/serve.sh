@@ -11,6 +11,7 @@
 #SBATCH --output=/mnt/chkpt/logs/users/%u/%x_%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
+#SBATCH --signal=B:USR1@60
 #SBATCH --mem=174592M
 own_folder() {
   (umask 077 && mkdir -p -- "${1%/*}" 2> /dev/null) || :
@@ -108,4 +109,6 @@ done
 [[ -z $SOPERATOR_SHARED_MARK || -e $SOPERATOR_SHARED_MARK ]] ||
   fail "${SOPERATOR_SHARED_MARK%/*} is not the folder that the first node sees: name a shared one"' check /home /mnt/chkpt /mnt/data /mnt/memory /mnt/model
 
-exec srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=16 "$SOPERATOR_PYTHON" -m workloads.serve --recipe qwen3_14b_serve_1xl40s "$@"
+# A server whose node is taken, or that makes room for another job, waits for nodes anew.
+exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --serves --max-nodes=1 --save-s=60 -- \
+srun --ntasks=1 --ntasks-per-node=1 --cpus-per-task=16 "$SOPERATOR_PYTHON" -m workloads.serve --recipe qwen3_14b_serve_1xl40s "$@"
