@@ -9,134 +9,71 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final, NoReturn
+from typing import Annotated, Final, NoReturn, TypeVar
 
 from cost.report.layout import rounded
+from stacks.decode import Decoder, any_text, described
 from stacks.errors import UserError
-from stacks.files import is_list, is_map, read_text
+from stacks.files import is_map, read_text
+from stacks.spec.bounds import CountOrZero
+
+_Decoded = TypeVar("_Decoded")
 
 _LEAST: Final = -30
 _MOST: Final = 15
 """Powers of ten between which a measurement lies that is not 0."""
 
 
+def _measure(value: object) -> tuple[object, str | None]:
+    """A number of a size that a measurement has."""
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        return None, f"expected a number, got {described(value)}"
+    number = Decimal(value)
+    if number and not _LEAST <= number.adjusted() <= _MOST:
+        sizes = f"1e{_LEAST} to 1e{_MOST}"
+        return None, f"expected 0 or a size from {sizes}, got {described(value)}"
+    return number, None
+
+
+Measure = Annotated[Decimal, _measure]
+
+
 class RunRecordError(UserError):
     """A file that is not a run record of this schema."""
 
 
-def read_object(text: str, path: str) -> Mapping[str, object]:
-    """The JSON object in the text, numbers as decimals; `path` names it in errors."""
+def read_object(text: str, path: str, expected: int) -> Mapping[str, object]:
+    """The JSON object in the text, of this schema version; `path` names it in errors."""
     try:
-        document: object = json.loads(
-            text, parse_float=Decimal, parse_int=Decimal, parse_constant=_refuse_constant
-        )
-    except (json.JSONDecodeError, RecursionError, RunRecordError) as error:
+        document: object = json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError, RunRecordError) as error:
         raise RunRecordError(f"{path}: not valid JSON: {error}") from error
     if not is_map(document):
         raise RunRecordError(f"{path}: expected one JSON object")
-    return document
-
-
-def check_version(document: Mapping[str, object], path: str, expected: int) -> None:
-    """Refuses an object of another schema version."""
     version = document.get("schema_version")
     if isinstance(version, bool) or version != expected:
         raise RunRecordError(
             f"{path}: schema_version: got {version}, expected {expected}; "
             "run the job again with this version, or read it with the one that wrote it"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """Reads the values of one object; errors name the file and the key."""
-
-    values: Mapping[str, object]
-    path: str
-    prefix: str = ""
-
-    def refuse(self, key: str, wanted: str) -> NoReturn:
-        """Raises what was expected under the key and what is there."""
-        got = json.dumps(self.values.get(key), default=str)[:60]
-        raise RunRecordError(f"{self.path}: {self.prefix}{key}: expected {wanted}, got {got}")
-
-    def text(self, key: str) -> str:
-        """The text, not empty."""
-        value = self.values.get(key)
-        if not isinstance(value, str) or not value:
-            self.refuse(key, "text")
-        return value
-
-    def text_or_none(self, key: str) -> str | None:
-        """The text; None where it is null or missing."""
-        return None if self.values.get(key) is None else self.text(key)
-
-    def count(self, key: str, least: int = 0) -> int:
-        """The whole number, from `least`."""
-        value = self.values.get(key)
-        if not isinstance(value, Decimal) or value.adjusted() > _MOST or value % 1 or value < least:
-            self.refuse(key, f"a whole number of {least} or more")
-        return int(value)
-
-    def time(self, key: str) -> datetime:
-        """The time; UTC where it says no zone."""
-        text = self.text(key)
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            self.refuse(key, "a time such as 2026-11-21T05:00:00Z")
-        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-
-    def number(self, key: str) -> Decimal:
-        """The number, 0 or of a size that a measurement has."""
-        value = self.values.get(key)
-        if not isinstance(value, Decimal) or not value.is_finite():
-            self.refuse(key, "a number")
-        if value and not _LEAST <= value.adjusted() <= _MOST:
-            self.refuse(key, f"0 or a size from 1e{_LEAST} to 1e{_MOST}")
-        return value
-
-    def number_or_none(self, key: str) -> Decimal | None:
-        """The number; None where it is null or missing."""
-        return None if self.values.get(key) is None else self.number(key)
-
-    def numbers(self) -> Mapping[str, Decimal]:
-        """Every value of the object, all of them numbers."""
-        return MappingProxyType({key: self.number(key) for key in self.values})
-
-    def flag_or_none(self, key: str) -> bool | None:
-        """True or false; None where it is null or missing."""
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, bool):
-            self.refuse(key, "true, false or null")
-        return value
-
-    def inner(self, key: str, wanted: str = "an object") -> Reader:
-        """A reader of the object under the key."""
-        value = self.values.get(key)
-        if not is_map(value):
-            self.refuse(key, wanted)
-        return Reader(value, self.path, f"{self.prefix}{key}.")
-
-    def each(self, key: str) -> tuple[Reader, ...]:
-        """A reader of every object of the list under the key."""
-        values = self.values.get(key)
-        if not is_list(values) or not all(map(is_map, values)):
-            self.refuse(key, "a list of objects")
-        return tuple(
-            Reader(value, self.path, f"{self.prefix}{key}[{number}].")
-            for number, value in enumerate(values)
-            if is_map(value)
-        )
+    return document
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise RunRecordError(f"{name} is not a number that JSON knows")
+
+
+def _decoded(cls: type[_Decoded], values: Mapping[str, object], path: str) -> _Decoded:
+    """The values as the dataclass; RunRecordError names all that are wrong."""
+    decoder = Decoder(is_json=True)
+    found = decoder.record(cls, values, "")
+    if found is None:
+        raise RunRecordError("\n".join(f"{path}: {problem}" for problem in decoder.problems))
+    return found
 
 
 CURVE_VERSION: Final = 1
@@ -146,10 +83,10 @@ CURVE_VERSION: Final = 1
 class Slo:
     """What a load test was asked to keep; a bound that is None was not promised."""
 
-    ttft_ms: Decimal | None = None
-    tpot_ms: Decimal | None = None
-    e2e_s: Decimal | None = None
-    share: Decimal = Decimal("0.99")
+    ttft_ms: Measure | None = None
+    tpot_ms: Measure | None = None
+    e2e_s: Measure | None = None
+    share: Measure = Decimal("0.99")
     """Share of all requests that must keep every bound."""
 
     @property
@@ -184,35 +121,41 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Median and 99th percentile in ms; None of nothing."""
+
+    p50_ms: Measure | None = None
+    p99_ms: Measure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
     """One load on a server and what came of it."""
 
-    concurrency: int | None
+    concurrency: int | None = None
     """Streams of a closed loop; None where requests came at a rate."""
-    rate_per_s: Decimal | None
+    rate_per_s: Measure | None = None
     """Intended requests a second; None for a closed loop."""
-    num_requests: int
-    num_ok: int
-    output_tokens_per_s: Decimal
-    requests_per_s: Decimal
-    goodput_requests_per_s: Decimal
+    num_requests: CountOrZero
+    num_ok: CountOrZero
+    output_tokens_per_s: Measure
+    requests_per_s: Measure
+    goodput_requests_per_s: Measure
     """Requests a second that keep every bound."""
-    keeps_slo: bool | None
+    keeps_slo: bool | None = None
     """None: nothing is promised."""
-    mean_prompt_tokens: Decimal | None
+    mean_prompt_tokens: Measure | None = None
     """Tokens that the server read for a request; None where it does not count them."""
-    mean_output_tokens: Decimal
-    p50_ttft_ms: Decimal | None
-    p99_ttft_ms: Decimal | None
-    p50_tpot_ms: Decimal | None
-    p99_tpot_ms: Decimal | None
+    mean_output_tokens: Measure
+    ttft: Spread = Spread()
+    tpot: Spread = Spread()
 
     @property
     def latencies(self) -> str:
         """The 99th percentiles in words."""
         known = [
             f"{name} p99 {rounded(value, Decimal(1)):,f} ms"
-            for name, value in (("TTFT", self.p99_ttft_ms), ("TPOT", self.p99_tpot_ms))
+            for name, value in (("TTFT", self.ttft.p99_ms), ("TPOT", self.tpot.p99_ms))
             if value is not None
         ]
         return ", ".join(known) or "no answer"
@@ -230,9 +173,14 @@ class LoadCurve:
     """Every point of one load test, in the order of the test."""
 
     slo: Slo
-    points: tuple[LoadPoint, ...]
-    model: str | None = None
+    curve: tuple[LoadPoint, ...]
+    model: Annotated[str, any_text] | None = None
     """Name in the API that was asked; None where the file does not say."""
+
+    @property
+    def points(self) -> tuple[LoadPoint, ...]:
+        """The points under their own name."""
+        return self.curve
 
     @property
     def sweep(self) -> tuple[LoadPoint, ...]:
@@ -249,21 +197,9 @@ class LoadCurve:
 
 def parse_load_curve(text: str, path: str) -> LoadCurve:
     """The curve in the text of a load.json; `path` names it in errors."""
-    document = read_object(text, path)
-    check_version(document, path, CURVE_VERSION)
-    reader = Reader(document, path)
-    slo = reader.inner("slo")
-    return LoadCurve(
-        slo=Slo(
-            ttft_ms=slo.number_or_none("ttft_ms"),
-            tpot_ms=slo.number_or_none("tpot_ms"),
-            e2e_s=slo.number_or_none("e2e_s"),
-            share=slo.number("share"),
-        ),
-        points=tuple(_point(each) for each in reader.each("curve")),
-        # Empty in the file of a test that ended before its first request.
-        model=reader.text_or_none("model") if document.get("model") != "" else None,
-    )
+    found = _decoded(LoadCurve, read_object(text, path, CURVE_VERSION), path)
+    # Empty in the file of a test that ended before its first request.
+    return replace(found, model=found.model or None)
 
 
 def operating_point_of(metrics: Mapping[str, Decimal]) -> LoadPoint | None:
@@ -275,49 +211,20 @@ def operating_point_of(metrics: Mapping[str, Decimal]) -> LoadPoint | None:
     zero = Decimal(0)
     return LoadPoint(
         concurrency=int(concurrency),
-        rate_per_s=None,
         num_requests=0,
         num_ok=0,
         output_tokens_per_s=tokens_per_s,
         requests_per_s=metrics.get("operating_requests_per_s", zero),
         goodput_requests_per_s=metrics.get("operating_goodput_requests_per_s", zero),
-        keeps_slo=None,
         mean_prompt_tokens=metrics.get("mean_prompt_tokens"),
         mean_output_tokens=metrics.get("mean_output_tokens", zero),
-        p50_ttft_ms=metrics.get("median_ttft_ms"),
-        p99_ttft_ms=metrics.get("p99_ttft_ms"),
-        p50_tpot_ms=metrics.get("median_tpot_ms"),
-        p99_tpot_ms=metrics.get("p99_tpot_ms"),
+        ttft=_spread(metrics, "ttft"),
+        tpot=_spread(metrics, "tpot"),
     )
 
 
-def _point(reader: Reader) -> LoadPoint:
-    ttft, tpot = _spread(reader, "ttft"), _spread(reader, "tpot")
-    has_streams = reader.values.get("concurrency") is not None
-    return LoadPoint(
-        concurrency=reader.count("concurrency", least=1) if has_streams else None,
-        rate_per_s=reader.number_or_none("rate_per_s"),
-        num_requests=reader.count("num_requests"),
-        num_ok=reader.count("num_ok"),
-        output_tokens_per_s=reader.number("output_tokens_per_s"),
-        requests_per_s=reader.number("requests_per_s"),
-        goodput_requests_per_s=reader.number("goodput_requests_per_s"),
-        keeps_slo=reader.flag_or_none("keeps_slo"),
-        mean_prompt_tokens=reader.number_or_none("mean_prompt_tokens"),
-        mean_output_tokens=reader.number("mean_output_tokens"),
-        p50_ttft_ms=ttft[0],
-        p99_ttft_ms=ttft[1],
-        p50_tpot_ms=tpot[0],
-        p99_tpot_ms=tpot[1],
-    )
-
-
-def _spread(reader: Reader, key: str) -> tuple[Decimal | None, Decimal | None]:
-    """Median and 99th percentile in ms; None of nothing."""
-    if reader.values.get(key) is None:
-        return None, None
-    inner = reader.inner(key)
-    return inner.number("p50_ms"), inner.number("p99_ms")
+def _spread(metrics: Mapping[str, Decimal], name: str) -> Spread:
+    return Spread(p50_ms=metrics.get(f"median_{name}_ms"), p99_ms=metrics.get(f"p99_{name}_ms"))
 
 
 def _plain(value: Decimal) -> str:
@@ -358,7 +265,7 @@ class Hardware:
     preset: str | None
     device: str
     num_nodes: int
-    num_gpus_declared: int
+    num_gpus_declared: CountOrZero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,7 +286,7 @@ class RunRecord:
     engine: str | None
     model: str | None
     recipe: str
-    metrics: Mapping[str, Decimal]
+    metrics: Mapping[str, Measure]
     tuned_dir: str | None = None
     """Folder of the tuned weights that the job wrote, measured or served, inside the jobs."""
     curve: LoadCurve | None = None
@@ -413,61 +320,25 @@ def load_run_records(folder: Path) -> tuple[tuple[RunRecord, ...], tuple[str, ..
 
 def parse_run_record(text: str, path: str) -> RunRecord:
     """The record in the text; `path` names it in errors."""
-    document = read_object(text, path)
-    check_version(document, path, SCHEMA_VERSION)
-    reader = Reader(document, path)
-    started_at, finished_at = reader.time("started_at"), reader.time("finished_at")
-    if finished_at < started_at:
-        reader.refuse("finished_at", f"no time before started_at ({started_at.isoformat()})")
-    return RunRecord(
-        path=path,
-        kind=reader.text("kind"),
-        job_id=reader.text("job_id"),
-        job=reader.text("job"),
-        stack=reader.text_or_none("stack"),
-        started_at=started_at,
-        finished_at=finished_at,
-        outcome=_outcome(reader),
-        hardware=_hardware(reader),
-        engine=reader.text_or_none("engine"),
-        model=reader.text_or_none("model"),
-        recipe=reader.text("recipe"),
-        metrics=reader.inner("metrics", "an object of numbers").numbers(),
-        tuned_dir=_tuned_dir(reader),
-    )
-
-
-def _tuned_dir(reader: Reader) -> str | None:
-    if reader.values.get("artifacts") is None:
-        return None
-    artifacts = reader.inner("artifacts", "an object or null")
-    return artifacts.text_or_none("adapter_dir") or artifacts.text_or_none("model_dir")
+    document = read_object(text, path, SCHEMA_VERSION)
+    artifacts, tuned = document.get("artifacts"), None
+    if is_map(artifacts):
+        tuned = artifacts.get("adapter_dir") or artifacts.get("model_dir")
+    # Whatever a job writes under these names is not what the record calls so.
+    own = {"path": path, "tuned_dir": tuned, "curve": None}
+    record = _decoded(RunRecord, {**document, **own}, path)
+    if record.finished_at < record.started_at:
+        raise RunRecordError(
+            f"{path}: finished_at: expected no time before started_at "
+            f"({record.started_at.isoformat()}), got {record.finished_at.isoformat()}"
+        )
+    return record
 
 
 def _with_curve(record: RunRecord, path: Path) -> RunRecord:
     if record.kind != Kind.LOAD or not path.is_file():
         return record
     return replace(record, curve=parse_load_curve(read_text(path), str(path)))
-
-
-def _outcome(reader: Reader) -> Outcome:
-    text = reader.text("outcome")
-    if text not in tuple(Outcome):
-        reader.refuse("outcome", f"one of {', '.join(Outcome)}")
-    return Outcome(text)
-
-
-def _hardware(reader: Reader) -> Hardware | None:
-    if reader.values.get("hardware") is None:
-        return None
-    inner = reader.inner("hardware", "an object or null")
-    return Hardware(
-        platform=inner.text_or_none("platform"),
-        preset=inner.text_or_none("preset"),
-        device=inner.text("device"),
-        num_nodes=inner.count("num_nodes", least=1),
-        num_gpus_declared=inner.count("num_gpus_declared"),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Final
 
 from stacks.catalog import PLATFORMS
+from stacks.decode import Decoder
 from stacks.files import parse_yaml
+from stacks.spec.bounds import CountOrZero
 
 _OTHER: Final = "other"
 _NUMBERS: Final = re.compile(r"\d+")
@@ -70,23 +72,13 @@ class RolloutDefaults:
 
     max_unavailable: int
     """Nodes that are away at once."""
-    max_surge: int
+    max_surge: CountOrZero
     """Nodes that are there beyond the declared number."""
     drain_timeout_minutes: int
     round_minutes_max: int
     """Longest for one round of new nodes, without their drain."""
     source: str
     date: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compatibility:
-    """The whole table."""
-
-    soperator: Mapping[str, SoperatorRelease]
-    kubernetes: Mapping[str, KubernetesVersion]
-    systems: tuple[NodeSystem, ...]
-    rollout: RolloutDefaults
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -107,44 +99,35 @@ def release_of(version: str) -> SoperatorRelease:
     return (same_line or older or deployable[:1])[-1]
 
 
-def _read(path: Path) -> Compatibility:
-    table = cast("dict[str, Any]", parse_yaml(path.read_text(encoding="utf-8")))
-    releases = [_release(row) for row in table["soperator"]]
-    versions = [_kubernetes(row) for row in table["kubernetes"]]
-    return Compatibility(
-        soperator=MappingProxyType({each.version: each for each in releases}),
-        kubernetes=MappingProxyType({each.version: each for each in versions}),
-        systems=tuple(NodeSystem(**row) for row in table["systems"]),
-        rollout=RolloutDefaults(**table["rollout"]),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """The file as it stands."""
+
+    soperator: tuple[SoperatorRelease, ...]
+    kubernetes: tuple[KubernetesVersion, ...]
+    systems: tuple[NodeSystem, ...]
+    rollout: RolloutDefaults
 
 
-def _release(row: dict[str, Any]) -> SoperatorRelease:
-    return SoperatorRelease(
-        version=row["version"],
-        charts=MappingProxyType(dict[str, str](row["charts"])),
-        source=row["source"],
-        date=row["date"],
-        kubernetes_min=row.get("kubernetes_min"),
-        slurm=row.get("slurm"),
-        cuda=tuple(row.get("cuda", ())),
-        refused=row.get("refused"),
-    )
+def _read(path: Path) -> _Table:
+    decoder = Decoder()
+    table = decoder.record(_Table, parse_yaml(path.read_text(encoding="utf-8")), path.name)
+    if table is None:
+        raise ValueError("\n".join(decoder.problems))
+    return table
 
 
-def _kubernetes(row: dict[str, Any]) -> KubernetesVersion:
-    given: dict[str, list[str]] = row["drivers"]
+def _with_every_platform(version: KubernetesVersion) -> KubernetesVersion:
+    """The version with the drivers of platforms that the table does not name."""
+    given = version.drivers
     gpus = [name for name, platform in PLATFORMS.items() if platform.gres_type is not None]
-    return KubernetesVersion(
-        version=row["version"],
-        drivers=MappingProxyType({name: tuple(given.get(name, given[_OTHER])) for name in gpus}),
-        source=row["source"],
-        date=row["date"],
-    )
+    return replace(version, drivers={name: given.get(name, given[_OTHER]) for name in gpus})
 
 
 _TABLE: Final = _read(Path(__file__).with_name("compatibility.yaml"))
-SOPERATOR: Final = _TABLE.soperator
-KUBERNETES: Final = _TABLE.kubernetes
+SOPERATOR: Final = MappingProxyType({each.version: each for each in _TABLE.soperator})
+KUBERNETES: Final = MappingProxyType(
+    {each.version: _with_every_platform(each) for each in _TABLE.kubernetes}
+)
 SYSTEMS: Final = tuple(each.name for each in _TABLE.systems)
 ROLLOUT: Final = _TABLE.rollout

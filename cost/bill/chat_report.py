@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -13,14 +12,13 @@ from cost.chat.speeds import ChatCost, usd_on_basis
 from cost.chat.table import chat_notes, chat_table
 from cost.chat.unit_costs import Part, UnitCosts
 from cost.report.layout import (
-    Document,
     Format,
+    Report,
     Table,
-    csv_text,
     exact_money,
-    lay_out,
+    headed,
     number,
-    page,
+    render_report,
     small_usd_text,
     usd_text,
 )
@@ -44,14 +42,9 @@ def render_chats(
     units = bill.unit_costs
     parts = [part for part in bill.parts if part.name == _PART]
     rows = units.known_chats
-    if format is Format.JSON:
-        return json.dumps(_plain(bill, rows, parts, shared), indent=2) + "\n"
-    if format is Format.CSV:
-        plain = [plain_chat(row) for row in rows]
-        return csv_text([tuple(plain[0]), *(tuple(row.values()) for row in plain)] if plain else [])
     table = chat_table(units)
-    text = lay_out(
-        Document(
+    return render_report(
+        Report(
             heading=bill.estimate.heading,
             tables=(
                 *((table,) if table is not None else ()),
@@ -59,13 +52,13 @@ def render_chats(
                 *(table for part in parts for table in part.tables),
             ),
             notes=tuple(_notes(units, parts)),
-            figures=tuple(figure for part in parts for figure in part.draw_figures())
-            if format is Format.HTML
-            else (),
+            draw_figures=lambda: tuple(each for part in parts for each in part.draw_figures()),
+            data=lambda: _plain(bill, rows, parts, shared),
+            rows=lambda: headed([plain_chat(row) for row in rows]),
+            title=f"Cost per chat of {units.stack_name}",
         ),
         format,
     )
-    return page(f"Cost per chat of {units.stack_name}", [text]) if format is Format.HTML else text
 
 
 def plain_chat(row: ChatCost) -> dict[str, object]:
@@ -107,10 +100,10 @@ def plain_operating(row: ChatCost) -> dict[str, object] | None:
         "output_tokens_per_s": point.output_tokens_per_s,
         "requests_per_s": point.requests_per_s,
         "goodput_requests_per_s": point.goodput_requests_per_s,
-        "median_ttft_ms": point.p50_ttft_ms,
-        "p99_ttft_ms": point.p99_ttft_ms,
-        "median_tpot_ms": point.p50_tpot_ms,
-        "p99_tpot_ms": point.p99_tpot_ms,
+        "median_ttft_ms": point.ttft.p50_ms,
+        "p99_ttft_ms": point.ttft.p99_ms,
+        "median_tpot_ms": point.tpot.p50_ms,
+        "p99_tpot_ms": point.tpot.p99_ms,
     }
     return {
         "scenario": row.speed.scenario,

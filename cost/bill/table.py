@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from decimal import Decimal
 from typing import Final
 
@@ -15,15 +13,14 @@ from cost.chat.unit_costs import NotKnown, RunCost, UnitCosts
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.layout import (
     GAP,
-    Document,
     Format,
+    Report,
     Table,
-    csv_text,
     exact_money,
-    lay_out,
     money,
     number,
     page,
+    render_report,
     rounded,
     small_usd_text,
     span,
@@ -42,24 +39,18 @@ _HEADINGS: Final = ("Component", "Quantity", "Unit price", "$/h", "$/month")
 
 def render(bill: Bill, format: Format = Format.TABLE) -> str:
     """The bill in the format, ending in a newline."""
-    if format is Format.JSON:
-        return json.dumps(_plain(bill), indent=2) + "\n"
-    if format is Format.CSV:
-        return csv_text(_csv_rows(bill))
-    return lay_out(document(bill, format), format)
+    return render_report(document(bill), format)
 
 
 def bill_page(bill: Bill) -> str:
     """The bill with its charts and problems as a page."""
-    figures = tuple(figure for part in bill.parts for figure in part.draw_figures())
-    fragment = lay_out(replace(document(bill), figures=figures), Format.HTML)
-    return page(f"Cost of {bill.spec.name}", [_problems(bill), fragment])
+    return page(f"Cost of {bill.spec.name}", [_problems(bill), render(bill, Format.HTML)])
 
 
-def document(bill: Bill, format: Format = Format.TABLE) -> Document:
-    """The bill as tables and notes, for the formats that people read."""
+def document(bill: Bill) -> Report:
+    """The bill as tables and notes, and as values for programs."""
     chats = chat_table(bill.unit_costs)
-    return Document(
+    return Report(
         heading=bill.estimate.heading,
         tables=(
             _lines(bill.estimate),
@@ -67,9 +58,9 @@ def document(bill: Bill, format: Format = Format.TABLE) -> Document:
             *(table for part in bill.parts for table in part.tables),
         ),
         notes=tuple(_notes(bill)),
-        figures=tuple(figure for part in bill.parts for figure in part.draw_figures())
-        if format is Format.HTML
-        else (),
+        draw_figures=lambda: tuple(each for part in bill.parts for each in part.draw_figures()),
+        data=lambda: _plain(bill),
+        rows=lambda: _csv_rows(bill),
     )
 
 

@@ -266,8 +266,8 @@ def _latencies(curve: LoadCurve, sweep: Sequence[LoadPoint]) -> str:
     series: list[Series] = []
     ends = (_streams(sweep[0]), _streams(sweep[-1]))
     measures: tuple[tuple[str, Callable[[LoadPoint], Decimal | None], Decimal | None], ...] = (
-        ("TTFT p99", lambda each: each.p99_ttft_ms, curve.slo.ttft_ms),
-        ("TPOT p99", lambda each: each.p99_tpot_ms, curve.slo.tpot_ms),
+        ("TTFT p99", lambda each: each.ttft.p99_ms, curve.slo.ttft_ms),
+        ("TPOT p99", lambda each: each.tpot.p99_ms, curve.slo.tpot_ms),
     )
     for style, (name, value_of, bound) in enumerate(measures):
         points = tuple(
@@ -313,7 +313,7 @@ def _row(each: LoadPoint, best: LoadPoint | None) -> tuple[str, ...]:
         short(each.output_tokens_per_s),
         short(each.requests_per_s),
         short(each.goodput_requests_per_s),
-        *map(_ms, (each.p50_ttft_ms, each.p99_ttft_ms, each.p50_tpot_ms, each.p99_tpot_ms)),
+        *map(_ms, (each.ttft.p50_ms, each.ttft.p99_ms, each.tpot.p50_ms, each.tpot.p99_ms)),
     )
 
 

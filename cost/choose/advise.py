@@ -6,7 +6,6 @@ many as the peak needs, nodes as many as hold them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
@@ -41,13 +40,12 @@ from cost.prices.price import UnknownPrice
 from cost.report.explanation import Explanation, Figure, Input
 from cost.report.layout import (
     UNKNOWN,
-    Document,
     Format,
+    Report,
     Table,
-    csv_text,
-    lay_out,
+    headed,
     number,
-    page,
+    render_report,
     rounded,
     short,
     small_usd_text,
@@ -295,18 +293,15 @@ _SIZED: Final = (Verdict.RANKED, Verdict.UNPRICED)
 
 def render_advice(advice: Advice, format: Format = Format.TABLE, notes: Sequence[str] = ()) -> str:
     """The advice in the format, ending in a newline; `notes` say where its inputs come from."""
-    if format is Format.JSON:
-        return json.dumps(plain_advice(advice, notes), indent=2) + "\n"
-    if format is Format.CSV:
-        rows = [_plain(each, advice.ask) for each in advice.candidates]
-        return csv_text([tuple(rows[0]), *(tuple(row.values()) for row in rows)])
-    document = Document(
-        heading=heading(advice), tables=_tables(advice), notes=tuple(_notes(advice, notes))
+    report = Report(
+        heading=heading(advice),
+        tables=_tables(advice),
+        notes=tuple(_notes(advice, notes)),
+        data=lambda: plain_advice(advice, notes),
+        rows=lambda: headed([_plain(each, advice.ask) for each in advice.candidates]),
+        title=f"Presets for {advice.ask.shape.name}",
     )
-    text = lay_out(document, format)
-    if format is Format.HTML:
-        return page(f"Presets for {advice.ask.shape.name}", [text])
-    return text
+    return render_report(report, format)
 
 
 def heading(advice: Advice) -> str:

@@ -88,8 +88,8 @@ class Measured:
                 streams=each.concurrency,
                 answers_per_s=each.requests_per_s,
                 output_tokens_per_s=each.output_tokens_per_s,
-                ttft_p99_s=None if each.p99_ttft_ms is None else each.p99_ttft_ms / 1000,
-                tpot_p99_ms=each.p99_tpot_ms,
+                ttft_p99_s=None if each.ttft.p99_ms is None else each.ttft.p99_ms / 1000,
+                tpot_p99_ms=each.tpot.p99_ms,
             )
             for each in self.points
             if each.concurrency is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ from cost.chat.unit_costs import Amount
 from cost.diff.snapshot import CLUSTER_AMOUNTS, unit_amounts
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.layout import (
-    Document,
     Format,
+    Report,
     Table,
-    csv_text,
-    lay_out,
     number,
+    render_report,
     small_usd_text,
     span,
     usd_text,
@@ -64,18 +62,9 @@ def compare(bills: Sequence[Bill]) -> tuple[Row, ...]:
 
 def render_compare(bills: Sequence[Bill], format: Format = Format.TABLE) -> str:
     """The stacks side by side in the format, ending in a newline."""
-    rows, names = compare(bills), [bill.spec.name for bill in bills]
-    if format is Format.JSON:
-        return json.dumps(_plain(names, rows), indent=2) + "\n"
-    if format is Format.CSV:
-        return csv_text(_csv_rows(names, rows))
-    return lay_out(_document(bills, rows), format)
-
-
-def _document(bills: Sequence[Bill], rows: Sequence[Row]) -> Document:
-    names = tuple(bill.spec.name for bill in bills)
+    rows, names = compare(bills), tuple(bill.spec.name for bill in bills)
     is_pair = len(bills) == 2
-    return Document(
+    report = Report(
         tables=(
             Table(
                 title=f"{' beside '.join(names)} (USD without tax, 730 hours a month)",
@@ -87,7 +76,11 @@ def _document(bills: Sequence[Bill], rows: Sequence[Row]) -> Document:
             ),
         ),
         notes=tuple(_notes(bills)),
+        data=lambda: _plain(names, rows),
+        rows=lambda: _csv_rows(names, rows),
+        title=f"Cost of {', '.join(names)}",
     )
+    return render_report(report, format)
 
 
 def _notes(bills: Sequence[Bill]) -> Iterator[str]:

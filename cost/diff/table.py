@@ -6,7 +6,6 @@ all, full bills give way first, then whole differences.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -21,13 +20,12 @@ from cost.diff.rollout import Rollout, rollout
 from cost.diff.snapshot import SnapshotError, parse, take
 from cost.report.layout import (
     GAP,
-    Document,
     Format,
+    Report,
     Table,
-    csv_text,
-    lay_out,
     money,
     number,
+    render_report,
     signed_usd,
     small_usd_text,
     usd_text,
@@ -45,22 +43,20 @@ def render_diff(
     change: Difference, format: Format = Format.TABLE, sides: str = "deployed to declared"
 ) -> str:
     """The change in the format, ending in a newline; `sides` names those of one stack."""
-    if format is Format.JSON:
-        return json.dumps(plain_diff(change), indent=2) + "\n"
-    if format is Format.CSV:
-        return csv_text(csv_rows(change))
-    if change.is_empty and format is not Format.HTML:
+    if change.is_empty and format in (Format.TABLE, Format.MARKDOWN):
         return f"{NO_CHANGE}\n"
-    return lay_out(diff_document(change, sides), format)
+    return render_report(diff_document(change, sides), format)
 
 
-def diff_document(change: Difference, sides: str = "deployed to declared") -> Document:
+def diff_document(change: Difference, sides: str = "deployed to declared") -> Report:
     """The change as tables and notes, for the formats that people read."""
     if change.is_empty:
-        return Document(heading=NO_CHANGE)
+        return Report(
+            heading=NO_CHANGE, data=lambda: plain_diff(change), rows=lambda: csv_rows(change)
+        )
     before, after = change.before.stack, change.after.stack
     whose = f"of {after}, {sides}" if before == after else f"from {before} to {after}"
-    return Document(
+    return Report(
         tables=(
             Table(
                 title=f"Change {whose} (USD a month without tax; before and after at min_nodes)",
@@ -74,6 +70,8 @@ def diff_document(change: Difference, sides: str = "deployed to declared") -> Do
             ),
         ),
         notes=tuple(_notes(change)),
+        data=lambda: plain_diff(change),
+        rows=lambda: csv_rows(change),
     )
 
 
@@ -392,7 +390,7 @@ def _section(each: StackChange) -> str:
     found = each.difference
     changes = _quoted(each.state)
     if found is not None:
-        changes = lay_out(diff_document(found, SIDES), Format.MARKDOWN)
+        changes = render_report(diff_document(found, SIDES), Format.MARKDOWN)
     return "\n".join([*lines, changes])
 
 

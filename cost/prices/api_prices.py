@@ -14,22 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from cost.prices.file import (
-    Problems,
-    check_currency,
-    day_of,
-    money,
-    read_document,
-    reading_rows,
-    text,
-    unknown_keys,
-)
-from cost.prices.price import CURRENCY, UnknownPrice
-from stacks.files import is_map
+from cost.prices.file import DatedRow, Money, NoHead, read_entries, read_head, refuse
+from cost.prices.price import UnknownPrice
+from stacks.decode import Decoder
 
 API_PRICES_DIR: Final = Path(__file__).parent / "api"
-_BOOK_KEYS: Final = ("name", "currency", "models")
-_READING_KEYS: Final = ("input", "cached_input", "output", "source", "date", "read", "currency")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +48,14 @@ class ApiPriceBook:
     @staticmethod
     def load(folder: Path = API_PRICES_DIR) -> ApiPriceBook:
         """Every model of the folder's files; a model stands in one file."""
-        problems = Problems()
+        decoder = Decoder()
         readings: dict[str, tuple[ApiPrice, ...]] = {}
         for path in sorted(folder.glob("*.yaml")):
-            for model, found in _models(path, problems).items():
+            for model, found in _models(path, decoder).items():
                 if model in readings:
-                    problems.add(f"{path}.models.{model}", "stands in another file already")
+                    decoder.refuse(f"{path}.models.{model}", "stands in another file already")
                 readings[model] = found
-        problems.refuse()
+        refuse(decoder)
         used = {  # dated before undated, then the newer
             model: max(found, key=lambda price: (not price.is_undated, price.date))
             for model, found in readings.items()
@@ -87,61 +76,35 @@ class ApiPriceBook:
         return UnknownPrice(sku=model, reason=f"no API price of '{model}' is known; {advice}")
 
 
-def _models(path: Path, problems: Problems) -> dict[str, tuple[ApiPrice, ...]]:
-    document = read_document(path)
-    unknown_keys(document, _BOOK_KEYS, str(path), problems)
-    if document.get("name") != path.stem:
-        problems.add(f"{path}.name", f"{document.get('name')!r} is not the file's name")
-    check_currency(document.get("currency"), f"{path}.currency", problems)
-    models = document.get("models")
-    if not is_map(models) or not models:
-        problems.add(f"{path}.models", "expected a mapping of models")
-        return {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ApiRow(DatedRow):
+    input: Money
+    cached_input: Money | None = None
+    output: Money
+
+
+def _models(path: Path, decoder: Decoder) -> dict[str, tuple[ApiPrice, ...]]:
+    _, models = read_head(path, "models", decoder)
     found: dict[str, tuple[ApiPrice, ...]] = {}
-    for model, entry in models.items():
-        prices = _readings(model.lower(), entry, f"{path}.models.{model}", problems)
+    for name, at, _, rows in read_entries(decoder, models, f"{path}.models", NoHead, _ApiRow):
+        model = name.lower()
+        if "/" not in model:
+            decoder.refuse(at, "expected provider/model, such as openai/gpt-4o-mini")
+        prices = tuple(_price(model, row) for row in rows)
+        if len({(price.date, price.is_undated) for price in prices}) < len(prices):
+            decoder.refuse(at, "two readings of one day; keep one")
         if prices:
-            found[model.lower()] = prices
+            found[model] = prices
     return found
 
 
-def _readings(model: str, entry: object, path: str, problems: Problems) -> tuple[ApiPrice, ...]:
-    if not is_map(entry):
-        problems.add(path, f"expected a mapping of {', '.join(_READING_KEYS)}")
-        return ()
-    unknown_keys(entry, ("readings", *_READING_KEYS), path, problems)
-    if "/" not in model:
-        problems.add(path, "expected provider/model, such as openai/gpt-4o-mini")
-    rows = reading_rows(entry, _READING_KEYS, path, problems)
-    found = [_reading(model, row, row_path, problems) for row_path, row in rows]
-    prices = tuple(price for price in found if price is not None)
-    if len({(price.date, price.is_undated) for price in prices}) < len(prices):
-        problems.add(path, "two readings of one day; keep one")
-    return prices
-
-
-def _reading(
-    model: str, row: Mapping[str, object], path: str, problems: Problems
-) -> ApiPrice | None:
-    before = len(problems.lines)
-    usd_in = money(row.get("input"), f"{path}.input", problems)
-    usd_out = money(row.get("output"), f"{path}.output", problems)
-    usd_cached = None
-    if "cached_input" in row:
-        usd_cached = money(row["cached_input"], f"{path}.cached_input", problems)
-    source = text(row.get("source"), f"{path}.source", problems)
-    day, is_undated = day_of(row, path, problems)
-    check_currency(row.get("currency", CURRENCY), f"{path}.currency", problems)
-    if len(problems.lines) > before:
-        return None
-    if usd_in is None or usd_out is None or source is None or day is None:
-        raise AssertionError(f"{path}: a value is missing and no problem was told")
+def _price(model: str, row: _ApiRow) -> ApiPrice:
     return ApiPrice(
         model=model,
-        usd_per_1m_input=usd_in,
-        usd_per_1m_cached_input=usd_cached,
-        usd_per_1m_output=usd_out,
-        source=source,
-        date=day,
-        is_undated=is_undated,
+        usd_per_1m_input=row.input,
+        usd_per_1m_cached_input=row.cached_input,
+        usd_per_1m_output=row.output,
+        source=row.source,
+        date=row.day,
+        is_undated=row.date is None,
     )

@@ -8,14 +8,14 @@ not known is a state of its own, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from cost.prices.file import Problems, day, money, read_price_file, text, unit
+from cost.prices.file import Money, read_price_file, refuse, unit
 from cost.prices.price import (
     Layer,
     Price,
@@ -25,9 +25,9 @@ from cost.prices.price import (
     UnknownPrice,
     covers_vm,
 )
+from stacks.decode import Decoder
 from stacks.errors import Level, Problem
 from stacks.spec import StackSpec
-from stacks.spec.cost import ContractPriceSpec
 from stacks.spec.nodes import Billing
 
 PRICES_DIR: Final = Path(__file__).parent
@@ -155,34 +155,40 @@ def layered(
     return prices.with_prices(contract_prices(spec))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Contract:
+    """What a contract price says beside its SKU and unit."""
+
+    usd: Money
+    source: str
+    date: date
+
+
 def contract_prices(spec: StackSpec) -> tuple[Price, ...]:
     """The contract prices that the stack declares."""
-    problems, seen, found = Problems(), set[str](), list[Price]()
+    decoder, seen, found = Decoder(), set[str](), list[Price]()
     for number, declared in enumerate(spec.contract_prices):
-        path = f"{spec.name}.contract_prices[{number}]"
-        if declared.sku in seen:
-            problems.add(f"{path}.sku", f"'{declared.sku}' stands here twice; keep one")
-        seen.add(declared.sku)
-        found += _contract_price(declared, path, problems)
-    problems.refuse()
+        path, sku = f"{spec.name}.contract_prices[{number}]", declared.sku
+        if sku in seen:
+            decoder.refuse(f"{path}.sku", f"'{sku}' stands here twice; keep one")
+        seen.add(sku)
+        sold_by = unit(sku, declared.unit, path, decoder, sku_path=f"{path}.sku")
+        values = {"usd": declared.usd, "source": declared.source, "date": declared.date}
+        said = decoder.record(_Contract, values, path)
+        if sold_by is not None and said is not None:
+            found.append(
+                Price(
+                    sku=sku,
+                    unit=sold_by,
+                    usd=said.usd,
+                    source=said.source,
+                    date=said.date,
+                    covers_vm=covers_vm(sku),
+                    layer=Layer.CONTRACT,
+                )
+            )
+    refuse(decoder)
     return tuple(found)
-
-
-def _contract_price(declared: ContractPriceSpec, path: str, problems: Problems) -> Iterator[Price]:
-    sold_by = unit(declared.sku, declared.unit, path, problems, sku_path=f"{path}.sku")
-    usd = money(declared.usd, f"{path}.usd", problems)
-    source = text(declared.source, f"{path}.source", problems)
-    agreed = day(declared.date, f"{path}.date", problems)
-    if sold_by is not None and usd is not None and source is not None and agreed is not None:
-        yield Price(
-            sku=declared.sku,
-            unit=sold_by,
-            usd=usd,
-            source=source,
-            date=agreed,
-            covers_vm=covers_vm(declared.sku),
-            layer=Layer.CONTRACT,
-        )
 
 
 def old_prices(prices: Iterable[Price], today: date, max_age_days: int) -> tuple[Price, ...]:

@@ -15,24 +15,26 @@ all at once.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Any, TypeVar
 
 import yaml
 
 from cost.prices.price import CURRENCY, UNITS, Price, PriceBookError, Unit, unit_of
 from stacks.catalog import REGIONS
-from stacks.errors import visible
+from stacks.decode import Decoder, any_text, between, one_of
 from stacks.files import MAX_BYTES, is_list, is_map, parse_yaml, read_text
 
-_MOST_USD: Final = 10**9
-_BOOK_KEYS: Final = ("name", "currency", "caveat", "prices")
-_READING_KEYS: Final = ("usd", "source", "date", "read", "region", "currency")
-_SKU_KEYS: Final = ("unit", "covers_vm", "readings", *_READING_KEYS)
+_Head = TypeVar("_Head", bound="SkuHead | NoHead")
+_Row = TypeVar("_Row", bound="DatedRow")
+Money = Annotated[Decimal, between(0, 10**9)]
+"""US dollars for one unit."""
+_Currency = Annotated[str, one_of(CURRENCY)]
+"""Whatever else a price is in must be converted at its source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,43 +47,80 @@ class PriceFile:
     """Every reading of every SKU, in the order of the file."""
 
 
-@dataclass(slots=True)
-class Problems:
-    """Findings about one file, a line each."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatedRow:
+    """What every reading of a price has: who says so, and since when."""
 
-    lines: list[str] = field(default_factory=list[str])
+    source: str
+    date: date | None = None
+    read: date | None = None
+    """Day of reading, where the source names none."""
+    currency: _Currency = CURRENCY
 
-    def add(self, path: str, message: str) -> None:
-        """Adds one line, whatever a key or value of the file holds."""
-        self.lines.append(visible(f"{path}: {message}"))
+    @property
+    def day(self) -> date:
+        """Either of the two; `entries` lets none through without one."""
+        found = self.date or self.read
+        assert found is not None
+        return found
 
-    def refuse(self) -> None:
-        """Raises what was found, if anything was."""
-        if self.lines:
-            raise PriceBookError("\n".join(self.lines))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PriceRow(DatedRow):
+    usd: Money
+    region: Annotated[str, one_of(*REGIONS)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkuHead:
+    """What all readings of a SKU share."""
+
+    unit: Annotated[str, any_text] | None = None
+    covers_vm: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoHead:
+    """Of an entry that has readings and nothing else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BookHead:
+    name: str
+    currency: _Currency
+    caveat: str = ""
+
+
+def refuse(decoder: Decoder) -> None:
+    """Raises what was found, if anything was."""
+    if decoder.problems:
+        raise PriceBookError("\n".join(decoder.problems))
 
 
 def read_price_file(path: Path) -> PriceFile:
     """The file's readings; PriceBookError names everything that is wrong with it."""
-    document = read_document(path)
-    problems = Problems()
-    entries = document.get("prices")
-    unknown_keys(document, _BOOK_KEYS, str(path), problems)
-    if document.get("name") != path.stem:
-        problems.add(f"{path}.name", f"{document.get('name')!r} is not the file's name")
-    check_currency(document.get("currency"), f"{path}.currency", problems)
+    decoder = Decoder()
+    head, entries = read_head(path, "prices", decoder)
     readings: dict[str, tuple[Price, ...]] = {}
-    if is_map(entries) and entries:
-        for sku, entry in entries.items():
-            if not is_text(sku):
-                problems.add(f"{path}.prices.{sku}", "a SKU is text; docs/prices.md lists them")
-                continue
-            readings[sku] = _sku(sku, entry, f"{path}.prices.{sku}", problems)
-    else:
-        problems.add(f"{path}.prices", "expected a mapping of SKUs")
-    caveat = text(document["caveat"], f"{path}.caveat", problems) if "caveat" in document else ""
-    problems.refuse()
-    return PriceFile(name=path.stem, caveat=caveat or "", readings=readings)
+    found = read_entries(decoder, entries, f"{path}.prices", SkuHead, _PriceRow)
+    for sku, at, entry, rows in found:
+        sold_by = None if entry is None else unit(sku, entry.unit, at, decoder)
+        if sold_by is not None and entry is not None:
+            prices = tuple(_price(sku, sold_by, entry.covers_vm, row) for row in rows)
+            _refuse_duplicates(prices, at, decoder)
+            readings[sku] = prices
+    refuse(decoder)
+    return PriceFile(name=path.stem, caveat=head.caveat if head else "", readings=readings)
+
+
+def read_head(path: Path, key: str, decoder: Decoder) -> tuple[_BookHead | None, object]:
+    """The head of a price file, and what it has under the key."""
+    document = read_document(path)
+    rest = {name: value for name, value in document.items() if name != key}
+    if document.get("name") != path.stem:
+        decoder.refuse(f"{path}.name", f"{document.get('name')!r} is not the file's name")
+    head = decoder.record(_BookHead, rest, str(path))
+    return head, document.get(key)
 
 
 def read_document(path: Path) -> Mapping[str, object]:
@@ -94,188 +133,99 @@ def read_document(path: Path) -> Mapping[str, object]:
         reason = " ".join(str(error).split())
         raise PriceBookError(f"{path}: not valid YAML: {reason}") from error
     if not is_map(document):
-        raise PriceBookError(f"{path}: expected a mapping of {', '.join(_BOOK_KEYS)}")
+        raise PriceBookError(f"{path}: expected a mapping with name, currency and prices")
     return document
 
 
-def is_text(value: object) -> bool:
-    """Whether YAML read a text; a key may be a number or nothing, whatever its type says."""
-    return isinstance(value, str)
-
-
-def _sku(sku: str, entry: object, path: str, problems: Problems) -> tuple[Price, ...]:
-    if not is_map(entry):
-        problems.add(path, f"expected a mapping of {', '.join(_SKU_KEYS)}")
-        return ()
-    unknown_keys(entry, _SKU_KEYS, path, problems)
-    sold_by = unit(sku, entry.get("unit"), path, problems)
-    covers_vm = entry.get("covers_vm", False)
-    if not isinstance(covers_vm, bool):
-        problems.add(f"{path}.covers_vm", f"{covers_vm!r} is neither true nor false")
-    rows = reading_rows(entry, _READING_KEYS, path, problems)
-    found = [
-        _reading(sku, sold_by, covers_vm is True, row, row_path, problems) for row_path, row in rows
-    ]
-    readings = tuple(price for price in found if price is not None)
-    _refuse_duplicates(readings, path, problems)
-    return readings
-
-
-def reading_rows(
-    entry: Mapping[str, object], keys: Sequence[str], path: str, problems: Problems
-) -> list[tuple[str, Mapping[str, object]]]:
-    """Path and content of every reading of an entry, which holds `keys` or lists `readings`."""
-    own = {key: entry[key] for key in keys if key in entry}
-    if "readings" not in entry:
-        return [(path, own)]
-    for key in own:
-        problems.add(f"{path}.{key}", "stands beside 'readings'; move it into a reading")
-    rows = entry["readings"]
-    if not is_list(rows) or not rows:
-        problems.add(f"{path}.readings", "expected a list of readings")
-        return []
-    found: list[tuple[str, Mapping[str, object]]] = []
-    for number, row in enumerate(rows):
-        row_path = f"{path}.readings[{number}]"
-        if is_map(row):
-            unknown_keys(row, keys, row_path, problems)
-            found.append((row_path, row))
+def read_entries(
+    decoder: Decoder, entries: object, path: str, head: type[_Head], row: type[_Row]
+) -> Iterator[tuple[str, str, _Head | None, list[_Row]]]:
+    """Name, path, head and readings of each entry, which is a reading or lists `readings`."""
+    if not is_map(entries) or not entries:
+        decoder.refuse(path, "expected a mapping of what is sold to its price")
+        return
+    keys = [each.name for each in fields(row)]
+    others = [each.name for each in fields(head)]
+    allowed = (*others, "readings", *keys)
+    for name, entry in entries.items():
+        at = f"{path}.{name}"
+        if any_text(name)[1]:  # YAML has keys that are numbers, whatever their type says
+            decoder.refuse(at, "what is sold goes by a text; docs/prices.md lists the SKUs")
+        elif not is_map(entry):
+            decoder.refuse(at, f"expected a mapping of {', '.join(allowed)}")
         else:
-            problems.add(row_path, f"expected a mapping of {', '.join(keys)}")
+            own = {key: entry[key] for key in keys if key in entry}
+            for key in entry.keys() - set(allowed):
+                decoder.unknown(str(key), allowed, at)
+            listed: list[tuple[str, Any]] = [(at, own)]
+            if "readings" in entry:
+                for key in own:
+                    decoder.refuse(f"{at}.{key}", "stands beside 'readings'; move it into one")
+                listed = _listed(decoder, entry["readings"], f"{at}.readings")
+            found = [_dated(decoder, row, each, place) for place, each in listed]
+            rows = [each for each in found if each is not None]
+            rest = {key: entry[key] for key in others if key in entry}
+            yield name, at, decoder.record(head, rest, at), rows
+
+
+def _listed(decoder: Decoder, rows: object, path: str) -> list[tuple[str, object]]:
+    if is_list(rows) and rows:
+        return [(f"{path}[{number}]", each) for number, each in enumerate(rows)]
+    decoder.refuse(path, "expected a list of readings")
+    return []
+
+
+def _dated(decoder: Decoder, row: type[_Row], value: object, path: str) -> _Row | None:
+    """The reading, which has one of `date` and `read`."""
+    found = decoder.record(row, value, path)
+    if is_map(value) and ("date" in value) == ("read" in value):
+        both = "has both 'date' and 'read'" if "date" in value else "missing"
+        decoder.refuse(
+            f"{path}.date",
+            f"{both}; give `date`, or `read` (the day of reading) where the source has none",
+        )
+        return None
     return found
 
 
-def _reading(
-    sku: str,
-    sold_by: Unit | None,
-    covers_vm: bool,
-    row: Mapping[str, object],
-    path: str,
-    problems: Problems,
-) -> Price | None:
-    before = len(problems.lines)
-    usd = money(row.get("usd"), f"{path}.usd", problems)
-    source = text(row.get("source"), f"{path}.source", problems)
-    day, is_undated = day_of(row, path, problems)
-    check_currency(row.get("currency", CURRENCY), f"{path}.currency", problems)
-    region = row.get("region")
-    if region is not None and region not in REGIONS:
-        problems.add(f"{path}.region", f"{region!r} is not one of {', '.join(REGIONS)}")
-    if len(problems.lines) > before or sold_by is None:
-        return None
-    assert usd is not None
-    assert source is not None
-    assert day is not None
+def _price(sku: str, sold_by: Unit, covers_vm: bool, row: _PriceRow) -> Price:
     return Price(
         sku=sku,
         unit=sold_by,
-        usd=usd,
-        source=source,
-        date=day,
-        is_undated=is_undated,
-        region=None if region is None else str(region),
+        usd=row.usd,
+        source=row.source,
+        date=row.day,
+        is_undated=row.date is None,
+        region=row.region,
         covers_vm=covers_vm,
     )
 
 
-def _refuse_duplicates(readings: Sequence[Price], path: str, problems: Problems) -> None:
+def _refuse_duplicates(readings: Sequence[Price], path: str, decoder: Decoder) -> None:
     """Two readings of one day cannot be put in order, so neither is the newest."""
     seen: set[tuple[date, bool, str | None]] = set()
     for price in readings:
         key = (price.date, price.is_undated, price.region)
         if key in seen:
             where = "all regions" if price.region is None else price.region
-            problems.add(path, f"two readings of {price.dated} for {where}; keep one")
+            decoder.refuse(path, f"two readings of {price.dated} for {where}; keep one")
         seen.add(key)
 
 
 def unit(
-    sku: str, value: object, path: str, problems: Problems, *, sku_path: str = ""
+    sku: str, value: str | None, path: str, decoder: Decoder, *, sku_path: str = ""
 ) -> Unit | None:
     """The unit of a SKU that is sold, which its price must be for."""
     sold_by = unit_of(sku)
     if sold_by is None:
         near = difflib.get_close_matches(sku, UNITS, n=1)
         advice = f"; did you mean '{near[0]}'?" if near else " (docs/prices.md lists them)"
-        problems.add(sku_path or path, f"'{sku}' is not sold{advice}")
-    elif value is None:
-        problems.add(f"{path}.unit", "missing")
+        decoder.refuse(sku_path or path, f"'{sku}' is not sold{advice}")
     elif value != sold_by:
-        other = f"'{sku}' is sold by {sold_by}; convert the price"
-        problems.add(f"{path}.unit", f"'{value}', but {other}")
+        given = "missing" if value is None else f"'{value}'"
+        decoder.refuse(
+            f"{path}.unit", f"{given}, but '{sku}' is sold by {sold_by}; convert the price"
+        )
     else:
         return sold_by
     return None
-
-
-def day_of(row: Mapping[str, object], path: str, problems: Problems) -> tuple[date | None, bool]:
-    """Day of a reading and whether its source is undated."""
-    if ("date" in row) == ("read" in row):
-        both = "has both 'date' and 'read'" if "date" in row else "missing"
-        problems.add(
-            f"{path}.date",
-            f"{both}; give `date`, or `read` (the day of reading) where the source has none",
-        )
-        return None, False
-    key = "date" if "date" in row else "read"
-    return day(row[key], f"{path}.{key}", problems), key == "read"
-
-
-def day(value: object, path: str, problems: Problems) -> date | None:
-    """A day that is not in the future."""
-    try:
-        found = date.fromisoformat(str(value))
-    except ValueError:
-        problems.add(path, f"{value!r} is not a day of the form YYYY-MM-DD")
-        return None
-    if found > _today():
-        problems.add(path, f"{found} is in the future; give the day on which it was read")
-        return None
-    return found
-
-
-def _today() -> date:
-    """Today where the day is latest: here, or in UTC where the clock runs behind it."""
-    return max(datetime.now(UTC).date(), datetime.now(UTC).astimezone().date())
-
-
-def money(value: object, path: str, problems: Problems) -> Decimal | None:
-    """An amount of US dollars, 0 or more, with every digit that was written."""
-    if value is None:
-        problems.add(path, "missing")
-        return None
-    try:
-        usd = Decimal(value if isinstance(value, int | Decimal | str) else str(value))
-    except InvalidOperation:
-        problems.add(path, f"{value!r} is not a number")
-        return None
-    if isinstance(value, bool) or not usd.is_finite() or not 0 <= usd <= _MOST_USD:
-        problems.add(path, f"{value} is not an amount of money; use 0 to {_MOST_USD:,}")
-        return None
-    return usd
-
-
-def text(value: object, path: str, problems: Problems) -> str | None:
-    """A text with something in it."""
-    if value is None or (isinstance(value, str) and not value.strip()):
-        problems.add(path, "missing")
-        return None
-    if not isinstance(value, str) or not value.strip().isprintable():
-        problems.add(path, f"{value!a}: expected one line of printable text")
-        return None
-    return value.strip()
-
-
-def check_currency(value: object, path: str, problems: Problems) -> None:
-    """Refuses every currency but US dollars."""
-    if value != CURRENCY:
-        problems.add(path, f"{value!r}; only {CURRENCY} is supported, convert at the source")
-
-
-def unknown_keys(
-    mapping: Mapping[str, object], known: Sequence[str], path: str, problems: Problems
-) -> None:
-    """Refuses keys that the format does not have."""
-    for key in mapping:
-        if key not in known:
-            problems.add(f"{path}.{key}", f"unknown key (have: {', '.join(known)})")

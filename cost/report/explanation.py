@@ -5,11 +5,10 @@ Of a traced number (cost/traced.py) all three are those of its own computation.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 
-from cost.report.layout import GAP, Document, Format, Table, csv_text, lay_out
+from cost.report.layout import GAP, Format, Report, Table, render_report
 from cost.traced import number, trace_of
 
 
@@ -72,10 +71,6 @@ class Explanation:
 
 def render_explanation(found: Explanation, format: Format = Format.TABLE) -> str:
     """The explanation in the format, ending in a newline."""
-    if format is Format.JSON:
-        return json.dumps(plain_explanation(found), indent=2) + "\n"
-    if format is Format.CSV:
-        return csv_text(_rows(found))
     tables = (
         Table(
             title=f"{found.title} ({found.item})",
@@ -93,8 +88,14 @@ def render_explanation(found: Explanation, format: Format = Format.TABLE) -> str
         *(_figure_text(figure) for figure in found.figures),
         *found.notes,
     )
-    document = Document(heading=heading, tables=tables if found.inputs else (), notes=notes)
-    return lay_out(document, format)
+    report = Report(
+        heading=heading,
+        tables=tables if found.inputs else (),
+        notes=notes,
+        data=lambda: plain_explanation(found),
+        rows=lambda: _rows(found),
+    )
+    return render_report(report, format)
 
 
 def plain_explanation(found: Explanation) -> dict[str, object]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from enum import StrEnum
@@ -49,29 +50,46 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """Tables and the notes under them."""
+class Report:
+    """Tables and the notes under them; what only one format shows is made when it is asked for."""
 
     heading: str | None = None
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
-    figures: tuple[str, ...] = ()
-    """Charts as inline SVG (charts.py); only HTML shows them."""
+    draw_figures: Callable[[], tuple[str, ...]] = tuple
+    """Charts as inline SVG (charts.py), of HTML."""
+    data: Callable[[], object] = dict
+    """The values of JSON."""
+    rows: Callable[[], Iterable[Sequence[object]]] | None = None
+    """The rows of CSV, headings first; None: those of the tables."""
+    title: str = ""
+    """Of HTML as a page of its own; without one it is a part of another page."""
 
 
-def lay_out(document: Document, format: Format) -> str:
-    """The document as text, markdown or HTML, ending in a newline."""
-    renderers = {Format.TABLE: _text, Format.MARKDOWN: _markdown, Format.HTML: _html}
-    return renderers[format](document)
+def render_report(report: Report, format: Format) -> str:
+    """The report in the format, ending in a newline."""
+    if format is Format.JSON:
+        return json.dumps(report.data(), indent=2) + "\n"
+    if format is Format.CSV:
+        of_tables = (row for each in report.tables for row in (each.headings, *each.rows))
+        return csv_text(of_tables if report.rows is None else report.rows())
+    if format is Format.HTML:
+        return page(report.title, [_html(report)]) if report.title else _html(report)
+    return _text(report) if format is Format.TABLE else _markdown(report)
 
 
-def _text(document: Document) -> str:
+def headed(rows: Sequence[Mapping[str, object]]) -> list[tuple[object, ...]]:
+    """Rows of CSV from those of JSON, under their keys."""
+    return [tuple(rows[0]), *(tuple(row.values()) for row in rows)] if rows else []
+
+
+def _text(report: Report) -> str:
     lines: list[str] = []
-    if document.heading is not None:
-        lines += [*textwrap.wrap(document.heading, WIDTH), ""]
-    for table in document.tables:
+    if report.heading is not None:
+        lines += [*textwrap.wrap(report.heading, WIDTH), ""]
+    for table in report.tables:
         lines += [*textwrap.wrap(table.title, WIDTH), *_text_table(table), ""]
-    for note in document.notes:
+    for note in report.notes:
         lines += textwrap.wrap(note, WIDTH, initial_indent="- ", subsequent_indent="  ")
     return "\n".join(visible(line.rstrip()) for line in lines) + "\n"
 
@@ -111,11 +129,11 @@ def _text_span(cell: str) -> list[str]:
     return textwrap.wrap(cell.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent + GAP)
 
 
-def _markdown(document: Document) -> str:
+def _markdown(report: Report) -> str:
     lines: list[str] = []
-    if document.heading is not None:
-        lines += [f"> {document.heading}", ""]
-    for table in document.tables:
+    if report.heading is not None:
+        lines += [f"> {report.heading}", ""]
+    for table in report.tables:
         marks = [
             ":--" if column < table.num_text_columns else "--:"
             for column in range(len(table.headings))
@@ -128,18 +146,18 @@ def _markdown(document: Document) -> str:
             *(f"| {' | '.join(row)} |" for row in (table.headings, marks, *cells)),
             "",
         ]
-    lines += [f"- {note}" for note in document.notes]
+    lines += [f"- {note}" for note in report.notes]
     return "\n".join(map(visible, lines)) + "\n"
 
 
-def _html(document: Document) -> str:
+def _html(report: Report) -> str:
     # Its table of entities takes longer to import than a preview's text to print.
     import html
 
     parts = ['<section class="cost">']
-    if document.heading is not None:
-        parts.append(f'<p class="heading">{html.escape(document.heading)}</p>')
-    for table in document.tables:
+    if report.heading is not None:
+        parts.append(f'<p class="heading">{html.escape(report.heading)}</p>')
+    for table in report.tables:
         parts += [f"<table><caption>{html.escape(table.title)}</caption>", "<thead><tr>"]
         kinds = [
             "" if i < table.num_text_columns else " class=number"
@@ -164,10 +182,10 @@ def _html(document: Document) -> str:
             kind = "" if any(row[1:]) else " class=section"
             parts.append(f"<tr{' class=bad' if index in table.bad_rows else kind}>{cells}</tr>")
         parts.append("</tbody></table>")
-    if document.figures:
-        figures = "\n".join(f"<figure>{figure}</figure>" for figure in document.figures)
+    if drawn := report.draw_figures():
+        figures = "\n".join(f"<figure>{figure}</figure>" for figure in drawn)
         parts.append(f'<div class="figures">{figures}</div>')
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in document.notes)
+    notes = "".join(f"<li>{html.escape(note)}</li>" for note in report.notes)
     parts += [f'<ul class="notes">{notes}</ul>', "</section>"]
     return "\n".join(parts) + "\n"
 

@@ -10,19 +10,27 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeGuard
+from typing import Annotated, Final, cast
 
+from stacks.decode import Decoder, any_text, between
 from stacks.errors import UserError
 from stacks.files import is_map
+from stacks.spec.bounds import CountOrZero
 
 SCHEMA_VERSION: Final = 1
 _MOST: Final = 10**15
+
+
+Amount = Annotated[Decimal, between(0, _MOST)]
+"""Not below 0: a negative cost would make room in a budget."""
+Text = Annotated[str, any_text]
+"""Names that users and Slurm give; empty where Slurm has none."""
 
 
 class LineError(ValueError):
@@ -38,14 +46,14 @@ class ForecastEntry:
     """A job at its submission; None where nothing was known."""
 
     at: datetime
-    job: str
-    job_id: str
-    cluster: str
+    job: Text
+    job_id: Text
+    cluster: Text
     """Host key of the login node: job ids start again at 1 on a cluster that was made anew."""
-    num_nodes: int
-    hours: Decimal | None
-    nodes_usd: Decimal | None
-    basis: str
+    num_nodes: CountOrZero
+    hours: Amount | None
+    nodes_usd: Amount | None
+    basis: Text
     """Where the hours come from, or why they are not known."""
     num_tasks: int = 1
     """Tasks of the array that it is of; 1 for a job that is none."""
@@ -63,7 +71,7 @@ class Occupancy:
     started_at: datetime
     ended_at: datetime | None
     """None while it runs."""
-    nodes: tuple[str, ...]
+    nodes: tuple[Text, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +79,20 @@ class ActualEntry:
     """A job after its end."""
 
     at: datetime
-    job: str
-    job_id: str
-    cluster: str
-    user: str
-    partition: str
-    state: str
+    job: Text
+    job_id: Text
+    cluster: Text
+    user: Text
+    partition: Text
+    state: Text
     runs: tuple[Occupancy, ...]
     """More than one where it was preempted and started again."""
-    node_hours: Decimal
-    nodes_usd: Decimal | None
+    node_hours: Amount
+    nodes_usd: Amount | None
     """US dollars of its nodes; None when their price is not known."""
-    padding_percent: Decimal | None
+    padding_percent: Amount | None
     """Share of its training that was padding, from its run record."""
-    array_id: str | None = None
+    array_id: Text | None = None
     """Id of the array that it is a task of; None for a job that is none."""
     num_tasks: int = 1
     """More than one where tasks that never started were cancelled together, under one id."""
@@ -95,14 +103,14 @@ class OverrideEntry:
     """A submission that the budget had no room for."""
 
     at: datetime
-    job: str
-    job_id: str
-    cluster: str
-    user: str
+    job: Text
+    job_id: Text
+    cluster: Text
+    user: Text
     """Who gave --force, as this machine knows them."""
-    forecast_usd: Decimal
-    left_usd: Decimal
-    budget_usd: Decimal
+    forecast_usd: Amount
+    left_usd: Annotated[Decimal, between(-_MOST, _MOST)]
+    budget_usd: Amount
 
 
 Entry = ForecastEntry | ActualEntry | OverrideEntry
@@ -135,16 +143,17 @@ def decode(text: str) -> Entry:
             f"schema_version: got {version!r}, expected {SCHEMA_VERSION}; use the version of "
             "soperator that wrote it, or move the file away to begin a new ledger"
         )
-    reader = _Reader(values)
-    kind = reader.text("kind")
+    kind, decoder = values.get("kind"), Decoder(is_json=True)
     if kind not in _KINDS:
         raise LineError(f"kind: got {kind!r}, expected forecast, actual or override")
-    return reader.entry(_KINDS[kind])
+    entry = decoder.record(_KINDS[str(kind)], values, "")
+    if entry is None:
+        raise LineError("; ".join(decoder.problems))
+    return entry
 
 
 def _values(record: Entry | Occupancy) -> dict[str, object]:
-    names = type(record).__dataclass_fields__
-    return {name: _plain(getattr(record, name)) for name in names}
+    return {each.name: _plain(getattr(record, each.name)) for each in fields(record)}
 
 
 def _plain(value: object) -> object:
@@ -154,107 +163,11 @@ def _plain(value: object) -> object:
         return value.astimezone(UTC).isoformat(timespec="seconds")
     if isinstance(value, Occupancy):
         return _values(value)
-    return [_plain(item) for item in value] if _is_list(value) else value
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads the values of one object; errors name the key."""
-
-    values: Mapping[str, object]
-
-    def entry(self, kind: type[Entry]) -> Entry:
-        """Each field as its name or its type says."""
-        read = {each.name: _READ.get(each.name) or _READ[str(each.type)] for each in fields(kind)}
-        return kind(**{name: method(self, name) for name, method in read.items()})
-
-    def refuse(self, key: str, wanted: str) -> NoReturn:
-        raise LineError(f"{key}: expected {wanted}, got {json.dumps(self.values.get(key))[:60]}")
-
-    def text(self, key: str) -> str:
-        value = self.values.get(key)
-        if not isinstance(value, str):
-            self.refuse(key, "text")
-        return value
-
-    def text_or_none(self, key: str) -> str | None:
-        return None if self.values.get(key) is None else self.text(key)
-
-    def count(self, key: str) -> int:
-        value = self.values.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            self.refuse(key, "a whole number")
-        return value
-
-    def tasks(self, key: str) -> int:
-        """Lines of before arrays were counted have none."""
-        number = self.count(key) if key in self.values else 1
-        if not number:
-            self.refuse(key, "1 or more")
-        return number
-
-    def decimal(self, key: str) -> Decimal:
-        try:
-            number = Decimal(self.text(key))
-        except InvalidOperation:
-            number = Decimal("NaN")
-        if not number.is_finite() or abs(number) > _MOST:
-            self.refuse(key, "a number as text")
-        return number
-
-    def amount(self, key: str) -> Decimal:
-        """A number that cannot be below 0; a negative cost would make room in a budget."""
-        number = self.decimal(key)
-        if number < 0:
-            self.refuse(key, "0 or more")
-        return number
-
-    def amount_or_none(self, key: str) -> Decimal | None:
-        return None if self.values.get(key) is None else self.amount(key)
-
-    def time(self, key: str) -> datetime:
-        try:
-            moment = datetime.fromisoformat(self.text(key))
-        except ValueError:
-            self.refuse(key, "a time such as 2026-11-21T05:00:00+00:00")
-        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-
-    def runs(self, key: str) -> tuple[Occupancy, ...]:
-        value = self.values.get(key)
-        if not _is_list(value):
-            self.refuse(key, "a list")
-        return tuple(self.run(item) for item in value)
-
-    def run(self, value: object) -> Occupancy:
-        if not is_map(value):
-            self.refuse("runs", "a list of objects")
-        reader, nodes = _Reader(value), value.get("nodes")
-        if not _is_list(nodes):
-            reader.refuse("nodes", "a list of names")
-        ended = value.get("ended_at")
-        return Occupancy(
-            started_at=reader.time("started_at"),
-            ended_at=None if ended is None else reader.time("ended_at"),
-            nodes=tuple(str(node) for node in nodes),
-        )
-
-
-_READ: Final[Mapping[str, Callable[[_Reader, str], Any]]] = {
-    "num_tasks": _Reader.tasks,
-    "left_usd": _Reader.decimal,
-    "datetime": _Reader.time,
-    "str": _Reader.text,
-    "str | None": _Reader.text_or_none,
-    "int": _Reader.count,
-    "Decimal": _Reader.amount,
-    "Decimal | None": _Reader.amount_or_none,
-    "tuple[Occupancy, ...]": _Reader.runs,
-}
-"""Name of a field, or its type, -> how it is read."""
-
-
-def _is_list(value: object) -> TypeGuard[Sequence[object]]:
-    return isinstance(value, list | tuple)
+    return (
+        [_plain(item) for item in cast("tuple[object, ...]", value)]
+        if isinstance(value, tuple)
+        else value
+    )
 
 
 FILE_NAME: Final = "ledger.jsonl"

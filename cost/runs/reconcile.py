@@ -5,7 +5,6 @@ The sum of our products is the bill of the period that `soperator cost spend` sh
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,12 +16,11 @@ from typing import Final
 
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.layout import (
-    Document,
     Format,
+    Report,
     Table,
-    csv_text,
     exact_money,
-    lay_out,
+    render_report,
     usd_text,
 )
 from cost.resources.component import Section
@@ -312,12 +310,13 @@ _COLUMNS: Final = (
 
 def render_reconciliation(found: Reconciliation, format: Format = Format.TABLE) -> str:
     """The comparison in the format, ending in a newline."""
-    if format is Format.JSON:
-        return json.dumps(_plain(found), indent=2) + "\n"
-    if format is Format.CSV:
-        return csv_text(_csv_rows(found))
-    document = Document(tables=(_table(found),), notes=tuple(_notes(found)))
-    return lay_out(document, format)
+    report = Report(
+        tables=(_table(found),),
+        notes=tuple(_notes(found)),
+        data=lambda: _plain(found),
+        rows=lambda: _csv_rows(found),
+    )
+    return render_report(report, format)
 
 
 def _table(found: Reconciliation) -> Table:

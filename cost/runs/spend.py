@@ -9,7 +9,6 @@ know yet, of an array the part of its tasks that have none.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +17,13 @@ from decimal import Decimal
 from typing import Final
 
 from cost.report.layout import (
-    Document,
     Format,
+    Report,
     Table,
-    csv_text,
     exact_money,
-    lay_out,
     money,
     number,
+    render_report,
     usd_text,
 )
 from cost.resources.estimate import RunRates, num_gpus, num_vcpus
@@ -517,10 +515,6 @@ _CSV_COLUMNS: Final = ("stack", "since", "until", "kind", "name", *_CSV_JOB[1:])
 
 def render_spend(report: SpendReport, format: Format = Format.TABLE) -> str:
     """The report in the format, ending in a newline."""
-    if format is Format.JSON:
-        return json.dumps(_plain(report), indent=2) + "\n"
-    if format is Format.CSV:
-        return csv_text(_csv_rows(report))
     spend = report.spend
     tables = [_where(spend)]
     if report.rows:
@@ -529,9 +523,14 @@ def render_spend(report: SpendReport, format: Format = Format.TABLE) -> str:
             _groups("Users", "User", spend, lambda use: use.user),
             _groups("Partitions", "Partition", spend, lambda use: use.partition),
         ]
-    return lay_out(
-        Document(heading=report.heading, tables=tuple(tables), notes=tuple(_notes(report))), format
+    found = Report(
+        heading=report.heading,
+        tables=tuple(tables),
+        notes=tuple(_notes(report)),
+        data=lambda: _plain(report),
+        rows=lambda: _csv_rows(report),
     )
+    return render_report(found, format)
 
 
 def parts(spend: Spend) -> tuple[tuple[str, Decimal], ...]:

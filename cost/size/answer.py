@@ -16,7 +16,7 @@ from math import ceil
 from typing import Final
 
 from cost.prices.book import PriceBook
-from cost.report.layout import Document, Format, Table, lay_out, usd_text
+from cost.report.layout import Format, Report, Table, render_report, usd_text
 from cost.size.choice import Choice, Gpus, Verdict, serving_choices, training_choices, verdicts
 from cost.size.memory import Memory, Serving, cache_bytes_per_token, serving_memory, training_memory
 from cost.size.shape import ModelShape, SizeError, load_shape
@@ -43,13 +43,13 @@ _GPUS_PER_NODE: Final = 8
 class Answer:
     """One answer in both forms."""
 
-    document: Document
+    document: Report
     values: dict[str, object]
 
     @property
     def text(self) -> str:
         """The answer as text of at most 100 columns."""
-        return lay_out(self.document, Format.TABLE)
+        return render_report(self.document, Format.TABLE)
 
 
 def training_answer(
@@ -71,7 +71,7 @@ def training_answer(
     checkpointing = "with" if training.gradient_checkpointing else "without"
     title = f"GiB of one GPU by strategy, {count} GPUs of {memory_gb} GB"
     return Answer(
-        document=Document(
+        document=Report(
             heading=(
                 f"{shape.name}: {shape.parameters:,} weights; {training.method}{rank}, "
                 f"{training.dtype}, {training.micro_batch_size} x {training.sequence_length} "
@@ -198,9 +198,9 @@ _YES_NO = {True: "yes", False: "no"}
 
 def serving_document(
     shape: ModelShape, serving: Serving, memory: Memory, choices: Sequence[Choice]
-) -> Document:
+) -> Report:
     """Memory of one process, then every preset, the cheapest that fits first."""
-    return Document(
+    return Report(
         heading=(
             f"{shape.name}: {shape.parameters:,} weights in {serving.dtype}, {serving.streams} "
             f"streams of {serving.context_tokens} tokens; "
@@ -222,9 +222,9 @@ def serving_document(
     )
 
 
-def deck_document(rows: Sequence[tuple[ModelShape, DeckRow]], *, gpu_memory_gb: int) -> Document:
+def deck_document(rows: Sequence[tuple[ModelShape, DeckRow]], *, gpu_memory_gb: int) -> Report:
     """The deck's rule beside what training takes: AdamW in fp32, one row of 4,096 tokens, FSDP."""
-    return Document(
+    return Report(
         tables=(
             Table(
                 title=(

@@ -9,7 +9,7 @@ since a wrong plan is worse than none.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from difflib import get_close_matches
@@ -21,6 +21,7 @@ from typing import Any, Final, cast
 
 import yaml
 
+from stacks.decode import Decoder
 from stacks.errors import UserError
 from stacks.files import is_map, read_text
 
@@ -40,13 +41,6 @@ LINEAR_MODULES: Final = (
     "down_proj",
 )
 """Linear layers of one decoder layer; `all-linear` in a recipe means all of them."""
-_SIZES: Final = {
-    "hidden": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "intermediate": "intermediate_size",
-    "vocab": "vocab_size",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,110 +149,104 @@ class ModelShape:
         return self.layers * sum(rank * sum(self.linear(module)) for module in targets)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Config:
+    """What is read of a config.json."""
+
+    model_type: str
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    vocab_size: int
+    num_key_value_heads: int | None = None
+    """Without it every head has its own keys."""
+    head_dim: int | None = None
+    """Without it heads share the hidden size."""
+    max_position_embeddings: int | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
 def shape_from_config(config: object, *, name: str, at: str) -> ModelShape:
     """The shape that a config.json declares; every problem is told at once, under `at`."""
-    if not is_map(config):
-        raise SizeError(f"{at}: got {type(config).__name__}, expected the mapping of a config.json")
-    problems: list[str] = []
-    kind = config.get("model_type")
-    if kind not in MODEL_TYPES:
-        problems.append(
-            f"{at}.model_type: {kind!r} is not a decoder that this planner knows "
-            f"({', '.join(MODEL_TYPES)})"
+    decoder = Decoder(is_json=True)
+    found = decoder.record(_Config, config, at)
+    if is_map(config):
+        _refuse_unknown_forms(config, at, decoder)
+    if found is None or decoder.problems:
+        raise SizeError("\n".join(decoder.problems))
+    hidden, heads = found.hidden_size, found.num_attention_heads
+    kv_heads = found.num_key_value_heads or heads
+    if heads % kv_heads:
+        decoder.refuse(
+            f"{at}.num_key_value_heads", f"{kv_heads} does not divide num_attention_heads ({heads})"
         )
-    problems += _unknown_forms(config, at)
-    sizes = {field: _size(config, key, at, problems) for field, key in _SIZES.items()}
-    # Both may be absent: then every head has its own keys, and heads share the hidden size.
-    kv_heads = _size(config, "num_key_value_heads", at, problems, default=sizes["heads"])
-    per_head = sizes["hidden"] // max(1, sizes["heads"])
-    head_dim = _size(config, "head_dim", at, problems, default=per_head)
-    flags = {
-        key: _flag(config, key, at, problems)
-        for key in ("tie_word_embeddings", "attention_bias", "mlp_bias")
-    }
-    if not problems and sizes["heads"] % kv_heads:
-        problems.append(
-            f"{at}.num_key_value_heads: {kv_heads} does not divide num_attention_heads "
-            f"({sizes['heads']})"
+    if found.head_dim is None and hidden % heads:
+        decoder.refuse(
+            f"{at}.hidden_size",
+            f"{hidden} is not a multiple of num_attention_heads ({heads}), and there is no "
+            "head_dim",
         )
-    if not problems and config.get("head_dim") is None and sizes["hidden"] % sizes["heads"]:
-        problems.append(
-            f"{at}.hidden_size: {sizes['hidden']} is not a multiple of num_attention_heads "
-            f"({sizes['heads']}), and there is no head_dim"
-        )
-    max_positions = _max_positions(config, at, problems)
-    if problems:
-        raise SizeError("\n".join(problems))
+    if decoder.problems:
+        raise SizeError("\n".join(decoder.problems))
     # Qwen2 has biases on queries, keys and values whatever its config says, and none elsewhere.
-    has_bias = flags["attention_bias"] and kind in ("llama", "qwen3")
+    has_bias = found.attention_bias and found.model_type in ("llama", "qwen3")
     return ModelShape(
         name=name,
+        hidden=hidden,
+        layers=found.num_hidden_layers,
+        heads=heads,
         kv_heads=kv_heads,
-        head_dim=head_dim,
-        tied=flags["tie_word_embeddings"],
-        qkv_bias=has_bias or kind == "qwen2",
+        head_dim=found.head_dim or hidden // heads,
+        intermediate=found.intermediate_size,
+        vocab=found.vocab_size,
+        tied=found.tie_word_embeddings,
+        qkv_bias=has_bias or found.model_type == "qwen2",
         o_bias=has_bias,
-        mlp_bias=flags["mlp_bias"] and kind == "llama",
-        qk_norm=kind == "qwen3",
-        max_positions=max_positions,
-        **sizes,
+        mlp_bias=found.mlp_bias and found.model_type == "llama",
+        qk_norm=found.model_type == "qwen3",
+        max_positions=_max_positions(cast("Mapping[str, object]", config), found),
     )
 
 
-def _unknown_forms(config: Mapping[str, object], at: str) -> Iterator[str]:
-    """What makes another model of a decoder that is known by its type."""
+def _refuse_unknown_forms(config: Mapping[str, object], at: str, decoder: Decoder) -> None:
+    """What makes another model than a decoder that is known by its type."""
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind not in MODEL_TYPES:
+        known = ", ".join(MODEL_TYPES)
+        reason = f"'{kind}' is not a decoder that this planner knows ({known})"
+        decoder.refuse(f"{at}.model_type", reason)
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
         if config.get(key):
-            yield (
-                f"{at}.{key}: {config[key]!r}: a mixture of experts cannot be planned; give the "
-                "config.json of a dense model"
+            decoder.refuse(
+                f"{at}.{key}",
+                f"{config[key]!r}: a mixture of experts cannot be planned; give the config.json of "
+                "a dense model",
             )
     if config.get("quantization_config"):
-        yield (
-            f"{at}.quantization_config: the weights are quantised already; give the config.json of "
-            "the model as it was trained, and --dtype"
+        decoder.refuse(
+            f"{at}.quantization_config",
+            "the weights are quantised already; give the config.json of the model as it was "
+            "trained, and --dtype",
         )
     architectures = config.get("architectures")
     for name in cast("list[object]", architectures) if isinstance(architectures, list) else []:
         if not str(name).endswith("ForCausalLM"):
-            yield f"{at}.architectures: {name!r} is no causal language model (...ForCausalLM)"
+            reason = f"{name!r} is no causal language model (...ForCausalLM)"
+            decoder.refuse(f"{at}.architectures", reason)
 
 
-def _max_positions(config: Mapping[str, object], at: str, problems: list[str]) -> int | None:
+def _max_positions(config: Mapping[str, object], found: _Config) -> int | None:
     """Positions that the model knows, those that its rope scaling adds included."""
-    if config.get("max_position_embeddings") is None:
-        return None
-    known = _size(config, "max_position_embeddings", at, problems)
-    scaling = config.get("rope_scaling")
-    if is_map(scaling):
+    known, scaling = found.max_position_embeddings, config.get("rope_scaling")
+    if known is not None and is_map(scaling):
         factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
         if isinstance(factor, Real) and isinstance(original, int):
             grown = Decimal(str(factor)) * original
             known = max(known, int(grown)) if grown.is_finite() else known
     return known
-
-
-def _size(
-    config: Mapping[str, object], key: str, at: str, problems: list[str], default: int | None = None
-) -> int:
-    value = config.get(key)
-    if value is None and default is not None:
-        return default
-    if value is None:
-        problems.append(f"{at}.{key}: missing; a config.json of these models has it")
-        return 1
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        problems.append(f"{at}.{key}: got {value!r}, expected a whole number of 1 or more")
-        return 1
-    return value
-
-
-def _flag(config: Mapping[str, object], key: str, at: str, problems: list[str]) -> bool:
-    value = config.get(key, False)
-    if not isinstance(value, bool):
-        problems.append(f"{at}.{key}: got {value!r}, expected true or false")
-        return False
-    return value
 
 
 MODELS_FILE: Final = Path(__file__).parent / "models.yaml"

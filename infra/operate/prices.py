@@ -22,7 +22,7 @@ from typing import Any, Final
 from google.protobuf import json_format
 
 from cost.prices.book import LivePrices, PriceBook, layered
-from cost.prices.file import Problems, day, money, text
+from cost.prices.file import Money
 from cost.prices.price import (
     CURRENCY,
     HOURS_PER_MONTH,
@@ -40,6 +40,7 @@ from infra.providers.nebius.resource_type import Validator
 from infra.providers.nebius.schema import Schema
 from infra.providers.nebius.sdk import cache_dir, loopback_target
 from stacks.catalog import STRIPED_DISK_STEP_GIB, find_preset
+from stacks.decode import Decoder
 from stacks.errors import UserError
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, MachineSpec
@@ -364,17 +365,17 @@ def load(state: Path, region: str) -> LivePrices | None:
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise LivePriceError(f"{path}: cannot be read ({reason}); {_REMEDY}") from error
-    problems = Problems()
+    decoder = Decoder()
     entries = document.get("prices") if isinstance(document, dict) else None
     if not isinstance(entries, dict) or document.get("schema_version") != _VERSION:
         raise LivePriceError(f"{path}: not a file of schema version {_VERSION}; {_REMEDY}")
     if document.get("region") != region:
-        problems.add(f"{path}.region", f"{document.get('region')!r} is not '{region}'")
+        decoder.refuse(f"{path}.region", f"{document.get('region')!r} is not '{region}'")
     if document.get("currency") != CURRENCY:
-        problems.add(f"{path}.currency", f"{document.get('currency')!r}; only {CURRENCY}")
-    found = [_price(sku, entry, region, path, problems) for sku, entry in entries.items()]
-    if problems.lines:
-        raise LivePriceError("\n".join(f"{line}; {_REMEDY}" for line in problems.lines))
+        decoder.refuse(f"{path}.currency", f"{document.get('currency')!r}; only {CURRENCY}")
+    found = [_price(sku, entry, region, path, decoder) for sku, entry in entries.items()]
+    if decoder.problems:
+        raise LivePriceError("\n".join(f"{line}; {_REMEDY}" for line in decoder.problems))
     prices = tuple(price for price in found if price is not None)
     if not prices:
         return None
@@ -391,23 +392,31 @@ def _plain(price: Price) -> dict[str, str]:
     }
 
 
-def _price(sku: str, entry: Any, region: str, path: Path, problems: Problems) -> Price | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """One kept estimate."""
+
+    unit: str
+    usd: Money
+    source: str
+    date: date
+
+
+def _price(sku: str, entry: Any, region: str, path: Path, decoder: Decoder) -> Price | None:
     key = f"{path}.prices.{sku}"
     unit = unit_of(sku)
     if not isinstance(entry, dict) or unit is None or entry.get("unit") != unit:
-        problems.add(key, "not a price of a known SKU by its unit")
+        decoder.refuse(key, "not a price of a known SKU by its unit")
         return None
-    usd = money(entry.get("usd"), f"{key}.usd", problems)
-    source = text(entry.get("source"), f"{key}.source", problems)
-    estimated: date | None = day(entry.get("date"), f"{key}.date", problems)
-    if usd is None or source is None or estimated is None:
+    kept = decoder.record(_Kept, entry, key)
+    if kept is None:
         return None
     return Price(
         sku=sku,
         unit=unit,
-        usd=usd,
-        source=source,
-        date=estimated,
+        usd=kept.usd,
+        source=kept.source,
+        date=kept.date,
         region=region,
         covers_vm=covers_vm(sku),
         layer=Layer.LIVE,

@@ -30,7 +30,7 @@ from cost.diff.table import SIDES, StackChange, comment, csv_rows, plain_diff, r
 from cost.prices.book import PRICES_DIR, PriceBook, layered, price_age_problems
 from cost.prices.price import PriceBookError
 from cost.report.explanation import render_explanation
-from cost.report.layout import Document, Format, csv_text, lay_out, page
+from cost.report.layout import Format, Report, csv_text, page, render_report
 from cost.runs.invoice import Invoice, read_invoice
 from cost.runs.spend import month_of, render_spend
 from infra.cli import context
@@ -138,13 +138,14 @@ def _compared(stack: str | None, targets: list[str], format: Format) -> str:
         before = of_file(first)
         after = of_stack(stack or before.spec.name)
         change = diff(take(before), take(after))
-        return _paged(render_diff(change, format, SIDES), format, "Change")
+        text = render_diff(change, format, SIDES)
+        return page("Change", [text]) if format is Format.HTML else text
     names = [stack or DEFAULT_STACK, *targets]
     for name in targets:
         if names.count(name) > 1:
             raise UserError(f"--compare {name}: named twice; name other stacks, each once")
     found = [of_stack(name) for name in names]
-    return _paged(render_compare(found, format), format, f"Cost of {', '.join(names)}")
+    return render_compare(found, format)
 
 
 def _since_checkout(stack: str | None, folder: Path, format: Format) -> str:
@@ -186,18 +187,13 @@ def _alternatives(stack: str, without: list[str], format: Format) -> str:
     part = alternatives_part(
         found.inputs, alternatives(found.inputs, shortages, _MOST_ALTERNATIVES)
     )
-    if format is Format.JSON:
-        plain = {"schema_version": 1, "stack": stack, **part.plain}
-        return json.dumps(plain, indent=2) + "\n"
-    if format is Format.CSV:
-        return csv_text([row for table in part.tables for row in (table.headings, *table.rows)])
-    document = Document(tables=part.tables, notes=part.notes)
-    return _paged(lay_out(document, format), format, f"Instead of {stack}")
-
-
-def _paged(text: str, format: Format, title: str) -> str:
-    """A whole page where the text is a fragment of HTML."""
-    return page(title, [text]) if format is Format.HTML else text
+    report = Report(
+        tables=part.tables,
+        notes=part.notes,
+        data=lambda: {"schema_version": 1, "stack": stack, **part.plain},
+        title=f"Instead of {stack}",
+    )
+    return render_report(report, format)
 
 
 _LEAST = Decimal("0.01")

@@ -19,7 +19,7 @@ from cost.chat.speeds import ChatCost, why_it_prices_nothing
 from cost.chat.table import NO_POINT, answer_text
 from cost.chat.unit_costs import NotKnown, RunCost, submit_command
 from cost.prices.api_prices import ApiPriceBook
-from cost.report.layout import UNKNOWN, Document, Format, Table, lay_out, small_usd_text
+from cost.report.layout import UNKNOWN, Format, Report, Table, render_report, small_usd_text
 from cost.run_record import RunRecord
 from infra.reports.page import training
 from infra.reports.page.answers import Answer, answers
@@ -206,16 +206,16 @@ def _usd(usd: Decimal | None) -> str | None:
 def loop_text(loop: Loop, format: Format) -> str:
     """The page's three answers and the loop, as text or markdown, ending in a newline."""
     heading = loop.report.bill.estimate.heading
-    first = Document(heading=heading, notes=tuple(_answers(loop)))
+    first = Report(heading=heading, notes=tuple(_answers(loop)))
     tables = (*_quality_tables(loop), *_tables(loop))
-    found = Document(tables=tables, notes=tuple(_notes(loop)))
-    return f"{lay_out(first, format)}\n{lay_out(found, format)}"
+    found = Report(tables=tables, notes=tuple(_notes(loop)))
+    return f"{render_report(first, format)}\n{render_report(found, format)}"
 
 
 def loop_html(loop: Loop) -> str:
     """The loop as a fragment of the page; quality has its own section there."""
-    found = Document(tables=_tables(loop), notes=tuple(_notes(loop)))
-    return lay_out(found, Format.HTML)
+    found = Report(tables=_tables(loop), notes=tuple(_notes(loop)))
+    return render_report(found, Format.HTML)
 
 
 def loop_charts(loop: Loop) -> tuple[str, ...]:

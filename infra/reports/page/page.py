@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from cost.bill.table import document
-from cost.report.layout import Format, lay_out
+from cost.report.layout import Format, render_report
 from cost.run_record import RunRecord
 from infra import files
 from infra.files import fill
@@ -51,7 +51,7 @@ def render(report: training.Report) -> str:
     }
     metrics = evaluation_rows(report.evaluation)
     loop = close_loop(report)
-    bill = document(report.bill, Format.HTML)
+    bill = document(report.bill)
     return fill(
         _FOLDER / "page.html.j2",
         filters,
@@ -59,7 +59,7 @@ def render(report: training.Report) -> str:
         spec=report.spec,
         estimate=report.bill.estimate,
         problems=report.bill.problems,
-        bill=Markup(lay_out(replace(bill, figures=()), Format.HTML)),  # noqa: S704 (escaped in cost/report/layout.py)
+        bill=Markup(render_report(replace(bill, draw_figures=tuple), Format.HTML)),  # noqa: S704 (escaped in cost/report/layout.py)
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 (our own file)
         architecture=Markup(stack_svg(report.spec)),  # noqa: S704 (escaped in stack_drawing.py)
         training_rows=training_rows(report),
@@ -70,7 +70,7 @@ def render(report: training.Report) -> str:
         metrics=metrics,
         answers=loop.answers,
         samples=samples(report.evaluation),
-        figures=[Markup(chart) for chart in (*loop_charts(loop), *bill.figures)],  # noqa: S704 (escaped in cost/report/charts.py)
+        figures=[Markup(chart) for chart in (*loop_charts(loop), *bill.draw_figures())],  # noqa: S704 (escaped in cost/report/charts.py)
         updated=training.last_finished(report),
         total_s=training.total_seconds(report.records),
         runs=[

@@ -241,7 +241,7 @@ def _point(each: LoadPoint, *, is_best: bool) -> Row:
         else f"{training.number(each.rate_per_s or Decimal(0))} requests/s"
     )
     kept = {True: "kept", False: "broken", None: "-"}[each.keeps_slo]
-    times = (each.p50_ttft_ms, each.p99_ttft_ms, each.p50_tpot_ms, each.p99_tpot_ms)
+    times = (each.ttft.p50_ms, each.ttft.p99_ms, each.tpot.p50_ms, each.tpot.p99_ms)
     return (
         load,
         str(each.num_requests),

@@ -14,7 +14,7 @@ from cost.chat.unit_costs import Inputs
 from cost.choose.alternatives import Shortage, alternatives, alternatives_part, parse_shortage
 from cost.choose.candidates import candidates
 from cost.prices.book import layered
-from cost.report.layout import WIDTH, Document, Format, lay_out
+from cost.report.layout import WIDTH, Format, Report, render_report
 from cost.resources.estimate import estimate
 from cost.runs.forecast import Forecast, UnknownRun
 from stacks.catalog import PLATFORMS
@@ -232,7 +232,7 @@ def test_the_table_fits_the_page_and_names_every_key_to_change():
     inputs = with_policy("h100-prod", max_usd_per_month=Decimal(25000))
     found = alternatives(inputs, limit=5)
     part = alternatives_part(inputs, found)
-    text = lay_out(Document(heading=None, tables=part.tables, notes=part.notes), Format.TABLE)
+    text = render_report(Report(heading=None, tables=part.tables, notes=part.notes), Format.TABLE)
     assert max(len(line) for line in text.splitlines()) <= WIDTH
     flat = " ".join(text.split())
     for item in found:

@@ -30,7 +30,7 @@ from cost.chat.break_even import (
 from cost.chat.unit_costs import Inputs, NotKnown, UnitCosts, unit_costs
 from cost.prices.api_prices import ApiPrice, ApiPriceBook
 from cost.prices.book import PriceBook
-from cost.report.layout import WIDTH, Document, Format, lay_out
+from cost.report.layout import WIDTH, Format, Report, render_report
 from cost.resources.estimate import estimate
 from stacks.spec import StackSpec
 from stacks.spec.cost import AssumedSpeedSpec, ChatSpec
@@ -132,8 +132,8 @@ def test_where_the_room_ends_first_self_hosting_never_wins(priced: Callable[[str
     row = row_of(found, "Single Batch Finetuned", View.CLUSTER)
     assert not row.is_reached
     assert row.self_hosted_usd(row.room_per_day) > row.api.usd
-    text = lay_out(
-        Document(
+    text = render_report(
+        Report(
             heading=None,
             tables=break_even_tables(found, units),
             notes=tuple(break_even_notes(found, units)),

@@ -25,7 +25,7 @@ from cost.chat.speeds import (
 )
 from cost.chat.table import chat_notes, chat_table
 from cost.chat.unit_costs import NotKnown, UnitCosts, unit_costs
-from cost.report.layout import WIDTH, Document, Format, lay_out
+from cost.report.layout import WIDTH, Format, Report, render_report
 from stacks.spec.cost import ChatSpec
 from tests.unit.cost.conftest import Priced, record
 
@@ -182,14 +182,14 @@ def test_a_row_that_misses_its_promise_says_so_in_text_and_is_red_in_html(
     assert [row.speed.scenario for row in units.feasible_chats] == ["Optimized Target"]
     table = chat_table(units)
     assert table is not None
-    document = Document(heading=None, tables=(table,), notes=tuple(chat_notes(units)))
-    lines = lay_out(document, Format.TABLE).splitlines()
+    document = Report(heading=None, tables=(table,), notes=tuple(chat_notes(units)))
+    lines = render_report(document, Format.TABLE).splitlines()
     assert [line.split("  ")[0] for line in lines if line.endswith("MISSES SLO")] == [
         "Single Batch Finetuned",
         "Batch Size 16 Finetuned",
     ]
     assert all(len(line) <= WIDTH for line in lines)
-    html = lay_out(document, Format.HTML)
+    html = render_report(document, Format.HTML)
     assert html.count("<tr class=bad>") == 2
     assert "<tr><td>Optimized Target</td>" in html
 

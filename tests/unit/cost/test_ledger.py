@@ -64,7 +64,7 @@ def test_a_line_of_before_arrays_were_counted_is_of_a_job_that_is_none(entry: En
     former = {name: values[name] for name in values if name not in ("num_tasks", "array_id")}
     assert len(former) < len(values)
     assert decode(json.dumps(former)) == entry
-    with pytest.raises(LineError, match="num_tasks: expected 1 or more, got 0"):
+    with pytest.raises(LineError, match="num_tasks: expected a whole number of 1 or more, got 0"):
         decode(json.dumps({**values, "num_tasks": 0}))
 
 
@@ -113,7 +113,7 @@ def test_after_a_cut_line_the_next_entry_has_a_line_of_its_own(ledger: Ledger):
     [
         ("[]", "not a JSON object"),
         ('{"schema_version": 1, "kind": "guess"}', "kind: got 'guess'"),
-        ('{"schema_version": 1, "kind": "forecast"}', "at: expected a time"),
+        ('{"schema_version": 1, "kind": "forecast"}', "at: missing; give a time"),
         ("\\xff", "not a JSON object"),
     ],
 )
@@ -130,11 +130,11 @@ def test_a_line_that_is_no_entry_is_a_problem_and_not_the_end(ledger: Ledger, li
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("nodes_usd", "NaN", "nodes_usd: expected a number as text"),
-        ("nodes_usd", 1.5, "nodes_usd: expected text, got 1.5"),
-        ("nodes_usd", "-5", "nodes_usd: expected 0 or more"),
-        ("hours", "1e400", "hours: expected a number as text"),
-        ("num_nodes", -1, "num_nodes: expected a whole number, got -1"),
+        ("nodes_usd", "NaN", "nodes_usd: expected a number, got text 'NaN'"),
+        ("nodes_usd", True, "nodes_usd: expected a number, got true"),
+        ("nodes_usd", "-5", "nodes_usd: expected a number from 0 to"),
+        ("hours", "1e400", "hours: expected a number from 0 to"),
+        ("num_nodes", -1, "num_nodes: expected a whole number of 0 or more, got -1"),
         ("at", "yesterday", "at: expected a time"),
     ],
 )

@@ -179,12 +179,12 @@ def test_the_curve_is_read_beside_the_record(tmp_path: Path):
     [
         ('{"schema_version": 1', "not valid JSON"),
         ({"schema_version": 2}, "schema_version: got 2, expected 1"),
-        ({"schema_version": 1, "slo": None}, "slo: expected an object, got null"),
+        ({"schema_version": 1, "slo": None}, "slo: missing; give a mapping of ttft_ms"),
         (
             {"schema_version": 1, "slo": SLO, "curve": [{"concurrency": 0}]},
-            'curve[0].concurrency: expected a whole number of 1 or more, got "0"',
+            "curve[0].concurrency: expected a whole number of 1 or more, got 0",
         ),
-        ({"schema_version": 1, "slo": SLO, "curve": {}}, "curve: expected a list of objects"),
+        ({"schema_version": 1, "slo": SLO, "curve": {}}, "curve: expected a list, got a mapping"),
     ],
 )
 def test_a_damaged_curve_is_named_with_its_path(tmp_path: Path, content: object, words: str):

@@ -10,7 +10,7 @@ import pytest
 from cost.bill.bill import bill
 from cost.choose.limits import limits, policy_part, policy_problems
 from cost.prices.book import PriceBook
-from cost.report.layout import WIDTH, Document, Format, lay_out, usd_text
+from cost.report.layout import WIDTH, Format, Report, render_report, usd_text
 from stacks.errors import Level
 from stacks.load import load_stack
 from stacks.spec.cost import PolicyLevel, PolicySpec
@@ -134,7 +134,7 @@ def test_the_table_marks_broken_rules_and_fits_the_page():
     (table,) = part.tables
     assert [row[3] for row in table.rows] == ["yes", "BROKEN", "yes", "BROKEN", "not known"]
     assert table.bad_rows == {1, 3}
-    text = lay_out(Document(heading=None, tables=part.tables, notes=part.notes), Format.TABLE)
+    text = render_report(Report(heading=None, tables=part.tables, notes=part.notes), Format.TABLE)
     assert max(len(line) for line in text.splitlines()) <= WIDTH
     assert [item["is_kept"] for item in part.plain["limits"]] == [True, False, True, False, None]
 

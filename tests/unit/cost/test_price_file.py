@@ -39,11 +39,17 @@ def problems(tmp_path: Path, prices: str, head: str = "name: b\ncurrency: USD") 
 @pytest.mark.parametrize(
     ("prices", "problem"),
     [
-        ("a: " + ENTRY.replace("1.35", "cheap"), "prices.a.usd: 'cheap' is not a number"),
-        ("a: " + ENTRY.replace('"1.35"', "true"), "prices.a.usd: True is not an amount of money"),
-        ("a: " + ENTRY.replace("1.35", "-1"), "prices.a.usd: -1 is not an amount of money"),
-        ("a: " + ENTRY.replace('"1.35"', "1e40"), "not an amount of money; use 0 to 1,000,000,000"),
-        ("a: " + ENTRY.replace("1.35", "NaN"), "prices.a.usd: NaN is not an amount of money"),
+        (
+            "a: " + ENTRY.replace("1.35", "cheap"),
+            "a.usd: expected a number, got text 'cheap'",
+        ),
+        ("a: " + ENTRY.replace('"1.35"', "true"), "prices.a.usd: expected a number, got true"),
+        (
+            "a: " + ENTRY.replace("1.35", "-1"),
+            "usd: expected a number from 0 to 1,000,000,000",
+        ),
+        ("a: " + ENTRY.replace('"1.35"', "1e40"), "expected a number from 0 to 1,000,000,000, got"),
+        ("a: " + ENTRY.replace("1.35", "NaN"), "prices.a.usd: expected a number, got text 'NaN'"),
         (
             "a: " + ENTRY.replace("GPU-hour", "GPU"),
             "prices.a.unit: 'GPU', but 'a' is sold by GPU-hour",
@@ -51,16 +57,34 @@ def problems(tmp_path: Path, prices: str, head: str = "name: b\ncurrency: USD") 
         ("a: " + ENTRY.replace("unit: GPU-hour, ", ""), "prices.a.unit: missing"),
         (f"gpu-h100/gpu: {ENTRY}", "'gpu-h100/gpu' is not sold; did you mean 'gpu-h100-sxm/gpu'?"),
         (f"public-ip: {ENTRY}", "unit: 'GPU-hour', but 'public-ip' is sold by address-hour"),
-        ("a: " + ENTRY.replace("2026-01-02", "January"), "'January' is not a day of the form YYYY"),
+        (
+            "a: " + ENTRY.replace("2026-01-02", "January"),
+            "expected a day of the form YYYY-MM-DD",
+        ),
         ("a: " + ENTRY.replace(', date: "2026-01-02"', ""), "prices.a.date: missing; give `date`"),
         ("a: " + ENTRY.replace("}", ", read: 2026-01-02}"), "has both 'date' and 'read'"),
-        ("a: " + ENTRY.replace("source: s", 'source: ""'), "prices.a.source: missing"),
-        ("a: " + ENTRY.replace("source: s", "source: true"), "prices.a.source: True: expected one"),
-        ("a: " + ENTRY.replace("source: s", "source: [s]"), "prices.a.source: ['s']: expected one"),
-        ("a: " + ENTRY.replace("}", ", sauce: s}"), "prices.a.sauce: unknown key"),
-        ("a: " + ENTRY.replace("}", ", currency: EUR}"), "prices.a.currency: 'EUR'; only USD"),
-        ("a: " + ENTRY.replace("}", ", region: moon}"), "prices.a.region: 'moon' is not one of"),
-        ("a: " + ENTRY.replace("}", ", covers_vm: 1}"), "covers_vm: 1 is neither true nor false"),
+        (
+            "a: " + ENTRY.replace("source: s", 'source: ""'),
+            "expected text that is not blank",
+        ),
+        (
+            "a: " + ENTRY.replace("source: s", "source: true"),
+            "source: expected text, got true",
+        ),
+        ("a: " + ENTRY.replace("source: s", "source: [s]"), "source: expected text, got a list"),
+        ("a: " + ENTRY.replace("}", ", sauce: s}"), "a.sauce: unknown key; did you mean 'source'?"),
+        (
+            "a: " + ENTRY.replace("}", ", currency: EUR}"),
+            "a.currency: expected one of USD, got",
+        ),
+        (
+            "a: " + ENTRY.replace("}", ", region: moon}"),
+            "a.region: expected one of eu-north1",
+        ),
+        (
+            "a: " + ENTRY.replace("}", ", covers_vm: 1}"),
+            "covers_vm: expected true or false",
+        ),
         ("a: 1.35", "prices.a: expected a mapping"),
         (TWO.replace("-03", "-02"), "prices.a: two readings of 2026-01-02 for all regions"),
         (TWO.replace("source: t, ", ""), "prices.a.readings[1].source: missing"),
@@ -70,9 +94,12 @@ def problems(tmp_path: Path, prices: str, head: str = "name: b\ncurrency: USD") 
         (f"a: {ENTRY}\n  a: {ENTRY}", "key 'a' is written twice"),
         (
             'a: {unit: GPU-hour, usd: "1", source: "s\\e[31m", date: "2026-01-02"}',
-            "prices.a.source: 's\\x1b[31m': expected one line of printable text",
+            "prices.a.source: expected one line of printable text",
         ),
-        ('5: {unit: GPU-hour, usd: "1", source: s, date: "2026-01-02"}', "a SKU is text"),
+        (
+            '5: {unit: GPU-hour, usd: "1", source: s, date: "2026-01-02"}',
+            "sold goes by a text",
+        ),
     ],
 )
 def test_a_bad_price_is_refused_with_its_path(tmp_path: Path, prices: str, problem: str):
@@ -85,8 +112,8 @@ def test_a_bad_price_is_refused_with_its_path(tmp_path: Path, prices: str, probl
     ("head", "problem"),
     [
         ("name: c\ncurrency: USD", "b.yaml.name: 'c' is not the file's name"),
-        ("name: b\ncurrency: EUR", "b.yaml.currency: 'EUR'; only USD"),
-        ("name: b", "b.yaml.currency: None; only USD"),
+        ("name: b\ncurrency: EUR", "b.yaml.currency: expected one of USD, got text 'EUR'"),
+        ("name: b", "b.yaml.currency: missing"),
         ("name: b\ncurrency: USD\nfx: 1", "b.yaml.fx: unknown key"),
     ],
 )
@@ -108,8 +135,8 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path):
     assert [line.removeprefix(f"{tmp_path}/b.yaml.").split(":")[0] for line in lines] == [
         "name",
         "currency",
-        "prices.a.usd",
         "prices.a.source",
+        "prices.a.usd",
         "prices.a.date",
         "prices.public-ip.unit",
     ]
@@ -117,13 +144,13 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path):
 
 def test_a_caveat_is_one_line_of_text(tmp_path: Path):
     (line,) = problems(tmp_path, f"a: {ENTRY}", 'name: b\ncurrency: USD\ncaveat: "x\\e[31m"')
-    assert line.endswith(r".caveat: 'x\x1b[31m': expected one line of printable text")
+    assert line.endswith(r".caveat: expected one line of printable text, got text 'x\x1b[31m'")
 
 
 def test_a_file_without_prices_is_refused(tmp_path: Path):
     path = tmp_path / "b.yaml"
     path.write_text("name: b\ncurrency: USD\n")
-    with pytest.raises(PriceBookError, match=r"b\.yaml\.prices: expected a mapping of SKUs"):
+    with pytest.raises(PriceBookError, match=r"b\.yaml\.prices: expected a mapping"):
         read_price_file(path)
 
 

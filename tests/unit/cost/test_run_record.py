@@ -39,15 +39,15 @@ def test_the_log_s_last_line_is_the_same_record():
     [
         ({"schema_version": 2}, r"a/b\.json: schema_version: got 2, expected 1; run the job again"),
         ({"schema_version": None}, "schema_version: got None"),
-        ({"outcome": "OK"}, 'outcome: expected one of PASS, FAIL, NOT_RUN, got "OK"'),
-        ({"job_id": 12}, 'job_id: expected text, got "12"'),
+        ({"outcome": "OK"}, "outcome: expected one of PASS, FAIL, NOT_RUN, got text 'OK'"),
+        ({"job_id": 12}, "job_id: expected text, got number 12"),
         ({"finished_at": "yesterday"}, "finished_at: expected a time"),
         ({"schema_version": True}, "schema_version: got True"),
         ({"finished_at": "2001-01-01T00:00:00Z"}, "finished_at: expected no time before started_"),
-        ({"metrics": {"x": "fast"}}, 'metrics.x: expected a number, got "fast"'),
+        ({"metrics": {"x": "fast"}}, "metrics.x: expected a number, got text 'fast'"),
         ({"metrics": {"x": True}}, "metrics.x: expected a number"),
-        ({"metrics": []}, "metrics: expected an object of numbers"),
-        ({"hardware": "gpu"}, "hardware: expected an object or null"),
+        ({"metrics": []}, "metrics: expected a mapping of numbers"),
+        ({"hardware": "gpu"}, "hardware: expected a mapping of platform"),
         (
             {"hardware": {**RECORD["hardware"], "num_nodes": 1.5}},
             "hardware.num_nodes: expected a whole number",
@@ -58,7 +58,7 @@ def test_the_log_s_last_line_is_the_same_record():
         ),
         (
             {"hardware": {**RECORD["hardware"], "device": None}},
-            "hardware.device: expected text, got null",
+            "hardware.device: missing; give text",
         ),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_record_of_another_shape_is_refused_with_its_file_and_key(
 def test_a_missing_key_is_refused(key: str):
     values = {name: value for name, value in RECORD.items() if name != key}
     text = json.dumps(values)
-    with pytest.raises(RunRecordError, match=f"{key}: expected"):
+    with pytest.raises(RunRecordError, match=f"{key}: missing; give"):
         parse_run_record(text, "x")
 
 

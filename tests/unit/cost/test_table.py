@@ -15,7 +15,7 @@ from cost.bill.bill import Bill
 from cost.bill.bill import bill as make_bill
 from cost.bill.table import render
 from cost.prices.book import layered
-from cost.report.layout import WIDTH, Document, Format, Table, lay_out
+from cost.report.layout import WIDTH, Format, Report, Table, render_report
 from tests import SHIPPED
 from tests.unit.cost.conftest import record
 
@@ -171,5 +171,5 @@ def test_a_table_of_the_widest_figures_keeps_to_its_columns():
     """A stack of 1,000 nodes printed 109 of 108."""
     cells = ("worker-of-a-long-name (gpu-h100-sxm)", *("x" * n for n in (22, 22, 22, 23)))
     table = Table(title="t", headings=("Name", *"abcd"), rows=(cells,), num_text_columns=1)
-    text = lay_out(Document(heading=None, tables=(table,), notes=()), Format.TABLE)
+    text = render_report(Report(heading=None, tables=(table,), notes=()), Format.TABLE)
     assert max(map(len, text.splitlines())) <= WIDTH

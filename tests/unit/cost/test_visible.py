@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cost.report.layout import Document, Format, Table, lay_out
+from cost.report.layout import Format, Report, Table, render_report
 from infra.cli import output
 from infra.cli.main import app
 from stacks.errors import visible
@@ -33,7 +33,7 @@ def test_a_table_and_a_note_keep_their_lines(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("format", [Format.TABLE, Format.MARKDOWN])
 def test_a_document_holds_no_command_of_a_terminal(format: Format) -> None:
     table = Table(title="t", headings=("A", "B"), rows=((ERASE, ERASE),), num_text_columns=2)
-    text = lay_out(Document(heading=None, tables=(table,), notes=(f"note {ERASE}",)), format)
+    text = render_report(Report(heading=None, tables=(table,), notes=(f"note {ERASE}",)), format)
     assert all(line.isprintable() for line in text.split("\n"))
 
 

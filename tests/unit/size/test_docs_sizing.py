@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cost.report.layout import Format, lay_out
+from cost.report.layout import Format, render_report
 from cost.size.answer import deck_answer
 from cost.size.memory import largest_micro_batch, training_memory
 from cost.size.shape import load_shape
@@ -35,7 +35,7 @@ def batch_row(model: str, method: Method) -> str:
 
 def deck_rows() -> list[str]:
     """Returns the lines of the table of seed 004."""
-    text = lay_out(deck_answer().document, Format.MARKDOWN)
+    text = render_report(deck_answer().document, Format.MARKDOWN)
     return [line for line in text.splitlines() if line.startswith("| Llama")]
 
 

@@ -114,15 +114,15 @@ def test_every_missing_key_of_a_config_is_told_at_once_with_its_path() -> None:
     ("key", "value", "message"),
     [
         ("model_type", "mixtral", r"model_type: 'mixtral' is not a decoder"),
-        ("hidden_size", 0, r"hidden_size: got 0, expected a whole number"),
+        ("hidden_size", 0, r"hidden_size: expected a whole number of 1 or more, got 0"),
         (
             "hidden_size",
             1_000_003,
             r"hidden_size: 1000003 is not a multiple of num_attention_heads",
         ),
-        ("num_hidden_layers", "2", r"num_hidden_layers: got '2', expected a whole number"),
+        ("num_hidden_layers", "2", r"num_hidden_layers: expected a whole number, got text '2'"),
         ("num_key_value_heads", 3, r"num_key_value_heads: 3 does not divide"),
-        ("tie_word_embeddings", "yes", r"tie_word_embeddings: got 'yes', expected true or false"),
+        ("tie_word_embeddings", "yes", r"tie_word_embeddings: expected true or false, got text"),
     ],
 )
 def test_a_wrong_value_of_a_config_is_refused(key: str, value: object, message: str) -> None:
