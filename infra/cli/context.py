@@ -156,11 +156,11 @@ def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:
     Not as root, who waits for no submission: the lock is the user's.
     """
     from infra.clients.ssh import ROOT, Connection
-    from infra.jobs import submit_once
+    from infra.jobs.submit import recover
 
     connection = Connection(outputs.endpoint(private_key(identity)))
     if outputs.user != ROOT or not outputs.users:
-        submit_once.put_back(state_root(), connection, outputs, note)
+        recover(state_root(), connection, outputs, note)
     return connection
 
 

@@ -37,10 +37,6 @@ def last_words(stderr: str) -> str:
     )
 
 
-class NotSubmittedError(JobsError):
-    """Refused before sbatch ran: no job came of it."""
-
-
 _TOO_MANY: Final = 429
 _SERVERS_OWN: Final = 500
 

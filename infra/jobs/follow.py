@@ -23,7 +23,7 @@ from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
 from infra.clients.ssh import PATIENCE_S, Connection, ConnectionLostError, reopen
-from infra.jobs.submit import IS_OWN, Submission
+from infra.jobs.history import IS_OWN, Submission
 
 _POLL_S = 0.2
 _STATE_EVERY_S = 1.0

@@ -1,7 +1,7 @@
-"""Submissions made from this checkout, and which earlier job already did what is asked for again.
+"""Submissions made from this machine, and which of them an equal one need not repeat.
 
-Files: `<state>/runs/<stack>/<job id>/submission.json`. A submission says what was asked, a run
-record what came.
+Files: `<state>/runs/<stack>/<job id>/submission.json`. A submission says what was asked for, a run
+record what came of it.
 """
 
 from __future__ import annotations
@@ -9,19 +9,47 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from infra import files
 from infra.clients import slurm
 from infra.clients.errors import JobsError, UnknownJobError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job, Shell
-from infra.jobs.submit import IS_OWN, Submission
 from stacks.files import read_text
 
-SUBMISSION = "submission.json"
+SUBMISSION: Final = "submission.json"
+IS_OWN: Final = """
+is_own() { [ "$(stat -c %u -- "$1")" = "$(stat -c %u -- "${1%/*}")" ]; } 2> /dev/null
+"""
+"""Shell function: whether a file is its folder's owner's. Into the places everybody could write
+once, so that what lies in one may be a neighbour's, by the name of a job that was to come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """One accepted job and what it was made of."""
+
+    stack: str
+    job: str
+    job_id: str
+    """Empty until Slurm has numbered it."""
+    code_hash: str
+    sets: tuple[str, ...]
+    after: str | None
+    """Ids of the jobs whose success it waits for, as Slurm takes them: `11` or `11:12`."""
+    log_path: str
+    submitted_at: str
+    """UTC, ISO 8601."""
+    cluster: str
+    """Host key of the login node: job ids start again at 1 on a cluster that was made anew."""
+    reproduces: str | None = None
+    """The run that it repeats; None for a run of its own."""
+    idempotency_key: str | None = None
+    """Comment of the job in Slurm; None: it was submitted without one."""
 
 
 def run_folder(state: Path, stack: str, job_id: str) -> Path:
@@ -47,18 +75,17 @@ def remember(state: Path, submission: Submission, *, is_new: bool = True) -> Non
         ) from error
 
 
-def submissions(state: Path, stack: str) -> tuple[Submission, ...]:
-    """Submissions to this stack, oldest first; a damaged file is as good as none."""
-    found = [
-        submission
-        for path in (state / "runs" / stack).glob(f"*/{SUBMISSION}")
-        if (submission := read_submission(path)) is not None
-    ]
+def submissions(state: Path, stack: str, cluster: str | None = None) -> tuple[Submission, ...]:
+    """Submissions to this stack, or to this very cluster of it, oldest first."""
+    paths = (state / "runs" / stack).glob(f"*/{SUBMISSION}")
+    found = [each for path in paths if (each := read_submission(path)) is not None]
+    if cluster is not None:
+        found = [each for each in found if each.cluster == cluster]
     return tuple(sorted(found, key=lambda each: (each.submitted_at, int(each.job_id))))
 
 
 def damaged(state: Path, stack: str) -> tuple[Path, ...]:
-    """Files of submissions to this stack that say nothing any more."""
+    """Files of submissions to this stack that cannot be read any more."""
     found = sorted((state / "runs" / stack).glob(f"*/{SUBMISSION}"))
     return tuple(path for path in found if read_submission(path) is None)
 
@@ -66,41 +93,49 @@ def damaged(state: Path, stack: str) -> tuple[Path, ...]:
 def read_submission(path: Path) -> Submission | None:
     """The submission in the file; a damaged one is as good as none."""
     try:
-        values = json.loads(read_text(path))
-        found = Submission(**{**values, "sets": tuple(values["sets"])})
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        found = submission_from(json.loads(read_text(path)))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if found is not None and found.job_id.isdecimal() else None
+
+
+def submission_from(values: Mapping[str, Any]) -> Submission | None:
+    """The submission of these values; None where they are not those of one."""
+    try:
+        # Written as `mark` until 2026-11-24.
+        keys = {("idempotency_key" if key == "mark" else key): values[key] for key in values}
+        found = Submission(**{**keys, "sets": tuple(keys["sets"])})
+    except (TypeError, KeyError):
         return None
     texts = (found.stack, found.job, found.job_id, found.cluster, found.submitted_at)
     texts += (found.code_hash, found.log_path, *found.sets)
-    others = (found.after, found.reproduces, found.mark)
-    whole = all(isinstance(each, str) for each in texts) and found.job_id.isdecimal()
+    others = (found.after, found.reproduces, found.idempotency_key)
+    whole = all(isinstance(each, str) for each in texts)
     return found if whole and all(isinstance(each, str | None) for each in others) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
-    """What was submitted from this machine to one cluster."""
+class EquivalentJobs:
+    """Jobs submitted from this machine to one cluster with one code."""
 
     shell: Shell
     outputs: StackOutputs
     state: Path
     code_hash: str
-    """Hash of this checkout's code: only submissions of it count."""
-    say: Callable[[str], None]
+    log: Callable[[str], None]
 
-    def submissions(self) -> list[Submission]:
+    def submissions(self) -> tuple[Submission, ...]:
         """What was submitted to this very cluster, newest first."""
-        made = submissions(self.state, self.outputs.stack)
-        return [each for each in reversed(made) if each.cluster == self.outputs.login_host_key]
+        return submissions(self.state, self.outputs.stack, self.outputs.login_host_key)[::-1]
 
     def newest(self, jobs: Sequence[str]) -> list[Submission]:
-        """The newest submission of each of these jobs, whatever its settings."""
+        """The newest submission of each of these jobs, whatever its code and settings."""
         made = self.submissions()
         found = (next((each for each in made if each.job == job), None) for job in jobs)
         return [each for each in found if each is not None]
 
-    def alike(self, job: str, sets: Sequence[str]) -> Iterator[tuple[Submission, Job]]:
-        """Submissions of the job with this code and these settings that Slurm knows."""
+    def of(self, job: str, sets: Sequence[str]) -> Iterator[tuple[Submission, Job]]:
+        """Submissions of the job with this code and these settings, with the job as it is now."""
         for each in self.submissions():
             if (each.job, each.code_hash, each.sets) == (job, self.code_hash, tuple(sets)):
                 try:
@@ -111,43 +146,49 @@ class Earlier:
                 if known is not None and known.name == job:
                     yield each, known
 
-    def counting(
+    def find(
         self,
         job: str,
         sets: Sequence[str],
         needed: Sequence[Submission] = (),
         *,
-        done_counts: bool = True,
+        may_be_done: bool = True,
         fits: Callable[[Submission], bool] = lambda _: True,
     ) -> Submission | None:
-        """The newest submission that counts, and a line that says so.
+        """The newest equivalent job that waits, runs or is done; None: submit it.
 
-        `done_counts`: False for a job that runs for its own sake, such as a server. `fits`: what
-        else it must have been asked for.
+        `needed`: what it must have been submitted after. `may_be_done`: False for a job that runs
+        for its own sake, such as a server. `fits`: what else must be equal.
         """
-        oldest = self.oldest(needed)
-        for each, known in self.alike(job, sets):
+        oldest = oldest_id(needed)
+        for each, known in self.of(job, sets):
             if int(each.job_id) < oldest or not fits(each):
                 continue
             if not known.finished:
-                self.say(f"{job}: job {each.job_id} of an earlier run is {known.state}")
+                self.log(f"{job}: job {each.job_id} of an earlier run is {known.state}")
                 return each
-            if done_counts and self.is_done(known):
-                self.say(
+            if may_be_done and self.is_done(known):
+                self.log(
                     f"{job}: job {each.job_id} did this with the same code and settings; its "
                     "result is used again"
                 )
                 return each
         return None
 
-    @staticmethod
-    def oldest(needed: Sequence[Submission]) -> int:
-        """Least id of a job that can have read what the needed ones make."""
-        return max((int(each.job_id) for each in needed), default=0)
-
     def is_done(self, job: Job) -> bool:
         """Whether the job succeeded and its run record is on the cluster."""
         return job.succeeded and self._record(job.id) is not None
+
+    def unfinished(self, needed: Sequence[Submission]) -> str | None:
+        """Ids of those to wait for, as Slurm takes them; None: all of them succeeded."""
+        return ":".join(each.job_id for each in needed if not self._succeeded(each)) or None
+
+    def _succeeded(self, made: Submission) -> bool:
+        """Whether it did; one that Slurm forgot is chosen only by its record."""
+        try:
+            return slurm.find(self.shell, made.job_id).succeeded
+        except UnknownJobError:
+            return True
 
     def _by_record(self, made: Submission) -> Job | None:
         """The job by the record that it left, where Slurm forgot it; None: it left none."""
@@ -169,13 +210,7 @@ class Earlier:
         )
         return found.stdout or None
 
-    def still_needed(self, needed: Sequence[Submission]) -> str | None:
-        """Ids to wait for, as Slurm takes them; it forgets one that succeeded, so that is none."""
-        return ":".join(each.job_id for each in needed if not self._succeeded(each)) or None
 
-    def _succeeded(self, made: Submission) -> bool:
-        """Whether it did; one that Slurm forgot is chosen only by its record."""
-        try:
-            return slurm.find(self.shell, made.job_id).succeeded
-        except UnknownJobError:
-            return True
+def oldest_id(needed: Sequence[Submission]) -> int:
+    """Least id of a job that can have read what the needed ones make."""
+    return max((int(each.job_id) for each in needed), default=0)

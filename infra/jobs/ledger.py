@@ -42,8 +42,8 @@ from cost.runs.spend import (
 from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Accounted, Shell
+from infra.jobs.history import Submission
 from infra.jobs.records import load_records
-from infra.jobs.submit import Submission
 from infra.operate.prices import price_book
 from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec
@@ -197,14 +197,13 @@ def submit_within_budget(
     books: Books,
     shell: Shell,
     asking: Asking,
-    submit: Callable[[], Submission],
+    submit: Callable[[Entries], Submission],
     *,
     say: Callable[[str], None],
-    begin: Callable[[Entries], None] = lambda _entries: None,
 ) -> Submission:
     """The submission that `submit` makes; refused where the forecast is more than what is left.
 
-    `begin` runs after every refusal, with what the ledger gets once the job has its number.
+    `submit` gets what the ledger gets once the job has its number.
     """
     with books.ledger.locked() as ledger:
         over = None
@@ -213,8 +212,7 @@ def submit_within_budget(
         entries: Entries = (_forecast_entry(asking),)
         if over is not None:
             entries = (*entries, _override_entry(asking, over))
-        begin(entries)
-        submission = submit()
+        submission = submit(entries)
         try:
             write_down(ledger, entries, submission.job_id)
         except LedgerError as error:
@@ -225,12 +223,14 @@ def submit_within_budget(
     return submission
 
 
-def write_down(ledger: OpenLedger, entries: Entries, job_id: str) -> None:
-    """Adds the entries of a submission under its number, once."""
+def write_down(ledger: OpenLedger, entries: Entries, job_id: str) -> bool:
+    """Adds the entries of a submission under its number; False: they are there already."""
     named = tuple(replace(entry, job_id=job_id) for entry in entries)
     known = forecasts(ledger.read().entries)
-    if not any((entry.cluster, job_id) in known for entry in named):
-        ledger.append(*named)
+    if any((entry.cluster, job_id) in known for entry in named):
+        return False
+    ledger.append(*named)
+    return True
 
 
 def budget_lines(books: Books, run: Forecast | UnknownRun, now: datetime) -> tuple[str, ...]:

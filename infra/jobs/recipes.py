@@ -1,19 +1,27 @@
-"""Recipes with the settings of stack and command line; whether a server takes a load test."""
+"""What a job of this checkout is sent with: recipe, plan, the run's config, the data that it reads.
+
+And whether a server takes a load test. Settings are checked by the workload, which knows them.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from cost.runs.forecast import Forecast, UnknownRun
 from cost.runs.recipes import RecipeError, declared_settings, recipe_of
+from cost.size.plan import Plan, make_plan
 from infra.clients.errors import JobsError
+from infra.clients.objects import Place, StorageError
+from infra.clients.pulumi import StackOutputs
 from infra.render.delivery import recipe_file
 from stacks.spec import StackSpec
-from stacks.spec.slurm import JobSpec
+from stacks.spec.slurm import TRAIN_MODULE, JobSpec
 
 
 def refuse_wrong(root: Path, job: JobSpec, sets: Sequence[str] = ()) -> None:
@@ -144,3 +152,104 @@ def _longest(lengths: Mapping[str, Any], mean: int) -> int:
 def _section(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = of.get(name)
     return found if isinstance(found, dict) else {}
+
+
+def plan_of(
+    spec: StackSpec,
+    job: JobSpec,
+    files: Mapping[str, bytes],
+    sets: Sequence[str] = (),
+    forecast: Forecast | UnknownRun | None = None,
+) -> Plan | None:
+    """The plan of a job; its recipe is among `files`, path -> content. None: it does not train."""
+    if job.module != TRAIN_MODULE:
+        return None
+    return make_plan(spec, job, recipe_of(job, files, sets), forecast=forecast)
+
+
+def plan_lines(plan: Plan) -> tuple[str, ...]:
+    """What a person reads of the plan at a submission."""
+    chosen = plan.chosen
+    most = f"at most {chosen.largest_micro_batch} rows a micro batch"
+    lines = [f"plan: {chosen.sharding.label} of {plan.shape.name}: {chosen.reason}; {most}"]
+    if not chosen.fits:
+        lines.append(
+            f"plan: {plan.job} does not fit by this plan; lower train.micro_batch_size or "
+            f"train.sequence_length, or see: soperator cost size {plan.shape.name} "
+            f"--method {plan.training.method} --seq {plan.training.sequence_length}"
+        )
+    return tuple(lines)
+
+
+def refuse_unfit(plan: Plan, recipe: Mapping[str, Any]) -> None:
+    """Refuses what the trainer refuses on its nodes: a plan that no memory holds.
+
+    A recipe that names its strategy is tried all the same.
+    """
+    if plan.chosen.fits or recipe.get("train", {}).get("strategy", "auto") != "auto":
+        return
+    told = plan_lines(plan)[-1].removeprefix("plan: ")
+    raise JobsError(f"{told}: {plan.chosen.reason}; nothing was submitted")
+
+
+_HASH_DIGITS: Final = 16
+
+
+def config_text(recipe: Mapping[str, Any]) -> bytes:
+    """The recipe with its settings as one JSON file, the same for the same values."""
+    return (json.dumps(recipe, indent=2, sort_keys=True) + "\n").encode()
+
+
+def address(store: Mapping[str, str], recipe: str, content: bytes) -> str:
+    """Where `keep` puts it, as `bucket/key`; nothing is asked of the store."""
+    place = _place(store, recipe, content)
+    return f"{place.bucket}/{place.key}"
+
+
+def keep(store: Mapping[str, str], recipe: str, content: bytes) -> str:
+    """Uploads unless it is there; returns `bucket/key`. `store`: the output run_config_store."""
+    place = _place(store, recipe, content)
+    try:
+        if place.read() != content:
+            place.write(content)
+    except StorageError as error:
+        raise JobsError(
+            f"the run's config was not stored: {error}; nothing was submitted: run `pulumi up`, "
+            "which renews the key, or submit again"
+        ) from error
+    return f"{place.bucket}/{place.key}"
+
+
+def _place(store: Mapping[str, str], recipe: str, content: bytes) -> Place:
+    digest = hashlib.sha256(content).hexdigest()[:_HASH_DIGITS]
+    return Place(key=f"runs/{recipe}/{digest}.json", **store)
+
+
+_IMAGE_DATA: Final = "/opt/soperator/data"
+_PLACE: Final = "{place:data}"
+
+
+def prepared_data(
+    job: JobSpec, recipe: Mapping[str, Any], outputs: StackOutputs
+) -> tuple[str, ...]:
+    """Paths of which one has to be there, first the one to bring it to; () where none is known.
+
+    Other absolute paths, and what an image may hold, are not the login node's to see.
+    """
+    train, root = recipe.get("train"), outputs.places.get("data")
+    if job.module != TRAIN_MODULE or job.container is not None or not isinstance(train, dict):
+        return ()
+    name = train.get("dataset")
+    if not isinstance(name, str) or name in ("", "generated") or root is None:
+        return ()
+    if name.startswith(_PLACE):
+        folders = [f"{root}/{name.removeprefix(_PLACE).lstrip('/')}"]
+    elif name.startswith(("/", "{")):
+        return ()
+    else:
+        names = dict.fromkeys((name, PurePosixPath(name).name))
+        places = dict.fromkeys((root, outputs.before.places["data"], _IMAGE_DATA))
+        folders = [f"{place}/{each}" for each in names for place in places]
+    # What other tasks read has several names: of them only the folder is asked for.
+    chats = train.get("task", "causal_lm") == "causal_lm"
+    return tuple(f"{folder}/tokens_train.parquet" if chats else folder for folder in folders)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Final
 
 from cost.runs.searches import SearchCost, search_cost
@@ -22,85 +21,80 @@ from cost.runs.spend import actuals, spend
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import ACTIVE_STATES, Shell, refused
-from infra.jobs import submit, submit_once
-from infra.jobs.history import Earlier
+from infra.jobs.history import IS_OWN, EquivalentJobs
 from infra.jobs.ledger import Books, settle_from
-from infra.jobs.submit import IS_OWN, Submission, TaskFiles, new_mark, prepared_data
-from infra.jobs.submit_once import Order, Sent, asking, plan_submission, send
+from infra.jobs.submit import PreparedJob, Request, prepare
 from infra.render.sbatch import TRIAL_FILE, array_option
 from stacks.spec.slurm import Goal, SearchSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOrder:
-    """A search as it is about to be submitted."""
+class SearchRequest:
+    """Trials of a search as one array, and what they cost."""
 
-    search: SearchSpec
-    sets: tuple[str, ...]
-    """Settings that all trials share."""
+    request: Request
     numbers: tuple[int, ...]
-    """Trials that are left."""
-    orders: Mapping[int, Order]
-    """Each with its plan and config."""
     cost: SearchCost
 
 
-def order_search(
+def prepare_search(
     books: Books,
     search: SearchSpec,
-    files: Mapping[str, bytes],
+    code: Mapping[str, bytes],
     sets: Sequence[str] = (),
     numbers: Sequence[int] | None = None,
-) -> SearchOrder:
-    """These trials, or all; refuses every one that no memory holds, and a search over its limit."""
+) -> SearchRequest:
+    """These trials, or all; every one that no memory holds is refused. `sets`: of all trials."""
     job = next(each for each in books.spec.jobs if each.name == search.job)
     wanted = tuple(range(len(search.settings)) if numbers is None else numbers)
-    orders: dict[int, Order] = {}
+    tasks: dict[int | None, PreparedJob] = {}
     problems: list[str] = []
     for number in wanted:
         own = [*sets, *search.settings[number]]
         try:
-            orders[number] = submit_once.order(books, job, files, own, say=lambda _line: None)
+            tasks |= {number: prepare(books, job, code, own, log=lambda _line: None).tasks[None]}
         except JobsError as error:
             problems.append(f"trial {number} ({' '.join(search.settings[number])}): {error}")
     if problems:
         raise JobsError("\n".join(problems))
     settings = [search.settings[number] for number in wanted]
-    return SearchOrder(
-        search=search,
-        sets=tuple(sets),
-        numbers=wanted,
-        orders=orders,
-        cost=replace(
-            search_cost(search, books.rates, books.records, sets, settings),
-            runs=tuple(each.run for each in orders.values()),
+    cost = replace(
+        search_cost(search, books.rates, books.records, sets, settings),
+        runs=tuple(each.run for each in tasks.values()),
+    )
+    return SearchRequest(
+        request=Request(
+            name=search.name,
+            sets=tuple(sets),
+            run=cost.run,
+            tasks=tasks,
+            array=array_option(search, wanted),
+            over=cost.over,
         ),
+        numbers=wanted,
+        cost=cost,
     )
 
 
-def refuse_over(ordered: SearchOrder) -> None:
-    """Refuses a search that costs more than it may."""
-    if ordered.cost.over is not None:
-        raise JobsError(f"{ordered.cost.over}; nothing was submitted")
-
-
-def left(search: SearchSpec, earlier: Earlier, sets: Sequence[str]) -> tuple[int, ...]:
-    """Trials that neither passed with this code and these settings nor are on their way."""
+def trials_to_submit(
+    search: SearchSpec, equivalent: EquivalentJobs, sets: Sequence[str]
+) -> tuple[int, ...]:
+    """Trials that neither passed with this code and these settings nor wait or run."""
     arrays = {
         each.job_id
-        for each in earlier.submissions()
-        if (each.job, each.code_hash, each.sets) == (search.name, earlier.code_hash, tuple(sets))
+        for each in equivalent.submissions()
+        if (each.job, each.code_hash, each.sets) == (search.name, equivalent.code_hash, tuple(sets))
     }
     if not arrays:
         return tuple(range(len(search.settings)))
     passed = {
         run.settings
-        for run in runs_of(earlier.shell, earlier.outputs, search.name)
+        for run in runs_of(equivalent.shell, equivalent.outputs, search.name)
         if run.array_id in arrays and run.record and run.record.get("outcome") == "PASS"
     }
     active = {
         task.number
-        for task in states_of(earlier.shell, search.name)
+        for task in states_of(equivalent.shell, search.name)
         if task.array_id in arrays and task.is_active
     }
     return tuple(
@@ -108,61 +102,6 @@ def left(search: SearchSpec, earlier: Earlier, sets: Sequence[str]) -> tuple[int
         for number, settings in enumerate(search.settings)
         if settings not in passed and number not in active
     )
-
-
-def dispatch_search(
-    ordered: SearchOrder,
-    books: Books,
-    shell: Shell,
-    outputs: StackOutputs,
-    *,
-    state: Path,
-    code_hash: str,
-    git_revision: str | None,
-    say: Callable[[str], None],
-    after: str | None = None,
-    force: bool = False,
-    store: Mapping[str, str] | None = None,
-    once: bool = False,
-) -> Sent:
-    """The submission of the array, written down here and in the ledger as one forecast."""
-    refuse_over(ordered)
-    search, array = ordered.search, array_option(ordered.search, ordered.numbers)
-    mark = new_mark(search.name, code_hash, ordered.sets, array=array)
-    planned = plan_submission(outputs, search.name, code_hash, ordered.sets, after, mark)
-
-    def submit_now() -> Submission:
-        tasks = {
-            number: TaskFiles(
-                plan=order.plan and order.plan.to_bytes(), run_config=_kept(order, store)
-            )
-            for number, order in ordered.orders.items()
-        }
-        return submit.submit(
-            shell,
-            outputs,
-            search.name,
-            code_hash=code_hash,
-            sets=ordered.sets,
-            after=after,
-            git_revision=git_revision,
-            tasks=tasks,
-            array=array,
-            reads=[
-                prepared_data(order.job, order.recipe, outputs) for order in ordered.orders.values()
-            ],
-            mark=mark,
-            once_from=0 if once else None,
-        )
-
-    asked = replace(asking(ordered.cost.run, outputs, force=force), num_tasks=len(ordered.numbers))
-    return send(books, shell, outputs, asked, planned, submit_now, state=state, say=say)
-
-
-def _kept(order: Order, store: Mapping[str, str] | None) -> str | None:
-    if store is None or order.config is None:
-        return None
-    return submit.keep(store, order.job.recipe, order.config)
 
 
 _RECORD: Final = "run_record.json"

@@ -1,170 +1,610 @@
-"""One sbatch of a declared job, with its idempotency key, plan, run config and prepared data.
+"""Submits declared jobs, pipelines and searches: each is refused with a reason, or is one sbatch.
 
-Refuses unknown names and stale code. Settings are checked by the workload, whose recipe knows them.
+submit_once.sh decides on the login node, under a lock and by an idempotency key; a call whose
+answer was lost is repeated. Its record of the submission stays in the user's folder there until
+history and ledger here have it: `recover` reads what a killed command left. Recipes, plans and data
+are recipes.py's, money is ledger.py's.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
+import hmac
 import json
+import os
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from pathlib import PurePosixPath
+from functools import cached_property
+from getpass import getuser
+from pathlib import Path
 from typing import Any, Final
 
 from cost.runs.forecast import Forecast, UnknownRun
-from cost.runs.recipes import recipe_of
-from cost.size.plan import Plan, make_plan
+from cost.runs.ledger import FILE_NAME, Entry, Ledger, LedgerError, decode, encode
+from cost.runs.recipes import RecipeError, recipe_of
+from cost.runs.runs import run_lines
+from cost.size.plan import Plan
+from cost.size.shape import SizeError
+from infra import files
 from infra.clients import slurm
-from infra.clients.errors import JobsError, NotSubmittedError, last_words
-from infra.clients.objects import Place, StorageError
+from infra.clients.errors import JobsError, last_words
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, dependency, refused, sbatch_command
+from infra.clients.ssh import Connection, ConnectionLostError, Result, reopen
+from infra.jobs import history, ledger, recipes, transfer
+from infra.jobs.history import EquivalentJobs, Submission, oldest_id, submission_from
+from infra.jobs.ledger import Asking, Books, Entries, write_down
+from infra.render.delivery import hash_files
+from infra.render.names import shell_file
 from infra.render.sbatch import RELEASE_VARIABLE
 from stacks.errors import visible
-from stacks.spec import StackSpec
-from stacks.spec.slurm import TRAIN_MODULE, JobSpec
+from stacks.schedule import why_ended
+from stacks.spec.slurm import JobSpec
 
-_STALE_EXIT = 75
-_NO_OWN_FOLDER_EXIT = 77
-_MOST_BYTES = 128 * 1024 - 1
+RUN_CONFIG_VARIABLE: Final = "SOPERATOR_RUN_CONFIG"
+PLAN_VARIABLE: Final = "SOPERATOR_PLAN"
+_NO_DATA, _UNKNOWN, _BUSY, _STALE, _EQUIVALENT, _NO_FOLDER = 66, 72, 74, 75, 76, 77
+"""What submit_once.sh ends with where it has not submitted; _UNKNOWN: where nobody knows."""
+_MOST_BYTES: Final = 128 * 1024 - 1
 """sshd gives the command to a shell as one argument: execve(2), MAX_ARG_STRLEN with its end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """One accepted job and what it was made of."""
-
-    stack: str
-    job: str
-    job_id: str
-    code_hash: str
-    sets: tuple[str, ...]
-    after: str | None
-    """Ids that it was told to wait for, as Slurm takes them: `11` or `11:12`."""
-    log_path: str
-    submitted_at: str
-    """UTC, ISO 8601."""
-    cluster: str
-    """Host key of the login node: job ids start again at 1 on a cluster that was made anew."""
-    reproduces: str | None = None
-    """The run that it repeats; None for a run of its own."""
-    mark: str | None = None
-    """Comment of the job in Slurm, by new_mark(); None: it was submitted without one."""
+_MOST_RECORD_BYTES, _MOST_RECORDS = 65536, 1000
+"""Of records of submissions, which are read from a login node that may be hostile."""
+_PATIENCE_S: Final = 20.0
+"""For a lost connection: signals wait until the submission is decided."""
+_MOST_CALLS: Final = 3
 
 
 class AlreadyQueuedError(JobsError):
     """A job of equal inputs runs or waits, whoever submitted it: nothing was submitted."""
 
-    def __init__(self, job: str, job_id: str, mark: str) -> None:
+    def __init__(self, submission: Submission) -> None:
+        job, job_id = submission.job, submission.job_id
         super().__init__(f"{job}: job {job_id} of the same code and settings runs or waits")
-        self.job_id = job_id
-        self.mark = mark
+        self.submission = submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFiles:
-    """What one task of an array gets for itself."""
+    """What a job, or one task of an array, is sent with."""
 
     plan: bytes | None = None
     run_config: str | None = None
+    """Bucket and key of what it is configured by."""
 
 
-def submit(
-    shell: Shell,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedJob:
+    """A declared job with its settings, accepted here."""
+
+    job: JobSpec
+    run: Forecast | UnknownRun
+    plan: Plan | None
+    """None: it does not train, or cannot be planned."""
+    recipe: Mapping[str, Any]
+    """With the settings in it; empty: it cannot be read here."""
+
+    @property
+    def config(self) -> bytes | None:
+        """What the run is configured by; None: its recipe cannot be read here."""
+        return recipes.config_text(self.recipe) if self.recipe else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One sbatch as it is to be made: of a job, or of a search's array."""
+
+    name: str
+    sets: tuple[str, ...]
+    run: Forecast | UnknownRun
+    """Of all tasks together."""
+    tasks: Mapping[int | None, PreparedJob]
+    """By number; the one of a job that is no array has None."""
+    array: str | None = None
+    needs: tuple[str, ...] = ()
+    """Jobs whose results it reads."""
+    over: str | None = None
+    """Why its own limit forbids it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """The job of a request."""
+
+    submission: Submission
+    is_equivalent: bool
+    """Whether it had been submitted before."""
+
+
+def prepare(
+    books: Books,
+    job: JobSpec,
+    code: Mapping[str, bytes],
+    sets: Sequence[str] = (),
+    *,
+    log: Callable[[str], None],
+) -> Request:
+    """The job with its forecast and plan, both logged; `code`: the checkout's files by path.
+
+    Refuses a job of a stack that has ended, and one that no memory holds, as its trainer would.
+    """
+    over = why_ended(books.spec, datetime.now(UTC))
+    if over is not None:
+        raise JobsError(f"{over}; nothing was submitted")
+    try:
+        recipe = recipe_of(job, code, sets)
+    except RecipeError:
+        recipe = {}  # the job itself refuses it, with the key that is wrong
+    run = books.forecast(job, sets)
+    for line in run_lines(run):
+        log(line)
+    plan = None
+    try:
+        plan = recipes.plan_of(books.spec, job, code, sets, run)
+    except (SizeError, RecipeError) as error:
+        for line in str(error).splitlines():
+            log(f"no plan: {line}")
+    if plan is not None:
+        for line in recipes.plan_lines(plan):
+            log(line)
+        recipes.refuse_unfit(plan, recipe)
+    made = PreparedJob(job=job, run=run, plan=plan, recipe=recipe)
+    return Request(name=job.name, sets=tuple(sets), run=run, tasks={None: made}, needs=job.after)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitter:
+    """Submits requests of one checkout to one cluster, within the stack's budget."""
+
+    books: Books
+    connection: Connection
+    outputs: StackOutputs
+    state: Path
+    code: Mapping[str, bytes]
+    git_revision: str | None
+    log: Callable[[str], None]
+    store: Callable[[], Mapping[str, str] | None] = lambda: None
+    """What opens the bucket of run configs; called where something is stored."""
+    sync: bool = False
+    """Whether the code is sent first, where the cluster has not got it."""
+
+    @cached_property
+    def code_hash(self) -> str:
+        """Hash of the checkout's code."""
+        return hash_files(self.code)
+
+    @property
+    def equivalent(self) -> EquivalentJobs:
+        """What was submitted with this code."""
+        return EquivalentJobs(
+            shell=self.connection,
+            outputs=self.outputs,
+            state=self.state,
+            code_hash=self.code_hash,
+            log=self.log,
+        )
+
+    def submit(
+        self,
+        request: Request,
+        *,
+        after: str | None = None,
+        force: bool = False,
+        nodes: Sequence[str] = (),
+        once: bool = False,
+        reproduces: str | None = None,
+        queued: Callable[[str], None] = lambda _id: None,
+    ) -> Submitted:
+        """The job in history and ledger; refused where the budget has no room. Call it in `alone`.
+
+        `once`: not beside a job of equal inputs that runs or waits, unless what it needs was
+        submitted after that. `queued` gets the id of a new job right after sbatch.
+        """
+        if request.over is not None:
+            raise JobsError(f"{request.over}; nothing was submitted")
+        if self.sync:
+            transfer.send(self.connection, self.outputs, self.code)
+        oldest = oldest_id(self.equivalent.newest(request.needs)) if once else None
+        planned = plan_submission(
+            self.outputs,
+            request.name,
+            code_hash=self.code_hash,
+            sets=request.sets,
+            after=after,
+            array=request.array,
+            reproduces=reproduces,
+        )
+        key = planned.idempotency_key
+
+        def submit_now(entries: Entries) -> Submission:
+            try:
+                made = sbatch_once(
+                    self.connection,
+                    self.outputs,
+                    planned,
+                    tasks=self._files(request, recipes.keep),
+                    git_revision=self.git_revision,
+                    nodes=nodes,
+                    array=request.array,
+                    reads=[
+                        recipes.prepared_data(each.job, each.recipe, self.outputs)
+                        for each in request.tasks.values()
+                    ],
+                    oldest=oldest,
+                    record=_record(self.state, planned, entries),
+                    log=self.log,
+                )
+                queued(made.job_id)
+            except AlreadyQueuedError as same:
+                self.log(f"{same}; it is taken")
+                made = same.submission
+            history.remember(self.state, made, is_new=made.idempotency_key == key)
+            return made
+
+        asking = Asking(
+            run=request.run,
+            cluster=self.outputs.login_host_key,
+            now=datetime.now(UTC),
+            user=_user(),
+            force=force,
+            num_tasks=len(request.tasks),
+        )
+        made = ledger.submit_within_budget(
+            self.books, self.connection, asking, submit_now, say=self.log
+        )
+        with contextlib.suppress(JobsError):  # the next command does it
+            self.connection.run(_script(self.outputs, "forget", planned))
+        return Submitted(submission=made, is_equivalent=made.idempotency_key != key)
+
+    def dry_run(self, request: Request, *, after: str | None = None) -> str:
+        """The sbatch of `submit` with its variables, and the script; nothing is queued."""
+        return dry_run(
+            self.connection,
+            self.outputs,
+            request.name,
+            code_hash=self.code_hash,
+            exported=environment(
+                self.outputs,
+                self.code_hash,
+                git_revision=self.git_revision,
+                tasks=self._files(request, recipes.address),
+            ),
+            sets=request.sets,
+            after=after,
+            array=request.array,
+        )
+
+    def _files(
+        self, request: Request, put: Callable[[Mapping[str, str], str, bytes], str]
+    ) -> dict[int | None, TaskFiles]:
+        """Plan and config of each task; `put` tells where a config is, or stores it there."""
+        store, found = self.store(), dict[int | None, TaskFiles]()
+        for number, each in request.tasks.items():
+            kept = None
+            if store is not None and each.config is not None:
+                kept = put(store, each.job.recipe, each.config)
+                if number is None and put is recipes.keep:
+                    self.log(f"config: {kept}")
+            found[number] = TaskFiles(plan=each.plan and each.plan.to_bytes(), run_config=kept)
+        return found
+
+
+def plan_submission(
     outputs: StackOutputs,
     job: str,
     *,
     code_hash: str,
     sets: Sequence[str] = (),
     after: str | None = None,
-    git_revision: str | None = None,
-    plan: bytes | None = None,
-    run_config: str | None = None,
-    nodes: Sequence[str] = (),
-    tasks: Mapping[int, TaskFiles] | None = None,
     array: str | None = None,
-    reads: Sequence[tuple[str, ...]] = (),
-    mark: str | None = None,
-    once_from: int | None = None,
+    reproduces: str | None = None,
 ) -> Submission:
-    """Submits `job` if the cluster runs exactly the code `code_hash`; one round trip.
+    """The submission before Slurm has numbered it, under a new idempotency key.
 
-    `run_config`: bucket and key of what it is configured by; `nodes`: what it must run on;
-    `tasks`: the same by number of an array's task, and `array`: which of them; None: all.
-    `reads`: groups of paths; one of each must be there, unless it waits for a job that may make it.
-    `mark`: its comment; a job of equal inputs with the id `once_from` or a later one, which runs or
-    waits, is raised instead.
+    The key is a digest of the inputs, by which other machines find it, and a nonce.
     """
     check_job(outputs, job)
-    own = TaskFiles(plan=plan, run_config=run_config)
-    export = environment(outputs, code_hash, git_revision=git_revision, own=own, tasks=tasks)
-    every = (own, *(tasks or {}).values())
-    installed = dict.fromkeys(each.plan for each in every if each.plan is not None)
-    install = ""
-    if installed:
-        install = f"{install_script(outputs.own_path, tuple(installed))} && "
-    sbatch = sbatch_command(
-        f"jobs/{job}",
-        job_args(sets),
-        after=after,
-        export=export,
-        nodes=nodes,
-        array=array,
-        comment=mark,
-    )
-    turn = "" if mark is None else turn_script(outputs.own_path, mark, once_from=once_from)
-    needs = refuse_script(reads if after is None else (), outputs.places)
-    command = f"{_enter(outputs, code_hash)}{needs}{turn}{install}exec {sbatch}"
-    if len(command.encode()) > _MOST_BYTES:
-        raise NotSubmittedError(
-            f"{job}: {len(every) - 1} tasks make a command of {len(command.encode()):,} bytes, and "
-            f"the login node takes {_MOST_BYTES:,}; nothing was submitted: declare two searches "
-            "with fewer trials each"
-        )
-    result = shell.run(command, stdin=b"".join(installed))
-    if result.exit_code == _STALE_EXIT:
-        raise NotSubmittedError(
-            f"{job}: the cluster has code {result.stdout.strip()} live, and {code_hash} of this "
-            "checkout is not there in full; "
-            f"run `pulumi up --stack {outputs.stack}`, or submit with --sync to send it now"
-        )
-    if result.exit_code == _NO_OWN_FOLDER_EXIT:
-        raise NotSubmittedError(f"{job}: {last_words(result.stderr)}; nothing was submitted")
-    if needs and result.exit_code == EXIT:
-        raise NotSubmittedError(refusal(job, result.stdout.strip()))
-    if mark is not None and result.exit_code == QUEUED_EXIT:
-        number, _, comment = result.stdout.strip().partition("|")
-        raise AlreadyQueuedError(job, number, comment)
-    if mark is not None and result.exit_code == BUSY_EXIT:
-        why = why_busy(result.stderr)
-        raise NotSubmittedError(f"{job}: {why}; nothing was submitted: try again")
-    if not result.ok:
-        raise refused(f"{job}: sbatch", result)
-    number = slurm.submitted_id(result.stdout)
+    inputs = json.dumps([job, code_hash, list(sets), array, reproduces])
+    digest = hashlib.sha256(inputs.encode()).hexdigest()[:16]
     return Submission(
         stack=outputs.stack,
         job=job,
-        job_id=number,
+        job_id="",
         code_hash=code_hash,
         sets=tuple(sets),
         after=after,
-        log_path=outputs.log_path(job, number),
+        log_path="",
         submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
         cluster=outputs.login_host_key,
-        mark=mark,
+        reproduces=reproduces,
+        idempotency_key=f"soperator:{digest}:{secrets.token_hex(6)}",
     )
 
 
-IS_OWN: Final = """
-is_own() { [ "$(stat -c %u -- "$1")" = "$(stat -c %u -- "${1%/*}")" ]; } 2> /dev/null
-"""
-"""Shell function: whether a file is its folder's owner's. Into the places everybody could write
-once, so that what lies in one may be a neighbour's, by the name of a job that was to come."""
+def sbatch_once(
+    connection: Connection,
+    outputs: StackOutputs,
+    planned: Submission,
+    *,
+    tasks: Mapping[int | None, TaskFiles] | None = None,
+    git_revision: str | None = None,
+    nodes: Sequence[str] = (),
+    array: str | None = None,
+    reads: Sequence[tuple[str, ...]] = (),
+    oldest: int | None = None,
+    record: bytes = b"",
+    log: Callable[[str], None] = lambda _line: None,
+) -> Submission:
+    """Submits what is planned if the cluster has its code; one round trip.
+
+    `nodes`: what it must run on; `array`: which tasks; None: all. `reads`: groups of paths; one of
+    each must be there, unless it waits for a job that may make it. `oldest`: a job of equal inputs
+    with this id or a later one, which runs or waits, is raised instead. `record`: what the cluster
+    keeps of the submission until `forget`.
+    """
+    job, tasks = planned.job, tasks or {}
+    plans = dict.fromkeys(each.plan for each in tasks.values() if each.plan is not None)
+    sbatch = sbatch_command(
+        f"jobs/{job}",
+        job_args(planned.sets),
+        after=planned.after,
+        export=environment(outputs, planned.code_hash, git_revision=git_revision, tasks=tasks),
+        nodes=nodes,
+        array=array,
+        comment=planned.idempotency_key,
+    )
+    script = _script(
+        outputs,
+        "submit",
+        planned,
+        oldest="" if oldest is None else str(oldest),
+        record_size=str(len(record)),
+        releases=_releases(outputs, planned.code_hash),
+        current=f"{outputs.code_path}/current",
+        folders=[outputs.places[each] for each in ("logs", "results")] if outputs.shared else [],
+        data=outputs.places.get("data", ""),
+        reads=["\n".join(each) for each in dict.fromkeys(reads) if each and planned.after is None],
+        plans=[f"{len(each)} {_plan_name(each)}" for each in plans],
+    )
+    command = f"{script} {sbatch}"
+    if len(command.encode()) > _MOST_BYTES or len(record) > _MOST_RECORD_BYTES:
+        raise JobsError(
+            f"{job}: {len(tasks)} tasks make a command of {len(command.encode()):,} bytes, and "
+            f"the login node takes {_MOST_BYTES:,}; nothing was submitted: declare two searches "
+            "with fewer trials each"
+        )
+    result = _call(connection, command, record + b"".join(plans), log)
+    if not result.ok:
+        raise _refusal(outputs, planned, result)
+    said = result.stdout.strip()
+    number = slurm.submitted_id(said.removesuffix(" found"))
+    if number != said:
+        log(f"{job}: job {number} came of it all the same ({last_words(result.stderr)})")
+    return _numbered(outputs, planned, number)
+
+
+def _refusal(outputs: StackOutputs, planned: Submission, result: Result) -> JobsError:
+    """The error for a submission that was not made."""
+    job, code_hash, said = planned.job, planned.code_hash, result.stdout.strip()
+    why = _one_line(result.stderr)
+    if result.exit_code == _EQUIVALENT:
+        number, _, comment = said.partition("|")
+        return AlreadyQueuedError(_numbered(outputs, planned, slurm.job_id(number), comment))
+    words = {
+        _STALE: f"the cluster has code {said} live, and {code_hash} of this checkout is not there "
+        f"in full; run `pulumi up --stack {outputs.stack}`, or submit with --sync to send it now",
+        _NO_DATA: f"{said} is not on the cluster, or is empty; prepare it first (soperator submit "
+        f"{job} --pipeline -s STACK submits what {job} needs), bring it with soperator data push "
+        "-s STACK, or name the job that makes it with --after ID; nothing was submitted",
+        _NO_FOLDER: f"{last_words(result.stderr)}; nothing was submitted",
+        _BUSY: f"{why}; nothing was submitted: try again",
+        _UNKNOWN: f"{why}; whether a job came of it is not known: the next command looks again",
+    }
+    if result.exit_code in words:
+        return JobsError(f"{job}: {words[result.exit_code]}")
+    return refused(f"{job}: sbatch", result)
+
+
+def _call(connection: Connection, command: str, stdin: bytes, log: Callable[[str], None]) -> Result:
+    """The answer; the same call again where it was lost, which submits nothing twice."""
+    for _ in range(_MOST_CALLS - 1):
+        try:
+            return connection.run(command, stdin=stdin)
+        except ConnectionLostError as lost:
+            log(lost.trying_again)
+            reopen(connection, patience_s=_PATIENCE_S)
+    return connection.run(command, stdin=stdin)
+
+
+def _script(
+    outputs: StackOutputs,
+    verb: str,
+    planned: Submission | None = None,
+    **variables: str | Sequence[str],
+) -> str:
+    """The command that runs submit_once.sh with these variables; words that follow are sbatch's."""
+    of = {} if planned is None else {"key": planned.idempotency_key or "", "name": planned.job}
+    lines = [
+        f"{name}={shlex.quote(value) if isinstance(value, str) else f'({shlex.join(value)})'}"
+        for name, value in {"own": outputs.own_path, "key": "", **of, **variables}.items()
+    ]
+    text = Path(__file__).with_name("submit_once.sh").read_text(encoding="utf-8")
+    body = text[text.index("end() {") :]
+    words = [*lines, f"verb={verb}", shell_file("own_folder"), body]
+    return f"bash -c {shlex.quote(chr(10).join(words))} submit_once"
+
+
+def _record(state: Path, planned: Submission, entries: Entries) -> bytes:
+    """What the cluster keeps of the submission: a line under this machine's seal."""
+    values = {"submission": asdict(planned), "entries": [encode(entry) for entry in entries]}
+    text = json.dumps(values)
+    path = _seal_path(state, planned.stack)
+    if not path.exists():
+        files.write(path, secrets.token_bytes(32), mode=0o600)
+    return f"{_seal(path, text)} {text}".encode()
+
+
+def _records(
+    state: Path, shell: Shell, outputs: StackOutputs
+) -> list[tuple[Submission, tuple[Entry, ...]]]:
+    """Submissions of this machine that the cluster has a record of; others have another seal."""
+    path = _seal_path(state, outputs.stack)
+    if not path.exists():
+        return []
+    result = shell.run(_script(outputs, "records"))
+    if not result.ok:
+        raise refused("records of submissions", result)
+    found: list[tuple[Submission, tuple[Entry, ...]]] = []
+    for line in result.stdout.split("\n", _MOST_RECORDS)[:_MOST_RECORDS]:
+        seal, _, text = line.partition(" ")
+        if len(line) > _MOST_RECORD_BYTES or not hmac.compare_digest(
+            seal.encode(), _seal(path, text).encode()
+        ):
+            continue
+        values = json.loads(text)
+        made = submission_from(values["submission"])
+        if made is not None and made.stack == outputs.stack:
+            found.append((made, tuple(decode(entry) for entry in values["entries"])))
+    return found
+
+
+def _seal_path(state: Path, stack: str) -> Path:
+    return state / "runs" / stack / ".submit.key"
+
+
+def _seal(path: Path, text: str) -> str:
+    return hmac.new(path.read_bytes(), text.encode(errors="replace"), hashlib.sha256).hexdigest()
+
+
+@contextmanager
+def alone(
+    state: Path, connection: Connection, outputs: StackOutputs, log: Callable[[str], None]
+) -> Generator[None]:
+    """No other process of this state folder submits to the stack in the block.
+
+    What a killed one submitted is written down first; JobsError where nobody knows of it.
+    """
+    with _locked(state, outputs.stack, log):
+        for path in history.damaged(state, outputs.stack):
+            log(f"{path}: damaged, so its job may be submitted once more; remove it")
+        _recover(state, connection, outputs, log)
+        yield
+
+
+def recover(
+    state: Path, connection: Connection, outputs: StackOutputs, log: Callable[[str], None]
+) -> None:
+    """Writes down what a killed command submitted, unless one is on its way or nobody answers.
+
+    For every command that enters the cluster; one that submits must know, and uses `alone`.
+    """
+    with contextlib.suppress(JobsError, LedgerError, BlockingIOError):
+        if _records(state, connection, outputs):
+            with _locked(state, outputs.stack, None):
+                _recover(state, connection, outputs, log)
+
+
+def _recover(state: Path, shell: Shell, outputs: StackOutputs, log: Callable[[str], None]) -> None:
+    cluster = outputs.login_host_key
+    here = history.submissions(state, outputs.stack, cluster)
+    by_key = {each.idempotency_key: each for each in here}
+    for planned, entries in _records(state, shell, outputs):
+        # Ids start again on a cluster that was made anew, and its jobs are gone.
+        if planned.cluster == cluster:
+            known = by_key.get(planned.idempotency_key)
+            made = known or _looked_up(shell, outputs, planned)
+            if made is not None:
+                if known is None:
+                    history.remember(state, made, is_new=False)
+                with Ledger(state / "runs" / outputs.stack / FILE_NAME).locked() as opened:
+                    is_new = write_down(opened, entries, made.job_id)
+                if is_new or known is None:
+                    log(
+                        f"{made.job}: job {made.job_id} was submitted by a command that was cut "
+                        "off; it is written down"
+                    )
+        shell.run(_script(outputs, "forget", planned))
+
+
+def _looked_up(shell: Shell, outputs: StackOutputs, planned: Submission) -> Submission | None:
+    """What came of the submission; None: nothing did."""
+    result = shell.run(_script(outputs, "look_up", planned))
+    if not result.ok:
+        raise JobsError(
+            f"{planned.job}: {_one_line(result.stderr)}; whether a job came of the submission that "
+            "was cut off is not known: try again"
+        )
+    number = result.stdout.strip()
+    return _numbered(outputs, planned, slurm.job_id(number)) if number else None
+
+
+def _one_line(stderr: str) -> str:
+    return "; ".join(line.strip() for line in stderr.splitlines() if line.strip())
+
+
+def _numbered(
+    outputs: StackOutputs, planned: Submission, job_id: str, key: str | None = None
+) -> Submission:
+    return replace(
+        planned,
+        job_id=job_id,
+        log_path=outputs.log_path(planned.job, job_id),
+        idempotency_key=key or planned.idempotency_key,
+    )
+
+
+@contextmanager
+def _locked(state: Path, stack: str, log: Callable[[str], None] | None) -> Generator[None]:
+    """The lock of submissions from this state folder; `log` is told of a wait.
+
+    Without `log` nobody waits: BlockingIOError.
+    """
+    path = state / "runs" / stack / ".submit.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise JobsError(
+            f"{path}: {error.strerror or error}; nothing was submitted: make its folder yours, or "
+            "set SOPERATOR_STATE"
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if log is None:
+                raise
+            other = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+            log(
+                f"another submission to {stack} is on its way from here (process {other}); "
+                "waiting for it"
+            )
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            raise JobsError(
+                f"{path}: {error.strerror or error}; nothing was submitted: set SOPERATOR_STATE to "
+                "a folder on a filesystem that has locks"
+            ) from error
+        with contextlib.suppress(OSError):  # a full disk: only who waits would read it
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _user() -> str:
+    """Who submits, as this machine knows them; the number where it has no name for them."""
+    try:
+        return getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def _releases(outputs: StackOutputs, code_hash: str) -> list[str]:
@@ -173,31 +613,9 @@ def _releases(outputs: StackOutputs, code_hash: str) -> list[str]:
     return [f"{path}/releases/{code_hash}" for path in paths]
 
 
-def _enter(outputs: StackOutputs, code_hash: str) -> str:
-    """Shell words that enter the release; they exit where it, or the user's log folder, is missing.
-
-    Slurm opens the log as the user before the job's first line, and would say nothing of a folder
-    that is not there.
-    """
-    places = [outputs.places[name] for name in ("logs", "results")] if outputs.shared else []
-    return (
-        f"for code in {shlex.join(_releases(outputs, code_hash))}; do "
-        '[ ! -e "$code.whole" ] || break; done; '
-        f'[ -e "$code.whole" ] || {{ readlink {shlex.quote(f"{outputs.code_path}/current")} | '
-        f"sed 's|.*/||'; cat > /dev/null; exit {_STALE_EXIT}; }}; "
-        + (
-            f"for own in {shlex.join(places)}; do "
-            '[ -d "$own" ] && [ ! -L "$own" ] && [ -O "$own" ] || { '
-            'stat -c "$own is a %F of %U, mode %a, and has to be a folder of $(id -un): root moves '
-            'it away (mv -T $own $own.other), then pulumi up makes it" "$own" >&2 || '
-            'echo "$own is not there: run pulumi up, or as root: '
-            'install -d -m 700 -o $(id -un) $own" >&2; '
-            f"cat > /dev/null; exit {_NO_OWN_FOLDER_EXIT}; }}; done; "
-            if places
-            else ""
-        )
-        + 'cd "$code" && '
-    )
+def _plan_name(content: bytes) -> str:
+    """Another plan has another name, so no waiting job loses its own."""
+    return f"{hashlib.sha256(content).hexdigest()[:16]}.json"
 
 
 def environment(
@@ -205,18 +623,17 @@ def environment(
     code_hash: str,
     *,
     git_revision: str | None,
-    own: TaskFiles,
-    tasks: Mapping[int, TaskFiles] | None = None,
+    tasks: Mapping[int | None, TaskFiles],
 ) -> list[str]:
     """Variables that a job is submitted with, NAME=VALUE each."""
     found = [f"{RELEASE_VARIABLE}={code_hash}"]
     found += [f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else []
-    files = {"": own, **{f"_{number}": each for number, each in (tasks or {}).items()}}
-    for suffix, each in files.items():
+    for number, each in tasks.items():
+        suffix = "" if number is None else f"_{number}"
         if each.run_config:
             found.append(f"{RUN_CONFIG_VARIABLE}{suffix}={each.run_config}")
         if each.plan is not None:
-            path = path_on_cluster(outputs.own_path, each.plan)
+            path = f"{outputs.own_path}/plans/{_plan_name(each.plan)}"
             found.append(f"{PLAN_VARIABLE}{suffix}={path}")
     return found
 
@@ -243,12 +660,12 @@ def dry_run(
     options += [] if array is None else [f"--array={array}"]
     options.append(f"--export={','.join(['ALL', *exported])}")
     shown = shlex.join(["sbatch", "--parsable", *options, script, *job_args(sets)])
-    asked = sbatch_command(script, job_args(sets), array=array, test_only=True)
+    tested = sbatch_command(script, job_args(sets), array=array, test_only=True)
     # Of code that is not there the live one is shown.
     folders = shlex.join(_releases(outputs, code_hash))
     result = shell.run(
         f"cd {shlex.quote(outputs.code_path)} && for code in {folders} $(readlink -f current); do "
-        f'[ ! -e "$code.whole" ] || break; done; cd "$code" && pwd && cat {script} && {asked}'
+        f'[ ! -e "$code.whole" ] || break; done; cd "$code" && pwd && cat {script} && {tested}'
     )
     if not result.ok:
         raise refused(f"{job}: sbatch --test-only", result)
@@ -281,218 +698,3 @@ def job_args(sets: Sequence[str]) -> list[str]:
             f"--set {' '.join(wrong)}: not key=value; write for example --set train.max_steps=8"
         )
     return [word for each in sets for word in ("--set", each)]
-
-
-PLAN_VARIABLE = "SOPERATOR_PLAN"
-FOLDER = "plans"
-
-
-def plan_of(
-    spec: StackSpec,
-    job: JobSpec,
-    files: Mapping[str, bytes],
-    sets: Sequence[str] = (),
-    forecast: Forecast | UnknownRun | None = None,
-) -> Plan | None:
-    """The plan of a job; its recipe is among `files`, path -> content. None: it does not train."""
-    if job.module != TRAIN_MODULE:
-        return None
-    return make_plan(spec, job, recipe_of(job, files, sets), forecast=forecast)
-
-
-def plan_lines(plan: Plan) -> tuple[str, ...]:
-    """What a person reads of the plan at a submission."""
-    chosen = plan.chosen
-    most = f"at most {chosen.largest_micro_batch} rows a micro batch"
-    lines = [f"plan: {chosen.sharding.label} of {plan.shape.name}: {chosen.reason}; {most}"]
-    if not chosen.fits:
-        lines.append(
-            f"plan: {plan.job} does not fit by this plan; lower train.micro_batch_size or "
-            f"train.sequence_length, or see: soperator cost size {plan.shape.name} "
-            f"--method {plan.training.method} --seq {plan.training.sequence_length}"
-        )
-    return tuple(lines)
-
-
-def refuse_unfit(plan: Plan, recipe: Mapping[str, Any]) -> None:
-    """Refuses what the trainer refuses on its nodes: a plan that no memory holds.
-
-    A recipe that names its strategy is tried all the same.
-    """
-    if plan.chosen.fits or recipe.get("train", {}).get("strategy", "auto") != "auto":
-        return
-    told = plan_lines(plan)[-1].removeprefix("plan: ")
-    raise JobsError(f"{told}: {plan.chosen.reason}; nothing was submitted")
-
-
-def path_on_cluster(code_path: str, content: bytes) -> str:
-    """Where the file lies; another plan has another name, so no waiting job loses its own."""
-    return f"{code_path}/{FOLDER}/{_name(content)}"
-
-
-def install_script(code_path: str, contents: Sequence[bytes]) -> str:
-    """Shell words that write standard input to these plans' paths, each whole or not at all."""
-    folder = shlex.quote(f"{code_path}/{FOLDER}")
-    # Short for each plan: a search has hundreds, and all of it is one argument of a shell.
-    put = (
-        f'put() {{ head -c "$1" > {folder}/"$2".$$ && [ "$(stat -c %s {folder}/"$2".$$)" = "$1" ] '
-        f'&& mv -f {folder}/"$2".$$ {folder}/"$2" || {{ rm -f {folder}/"$2".$$; return 1; }}; }}'
-    )
-    each = "".join(f" && put {len(content)} {_name(content)}" for content in contents)
-    return f"{put}; mkdir -p {folder}{each}"
-
-
-def _name(content: bytes) -> str:
-    return f"{hashlib.sha256(content).hexdigest()[:16]}.json"
-
-
-RUN_CONFIG_VARIABLE: Final = "SOPERATOR_RUN_CONFIG"
-_HASH_DIGITS: Final = 16
-
-
-def config_text(recipe: Mapping[str, Any]) -> bytes:
-    """The recipe with its settings as one JSON file, the same for the same values."""
-    return (json.dumps(recipe, indent=2, sort_keys=True) + "\n").encode()
-
-
-def address(store: Mapping[str, str], recipe: str, content: bytes) -> str:
-    """Where `keep` puts it, as `bucket/key`; nothing is asked of the store."""
-    place = _place(store, recipe, content)
-    return f"{place.bucket}/{place.key}"
-
-
-def keep(store: Mapping[str, str], recipe: str, content: bytes) -> str:
-    """Uploads unless it is there; returns `bucket/key`. `store`: the output run_config_store."""
-    place = _place(store, recipe, content)
-    try:
-        if place.read() != content:
-            place.write(content)
-    except StorageError as error:
-        raise NotSubmittedError(
-            f"the run's config was not stored: {error}; nothing was submitted: run `pulumi up`, "
-            "which renews the key, or submit again"
-        ) from error
-    return f"{place.bucket}/{place.key}"
-
-
-def _place(store: Mapping[str, str], recipe: str, content: bytes) -> Place:
-    digest = hashlib.sha256(content).hexdigest()[:_HASH_DIGITS]
-    return Place(key=f"runs/{recipe}/{digest}.json", **store)
-
-
-EXIT: Final = 66
-"""sysexits EX_NOINPUT."""
-_IMAGE_DATA = "/opt/soperator/data"
-_PLACE = "{place:data}"
-
-
-def prepared_data(
-    job: JobSpec, recipe: Mapping[str, Any], outputs: StackOutputs
-) -> tuple[str, ...]:
-    """Paths of which one has to be there, first the one to bring it to; () where none is known.
-
-    Other absolute paths, and what an image may hold, are not the login node's to see.
-    """
-    train, root = recipe.get("train"), outputs.places.get("data")
-    if job.module != TRAIN_MODULE or job.container is not None or not isinstance(train, dict):
-        return ()
-    name = train.get("dataset")
-    if not isinstance(name, str) or name in ("", "generated") or root is None:
-        return ()
-    if name.startswith(_PLACE):
-        folders = [f"{root}/{name.removeprefix(_PLACE).lstrip('/')}"]
-    elif name.startswith(("/", "{")):
-        return ()
-    else:
-        names = dict.fromkeys((name, PurePosixPath(name).name))
-        places = dict.fromkeys((root, outputs.before.places["data"], _IMAGE_DATA))
-        folders = [f"{place}/{each}" for each in names for place in places]
-    # What other tasks read has several names: of them only the folder is asked for.
-    chats = train.get("task", "causal_lm") == "causal_lm"
-    return tuple(f"{folder}/tokens_train.parquet" if chats else folder for folder in folders)
-
-
-def refuse_script(reads: Sequence[tuple[str, ...]], places: Mapping[str, str]) -> str:
-    """Shell words that print the first path of a group and end with EXIT where none of it is there.
-
-    Bytes must be in it. A login node that does not have the place itself cannot tell. What is sent
-    along is read to its end, so that the answer arrives.
-    """
-    return "".join(_refuse(paths, places["data"]) for paths in dict.fromkeys(reads) if paths)
-
-
-def _refuse(paths: tuple[str, ...], root: str) -> str:
-    tests = [f"[ -d {shlex.quote(root)} ]"]
-    tests += [f"[ ! -s {shlex.quote(path)} ]" for path in paths]
-    told = f"echo {shlex.quote(paths[0])}"
-    return f"if {' && '.join(tests)}; then cat > /dev/null; {told}; exit {EXIT}; fi; "
-
-
-def refusal(job: str, path: str) -> str:
-    """The line for a job whose data is not there."""
-    return (
-        f"{job}: {path} is not on the cluster, or is empty; prepare it first (soperator submit "
-        f"{job} --pipeline -s STACK submits what {job} needs), bring it with soperator data push "
-        "-s STACK, or name the job that makes it with --after ID; nothing was submitted"
-    )
-
-
-_PREFIX: Final = "soperator"
-_INPUT_DIGITS: Final = 16
-_NONCE_BYTES: Final = 6
-_LOCK: Final = ".submit.lock"
-"""In the user's own folder of code, which all login nodes share."""
-_WAIT_S: Final = 60
-_DROP: Final = "cat > /dev/null"
-"""What is on standard input is read before an end: else the sender takes it for a lost line."""
-BUSY_EXIT: Final = 74
-QUEUED_EXIT: Final = 76
-"""What ends the shell where a job of equal inputs runs or waits: its id and comment are printed."""
-
-
-def new_mark(
-    job: str,
-    code_hash: str,
-    sets: Sequence[str],
-    *,
-    array: str | None = None,
-    reproduces: str | None = None,
-) -> str:
-    """The comment of one sbatch of these inputs."""
-    inputs = json.dumps([job, code_hash, list(sets), array, reproduces])
-    digest = hashlib.sha256(inputs.encode()).hexdigest()[:_INPUT_DIGITS]
-    return f"{_PREFIX}:{digest}:{secrets.token_hex(_NONCE_BYTES)}"
-
-
-def lock_script(code_path: str) -> str:
-    """Shell words that hold the login node's lock until the shell ends, or end it: BUSY_EXIT."""
-    path = f"{code_path}/{_LOCK}"
-    said = f"another submission holds {path}, or it cannot be locked"
-    return (
-        f"{{ mkdir -p -m 700 {shlex.quote(code_path)} && exec 9>>{shlex.quote(path)} && "
-        f"flock -w {_WAIT_S} 9; }} || "
-        f"{{ {_DROP}; echo {shlex.quote(said)} >&2; exit {BUSY_EXIT}; }}; "
-    )
-
-
-def why_busy(stderr: str) -> str:
-    """What the shell said before BUSY_EXIT, in one line: its own words tell what is not there."""
-    return "; ".join(line.strip() for line in stderr.splitlines() if line.strip())
-
-
-def turn_script(code_path: str, mark: str, *, once_from: int | None) -> str:
-    """Shell words before sbatch: hold the lock, and end at a job of equal inputs.
-
-    `once_from`: least id of one that is a repeat; None: none is.
-    """
-    lock = lock_script(code_path)
-    if once_from is None:
-        return lock
-    inputs = f"|{mark.rpartition(':')[0]}:"
-    return (
-        f"{lock}queued=$(squeue --all --me --noheader --format='%F|%k') || {{ {_DROP}; exit 1; }}; "
-        f"same=$(printf '%s\\n' \"$queued\" | grep -F {shlex.quote(inputs)} | "
-        f"while IFS='|' read -r id rest; do [ \"$id\" -lt {once_from} ] || "
-        '{ echo "$id|$rest"; break; }; done); '
-        f'if [ -n "$same" ]; then {_DROP}; echo "$same"; exit {QUEUED_EXIT}; fi; '
-    )

@@ -25,7 +25,7 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell
 from infra.clients.ssh import PATIENCE_S, Connection, ConnectionLostError, reopen
 from infra.jobs import history
-from infra.jobs.submit import IS_OWN
+from infra.jobs.history import IS_OWN
 from infra.render.delivery import (
     BOOTSTRAP_LOCK,
     WORKLOADS_LOCK,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infra.jobs import submit
+from infra.jobs import recipes
 from infra.state import Cache
 from tests.conftest import PUBLIC_KEY
 from tests.engine.nebius_project import (
@@ -170,7 +170,7 @@ def test_what_was_deleted_by_hand_is_seen_by_a_refresh_and_comes_back(
     shown = project.run("stack", "output", "store")
     assert "emulated-secret" not in shown
     store = project.outputs()["store"]
-    kept = submit.keep(store, "lora", b"{}")
+    kept = recipes.keep(store, "lora", b"{}")
     assert kept.partition("/")[2] in storage.inodes()
 
 

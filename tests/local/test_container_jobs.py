@@ -21,13 +21,15 @@ import pytest
 from infra.clients import slurm
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Connection
-from infra.jobs import follow, submit, transfer
+from infra.jobs import follow, transfer
+from infra.jobs.history import Submission
 from infra.local.slurm.pod import SLURM_SETTING, SlurmSetup
 from infra.render.delivery import code_files, hash_files
 from infra.state import CHECKOUT
 from stacks.spec.slurm import JobSpec
 from tests.local import test_serve_job as serving
 from tests.local.jobs_cluster import JobsCluster, running_cluster
+from tests.unit.jobs.raw import submit
 
 pytestmark = [
     pytest.mark.local,
@@ -155,10 +157,10 @@ def _run(cluster: JobsCluster, job: JobSpec) -> tuple[str, dict[str, Any]]:
 
 def _submit(
     cluster: JobsCluster, connection: Connection, job: JobSpec
-) -> tuple[submit.Submission, StackOutputs]:
+) -> tuple[Submission, StackOutputs]:
     files = code_files(CHECKOUT, replace(cluster.spec, jobs=(job,)))
     outputs = replace(cluster.outputs, jobs={job.name: ""})
     transfer.send(connection, outputs, files)
     sets = serving._SETS if job.is_server else ()
-    made = submit.submit(connection, outputs, job.name, code_hash=hash_files(files), sets=sets)
+    made = submit(connection, outputs, job.name, code_hash=hash_files(files), sets=sets)
     return made, outputs

@@ -15,7 +15,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -26,11 +25,11 @@ from infra.cli.jobs.shell import client_words
 from infra.cli.main import app
 from infra.clients import slurm
 from infra.clients.errors import JobsError, StackPausedError
-from infra.clients.ssh import Connection, ConnectionLostError
+from infra.clients.ssh import Connection, ConnectionLostError, Result
 from infra.clients.ssh_key import fingerprint
-from infra.jobs import follow, history, nodes, search, submit, submit_once, top, transfer
+from infra.jobs import follow, history, nodes, top, transfer
 from infra.jobs.follow import why
-from infra.jobs.history import Earlier
+from infra.jobs.history import EquivalentJobs, Submission
 from infra.jobs.ledger import (
     Asking,
     note_actual,
@@ -38,8 +37,15 @@ from infra.jobs.ledger import (
     report_of_cluster,
     submit_within_budget,
 )
-from infra.jobs.search import leaderboard, runs_of, states_of, usd_by_job
-from infra.jobs.submit import new_mark
+from infra.jobs.search import (
+    leaderboard,
+    prepare_search,
+    runs_of,
+    states_of,
+    trials_to_submit,
+    usd_by_job,
+)
+from infra.jobs.submit import AlreadyQueuedError, Submitter
 from infra.operate import sessions
 from infra.operate.sessions import Guard, ask
 from infra.render.delivery import code_files, hash_files, schedule_files, schedule_script
@@ -54,6 +60,7 @@ from stacks.spec import StackSpec
 from stacks.spec.cost import BudgetSpec, RunForecastSpec
 from stacks.spec.slurm import ACCEPT_MODULE, AxisSpec, Goal, JobSpec, SearchSpec, TrialSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
+from tests.unit.jobs.raw import submit
 
 pytestmark = pytest.mark.local
 
@@ -158,12 +165,12 @@ def demo_runner(
 
 def start(
     cluster: JobsCluster, connection: Connection, job: str, *sets: str, after: str | None = None
-) -> submit.Submission:
+) -> Submission:
     digest = hash_files(release(cluster.spec))
-    return submit.submit(connection, cluster.outputs, job, code_hash=digest, sets=sets, after=after)
+    return submit(connection, cluster.outputs, job, code_hash=digest, sets=sets, after=after)
 
 
-def finish(connection: Connection, submission: submit.Submission) -> tuple[int, str]:
+def finish(connection: Connection, submission: Submission) -> tuple[int, str]:
     """Exit status and log of the job, through `logs`."""
     received = bytearray()
     job = follow.follow(
@@ -261,7 +268,7 @@ def test_a_missing_python_environment_ends_the_job_with_78_and_says_what_to_do(
     spec = replace(cluster.spec, python_env_path="/opt/none")
     files = release(spec)
     transfer.send(connection, cluster.outputs, files)
-    submission = submit.submit(connection, cluster.outputs, "probe", code_hash=hash_files(files))
+    submission = submit(connection, cluster.outputs, "probe", code_hash=hash_files(files))
     status, log = finish(connection, submission)
     assert status == 78
     assert "/opt/none/bin/python is missing: run soperator data venv -s jobs, submit again" in log
@@ -275,7 +282,7 @@ def test_code_that_is_not_on_the_cluster_is_refused_and_nothing_is_queued(
     with pytest.raises(
         JobsError, match=r"0000000000000000 of this checkout is not there in full; run `pulumi up"
     ):
-        submit.submit(connection, cluster.outputs, "probe", code_hash="0000000000000000")
+        submit(connection, cluster.outputs, "probe", code_hash="0000000000000000")
     assert slurm.recent(connection, days=1) == before
 
 
@@ -337,24 +344,18 @@ def test_a_search_runs_each_trial_with_its_settings_and_ranks_them(
 ) -> None:
     books = open_books(cluster.spec, tmp_path, print)
     files = release(cluster.spec)
-    earlier = Earlier(
-        shell=connection,
+    submitter = Submitter(
+        books=books,
+        connection=connection,
         outputs=cluster.outputs,
         state=tmp_path,
-        code_hash=hash_files(files),
-        say=lambda _line: None,
-    )
-    made = search.dispatch_search(
-        search.order_search(books, SEARCH, files),
-        books,
-        connection,
-        cluster.outputs,
-        state=tmp_path,
-        code_hash=earlier.code_hash,
+        code=files,
         git_revision=None,
-        say=lambda _line: None,
+        log=lambda _line: None,
     )
-    assert search.left(SEARCH, earlier, ()) == (), "all are on their way"
+    equivalent: EquivalentJobs = submitter.equivalent
+    made = submitter.submit(prepare_search(books, SEARCH, files).request)
+    assert trials_to_submit(SEARCH, equivalent, ()) == (), "all are on their way"
     deadline = time.monotonic() + 120
     while any(task.is_active for task in states_of(connection, "trials")):
         assert time.monotonic() < deadline
@@ -371,7 +372,7 @@ def test_a_search_runs_each_trial_with_its_settings_and_ranks_them(
     used = slurm.uses(connection, "key", since=now - timedelta(hours=1), until=now).uses
     tasks = [use for use in used if use.array_id == made.submission.job_id]
     assert ([use.num_tasks for use in tasks], len(runs)) == ([1, 1, 1], 3)
-    assert search.left(SEARCH, earlier, ()) == (2,)
+    assert trials_to_submit(SEARCH, equivalent, ()) == (2,)
     usd = usd_by_job(
         books,
         connection,
@@ -531,33 +532,47 @@ def test_a_chain_that_runs_again_uses_finished_jobs_and_repeats_changed_ones(
     assert [step.job.id for step in again] == [step.job.id for step in first]
 
 
+@pytest.mark.parametrize("is_script_whole", [True, False])
 def test_a_job_whose_number_never_came_back_is_found_again(
-    cluster: JobsCluster, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_script_whole: bool,
+    cluster: JobsCluster,
+    connection: Connection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A run that is killed after sbatch and before the answer must not submit the job twice."""
     spec = replace(cluster.spec, jobs=cluster.spec.jobs[:1])
     said: list[str] = []
     runner = demo_runner(cluster, connection, tmp_path, spec, said)
-    made: list[submit.Submission] = []
+    answers: list[str] = []
 
     class Killed(BaseException):
         """Nothing after it runs."""
 
-    def killed(*given: Any, **named: Any) -> submit.Submission:
-        made.append(submit_now(*given, **named))
-        raise Killed
+    def killed(command: str, *, stdin: bytes = b"") -> Result:
+        found = run(command, stdin=stdin)
+        if "submit_once sbatch" in command:
+            answers.append(found.stdout.strip())
+            raise Killed
+        return found
 
-    submit_now = submit.submit
+    run, listed = connection.run, f"ls {cluster.outputs.own_path}/submissions"
+    before = connection.run(listed).stdout  # those of other tests stay
     with monkeypatch.context() as patch:
-        patch.setattr(submit, "submit", killed)
+        patch.setattr(connection, "run", killed)
         with pytest.raises(Killed), runner.alone():
             runner.submit(spec.jobs[0], ())
     assert history.submissions(tmp_path, "jobs") == ()
+    if not is_script_whole:
+        # Killed with its caller, between sbatch and the line that keeps its answer.
+        newest = f"{cluster.outputs.own_path}/submissions/*.id"
+        assert connection.run(f'rm "$(ls -t {newest} | head -n 1)"').ok
     step = run_chain(runner, {})["probe"]
-    assert (step.job.id, step.reused) == (made[0].job_id, True)
-    cut_off = f"probe: job {made[0].job_id} was submitted by a command that was cut off"
+    assert [step.job.id] == answers
+    assert step.reused
+    cut_off = f"probe: job {answers[0]} was submitted by a command that was cut off"
     assert said[0].startswith(cut_off)
-    assert submit_once.left(tmp_path, "jobs") == ()
+    assert connection.run(listed).stdout == before
 
 
 def test_a_job_of_another_machine_that_waits_is_taken_and_one_that_ended_is_not(
@@ -565,21 +580,21 @@ def test_a_job_of_another_machine_that_waits_is_taken_and_one_that_ended_is_not(
 ) -> None:
     digest, sets = hash_files(release(cluster.spec)), ("sleep=60",)
 
-    def ask() -> submit.Submission:
-        return submit.submit(
+    def ask() -> Submission:
+        return submit(
             connection,
             cluster.outputs,
             "probe",
             code_hash=digest,
             sets=sets,
-            mark=new_mark("probe", digest, sets),
-            once_from=0,
+            oldest=0,
         )
 
     first = ask()
-    with pytest.raises(submit.AlreadyQueuedError) as same:
+    with pytest.raises(AlreadyQueuedError) as same:
         ask()
-    assert (same.value.job_id, same.value.mark) == (first.job_id, first.mark)
+    found = same.value.submission
+    assert (found.job_id, found.idempotency_key) == (first.job_id, first.idempotency_key)
     slurm.cancel(connection, [first.job_id])
     finish(connection, first)
     second = ask()
@@ -610,7 +625,7 @@ def test_a_submission_is_forecast_held_to_the_budget_and_settled(
     books = open_books(replace(cluster.spec, runs=(run,), budget=budget), tmp_path, print)
     said: list[str] = []
 
-    def ask(*, force: bool = False) -> submit.Submission:
+    def ask(*, force: bool = False) -> Submission:
         asking = Asking(
             run=books.forecast(books.spec.jobs[0]),
             cluster=cluster.outputs.login_host_key,
@@ -619,7 +634,11 @@ def test_a_submission_is_forecast_held_to_the_budget_and_settled(
             force=force,
         )
         return submit_within_budget(
-            books, connection, asking, lambda: start(cluster, connection, "probe"), say=said.append
+            books,
+            connection,
+            asking,
+            lambda _entries: start(cluster, connection, "probe"),
+            say=said.append,
         )
 
     first = ask()

@@ -20,12 +20,14 @@ from cost.run_record import parse_run_record
 from infra.clients import slurm
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Connection
-from infra.jobs import follow, server, submit, transfer
+from infra.jobs import follow, server, transfer
+from infra.jobs.history import Submission
 from infra.render.delivery import code_files, hash_files
 from infra.state import CHECKOUT
 from stacks.spec.slurm import JobSpec
 from tests.local import test_serve_job as serving
 from tests.local.jobs_cluster import JobsCluster, running_cluster
+from tests.unit.jobs.raw import submit
 from tests.workloads.conftest import RECIPE
 from workloads.data import __main__ as prepare_data
 from workloads.evaluate import compare_models
@@ -88,16 +90,14 @@ class Served:
     job_id: str
     endpoint: dict[str, Any]
 
-    def submit(self, job: str, *sets: str) -> submit.Submission:
-        return submit.submit(
-            self.connection, self.outputs, job, code_hash=self.code_hash, sets=sets
-        )
+    def submit(self, job: str, *sets: str) -> Submission:
+        return submit(self.connection, self.outputs, job, code_hash=self.code_hash, sets=sets)
 
     def result(self, job_id: str, name: str) -> Path:
         """A file that the job leaves."""
         return self.cluster.path(self.outputs.results_path(job_id)) / name
 
-    def end_of(self, submission: submit.Submission) -> str:
+    def end_of(self, submission: Submission) -> str:
         """The log of the job, which must end well."""
         job = follow.follow(
             self.connection, submission.log_path, submission.job_id, write=lambda chunk: None
@@ -127,7 +127,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         with Connection(outputs.endpoint(cluster.identity)) as connection:
             transfer.send(connection, outputs, files)
             code = hash_files(files)
-            made = submit.submit(connection, outputs, "serve", code_hash=code, sets=serving._SETS)
+            made = submit(connection, outputs, "serve", code_hash=code, sets=serving._SETS)
             path = cluster.path(outputs.results_path(made.job_id)) / "endpoint.json"
             endpoint = serving._endpoint(path, cluster.path(made.log_path))
             here = Served(cluster, connection, outputs, code, made.job_id, endpoint)

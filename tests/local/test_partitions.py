@@ -11,12 +11,13 @@ import pytest
 
 from infra.clients import slurm
 from infra.clients.ssh import Connection
-from infra.jobs import submit
+from infra.jobs.history import Submission
 from infra.render.delivery import hash_files
 from stacks.load import load_stack
 from stacks.spec.slurm import JobSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 from tests.local.test_jobs import finish, probe_spec, release
+from tests.unit.jobs.raw import submit
 
 pytestmark = pytest.mark.local
 
@@ -56,9 +57,9 @@ def test_a_long_queue_for_training_holds_up_no_job_of_the_other_partition(
     with Connection(cluster.outputs.endpoint(cluster.identity)) as connection:
         cluster.deliver(files)
 
-        def start(job: str, *sets: str) -> submit.Submission:
+        def start(job: str, *sets: str) -> Submission:
             outputs, code = cluster.outputs, hash_files(files)
-            return submit.submit(connection, outputs, job, code_hash=code, sets=sets)
+            return submit(connection, outputs, job, code_hash=code, sets=sets)
 
         training = [start("whole", "sleep=6") for _ in range(3)]
         served = start("serve")

@@ -25,12 +25,13 @@ import pytest
 
 from infra.clients import slurm
 from infra.clients.ssh import Connection
-from infra.jobs import follow, server, submit, transfer
+from infra.jobs import follow, server, transfer
 from infra.render.delivery import code_files, hash_files
 from infra.state import CHECKOUT, PULUMI_VERSION
 from stacks.spec.nodes import Billing
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 from tests.ports import free_ports
+from tests.unit.jobs.raw import submit
 from tests.workloads.conftest import make_tokenizer
 
 pytestmark = pytest.mark.local
@@ -109,9 +110,7 @@ def test_a_served_job_answers_through_the_login_node_and_ends_clean(cluster: Job
     outputs = replace(cluster.outputs, jobs={job.name: ""})
     with Connection(outputs.endpoint(cluster.identity)) as connection:
         transfer.send(connection, outputs, files)
-        submitted = submit.submit(
-            connection, outputs, job.name, code_hash=hash_files(files), sets=_SETS
-        )
+        submitted = submit(connection, outputs, job.name, code_hash=hash_files(files), sets=_SETS)
         results = cluster.path(outputs.results_path(submitted.job_id))
         log = cluster.path(submitted.log_path)
         endpoint = _endpoint(results / "endpoint.json", log)
@@ -163,9 +162,7 @@ def test_a_server_whose_node_is_taken_comes_back_by_itself(cluster: JobsCluster)
     outputs = replace(cluster.outputs, jobs={job.name: ""})
     with Connection(outputs.endpoint(cluster.identity)) as connection:
         transfer.send(connection, outputs, files)
-        submitted = submit.submit(
-            connection, outputs, job.name, code_hash=hash_files(files), sets=_SETS
-        )
+        submitted = submit(connection, outputs, job.name, code_hash=hash_files(files), sets=_SETS)
         results = cluster.path(outputs.results_path(submitted.job_id))
         log = cluster.path(submitted.log_path)
         first = server.wait_until_up(connection, outputs, submitted.job_id, say=lambda _: None)

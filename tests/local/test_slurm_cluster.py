@@ -7,7 +7,7 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from cost.runs.spend import JobUse
 from infra.clients import slurm
 from infra.clients.slurm import Job
 from infra.clients.ssh import Result
+from infra.jobs import submit
 from infra.jobs.nodes import await_idle, drain, jobs_on, resume
 from infra.local import process
 from infra.local.cloud import RECONCILER
@@ -24,6 +25,8 @@ from infra.local.kube import api_server
 from infra.local.slurm import pod as pods
 from infra.local.slurm.daemons import SharedFolder
 from tests.local.slurm_stand import CLUSTER, Stand, node_groups, running_stand
+from tests.unit.jobs.login_node import planned
+from tests.unit.jobs.test_submit import OUTPUTS
 
 pytestmark = pytest.mark.local
 
@@ -97,6 +100,29 @@ def test_accounting_knows_the_jobs(stand: Stand) -> None:
     stand.output(job)
     command = f"sacct -n -X -P -j {job} -o State,ExitCode"
     stand.wait(lambda: stand.ssh(command).stdout.strip() == "COMPLETED|0:0", f"sacct of {job}")
+
+
+def test_a_job_that_the_queue_forgot_is_found_by_its_key_in_accounting(stand: Stand) -> None:
+    """Accounting keeps no comments by default, but the line of sbatch, where the key is too."""
+    key = "soperator:0123456789abcdef:00aa11bb22cc"
+    wanted = planned(idempotency_key=key)
+    job = stand.submit("true", f"--comment={key}", f"--job-name={wanted.job}")
+    stand.output(job)
+    own = "/root/keys"
+    stand.ssh(
+        f"mkdir -p {own}/submissions {own}/bin; touch {own}/submissions/00aa11bb22cc; "
+        f"echo '#!/bin/sh' > {own}/bin/squeue; chmod +x {own}/bin/squeue"
+    )
+    look_up = submit._script(replace(OUTPUTS, code_path=own), "look_up", wanted)
+
+    def is_found() -> bool:
+        done = stand.ssh(f"PATH={own}/bin:$PATH; {look_up} < /dev/null")
+        assert done.returncode == 0, done.stderr
+        if not done.stdout.strip():  # accounting is late, and a record of no job is removed
+            stand.ssh(f"touch {own}/submissions/00aa11bb22cc")
+        return done.stdout.strip() == job
+
+    stand.wait(is_found, f"the key of {job} in sacct")
 
 
 @pytest.mark.feature("S002-72")

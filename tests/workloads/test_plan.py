@@ -521,7 +521,7 @@ def test_a_run_that_does_not_fit_by_the_plan_is_refused_unless_its_strategy_is_n
 def test_the_trainer_reads_what_the_planner_writes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from infra.jobs.submit import plan_of
+    from infra.jobs.recipes import plan_of
     from stacks.load import load_stack
     from workloads.recipes import load_recipe
 

@@ -12,12 +12,11 @@ import typer
 
 from infra.cli import context, output
 from infra.cli.context import ForceOption, IdentityOption, SetsOption, StackOption, SyncOption
-from infra.cli.jobs import submission
+from infra.cli.jobs.submit import Prepared, alone
 from infra.cli.output import Format, exit_code
-from infra.jobs import submit, submit_once
-from infra.jobs import transfer as code
+from infra.jobs.history import Submission
 from infra.jobs.ledger import open_books
-from infra.jobs.submit import Submission
+from infra.jobs.submit import Request, check_job, prepare
 from infra.render.delivery import hash_files, pack
 from infra.render.sbatch import hardware_environment, nodesets_of
 from infra.reports.acceptance import certificate, result, run
@@ -131,27 +130,24 @@ def _run(
     mounts = sorted(shared_mounts(spec).values())
     wanted = run.batches(profile, run.chosen_stages(stages), sets, mounts)
     outputs = context.caller(spec.name, key)
-    submit.check_job(outputs, job.name)
+    check_job(outputs, job.name)
     books = open_books(spec, context.state_root(), output.note)
     files = context.local_code(spec.name)
 
-    def made(batch: run.Batch) -> submission.ReadyJob:
-        order = submit_once.order(books, job, files, batch.sets, say=output.note)
-        return submission.ReadyJob(books=books, files=files, order=order)
+    def request(batch: run.Batch) -> Request:
+        return prepare(books, job, files, batch.sets, log=output.note)
 
     with context.connect(outputs, key) as connection:
+        prepared = Prepared(books=books, code=files, requests={})
+        submitter = prepared.submitter(connection, outputs, sync=sync)
         if dry_run:
             for batch in wanted:
-                print(made(batch).dry_run(connection, outputs), end="")
+                print(submitter.dry_run(request(batch)), end="")
             return None
-        if sync:
-            code.send(connection, outputs, files)
 
         def send(batch: run.Batch, nodes: tuple[str, ...]) -> Submission:
-            with submission.alone(connection, outputs):
-                ready = made(batch)
-                sent = ready.submit(connection, outputs, force=force, nodes=nodes)
-            return sent.submission
+            with alone(connection, outputs):
+                return submitter.submit(request(batch), force=force, nodes=nodes).submission
 
         with output.ClusterText(sys.stderr) as shown:
             return run.collect(

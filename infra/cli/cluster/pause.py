@@ -30,11 +30,10 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell
 from infra.clients.ssh import Connection
 from infra.jobs import transfer
-from infra.jobs.history import run_folder, submissions
+from infra.jobs.history import Submission, run_folder, submissions
 from infra.jobs.nodes import await_idle, listed
 from infra.jobs.nodes import drain as drain_nodes
 from infra.jobs.nodes import resume as undrain
-from infra.jobs.submit import Submission
 from infra.operate.idle import (
     Activity,
     Verdict,

@@ -26,14 +26,13 @@ from infra.cli.context import (
     put,
     share,
 )
-from infra.cli.jobs import submission
+from infra.cli.jobs.submit import alone, prepare
 from infra.cli.output import Format, comparing, exit_code
 from infra.jobs import ledger
-from infra.jobs import submit as submitting
 from infra.jobs.ledger import open_books
 from infra.jobs.search import NO_METRIC, Board, runs_of, states_of, usd_by_job
 from infra.jobs.search import leaderboard as board_of
-from infra.jobs.submit import job_args
+from infra.jobs.submit import check_job, job_args
 from infra.render import kube_job
 from infra.render.delivery import hash_files
 from infra.render.kube_job import how_to_run, service_and_job, to_yaml, training_pods
@@ -155,39 +154,36 @@ def reproduce(
     check_code(run, hash_files(files), context.CHECKOUT, context.state_root())
     sets = settings_of(run, job, files)
     outputs = context.caller(stack, identity)
-    submitting.check_job(outputs, job.name)
-    made = submission.ready(spec, job, sets)
+    check_job(outputs, job.name)
+    prepared = prepare(spec, [job], {job.name: sets})
+    request = prepared.requests[job.name]
     with context.connect(outputs, identity) as connection:
         if (line := check_data(run, connection)) is not None:
             output.note(line)
+        submitter = prepared.submitter(connection, outputs, sync=sync)
         if not submit:
-            for line in ledger.budget_lines(made.books, made.order.run, datetime.now(UTC)):
+            for line in ledger.budget_lines(prepared.books, request.run, datetime.now(UTC)):
                 output.note(line)
-            print(made.dry_run(connection, outputs), end="")
+            print(submitter.dry_run(request), end="")
             output.note(
                 f"nothing was submitted: soperator runs reproduce {name} --submit -s {stack} does "
                 "it"
             )
             return
-        with submission.alone(connection, outputs):
+        with alone(connection, outputs):
             found = None
             if not once_more:
-                found = made.earlier(connection, outputs).counting(
+                found = submitter.equivalent.find(
                     job.name,
                     sets,
-                    done_counts=job.ends,
+                    may_be_done=job.ends,
                     fits=lambda each: each.reproduces == run.name,
                 )
             # Once it is queued it is written down and named, also where Ctrl-C came in between.
             with interrupts.held():
                 if found is None:
-                    found = made.submit(
-                        connection,
-                        outputs,
-                        sync=sync,
-                        force=force,
-                        once=not once_more,
-                        reproduces=run.name,
+                    found = submitter.submit(
+                        request, force=force, once=not once_more, reproduces=run.name
                     ).submission
                 else:
                     output.note(f"{job.name}: nothing was submitted; --again submits it once more")

@@ -26,7 +26,7 @@ from infra.cli.context import (
     StackOption,
     SyncOption,
 )
-from infra.cli.jobs import submission
+from infra.cli.jobs.submit import alone, prepare, submit
 from infra.cli.output import Format
 from infra.clients import slurm
 from infra.clients.errors import JobsError
@@ -36,6 +36,7 @@ from infra.jobs import recipes, server
 from infra.jobs import server as targets
 from infra.jobs.follow import outcome
 from infra.jobs.server import DAYS, DEFAULT_PORT, ChatPage
+from infra.jobs.submit import check_job, job_args
 from infra.render.sbatch import chat_profile
 from infra.state import DEFAULT_STACK, Cache
 from stacks.errors import UserError
@@ -68,32 +69,26 @@ def serve(
     identity: IdentityOption = None,
 ) -> None:
     """Serve a model as a job; with --open talk to it in the browser."""
-    from infra.jobs import submit
-
     if share and not open_:
         raise UserError("--share: only with --open, which opens the page")
     spec = context.spec(stack)
     wanted = server.server_job(spec, job)
-    submit.job_args(sets or ())
+    job_args(sets or ())
     page_port = server.free_port(port) if open_ else None
     outputs = context.caller(stack, identity)
-    submit.check_job(outputs, wanted.name)
+    check_job(outputs, wanted.name)
     with interrupts.closed_whole() as closing:
         connection = closing.enter_context(context.connect(outputs, identity))
         own = _OwnJob(connection, stack, is_kept=keep)
         closing.callback(own.end)
-        with submission.alone(connection, outputs):
+        with alone(connection, outputs):
             job_id = _found(connection, wanted.name, sets or (), stack)
             if job_id is None:
-                made = submission.ready(spec, wanted, sets or ())
+                prepared = prepare(spec, [wanted], {wanted.name: sets or ()})
+                submitter = prepared.submitter(connection, outputs, sync=sync)
                 with interrupts.held():
-                    sent = made.submit(
-                        connection,
-                        outputs,
-                        sync=sync,
-                        force=force,
-                        once=True,
-                        queued=own.take,
+                    sent = submitter.submit(
+                        prepared.requests[wanted.name], force=force, once=True, queued=own.take
                     )
                 job_id = sent.submission.job_id
                 output.note(f"{wanted.name} is job {job_id}")
@@ -272,8 +267,6 @@ def load(
     given = {"--rows": rows, "--tokenizer": tokenizer, "--preset": preset}
     if wrong := [name for name, value in given.items() if value is not None]:
         raise UserError(f"{' and '.join(wrong)}: only with --url; for a job use --set load.prompts")
-    from infra.cli.jobs.submit import submit
-
     name = targets.load_job(declared).name
     outputs = context.caller(stack, identity)
     with context.connect(outputs, identity) as connection:

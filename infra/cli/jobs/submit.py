@@ -1,13 +1,13 @@
 """Submit a declared job, the pipeline that ends with it, or a search, within the stack's budget.
 
-Owns what is printed of it. Order, budget and what is left to send are infra/jobs's.
+Owns what is printed of it, and what every command that submits reads of this checkout.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,27 +18,83 @@ import typer
 from cost.runs import pipelines
 from cost.runs.runs import plain_run
 from cost.runs.searches import plain_search, search_line
+from cost.size.shape import SizeError
 from infra.cli import context, interrupts, output
 from infra.cli.context import AgainOption, ForceOption, IdentityOption, StackOption, SyncOption
-from infra.cli.jobs import submission
 from infra.cli.output import Format
 from infra.clients import slurm
+from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
-from infra.jobs import ledger
+from infra.clients.ssh import Connection
+from infra.jobs import ledger, recipes
+from infra.jobs import pipeline as pipelines_of
 from infra.jobs import submit as submitting
-from infra.jobs import transfer as code
-from infra.jobs.history import Earlier
-from infra.jobs.ledger import open_books
-from infra.jobs.submit import Submission
-from infra.jobs.submit_once import Order, Sent
-from infra.render.delivery import hash_files
-from infra.render.sbatch import array_option
+from infra.jobs.ledger import Books, open_books
+from infra.jobs.submit import Request, Submitted, Submitter
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
-from stacks.schedule import pipeline as jobs_of
 from stacks.schedule import pipeline as pipeline_of
 from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec, SearchSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Requests that were accepted here; nothing is sent yet."""
+
+    books: Books
+    code: Mapping[str, bytes]
+    """This checkout's, by path."""
+    requests: Mapping[str, Request]
+    """By job."""
+
+    def submitter(
+        self, connection: Connection, outputs: StackOutputs, *, sync: bool = False
+    ) -> Submitter:
+        """What submits them; with `sync` the code is sent first."""
+        return Submitter(
+            books=self.books,
+            connection=connection,
+            outputs=outputs,
+            state=context.state_root(),
+            code=self.code,
+            git_revision=context.git_revision(),
+            log=output.note,
+            store=lambda: context.run_config_store(outputs),
+            sync=sync,
+        )
+
+
+def prepare(
+    spec: StackSpec, jobs: Sequence[JobSpec], sets: Mapping[str, Sequence[str]]
+) -> Prepared:
+    """The jobs, each with its forecast and `sets`; everything that is wrong is refused at once."""
+    found: dict[str, Request] = {}
+    problems: list[str] = []
+    books = open_books(spec, context.state_root(), output.note)
+    code = context.local_code(spec.name)
+    if spec.nodes.paused:
+        output.note(
+            f"{spec.name}: declared as paused: the next `pulumi up` takes the workers away from "
+            f"what runs; soperator cluster resume --stack {spec.name} keeps them"
+        )
+    for job in jobs:
+        own = sets.get(job.name, ())
+        try:
+            recipes.refuse_wrong(context.CHECKOUT, job, own)
+            found[job.name] = submitting.prepare(books, job, code, own, log=output.note)
+        except (JobsError, SizeError) as error:
+            problems.append(str(error))
+    if problems:
+        raise JobsError("\n".join(problems))
+    return Prepared(books=books, code=code, requests=found)
+
+
+@contextmanager
+def alone(connection: Connection, outputs: StackOutputs) -> Generator[None]:
+    """No other command of this state folder submits to the stack in the block."""
+    with submitting.alone(context.state_root(), connection, outputs, output.note):
+        yield
 
 
 def submit(
@@ -76,90 +132,23 @@ def submit(
     if force and spec.budget is None:
         output.note(f"--force has no effect: {stack} declares no budget")
     options = Options(
-        after=after, again=again, sync=sync, dry_run=dry_run, force=force, format=format
+        after=after,
+        again=again,
+        sync=sync,
+        dry_run=dry_run,
+        force=force,
+        identity=identity,
+        is_json=format is Format.JSON,
     )
-    for search in spec.searches:
-        if search.name == job:
-            if pipeline:
-                raise UserError(f"--pipeline: {job} is a search; submit what its job needs first")
-            run_search(spec, outputs, search, sets=sets or (), options=options, identity=identity)
-            return
-    wanted = declared(spec, job)
-    if pipeline:
-        run_pipeline(spec, outputs, wanted, sets=sets or (), options=options, identity=identity)
-        return
-    submitting.job_args(sets or ())
-    made = submission.ready(spec, wanted, sets or ())
-    with context.connect(outputs, identity) as connection:
-
-        def counting() -> Submission | None:
-            if again:
-                return None
-            earlier = made.earlier(connection, outputs)
-            return earlier.counting(
-                job,
-                sets or (),
-                earlier.newest(wanted.after),
-                done_counts=wanted.ends,
-                fits=lambda each: after is None or each.after == after,
-            )
-
-        if dry_run:
-            if (counts := counting()) is not None:
-                output.note(
-                    f"{job}: nothing would be submitted: job {counts.job_id} counts, unless --again"
-                )
-            books, now = made.books, datetime.now(UTC)
-            cost = pipelines.pipeline_cost(pipeline_of(spec, job), books.rates, books.records)
-            for line in (
-                *pipelines.schedule_lines(cost, now),
-                *ledger.budget_lines(books, made.order.run, now),
-            ):
-                output.note(line)
-            text = made.dry_run(connection, outputs, after=after)
-            if format is Format.JSON:
-                output.print_json(_shown(text, made.order))
-            else:
-                print(text, end="")
-            return
-        with submission.alone(connection, outputs):
-            found = counting()
-            is_earlier = found is not None
-            if found is None:
-                with interrupts.held():
-                    sent = made.submit(
-                        connection,
-                        outputs,
-                        sync=sync,
-                        force=force,
-                        after=after,
-                        once=not again and after is None,
-                    )
-                found, is_earlier = sent.submission, sent.is_earlier
-    if format is Format.JSON:
-        output.print_json(
-            {
-                **asdict(found),
-                "is_earlier": is_earlier,
-                "forecast": plain_run(made.order.run),
-                "plan": made.order.plan and made.order.plan.to_json(),
-            }
-        )
-        return
-    print(found.job_id)
-    if is_earlier:
-        output.note(f"{job}: nothing was submitted; --again submits it once more")
-    output.note(f"{job} is job {found.job_id}; log: soperator logs {found.job_id} -s {stack}")
-
-
-def _shown(text: str, order: Order) -> dict[str, object]:
-    """Job file, configuration and plan of a submission that is not made."""
-    return {
-        "script": text,
-        "config": None if order.config is None else json.loads(order.config),
-        "forecast": plain_run(order.run),
-        "plan": order.plan and order.plan.to_json(),
-    }
+    search = next((each for each in spec.searches if each.name == job), None)
+    if search is not None:
+        if pipeline:
+            raise UserError(f"--pipeline: {job} is a search; submit what its job needs first")
+        _submit_search(spec, outputs, search, sets or (), options)
+    elif pipeline:
+        _submit_pipeline(spec, outputs, declared(spec, job), sets or (), options)
+    else:
+        _submit_job(spec, outputs, declared(spec, job), sets or (), options)
 
 
 def declared(spec: StackSpec, name: str) -> JobSpec:
@@ -175,64 +164,139 @@ def declared(spec: StackSpec, name: str) -> JobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the user asked for."""
+    """What the user gave."""
 
     after: str | None
     again: bool
     sync: bool
     dry_run: bool
     force: bool
-    format: Format
+    identity: Path | None
+    is_json: bool
+
+    @contextmanager
+    def entered(self, outputs: StackOutputs) -> Generator[Connection]:
+        """A connection, and no other submission from here unless this one is a dry run."""
+        with context.connect(outputs, self.identity) as connection:
+            if self.dry_run:
+                yield connection
+                return
+            with alone(connection, outputs):
+                yield connection
+
+    def submit(self, submitter: Submitter, request: Request, after: str | None) -> Submitted:
+        """The job of the request; signals wait until its id is known."""
+        with interrupts.held():
+            return submitter.submit(
+                request,
+                force=self.force,
+                after=after,
+                once=not self.again and self.after is None,
+            )
+
+    def show(self, text: str, **values: object) -> None:
+        """Prints a dry run."""
+        if self.is_json:
+            output.print_json({"script": text, **values})
+        else:
+            print(text, end="")
 
 
-def run_pipeline(
+def _submit_job(
+    spec: StackSpec,
+    outputs: StackOutputs,
+    job: JobSpec,
+    sets: Sequence[str],
+    options: Options,
+) -> None:
+    submitting.job_args(sets)
+    prepared = prepare(spec, [job], {job.name: sets})
+    books, request = prepared.books, prepared.requests[job.name]
+    values = {
+        "forecast": plain_run(request.run),
+        "plan": (plan := request.tasks[None].plan) and plan.to_json(),
+    }
+    with options.entered(outputs) as connection:
+        submitter = prepared.submitter(connection, outputs, sync=options.sync)
+        known = pipelines_of.find_equivalent(
+            [job],
+            {job.name: sets},
+            submitter.equivalent,
+            again=options.again,
+            fits=lambda each: options.after in (None, each.after),
+        )
+        same = known[job.name]
+        if options.dry_run:
+            if same is not None:
+                output.note(
+                    f"{job.name}: nothing would be submitted: job {same.job_id} counts, unless "
+                    "--again"
+                )
+            now = datetime.now(UTC)
+            cost = pipelines.pipeline_cost(pipeline_of(spec, job.name), books.rates, books.records)
+            for line in (
+                *pipelines.schedule_lines(cost, now),
+                *ledger.budget_lines(books, request.run, now),
+            ):
+                output.note(line)
+            config = request.tasks[None].config
+            options.show(
+                submitter.dry_run(request, after=options.after),
+                config=None if config is None else json.loads(config),
+                **values,
+            )
+            return
+        if same is None:
+            sent = options.submit(submitter, request, options.after)
+        else:
+            sent = Submitted(submission=same, is_equivalent=True)
+    made = sent.submission
+    if options.is_json:
+        output.print_json({**asdict(made), "is_equivalent": sent.is_equivalent, **values})
+        return
+    print(made.job_id)
+    if sent.is_equivalent:
+        output.note(f"{job.name}: nothing was submitted; --again submits it once more")
+    output.note(
+        f"{job.name} is job {made.job_id}; log: soperator logs {made.job_id} -s {spec.name}"
+    )
+
+
+def _submit_pipeline(
     spec: StackSpec,
     outputs: StackOutputs,
     last: JobSpec,
-    *,
     sets: Sequence[str],
     options: Options,
-    identity: Path | None,
 ) -> None:
-    """Submits the pipeline that ends with `last`, or shows every sbatch of it."""
-    from infra.jobs import submit, submit_once
-
-    jobs = jobs_of(spec, last.name)
+    jobs = pipeline_of(spec, last.name)
     for job in jobs:
-        submit.check_job(outputs, job.name)
-    by_job = submit_once.settings_by_job(sets, jobs, last.name)
-    made = submission.ready_all(spec, jobs, by_job)
-    first = made[last.name]
-    books = first.books
+        submitting.check_job(outputs, job.name)
+    by_job = pipelines_of.settings_by_job(sets, jobs, last.name)
+    prepared = prepare(spec, jobs, by_job)
+    books, requests = prepared.books, prepared.requests
     cost = pipelines.pipeline_cost(jobs, books.rates, books.records, by_job)
-    steps = [replace(step, run=made[step.job.name].order.run) for step in cost.steps]
+    steps = [replace(step, run=requests[step.job.name].run) for step in cost.steps]
     cost = replace(cost, steps=tuple(steps))
     output.note(pipelines.pipeline_line(cost))
     for line in pipelines.schedule_lines(cost, datetime.now(UTC)):
         output.note(line)
-    with (
-        context.connect(outputs, identity) as connection,
-        nullcontext() if options.dry_run else submission.alone(connection, outputs),
-    ):
-        earlier = first.earlier(connection, outputs)
-        counts = submit_once.counted(jobs, by_job, earlier, again=options.again)
-        left = replace(
-            cost, steps=tuple(step for step in cost.steps if counts[step.job.name] is None)
-        )
-        what, usd, now = f"pipeline to {last.name}", left.forecast_usd, datetime.now(UTC)
+    with options.entered(outputs) as connection:
+        submitter = prepared.submitter(connection, outputs, sync=options.sync)
+        equivalent = submitter.equivalent
+        known = pipelines_of.find_equivalent(jobs, by_job, equivalent, again=options.again)
+        rest = replace(cost, steps=tuple(each for each in steps if known[each.job.name] is None))
+        what, usd, now = f"pipeline to {last.name}", rest.forecast_usd, datetime.now(UTC)
         if options.dry_run:
             for line in ledger.lines_together(books, what, usd, now):
                 output.note(line)
-            text = submit_once.dry_run(
+            text = pipelines_of.dry_run(
                 jobs,
-                counts,
-                lambda job, ids: made[job.name].dry_run(connection, outputs, after=ids),
+                known,
+                lambda job, ids: submitter.dry_run(requests[job.name], after=ids),
                 after=options.after,
             )
-            if options.format is Format.JSON:
-                output.print_json({"script": text, **pipelines.plain_pipeline(cost)})
-            else:
-                print(text, end="")
+            options.show(text, **pipelines.plain_pipeline(cost))
             return
         if not options.force:
             ledger.check_together(
@@ -244,147 +308,82 @@ def run_pipeline(
                 now=now,
                 say=output.note,
             )
-
-        def send(job: JobSpec, after: str | None) -> Sent:
-            with interrupts.held():
-                return made[job.name].submit(
-                    connection,
-                    outputs,
-                    sync=options.sync,
-                    force=options.force,
-                    after=after,
-                    once=not options.again and options.after is None,
-                )
-
-        sent = submit_once.submit_pipeline(jobs, counts, earlier, send, after=options.after)
-    _print_pipeline(sent, cost, options, spec.name)
-
-
-def _print_pipeline(
-    sent: Sequence[Sent], cost: pipelines.PipelineCost, options: Options, stack: str
-) -> None:
-    if options.format is Format.JSON:
-        rows = [{**asdict(each.submission), "is_earlier": each.is_earlier} for each in sent]
+        sent = pipelines_of.submit_pipeline(
+            jobs,
+            known,
+            equivalent,
+            lambda job, ids: options.submit(submitter, requests[job.name], ids),
+            after=options.after,
+        )
+    if options.is_json:
+        rows = [{**asdict(each.submission), "is_equivalent": each.is_equivalent} for each in sent]
         output.print_json({**pipelines.plain_pipeline(cost), "submissions": rows})
         return
     output.print_table(
         ("ID", "JOB", "AFTER", "SUBMITTED"),
         [
-            (
-                each.submission.job_id,
-                each.submission.job,
-                each.submission.after,
-                "before" if each.is_earlier else "now",
-            )
+            (made.job_id, made.job, made.after, "before" if each.is_equivalent else "now")
             for each in sent
+            for made in (each.submission,)
         ],
     )
     output.note(
         "Slurm starts each once those before it succeeded, and cancels what waits for one that "
-        f"failed; see: soperator status -s {stack}"
+        f"failed; see: soperator status -s {spec.name}"
     )
 
 
-def run_search(
+def _submit_search(
     spec: StackSpec,
     outputs: StackOutputs,
-    wanted: SearchSpec,
-    *,
+    search: SearchSpec,
     sets: Sequence[str],
     options: Options,
-    identity: Path | None,
 ) -> None:
     """Submits the trials that are left, or shows the sbatch and what all of them cost."""
-    from infra.jobs import recipes, search, submit, submit_once
+    from infra.jobs.search import prepare_search, trials_to_submit
 
-    submit.job_args(sets)
-    job = next(each for each in spec.jobs if each.name == wanted.job)
-    recipes.refuse_wrong_trials(context.CHECKOUT, job, sets, wanted.settings)
+    submitting.job_args(sets)
+    job = next(each for each in spec.jobs if each.name == search.job)
+    recipes.refuse_wrong_trials(context.CHECKOUT, job, sets, search.settings)
     books = open_books(spec, context.state_root(), output.note)
-    files = context.local_code(spec.name)
-    whole = search.order_search(books, wanted, files, sets)
-    output.note(search_line(whole.cost))
-    with (
-        context.connect(outputs, identity) as connection,
-        nullcontext() if options.dry_run else submission.alone(connection, outputs),
-    ):
-        earlier = Earlier(
-            shell=connection,
-            outputs=outputs,
-            state=context.state_root(),
-            code_hash=hash_files(files),
-            say=output.note,
-        )
-        ordered = whole
+    code = context.local_code(spec.name)
+    trials = prepare_search(books, search, code, sets)
+    output.note(search_line(trials.cost))
+    prepared = Prepared(books=books, code=code, requests={})
+    with options.entered(outputs) as connection:
+        submitter = prepared.submitter(connection, outputs, sync=options.sync)
+        numbers = trials.numbers
         if not options.again:
-            numbers = search.left(wanted, earlier, sets)
-            if len(numbers) < len(whole.numbers):
-                done = len(whole.numbers) - len(numbers)
-                output.note(f"{wanted.name}: {done} trials are done or on their way")
-                if not numbers:
-                    output.note(
-                        f"nothing is left: soperator runs leaderboard {wanted.name} -s {spec.name} "
-                        "ranks them; --again submits all once more"
-                    )
-                    if options.format is Format.JSON:
-                        output.print_json({"job_id": None, **plain_search(whole.cost)})
-                    return
-                ordered = search.order_search(books, wanted, files, sets, numbers)
-                output.note(search_line(ordered.cost))
+            numbers = trials_to_submit(search, submitter.equivalent, sets)
+        if len(numbers) < len(trials.numbers):
+            done = len(trials.numbers) - len(numbers)
+            output.note(f"{search.name}: {done} trials are done or on their way")
+            if not numbers:
+                output.note(
+                    f"nothing is left: soperator runs leaderboard {search.name} -s {spec.name} "
+                    "ranks them; --again submits all once more"
+                )
+                if options.is_json:
+                    output.print_json({"job_id": None, **plain_search(trials.cost)})
+                return
+            trials = prepare_search(books, search, code, sets, numbers)
+            output.note(search_line(trials.cost))
+        request, plain = trials.request, plain_search(trials.cost)
         if options.dry_run:
-            for line in ledger.budget_lines(books, ordered.cost.run, datetime.now(UTC)):
+            for line in ledger.budget_lines(books, request.run, datetime.now(UTC)):
                 output.note(line)
-            array = array_option(wanted, ordered.numbers)
-            store = context.run_config_store(outputs)
-            text = submit.dry_run(
-                connection,
-                outputs,
-                wanted.name,
-                code_hash=earlier.code_hash,
-                exported=submit.environment(
-                    outputs,
-                    earlier.code_hash,
-                    git_revision=context.git_revision(),
-                    own=submit.TaskFiles(),
-                    tasks={
-                        number: submit_once.task_files(each, store)
-                        for number, each in ordered.orders.items()
-                    },
-                ),
-                sets=sets,
-                after=options.after,
-                array=array,
-            )
-            if options.format is Format.JSON:
-                output.print_json({"script": text, **plain_search(ordered.cost)})
-            else:
-                print(text, end="")
-            search.refuse_over(ordered)
+            options.show(submitter.dry_run(request, after=options.after), **plain)
+            if request.over is not None:
+                raise UserError(f"{request.over}; nothing was submitted")
             return
-        if options.sync:
-            code.send(connection, outputs, files)
-        with interrupts.held():
-            sent = search.dispatch_search(
-                ordered,
-                books,
-                connection,
-                outputs,
-                state=context.state_root(),
-                code_hash=earlier.code_hash,
-                git_revision=context.git_revision(),
-                say=output.note,
-                after=options.after,
-                force=options.force,
-                store=context.run_config_store(outputs),
-                once=not options.again and options.after is None,
-            )
+        sent = options.submit(submitter, request, options.after)
     made = sent.submission
-    if options.format is Format.JSON:
-        values = {**asdict(made), "is_earlier": sent.is_earlier}
-        output.print_json({**values, **plain_search(ordered.cost)})
+    if options.is_json:
+        output.print_json({**asdict(made), "is_equivalent": sent.is_equivalent, **plain})
         return
     print(made.job_id)
     output.note(
-        f"{wanted.name} is array {made.job_id}; ranks as trials end: soperator runs leaderboard "
-        f"{wanted.name} -s {spec.name}"
+        f"{search.name} is array {made.job_id}; ranks as trials end: soperator runs leaderboard "
+        f"{search.name} -s {spec.name}"
     )

@@ -23,7 +23,7 @@ from infra.clients.slurm import Job
 from infra.clients.ssh import Connection
 from infra.clients.ssh_key import fingerprint
 from infra.jobs import follow
-from infra.jobs.submit import Submission
+from infra.jobs.history import Submission
 from infra.jobs.transfer import pull
 from infra.render.names import shell_file
 from infra.reports.acceptance import result as results
@@ -144,7 +144,7 @@ def measured(result: Result, submission: Submission) -> Result:
         **result.evidence[0],
         "job_id": submission.job_id,
         "cluster": fingerprint(submission.cluster),
-        "submission": submission.mark,
+        "submission": submission.idempotency_key,
         "attested": False,
     }
     return replace(result, evidence=(found,))

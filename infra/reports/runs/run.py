@@ -27,8 +27,8 @@ from cost.runs.spend import actuals
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Shell
 from infra.jobs import history
+from infra.jobs.history import Submission
 from infra.jobs.records import losses, read_object
-from infra.jobs.submit import Submission
 from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec
 

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from infra import files
@@ -20,14 +20,13 @@ from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
 from infra.clients.ssh import Connection
-from infra.jobs import follow, submit_once, transfer
-from infra.jobs.history import Earlier
-from infra.jobs.ledger import Books, open_books
-from infra.jobs.submit import Submission
-from infra.jobs.submit_once import dispatch, order
+from infra.jobs import follow, transfer
+from infra.jobs import submit as submitting
+from infra.jobs.history import EquivalentJobs, Submission
+from infra.jobs.ledger import open_books
+from infra.jobs.submit import Submitter
 from infra.local.process import MARK
 from infra.local.slurm.pod import marker
-from infra.render.delivery import hash_files
 from stacks.errors import UserError
 from stacks.schedule import in_order as jobs_in_order
 from stacks.spec import StackSpec
@@ -126,46 +125,38 @@ class Runner:
     """The code that the cluster runs, path -> content: recipes are read from it."""
     git_revision: str | None
     say: Callable[[str], None]
-    code_hash: str = field(init=False)
-    _books: Books = field(init=False)
+    _submitter: Submitter = field(init=False)
 
     def __post_init__(self) -> None:
-        self.code_hash = hash_files(self.files)
-        self._books = open_books(self.spec, self.state, self.say)
-
-    @property
-    def earlier(self) -> Earlier:
-        """What was submitted before, and whether it counts."""
-        return Earlier(
-            shell=self.connection,
+        self._submitter = Submitter(
+            books=open_books(self.spec, self.state, self.say),
+            connection=self.connection,
             outputs=self.outputs,
             state=self.state,
-            code_hash=self.code_hash,
-            say=self.say,
+            code=self.files,
+            git_revision=self.git_revision,
+            log=self.say,
         )
+
+    @property
+    def equivalent(self) -> EquivalentJobs:
+        """What was submitted before, and whether it counts."""
+        return self._submitter.equivalent
 
     def alone(self) -> AbstractContextManager[None]:
         """Nothing else submits in it, and the job of a run that was killed is written down."""
-        return submit_once.alone(self.state, self.connection, self.outputs, self.say)
+        return submitting.alone(self.state, self.connection, self.outputs, self.say)
 
     def submit(self, job: JobSpec, sets: tuple[str, ...], after: str | None = None) -> Submission:
         """Submits the job, in `alone`."""
         # Nobody declares how many tokens a job reads that does not train: no forecast, no line.
-        say = self.say if job.module == TRAIN_MODULE else lambda _line: None
-        sent = dispatch(
-            order(self._books, job, self.files, sets, say=say),
-            self._books,
-            self.connection,
-            self.outputs,
-            state=self.state,
-            code_hash=self.code_hash,
-            git_revision=self.git_revision,
-            say=say,
-            after=after,
-        )
+        log = self.say if job.module == TRAIN_MODULE else lambda _line: None
+        submitter = replace(self._submitter, log=log)
+        request = submitting.prepare(submitter.books, job, self.files, sets, log=log)
+        made = submitter.submit(request, after=after).submission
         waits = f", after job {after}" if after else ""
-        self.say(f"{job.name}: submitted as job {sent.submission.job_id}{waits}")
-        return sent.submission
+        self.say(f"{job.name}: submitted as job {made.job_id}{waits}")
+        return made
 
     def finish(self, submission: Submission, *, reused: bool) -> Step:
         """Follows the job to its end and pulls what it left; a failed job is an error."""
@@ -213,12 +204,12 @@ def run_chain(runner: Runner, settings: Mapping[str, tuple[str, ...]]) -> dict[s
         for job in in_order(runner.spec):
             sets = settings.get(job.name, ())
             needed = [chosen[name] for name in job.after if name in chosen]
-            earlier = runner.earlier.counting(job.name, sets, needed)
-            if earlier is not None:
+            equivalent = runner.equivalent.find(job.name, sets, needed)
+            if equivalent is not None:
                 reused.add(job.name)
-                chosen[job.name] = earlier
+                chosen[job.name] = equivalent
             else:
-                after = runner.earlier.still_needed(needed)
+                after = runner.equivalent.unfinished(needed)
                 chosen[job.name] = runner.submit(job, sets, after)
     return {name: runner.finish(each, reused=name in reused) for name, each in chosen.items()}
 

@@ -17,8 +17,8 @@ from infra import files
 from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Job
+from infra.jobs.history import Submission
 from infra.jobs.server import job_settings, wait_until_up
-from infra.jobs.submit import Submission
 from infra.setup.demo.runner import Runner, Step
 from stacks.errors import UserError
 from stacks.spec import StackSpec
@@ -56,7 +56,7 @@ def serve_and_load(
     own = (f"serve.adapter={_adapter(tuned)}", "serve.port=0")
     mark = ServerMark(
         job=server.name,
-        code_hash=runner.code_hash,
+        code_hash=runner.equivalent.code_hash,
         sets=(*own, *settings.get(server.name, ())),
     )
     _end_another(runner, mark)
@@ -95,7 +95,7 @@ def _end_another(runner: Runner, mark: ServerMark) -> None:
     left = read(runner.state)
     if left is None or left == mark:
         return
-    for each in runner.earlier.submissions():
+    for each in runner.equivalent.submissions():
         if left.fits(each):
             with contextlib.suppress(JobsError):
                 if not slurm.find(runner.connection, each.job_id).finished:
@@ -113,13 +113,13 @@ def _earlier(
     load_settings: tuple[str, ...],
 ) -> tuple[Submission, Job] | None:
     """A server of these settings that runs, or that ended after its load test was measured."""
-    for each, job in runner.earlier.alike(server.name, mark.sets):
+    for each, job in runner.equivalent.of(server.name, mark.sets):
         if not job.finished:
             runner.say(f"{server.name}: job {each.job_id} of an earlier run is {job.state}")
             return each, job
         sets = _load_sets(runner, job, load_settings)
-        measured = runner.earlier.alike(load.name, sets)
-        if any(runner.earlier.is_done(loaded) for _, loaded in measured):
+        measured = runner.equivalent.of(load.name, sets)
+        if any(runner.equivalent.is_done(loaded) for _, loaded in measured):
             runner.say(f"{server.name}: job {each.job_id} served this and was measured")
             return each, job
     return None
@@ -128,7 +128,7 @@ def _earlier(
 def _load(runner: Runner, load: JobSpec, sets: tuple[str, ...]) -> Step:
     """The load test at its end; one that an earlier run submitted counts."""
     with runner.alone():
-        earlier = runner.earlier.counting(load.name, sets)
+        earlier = runner.equivalent.find(load.name, sets)
         found = earlier or runner.submit(load, sets)
     return runner.finish(found, reused=earlier is not None)
 

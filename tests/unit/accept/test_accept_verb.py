@@ -20,8 +20,8 @@ from infra.cli.cluster import accept as module
 from infra.cli.main import app
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Job
-from infra.jobs import submit_once
 from infra.jobs.ledger import open_books
+from infra.jobs.submit import Submitter
 from infra.reports.acceptance import certificate, run
 from infra.reports.acceptance.result import STAGES, AcceptError, Profile, given, merge, parse
 from stacks.load import load_stack
@@ -180,8 +180,8 @@ def test_its_recipe_is_kept_like_that_of_every_job(
 ) -> None:
     asked: list[dict[str, object]] = []
 
-    def refuse(*_words: object, **options: object) -> None:
-        asked.append(options)
+    def refuse(self: Submitter, _request: object, **options: object) -> None:
+        asked.append({**options, "store": self.store()})
         raise JobsError("enough was seen")
 
     outputs = replace(OUTPUTS, jobs={"accept": ""})
@@ -192,8 +192,8 @@ def test_its_recipe_is_kept_like_that_of_every_job(
         "run_config_store": lambda _outputs: {"bucket": "kept"},
     }.items():
         monkeypatch.setattr(context, name, value)
-    monkeypatch.setattr(submit_once, "order", lambda *_words, **_options: None)
-    monkeypatch.setattr(submit_once, "dispatch", refuse)
+    monkeypatch.setattr(module, "prepare", lambda *_words, **_options: None)
+    monkeypatch.setattr(Submitter, "submit", refuse)
     done = CliRunner().invoke(
         app, ["cluster", "accept", "--stack", "h100-prod", "--identity", str(key)]
     )

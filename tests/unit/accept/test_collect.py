@@ -12,7 +12,7 @@ from infra.clients.errors import JobsError
 from infra.clients.slurm import Job
 from infra.clients.ssh import Connection
 from infra.clients.ssh_key import fingerprint
-from infra.jobs.submit import Submission
+from infra.jobs.history import Submission
 from infra.reports.acceptance import run
 from infra.reports.acceptance.certificate import proof_text
 from infra.reports.acceptance.result import AcceptError, Profile, Result
@@ -49,7 +49,7 @@ class Cluster:
             log_path="",
             submitted_at="",
             cluster=HOST_KEY,
-            mark=f"mark-{stage}",
+            idempotency_key=f"mark-{stage}",
         )
 
     def follow(self, _connection: object, _log: str, stage: str, **_: object) -> Job:

@@ -13,12 +13,11 @@ from typer.testing import CliRunner, Result
 import stacks.load
 from cost.bill.left_running import pause_saving
 from cost.prices.book import PriceBook
-from infra.cli.jobs.submission import ready_all
+from infra.cli.jobs.submit import prepare
 from infra.cli.main import app
 from infra.clients.errors import JobsError, NothingThereError
 from infra.clients.pulumi import outputs_from
-from infra.jobs.history import remember, run_folder
-from infra.jobs.submit import Submission
+from infra.jobs.history import Submission, remember, run_folder
 from stacks.changes import set_paused
 from stacks.errors import UserError
 from stacks.load import STACKS_DIR, load_stack
@@ -54,10 +53,10 @@ def test_a_submission_between_a_pause_and_its_up_is_told_what_comes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The login node is still there and takes it, and the next `up` ends it."""
-    ready_all(load_stack("local", folder), [], {})
+    prepare(load_stack("local", folder), [], {})
     assert "paused" not in capsys.readouterr().err
     assert run("cluster", "pause", "--stack", "local").exit_code == 0
-    ready_all(load_stack("local", folder), [], {})
+    prepare(load_stack("local", folder), [], {})
     assert "local: declared as paused: the next `pulumi up` takes the workers away from what " in (
         capsys.readouterr().err
     )

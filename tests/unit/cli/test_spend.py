@@ -47,7 +47,7 @@ class Cluster:
             said = "sbatch: Job 12 to start at 2026-11-21T08:00:00"
             shown = f"releases/0123\n{SCRIPT}"
             return Ran(command=command, exit_code=0, stdout=shown, stderr=said)
-        if "squeue" in command and "exec sbatch" not in command:
+        if "squeue" in command and "submit_once sbatch" not in command:
             off = "Slurm accounting storage is disabled\n"
             return Ran(command=command, exit_code=1, stdout="--\n", stderr=off)
         return Ran(command=command, exit_code=0, stdout="12\n", stderr="")

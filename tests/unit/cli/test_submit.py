@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from infra.cli.main import app
 from infra.clients.ssh import Result as Ran
 from infra.jobs import history
-from infra.jobs.submit import Submission
+from infra.jobs.history import Submission
 from infra.render.delivery import code_files, hash_files
 from stacks.load import STACKS_DIR, load_stack
 from stacks.spec import StackSpec
@@ -49,8 +49,8 @@ class Cluster:
     def run(self, command: str, *, stdin: bytes = b"") -> Ran:
         self.asked.append(command)
         text = ""
-        if "exec sbatch" in command:
-            self.sent.append(command.partition("exec ")[2])
+        if "submit_once sbatch" in command:
+            self.sent.append(command.partition("submit_once ")[2])
             text = f"{11 + len(self.sent)}\n"
         elif "--test-only" in command:
             shown = "releases/0123\n#!/bin/bash\n"
@@ -181,7 +181,7 @@ def test_ctrl_c_waits_until_the_job_is_written_down(
     send = cluster.run
 
     def interrupted(command: str, *, stdin: bytes = b"") -> Ran:
-        if "exec sbatch" in command:
+        if "submit_once sbatch" in command:
             signal.raise_signal(signal.SIGINT)
         return send(command, stdin=stdin)
 

@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from cost.runs.ledger import FILE_NAME, Ledger, OpenLedger
 from cost.runs.spend import forecasts
 from infra.cli.main import app
 from infra.clients.pulumi import StackOutputs
-from infra.jobs import history, submit_once
+from infra.jobs import history
+from infra.jobs.submit import alone
 from infra.render.delivery import code_files, hash_files
 from stacks.load import STACKS_DIR, load_stack
 from tests.unit.cli.test_submit import SEARCH
@@ -80,16 +80,17 @@ def test_a_job_whose_number_never_came_back_is_found_by_the_next_submission(
     cut: type[BaseException],
     node: LoginNode,
     machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node.cut = cut
-    node.at = lambda command: fail_once(node, "squeue --all --noheader --states=all", command)
+    node.reopen = unreachable
+    monkeypatch.setattr("infra.jobs.submit._PATIENCE_S", 0)
     if cut is Killed:
         with pytest.raises(Killed):
             machine.run(*words)
     else:
         assert machine.run(*words).exit_code == 1
     assert (len(node.queue), machine.known()) == (1, [])
-    node.at = lambda _command: None
     done = machine.run(*words)
     assert done.exit_code == 0, done.output
     said = f"{names[0]}: job 12 was submitted by a command that was cut off; it is written down"
@@ -97,13 +98,30 @@ def test_a_job_whose_number_never_came_back_is_found_by_the_next_submission(
     assert node.names() == names
     ids = [str(12 + index) for index in range(len(names))]
     assert (machine.known(), machine.booked()) == (ids, ids)
-    assert submit_once.left(machine.state, "local") == ()
+    assert records(node) == []
 
 
-def fail_once(node: LoginNode, start: str, command: str) -> None:
-    """Nobody answers the question that follows a lost answer."""
-    if start in command:
-        raise LOST("the connection was lost")
+def unreachable() -> None:
+    """Nobody answers the call that follows a lost answer."""
+    raise LOST("the connection was lost")
+
+
+def records(node: LoginNode) -> list[Path]:
+    """What the cluster keeps of submissions that no machine has written down."""
+    return [*node.folder.glob("code/submissions/*")]
+
+
+@pytest.mark.parametrize(("words", "names"), VERBS)
+def test_an_answer_that_was_lost_on_the_way_is_fetched_by_the_same_command(
+    words: tuple[str, ...], names: list[str], node: LoginNode, machine: Machine
+) -> None:
+    node.cut = LOST
+    done = machine.run(*words)
+    assert done.exit_code == 0, done.output
+    assert "the connection was lost; trying again" in done.stderr
+    assert node.names() == names
+    ids = [str(12 + index) for index in range(len(names))]
+    assert (machine.known(), machine.booked(), records(node)) == (ids, ids, [])
 
 
 @pytest.mark.parametrize(("words", "names"), VERBS)
@@ -146,8 +164,7 @@ def test_what_sbatch_refused_leaves_nothing_to_look_for(node: LoginNode, machine
     done = machine.run("submit", "finetune")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "invalid partition" in done.stderr
-    assert submit_once.left(machine.state, "local") == ()
-    assert (machine.known(), machine.booked()) == ([], [])
+    assert (machine.known(), machine.booked(), records(node)) == ([], [], [])
 
 
 @pytest.mark.parametrize(("words", "names"), VERBS)
@@ -184,7 +201,10 @@ def test_the_look_for_an_earlier_job_and_the_sbatch_are_one_step_for_other_termi
     machine.run(*words)
     node.asked.clear()
     held: list[bool] = []
-    node.at = lambda _command: held.append(is_locked(machine.state))
+    # What a command reads before it is of other commands, killed ones, and decides nothing.
+    node.at = lambda command: (
+        None if "verb=records" in command else held.append(is_locked(machine.state))
+    )
     machine.run(*words)
     machine.run(*words, "--again")
     assert held
@@ -211,11 +231,11 @@ def test_a_second_terminal_waits_for_the_first_and_says_so(
 
     def second() -> None:
         say: Callable[[str], Any] = lambda line: (order.append(line), waits.set())  # noqa: E731
-        with submit_once.alone(machine.state, node, outputs, say):
+        with alone(machine.state, node, outputs, say):
             order.append("second")
 
     thread = threading.Thread(target=second)
-    with submit_once.alone(machine.state, node, outputs, order.append):
+    with alone(machine.state, node, outputs, order.append):
         thread.start()
         assert waits.wait(60)
         order.append("first")
@@ -270,10 +290,10 @@ def test_a_history_that_was_cut_is_told_and_what_is_queued_is_found_all_the_same
     assert (len(node.queue), machine.known()) == (1, ["12"])
 
 
-def test_while_nobody_gets_the_lock_an_attempt_is_kept_and_nothing_is_submitted(
+def test_while_nobody_gets_the_lock_the_record_is_kept_and_nothing_is_submitted(
     node: LoginNode, machine: Machine
 ) -> None:
-    """Slurm hung with the lock held: the attempt was forgotten, and its job came twice."""
+    """Slurm hung with the lock held: its submission was forgotten, and its job came twice."""
     node.cut = Killed
     with pytest.raises(Killed):
         machine.run("submit", "finetune")
@@ -283,7 +303,7 @@ def test_while_nobody_gets_the_lock_an_attempt_is_kept_and_nothing_is_submitted(
     done = machine.run("submit", "finetune")
     assert (done.exit_code, done.stdout) == (1, ""), done.output
     assert "another submission holds" in done.stderr
-    assert len(submit_once.left(machine.state, "local")) == 1
+    assert records(node) != []
     flock.unlink()
     assert machine.run("submit", "finetune").stdout == "12\n"
     assert node.names() == ["finetune"]
@@ -296,16 +316,12 @@ def test_an_id_of_a_former_cluster_does_not_hide_the_job_that_came(
     history.remember(machine.state, former)
     node.put("times_out")
     # Slurm has finished it by the time that it is looked for, and accounting keeps no comments.
-    node.at = lambda command: ended(node) if "--states=all --format='%F|%k'" in command else None
+    squeue = node.folder / "bin" / "squeue"
+    squeue.write_text(f"""#!/bin/bash
+case "$*" in *--states=all*%F*) mv "$NODE/lines" "$NODE/accounted"; : > "$NODE/queue" ;; esac
+{squeue.read_text()}""")
     done = machine.run("submit", "finetune")
     assert (done.exit_code, done.stdout) == (0, "12\n"), done.output
-
-
-def ended(node: LoginNode) -> None:
-    """Moves the queue into accounting, as of now."""
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    node.put("accounted", "".join(f"{job[0]}|{now}|\n" for job in node.queue))
-    node.put("queue")
 
 
 def test_a_job_that_runs_on_older_data_is_no_repeat_of_one_on_newer(

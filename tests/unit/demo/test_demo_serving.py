@@ -19,8 +19,9 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
 from infra.clients.ssh import Result
 from infra.jobs import follow, history, transfer
-from infra.jobs.submit import Submission
-from infra.jobs.submit_once import Sent
+from infra.jobs import submit as submitting
+from infra.jobs.history import Submission
+from infra.jobs.submit import Submitted, Submitter
 from infra.setup.demo import runner, serving
 from infra.setup.demo.runner import Runner, Step
 from infra.setup.demo.serving import roles, serve_and_load
@@ -122,14 +123,15 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     monkeypatch.setattr(follow, "follow", played.follow)
     monkeypatch.setattr(transfer, "pull", played.pull)
 
-    def order(_books: object, job: Any, _files: object, sets: tuple[str, ...], **_: Any) -> Any:
+    def prepare(_books: object, job: Any, _files: object, sets: tuple[str, ...], **_: Any) -> Any:
         return job.name, sets
 
-    def dispatch(ordered: tuple[str, tuple[str, ...]], *_: Any, code_hash: str, **__: Any) -> Sent:
-        return Sent(submission=played.add(*ordered, code_hash), is_earlier=False)
+    def submit(self: Submitter, request: tuple[str, tuple[str, ...]], **_: Any) -> Submitted:
+        made = played.add(*request, self.code_hash)
+        return Submitted(submission=made, is_equivalent=False)
 
-    monkeypatch.setattr("infra.setup.demo.runner.order", order)
-    monkeypatch.setattr("infra.setup.demo.runner.dispatch", dispatch)
+    monkeypatch.setattr(submitting, "prepare", prepare)
+    monkeypatch.setattr(Submitter, "submit", submit)
     return played
 
 

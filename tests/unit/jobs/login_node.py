@@ -13,7 +13,7 @@ from pathlib import Path
 
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import ConnectionLostError, Result
-from infra.jobs.submit import Submission
+from infra.jobs.history import Submission
 from tests.unit.jobs.test_submit import OUTPUTS
 
 # Jobs are lines `id|name|state|comment`.
@@ -26,6 +26,7 @@ esac; done
 flock -n "$CODE/.submit.lock" true && touch "$NODE/was_not_locked"
 [ ! -e "$NODE/refuses" ] || { cat "$NODE/refuses" >&2; exit 1; }
 number=$((12 + $(wc -l < "$NODE/queue")))
+echo "$number|(null)|sbatch $*" >> "$NODE/lines"
 echo "$number|$name|PENDING|$comment" >> "$NODE/queue"
 [ ! -e "$NODE/times_out" ] || { echo "Socket timed out on send/recv operation" >&2; exit 1; }
 echo "$number"
@@ -41,7 +42,10 @@ awk -F'|' -v id="$4" '$1 == id {print "JobId=" $1 " JobName=" $2 " JobState=" $3
 " Reason=None ExitCode=0:0"; found = 1} END {exit !found}' "$NODE/queue" ||
 { echo "Invalid job id specified" >&2; exit 1; }
 """
-_SACCT = 'cat "$NODE/accounted"'
+_SACCT = """
+cat "$NODE/accounted"
+[ ! -e "$NODE/no_accounting" ] || { cat "$NODE/no_accounting" >&2; exit 1; }
+"""
 
 
 class Killed(BaseException):
@@ -50,12 +54,15 @@ class Killed(BaseException):
 
 @dataclass
 class LoginNode:
-    """Where commands run; `cut` is what the next sbatch's answer becomes."""
+    """Where commands run; `cut` is what the next sbatch's answer becomes.
+
+    `at` gets each command before it runs, and what it raises is what came of it.
+    """
 
     folder: Path
     cut: type[BaseException] | None = None
+    reopened: int = 0
     at: Callable[[str], None] = lambda _command: None
-    """Told of each command before it runs."""
     asked: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -66,7 +73,7 @@ class LoginNode:
             path.write_text(f"#!/bin/bash\n{text.strip()}\n")
             path.chmod(0o755)
         (self.folder / "code").mkdir(parents=True)
-        for name in ("queue", "accounted"):
+        for name in ("queue", "accounted", "lines"):
             (self.folder / name).touch()
 
     def __enter__(self) -> LoginNode:
@@ -75,6 +82,10 @@ class LoginNode:
     def __exit__(self, *_: object) -> None: ...
 
     is_open = True
+
+    def reopen(self) -> None:
+        """The same node under a new connection."""
+        self.reopened += 1
 
     def outputs(self, code_hash: str, *jobs: str) -> StackOutputs:
         """Of a stack whose live release is `code_hash`."""
@@ -113,7 +124,7 @@ class LoginNode:
             check=False,
             env={"PATH": path, "NODE": str(self.folder), "CODE": str(self.folder / "code")},
         )
-        if self.cut is not None and "exec sbatch" in command:
+        if self.cut is not None and "submit_once sbatch" in command:
             cut, self.cut = self.cut, None
             raise cut("the connection was lost")
         return Result(
@@ -139,6 +150,6 @@ def planned(**changes: object) -> Submission:
         log_path="",
         submitted_at="2026-11-21T08:00:00+00:00",
         cluster=OUTPUTS.login_host_key,
-        mark="soperator:0123456789abcdef:00aa11bb22cc",
+        idempotency_key="soperator:0123456789abcdef:00aa11bb22cc",
     )
     return replace(made, **changes)  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from cost.runs.ledger import ActualEntry, ForecastEntry, Ledger, OverrideEntry
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Accounted
 from infra.jobs import ledger
+from infra.jobs.history import Submission
 from infra.jobs.ledger import Asking, Books, budget_lines, open_books, settle, submit_within_budget
-from infra.jobs.submit import Submission
 from stacks.spec.cost import BudgetSpec
 from tests.unit.cost.run_stacks import CLUSTER, at, forecast_entry, job_of, l40s, trained, use
 from tests.unit.jobs.test_submit import Recorded
@@ -61,7 +61,7 @@ def ask(
     said: list[str] = []
     run = of.forecast(job_of(of.spec))
     asking = Asking(run=run, cluster=CLUSTER, now=at(12), user="anna", force=force)
-    submit_within_budget(of, shell, asking, submit, say=said.append)
+    submit_within_budget(of, shell, asking, lambda _entries: submit(), say=said.append)
     return said
 
 

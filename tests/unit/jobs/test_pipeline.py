@@ -12,9 +12,9 @@ import pytest
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
 from infra.jobs import history, submit
-from infra.jobs.history import Earlier
-from infra.jobs.submit import Submission
-from infra.jobs.submit_once import Sent, counted, dry_run, settings_by_job, submit_pipeline
+from infra.jobs.history import EquivalentJobs, Submission
+from infra.jobs.pipeline import dry_run, find_equivalent, settings_by_job, submit_pipeline
+from infra.jobs.submit import Submitted
 from stacks.spec.slurm import JobSpec
 from tests.unit.jobs.test_submit import HASH, OUTPUTS
 
@@ -51,10 +51,10 @@ class Queue:
         return Result(command=command, exit_code=code, stdout=text, stderr="planned: 05:00\n")
 
     def show(self, wanted: JobSpec, after: str | None) -> str:
-        outputs = self.earlier.outputs
+        outputs = self.equivalent.outputs
         return submit.dry_run(self, outputs, wanted.name, code_hash=HASH, exported=(), after=after)
 
-    def send(self, wanted: JobSpec, after: str | None) -> Sent:
+    def send(self, wanted: JobSpec, after: str | None) -> Submitted:
         number = str(len(self.states) + 1)
         self.states[number] = (wanted.name, "PENDING")
         self.sent.append((wanted.name, after))
@@ -70,17 +70,17 @@ class Queue:
             cluster=OUTPUTS.login_host_key,
         )
         history.remember(self.state, made)
-        return Sent(submission=made, is_earlier=False)
+        return Submitted(submission=made, is_equivalent=False)
 
     def set_all(self, state: str, *ids: str) -> None:
         for number in ids or tuple(self.states):
             self.states[number] = (self.states[number][0], state)
 
     @property
-    def earlier(self) -> Earlier:
+    def equivalent(self) -> EquivalentJobs:
         outputs = replace(OUTPUTS, jobs=dict.fromkeys(NAMES, ""))
-        return Earlier(
-            shell=self, outputs=outputs, state=self.state, code_hash=HASH, say=lambda _: None
+        return EquivalentJobs(
+            shell=self, outputs=outputs, state=self.state, code_hash=HASH, log=lambda _: None
         )
 
 
@@ -94,8 +94,8 @@ def submitted(
 ) -> list[tuple[str, str | None]]:
     """What one submission of the pipeline sends."""
     queue.sent.clear()
-    counts = counted(jobs, {}, queue.earlier, again=again)
-    submit_pipeline(jobs, counts, queue.earlier, queue.send)
+    counts = find_equivalent(jobs, {}, queue.equivalent, again=again)
+    submit_pipeline(jobs, counts, queue.equivalent, queue.send)
     return list(queue.sent)
 
 
@@ -109,11 +109,11 @@ def test_what_is_left_waits_for_another_job_though_what_it_needs_counts(queue: Q
     queue.set_all("COMPLETED", "1")
     queue.set_all("CANCELLED", "2", "3", "4")
     queue.sent.clear()
-    counts = counted(JOBS, {}, queue.earlier)
+    counts = find_equivalent(JOBS, {}, queue.equivalent)
     shown = dry_run(JOBS, counts, queue.show, after="99")
     assert "--dependency=afterok:1:99" in shown
     assert "--dependency=afterok:$TUNE:$BASE'" in shown
-    submit_pipeline(JOBS, counts, queue.earlier, queue.send, after="99")
+    submit_pipeline(JOBS, counts, queue.equivalent, queue.send, after="99")
     assert queue.sent == [("tune", "99"), ("base", "99"), ("end", "5:6")]
 
 
@@ -160,21 +160,21 @@ def test_a_result_of_older_data_does_not_count(queue: Queue) -> None:
     """What is submitted alone is older than a preparation that was submitted since."""
     submitted(queue)
     queue.set_all("COMPLETED")
-    assert queue.earlier.counting("tune", (), queue.earlier.newest(["prepare"])) is not None
+    assert queue.equivalent.find("tune", (), queue.equivalent.newest(["prepare"])) is not None
     queue.send(JOBS[0], None)
-    assert queue.earlier.counting("tune", (), queue.earlier.newest(["prepare"])) is None
+    assert queue.equivalent.find("tune", (), queue.equivalent.newest(["prepare"])) is None
 
 
 def test_the_first_jobs_wait_for_the_job_that_the_user_names(queue: Queue) -> None:
-    counts = counted(JOBS, {}, queue.earlier)
-    submit_pipeline(JOBS, counts, queue.earlier, queue.send, after="77")
+    counts = find_equivalent(JOBS, {}, queue.equivalent)
+    submit_pipeline(JOBS, counts, queue.equivalent, queue.send, after="77")
     assert queue.sent[0] == ("prepare", "77")
     assert queue.sent[1] == ("tune", "1")
 
 
 def test_a_dry_run_shows_every_sbatch_and_sends_none(queue: Queue) -> None:
     submitted(queue, JOBS[:1])
-    text = dry_run(JOBS, counted(JOBS, {}, queue.earlier), queue.show)
+    text = dry_run(JOBS, find_equivalent(JOBS, {}, queue.equivalent), queue.show)
     lines = [line for line in text.splitlines() if line.startswith("# ")]
     options = "--kill-on-invalid-dep=yes --export=ALL"
     assert lines == [
@@ -226,9 +226,9 @@ def test_of_a_job_that_slurm_forgot_the_record_says_whether_it_is_done(
     queue.send(JOBS[0], None)
     record = {"job_id": "1", "job": "prepare", "code_hash": HASH, "outcome": "PASS", **changes}
     queue.record = json.dumps(record)
-    assert (queue.earlier.counting("prepare", ()) is not None) is counts
+    assert (queue.equivalent.find("prepare", ()) is not None) is counts
     queue.record = queue.record[:-9]
-    assert queue.earlier.counting("prepare", ()) is None
+    assert queue.equivalent.find("prepare", ()) is None
 
 
 def test_what_needs_a_job_that_slurm_forgot_does_not_wait_for_it(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_controller_that_does_not_answer_lets_nothing_be_submitted_twice(tmp_p
     queue = Queue(state=tmp_path)
     queue.send(JOBS[0], None)
     gone = Answers(state=tmp_path, stderr="slurm_load_jobs error: Invalid job id specified")
-    assert gone.earlier.counting("prepare", ()) is None
+    assert gone.equivalent.find("prepare", ()) is None
     busy = Answers(state=tmp_path, stderr="Unable to contact slurm controller")
     with pytest.raises(JobsError, match="Unable to contact slurm controller"):
-        busy.earlier.counting("prepare", ())
+        busy.equivalent.find("prepare", ())

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from infra.clients.slurm import Job, scontrol_job, squeue
 from infra.jobs.follow import rest_lines, waiting_for, why
-from infra.jobs.submit import Submission
+from infra.jobs.history import Submission
 
 # Lines of Slurm 22.05.8, shortened to the fields that are read.
 QUEUE = """\

@@ -14,25 +14,25 @@ from cost.runs.ledger import ForecastEntry
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
 from infra.jobs import history
-from infra.jobs.history import Earlier
+from infra.jobs.history import EquivalentJobs, Submission
 from infra.jobs.ledger import Books, open_books
 from infra.jobs.search import (
     TaskState,
     TrialRun,
-    dispatch_search,
     leaderboard,
-    left,
-    order_search,
+    prepare_search,
     runs_of,
     states_of,
+    trials_to_submit,
 )
-from infra.jobs.submit import Submission, TaskFiles, submit
+from infra.jobs.submit import Submitter, TaskFiles
 from infra.render.delivery import code_files
 from stacks.load import STACKS_DIR
 from stacks.rules.jobs import TRIALS_MOST
 from stacks.spec.cost import BudgetSpec
 from stacks.spec.slurm import AxisSpec, Goal, SearchSpec
 from tests.unit.cost.run_stacks import l40s
+from tests.unit.jobs.raw import submit
 from tests.unit.jobs.test_submit import HASH, OUTPUTS
 
 RATES = AxisSpec(key="train.learning_rate", values=("1e-5", "2e-5", "4e-5"))
@@ -65,7 +65,7 @@ class Cluster:
             )
         elif command.startswith("squeue --array"):
             text = f"{self.queue}--\n{self.accounted}"
-        elif "squeue" in command:
+        elif "squeue" in command and "submit_once" not in command:
             text = "--\n"
         return Result(command=command, exit_code=0, stdout=text, stderr="")
 
@@ -91,17 +91,18 @@ def sent(
 ) -> Submission:
     """The array; what else a search changes is in `changes`."""
     files = code_files(STACKS_DIR.parent, of.spec)
-    return dispatch_search(
-        order_search(of, replace(SEARCH, **changes), files),
-        of,
-        cluster,
-        WITH_SEARCH,
+    submitter = Submitter(
+        books=of,
+        connection=cluster,
+        outputs=WITH_SEARCH,
         state=state,
-        code_hash=HASH,
+        code=files,
         git_revision=None,
-        say=lambda _line: None,
-        store=store,
-    ).submission
+        log=lambda _line: None,
+        store=lambda: store,
+    )
+    trials = prepare_search(of, replace(SEARCH, **changes), files)
+    return submitter.submit(trials.request).submission
 
 
 @pytest.mark.usefixtures("public_key_file")
@@ -114,15 +115,14 @@ def test_the_data_of_every_trial_is_looked_for_before_the_array_is_queued(
     rates = AxisSpec(key="train.learning_rate", values=("1e-5", "2e-5"))
     data = AxisSpec(key="train.dataset", values=("one", "two"))
     sent(books(tmp_path), cluster, tmp_path, grid=(rates, data))
-    (command,) = cluster.asked
+    command = cluster.asked[0]
     for name in ("one", "two"):
-        assert command.count(f"[ ! -s /mnt/data/{name}/tokens_train.parquet ]") == 1
-    assert command.index("tokens_train") < command.index("sbatch")
+        assert command.count(f"/mnt/data/{name}/tokens_train.parquet") == 1
 
 
-def earlier(cluster: Cluster, state: Path) -> Earlier:
-    return Earlier(
-        shell=cluster, outputs=WITH_SEARCH, state=state, code_hash=HASH, say=lambda _: None
+def equivalent(cluster: Cluster, state: Path) -> EquivalentJobs:
+    return EquivalentJobs(
+        shell=cluster, outputs=WITH_SEARCH, state=state, code_hash=HASH, log=lambda _: None
     )
 
 
@@ -130,8 +130,8 @@ def earlier(cluster: Cluster, state: Path) -> Earlier:
 def test_a_search_is_one_sbatch_with_a_plan_for_each_task(tmp_path: Path) -> None:
     of, cluster = books(tmp_path), Cluster()
     made = sent(of, cluster, tmp_path)
-    (command,) = cluster.asked
-    assert command.count("exec sbatch") == 1
+    command = cluster.asked[0]
+    assert [each.count("submit_once sbatch") for each in cluster.asked] == [1, 0]
     assert command.endswith("jobs/lr")
     assert "--array=0,1,2%2" in command
     assert [f"SOPERATOR_PLAN_{number}=" in command for number in range(4)] == [True] * 3 + [False]
@@ -141,7 +141,7 @@ def test_a_search_is_one_sbatch_with_a_plan_for_each_task(tmp_path: Path) -> Non
     assert entry.nodes_usd == Decimal("109.651200")
 
 
-def many(number: int, bucket: str) -> dict[int, TaskFiles]:
+def many(number: int, bucket: str) -> dict[int | None, TaskFiles]:
     """Tasks of which each has a plan and a config of its own."""
     config = f"{bucket}/runs/finance_qwen3_14b/0123456789abcdef.json"
     return {each: TaskFiles(plan=b"%d" % each, run_config=config) for each in range(number)}
@@ -175,7 +175,7 @@ def test_each_task_names_the_config_of_its_own_settings(
         kept.append(json.loads(content)["train"]["learning_rate"])
         return f"bucket/{len(kept)}"
 
-    monkeypatch.setattr("infra.jobs.submit.keep", keep)
+    monkeypatch.setattr("infra.jobs.recipes.keep", keep)
     cluster = Cluster()
     sent(books(tmp_path), cluster, tmp_path, store={"bucket": "b"})
     assert kept == [1e-5, 2e-5, 4e-5]
@@ -200,7 +200,7 @@ def test_a_search_over_its_own_limit_is_refused_before_anything_is_asked(tmp_pat
 
 
 def test_without_a_submission_every_trial_is_left(tmp_path: Path) -> None:
-    assert left(SEARCH, earlier(Cluster(), tmp_path), ()) == (0, 1, 2)
+    assert trials_to_submit(SEARCH, equivalent(Cluster(), tmp_path), ()) == (0, 1, 2)
 
 
 def test_what_passed_or_is_on_its_way_is_not_left(tmp_path: Path) -> None:
@@ -209,16 +209,24 @@ def test_what_passed_or_is_on_its_way_is_not_left(tmp_path: Path) -> None:
         queue="14|12|1|RUNNING\n12|12|2|PENDING\n",
     )
     remembered(tmp_path)
-    assert left(SEARCH, earlier(cluster, tmp_path), ()) == ()
+    assert trials_to_submit(SEARCH, equivalent(cluster, tmp_path), ()) == ()
     cluster.queue = "14|12|1|FAILED\n"
-    assert left(SEARCH, earlier(cluster, tmp_path), ()) == (1, 2)
+    assert trials_to_submit(SEARCH, equivalent(cluster, tmp_path), ()) == (1, 2)
 
 
 def test_what_ran_with_other_code_or_settings_is_left(tmp_path: Path) -> None:
     cluster = Cluster(results={"13": ("12", SETTINGS[0], passed(1.0))})
     remembered(tmp_path)
-    assert left(SEARCH, earlier(cluster, tmp_path), ("train.max_steps=9",)) == (0, 1, 2)
-    assert left(SEARCH, replace(earlier(cluster, tmp_path), code_hash="x"), ()) == (0, 1, 2)
+    assert trials_to_submit(SEARCH, equivalent(cluster, tmp_path), ("train.max_steps=9",)) == (
+        0,
+        1,
+        2,
+    )
+    assert trials_to_submit(SEARCH, replace(equivalent(cluster, tmp_path), code_hash="x"), ()) == (
+        0,
+        1,
+        2,
+    )
 
 
 def remembered(state: Path) -> None:

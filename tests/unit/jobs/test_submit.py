@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs, outputs_from
 from infra.clients.ssh import Result
-from infra.jobs import history, submit
-from infra.jobs.submit import prepared_data, refuse_script
+from infra.jobs import history
+from infra.jobs.recipes import prepared_data
+from infra.jobs.submit import dry_run, job_args, plan_submission, sbatch_once
 from stacks.spec.slurm import JobSpec
+from tests.unit.jobs.raw import submit
 from tests.unit.jobs.test_parse import FIXTURES
 
 OUTPUTS = StackOutputs(
@@ -41,6 +42,12 @@ class Recorded:
     exit_code: int = 0
     asked: list[str] = field(default_factory=list)
 
+    @property
+    def submitted(self) -> str:
+        """The one command with an sbatch."""
+        (found,) = [command for command in self.asked if "submit_once sbatch" in command]
+        return found
+
     def run(self, command: str, *, stdin: bytes = b"") -> Result:
         self.asked.append(command)
         return Result(
@@ -51,13 +58,15 @@ class Recorded:
 @pytest.mark.feature("S000-09", "S000-11", "S001-31")
 def test_a_submission_is_one_round_trip_with_the_dependency_and_the_settings() -> None:
     shell = Recorded()
-    made = submit.submit(
-        shell, OUTPUTS, "finetune", code_hash=HASH, sets=["train.max_steps=8"], after="11"
+    planned = plan_submission(
+        OUTPUTS, "finetune", code_hash=HASH, sets=["train.max_steps=8"], after="11"
     )
+    made = sbatch_once(shell, OUTPUTS, planned)
     (command,) = shell.asked
     assert command.endswith(
-        "exec sbatch --parsable --dependency=afterok:11 --kill-on-invalid-dep=yes "
-        f"--export=ALL,SOPERATOR_RELEASE={HASH} jobs/finetune --set train.max_steps=8"
+        "submit_once sbatch --parsable --dependency=afterok:11 --kill-on-invalid-dep=yes "
+        f"--comment={made.idempotency_key} --export=ALL,SOPERATOR_RELEASE={HASH} "
+        "jobs/finetune --set train.max_steps=8"
     )
     assert (made.job_id, made.log_path) == ("12", "/mnt/logs/finetune_12.log")
 
@@ -65,41 +74,39 @@ def test_a_submission_is_one_round_trip_with_the_dependency_and_the_settings() -
 def test_a_job_may_ask_for_the_nodes_of_another() -> None:
     shell = Recorded()
     nodes = ["worker-0", "worker-1"]
-    submit.submit(shell, OUTPUTS, "finetune", code_hash=HASH, nodes=nodes)
+    submit(shell, OUTPUTS, "finetune", code_hash=HASH, nodes=nodes)
     assert "sbatch --parsable --nodes=2 --nodelist=worker-0,worker-1 " in shell.asked[0]
 
 
 def test_a_setting_cannot_leave_its_word() -> None:
     shell = Recorded()
-    submit.submit(shell, OUTPUTS, "finetune", code_hash=HASH, sets=["a=$(reboot); b"])
+    submit(shell, OUTPUTS, "finetune", code_hash=HASH, sets=["a=$(reboot); b"])
     assert shell.asked[0].endswith("--set 'a=$(reboot); b'")
 
 
 def test_an_unknown_job_is_refused_with_the_nearest_name() -> None:
     shell = Recorded()
     with pytest.raises(JobsError, match="'fintune' is not declared; did you mean 'finetune'"):
-        submit.submit(shell, OUTPUTS, "fintune", code_hash=HASH)
+        submit(shell, OUTPUTS, "fintune", code_hash=HASH)
     assert not shell.asked
 
 
 def test_stale_code_names_both_hashes_and_both_ways_out() -> None:
     shell = Recorded(stdout="feedfeedfeedfeed\n", exit_code=75)
     with pytest.raises(JobsError, match=r"has code feedfeedfeedfeed.*`pulumi up.*--sync"):
-        submit.submit(shell, OUTPUTS, "finetune", code_hash="beefbeefbeefbeef")
+        submit(shell, OUTPUTS, "finetune", code_hash="beefbeefbeefbeef")
 
 
 def test_what_sbatch_refuses_is_said_in_its_own_words() -> None:
     text = "sbatch: error: Batch job submission failed: Job dependency problem\n"
     with pytest.raises(JobsError, match=r"finetune: sbatch: exit 1: .*Job dependency problem"):
-        submit.submit(
-            Recorded(stdout="", stderr=text, exit_code=1), OUTPUTS, "finetune", code_hash=HASH
-        )
+        submit(Recorded(stdout="", stderr=text, exit_code=1), OUTPUTS, "finetune", code_hash=HASH)
 
 
 @pytest.mark.parametrize("setting", ["steps", "=8", ""])
 def test_a_setting_without_a_key_or_a_value_is_refused(setting: str) -> None:
     with pytest.raises(JobsError, match="not key=value"):
-        submit.job_args([setting])
+        job_args([setting])
 
 
 @pytest.mark.parametrize("text", ["12; reboot", "-1", "", "1_2", "x"])
@@ -174,7 +181,7 @@ def test_every_missing_output_is_named_at_once() -> None:
 
 
 def test_a_new_job_drops_what_a_former_cluster_left_under_its_id(tmp_path: Path) -> None:
-    made = submit.submit(Recorded(), OUTPUTS, "finetune", code_hash=HASH)
+    made = submit(Recorded(), OUTPUTS, "finetune", code_hash=HASH)
     old = history.run_folder(tmp_path, "local", "12")
     old.mkdir(parents=True)
     (old / "run_record.json").write_text("{}")
@@ -184,12 +191,19 @@ def test_a_new_job_drops_what_a_former_cluster_left_under_its_id(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"sets": [1]}, {"after": 12}, {"mark": []}, {"job_id": "x"}, {"log_path": None}]
+    "changes",
+    [
+        {"sets": [1]},
+        {"after": 12},
+        {"idempotency_key": []},
+        {"job_id": "x"},
+        {"log_path": None},
+    ],
 )
 def test_a_submission_of_another_shape_is_as_good_as_none(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    made = submit.submit(Recorded(), OUTPUTS, "finetune", code_hash=HASH)
+    made = submit(Recorded(), OUTPUTS, "finetune", code_hash=HASH)
     history.remember(tmp_path, made)
     path = history.run_folder(tmp_path, "local", "12") / "submission.json"
     assert history.read_submission(path) == made
@@ -204,35 +218,12 @@ def test_a_damaged_submission_is_as_good_as_none(tmp_path: Path) -> None:
     assert history.submissions(tmp_path, "local") == ()
 
 
-def test_a_job_whose_data_is_not_there_is_refused_before_it_waits_for_a_gpu(
-    tmp_path: Path,
-) -> None:
-    """One look over the connection that there is; a login node without the place cannot tell."""
-    root = tmp_path / "data"
-    here = replace(OUTPUTS, places={**OUTPUTS.places, "data": str(root)})
-    job = JobSpec(name="finetune", module="workloads.train", recipe="r")
-    reads = prepared_data(job, {"train": {"dataset": "prepared/x"}}, here)
-    path = root / "prepared" / "x" / "tokens_train.parquet"
-    assert reads[0] == str(path)
-
-    def looked() -> int:
-        script = refuse_script(((), reads), here.places)
-        done = subprocess.run(["sh", "-c", script], input=b"", capture_output=True, check=False)
-        assert done.stdout == (f"{path}\n".encode() if done.returncode else b"")
-        return done.returncode
-
-    assert looked() == 0, "there is no such place here"
-    path.parent.mkdir(parents=True)
-    path.touch()
-    assert looked() == 66
-    path.write_bytes(b"PAR1")
-    assert looked() == 0
-    shell = Recorded(exit_code=66, stdout=f"{path}\n")
-    with pytest.raises(JobsError, match=rf"finetune: {path} is not on the cluster, or is empty"):
-        submit.submit(shell, here, "finetune", code_hash=HASH, reads=(reads,))
-    assert len(shell.asked) == 1
-    assert refuse_script((reads,), here.places) in shell.asked[0]
-    submit.submit(Recorded(), here, "finetune", code_hash=HASH, reads=(reads,), after="11")
+def test_a_submission_of_before_keys_had_their_name_is_read(tmp_path: Path) -> None:
+    made = submit(Recorded(), OUTPUTS, "finetune", code_hash=HASH)
+    history.remember(tmp_path, made)
+    path = history.run_folder(tmp_path, "local", "12") / "submission.json"
+    path.write_text(path.read_text().replace("idempotency_key", "mark"))
+    assert history.read_submission(path) == made
 
 
 @pytest.mark.parametrize(
@@ -261,5 +252,5 @@ def test_a_dry_run_says_nothing_to_the_terminal_that_the_cluster_wrote() -> None
     """A hostile login node has the script that is shown, and what sbatch says."""
     script = f"releases/{HASH}\n#!/bin/bash\n\x1b]52;c;x\a\n"
     shell = Recorded(stdout=script, stderr="to start\x1b[2J\n")
-    text = submit.dry_run(shell, OUTPUTS, "finetune", code_hash=HASH, exported=())
+    text = dry_run(shell, OUTPUTS, "finetune", code_hash=HASH, exported=())
     assert text.endswith("# to start\\x1b[2J\n#!/bin/bash\n\\x1b]52;c;x\\x07\n")

@@ -11,15 +11,15 @@ import pytest
 from cost.runs.recipes import recipe_of
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
-from infra.jobs import submit, submit_once
+from infra.jobs import recipes, submit
 from infra.jobs.ledger import open_books
-from infra.jobs.submit_once import dispatch, order
+from infra.jobs.submit import Submitter, prepare
 from infra.render.delivery import code_files, store
 from stacks.load import STACKS_DIR, load_stack
 from tests import SHIPPED
 from tests.object_cloud import credentials
 from tests.unit.cost.run_stacks import job_of, l40s
-from tests.unit.jobs.test_submit import HASH, OUTPUTS, Recorded
+from tests.unit.jobs.test_submit import OUTPUTS, Recorded
 from tests.unit.object_storage.conftest import Storage
 from tests.unit.object_storage.test_uploads import stored
 from workloads.recipes import config_text, read_recipe
@@ -38,15 +38,15 @@ def opened(storage: Storage, owner: str = "configs") -> dict[str, str]:
 
 
 def test_equal_settings_are_one_object_and_others_are_another(storage: Storage) -> None:
-    one = submit.config_text({"model": "m", "train": {"max_steps": 8}})
-    two = submit.config_text({"train": {"max_steps": 9}, "model": "m"})
-    assert one == submit.config_text({"train": {"max_steps": 8}, "model": "m"})
-    first = submit.keep(opened(storage), "lora", one)
+    one = recipes.config_text({"model": "m", "train": {"max_steps": 8}})
+    two = recipes.config_text({"train": {"max_steps": 9}, "model": "m"})
+    assert one == recipes.config_text({"train": {"max_steps": 8}, "model": "m"})
+    first = recipes.keep(opened(storage), "lora", one)
     (path,) = (storage.folder / "storagebucket-configs").iterdir()
     before = path.stat().st_ino
-    assert submit.keep(opened(storage), "lora", one) == first
+    assert recipes.keep(opened(storage), "lora", one) == first
     assert path.stat().st_ino == before, "another write is another version of the bucket"
-    assert submit.keep(opened(storage), "lora", two) != first
+    assert recipes.keep(opened(storage), "lora", two) != first
     digest = hashlib.sha256(one).hexdigest()[:16]
     assert first == f"configs/runs/lora/{digest}.json"
     assert stored(storage)[f"runs/lora/{digest}.json"] == one
@@ -55,7 +55,7 @@ def test_equal_settings_are_one_object_and_others_are_another(storage: Storage) 
 
 def test_a_key_without_rights_refuses_the_submission_with_what_to_do(storage: Storage) -> None:
     with pytest.raises(JobsError, match="nothing was submitted: run `pulumi up`"):
-        submit.keep(opened(storage, "copies"), "lora", b"{}")
+        recipes.keep(opened(storage, "copies"), "lora", b"{}")
 
 
 def test_a_submission_names_the_object_to_its_job(
@@ -70,20 +70,20 @@ def test_a_submission_names_the_object_to_its_job(
 
     of, shell, said = open_books(l40s(), tmp_path, print), Login(), list[str]()
     files = code_files(CHECKOUT, of.spec)
-    dispatch(
-        order(of, job_of(of.spec), files, ["train.max_steps=8"], say=said.append),
-        of,
-        shell,
-        OUTPUTS,
+    request = prepare(of, job_of(of.spec), files, ["train.max_steps=8"], log=said.append)
+    Submitter(
+        books=of,
+        connection=shell,
+        outputs=OUTPUTS,
         state=tmp_path,
-        code_hash=HASH,
+        code=files,
         git_revision=None,
-        say=said.append,
-        store=opened(storage),
-    )
+        log=said.append,
+        store=lambda: opened(storage),
+    ).submit(request)
     ((key, content),) = stored(storage).items()
     assert json.loads(content)["train"]["max_steps"] == 8
-    assert f"{submit.RUN_CONFIG_VARIABLE}=configs/{key}" in shell.asked[-1]
+    assert f"{submit.RUN_CONFIG_VARIABLE}=configs/{key}" in shell.submitted
     assert f"config: configs/{key}" in said
     assert "1 stored before sbatch" in said
 
@@ -92,20 +92,21 @@ def test_a_bucket_that_refuses_stops_the_submission_before_the_cluster_is_asked(
     storage: Storage, tmp_path: Path, public_key_file: Path
 ) -> None:
     of, shell = open_books(l40s(), tmp_path, print), Recorded()
-    ordered = order(of, job_of(of.spec), code_files(CHECKOUT, of.spec), say=lambda _line: None)
+    files = code_files(CHECKOUT, of.spec)
+    submitter = Submitter(
+        books=of,
+        connection=shell,
+        outputs=OUTPUTS,
+        state=tmp_path,
+        code=files,
+        git_revision=None,
+        log=lambda _line: None,
+        store=lambda: opened(storage, "copies"),
+    )
+    request = prepare(of, job_of(of.spec), files, log=lambda _line: None)
     with pytest.raises(JobsError, match="nothing was submitted: run `pulumi up`"):
-        dispatch(
-            ordered,
-            of,
-            shell,
-            OUTPUTS,
-            state=tmp_path,
-            code_hash=HASH,
-            git_revision=None,
-            say=lambda _line: None,
-            store=opened(storage, "copies"),
-        )
-    assert (shell.asked, submit_once.left(tmp_path, "local")) == ([], ())
+        submitter.submit(request)
+    assert (shell.asked, of.ledger.read().entries) == ([], ())
 
 
 def test_the_job_makes_the_bytes_that_were_stored(public_key_file: Path) -> None:
@@ -115,5 +116,5 @@ def test_the_job_makes_the_bytes_that_were_stored(public_key_file: Path) -> None
         files = code_files(CHECKOUT, spec)
         for job in spec.jobs:
             sets = ["description=2e-5", "train.learning_rate=2e-05", 'model="a b"']
-            here = submit.config_text(recipe_of(job, files, sets)).decode()
+            here = recipes.config_text(recipe_of(job, files, sets)).decode()
             assert here == config_text(read_recipe(job.recipe, sets)[1]), job.name

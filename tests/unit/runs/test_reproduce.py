@@ -180,7 +180,7 @@ class Cluster:
         said = "12\n"
         if "sha256sum" in command:
             said = f"{DATA_HASH}  /mnt/data\n"
-        elif "squeue" in command and "exec sbatch" not in command:
+        elif "squeue" in command and "submit_once sbatch" not in command:
             said = "--\n"
         elif "--test-only" in command:
             said = "#!/bin/bash\n"
@@ -204,12 +204,12 @@ def test_the_verb_shows_first_and_submits_when_told(
     assert " jobs/finetune --set" in shown.stdout
     assert "--set train.seed=11" in shown.stdout
     assert "nothing was submitted" in shown.stderr
-    assert not [each for each in cluster.asked if "exec sbatch" in each]
+    assert not [each for each in cluster.asked if "submit_once sbatch" in each]
     done = RUNNER.invoke(app, ["runs", "reproduce", "2", "--submit"])
     assert done.exit_code == 0, done.output
     assert done.stdout == "12\n"
     assert "soperator runs diff 2 12" in done.stderr
-    (sent,) = [each for each in cluster.asked if "exec sbatch" in each]
+    (sent,) = [each for each in cluster.asked if "submit_once sbatch" in each]
     assert "--set train.seed=11" in sent
     kept = json.loads((state / "runs" / "local" / "12" / "submission.json").read_text())
     assert kept["reproduces"] == "2"
@@ -256,7 +256,7 @@ def test_ctrl_c_while_it_is_submitted_loses_neither_its_id_nor_what_it_repeats(
     answer = cluster.run
 
     def interrupted(command: str, *, stdin: bytes = b"") -> Result:
-        if "exec sbatch" in command:
+        if "submit_once sbatch" in command:
             signal.raise_signal(signal.SIGINT)
         return answer(command, stdin=stdin)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from dataclasses import dataclass, replace
@@ -20,10 +21,13 @@ from cost.size.training import Dtype, Method, Training
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Result
-from infra.jobs.submit import install_script, path_on_cluster, plan_lines, plan_of, submit
+from infra.jobs.recipes import plan_lines, plan_of
+from infra.jobs.submit import TaskFiles
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec
+from tests.unit.jobs.login_node import LoginNode
+from tests.unit.jobs.raw import submit
 
 ROOT = Path(__file__).parents[3]
 RECIPES = {
@@ -246,32 +250,28 @@ def test_a_submission_ships_its_plan_only_with_the_code_it_was_made_for(
         places={"logs": "/mnt/logs", "results": "/mnt/results"},
         jobs={"finetune": ""},
     )
-    cluster = Cluster(folder=tmp_path)
+    cluster, tasks = Cluster(folder=tmp_path), {None: TaskFiles(plan=b"{}\n")}
     if release == "feedfeedfeedfeed":
         with pytest.raises(JobsError, match="the cluster has code feedfeedfeedfeed"):
-            submit(cluster, outputs, "finetune", code_hash="0123456789abcdef", plan=b"{}\n")
+            submit(cluster, outputs, "finetune", code_hash="0123456789abcdef", tasks=tasks)
         assert not (tmp_path / "code" / "plans").exists()
         return
-    made = submit(cluster, outputs, "finetune", code_hash="0123456789abcdef", plan=b"{}\n")
-    path = path_on_cluster(outputs.code_path, b"{}\n")
+    made = submit(cluster, outputs, "finetune", code_hash="0123456789abcdef", tasks=tasks)
     assert made.job_id == "12"
-    assert Path(path).read_bytes() == b"{}\n"
+    (path,) = (tmp_path / "code" / "plans").iterdir()
+    assert path.name == f"{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}.json"
+    assert path.read_bytes() == b"{}\n"
     assert f",SOPERATOR_PLAN={path}" in (tmp_path / "asked").read_text()
 
 
-def test_the_file_is_written_whole_under_the_hash_of_its_bytes(tmp_path: Path) -> None:
-    content = b'{"schema_version": 1}\n'
-    path = path_on_cluster(str(tmp_path / "co de"), content)
-    assert path != path_on_cluster(str(tmp_path / "co de"), content + b" ")
-    for _ in range(2):
-        script = install_script(str(tmp_path / "co de"), [content])
-        subprocess.run(["bash", "-c", script], input=content, check=True)
-    assert Path(path).read_bytes() == content
-    assert [each.name for each in Path(path).parent.iterdir()] == [Path(path).name]
-
-
-def test_a_plan_that_a_full_filesystem_cuts_leaves_nothing(tmp_path: Path) -> None:
-    script = install_script(str(tmp_path), [b"0123456789"])
-    cut = subprocess.run(["bash", "-c", script], input=b"0123", check=False)
-    assert cut.returncode != 0
-    assert list((tmp_path / "plans").iterdir()) == []
+def test_a_plan_that_came_in_part_leaves_nothing_and_submits_nothing(tmp_path: Path) -> None:
+    """A connection that is cut while it is sent, or a full filesystem."""
+    node = LoginNode(tmp_path / "node")
+    send = node.run
+    node.run = lambda command, *, stdin=b"": send(command, stdin=stdin[:4])
+    tasks = {None: TaskFiles(plan=b"0123456789")}
+    outputs = node.outputs("0123456789abcdef")
+    with pytest.raises(JobsError):
+        submit(node, outputs, "finetune", code_hash="0123456789abcdef", tasks=tasks)
+    assert list((node.folder / "code" / "plans").iterdir()) == []
+    assert node.queue == []

@@ -12,16 +12,16 @@ import pytest
 from cost.runs.forecast import Forecast
 from cost.runs.ledger import ForecastEntry
 from infra.clients.errors import JobsError
-from infra.jobs import history, submit_once
+from infra.jobs import history
+from infra.jobs.history import Submission
 from infra.jobs.ledger import Books, open_books
-from infra.jobs.submit import PLAN_VARIABLE, Submission
-from infra.jobs.submit_once import dispatch, order
+from infra.jobs.submit import PLAN_VARIABLE, Submitter, prepare
 from infra.render.delivery import code_files
 from stacks.load import STACKS_DIR
 from stacks.spec import LifetimeSpec
 from stacks.spec.cost import BudgetSpec
 from tests.unit.cost.run_stacks import job_of, l40s, trained
-from tests.unit.jobs.test_submit import HASH, OUTPUTS, Recorded
+from tests.unit.jobs.test_submit import OUTPUTS, Recorded
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
 
@@ -34,17 +34,17 @@ def sent(of: Books, shell: Recorded, state: Path) -> tuple[Submission, list[str]
     """`finetune` of seed 000 (forecast 36.5504 USD) and what was said."""
     said: list[str] = []
     files = code_files(STACKS_DIR.parent, of.spec)
-    made = dispatch(
-        order(of, job_of(of.spec), files, say=said.append),
-        of,
-        shell,
-        OUTPUTS,
+    submitter = Submitter(
+        books=of,
+        connection=shell,
+        outputs=OUTPUTS,
         state=state,
-        code_hash=HASH,
+        code=files,
         git_revision=None,
-        say=said.append,
+        log=said.append,
     )
-    assert not made.is_earlier
+    made = submitter.submit(prepare(of, job_of(of.spec), files, log=said.append))
+    assert not made.is_equivalent
     return made.submission, said
 
 
@@ -66,7 +66,7 @@ def test_steps_that_the_recipe_bounds_are_the_forecast_once_a_step_was_measured(
     (tmp_path / path).write_bytes(files[path])
 
     def hours(*sets: str) -> Decimal:
-        found = order(of, job, files, sets, say=lambda _line: None).run
+        found = prepare(of, job, files, sets, log=lambda _line: None).run
         assert isinstance(found, Forecast)
         return found.hours
 
@@ -82,7 +82,7 @@ def test_a_job_leaves_its_forecast_its_plan_and_its_history(tmp_path: Path) -> N
     submission, said = sent(of, shell, tmp_path)
     assert said[0].startswith("Forecast of finetune: 2.00 h on 4 x 2gpu-64vcpu-384gb, $36.55")
     assert any(line.startswith("plan: ") for line in said)
-    assert f"{PLAN_VARIABLE}=" in shell.asked[-1]
+    assert f"{PLAN_VARIABLE}=" in shell.submitted
     assert history.submissions(tmp_path, "local") == (submission,)
     (entry,) = of.ledger.read().entries
     assert isinstance(entry, ForecastEntry)
@@ -98,7 +98,7 @@ def test_the_data_of_the_job_is_looked_for_before_it_is_queued(
     shell = Recorded(exit_code=66, stdout="/mnt/data/x/tokens_train.parquet\n")
     with pytest.raises(JobsError, match=r"finetune: /mnt/data/\S+/tokens_train.parquet is not on"):
         sent(of, shell, tmp_path)
-    assert "[ ! -s /mnt/data/" in shell.asked[-1]
+    assert "/tokens_train.parquet\n" in shell.submitted
     assert history.submissions(tmp_path, "local") == ()
 
 
@@ -112,10 +112,13 @@ def test_a_job_of_a_stack_that_has_ended_is_refused_before_it_is_forecast(tmp_pa
 
 
 def test_a_job_that_the_budget_has_no_room_for_is_never_begun(tmp_path: Path) -> None:
-    of = books(tmp_path, budget=BudgetSpec(usd_per_month=Decimal(36)))
+    of, shell = (
+        books(tmp_path, budget=BudgetSpec(usd_per_month=Decimal(36))),
+        Recorded(stdout="--\n"),
+    )
     with pytest.raises(JobsError, match=r"36\.55"):
-        sent(of, Recorded(stdout="--\n"), tmp_path)
-    assert submit_once.left(tmp_path, "local") == ()
+        sent(of, shell, tmp_path)
+    assert not any("submit_once" in command for command in shell.asked)
     assert history.submissions(tmp_path, "local") == ()
     assert of.ledger.read().entries == ()
 
@@ -126,5 +129,6 @@ def test_a_run_that_no_memory_holds_is_refused_with_what_it_needs(tmp_path: Path
     files, job, said = code_files(STACKS_DIR.parent, of.spec), job_of(of.spec), list[str]()
     sets = ["train.micro_batch_size=400"]
     with pytest.raises(JobsError, match=r"does not fit .*needs .* GiB.*nothing was submitted"):
-        order(of, job, files, [*sets, "train.strategy=auto"], say=said.append)
-    assert order(of, job, files, [*sets, "train.strategy=ddp"], say=said.append).plan is not None
+        prepare(of, job, files, [*sets, "train.strategy=auto"], log=said.append)
+    tried = prepare(of, job, files, [*sets, "train.strategy=ddp"], log=said.append)
+    assert tried.tasks[None].plan is not None

@@ -1,0 +1,280 @@
+"""What the login node keeps of a submission, and what this machine takes from it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from cost.runs.ledger import FILE_NAME, Ledger
+from infra.clients.errors import JobsError
+from infra.clients.pulumi import StackOutputs
+from infra.clients.ssh import Result
+from infra.jobs import history
+from infra.jobs.history import Submission
+from infra.jobs.submit import _record, alone, plan_submission, recover, sbatch_once
+from tests.unit.cost.run_stacks import at, forecast_entry
+from tests.unit.jobs.login_node import LOST, Killed, LoginNode
+from tests.unit.jobs.test_submit import OUTPUTS, Recorded
+
+HASH = "0123456789abcdef"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> LoginNode:
+    return LoginNode(tmp_path / "node")
+
+
+@pytest.fixture
+def outputs(node: LoginNode) -> StackOutputs:
+    return node.outputs(HASH)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "here"
+
+
+def call(
+    node: LoginNode, outputs: StackOutputs, state: Path, planned: Submission | None = None
+) -> Submission:
+    """One call of the script with its record, as a submission makes it."""
+    planned = planned or plan_submission(outputs, "finetune", code_hash=HASH)
+    entries = (forecast_entry("", "15", at(8), cluster=outputs.login_host_key),)
+    return sbatch_once(node, outputs, planned, record=_record(state, planned, entries))
+
+
+def booked(state: Path) -> list[str]:
+    entries = Ledger(state / "runs" / "local" / FILE_NAME).read().entries
+    return [entry.job_id for entry in entries]
+
+
+def records(node: LoginNode) -> list[str]:
+    folder = node.folder / "code" / "submissions"
+    return sorted(path.name for path in folder.iterdir() if "." not in path.name)
+
+
+def test_the_same_key_is_one_job_however_often_it_is_called(
+    node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    planned = plan_submission(outputs, "finetune", code_hash=HASH)
+    made = [call(node, outputs, state, planned) for _ in range(3)]
+    assert [each.job_id for each in made] == ["12"] * 3
+    assert node.names() == ["finetune"]
+    assert call(node, outputs, state).job_id == "13"
+
+
+def test_an_answer_that_was_lost_is_asked_for_again(
+    node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    node.cut = LOST
+    assert call(node, outputs, state).job_id == "12"
+    assert (node.reopened, node.names()) == (1, ["finetune"])
+
+
+@pytest.mark.parametrize("known_by", ["its own record", "queue", "accounting"])
+def test_a_killed_command_is_written_down_from_its_record(
+    known_by: str, node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    """The script may have been killed with it, and the queue may have forgotten the job."""
+    node.cut = Killed
+    planned = plan_submission(outputs, "finetune", code_hash=HASH)
+    with pytest.raises(Killed):
+        call(node, outputs, state, planned)
+    if known_by != "its own record":
+        (folder,) = node.folder.glob("code/submissions")
+        (number,) = folder.glob("*.id")
+        number.unlink()
+    if known_by == "accounting":
+        node.put("accounted", (node.folder / "lines").read_text())
+        node.put("queue")
+    lines: list[str] = []
+    recover(state, node, outputs, lines.append)
+    assert lines == [
+        "finetune: job 12 was submitted by a command that was cut off; it is written down"
+    ]
+    (found,) = history.submissions(state, "local")
+    assert found == replace(planned, job_id="12", log_path=outputs.log_path("finetune", "12"))
+    assert (booked(state), records(node)) == (["12"], [])
+    recover(state, node, outputs, lines.append)
+    assert len(lines) == 1
+
+
+def test_a_record_of_which_no_job_came_is_forgotten(
+    node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    """The login node died between the record and sbatch."""
+    call(node, outputs, state)
+    (node.folder / "queue").write_text("")
+    (number,) = node.folder.glob("code/submissions/*.id")
+    number.unlink()
+    with alone(state, node, outputs, pytest.fail):
+        assert (booked(state), records(node)) == ([], [])
+
+
+def test_without_accounting_the_queue_and_the_record_are_enough(
+    node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    node.put("no_accounting", "Slurm accounting storage is disabled\n")
+    node.put("times_out")
+    assert call(node, outputs, state).job_id == "12"
+
+
+@pytest.mark.parametrize("silent", ["squeue", "sacct"])
+def test_a_slurm_that_does_not_answer_leaves_open_whether_a_job_came(
+    silent: str, node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    node.put("times_out")
+    program = node.folder / "bin" / silent
+    program.write_text("#!/bin/sh\necho Unable to contact slurm controller >&2\nexit 1\n")
+    with pytest.raises(JobsError, match=r"Unable to contact.*is not known: the next command looks"):
+        call(node, outputs, state)
+    said = "Unable to contact.*cut off is not known: try again"
+    with pytest.raises(JobsError, match=said), alone(state, node, outputs, print):
+        pytest.fail("it went on")
+    assert (len(records(node)), booked(state)) == (1, [])
+
+
+def test_what_sbatch_refuses_leaves_no_record(
+    node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    node.put("refuses", "sbatch: error: invalid partition specified: main\n")
+    with pytest.raises(JobsError, match="invalid partition"):
+        call(node, outputs, state)
+    assert records(node) == []
+
+
+def test_of_a_cluster_that_was_made_anew_nothing_is_taken(
+    node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    """Ids start again there, and its filesystem may be the old one."""
+    call(node, outputs, state)
+    anew = replace(outputs, login_host_key="ssh-ed25519 AAAAanew")
+    recover(state, node, anew, pytest.fail)
+    assert (history.submissions(state, "local"), records(node)) == ((), [])
+
+
+def test_another_machine_takes_nothing_of_a_record_that_is_not_its_own(
+    node: LoginNode, outputs: StackOutputs, state: Path, tmp_path: Path
+) -> None:
+    call(node, outputs, state)
+    there = tmp_path / "there"
+    made = call(node, outputs, there)
+    recover(there, node, outputs, lambda _line: None)
+    assert [each.job_id for each in history.submissions(there, "local")] == [made.job_id]
+    assert len(records(node)) == 1
+
+
+def test_the_record_is_read_as_what_a_stranger_wrote(
+    node: LoginNode, outputs: StackOutputs, state: Path, tmp_path: Path
+) -> None:
+    """Forged, changed, cut, too long, a link, or a folder: none of it is written down here."""
+    planned = plan_submission(outputs, "finetune", code_hash=HASH)
+    call(node, outputs, state, planned)
+    folder = node.folder / "code" / "submissions"
+    (real,) = [path for path in folder.iterdir() if "." not in path.name]
+    text = real.read_text()
+    forged = json.dumps({"submission": asdict(planned), "entries": []})
+    (folder / ("a" * 12)).write_text(f"{'0' * 64} {forged}")
+    (folder / ("b" * 12)).write_text(text.replace("finetune", "evaluate"))
+    (folder / ("c" * 12)).write_text(text[:-9])
+    (folder / ("d" * 12)).write_text(f"{text}{'x' * 70_000}")
+    (folder / ("e" * 12)).mkdir()
+    (tmp_path / "elsewhere").write_text(text)
+    (folder / ("f" * 12)).symlink_to(tmp_path / "elsewhere")
+    real.unlink()
+    recover(state, node, outputs, pytest.fail)
+    assert (history.submissions(state, "local"), booked(state)) == ((), [])
+
+
+def test_an_answer_that_is_no_number_is_refused(
+    node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    """The id is all that is taken from the cluster."""
+    call(node, outputs, state)
+    (number,) = node.folder.glob("code/submissions/*.id")
+    number.write_text("../../12\n")
+    (node.folder / "queue").write_text("")
+
+    class Hostile:
+        """Answers the look-up by itself."""
+
+        def run(self, command: str, *, stdin: bytes = b"") -> Result:
+            if "verb=look_up" in command:
+                return Result(command=command, exit_code=0, stdout="../../12\n", stderr="")
+            return node.run(command, stdin=stdin)
+
+    recover(state, Hostile(), outputs, pytest.fail)
+    assert history.submissions(state, "local") == ()
+
+
+def test_a_folder_of_records_that_is_a_link_is_refused_by_name(
+    node: LoginNode, outputs: StackOutputs, state: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    (node.folder / "code" / "submissions").symlink_to(tmp_path / "theirs")
+    with pytest.raises(JobsError, match=r"submissions on \S+: is a symbolic link.*nothing was"):
+        call(node, outputs, state)
+    assert (node.queue, list((tmp_path / "theirs").iterdir())) == ([], [])
+
+
+def test_records_and_their_folder_are_the_users_alone(
+    node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    call(node, outputs, state)
+    folder = node.folder / "code" / "submissions"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    assert (state / "runs" / "local" / ".submit.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_state_folder_without_locks_is_refused_in_a_line_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network folder without a lock daemon ended submit in a traceback."""
+
+    def no_locks(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    said = r"\.submit\.lock: No locks available; nothing was submitted: set SOPERATOR_STATE"
+    with (
+        pytest.raises(JobsError, match=said),
+        alone(tmp_path, Recorded(), OUTPUTS, print),
+    ):
+        pytest.fail("it went on without the lock")
+
+
+def test_a_state_folder_that_cannot_be_written_stops_the_submission(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    said = "nothing was submitted: make its folder yours"
+    with pytest.raises(JobsError, match=said), alone(tmp_path, Recorded(), OUTPUTS, print):
+        pytest.fail("it went on without the lock")
+
+
+def test_data_that_is_not_there_is_refused_before_the_job_waits_for_a_gpu(
+    node: LoginNode, outputs: StackOutputs, tmp_path: Path
+) -> None:
+    """In the same round trip; a login node without the place cannot tell."""
+    root = tmp_path / "data"
+    outputs = replace(outputs, places={**outputs.places, "data": str(root)})
+    path = root / "prepared" / "x" / "tokens_train.parquet"
+    reads = [(str(path), str(tmp_path / "other")), ()]
+
+    def submit(after: str | None = None) -> str:
+        planned = plan_submission(outputs, "finetune", code_hash=HASH, after=after)
+        return sbatch_once(node, outputs, planned, reads=reads).job_id
+
+    assert submit() == "12", "there is no such place here"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    with pytest.raises(JobsError, match=rf"finetune: {path} is not on the cluster, or is empty"):
+        submit()
+    assert submit(after="11") == "13"
+    path.write_bytes(b"PAR1")
+    assert submit() == "14"
