@@ -387,6 +387,8 @@ def verdict_json(verdict: Verdict) -> dict[str, object]:
     return {
         "strategy": verdict.sharding.strategy.value,
         "data": verdict.sharding.data,
+        "replicas": verdict.sharding.replicas,
+        "reshard_after_forward": verdict.sharding.reshard_after_forward,
         "tensor": verdict.sharding.tensor,
         "pipeline": verdict.sharding.pipeline,
         "fits": verdict.fits,

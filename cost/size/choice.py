@@ -97,9 +97,13 @@ def shardings(shape: ModelShape, gpus: Gpus) -> tuple[Sharding, ...]:
     count = gpus.count
     found = [Sharding(strategy=Strategy.DDP, data=count)]
     if count > 1:
+        found += [Sharding(strategy=each, data=count) for each in (Strategy.ZERO1, Strategy.ZERO2)]
+        # Between nodes hsdp moves gradients alone: little, with adapters.
+        nodes = {Strategy.HSDP: gpus.nodes} if gpus.nodes > 1 and gpus.per_node > 1 else {}
         found += [
-            Sharding(strategy=strategy, data=count)
-            for strategy in (Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP)
+            Sharding(strategy=each, data=count, replicas=replicas, reshard_after_forward=reshard)
+            for each, replicas in (nodes | {Strategy.FSDP: 1}).items()
+            for reshard in (False, True)
         ]
     # Heads are handed out whole, and an all-reduce a layer stays inside a node.
     tensor = gcd(shape.heads, shape.kv_heads, gpus.per_node)
@@ -162,7 +166,7 @@ def _cannot_run(training: Training, sharding: Sharding) -> str:
         missing.append(f"method {training.method}")
     if training.dtype not in TRAINED_DTYPES:
         missing.append(f"dtype {training.dtype}")
-    if sharding.strategy in (Strategy.FSDP, Strategy.OFFLOAD):
+    if sharding.strategy in (Strategy.FSDP, Strategy.HSDP, Strategy.OFFLOAD):
         # 4-bit weights are not divided, and the loss scale of fp16 is kept for whole gradients.
         if training.method is Method.QLORA:
             missing.append(f"{training.method} under {sharding.strategy}")

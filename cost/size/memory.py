@@ -31,6 +31,7 @@ _DIVIDED: Final[Mapping[Strategy, tuple[str, ...]]] = MappingProxyType(
         Strategy.ZERO1: ("optimizer",),
         Strategy.ZERO2: ("optimizer", "gradients"),
         Strategy.FSDP: ("optimizer", "gradients", "weights"),
+        Strategy.HSDP: ("optimizer", "gradients", "weights"),
         Strategy.OFFLOAD: ("optimizer", "gradients", "weights"),
         Strategy.THREE_D: ("optimizer",),
     }
@@ -155,9 +156,9 @@ def _stage_memory(
     # The last gradient, that of the embedding, before it is added to the micro batches' before it.
     scratch = FP32 * _largest_trained(shape, training)
     divided = _DIVIDED.get(sharding.strategy, ())
-    weights = _up(base + adapter_bytes, sharding.data if "weights" in divided else 1)
-    gradients = _up(gradient_bytes, sharding.data if "gradients" in divided else 1)
-    optimizer = _up(optimizer_bytes, sharding.data if "optimizer" in divided else 1)
+    weights = _up(base + adapter_bytes, sharding.parts if "weights" in divided else 1)
+    gradients = _up(gradient_bytes, sharding.parts if "gradients" in divided else 1)
+    optimizer = _up(optimizer_bytes, sharding.parts if "optimizer" in divided else 1)
     working = max(
         loss,
         backward.whole + _up(backward.split, t),
@@ -183,20 +184,22 @@ def _stage_memory(
 
 
 def _gathered(shape: ModelShape, training: Training, sharding: Sharding) -> int:
-    """Bytes of weights put together for work: two layers, one fetched ahead, and the outer ones."""
+    """Bytes of weights put together for work: two layers, one fetched ahead, and the outer ones.
+
+    All layers where they are not divided again between forward and backward pass.
+    """
     s = training.value_bytes
     unpacked = s * shape.largest_linear_weights if training.method is Method.QLORA else 0
-    is_split = sharding.strategy is Strategy.FSDP and sharding.data > 1
+    is_split = sharding.strategy in (Strategy.FSDP, Strategy.HSDP) and sharding.parts > 1
     if not is_split and sharding.strategy is not Strategy.OFFLOAD:
         if sharding.strategy in TRAINED and not training.has_adapters and s < FP32:
             layers = 1 if training.gradient_checkpointing else shape.layers
             return s * layers * shape.linear_weights_per_layer
         return _up(unpacked, sharding.tensor)
-    adapters = 0
-    if training.has_adapters:
-        adapters = 2 * FP32 * trained_weights(shape, training) // shape.layers
-    layers = min(2, shape.layers) * _layer_bytes(shape, training)
-    return unpacked + adapters + layers + shape.outer_weights * s
+    adapters, layers = 0, min(2, shape.layers) if sharding.reshard_after_forward else shape.layers
+    if training.has_adapters:  # and the gradients of two layers'
+        adapters = s * (layers + 2) * trained_weights(shape, training) // shape.layers
+    return unpacked + adapters + layers * _layer_bytes(shape, training) + shape.outer_weights * s
 
 
 def _largest_trained(shape: ModelShape, training: Training) -> int:

@@ -177,6 +177,7 @@ class Plan:
                 "usable_gib_per_rank": _gib(self.gpus.usable),
             },
             "strategy": chosen.sharding.strategy.value,
+            "reshard_after_forward": chosen.sharding.reshard_after_forward,
             "reason": chosen.reason,
             "fits": chosen.fits,
             "runs_here": chosen.runs_here,

@@ -119,6 +119,7 @@ class Strategy(StrEnum):
     ZERO1 = "zero-1"
     ZERO2 = "zero-2"
     FSDP = "fsdp"
+    HSDP = "hsdp"
     OFFLOAD = "offload"
     TENSOR = "tensor"
     PIPELINE = "pipeline"
@@ -130,12 +131,13 @@ ABOUT: Final = {
     Strategy.ZERO1: "optimizer state divided",
     Strategy.ZERO2: "optimizer state and gradients divided",
     Strategy.FSDP: "weights, gradients and optimizer state divided (ZeRO-3)",
+    Strategy.HSDP: "divided as by fsdp inside each node, the same on every node",
     Strategy.OFFLOAD: "as fsdp, kept in the memory of the host",
     Strategy.TENSOR: "each layer divided inside a node",
     Strategy.PIPELINE: "layers divided into stages",
     Strategy.THREE_D: "tensor in a node, pipeline over nodes, rows over the rest",
 }
-TRAINED: Final = (Strategy.DDP, Strategy.FSDP, Strategy.OFFLOAD)
+TRAINED: Final = (Strategy.DDP, Strategy.FSDP, Strategy.HSDP, Strategy.OFFLOAD)
 """Strategies that workloads/train can run."""
 
 
@@ -148,6 +150,10 @@ class Sharding:
     """GPUs that see other rows: the replicas, and what ZeRO divides by."""
     tensor: int = 1
     pipeline: int = 1
+    replicas: int = 1
+    """Of `data`: nodes that hold the same, and divide it among their own GPUs."""
+    reshard_after_forward: bool = True
+    """fsdp, hsdp: False keeps gathered layers for the backward pass, so that each moves once."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -164,6 +170,11 @@ class Sharding:
         return self.data * self.tensor * self.pipeline
 
     @property
+    def parts(self) -> int:
+        """GPUs that hold different parts of what is divided."""
+        return self.data // self.replicas
+
+    @property
     def label(self) -> str:
         """The strategy and its degrees, such as `3d (tensor 8 x pipeline 2 x data 1)`."""
         if self.strategy in (Strategy.TENSOR, Strategy.PIPELINE, Strategy.THREE_D):
@@ -171,7 +182,8 @@ class Sharding:
             parts += [f"pipeline {self.pipeline}"] if self.pipeline > 1 else []
             parts += [f"data {self.data}"]
             return f"{self.strategy} ({' x '.join(parts)})"
-        return f"{self.strategy} x {self.data}"
+        divided = f"{self.replicas} x {self.parts}" if self.replicas > 1 else f"x {self.data}"
+        return f"{self.strategy} {divided}{'' if self.reshard_after_forward else ', gathered once'}"
 
 
 GIB: Final = 2**30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import weakref
 from pathlib import Path
@@ -17,6 +18,7 @@ from cost.size.training import Dtype, Method, Training
 from tests.workloads import varlen_kernel
 from tests.workloads.test_plan import batch_of, config_of, tiny
 from workloads.common.dist import world
+from workloads.train.inputs import Run
 from workloads.train.model import AssistantLoss, build_empty_model, build_model
 from workloads.train.strategy import build_optimizer, build_precision, build_strategy
 
@@ -56,17 +58,22 @@ class Storages(TorchDispatchMode):
 def main() -> None:
     """Train two steps; print the peak of the second."""
     settings, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
-    strategy, vocab = settings.pop("strategy"), settings.pop("vocab")
+    strategy, vocab, reshards = (settings.pop(k) for k in ("strategy", "vocab", "reshards"))
+    os.environ["LOCAL_WORLD_SIZE"] = "2"  # four ranks, as of two nodes
     settings |= {"method": Method(settings["method"]), "dtype": Dtype(settings["dtype"])}
     plan = Training(**settings)
     config, shape = config_of(plan), tiny("qwen3", vocab=vocab, layers=4)
     varlen_kernel.as_on_a_gpu()
     precision = build_precision(config, torch.device("cpu"))
     with world() as here:
-        run: Any = SimpleNamespace(
+        planned: Any = SimpleNamespace(strategy=strategy, reshard_after_forward=reshards)
+        job: Any = None
+        run = Run(
+            job=job,
             config=config,
             model_dir=folder,
             strategy=strategy,
+            plan=planned,
             task=SimpleNamespace(
                 build=lambda device: build_model(folder, config, device=device),
                 build_empty=lambda device: build_empty_model(folder, config, device=device),

@@ -29,6 +29,9 @@ from workloads.common.launch import free_port
         (2, "ddp", "full", False, 6000),
         (2, "fsdp", "lora", False, 400),
         (4, "fsdp", "full", True, 6000),
+        (2, "fsdp gathered once", "full", False, 400),
+        (4, "hsdp", "lora", False, 400),
+        (4, "hsdp gathered once", "full", True, 6000),
     ],
 )
 def test_each_rank_holds_what_is_planned(
@@ -46,7 +49,9 @@ def test_each_rank_holds_what_is_planned(
     shape = tiny("qwen3", vocab=vocab, layers=4)
     model: Any = getattr(transformers, f"{KINDS['qwen3']}ForCausalLM")(hf_config(shape))
     model.save_pretrained(tmp_path / "model")
+    strategy, _, once = strategy.partition(" ")
     arguments = settings | {"strategy": strategy, "method": method, "dtype": "bf16", "vocab": vocab}
+    arguments["reshards"] = not once
     done = subprocess.run(
         [
             *(sys.executable, "-m", "workloads.common.launch", "--nnodes=1"),
@@ -61,6 +66,11 @@ def test_each_rank_holds_what_is_planned(
     )
     peaks = [int(peak) for peak in re.findall(r"peak (\d+) end", done.stdout)]
     plan = Training(method=Method(method), dtype=Dtype.BF16, **settings)
-    planned = training_memory(shape, plan, Sharding(strategy=Strategy(strategy), data=num_ranks))
+    replicas = 2 if strategy == "hsdp" else 1
+    sharding = Sharding(
+        strategy=Strategy(strategy), data=num_ranks, replicas=replicas,
+        reshard_after_forward=not once,
+    )  # fmt: skip
+    planned = training_memory(shape, plan, sharding)
     assert len(peaks) == num_ranks, done.stderr[-2000:]
     assert peaks == [pytest.approx(planned.total, rel=0.05)] * num_ranks, planned.parts

@@ -81,7 +81,7 @@ import torch
 from tests.workloads.test_train_big import CPU, config
 from workloads.common.dist import world
 from workloads.recipes.train import LoraConfig
-from workloads.train import model, strategy
+from workloads.train import inputs, model, strategy
 from torch.distributed.tensor import DTensor
 
 def whole(value):
@@ -100,7 +100,9 @@ def spread(folder, settings, here):
         build_empty=lambda device: model.build_empty_model(folder, settings, device=device),
         loss=lambda made, _: model.AssistantLoss(made),
     )
-    run = types.SimpleNamespace(config=settings, task=task, model_dir=folder, strategy="fsdp")
+    run = inputs.Run(
+        job=None, config=settings, task=task, model_dir=folder, strategy="fsdp", plan=None
+    )
     return strategy.spread_fsdp(run, here), held
 
 with world(cpu_threads=1) as here:
@@ -191,6 +193,83 @@ def test_each_rank_reads_its_part_of_the_files_and_gets_the_values_of_ddp(
         assert said[name, 1].startswith("read 0 "), "rank 0 gives what it has read"
     for rank in range(num_ranks):
         assert said["full-short", rank].startswith(f"DataError: {short}: has"), said
+
+
+_HYBRID = """
+import os, sys, types
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+from tests.workloads.test_train_big import CPU, config
+from workloads.common.dist import world
+from workloads.data.token_rows import TokenRows, collate, pack
+from workloads.recipes.train import LoraConfig
+from workloads.train import inputs, model, strategy
+
+folder = Path(sys.argv[1])
+os.environ["LOCAL_WORLD_SIZE"] = "2"  # four ranks, as of two nodes
+with world(cpu_threads=1) as here:
+    ids = torch.randint(1, 100, (24,), generator=torch.Generator().manual_seed(here.rank))
+    rows = TokenRows(input_ids=ids.to(torch.int32).numpy(), learned=(ids > 20).numpy(),
+                     offsets=torch.tensor([0, 24]).numpy())
+    batch = collate(pack(rows, sequence_length=24), pad_id=0)
+    for method in ("full", "lora"):
+        for kind, reshards in (("ddp", True), ("fsdp", True), ("hsdp", True), ("hsdp", False)):
+            settings = config(method, dtype="fp32", lora=LoraConfig(rank=4))
+            task = types.SimpleNamespace(
+                build=lambda device: model.build_model(folder, settings, device=device),
+                build_empty=lambda device: model.build_empty_model(folder, settings, device=device),
+                loss=lambda made, _: model.AssistantLoss(made),
+            )
+            plan = types.SimpleNamespace(strategy=kind, reshard_after_forward=reshards)
+            run = inputs.Run(job=None, config=settings, task=task, model_dir=folder, strategy=kind,
+                             plan=plan)
+            spread = strategy.build_strategy(run, here)
+            held = {
+                "shards": sum(
+                    getattr(w, "_local_tensor", w).numel() for w in spread.model.parameters()
+                ),
+            }
+            kept = []
+            layers = strategy.repeated_layers(spread.model)
+            loss = spread.module(batch)
+            held["gathered"] = sum(
+                getattr(w, "_local_tensor", w).numel()
+                for layer in layers for w in layer.parameters()
+            )
+            loss.backward()
+            torch.optim.SGD(spread.trained, lr=1.0).step()
+            whole = strategy.whole_weights(strategy.all_weights(spread.model), keep=True)
+            name = f"{method}-{kind}-{reshards}"
+            print(f"<{name} {here.rank} {held['shards']} {held['gathered']}>", flush=True)
+            if here.rank == 3:
+                save_file(whole, folder / f"{name}.safetensors")
+"""
+
+
+@pytest.mark.feature("S004-22", "S004-24")
+def test_nodes_that_hold_the_same_learn_what_ddp_learns(tmp_path: Path) -> None:
+    """hsdp: two nodes of two ranks; layers that stay gathered for the backward pass, or do not."""
+    torch.manual_seed(1)
+    LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False)).save_pretrained(tmp_path)
+    done = launched(tmp_path, 4, _HYBRID)
+    assert done.returncode == 0, done.stderr
+    held: dict[str, list[tuple[int, int]]] = {}
+    for name, _, shards, gathered in re.findall(r"<(\S+) (\d) (\d+) (\d+)>", done.stdout):
+        held.setdefault(name, []).append((int(shards), int(gathered)))
+    for method in ("full", "lora"):
+        ((whole, layers),) = set(held[f"{method}-ddp-True"])
+        for kind, parts in (("fsdp-True", 4), ("hsdp-True", 2), ("hsdp-False", 2)):
+            found = held[f"{method}-{kind}"]
+            assert sum(shards for shards, _ in found) == whole * 4 / parts, "each part once a node"
+            gathered = {layers} if kind == "hsdp-False" else {each for _, each in found} - {layers}
+            assert {each for _, each in found} == gathered, "after the forward pass"
+            ours, ddps = (
+                load_file(tmp_path / f"{method}-{each}.safetensors") for each in (kind, "ddp-True")
+            )
+            assert ours.keys() == ddps.keys()
+            for weight, value in ddps.items():
+                torch.testing.assert_close(ours[weight], value, rtol=1e-4, atol=1e-6)
 
 
 def load(folder: Path) -> dict[str, torch.Tensor]:
@@ -356,7 +435,7 @@ from pathlib import Path
 import torch
 from tests.workloads.test_train_big import config
 from workloads.common.dist import world
-from workloads.train import finish, model, strategy
+from workloads.train import finish, inputs, model, strategy
 
 folder, faults = Path(sys.argv[1]), sys.argv[2:]
 source, settings = folder / "model", config()
@@ -377,7 +456,9 @@ with world(cpu_threads=1) as here:
         loss=lambda made, _: model.AssistantLoss(made),
         save_preprocessor=lambda partial: (partial / "tokenizer.json").write_text("x"),
     )
-    run = types.SimpleNamespace(config=settings, task=task, model_dir=source, strategy="fsdp")
+    run = inputs.Run(
+        job=None, config=settings, task=task, model_dir=source, strategy="fsdp", plan=None
+    )
     divided = strategy.spread_fsdp(run, here)
     with torch.no_grad():
         for weight in divided.model.parameters():

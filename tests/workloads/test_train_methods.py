@@ -50,7 +50,7 @@ def test_fsdp_divides_the_model_and_learns_what_ddp_learns(
         places, recipe_file, "13", *options, "train.gradient_accumulation=2", "train.strategy=fsdp"
     )
     assert result.returncode == 0, result.stderr
-    assert "fsdp: 2 x LlamaDecoderLayer and what is around them divided over 2 ranks" in (
+    assert "fsdp: 2 x LlamaDecoderLayer and what is around them divided over 2 of 2 ranks" in (
         result.stderr
     )
     metrics = record_of(places, "13")["metrics"]

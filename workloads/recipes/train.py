@@ -52,7 +52,7 @@ class EvalConfig:
 
 LOSS_CHUNK_TOKENS = 2048
 """Enough for a matrix product to fill a GPU; its logits over 152,064 tokens take 1.2 GB in fp32."""
-STRATEGIES = ("ddp", "fsdp", "offload")
+STRATEGIES = ("ddp", "fsdp", "hsdp", "offload")
 """How the trainer can spread a run over ranks."""
 RESUMABLE = (
     "attention",
@@ -169,9 +169,10 @@ class TrainConfig:
     the job. Else a checkpoint folder. A restarted job goes on from what it saved itself."""
     overlong: Literal["drop", "cut", "refuse"] = "refuse"
     """What happens to a conversation longer than sequence_length; what is dropped or cut counts."""
-    strategy: Literal["auto", "ddp", "fsdp", "offload"] = "auto"
+    strategy: Literal["auto", "ddp", "fsdp", "hsdp", "offload"] = "auto"
     """How the run is spread over ranks; auto follows the plan that was shipped with the job.
-    offload: fsdp with the shards in the node's memory."""
+    hsdp: fsdp inside each node, the same on every node. offload: fsdp with the shards in the
+    node's memory."""
     save_original: bool = False
     """Copy the model beside the run before the first step."""
     export_merged: bool = False
@@ -209,7 +210,7 @@ class TrainConfig:
 
     def _mixes(self) -> tuple[tuple[bool, str], ...]:
         """Return (allowed, message) of every pair of keys that can contradict each other."""
-        sharded = self.strategy in ("fsdp", "offload")
+        sharded = self.strategy in STRATEGIES[1:]
         return (
             (
                 not (self.method == "qlora" and self.dtype == "fp32"),

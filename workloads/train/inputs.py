@@ -159,6 +159,7 @@ class Plan:
     sequence_length: int
     micro_batch_size: int
     gradient_checkpointing: bool
+    reshard_after_forward: bool = True
 
     def __post_init__(self) -> None:
         total = self.memory_gib_per_rank.get("total")
@@ -346,6 +347,13 @@ class Run:
     """None for a model that is made here."""
     strategy: str
     plan: Plan | None
+
+    @property
+    def keeps_gathered(self) -> bool:
+        """Whether layers that FSDP2 gathered stay for the backward pass, as their plan has it."""
+        if self.plan is None or self.plan.strategy != self.strategy:
+            return False
+        return not self.plan.reshard_after_forward
 
 
 if __name__ == "__main__":

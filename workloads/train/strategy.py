@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,9 +107,12 @@ class Strategy:
 
     def train(self) -> None:
         """Go back to training after forward passes that no backward pass followed."""
+        from torch.distributed.fsdp import FSDPModule
+
         self.module.train()
-        if self.kind == "fsdp":
-            self.module.reshard()  # else what is around the layers stays gathered
+        for part in self.module.modules():
+            if isinstance(part, FSDPModule):  # else what was not divided again stays gathered
+                part.reshard()
 
     def accumulate(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         """Under DDP reduce gradients over ranks in the last micro batch of a step only.
@@ -175,7 +179,10 @@ def settle(module: Any, blank_loss: Callable[[], torch.Tensor]) -> None:
 
 
 def spread_fsdp(run: Run, here: World) -> Strategy:
-    """Return the strategy that divides weights, gradients and optimizer state over all ranks."""
+    """Return the strategy that divides weights, gradients and optimizer state over ranks.
+
+    Over all of them, or (hsdp) over those of each node.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
         CPUOffloadPolicy,
@@ -194,8 +201,17 @@ def spread_fsdp(run: Run, here: World) -> Strategy:
     empty = use_liger(task.build_empty(here.device), config, here.device)
     compile_layers(empty, config, here.device)
     module: Any = task.loss(empty, here.device)
+    parts = here.world_size
+    if run.strategy == "hsdp":
+        parts = int(os.environ.get("LOCAL_WORLD_SIZE", parts))
+    sizes = {"nodes": here.world_size // parts, "parts": parts}
+    if parts == here.world_size:
+        del sizes["nodes"]
+    mesh = init_device_mesh(here.device.type, (*sizes.values(),), mesh_dim_names=(*sizes,))
     options = {
-        "mesh": init_device_mesh(here.device.type, (here.world_size,)),
+        "mesh": mesh,
+        # By itself FSDP2 keeps what is around the layers gathered, which comes next anyway.
+        "reshard_after_forward": False if run.keeps_gathered else None,
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=torch_dtype(config.dtype), reduce_dtype=torch.float32
         ),
@@ -211,9 +227,11 @@ def spread_fsdp(run: Run, here: World) -> Strategy:
     spread = Strategy(kind="fsdp", module=module, model=empty, has_names_of_files=is_direct)
     log(
         f"fsdp: {sum(isinstance(each, FSDPModule) for each in layers)} x {kind} and what is around "
-        f"them divided over {here.world_size} ranks; {spread.num_weights_here:,} of "
-        f"{sum(map(torch.numel, empty.parameters())):,} weights on rank 0, trained ones as "
-        f"{spread.trained[0].dtype}" + (", in the node's memory" if offload else "")
+        f"them divided over {parts} of {here.world_size} ranks"
+        f"{', gathered once a micro batch' if run.keeps_gathered else ''}; "
+        f"{spread.num_weights_here:,} of {sum(map(torch.numel, empty.parameters())):,} weights on "
+        f"rank 0, trained ones as {spread.trained[0].dtype}"
+        + (", in the node's memory" if offload else "")
     )
     return spread
 

@@ -115,7 +115,9 @@ def test_a_model_too_large_for_ddp_names_the_strategy_that_would_do() -> None:
     choice = found["gpu-b200-sxm/8gpu-160vcpu-1792gb"]
     assert choice.fits
     assert choice.runs_here
-    assert choice.strategy == "fsdp x 8"
+    assert choice.strategy == "fsdp x 8, gathered once"
+    less = found["gpu-h200-sxm/8gpu-128vcpu-1600gb"]
+    assert (less.strategy, less.fits) == ("fsdp x 8", True), "64 GiB of whole layers beside it"
 
 
 def test_qlora_runs_where_one_gpu_holds_it_and_is_not_divided() -> None:
@@ -138,6 +140,7 @@ def test_strategies_are_compared_with_degrees_that_the_model_allows() -> None:
         Strategy.DDP,
         Strategy.ZERO1,
         Strategy.ZERO2,
+        Strategy.HSDP,
         Strategy.FSDP,
         Strategy.TENSOR,
         Strategy.PIPELINE,
@@ -145,6 +148,7 @@ def test_strategies_are_compared_with_degrees_that_the_model_allows() -> None:
         Strategy.OFFLOAD,
     ]
     assert all(each.gpus == 16 for each in found.values())
+    assert (found[Strategy.HSDP].label, found[Strategy.HSDP].parts) == ("hsdp 2 x 8", 8)
     assert found[Strategy.TENSOR].tensor == 4
     assert found[Strategy.PIPELINE].pipeline == 4
     assert found[Strategy.THREE_D].label == "3d (tensor 4 x pipeline 4 x data 1)"

@@ -14,7 +14,7 @@ import hashlib
 import json
 import random
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,88 +70,22 @@ def _image(task: str, quadrant: int, draw: random.Random) -> Row:
     return Row(inputs=pixels, labels=(quadrant,))
 
 
-def _bert(num_classes: int) -> Any:
-    from transformers import BertConfig
-
-    options: dict[str, Any] = {"num_labels": num_classes}
-    return BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        **options,
-    )
-
-
-def _t5(num_classes: int) -> Any:
-    from transformers import T5Config
-
-    del num_classes
-    options: dict[str, Any] = {"decoder_start_token_id": 0}
-    return T5Config(
-        vocab_size=VOCABULARY,
-        d_model=32,
-        d_kv=16,
-        d_ff=64,
-        num_layers=2,
-        num_heads=2,
-        **options,
-    )
-
-
-def _vit(num_classes: int) -> Any:
-    from transformers import ViTConfig
-
-    options: dict[str, Any] = {"num_labels": num_classes}
-    return ViTConfig(
-        image_size=8,
-        patch_size=4,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        **options,
-    )
-
-
-def _segformer(num_classes: int) -> Any:
-    from transformers import SegformerConfig
-
-    options: dict[str, Any] = {"num_labels": num_classes}
-    return SegformerConfig(
-        hidden_sizes=[8, 16, 24, 32],
-        depths=[1, 1, 1, 1],
-        num_attention_heads=[1, 1, 2, 2],
-        decoder_hidden_size=32,
-        **options,
-    )
-
-
-def _yolos(num_classes: int) -> Any:
-    from transformers import YolosConfig
-
-    options: dict[str, Any] = {"num_labels": num_classes}
-    return YolosConfig(
-        image_size=[32, 32],
-        patch_size=16,
-        num_detection_tokens=2,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        **options,
-    )
-
-
-MODELS: dict[str, Callable[[int], Any]] = {
-    "generated/bert": _bert,
-    "generated/t5": _t5,
-    "generated/vit": _vit,
-    "generated/segformer": _segformer,
-    "generated/yolos": _yolos,
+_ENCODER = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
 }
+_T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+MODELS: dict[str, tuple[str, dict[str, int]]] = {
+    "generated/bert": (
+        "BertConfig",
+        {**_ENCODER, "vocab_size": VOCABULARY, "max_position_embeddings": 64},
+    ),
+    "generated/t5": ("T5Config", {**_T5, "vocab_size": VOCABULARY, "decoder_start_token_id": 0}),
+    "generated/vit": ("ViTConfig", {**_ENCODER, "image_size": 8, "patch_size": 4}),
+}
+"""transformers' config of each, and its sizes."""
 
 
 AUTO_CLASSES = {
@@ -285,12 +219,10 @@ class SmallTask:
         kind = getattr(transformers, AUTO_CLASSES[self._config.task])
         torch.manual_seed(self._config.seed)  # a classifier of a folder's model has a new head
         if self.model_dir is None:
-            shape = MODELS[self._model](self.num_classes)
-            model = kind.from_config(shape, dtype=dtype)
+            model = kind.from_config(self._shape(), dtype=dtype)
         else:
-            model = kind.from_pretrained(
-                self.model_dir, dtype=dtype, use_safetensors=True, **self._head()
-            )
+            options = {"use_safetensors": True, "trust_remote_code": False, **self._head()}
+            model = kind.from_pretrained(self.model_dir, dtype=dtype, **options)
         return self._ready(model).to(device)
 
     def build_empty(self, device: torch.device) -> Any:
@@ -301,19 +233,21 @@ class SmallTask:
         from workloads.train.model import base_dtype
 
         del device
-        if self.model_dir is None:
-            shape = MODELS[self._model](self.num_classes)
-        else:
-            shape = transformers.AutoConfig.from_pretrained(self.model_dir, **self._head())
         kind = getattr(transformers, AUTO_CLASSES[self._config.task])
         with torch.device("meta"):
-            model = kind.from_config(shape, dtype=base_dtype(self._config))
-            return self._ready(model)
+            return self._ready(kind.from_config(self._shape(), dtype=base_dtype(self._config)))
 
-    def _head(self) -> dict[str, Any]:
-        is_classifier = self._config.task != "text_to_text"
-        own = {"num_labels": self.num_classes} if is_classifier else {}
-        return {"trust_remote_code": False, **own}
+    def _head(self) -> dict[str, int]:
+        return {} if self._config.task == "text_to_text" else {"num_labels": self.num_classes}
+
+    def _shape(self) -> Any:
+        import transformers
+
+        if self.model_dir is not None:
+            options = {"trust_remote_code": False, **self._head()}
+            return transformers.AutoConfig.from_pretrained(self.model_dir, **options)
+        kind, sizes = MODELS[self._model]
+        return getattr(transformers, kind)(**sizes, **self._head())
 
     def _ready(self, model: Any) -> Any:
         if self._config.has_adapters:
