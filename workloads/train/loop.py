@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -28,6 +28,7 @@ from workloads.train.strategy import Precision, Strategy
 from workloads.train.tasks import Task
 
 if TYPE_CHECKING:
+    from workloads.train.checkpoint import FolderCheckpoints
     from workloads.train.run import StopRequest
 
 
@@ -84,33 +85,6 @@ class TrainState:
     strategy: Literal["ddp", "fsdp"]
     world: World
     progress: Progress
-
-
-class Checkpoints(Protocol):
-    """Saves and restores a TrainState; every rank calls every method at the same point."""
-
-    resumed_loss: float | None
-    """Loss of the last step before the checkpoint that was loaded; None where none was."""
-
-    def due(self, step: int) -> bool:
-        """Whether the loop must save after `step` beyond its own schedule."""
-        ...
-
-    def load(self, state: TrainState) -> bool:
-        """Fill `state` in place; False when there is nothing to resume from."""
-        ...
-
-    def save(self, state: TrainState, step: int, *, loss: float | None = None) -> None:
-        """Save `state` as of `step`; may go on writing after it returns."""
-        ...
-
-    def wait(self) -> None:
-        """Return when all that was saved is committed."""
-        ...
-
-    def load_best(self, state: TrainState) -> bool:
-        """Put the weights of the best validation into `state`; False where they are not kept."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +222,7 @@ class Trainer:
     precision: Precision
     state: TrainState
     num_steps: int
-    checkpoints: Checkpoints
+    checkpoints: FolderCheckpoints
     stop: StopRequest
     curve: measure.LossCurve | None
     """On rank 0 only."""
