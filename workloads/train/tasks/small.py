@@ -77,13 +77,22 @@ _ENCODER = {
     "intermediate_size": 64,
 }
 _T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
-MODELS: dict[str, tuple[str, dict[str, int]]] = {
+_SEGFORMER = {
+    "hidden_sizes": [8, 16, 24, 32],
+    "depths": [1, 1, 1, 1],
+    "num_attention_heads": [1, 1, 2, 2],
+    "decoder_hidden_size": 32,
+}
+_YOLOS = {**_ENCODER, "image_size": [32, 32], "patch_size": 16, "num_detection_tokens": 2}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "generated/bert": (
         "BertConfig",
         {**_ENCODER, "vocab_size": VOCABULARY, "max_position_embeddings": 64},
     ),
     "generated/t5": ("T5Config", {**_T5, "vocab_size": VOCABULARY, "decoder_start_token_id": 0}),
     "generated/vit": ("ViTConfig", {**_ENCODER, "image_size": 8, "patch_size": 4}),
+    "generated/segformer": ("SegformerConfig", _SEGFORMER),
+    "generated/yolos": ("YolosConfig", _YOLOS),
 }
 """transformers' config of each, and its sizes."""
 
