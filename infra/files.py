@@ -67,9 +67,15 @@ def _all(descriptor: int, data: bytes) -> None:
 
 
 def environment(
-    folder: Path, filters: Mapping[str, Callable[..., Any]] | None = None
+    folder: Path,
+    filters: Mapping[str, Callable[..., Any]] | None = None,
+    *,
+    variables: tuple[str, str] = ("{{", "}}"),
 ) -> jinja2.Environment:
-    """Templates of a folder; `yaml` writes a value as YAML takes it, on one line."""
+    """Templates of a folder; `yaml` writes a value as YAML takes it, on one line.
+
+    `variables` stand around what is filled in, where the text has those of another language.
+    """
     # A command that fills in none need not wait for it.
     import jinja2
 
@@ -79,6 +85,8 @@ def environment(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        variable_start_string=variables[0],
+        variable_end_string=variables[1],
     )
     made.filters |= {"yaml": lambda value: json.dumps(value, ensure_ascii=False), **(filters or {})}
     return made

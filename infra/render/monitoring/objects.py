@@ -11,14 +11,7 @@ from typing import Any, Final
 
 from cost.resources.estimate import Burn
 from infra.render.monitoring.alerts import INTERVAL_S, alerts, records
-from infra.render.monitoring.dashboards import (
-    NAME,
-    Dashboard,
-    cost_dashboard,
-    gpu_dashboard,
-    serve_dashboard,
-    train_dashboard,
-)
+from infra.render.monitoring.dashboards import NAME, dashboards
 from infra.render.names import kube_object
 from infra.render.values.observability import METRICS_ADDRESS, MONITORING
 from infra.render.values.pods import requests_and_limits
@@ -120,11 +113,6 @@ CONFIG_MAP: Final = f"{NAME}-dashboards"
 SIDECAR_LABEL: Final = {"grafana_dashboard": "1"}
 """What Grafana's sidecar looks for: default of the chart, and the label of Soperator's own
 dashboards (helm/soperator-monitoring-dashboards/templates/_helpers.tpl, read 2026-11-21)."""
-
-
-def dashboards(burn: Burn) -> tuple[Dashboard, ...]:
-    """Every dashboard of a stack."""
-    return (gpu_dashboard(), train_dashboard(), serve_dashboard(), cost_dashboard(burn))
 
 
 def config_map(burn: Burn) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from cost.resources.estimate import Burn
-from infra.render.monitoring.dashboards import cost_dashboard
-from infra.render.monitoring.objects import config_map, custom_resources, dashboards, rule_groups
+from infra.render.monitoring.dashboards import dashboards
+from infra.render.monitoring.objects import config_map, custom_resources, rule_groups
 from infra.render.sbatch import metrics_environment
 from infra.render.values.observability import METRICS_IMPORT, metrics_values
 from infra.render.values.operators import notifier_values
@@ -128,9 +128,9 @@ def test_a_price_that_is_not_known_is_no_price_of_zero(watched: StackSpec) -> No
 def test_sums_without_a_price_that_is_not_known_say_at_least(watched: StackSpec) -> None:
     rates = {"worker": None, "small": Decimal(2)}
     unknown = replace(BURN, is_lower_bound=True, node_usd_per_hour=rates)
-    panels = cost_dashboard(unknown).panels
-    summed = [each for each in panels if each.title.endswith("(at least)")]
-    assert [each.title for each in panels[:6]] == [
+    panels = dashboards(unknown)[-1].panels
+    summed = [each for each in panels if each["title"].endswith("(at least)")]
+    assert [each["title"] for each in panels[:6]] == [
         "Now, an hour (at least)",
         "A month at this pace (at least)",
         "Nodes without jobs, an hour (at least)",
@@ -138,12 +138,12 @@ def test_sums_without_a_price_that_is_not_known_say_at_least(watched: StackSpec)
         "Jobs a month at the pace of a day (at least)",
         "Budget of jobs a month",
     ]
-    assert all("Without nodes of worker: no price is known." in each.says for each in summed)
-    storage = cost_dashboard(replace(BURN, is_lower_bound=True)).panels[0]
-    assert storage.title == "Now, an hour (at least)"
-    assert "`soperator cost -s STACK` lists them" in storage.says
+    assert all("Without nodes of worker: no price is known." in each["says"] for each in summed)
+    storage = dashboards(replace(BURN, is_lower_bound=True))[-1].panels[0]
+    assert storage["title"] == "Now, an hour (at least)"
+    assert "`soperator cost -s STACK` lists them" in storage["says"]
     assert "jobs cost at least $" in str(list(rules(watched, unknown)))
-    assert "at least" not in str(cost_dashboard(BURN)) + str(list(rules(watched)))
+    assert "at least" not in str(dashboards(BURN)[-1]) + str(list(rules(watched)))
 
 
 def test_alerts_of_budget_and_idleness_need_their_declaration(watched: StackSpec) -> None:
