@@ -6,29 +6,12 @@ Versions are in stacks/compatibility.yaml, values in values/. infra/components m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from infra.render.values.nodesets import nodesets_values
-from infra.render.values.observability import (
-    LOGS,
-    MONITORING,
-    log_collector_values,
-    log_store_values,
-    metrics_values,
-)
-from infra.render.values.operators import (
-    custom_configmaps_values,
-    dcgm_exporter_values,
-    kruise_values,
-    needs_custom_configmaps,
-    needs_dcgm_exporter,
-    nodeconfigurator_values,
-    notifier_values,
-    security_profiles_values,
-    soperator_values,
-    soperatorchecks_values,
-)
+from infra.render.values.observability import LOGS, MONITORING, chart_values
+from infra.render.values.pods import preset_of
 from infra.render.values.slurm_cluster import (
     TIMEOUT_S,
     active_checks_values,
@@ -72,56 +55,22 @@ def foreign_version(spec: StackSpec, release: str) -> str:
     return release_of(spec.cluster.soperator_version).charts[release]
 
 
-def foreign(
-    spec: StackSpec,
-    name: str,
-    repository: str,
-    namespace: str,
-    values: Mapping[str, Any] | None = None,
-    after: tuple[str, ...] = (),
-) -> Chart:
+def foreign(spec: StackSpec, name: str, repository: str, namespace: str, **more: Any) -> Chart:
     """A chart of somebody else, from their repository."""
-    return Chart(
-        release=name,
-        chart=name,
-        repository=repository,
-        version=foreign_version(spec, name),
-        namespace=namespace,
-        values=values or {},
-        after=after,
-    )
+    known: dict[str, Any] = {"chart": name, "version": foreign_version(spec, name), **more}
+    return Chart(release=name, repository=repository, namespace=namespace, **known)
 
 
-def own(
-    spec: StackSpec,
-    name: str,
-    namespace: str,
-    values: Mapping[str, Any] | None = None,
-    after: tuple[str, ...] = (),
-    timeout_s: int | None = None,
-) -> Chart:
+def own(spec: StackSpec, name: str, namespace: str, **more: Any) -> Chart:
     """A chart of Soperator: published names carry `helm-`, and all have one version."""
-    return Chart(
-        release=name,
-        chart=f"{REGISTRY}/helm-{name}",
-        version=spec.cluster.soperator_version,
-        namespace=namespace,
-        values=values or {},
-        after=after,
-        timeout_s=timeout_s,
-    )
+    known: dict[str, Any] = {"version": spec.cluster.soperator_version, **more}
+    return Chart(release=name, chart=f"{REGISTRY}/helm-{name}", namespace=namespace, **known)
 
 
-def inside(
-    spec: StackSpec,
-    name: str,
-    values: Mapping[str, Any],
-    after: tuple[str, ...] = (),
-    timeout_s: int | None = None,
-) -> Chart:
+def inside(spec: StackSpec, name: str, values: Mapping[str, Any], **more: Any) -> Chart:
     """A chart of Soperator in the namespace of the cluster, which the program makes itself."""
-    chart = own(spec, name, spec.cluster.namespace, values, after, timeout_s)
-    return replace(chart, creates_namespace=False)
+    more |= {"values": values, "creates_namespace": False}
+    return own(spec, name, spec.cluster.namespace, **more)
 
 
 SYSTEM: Final = "soperator-system"
@@ -145,7 +94,11 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
     """What the operator needs, the operator, and what watches over nodes."""
     charts = [
         foreign(
-            spec, "cert-manager", _JETSTACK, "cert-manager-system", {"crds": {"enabled": True}}
+            spec,
+            "cert-manager",
+            _JETSTACK,
+            "cert-manager-system",
+            values={"crds": {"enabled": True}},
         ),
         foreign(spec, "prometheus-operator-crds", _PROMETHEUS, MONITORING),
         foreign(
@@ -153,7 +106,7 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
             "kruise",
             _OPENKRUISE,
             "kruise-system",
-            kruise_values(),
+            values=chart_values(spec, "kruise"),
             after=("cert-manager", "prometheus-operator-crds"),
         ),
     ]
@@ -171,7 +124,7 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
                 chart=f"{_PROFILES}/{name}",
                 version=foreign_version(spec, name),
                 namespace=f"{name}-system",
-                values=security_profiles_values(),
+                values=chart_values(spec, name),
                 after=("cert-manager",),
                 definitions=f"{name}.x-k8s.io",
             )
@@ -183,11 +136,11 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
     if spec.soperator.nfs_home is not None:
         charts.append(foreign(spec, "csi-driver-nfs", _NFS_DRIVER, _NFS))
         charts.append(
-            Chart(
-                release="nfs-server",
-                chart=f"{REGISTRY}/helm-nfs-server",
+            own(
+                spec,
+                "nfs-server",
+                _NFS,
                 version=foreign_version(spec, "nfs-server"),
-                namespace=_NFS,
                 values=nfs_server_values(spec),
                 after=("csi-driver-nfs", "storageclasses"),
             )
@@ -195,18 +148,18 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
     charts += [
         # A release of helm-soperator-crds cannot be stored, 1.4 MB in a Secret of at most 1 MiB;
         # the same definitions lie in crds/ of this chart.
-        replace(
-            own(
-                spec,
-                "soperator",
-                SYSTEM,
-                soperator_values(spec),
-                after=needed,
-            ),
+        own(
+            spec,
+            "soperator",
+            SYSTEM,
+            values=chart_values(spec, "soperator"),
+            after=needed,
             definitions="slurm.nebius.ai",
         ),
-        own(spec, "soperatorchecks", SYSTEM, soperatorchecks_values(spec), after=("soperator",)),
-        own(spec, "nodeconfigurator", SYSTEM, nodeconfigurator_values(), after=("soperator",)),
+        *(
+            own(spec, name, SYSTEM, values=chart_values(spec, name), after=("soperator",))
+            for name in ("soperatorchecks", "nodeconfigurator")
+        ),
     ]
     return tuple(charts)
 
@@ -228,8 +181,8 @@ def cluster_charts(
     )
     charts: list[Chart] = []
     if needs_custom_configmaps(spec):
-        values = custom_configmaps_values(spec)
-        charts.append(inside(spec, "soperator-custom-configmaps", values))
+        name = "soperator-custom-configmaps"
+        charts.append(inside(spec, name, chart_values(spec, name)))
     charts += [
         inside(
             spec,
@@ -270,19 +223,35 @@ def cluster_charts(
             )
         )
     if needs_dcgm_exporter(spec):
-        values = dcgm_exporter_values(spec)
-        charts.append(inside(spec, "soperator-dcgm-exporter", values, after=("metrics",)))
+        name = "soperator-dcgm-exporter"
+        charts.append(inside(spec, name, chart_values(spec, name), after=("metrics",)))
     if spec.soperator.slack_notifier:
         charts.append(
             own(
                 spec,
                 "soperator-notifier",
                 MONITORING,
-                notifier_values(slack_webhook_url),
+                values=notifier_values(slack_webhook_url),
                 after=("metrics", "vm-logs"),
             )
         )
     return tuple(charts)
+
+
+def notifier_values(webhook_url: Any) -> dict[str, Any]:
+    """The webhook, a secret; the chart puts it into a Secret of its own."""
+    return {"nameOverride": "soperator-notifier", "slack": {"webhookUrl": webhook_url}}
+
+
+def needs_custom_configmaps(spec: StackSpec) -> bool:
+    """Whether a worker mounts one of the ConfigMaps: those with a disk for images do."""
+    return any(worker.image_disk is not None for worker in spec.nodes.workers)
+
+
+def needs_dcgm_exporter(spec: StackSpec) -> bool:
+    """Whether GPU metrics are collected and there is a GPU."""
+    has_gpus = any(preset_of(worker).gpus for worker in spec.nodes.workers)
+    return has_gpus and spec.soperator.observability is not Observability.OFF
 
 
 def needs_storage_classes(spec: StackSpec) -> bool:
@@ -300,34 +269,17 @@ def _observability(spec: StackSpec) -> list[Chart]:
     if spec.soperator.observability is Observability.OFF:
         return []
     crds = "victoria-metrics-operator-crds"
+
+    def chart(release: str, name: str, repository: str, namespace: str, *after: str) -> Chart:
+        values = chart_values(spec, release)
+        return foreign(spec, release, repository, namespace, chart=name, values=values, after=after)
+
+    stack, logs = "victoria-metrics-k8s-stack", "victoria-logs-single"
+    collector = "opentelemetry-collector"
     return [
         foreign(spec, crds, _VICTORIA, MONITORING),
-        Chart(
-            release="metrics",
-            chart="victoria-metrics-k8s-stack",
-            repository=_VICTORIA,
-            version=foreign_version(spec, "metrics"),
-            namespace=MONITORING,
-            values=metrics_values(spec),
-            after=("cert-manager", crds, "storageclasses"),
-        ),
-        Chart(
-            release="vm-logs",
-            chart="victoria-logs-single",
-            repository=_VICTORIA,
-            version=foreign_version(spec, "vm-logs"),
-            namespace=LOGS,
-            values=log_store_values(spec),
-            after=(crds, "storageclasses"),
-        ),
-        Chart(
-            release="opentelemetry-collector-logs",
-            chart="opentelemetry-collector",
-            repository=_COLLECTOR,
-            version=foreign_version(spec, "opentelemetry-collector-logs"),
-            namespace=LOGS,
-            values=log_collector_values(),
-            after=("vm-logs",),
-        ),
+        chart("metrics", stack, _VICTORIA, MONITORING, "cert-manager", crds, "storageclasses"),
+        chart("vm-logs", logs, _VICTORIA, LOGS, crds, "storageclasses"),
+        chart(f"{collector}-logs", collector, _COLLECTOR, LOGS, "vm-logs"),
         own(spec, "soperator-monitoring-dashboards", MONITORING, after=("metrics",)),
     ]

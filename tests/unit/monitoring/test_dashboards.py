@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from cost.resources.estimate import Burn
+from infra.render.charts import notifier_values
 from infra.render.monitoring.dashboards import dashboards
 from infra.render.monitoring.objects import config_map, custom_resources, rule_groups
 from infra.render.sbatch import metrics_environment
-from infra.render.values.observability import METRICS_IMPORT, metrics_values
-from infra.render.values.operators import notifier_values
+from infra.render.values.observability import METRICS_IMPORT, chart_values
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cluster import AlertsSpec
@@ -194,6 +194,6 @@ def test_jobs_send_their_metrics_only_where_something_stores_them(watched: Stack
 
 
 def test_the_store_listens_where_jobs_and_the_notifier_look(watched: StackSpec) -> None:
-    port = metrics_values(watched)["vmsingle"]["spec"]["port"]
+    port = chart_values(watched, "metrics")["vmsingle"]["spec"]["port"]
     assert METRICS_IMPORT.endswith(f".svc:{port}/api/v1/import/prometheus")
     assert notifier_values("url")["slack"] == {"webhookUrl": "url"}

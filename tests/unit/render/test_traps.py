@@ -11,7 +11,7 @@ import pytest
 from infra.render import names
 from infra.render.charts import Chart, cluster_charts, platform_charts
 from infra.render.values.nodesets import nodesets_values
-from infra.render.values.operators import soperatorchecks_values
+from infra.render.values.observability import chart_values
 from infra.render.values.slurm_cluster import active_checks_values, slurm_cluster_values
 from infra.render.values.storage import storage_values
 from stacks.catalog import find_preset
@@ -173,9 +173,9 @@ def test_trap_13_mount_tags_pass_the_filter_of_the_chart_unchanged(stack: str) -
 
 def test_trap_14_the_deletion_of_unready_nodes_can_be_switched_off(stack: str) -> None:
     spec = load_stack(stack)
-    assert "args" not in soperatorchecks_values(spec)["checks"]["manager"]
+    assert "args" not in chart_values(spec, "soperatorchecks")["checks"]["manager"]
     kept = replace(spec, soperator=replace(spec.soperator, delete_unready_nodes=False))
-    arguments = soperatorchecks_values(kept)["checks"]["manager"]["args"]
+    arguments = chart_values(kept, "soperatorchecks")["checks"]["manager"]["args"]
     assert "--delete-not-ready-nodes=false" in arguments
     # Helm replaces the list as a whole: without leader election two managers would act.
     assert "--leader-elect" in arguments
