@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Annotated, Final, NoReturn, TypeVar
 
 from cost.report.layout import rounded
-from stacks.decode import Decoder, any_text, described
 from stacks.errors import UserError
 from stacks.files import is_map, read_text
-from stacks.spec.bounds import CountOrZero
+from stacks.spec.decode import CountOrZero, Decoder, any_text, described
 
 _Decoded = TypeVar("_Decoded")
 

@@ -14,9 +14,8 @@ from types import MappingProxyType
 from typing import Final
 
 from stacks.catalog import PLATFORMS
-from stacks.decode import Decoder
 from stacks.files import parse_yaml
-from stacks.spec.bounds import CountOrZero
+from stacks.spec.decode import CountOrZero, Decoder
 
 _OTHER: Final = "other"
 _NUMBERS: Final = re.compile(r"\d+")

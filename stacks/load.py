@@ -18,11 +18,10 @@ from typing import Final, cast, get_args, get_type_hints
 import yaml
 
 from stacks.catalog import canonical_platform
-from stacks.decode import Decoder
 from stacks.errors import UserError, nearest
 from stacks.files import MAX_BYTES, is_map, parse_yaml, read_text
 from stacks.spec import StackSpec
-from stacks.spec.bounds import Nodes
+from stacks.spec.decode import Decoder, Nodes
 from stacks.spec.nodes import NodeGroupSpec
 
 PROJECT: Final = "soperator-stack"

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from stacks.catalog import find_preset
 from stacks.spec import StackSpec
 from stacks.spec.cluster import HOME, Observability
 from stacks.spec.nodes import IMAGE_PATH, MachineSpec, NodeGroupSpec, WorkerSpec
@@ -56,10 +55,7 @@ CHECKED_PLATFORMS: Final = (
 
 def checks_know(worker: WorkerSpec) -> bool:
     """Whether a GPU check on this worker's nodes would check anything."""
-    preset = find_preset(worker.platform, worker.preset)
-    return (
-        preset is not None and preset.gpus == CHECKED_GPUS and worker.platform in CHECKED_PLATFORMS
-    )
+    return worker.gpus == CHECKED_GPUS and worker.platform in CHECKED_PLATFORMS
 
 
 # Disks that the charts claim from the cloud, beside the declared filesystems: infra/render writes

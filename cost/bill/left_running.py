@@ -17,7 +17,7 @@ from cost.chat.unit_costs import Inputs, Part
 from cost.prices.book import PriceBook
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.layout import Table, money, number, usd_text
-from cost.resources.estimate import Estimate, RunRates, estimate, num_gpus, run_rates
+from cost.resources.estimate import Estimate, RunRates, estimate, run_rates
 from stacks.schedule import end_of
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec
@@ -172,7 +172,7 @@ def _reservations(inputs: Inputs, rates: RunRates) -> Iterable[Reservation]:
         reserved = rates.billed_as(worker, Billing.RESERVED)
         if isinstance(on_demand, str) or isinstance(reserved, str):
             continue
-        if num_gpus(worker) and on_demand > 0:
+        if worker.gpus and on_demand > 0:
             yield Reservation(
                 worker=worker, on_demand_usd_per_hour=on_demand, reserved_usd_per_hour=reserved
             )

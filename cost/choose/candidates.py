@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from stacks.catalog import FABRICS, PLATFORMS, REGIONS, Preset, find_preset
+from stacks.catalog import FABRICS, PLATFORMS, REGIONS, Preset
 from stacks.check import check
 from stacks.rules.jobs import nodesets_of
 from stacks.spec import StackSpec
@@ -90,7 +90,7 @@ def _shapes(
     spec: StackSpec, worker: WorkerSpec, region: str, proven: frozenset[tuple[str, str]]
 ) -> Iterator[WorkerSpec]:
     """The nodeset in every preset that its jobs fit on, as far as is known."""
-    old = find_preset(worker.platform, worker.preset)
+    old = worker.hardware
     if old is None:
         return
     declared_gb = PLATFORMS[worker.platform].gpu_memory_gb or 0

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from cost.chat.unit_costs import Inputs, NotKnown, Part
 from cost.report.layout import Table, number, small_usd_text, usd_text
 from cost.resources.component import Scope
-from stacks.catalog import find_preset
 from stacks.errors import Level, Problem
 from stacks.spec.cost import PolicyLevel
 from stacks.spec.nodes import Billing
@@ -132,9 +131,7 @@ def _on_demand_gpus(inputs: Inputs) -> Iterator[Limit]:
     names = [
         worker.name
         for worker in inputs.spec.nodes.workers
-        if worker.billing is Billing.ON_DEMAND
-        and (preset := find_preset(worker.platform, worker.preset)) is not None
-        and preset.gpus
+        if worker.billing is Billing.ON_DEMAND and worker.gpus
     ]
     yield Limit(
         key="policy.on_demand_gpus",

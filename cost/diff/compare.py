@@ -25,7 +25,6 @@ from cost.report.layout import (
 )
 from cost.resources.component import Section
 from cost.resources.estimate import Total, total_of
-from stacks.catalog import find_preset
 from stacks.spec import StackSpec
 
 SCHEMA_VERSION: Final = 1
@@ -191,10 +190,9 @@ def _workers(spec: StackSpec) -> list[str]:
 def _gpus(spec: StackSpec) -> str:
     counts: dict[str, int] = {}
     for worker in spec.nodes.workers:
-        preset = find_preset(worker.platform, worker.preset)
-        if preset is not None and preset.gpus:
+        if worker.gpus:
             platform = worker.platform.removeprefix("gpu-")
-            counts[platform] = counts.get(platform, 0) + worker.max_nodes * preset.gpus
+            counts[platform] = counts.get(platform, 0) + worker.max_nodes * worker.gpus
     return ", ".join(f"{count} {platform}" for platform, count in counts.items()) or "none"
 
 

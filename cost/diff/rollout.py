@@ -20,7 +20,7 @@ from cost.prices.price import HOURS_PER_MONTH
 from cost.report.layout import usd_text
 from cost.resources.estimate import Estimate
 from cost.resources.lines import Group, groups
-from stacks.catalog import NODES_PER_GROUP_MAX, find_preset
+from stacks.catalog import NODES_PER_GROUP_MAX
 from stacks.changes import KUBERNETES_KEY, SOPERATOR_KEY, stage_of
 from stacks.compatibility import ROLLOUT, release_of
 from stacks.spec import StackSpec
@@ -148,7 +148,7 @@ def _makes_anew(key: str, group: Group, spec: StackSpec) -> bool:
         is_last = key == "cluster.gpu_drivers" or (
             spec.cluster.gpu_drivers is GpuDrivers.PREINSTALLED
         )
-        return is_last and _has_gpus(group)
+        return is_last and group.spec.gpus > 0
     if key.startswith(f"{group.key}."):
         return key.removeprefix(f"{group.key}.").split(".")[0].split("[")[0] in _FIELDS
     return _is_attached(key, group)
@@ -225,11 +225,6 @@ def _surge_usd(group: Group, surge: int, rounds: int, total: Estimate) -> Decima
     monthly = sum((line.monthly_usd_of_node for line in lines), Decimal(0))
     minutes = rounds * ROLLOUT.round_minutes_max
     return monthly / HOURS_PER_MONTH * surge * minutes / 60
-
-
-def _has_gpus(group: Group) -> bool:
-    preset = find_preset(group.spec.platform, group.spec.preset)
-    return preset is not None and preset.gpus > 0
 
 
 def _most(values: Mapping[str, str], key: str) -> int:

@@ -16,7 +16,7 @@ from typing import Final
 
 from cost.prices.file import DatedRow, Money, NoHead, read_entries, read_head, refuse
 from cost.prices.price import UnknownPrice
-from stacks.decode import Decoder
+from stacks.spec.decode import Decoder
 
 API_PRICES_DIR: Final = Path(__file__).parent / "api"
 

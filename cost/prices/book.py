@@ -25,9 +25,9 @@ from cost.prices.price import (
     UnknownPrice,
     covers_vm,
 )
-from stacks.decode import Decoder
 from stacks.errors import Level, Problem
 from stacks.spec import StackSpec
+from stacks.spec.decode import Decoder
 from stacks.spec.nodes import Billing
 
 PRICES_DIR: Final = Path(__file__).parent

@@ -26,8 +26,8 @@ import yaml
 
 from cost.prices.price import CURRENCY, UNITS, Price, PriceBookError, Unit, unit_of
 from stacks.catalog import REGIONS
-from stacks.decode import Decoder, any_text, between, one_of
 from stacks.files import MAX_BYTES, is_list, is_map, parse_yaml, read_text
+from stacks.spec.decode import Decoder, any_text, between, one_of
 
 _Head = TypeVar("_Head", bound="SkuHead | NoHead")
 _Row = TypeVar("_Row", bound="DatedRow")

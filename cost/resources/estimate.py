@@ -12,7 +12,6 @@ from cost.prices.price import HOURS_PER_MONTH, Unit, UnknownPrice
 from cost.resources.component import CostComponent, Scope, Section
 from cost.resources.lines import components, node_rate
 from cost.traced import named
-from stacks.catalog import find_preset
 from stacks.errors import Problem
 from stacks.rules.jobs import nodesets_of
 from stacks.spec import StackSpec
@@ -163,7 +162,7 @@ class RunRates:
         return tuple(
             worker
             for worker in (() if partition is None else nodesets_of(self.spec, partition))
-            if num_gpus(worker) >= job.gpus_per_node
+            if worker.gpus >= job.gpus_per_node
         )
 
     def dearest(self, job: JobSpec) -> WorkerSpec | None:
@@ -226,18 +225,6 @@ def run_rates(spec: StackSpec, estimate: Estimate, book: PriceBook) -> RunRates:
         bill_usd_per_hour=estimate.hourly_low_usd,
         is_lower_bound=estimate.is_lower_bound,
     )
-
-
-def num_gpus(worker: WorkerSpec) -> int:
-    """GPUs of one node of the nodeset."""
-    preset = find_preset(worker.platform, worker.preset)
-    return 0 if preset is None else preset.gpus
-
-
-def num_vcpus(worker: WorkerSpec) -> int:
-    """vCPUs of one node of the nodeset."""
-    preset = find_preset(worker.platform, worker.preset)
-    return 0 if preset is None else preset.vcpus
 
 
 def _hourly(line: CostComponent) -> Decimal:

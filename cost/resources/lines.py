@@ -19,7 +19,6 @@ from cost.resources.component import (
     simple_line,
 )
 from cost.traced import named
-from stacks.catalog import find_preset
 from stacks.machines import home_volume_gib, observability_volumes
 from stacks.spec import StackSpec
 from stacks.spec.nodes import (
@@ -168,7 +167,7 @@ def node_rate(group: MachineSpec, book: PriceBook) -> Rate | UnknownPrice:
 
 def machine_terms(group: MachineSpec, book: PriceBook) -> tuple[Term, ...] | UnknownPrice:
     """What one machine is billed by for an hour, without its disks."""
-    preset = find_preset(group.platform, group.preset)
+    preset = group.hardware
     if preset is None:
         return UnknownPrice(
             sku=f"{group.platform}/{group.preset}",

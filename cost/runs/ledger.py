@@ -18,10 +18,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Final, cast
 
-from stacks.decode import Decoder, any_text, between
 from stacks.errors import UserError
 from stacks.files import is_map
-from stacks.spec.bounds import CountOrZero
+from stacks.spec.decode import CountOrZero, Decoder, any_text, between
 
 SCHEMA_VERSION: Final = 1
 _MOST: Final = 10**15

@@ -26,7 +26,7 @@ from cost.report.layout import (
     render_report,
     usd_text,
 )
-from cost.resources.estimate import RunRates, num_gpus, num_vcpus
+from cost.resources.estimate import RunRates
 from cost.runs.ledger import ActualEntry, Entry, ForecastEntry, Occupancy, OverrideEntry
 from stacks.spec.cost import BudgetSpec
 from stacks.spec.nodes import WorkerSpec
@@ -278,7 +278,7 @@ def _job(
 
 def _dominant_share(use: JobUse, worker: WorkerSpec) -> Decimal:
     """The larger of the job's shares of a node's CPUs and GPUs; above 0, so that all pay."""
-    gpus, vcpus = num_gpus(worker), num_vcpus(worker)
+    gpus, vcpus = worker.gpus, worker.vcpus
     return max(
         Decimal(use.gpus_per_node) / gpus if gpus else _ZERO,
         Decimal(max(1, use.cpus_per_node)) / max(1, vcpus),

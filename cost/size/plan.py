@@ -9,22 +9,63 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Final
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Final
 
 from cost.runs.forecast import Forecast, UnknownRun
 from cost.size.choice import Gpus, Verdict, best, verdicts
 from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError, load_shape
 from cost.size.training import GIB, Dtype, Method, Training, usable_bytes, usable_host_bytes
-from stacks.catalog import PLATFORMS, find_preset
-from stacks.files import is_list, is_map
+from stacks.catalog import PLATFORMS
 from stacks.rules.jobs import nodesets_of
 from stacks.spec import StackSpec
+from stacks.spec.decode import AmountOrZero, CountOrZero, Decoder
 from stacks.spec.nodes import WorkerSpec
 from stacks.spec.slurm import JobSpec
 
 _ALL_LINEAR: Final = ("all-linear",)
-_DEFAULTS: Final = {field.name: field.default for field in fields(Training)}
+_OWN: Final = Training()
+"""The trainer's defaults."""
+
+
+def _as_it_is(value: object) -> tuple[object, str | None]:
+    """What the trainer itself checks."""
+    return value, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lora:
+    """Section `train.lora`."""
+
+    rank: int = _OWN.rank
+    dropout: AmountOrZero = Decimal(0)
+    target_modules: tuple[str, ...] = _ALL_LINEAR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Train:
+    """Section `train`."""
+
+    method: Method = _OWN.method
+    dtype: Dtype = _OWN.dtype
+    lora: _Lora = _Lora()
+    sequence_length: int = _OWN.sequence_length
+    micro_batch_size: int = _OWN.micro_batch_size
+    gradient_accumulation: int = _OWN.gradient_accumulation
+    max_steps: int | None = None
+    loss_chunk_tokens: CountOrZero = _OWN.logits_chunk_tokens or 0
+    attention: Annotated[object, _as_it_is] = None
+    gradient_checkpointing: Annotated[object, _as_it_is] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recipe:
+    """What decides memory."""
+
+    model: str
+    train: _Train
+    """Only a run with this section has a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,90 +80,28 @@ class RecipeRun:
 
 def recipe_run(recipe: Mapping[str, object], *, at: str) -> RecipeRun:
     """What a recipe with a section `train` trains; `at` starts the path in every message."""
-    problems: list[str] = []
-    model = recipe.get("model")
-    if not isinstance(model, str):
-        problems.append(f"{at}.model: got {model!r}, expected the name of a model")
-    train = _section(recipe, "train", at, problems)
-    lora = _section({"lora": {}, **train}, "lora", f"{at}.train", problems)
-    method = _one_of(train, "method", [*Method], f"{at}.train", problems)
-    dtype = _one_of(train, "dtype", [*Dtype], f"{at}.train", problems)
-    dropout = lora.get("dropout", 0.0)
-    if not isinstance(dropout, int | float) or isinstance(dropout, bool):
-        problems.append(f"{at}.train.lora.dropout: got {dropout!r}, expected a number")
-        dropout = 0.0
-    rank = _whole(lora, "rank", f"{at}.train.lora", problems)
-    row_names = ("sequence_length", "micro_batch_size", "gradient_accumulation")
-    rows = {name: _whole(train, name, f"{at}.train", problems) for name in row_names}
-    targets = _targets(lora, f"{at}.train.lora", problems)
-    max_steps = train.get("max_steps")
-    if max_steps is not None and (not isinstance(max_steps, int) or isinstance(max_steps, bool)):
-        problems.append(f"{at}.train.max_steps: got {max_steps!r}, expected a whole number")
-        max_steps = None
-    chunk = train.get("loss_chunk_tokens", _DEFAULTS["logits_chunk_tokens"])
-    if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 0:
-        problems.append(f"{at}.train.loss_chunk_tokens: got {chunk!r}, expected 0 or more")
-        chunk = 0
-    attention = "sdpa" if train.get("attention") == "sdpa" else "auto"
-    if problems:
-        raise SizeError("\n".join(problems))
+    decoder = Decoder(is_json=True)
+    found = decoder.record(_Recipe, recipe, at)
+    if found is None:
+        raise SizeError("\n".join(decoder.problems))
+    train, names = found.train, found.train.lora.target_modules
     return RecipeRun(
-        model=str(model),
+        model=found.model,
         training=Training(
-            method=Method(method),
-            dtype=Dtype(dtype),
-            rank=rank,
-            dropout=float(dropout),
-            targets=targets,
-            gradient_checkpointing=train.get("gradient_checkpointing") is True,
-            logits_chunk_tokens=chunk or None,
-            attention=attention,
-            **rows,
+            method=train.method,
+            dtype=train.dtype,
+            rank=train.lora.rank,
+            dropout=float(train.lora.dropout),
+            targets=LINEAR_MODULES if names == _ALL_LINEAR else names,
+            sequence_length=train.sequence_length,
+            micro_batch_size=train.micro_batch_size,
+            gradient_accumulation=train.gradient_accumulation,
+            gradient_checkpointing=train.gradient_checkpointing is True,
+            logits_chunk_tokens=train.loss_chunk_tokens or None,
+            attention="sdpa" if train.attention == "sdpa" else "auto",
         ),
-        max_steps=max_steps,
+        max_steps=train.max_steps,
     )
-
-
-def _section(
-    values: Mapping[str, object], key: str, at: str, problems: list[str]
-) -> Mapping[str, object]:
-    value = values.get(key)
-    if is_map(value):
-        return value
-    problems.append(f"{at}.{key}: got {value!r}, expected a mapping; only such a run has a plan")
-    return {}
-
-
-def _one_of(
-    values: Mapping[str, object],
-    key: str,
-    allowed: list[Method] | list[Dtype],
-    at: str,
-    problems: list[str],
-) -> str:
-    default = str(_DEFAULTS[key])
-    value = values.get(key, default)
-    if value in [each.value for each in allowed]:
-        return str(value)
-    problems.append(f"{at}.{key}: got {value!r}, expected one of {', '.join(allowed)}")
-    return default
-
-
-def _whole(values: Mapping[str, object], key: str, at: str, problems: list[str]) -> int:
-    value = values[key] if key in values else _DEFAULTS[key]
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    problems.append(f"{at}.{key}: got {value!r}, expected a whole number of 1 or more")
-    return 1
-
-
-def _targets(values: Mapping[str, object], at: str, problems: list[str]) -> tuple[str, ...]:
-    value = values.get("target_modules", [*_ALL_LINEAR])
-    if not is_list(value) or not all(isinstance(name, str) for name in value):
-        problems.append(f"{at}.target_modules: got {value!r}, expected a list of names")
-        return LINEAR_MODULES
-    names = tuple(str(name) for name in value)
-    return LINEAR_MODULES if names == _ALL_LINEAR else names
 
 
 SCHEMA_VERSION: Final = 1
@@ -238,12 +217,7 @@ def _smallest(spec: StackSpec, job: JobSpec) -> WorkerSpec:
     """Of the nodes that Slurm may give the job, those with the least memory a rank."""
     partition = next((each for each in spec.slurm.partitions if each.name == job.partition), None)
     workers = () if partition is None else nodesets_of(spec, partition)
-    fitting = [
-        worker
-        for worker in workers
-        if (preset := find_preset(worker.platform, worker.preset)) is not None
-        and preset.gpus >= job.gpus_per_node
-    ]
+    fitting = [each for each in workers if each.hardware and each.gpus >= job.gpus_per_node]
     if not fitting:
         raise SizeError(
             f"{spec.name}: jobs.{job.name}: no nodeset of partition {job.partition!r} has "
@@ -254,7 +228,7 @@ def _smallest(spec: StackSpec, job: JobSpec) -> WorkerSpec:
 
 def _gpus(worker: WorkerSpec, job: JobSpec) -> Gpus:
     """The ranks of the job; without GPUs one rank has a node's memory."""
-    preset = find_preset(worker.platform, worker.preset)
+    preset = worker.hardware
     assert preset is not None
     memory_gb = PLATFORMS[worker.platform].gpu_memory_gb
     host = usable_host_bytes(preset.memory_gib)

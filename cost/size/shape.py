@@ -21,9 +21,9 @@ from typing import Any, Final, cast
 
 import yaml
 
-from stacks.decode import Decoder
 from stacks.errors import UserError
 from stacks.files import is_map, read_text
+from stacks.spec.decode import Decoder
 
 
 class SizeError(UserError):

@@ -39,10 +39,10 @@ from infra.providers.nebius.api import Api, ApiError, explain
 from infra.providers.nebius.resource_type import Validator
 from infra.providers.nebius.schema import Schema
 from infra.providers.nebius.sdk import cache_dir, loopback_target
-from stacks.catalog import STRIPED_DISK_STEP_GIB, find_preset
-from stacks.decode import Decoder
+from stacks.catalog import STRIPED_DISK_STEP_GIB
 from stacks.errors import UserError
 from stacks.spec import StackSpec
+from stacks.spec.decode import Decoder
 from stacks.spec.nodes import Billing, MachineSpec
 from stacks.spec.storage import DiskType, FilesystemType
 
@@ -106,7 +106,7 @@ def _filesystem_types(spec: StackSpec) -> Iterator[FilesystemType]:
 
 def _instance(group: MachineSpec, project: str) -> Iterator[Wanted]:
     """The instance behind a node group; none where the catalogue does not know its parts."""
-    preset = find_preset(group.platform, group.preset)
+    preset = group.hardware
     if preset is None:
         return
     resources = {"platform": group.platform, "preset": group.preset}

@@ -23,7 +23,7 @@ from typing import Final
 
 import paramiko
 
-from cost.resources.estimate import RunRates, num_gpus, num_vcpus
+from cost.resources.estimate import RunRates
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, refused
@@ -93,12 +93,10 @@ def ask(
     if gpus is None:
         gpus = 1 if rates.workers_of(_job(queue, 1, None)) else 0
     job = _job(queue, gpus, cpus)
-    workers = [
-        worker for worker in rates.workers_of(job) if cpus is None or num_vcpus(worker) >= cpus
-    ]
+    workers = [worker for worker in rates.workers_of(job) if cpus is None or worker.vcpus >= cpus]
     if not workers:
         have = ", ".join(
-            f"{worker.name} has {num_gpus(worker)} GPUs and {num_vcpus(worker)} vCPUs"
+            f"{worker.name} has {worker.gpus} GPUs and {worker.vcpus} vCPUs"
             for worker in rates.workers_of(_job(queue, 0, None))
         )
         raise JobsError(
@@ -153,8 +151,8 @@ def _usd_per_hour(
         usd = rates.node_usd_per_hour[worker.name]
         if usd is None:
             return None
-        of_gpus = Decimal(gpus) / num_gpus(worker) if gpus else Decimal(0)
-        found.append(usd * max(of_gpus, Decimal(cpus) / num_vcpus(worker)))
+        of_gpus = Decimal(gpus) / worker.gpus if gpus else Decimal(0)
+        found.append(usd * max(of_gpus, Decimal(cpus) / worker.vcpus))
     return max(found)
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from stacks.catalog import find_preset
 from stacks.spec import StackSpec
 from stacks.spec.cluster import GpuDrivers
 from stacks.spec.storage import FilesystemSpec, SubmountSpec
@@ -128,9 +127,8 @@ _GPU: Final = Operator(
 
 def nvidia_operators(spec: StackSpec) -> tuple[Operator, ...]:
     """The operators in the order in which they are installed; none without GPUs."""
-    presets = (find_preset(each.platform, each.preset) for each in spec.nodes.workers)
     if spec.cluster.gpu_drivers is GpuDrivers.PREINSTALLED:
         return ()
-    if not any(preset is not None and preset.gpus for preset in presets):
+    if not any(worker.gpus for worker in spec.nodes.workers):
         return ()
     return _NETWORK, _GPU

@@ -18,7 +18,7 @@ from infra.render import names
 from infra.render.sbatch import CONTAINER_PYTHON, RenderError, cpus_per_rank, nodesets_of
 from infra.render.values import nodesets
 from infra.render.values.pods import claim
-from stacks.catalog import GIB, find_preset, node_capacity
+from stacks.catalog import GIB, node_capacity
 from stacks.machines import MEMORY, shared_mounts
 from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
@@ -237,7 +237,7 @@ def share(worker: WorkerSpec, gpus: int) -> dict[str, str]:
     64 and 1400Gi of the 8-GPU presets. A small node keeps more than an eighth for
     itself.
     """
-    preset = find_preset(worker.platform, worker.preset)
+    preset = worker.hardware
     assert preset is not None
     offered = node_capacity(preset, worker.boot_disk.size_gib).memory_mib // GIB
     memory_gib = min(preset.memory_gib * 7 // 8, offered)
@@ -362,7 +362,7 @@ def _asks(worker: WorkerSpec, job: JobSpec, ranks: int) -> dict[str, str]:
     """Nothing with GPUs, whose share counts; else the CPUs and what memory goes with them."""
     if job.gpus_per_node:
         return {}
-    preset = find_preset(worker.platform, worker.preset)
+    preset = worker.hardware
     assert preset is not None
     cpus = (job.cpus_per_task or 1) * ranks
     return {"cpu": str(cpus), "memory": f"{max(2, preset.memory_gib * cpus // preset.vcpus)}Gi"}

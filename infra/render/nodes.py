@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from infra.render import names
-from stacks.catalog import NODES_PER_GROUP_MAX, find_preset
+from stacks.catalog import NODES_PER_GROUP_MAX
 from stacks.spec import StackSpec
 from stacks.spec.cluster import GpuDrivers
 from stacks.spec.nodes import (
@@ -206,7 +206,7 @@ def declared_fabrics(spec: StackSpec) -> tuple[str, ...]:
 def labels(role: Role) -> dict[str, str]:
     """Node labels: what the charts' node selectors look for."""
     worker = role.worker
-    has_gpus = _gpus(role) > 0
+    has_gpus = role.group.gpus > 0
     found = {
         names.NODESET_LABEL: role.label,
         names.WORKLOAD_LABEL: "gpu" if has_gpus else "cpu",
@@ -257,7 +257,7 @@ def node_group_spec(
     taints = _taints(role)
     if taints:
         template["taints"] = taints
-    if _gpus(role) and spec.cluster.gpu_drivers is GpuDrivers.PREINSTALLED:
+    if role.group.gpus and spec.cluster.gpu_drivers is GpuDrivers.PREINSTALLED:
         template["gpu_settings"] = {"drivers_preset": spec.cluster.drivers_preset}
     if gpu_cluster_id is not None:
         template["gpu_cluster"] = {"id": gpu_cluster_id}
@@ -321,14 +321,9 @@ def _taints(role: Role) -> list[dict[str, str]]:
     taints: list[dict[str, str]] = []
     if role.label in _TAINTED:
         taints.append({"key": names.NODESET_LABEL, "value": role.label, "effect": "NO_SCHEDULE"})
-    if _gpus(role):
+    if role.group.gpus:
         taints.append(dict(_GPU_TAINT))
     return taints
-
-
-def _gpus(role: Role) -> int:
-    preset = find_preset(role.group.platform, role.group.preset)
-    return 0 if preset is None else preset.gpus
 
 
 def _size(chunk: Chunk) -> dict[str, Any]:

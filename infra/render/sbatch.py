@@ -21,7 +21,7 @@ from typing import Final
 
 from infra.render.names import shell_file
 from infra.render.values.observability import METRICS_IMPORT
-from stacks.catalog import find_preset, slurmd_amounts
+from stacks.catalog import slurmd_amounts
 from stacks.errors import UserError
 from stacks.machines import MEMORY, paths_of_one_node, shared_mounts
 from stacks.spec import StackSpec
@@ -48,19 +48,14 @@ def nodesets_of(spec: StackSpec, job: JobSpec) -> tuple[WorkerSpec, ...]:
         for worker in spec.nodes.workers
         if not partition.nodesets or worker.name in partition.nodesets
     )
-    fitting = tuple(worker for worker in members if _gpus(worker) >= job.gpus_per_node)
+    fitting = tuple(worker for worker in members if worker.gpus >= job.gpus_per_node)
     if not fitting:
-        have = ", ".join(f"{each.name} has {_gpus(each)}" for each in members) or "no nodeset"
+        have = ", ".join(f"{each.name} has {each.gpus}" for each in members) or "no nodeset"
         raise RenderError(
             f"{spec.name}: jobs.{job.name}.gpus_per_node: {job.gpus_per_node} is more than a node "
             f"has in partition {job.partition!r} ({have}); lower it or change the preset"
         )
     return fitting
-
-
-def _gpus(worker: WorkerSpec) -> int:
-    preset = find_preset(worker.platform, worker.preset)
-    return preset.gpus if preset else 0
 
 
 def hardware_environment(worker: WorkerSpec, job: JobSpec) -> dict[str, str]:
@@ -81,7 +76,7 @@ def cpus_per_rank(nodesets: Sequence[WorkerSpec], job: JobSpec) -> int:
         return job.cpus_per_task
     if not job.gpus_per_node:
         return 1
-    presets = (find_preset(worker.platform, worker.preset) for worker in nodesets)
+    presets = (worker.hardware for worker in nodesets)
     return min(preset.vcpus // preset.gpus for preset in presets if preset is not None)
 
 
@@ -91,7 +86,7 @@ def memory_mib(spec: StackSpec, nodesets: Sequence[WorkerSpec], job: JobSpec) ->
 
 
 def _memory_mib(spec: StackSpec, worker: WorkerSpec, job: JobSpec) -> int:
-    preset = find_preset(worker.platform, worker.preset)
+    preset = worker.hardware
     assert preset is not None
     amounts = slurmd_amounts(
         preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None

@@ -8,7 +8,6 @@ from html import escape
 from typing import Final, Literal
 
 from infra.render.login import memory_text
-from stacks.catalog import find_preset
 from stacks.machines import MEMORY, node_groups
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, NodeGroupSpec, WorkerSpec
@@ -249,8 +248,7 @@ def _count(group: NodeGroupSpec) -> str:
 
 
 def _worker(worker: WorkerSpec) -> Box:
-    preset = find_preset(worker.platform, worker.preset)
-    gpus = 0 if preset is None else preset.gpus
+    gpus = worker.gpus
     link = (
         f"InfiniBand {worker.infiniband_fabric}"
         if worker.infiniband_fabric

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
-from stacks.catalog import find_preset
 from stacks.load import StackError
 from stacks.rules import Findings
 from stacks.rules.naming import check_unique, name_problem, path_problem
@@ -229,11 +228,7 @@ def _check_fit(
     job: JobSpec, workers: tuple[WorkerSpec, ...], path: str, findings: Findings
 ) -> None:
     """Whether enough nodes of the partition have the GPUs and CPUs that the job asks for."""
-    presets = [
-        (worker, preset)
-        for worker in workers
-        if (preset := find_preset(worker.platform, worker.preset)) is not None
-    ]
+    presets = [(worker, preset) for worker in workers if (preset := worker.hardware) is not None]
     if not presets:
         return
     most_gpus = max(preset.gpus for _, preset in presets)

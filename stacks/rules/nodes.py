@@ -16,7 +16,6 @@ from stacks.catalog import (
     VCPUS_ADVISED,
     Alias,
     Preset,
-    find_preset,
 )
 from stacks.errors import SpareNodes
 from stacks.machines import node_groups
@@ -157,7 +156,7 @@ def _check_counts(role: str, path: str, group: NodeGroupSpec, findings: Findings
 
 
 def _check_sufficiency(role: str, path: str, group: NodeGroupSpec, findings: Findings) -> None:
-    preset = find_preset(group.platform, group.preset)
+    preset = group.hardware
     advised = VCPUS_ADVISED.get(role)
     if preset is not None and advised is not None and preset.vcpus < advised:
         findings.add(
@@ -184,7 +183,7 @@ def _check_worker(spec: StackSpec, worker: WorkerSpec, path: str, findings: Find
             f"{path}.name",
             f"'{worker.name}': the jail's ssh config only knows hosts called worker-*",
         )
-    preset = find_preset(worker.platform, worker.preset)
+    preset = worker.hardware
     if preset is None:
         return
     _check_network(spec.nebius.region, worker, preset, path, findings)

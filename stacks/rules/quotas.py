@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from stacks.catalog import BOOT_DISK_LARGE_GIB, DISK_LARGE_GIB, PLATFORMS, find_preset
+from stacks.catalog import BOOT_DISK_LARGE_GIB, DISK_LARGE_GIB, PLATFORMS
 from stacks.errors import nearest
 from stacks.machines import node_groups
 from stacks.rules import Findings
 from stacks.rules.naming import check_unique
 from stacks.rules.workers import disks_of
 from stacks.spec import StackSpec, nodes
-from stacks.spec.bounds import CLUSTER_NODES_MOST
+from stacks.spec.decode import CLUSTER_NODES_MOST
 from stacks.spec.storage import DiskType, FilesystemType
 
 
@@ -54,7 +54,7 @@ def quota_use(spec: StackSpec, *, at_max: bool) -> Mapping[str, int]:
         for disk in _disks(group):
             used["compute.disk.count"] += num_nodes
             used[f"compute.disk.size.{disk.type}"] += num_nodes * disk.size_gib
-        preset = find_preset(group.platform, group.preset)
+        preset = group.hardware
         if preset is not None and not preset.gpus:
             used["compute.instance.non-gpu.vcpu"] += num_nodes * preset.vcpus
         # GPUs of capacity blocks count against no quota of GPUs.
@@ -84,8 +84,7 @@ def _nfs_use(spec: StackSpec) -> Mapping[str, int]:
     used["compute.disk.count"] = 1 + nfs.data_disks.count
     used[f"compute.disk.size.{nfs.boot_disk.type}"] += nfs.boot_disk.size_gib
     used[f"compute.disk.size.{nfs.data_disks.type}"] += nfs.data_disks.total_gib
-    preset = find_preset(nfs.platform, nfs.preset)
-    if preset is not None:
+    if (preset := nfs.hardware) is not None:
         used["compute.instance.non-gpu.vcpu"] = preset.vcpus
     return used
 

@@ -15,7 +15,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from stacks.catalog import find_preset
 from stacks.errors import nearest
 from stacks.rules import Findings
 from stacks.schedule import slurm_seconds
@@ -209,7 +208,7 @@ def check_verbatim(spec: StackSpec, findings: Findings) -> None:
     _check_slurm_lines(spec.slurm.config_lines, findings)
     for index, worker in enumerate(spec.nodes.workers):
         path = f"nodes.workers[{index}]"
-        preset = find_preset(worker.platform, worker.preset)
+        preset = worker.hardware
         if worker.gres_lines and preset is not None and not preset.gpus:
             findings.add(
                 "verbatim.gres-no-gpu",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from stacks.catalog import GIB, find_preset, slurmd_amounts, slurmdbd_amounts
+from stacks.catalog import GIB, slurmd_amounts, slurmdbd_amounts
 from stacks.compatibility import release_of
 from stacks.machines import IN_JAIL, checks_know, paths_of_one_node, shared_mounts
 from stacks.rules import Findings
@@ -98,8 +98,7 @@ def _check_checks(spec: StackSpec, findings: Findings) -> None:
             f"'{profile}', but Soperator's GPU checks only know 8 GPUs of H100, H200, B200 or "
             "B300: none runs here; use essential",
         )
-    presets = [find_preset(worker.platform, worker.preset) for worker in workers]
-    counts = sorted({preset.gpus for preset in presets if preset is not None and preset.gpus})
+    counts = sorted({worker.gpus for worker in workers} - {0})
     if len(counts) > 1:
         findings.add(
             "soperator.checks-mixed",
@@ -195,7 +194,7 @@ def _check_is_out_of_home(spec: StackSpec, name: str, path: str, findings: Findi
 def _check_room(spec: StackSpec, findings: Findings) -> None:
     """Whether the recipe's arithmetic leaves the daemons anything."""
     for index, worker in enumerate(spec.nodes.workers):
-        preset = find_preset(worker.platform, worker.preset)
+        preset = worker.hardware
         if preset is None:
             continue
         left = slurmd_amounts(
@@ -209,8 +208,7 @@ def _check_room(spec: StackSpec, findings: Findings) -> None:
                 f"{_room(left.cpu_m, left.memory_mib, left.ephemeral_mib)}; use a larger preset",
             )
     group = spec.nodes.accounting
-    preset = None if group is None else find_preset(group.platform, group.preset)
-    if group is None or preset is None:
+    if group is None or (preset := group.hardware) is None:
         return
     left = slurmdbd_amounts(preset, group.boot_disk.size_gib)
     if not left.is_positive:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from stacks.catalog import GIB, LARGE_FILESYSTEM_GIB, find_preset, slurmd_amounts
+from stacks.catalog import GIB, LARGE_FILESYSTEM_GIB, slurmd_amounts
 from stacks.errors import SpareGib
 from stacks.machines import MEMORY, VOLUMES, node_groups, paths_of_one_node, shared_mounts
 from stacks.rules import Findings
@@ -188,7 +188,7 @@ def _check_weka(spec: StackSpec, findings: Findings) -> None:
         )
     small: list[str] = []
     for _, path, group in node_groups(spec) if weka else ():
-        preset = find_preset(group.platform, group.preset)
+        preset = group.hardware
         if preset is not None and preset.vcpus < _WEKA_MIN_VCPUS:
             small.append(f"{path} {preset.vcpus}")
     if small:
@@ -257,7 +257,7 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
     memory = spec.storage.memory
     memory_gib = 0 if memory is None else memory.size_gib
     for index, worker in enumerate(spec.nodes.workers):
-        preset = find_preset(worker.platform, worker.preset)
+        preset = worker.hardware
         if preset is None:
             continue
         if memory_gib >= preset.memory_gib:
@@ -370,8 +370,7 @@ def check_nfs(spec: StackSpec, findings: Findings) -> None:
             f"'{nfs.billing}'; a server that is taken away stops every node, and capacity blocks "
             "hold GPUs only: use on-demand",
         )
-    preset = find_preset(nfs.platform, nfs.preset)
-    if preset is not None and preset.gpus:
+    if nfs.gpus:
         findings.add(
             "nfs.gpus",
             "nfs.platform",

@@ -14,7 +14,6 @@ from stacks.catalog import (
     NODES_PER_GROUP_MAX,
     STRIPED_DISK_MAX_GIB,
     STRIPED_DISK_STEP_GIB,
-    find_preset,
 )
 from stacks.machines import VOLUMES, shared_mounts
 from stacks.rules import Findings
@@ -183,7 +182,7 @@ def _check_features(worker: WorkerSpec, path: str, findings: Findings) -> None:
 
 
 def _check_machine(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
-    preset = find_preset(worker.platform, worker.preset)
+    preset = worker.hardware
     if worker.max_pods is not None and worker.max_pods not in MAX_PODS:
         findings.add(
             "nodes.max-pods",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from stacks.spec.bounds import FileText, SizeGib
+from stacks.spec.decode import FileText, SizeGib
 
 
 class GpuDrivers(StrEnum):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 
-from stacks.spec.bounds import AmountOrZero, CountOrZero, Share
+from stacks.spec.decode import AmountOrZero, CountOrZero, Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from stacks.spec.bounds import CountOrZero, Nodes, NodesOrZero, Pieces, SizeGib, WaitSeconds
+from stacks.catalog import Preset, find_preset
+from stacks.spec.decode import CountOrZero, Nodes, NodesOrZero, Pieces, SizeGib, WaitSeconds
 from stacks.spec.storage import DiskType
 
 
@@ -79,6 +80,21 @@ class MachineSpec:
     """How the provider bills it."""
     public_ip: bool = False
     """Whether it gets a public address of its own."""
+
+    @property
+    def hardware(self) -> Preset | None:
+        """What the catalogue knows of it; None of a platform or preset that it does not know."""
+        return find_preset(self.platform, self.preset)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one such machine."""
+        return 0 if self.hardware is None else self.hardware.gpus
+
+    @property
+    def vcpus(self) -> int:
+        """vCPUs of one such machine."""
+        return 0 if self.hardware is None else self.hardware.vcpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

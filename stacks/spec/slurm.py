@@ -10,7 +10,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import Final
 
-from stacks.spec.bounds import CountOrZero, Nodes
+from stacks.spec.decode import CountOrZero, Nodes
 
 TRAIN_MODULE: Final = "workloads.train"
 SERVE_MODULE: Final = "workloads.serve"

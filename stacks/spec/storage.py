@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from stacks.spec.bounds import Days, SizeGib, SizeGibOrZero
+from stacks.spec.decode import Days, SizeGib, SizeGibOrZero
 
 PLACES: Final = ("data", "model", "chkpt", "elastic", "logs", "results", "cache", "scratch")
 """Logical places that recipes name; every stack maps each to a path."""

@@ -25,7 +25,7 @@ from infra.operate.preflight.check import (
     passed,
 )
 from infra.render.nodes import node_group_spec, roles
-from stacks.catalog import PLATFORMS, Preset, find_preset
+from stacks.catalog import PLATFORMS, Preset
 from stacks.machines import machines
 from stacks.rules.quotas import gpu_quota, quota_use
 from stacks.spec import StackSpec
@@ -41,7 +41,7 @@ _KINDS: Final = {Billing.ON_DEMAND: "on_demand", Billing.PREEMPTIBLE: "preemptib
 
 def ask_capacity(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
     """One finding for each nodeset with GPUs."""
-    workers = [one for one in spec.nodes.workers if _gpus(one)]
+    workers = [one for one in spec.nodes.workers if one.gpus]
     if not workers:
         return [passed(CAPACITY_CHECK, "no nodeset has GPUs")]
     findings = []
@@ -52,11 +52,6 @@ def ask_capacity(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
         else:
             findings.append(_advice(cloud, spec, owner, worker, check))
     return findings
-
-
-def _gpus(worker: WorkerSpec) -> int:
-    preset = find_preset(worker.platform, worker.preset)
-    return 0 if preset is None else preset.gpus
 
 
 def _advice(cloud: Cloud, spec: StackSpec, owner: Owner, worker: WorkerSpec, check: str) -> Finding:

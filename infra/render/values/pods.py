@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from infra.render import names
 from infra.render.nodes import EXPORT
-from stacks.catalog import GIB, Amounts, Preset, find_preset
+from stacks.catalog import GIB, Amounts, Preset
 from stacks.spec import StackSpec
 from stacks.spec.nodes import NodeGroupSpec
 
@@ -53,7 +53,7 @@ def guard(name: str, volume: str, filesystem: str) -> dict[str, Any]:
 
 def preset_of(group: NodeGroupSpec) -> Preset:
     """The preset of a node group; ValueError where the catalog has none."""
-    preset = find_preset(group.platform, group.preset)
+    preset = group.hardware
     if preset is None:
         raise ValueError(f"{group.platform} has no preset {group.preset}; see stacks/catalog.py")
     return preset

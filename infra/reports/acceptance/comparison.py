@@ -22,7 +22,6 @@ from infra.render import kube_job
 from infra.render.kube_job import PORT, Pods
 from infra.reports.acceptance import certificate, result
 from infra.reports.acceptance.result import AcceptError
-from stacks.catalog import find_preset
 from stacks.files import read_text
 from stacks.spec import StackSpec
 from stacks.spec.nodes import WorkerSpec
@@ -374,7 +373,7 @@ def kube_pods(spec: StackSpec, worker: WorkerSpec, *, name: str, image: str, nod
 
     `image` has this project's `workloads` on PYTHONPATH or as its working directory, and torch.
     """
-    preset = find_preset(worker.platform, worker.preset)
+    preset = worker.hardware
     assert preset is not None
     volumes = {"results": "", "scratch": "", "shm": "Memory"}
     paths = {"results": _RESULTS, "scratch": "/scratch", "shm": "/dev/shm"}  # noqa: S108

@@ -159,17 +159,35 @@ def test_a_job_without_gpus_is_planned_on_the_memory_of_its_nodes() -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ({}, r"r\.model: got None, expected the name of a model"),
-        ({"model": "x"}, r"r\.train: got None, expected a mapping"),
-        ({"model": "x", "train": {"method": "dora"}}, r"r\.train\.method: got 'dora'.*one of full"),
-        ({"model": "x", "train": {"dtype": 7}}, r"r\.train\.dtype: got 7"),
-        ({"model": "x", "train": {"lora": []}}, r"r\.train\.lora: got \[\]"),
-        ({"model": "x", "train": {"lora": {"rank": True}}}, r"r\.train\.lora\.rank: got True"),
-        ({"model": "x", "train": {"micro_batch_size": 0}}, r"train\.micro_batch_size: got 0"),
-        ({"model": "x", "train": {"max_steps": "8"}}, r"train\.max_steps: got '8'"),
+        ({}, r"r\.model: missing; give text"),
+        ({"model": "x"}, r"r\.train: missing; give a mapping of method"),
+        (
+            {"model": "x", "train": {"method": "dora"}},
+            r"method: expected one of full.*did you mean 'lora'",
+        ),
+        (
+            {"model": "x", "train": {"dtype": 7}},
+            r"r\.train\.dtype: expected one of fp32.*got number 7",
+        ),
+        (
+            {"model": "x", "train": {"lora": []}},
+            r"r\.train\.lora: expected a mapping of rank.*got a list",
+        ),
+        (
+            {"model": "x", "train": {"lora": {"rank": True}}},
+            r"lora\.rank: expected a whole number, got true",
+        ),
+        (
+            {"model": "x", "train": {"micro_batch_size": 0}},
+            r"micro_batch_size: expected a whole number of 1 or more",
+        ),
+        (
+            {"model": "x", "train": {"max_steps": "8"}},
+            r"train\.max_steps: expected a whole number, got text",
+        ),
         (
             {"model": "x", "train": {"lora": {"target_modules": "q_proj"}}},
-            r"target_modules: got 'q_proj', expected a list",
+            r"target_modules: expected a list, got text 'q_proj'",
         ),
     ],
 )
