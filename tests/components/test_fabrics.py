@@ -25,6 +25,7 @@ def joined(recorder: Recorder) -> dict[str, str]:
     }
 
 
+@pytest.mark.feature("S002-15")
 @pytest.mark.parametrize("stack", ["l40s-dev", "local", "h200-elastic"])
 def test_a_stack_without_a_fabric_has_no_gpu_cluster(deployed: Deploy, stack: str) -> None:
     """The API refuses to put L40S and single-GPU presets into one."""
@@ -41,6 +42,7 @@ def test_h100_prod_has_one_on_its_fabric_and_only_the_workers_join_it(deployed: 
     assert joined(recorder) == {"h100-prod-worker": "gpucluster-h100-prod-fabric-6"}
 
 
+@pytest.mark.feature("S002-15")
 def test_two_nodesets_on_one_fabric_share_its_cluster_and_a_third_has_its_own(
     deployed: Deploy, load: Callable[[str], StackSpec]
 ) -> None:

@@ -32,6 +32,24 @@ def test_the_parent_of_a_node_group_is_the_cluster_and_never_the_project(
         assert group.inputs["metadata"]["parent_id"] == f"cluster-{stack}-kube"
 
 
+@pytest.mark.feature("S000-123")
+@pytest.mark.parametrize("stack", SHIPPED)
+def test_each_role_is_made_with_its_own_machine_and_disk(
+    deployed: Deploy, stack: str, public_key_file: Path
+) -> None:
+    nodes = load_stack(stack).nodes
+    declared = {role: getattr(nodes, role) for role in ("system", "controller", "login")}
+    declared |= {"accounting": nodes.accounting, **{each.name: each for each in nodes.workers}}
+    made = {each.name: each.inputs["spec"]["template"] for each in deployed(stack).of(NODE_GROUP)}
+    assert {name: (template["resources"], template["boot_disk"]["size_gibibytes"])
+            for name, template in made.items()} == {
+        f"{stack}-{name}": (
+            {"platform": group.platform, "preset": group.preset}, group.boot_disk.size_gib,
+        )
+        for name, group in declared.items()
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("stack", SHIPPED)
 def test_what_is_not_a_node_group_belongs_to_the_project(deployed: Deploy, stack: str) -> None:
     recorder = deployed(stack)

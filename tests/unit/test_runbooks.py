@@ -383,6 +383,13 @@ def test_troubleshooting_has_each_status_with_its_name_its_restart_and_what_to_c
     assert "runbooks/README.md" in page_of(_TROUBLE)
 
 
+@pytest.mark.feature("S001-83", "S001-91")
+def test_the_log_of_a_job_without_memory_says_in_which_direction() -> None:
+    advice = ADVICE[ExitCode.OUT_OF_MEMORY]
+    assert "lower train.micro_batch_size and raise train.gradient_accumulation as much" in advice
+    assert "set train.gradient_checkpointing" in advice
+
+
 @pytest.mark.feature("S003-90")
 @pytest.mark.parametrize(
     ("said", "by"),

@@ -111,6 +111,7 @@ def test_the_clock_of_an_answer_starts_when_it_is_asked(
     assert (reply.ttft_s, reply.total_s) == (0.5, 2.0)
 
 
+@pytest.mark.feature("S000-52")
 def test_a_call_that_comes_in_pieces_is_one_call() -> None:
     reply = Reply(model="m", is_tuned=True, began_s=0)
     first = {"index": 0, "id": "c1", "function": {"name": "get_weather", "arguments": '{"city"'}}

@@ -213,6 +213,11 @@ def test_a_run_keeps_elastic_ones_in_their_own_place_and_a_restart_finds_them(
     monkeypatch.setattr(checkpoint, "log", said.append)
     assert run("train", "train.resume=requeue", *options)[0] == 0
     assert said[0] == f"resumed from {kept / 'elastic-checkpoint-2'} at step 2"
+    monkeypatch.delenv("SLURM_RESTART_COUNT")
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    said.clear()
+    assert run("train", "train.resume=auto", *options)[0] == 0
+    assert said[0].startswith(f"resumed from {kept}/"), "another job goes on with it too"
 
 
 @pytest.mark.feature("S002-64", "S003-10")
@@ -227,6 +232,8 @@ def test_the_last_ones_and_the_best_stay(tmp_path: Path) -> None:
                 run.state.progress = replace(run.state.progress, validated=found)
             run.checkpoints.save(run.state, step, loss=float(step))
         run.checkpoints.wait()
+    elastic = saved(tmp_path / "elastic", 1, 2, 3, keep=2, elastic_every=1)
+    assert names(tmp_path / "elastic") == ["elastic-checkpoint-2", "elastic-checkpoint-3"], elastic
     last = ["checkpoint-3", "checkpoint-4"]
     assert names(tmp_path / "best") == ["checkpoint-1", *last]
     assert names(tmp_path / "last") == names(tmp_path / "none") == last

@@ -383,6 +383,22 @@ def test_both_inference_jobs_feed_compare_models(
         json.loads(line)["id"]
         for line in (places / "data" / "prepared" / "chats_test.jsonl").read_text().splitlines()[:3]
     ]
+    for side in ("original", "trained"):
+        header = json.loads((results / side / "header.json").read_text())
+        (key,) = [
+            each.parent for each in (results / "rows").glob("*/header.json")
+            if json.loads(each.read_text()) == header
+        ]  # fmt: skip
+        made = {
+            row["row"]: row["text"]
+            for path in key.glob("*.jsonl")
+            for row in map(json.loads, path.read_text().splitlines())
+            if row["part"] == "answer"
+        }
+        assert len(set(made.values())) > 1
+        lines = (results / side / "rows.jsonl").read_text().splitlines()
+        told = [json.loads(line)["generated"] for line in lines]
+        assert told == [made[number] for number in range(3)], "each beside its own question"
     swapped = [
         *("--trained-results", str(results / "original")),
         *("--original-results", str(results / "trained")),

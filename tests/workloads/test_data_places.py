@@ -90,7 +90,11 @@ def test_the_modules_by_hand_make_what_prepare_data_makes(
 
 @pytest.mark.feature("S000-26", "S002-31")
 def test_prepare_data_does_nothing_the_second_time_and_something_when_settings_change(
-    places: Path, run: Run, capsys: pytest.CaptureFixture[str]
+    places: Path,
+    run: Run,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     code, first = run("prepare-data")
     assert code == 0
@@ -108,6 +112,12 @@ def test_prepare_data_does_nothing_the_second_time_and_something_when_settings_c
         assert run("prepare-data", "data.rand_sort=false", f"data.seed={seed}")[0] == 0
         last = (places / "data/prepared/chats_test.jsonl").read_bytes()
         assert (places / "data/prepared/chats.jsonl").read_bytes().endswith(last)
+    made = (places / "data/prepared/manifest.json").stat().st_mtime_ns
+    (tmp_path / "tokenizer.json").write_text("of another model")
+    other_files = [tmp_path / "tokenizer.json"]
+    monkeypatch.setattr("workloads.data.__main__.tokenizer_files", lambda _: other_files)
+    assert run("prepare-data", "data.rand_sort=false", "data.seed=3")[0] == 0
+    assert (places / "data/prepared/manifest.json").stat().st_mtime_ns != made
 
 
 def test_prepared_data_is_made_anew_where_the_class_of_its_settings_has_changed(

@@ -116,6 +116,10 @@ def test_the_sides_lie_beside_the_input_and_equal_conversations_count_once(tmp_p
     assert [each.id for each in test] == ["q7", "q8", "q9"]
     manifest = json.loads((tmp_path / "chats_split.manifest.json").read_text())
     assert manifest["counts"]["num_duplicates"] == 2
+    assert main([str(path), "--test-ratio", "0.5"]) == 0
+    assert [each.id for each in read_jsonl(tmp_path / "chats_train.jsonl")] == [
+        f"q{i}" for i in range(5)
+    ], "another ratio is another split"
 
 
 def test_a_split_by_a_column_keeps_its_shares(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from workloads.common import record
 from workloads.common.exit_codes import ExitCode, HungError, exit_code_of, reason_of
-from workloads.common.launch import agent_class, cause_of, may_restart, say_why
+from workloads.common.launch import agent_class, cause_of, main, may_restart, say_why
 from workloads.common.supervise import Job, Supervisor
 from workloads.train.loop import Watchdog
 
@@ -306,3 +306,31 @@ def test_a_job_grows_when_nodes_that_answer_were_seen_twice(
     seen = iter((4, used, 4))
     made.job.num_available_nodes = lambda: next(seen)  # type: ignore[method-assign]
     assert not any(made.can_grow() for _ in range(3)), "one that went again is not counted twice"
+
+
+@pytest.mark.feature("S001-38")
+def test_a_launcher_that_was_stopped_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    """COMPLETED and 0 are for jobs that reached their end."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.rendezvous import api as rendezvous
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as backend
+    from torch.distributed.launcher import api
+
+    def stopped(_: object) -> None:
+        raise SignalException("told to stop", signal.SIGTERM)
+
+    # What the launcher replaces for the rest of its process comes back.
+    for place, name in (
+        (api, "LocalElasticAgent"),
+        (backend, "C10dRendezvousBackend"),
+        (rendezvous, "get_free_port"),
+    ):
+        monkeypatch.setattr(place, name, getattr(place, name))
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0")
+    monkeypatch.delenv("SOPERATOR_PLACE_RESULTS", raising=False)
+    monkeypatch.setattr("torch.distributed.run.main", stopped)
+    former = signal.getsignal(signal.SIGUSR1)
+    try:
+        assert main([]) == ExitCode.PREEMPTED
+    finally:
+        signal.signal(signal.SIGUSR1, former)

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +68,7 @@ def launch(
     "S000-35",
     "S000-36",
     "S001-06",
+    "S001-26",
     "S001-27",
     "S002-02",
     "S002-37",
@@ -447,6 +448,21 @@ def test_an_epoch_is_every_row_once_however_many_ranks_share_them(world_size: in
         return Trainer._falls(made, 1, 2)
 
     assert [step for step in range(10) if is_due(step)] == [4, 9]
+
+
+@pytest.mark.feature("S002-82")
+def test_rows_of_like_length_share_a_micro_batch() -> None:
+    """Padding is computed on too: a short row beside a long one costs as much as that."""
+    rows = [Row(length) for length in (9, 1) * 4]
+    batches = Stream(packs=rows, seed=3).micro_batches(
+        0, rank=0, world_size=1, micro_batch_size=4, num_rows=8
+    )
+    assert [{row.num_tokens for row in batch} for batch in batches] == [{9}, {1}]
+
+
+@dataclass(frozen=True)
+class Row:
+    num_tokens: int
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

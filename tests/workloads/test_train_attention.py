@@ -186,6 +186,18 @@ class Masks(TorchDispatchMode):
         return result
 
 
+@pytest.mark.feature("S001-83", "S001-92")
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_activations_are_computed_again_where_the_recipe_says_so(method: Any) -> None:
+    """With adapters too, which are what seed 001 trains."""
+    for wanted in (True, False):
+        config = replace(CONFIG, method=method, gradient_checkpointing=wanted)
+        model = prepare_model(model_of("Qwen3", "sdpa"), config)
+        layers = [part for part in model.modules() if hasattr(part, "gradient_checkpointing")]
+        assert layers
+        assert any(part.gradient_checkpointing for part in layers) == wanted
+
+
 @pytest.mark.parametrize(("attention", "has_masks"), [("sdpa", True), ("varlen", False)])
 @pytest.mark.usefixtures("varlen")
 def test_no_dense_mask_is_made_where_the_kernel_runs(attention: str, has_masks: bool) -> None:

@@ -18,6 +18,7 @@ import torch
 from tests.workloads.test_train_parts import scalars_of
 from workloads.common.exit_codes import ExitCode
 from workloads.common.models import load_tokenizer
+from workloads.data.token_rows import read_parquet
 from workloads.job import run_job
 from workloads.train import measure, strategy
 from workloads.train.checkpoint import FolderCheckpoints
@@ -134,9 +135,13 @@ def test_events_and_summary_lie_where_all_jobs_have_their_logs(
 ) -> None:
     (places / "logs").mkdir()
     monkeypatch.setenv("SOPERATOR_PLACE_LOGS", str(places / "logs"))
+    closed: list[measure.Events] = []
+    close = measure.Events.close
+    monkeypatch.setattr(measure.Events, "close", lambda own: (closed.append(own), close(own)))
     run("prepare-data")
     code, record = run("train", "train.max_steps=1")
     assert code == 0, record
+    assert len(closed) == 1, "a job ends without destructors: what is not written then is lost"
     found = scalars_of(places / "logs" / "tensorboard" / "12")
     assert [step for step, tag, _ in found if tag == "train/loss"] == [1]
     summary = (places / "logs" / "train_12_summary.txt").read_text()
@@ -289,6 +294,15 @@ def test_a_checkpoint_of_slices_falls_on_every_interval_and_on_the_end(
     assert all(list(path.glob("*.distcp")) for path in saved)
 
 
+@pytest.mark.feature("S002-37")
+def test_an_example_of_just_the_length_is_learned(places: Path, run: Any) -> None:
+    run("prepare-data")
+    rows = read_parquet(places / "data" / "prepared" / "tokens_train.parquet")
+    options = (f"train.sequence_length={max(rows.lengths)}", "train.overlong=refuse")
+    code, record = run("train", "train.max_steps=1", *options)
+    assert code == 0, record
+
+
 def test_examples_that_are_too_long_are_cut_when_asked_and_counted(places: Path, run: Any) -> None:
     run("prepare-data")
     code, record = run("train", "train.sequence_length=900", "train.overlong=cut",
@@ -328,7 +342,7 @@ def run_bert(
 
 @pytest.mark.feature("S003-10", "S003-23")
 def test_checkpoints_fall_on_every_nth_step_and_on_the_last(
-    places: Path, capsys: pytest.CaptureFixture[str]
+    places: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("train.max_steps=7", "train.checkpoint_every=2", "train.keep_last=9")
     both = (*options, "train.gate=null", 'train.checkpoint={"elastic_every": 3}')
@@ -338,6 +352,12 @@ def test_checkpoints_fall_on_every_nth_step_and_on_the_last(
     # On a step of both intervals the elastic one, which any world size reads.
     sharded = {f"checkpoint-{step}" for step in (2, 4, 7)}
     assert saved == sharded | {f"elastic-checkpoint-{step}" for step in (3, 6)}
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    more = ("train.max_steps=12", *options[1:], "train.gate=null", "train.resume=auto")
+    code, record = run_bert(capsys, *more)
+    assert code == 0, record
+    saved = {path.name for path in (places / "chkpt" / "finetune" / "13").glob("*checkpoint-*")}
+    assert saved == {f"checkpoint-{step}" for step in (8, 10, 12)}, "not from where it went on"
 
 
 def test_a_run_that_failed_its_gate_fails_it_again_when_it_is_started_again(
@@ -384,3 +404,27 @@ def test_a_record_that_cannot_be_kept_is_printed_all_the_same(
     code, record = run_bert(capsys, "train.max_steps=2", "train.dataset=missing")
     assert code == ExitCode.NOT_SAVED, "its files cannot be written either"
     assert record["outcome"] == "FAIL"
+
+
+@pytest.mark.feature("S000-04")
+def test_weights_move_as_the_schedule_says(
+    places: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A published trainer computed a learning rate for its log alone."""
+    import torch
+    from safetensors.torch import load_file
+
+    weights = []
+    for job, warmup in (("12", 1), ("13", 1_000_000)):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        code, record = run_bert(
+            capsys, "train.max_steps=1", f"train.warmup_steps={warmup}", "train.gate=null",
+            "train.save_original=true", "train.weight_decay=0",
+        )  # fmt: skip
+        assert code == 0, record
+        folder = places / "chkpt" / "finetune" / job
+        before, after = (load_file(folder / name / "model.safetensors")
+                         for name in ("original", "final"))  # fmt: skip
+        weights.append(max((after[name] - before[name]).abs().max() for name in before))
+    assert weights[0] > 1e-4
+    assert weights[1] < torch.tensor(1e-3) * weights[0]

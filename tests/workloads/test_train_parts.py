@@ -248,6 +248,7 @@ def test_shards_are_gathered_in_the_declared_type_and_gradients_summed_in_fp32(
 
     def divide(_: nn.Module, **options: Any) -> None:
         policies.append(options["mp_policy"])
+        assert options.get("reshard_after_forward", True), "else every layer stays whole"
         raise DividedError
 
     monkeypatch.setattr("torch.distributed.fsdp.fully_shard", divide)

@@ -203,6 +203,7 @@ def test_the_graphs_draw_what_was_measured_beside_the_ideal(
             for each in series
         }
         drawn[title] = (x.label, y.label, lines)
+        assert y.reach == 0, "from zero up, so that no difference looks larger than it is"
         return "<svg>"
 
     monkeypatch.setattr(certificate, "line_chart", chart)

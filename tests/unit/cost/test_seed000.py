@@ -18,8 +18,9 @@ from cost.chat.speeds import Basis
 from cost.chat.unit_costs import NotKnown, unit_costs
 from cost.prices.book import PriceBook
 from cost.resources.component import Scope, Section
-from cost.resources.estimate import estimate
+from cost.resources.estimate import estimate, node_month_usd
 from stacks.load import STACKS_DIR
+from stacks.spec.storage import FilesystemType
 from tests.unit.cost.conftest import Priced
 
 CENT = Decimal("0.01")
@@ -239,3 +240,36 @@ def test_the_difference_to_the_seed_s_month_is_printed(priced: Callable[[str], P
     spec, _ = priced("l40s-dev")
     text = " ".join(render(make_bill(spec, PriceBook.load(spec.prices))).split())
     assert "730 hours gives $3.68..$3.87 for Single Batch Finetuned" in text
+
+
+@pytest.mark.feature("S000-86", "S000-94", "S000-111")
+@pytest.mark.parametrize(
+    ("role", "one_node_usd"),
+    # 0.0992 x 730 + 256 x 0.071; 4.5688 x 730 + 558 x 0.053
+    [("login", "90.592"), ("worker", "3364.798")],
+)
+def test_two_nodes_more_at_most_are_at_the_high_end_alone(
+    priced: Callable[[str], Priced], role: str, one_node_usd: str
+):
+    """Not the system nodes alone may grow: several logins and elastic workers are paid too."""
+    spec, before = priced("l40s-dev")
+    nodes = spec.nodes
+    group = nodes.login if role == "login" else nodes.workers[0]
+    grown = replace(group, max_nodes=group.max_nodes + 2)
+    changes = {"login": grown} if role == "login" else {"workers": (grown, *nodes.workers[1:])}
+    book = PriceBook.load(spec.prices)
+    after = estimate(replace(spec, nodes=replace(nodes, **changes)), book)
+    assert node_month_usd(group, book) == Decimal(one_node_usd)
+    assert after.monthly_high_usd - before.monthly_high_usd == 2 * Decimal(one_node_usd)
+    assert after.monthly_low_usd == before.monthly_low_usd
+
+
+@pytest.mark.feature("S000-101", "S000-106", "S000-107")
+@pytest.mark.parametrize("name", ["jail", "accounting", "controller_spool"])
+def test_a_filesystem_has_the_price_of_its_own_type(priced: Callable[[str], Priced], name: str):
+    """The seed names no price of another type: the line is unknown, the others stay."""
+    spec, _ = priced("l40s-dev")
+    own = replace(getattr(spec.storage, name), type=FilesystemType.NETWORK_HDD)
+    changed = replace(spec, storage=replace(spec.storage, **{name: own}))
+    (line,) = estimate(changed, PriceBook.load(spec.prices)).unpriced
+    assert line.id == f"storage.{name}"

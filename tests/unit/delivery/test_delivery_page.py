@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from stacks.spec.slurm import JobSpec
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "delivery.md").read_text(encoding="utf-8")
@@ -33,7 +36,7 @@ def test_the_page_has_the_measured_figures_and_says_what_was_not_measured() -> N
         ("an edit", "NAME --sync`: seconds, nothing is installed", "only another package needs a"),
         ("debugging", "stack trace", "through the image"),
         ("pinned by", "hashes of every wheel", "tag `sha-COMMIT`"),
-        ("reproduced", "system libraries", "everything but the driver"),
+        ("reproduced", "as far as the node's system libraries agree", "everything but the driver"),
         ("disk", "GB", "pulled by each node"),
         ("isolation", "none", "its own libraries"),
         ("registry", "none", "storage.registry_gib"),
@@ -58,5 +61,8 @@ def test_the_page_says_which_route_is_for_what() -> None:
     environment, image, _ = row("for")
     assert environment.startswith("development")
     assert image.startswith("production")
+    assert "`jobs/NAME`" in row("job file")[0]
+    assert "`container:` in the job's line" in row("job file")[1]
+    assert "container" in {field.name for field in fields(JobSpec)}
     for verb in ("soperator data venv", "infra/setup/image/build.sh", "soperator runs manifest"):
         assert verb in PAGE

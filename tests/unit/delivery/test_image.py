@@ -80,6 +80,9 @@ def test_main_is_tagged_with_its_commit_and_latest_and_a_release_with_its_versio
     git(checkout, "commit", "--quiet", "--allow-empty", "--message=second")
     tags = build(checkout, "tags").stdout.split()
     assert tags == [f"soperator-jobs:{sha(checkout)}"], "a version is one commit's"
+    git(checkout, "checkout", "--quiet", "-b", "maintenance")
+    tags = build(checkout, "tags").stdout.split()
+    assert tags == [f"soperator-jobs:{sha(checkout)}"], "the latest is main's alone"
 
 
 def test_a_pull_request_gets_no_tag_but_its_commits(

@@ -104,6 +104,7 @@ def test_a_load_test_without_a_feasible_point_prices_nothing_and_says_why(
     assert "operating point" not in text
 
 
+@pytest.mark.feature("S000-115")
 def test_an_assumed_speed_is_where_the_cost_of_a_chat_starts(spec: StackSpec, state: Path) -> None:
     row = AssumedSpeedSpec(
         scenario="a guess", output_tokens_per_s=Decimal("0.1"), source="this test"
@@ -112,6 +113,7 @@ def test_an_assumed_speed_is_where_the_cost_of_a_chat_starts(spec: StackSpec, st
     (line,) = [line for line in text.splitlines() if line.startswith("  assumed ")]
     assert line.endswith("this test")
     assert "One chat: $55.80 assumed -> $0.331 served, 8 streams, -99 %" in text
+    assert "Cost of one chat: 8,000 tokens read, 2,000 written" in text
 
 
 @pytest.mark.parametrize(

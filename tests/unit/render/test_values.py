@@ -236,6 +236,9 @@ def test_gres_counts_the_gpus_of_the_preset(spec: StackSpec) -> None:
     assert gres(worker) == "gpu:nvidia_l40s:2"
     assert gres(replace(worker, preset="1gpu-16vcpu-96gb")) == "gpu:nvidia_l40s:1"
     assert gres(replace(worker, platform="cpu-d3", preset="8vcpu-32gb")) is None
+    (given,) = nodesets_values(spec)["nodesets"]
+    assert given["gpu"]["enabled"] is True, "slurmd's pod sees them"
+    assert given["slurmd"]["resources"]["gpu"] == 2
 
 
 @pytest.mark.parametrize("stack", SHIPPED)

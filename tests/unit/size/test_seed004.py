@@ -76,10 +76,12 @@ def test_the_command_prints_the_rows_of_the_slides_as_they_are() -> None:
     ]
 
 
-@pytest.mark.feature("S004-15")
+@pytest.mark.feature("S004-06", "S004-09", "S004-15")
 def test_gpu_memory_is_an_input_of_the_rule() -> None:
     assert deck_row(7, Dtype.FP32, gpu_memory_gb=80).gpus == 2
     assert deck_row(70, Dtype.FP16, gpu_memory_gb=80).gpus == 8
+    assert deck_row(7, Dtype.FP32, gpu_memory_gb=49).gpus == 2, "98 GB fit two of them exactly"
+    assert deck_row(7, Dtype.FP16, gpu_memory_gb=49).gpus == 1
     for given, deck_gpus, gpus in ((None, 4, 4), (80, 2, 2), (141, 1, 1)):
         answer = deck_answer("Llama-2-7b", dtype=Dtype.FP32, gpu_memory_gb=given)
         (row,) = answer.values["rows"]  # type: ignore[misc]

@@ -55,5 +55,14 @@ def test_the_workers_of_seed_000_are_in_the_catalog():
     assert not preset.allows_gpu_cluster, "no InfiniBand"
 
 
+@pytest.mark.feature("S001-02", "S001-03")
+def test_an_h100_of_seed_001_has_80_gb():
+    preset = find_preset("gpu-h100-sxm", "8gpu-128vcpu-1600gb")
+    assert preset is not None
+    assert preset.gpus == 8
+    assert PLATFORMS["gpu-h100-sxm"].gpu_memory_gb == 80
+    assert PLATFORMS["gpu-h100-sxm"].gres_type == "nvidia_h100_80gb_hbm3"
+
+
 def test_an_unknown_platform_has_no_presets():
     assert find_preset("gpu-tpu", "8gpu") is None

@@ -104,6 +104,8 @@ def test_sixteen_h100_share_one_fabric_and_stay_under_the_quota(stack: StackSpec
     assert stack.storage.places["elastic"] == "/mnt/shared/checkpoints/elastic"
     assert stack.storage.places["logs"] == "/mnt/shared/logs"
     assert stack.storage.places["results"] == "/mnt/inference/results"
+    assert stack.storage.places["data"] == "/mnt/training/data"
+    assert stack.storage.places["model"] == "/mnt/training/models"
     assert [partition.name for partition in stack.slurm.partitions] == ["main", "hidden"]
 
 
@@ -215,3 +217,11 @@ def test_the_seeds_own_choices_are_warnings(stack: StackSpec, rules: set[str]):
 def test_the_warning_says_that_the_preset_joins_no_fabric(stack: StackSpec):
     (problem,) = [each for each in check(stack) if each.rule == "nodes.ethernet"]
     assert "'1gpu-16vcpu-200gb' of 'gpu-h200-sxm' cannot join an InfiniBand fabric" in str(problem)
+
+
+@pytest.mark.feature("S003-53")
+@pytest.mark.parametrize("stack", ["l40s-dev", "h100-prod", "h200-elastic"], indirect=True)
+def test_every_training_is_started_again_three_times(stack: StackSpec):
+    trainings = [job for job in stack.jobs if job.module == "workloads.train"]
+    assert trainings
+    assert {job.restarts for job in trainings} == {3}
