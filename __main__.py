@@ -43,6 +43,11 @@ def main() -> None:
     try:
         # The official language host hands over the environment, the automation server a variable.
         spec = load_config(CONFIG.get() or get_config_env(), pulumi.get_stack())
+        if spec.attached is not None:
+            raise pulumi.RunError(
+                f"{spec.name}: is attached to a cluster that others run, so there is nothing to "
+                f"build; submit to it: soperator submit JOB --stack {spec.name}"
+            )
         book = price_book(spec, STATE)
     except (StackError, PriceBookError, LivePriceError) as error:
         raise pulumi.RunError(str(error)) from error

@@ -7,6 +7,7 @@ The live lists are those of the API (`nebius compute platform list`); these are 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -232,7 +233,33 @@ LARGE_FILESYSTEM_GIB: Final = 2048
 def find_preset(platform: str, preset: str) -> Preset | None:
     """The preset, or None where the platform or the preset is not known."""
     known = PLATFORMS.get(platform)
+    if known is None and platform.startswith(ATTACHED):
+        return _preset_of_name(preset)
     return None if known is None else known.presets.get(preset)
+
+
+ATTACHED: Final = "slurm-"
+"""What a platform begins with that is no product of Nebius: nodes of an attached cluster."""
+_SIZE: Final = re.compile(r"(?:(\d{1,4})gpu-)?(\d{1,6})vcpu-(\d{1,7})gb", re.ASCII)
+
+
+def attached_hardware(
+    gpu_type: str | None, gpus: int, cpus: int, memory_mib: int
+) -> tuple[str, str]:
+    """Platform and preset by which run records and prices know nodes of an attached cluster.
+
+    The preset is spelled as those of Nebius are, so that its name says all that is asked of it.
+    """
+    kind = re.sub(r"[^a-z0-9]+", "-", (gpu_type or "gpu").lower()).strip("-") if gpus else "cpu"
+    size = f"{cpus}vcpu-{max(1, memory_mib // GIB)}gb"
+    return f"{ATTACHED}{kind or 'gpu'}", f"{gpus}gpu-{size}" if gpus else size
+
+
+def _preset_of_name(preset: str) -> Preset | None:
+    found = _SIZE.fullmatch(preset)
+    if found is None:
+        return None
+    return _preset(int(found[2]), int(found[3]), gpus=int(found[1] or 0))
 
 
 class Alias(str):

@@ -41,9 +41,20 @@ _SUBJECTS: Final = (
 )
 
 
+_OF_JOBS: Final = (
+    check_storage,
+    check_jobs,
+    check_schedules,
+    check_searches,
+    check_chat,
+    check_runs,
+)
+"""What a stack of an attached cluster declares; the rest of it load.py made up."""
+
+
 def check(spec: StackSpec) -> tuple[Problem, ...]:
     """Every problem of the stack, errors before warnings, each group in the order of the file."""
     findings = Findings(spec.name)
-    for check_subject in _SUBJECTS:
+    for check_subject in _SUBJECTS if spec.attached is None else _OF_JOBS:
         check_subject(spec, findings)
     return tuple(sorted(findings.problems, key=lambda problem: problem.level is Level.WARNING))

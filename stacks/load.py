@@ -1,6 +1,7 @@
 """Loads a stack: configuration mapping -> StackSpec, strictly, with every problem reported at once.
 
-Owns names, types and single values, and `file:PATH` keys. Rules across fields are in rules/.
+Owns names, types and single values, `file:PATH` keys, and what a stack of an attached cluster has
+in the place of infrastructure. Rules across fields are in rules/.
     spec = load_stack("l40s-dev")
 """
 
@@ -17,12 +18,14 @@ from typing import Final, cast, get_args, get_type_hints
 
 import yaml
 
-from stacks.catalog import canonical_platform
+from stacks.catalog import attached_hardware, canonical_platform, find_preset
 from stacks.errors import UserError, nearest
 from stacks.files import MAX_BYTES, is_map, parse_yaml, read_text
 from stacks.spec import StackSpec
+from stacks.spec.attached import AttachedNodesetSpec, AttachedSpec, NodePriceSpec
 from stacks.spec.decode import Decoder, Nodes
 from stacks.spec.nodes import NodeGroupSpec
+from stacks.spec.storage import PLACES
 
 PROJECT: Final = "soperator-stack"
 """Pulumi project name: the namespace of our keys in a stack file."""
@@ -98,10 +101,142 @@ def load_config(
                 values[key] = _from_text(value, text_wanted=_is_text(hints.get(key)))
             except RecursionError:
                 decoder.refuse(f"{name}.{key}", "JSON that is nested too deep to be read")
+    if "attached" in values:
+        values = _without_infrastructure(values, decoder, name)
     spec = decoder.record(StackSpec, values, name)
     if decoder.problems or spec is None:
         raise StackError(tuple(decoder.problems))
     return spec
+
+
+_BUILT: Final = (
+    *("nebius", "cluster", "nodes", "login", "slurm", "soperator", "nfs", "quotas", "lifetime"),
+    "live_prices",
+)
+"""Keys of what only a stack that is built has."""
+_REGION: Final = "eu-north1"
+"""Whose prices count where nodes are declared to be a preset."""
+_NO_GROUP: Final = {"platform": "cpu-d3", "preset": "2vcpu-8gb", "nodes": 1}
+_NO_DISK: Final = {"boot_disk": {"size_gib": 1}}
+
+
+def _without_infrastructure(
+    values: Mapping[str, object], decoder: Decoder, name: str
+) -> dict[str, object]:
+    """The values of a stack of an attached cluster with all that StackSpec needs beside them.
+
+    What stands for a role, a jail or a project is never made, priced or checked: `attached` says
+    that there is none.
+    """
+    for key in _BUILT:
+        if key in values:
+            decoder.refuse(
+                f"{name}.{key}",
+                "the stack is attached to a cluster that others run, so nothing of it is declared; "
+                "take the key out",
+            )
+    path = f"{name}.attached"
+    attached = decoder.record(AttachedSpec, values["attached"], path)
+    hint = tuple[NodePriceSpec, ...]
+    prices = decoder.value(hint, values.get("node_prices", ()), f"{name}.node_prices", "")
+    storage = values.get("storage", {})
+    places = storage.get("places", {}) if is_map(storage) and storage.keys() <= {"places"} else None
+    if not is_map(places):
+        decoder.refuse(
+            f"{name}.storage", "an attached stack has places alone; write storage.places"
+        )
+    if attached is None or decoder.problems or not is_map(places):
+        raise StackError(tuple(decoder.problems))
+    by_name = _prices_by_nodeset(attached, cast("tuple[NodePriceSpec, ...]", prices), decoder, name)
+    partitions = [
+        {
+            "name": each.name,
+            "nodesets": list(each.nodesets),
+            "config": f"Default={'YES' if each.default else 'NO'} MaxTime={each.max_time}",
+        }
+        for each in attached.partitions
+    ]
+    roles = {role: {**_NO_GROUP, **_NO_DISK} for role in ("system", "controller", "login")}
+    workers = [_worker(each, by_name.get(each.name)) for each in attached.nodesets]
+    folder = attached.folder
+    return {
+        "code_path": f"{folder}/code",
+        "python_env_path": f"{folder}/venv",
+        **values,
+        "nebius": {"tenant_id": "none", "project_id": "none", "region": _REGION},
+        "cluster": {},
+        "nodes": {**roles, "workers": workers},
+        "login": {"ssh_public_keys": [], "ssh_port": attached.port},
+        "slurm": {"partitions": partitions, "accounting": attached.accounting},
+        "storage": {
+            "jail": {"size_gib": 1},
+            "controller_spool": {"size_gib": 1},
+            "places": {**{each: f"{folder}/{each}" for each in PLACES}, **places},
+        },
+    }
+
+
+def _worker(nodeset: AttachedNodesetSpec, price: NodePriceSpec | None) -> dict[str, object]:
+    """The nodeset as a group of workers; none is paid for while no job of the stack has it."""
+    platform, preset = attached_hardware(
+        nodeset.gpu_type, nodeset.gpus, nodeset.cpus, nodeset.memory_mib
+    )
+    if price is not None and price.platform is not None:
+        platform, preset = price.platform, price.preset or ""
+    sizes = {"min_nodes": 0, "max_nodes": nodeset.count}
+    return {"name": nodeset.name, "platform": platform, "preset": preset, **sizes, **_NO_DISK}
+
+
+def _prices_by_nodeset(
+    attached: AttachedSpec, prices: Sequence[NodePriceSpec], decoder: Decoder, name: str
+) -> dict[str, NodePriceSpec]:
+    """Each price by its nodeset; one that says nothing, two things or the impossible is refused."""
+    nodesets = {each.name: each for each in attached.nodesets}
+    for index, price in enumerate(prices):
+        path = f"{name}.node_prices[{index}]"
+        nodeset = nodesets.get(price.nodeset)
+        if nodeset is None:
+            known = tuple(nodesets)
+            decoder.refuse(
+                f"{path}.nodeset",
+                f"'{price.nodeset}' is not a nodeset of the cluster (has: {', '.join(known)})"
+                f"{nearest(price.nodeset, known)}",
+            )
+            continue
+        is_preset = price.platform is not None or price.preset is not None
+        per_node, per_gpu = price.usd_per_node_hour, price.usd_per_gpu_hour
+        if [is_preset, per_node is not None, per_gpu is not None].count(True) != 1:
+            decoder.refuse(
+                path,
+                "give platform with preset, or usd_per_node_hour, or usd_per_gpu_hour: one of the "
+                "three; without an entry the nodes are unpriced",
+            )
+        elif is_preset:
+            preset = find_preset(price.platform or "", price.preset or "")
+            if preset is None or preset.gpus != nodeset.gpus:
+                decoder.refuse(
+                    f"{path}.preset",
+                    f"'{price.platform}' '{price.preset}' is not a platform with a preset of "
+                    f"{nodeset.gpus} GPUs, which a node of '{price.nodeset}' has; "
+                    "see stacks/catalog.py",
+                )
+        elif per_gpu is not None and not nodeset.gpus:
+            decoder.refuse(
+                f"{path}.usd_per_gpu_hour",
+                f"the nodes of '{price.nodeset}' have no GPU; give usd_per_node_hour",
+            )
+        elif price.source is None or price.date is None:
+            decoder.refuse(
+                path, "give source and date (YYYY-MM-DD) of the contract beside the price"
+            )
+    found = {price.nodeset: price for price in prices}
+    if len(found) < len(prices):
+        decoder.refuse(
+            f"{name}.node_prices", "a nodeset stands there twice; keep one of its entries"
+        )
+    if decoder.problems:
+        raise StackError(tuple(decoder.problems))
+    return found
 
 
 def _from_text(value: object, *, text_wanted: bool) -> object:

@@ -9,8 +9,10 @@ mount of ours at one of its own paths without a word, and the API server then re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Final
 
@@ -21,9 +23,10 @@ from stacks.spec.nodes import IMAGE_PATH, MachineSpec, NodeGroupSpec, WorkerSpec
 
 def node_groups(spec: StackSpec) -> Iterator[tuple[str, str, NodeGroupSpec]]:
     """Role, path in the stack and node group, in the order of the file."""
-    yield "system", "nodes.system", spec.nodes.system
-    yield "controller", "nodes.controller", spec.nodes.controller
-    yield "login", "nodes.login", spec.nodes.login
+    if spec.attached is None:
+        yield "system", "nodes.system", spec.nodes.system
+        yield "controller", "nodes.controller", spec.nodes.controller
+        yield "login", "nodes.login", spec.nodes.login
     if spec.nodes.accounting is not None:
         yield "accounting", "nodes.accounting", spec.nodes.accounting
     if spec.nodes.nfs is not None:
@@ -38,6 +41,52 @@ def machines(spec: StackSpec) -> Iterator[tuple[str, MachineSpec]]:
         yield path, group
     if spec.nfs is not None:
         yield "nfs", spec.nfs
+
+
+_NODES: Final = re.compile(r"(?P<prefix>[^\[\],]+)(?:\[(?P<ranges>[0-9,-]+)\])?(?:,|$)")
+
+
+def expand_nodes(text: str) -> tuple[str, ...]:
+    """Every name of a list as Slurm writes it, such as `gpu[01-03,7]`; ValueError for any other."""
+    names: list[str] = []
+    position = 0
+    while position < len(text):
+        found = _NODES.match(text, position)
+        if found is None:
+            raise ValueError(f"{text!r} is not a list of names")
+        ranges = found["ranges"]
+        names += (
+            [found["prefix"]]
+            if ranges is None
+            else [f"{found['prefix']}{each}" for each in _numbers(ranges, text)]
+        )
+        position = found.end()
+    return tuple(names)
+
+
+def _numbers(ranges: str, text: str) -> Iterator[str]:
+    """`0-1,3` -> 0, 1, 3; leading zeros stay."""
+    for part in ranges.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"{text!r} is not a list of names")
+        for number in range(int(first), int(last or first) + 1):
+            yield f"{number:0{len(first)}d}"
+
+
+def nodeset_of(spec: StackSpec, node: str) -> str:
+    """Name of the nodeset of a node of Slurm; it may be none that the stack has."""
+    if spec.attached is None:
+        return node.rpartition("-")[0]
+    for each in spec.attached.nodesets:
+        if node in _names(each.nodes):
+            return each.name
+    return ""
+
+
+@cache
+def _names(nodes: str) -> frozenset[str]:
+    return frozenset(expand_nodes(nodes))
 
 
 # nebius/soperator helm/soperator-activechecks/scripts at 4.1.7 with health-checker 1.1.30, read

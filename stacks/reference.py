@@ -50,7 +50,13 @@ def read_table(path: Path) -> Table:
     return Table(columns=columns, rows=tuple(rows))
 
 
-_WORDS: Final = {"str": "text", "int": "whole number", "bool": "true or false", "Decimal": "number"}
+_WORDS: Final = {
+    "str": "text",
+    "int": "whole number",
+    "bool": "true or false",
+    "Decimal": "number",
+    "date": "day",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

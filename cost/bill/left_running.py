@@ -144,6 +144,8 @@ class Reservation:
 
 def reservations_part(inputs: Inputs) -> Iterable[Part]:
     """Part `reservations`; none where no nodeset has both prices."""
+    if inputs.spec.attached is not None:
+        return  # a contract has one price, whoever reserves what
     found = tuple(_reservations(inputs, run_rates(inputs.spec, inputs.estimate, inputs.book)))
     if not found:
         return

@@ -70,10 +70,7 @@ def _lines(estimate: Estimate) -> Table:
     }
     rows = [
         *_section_rows(scopes[Scope.MAIN]),
-        _total_row("Subtotal", estimate.subtotal(Scope.MAIN)),
-        (ALSO_BILLED, "", "", "", ""),
-        *(_line_row(line) for line in scopes[Scope.ALSO]),
-        _total_row("Subtotal, also billed", estimate.subtotal(Scope.ALSO)),
+        *_also_rows(scopes[Scope.ALSO], estimate),
         _total_row(
             "Total",
             Total(
@@ -89,6 +86,18 @@ def _lines(estimate: Estimate) -> Table:
         rows=tuple(rows),
         num_text_columns=2,
     )
+
+
+def _also_rows(lines: Sequence[CostComponent], estimate: Estimate) -> list[tuple[str, ...]]:
+    """Both subtotals and the lines between them; nothing where all lines are of one scope."""
+    if not lines:
+        return []
+    return [
+        _total_row("Subtotal", estimate.subtotal(Scope.MAIN)),
+        (ALSO_BILLED, "", "", "", ""),
+        *(_line_row(line) for line in lines),
+        _total_row("Subtotal, also billed", estimate.subtotal(Scope.ALSO)),
+    ]
 
 
 def _section_rows(lines: Sequence[CostComponent]) -> Iterator[tuple[str, ...]]:

@@ -152,7 +152,29 @@ def layered(
     prices = shipped.in_region(spec.nebius.region)
     if spec.live_prices and live is not None and live.region == spec.nebius.region:
         prices = prices.with_prices(live.prices)
-    return prices.with_prices(contract_prices(spec))
+    return prices.with_prices((*contract_prices(spec), *node_prices(spec)))
+
+
+def nodeset_sku(nodeset: str) -> str:
+    """SKU of a node of an attached cluster, which only a contract of the stack has a price of."""
+    return f"node/{nodeset}"
+
+
+def node_prices(spec: StackSpec) -> tuple[Price, ...]:
+    """What the stack declares that nodes of its attached cluster cost."""
+    return tuple(
+        Price(
+            sku=nodeset_sku(declared.nodeset),
+            unit=Unit.GPU_HOUR if declared.usd_per_node_hour is None else Unit.NODE_HOUR,
+            usd=declared.usd,
+            source=declared.source or "",
+            date=declared.date,
+            covers_vm=True,
+            layer=Layer.CONTRACT,
+        )
+        for declared in spec.node_prices
+        if declared.usd is not None and declared.date is not None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

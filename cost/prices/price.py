@@ -34,6 +34,7 @@ class Unit(StrEnum):
     GIB_MONTH = "GiB-month"
     ADDRESS_HOUR = "address-hour"
     CLUSTER_HOUR = "cluster-hour"
+    NODE_HOUR = "node-hour"
 
 
 class Layer(StrEnum):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from cost.prices.book import PriceBook
+from cost.prices.book import PriceBook, nodeset_sku
 from cost.prices.price import Unit, UnknownPrice, node_sku
 from cost.resources.component import (
     CostComponent,
@@ -19,6 +19,7 @@ from cost.resources.component import (
     simple_line,
 )
 from cost.traced import named
+from stacks.catalog import ATTACHED, Preset
 from stacks.machines import home_volume_gib, observability_volumes
 from stacks.spec import StackSpec
 from stacks.spec.nodes import (
@@ -41,8 +42,13 @@ _address_line: Final = partial(
 
 
 def components(spec: StackSpec, book: PriceBook) -> tuple[CostComponent, ...]:
-    """Every line of the stack's bill: those of the scope main, then what is also billed."""
+    """Every line of the stack's bill: those of the scope main, then what is also billed.
+
+    Of an attached cluster its nodes alone: what else it costs, others pay.
+    """
     declared = tuple(groups(spec))
+    if spec.attached is not None:
+        return tuple(node_line(group, book) for group in declared)
     return (
         *(node_line(group, book) for group in declared),
         *(
@@ -116,6 +122,8 @@ def groups(spec: StackSpec) -> Iterator[Group]:
         *((worker.name, f"nodes.workers[{worker.name}]", worker) for worker in nodes.workers),
         *((role, f"nodes.{role}", getattr(nodes, role)) for role in _ROLES),
     ]
+    if spec.attached is not None:
+        del declared[len(nodes.workers) :]
     for label, key, group in declared:
         if group is not None:
             least, most = nodes.counts(group)
@@ -173,6 +181,8 @@ def machine_terms(group: MachineSpec, book: PriceBook) -> tuple[Term, ...] | Unk
             sku=f"{group.platform}/{group.preset}",
             reason=f"'{group.preset}' of '{group.platform}' is not in stacks/catalog.py",
         )
+    if group.platform.startswith(ATTACHED):
+        return _attached_terms(group, preset, book)
     wanted = (
         ("gpu", Unit.GPU_HOUR, "GPUs", preset.gpus),
         ("vcpu", Unit.VCPU_HOUR, "vCPUs", preset.vcpus),
@@ -189,6 +199,21 @@ def machine_terms(group: MachineSpec, book: PriceBook) -> tuple[Term, ...] | Unk
             # One line per GPU since 2025-10-01: adding vCPUs and memory would charge them twice.
             break
     return tuple(terms)
+
+
+def _attached_terms(
+    group: MachineSpec, preset: Preset, book: PriceBook
+) -> tuple[Term, ...] | UnknownPrice:
+    """What the stack declares of a nodeset that others run."""
+    assert isinstance(group, WorkerSpec)
+    price = book.prices.get(sku := nodeset_sku(group.name))
+    if price is None:
+        why = f"no price of nodeset '{group.name}' is declared; give one in node_prices"
+        return UnknownPrice(sku=sku, reason=why)
+    is_per_gpu = price.unit is Unit.GPU_HOUR
+    count, unit = (preset.gpus, "GPUs") if is_per_gpu else (1, "nodes")
+    count = named(count, unit, "attached.nodesets", beside=price.usd)
+    return (Term(count=count, price=price),)
 
 
 def node_disk_line(

@@ -28,6 +28,7 @@ from cost.report.layout import (
 )
 from cost.resources.estimate import RunRates
 from cost.runs.ledger import ActualEntry, Entry, ForecastEntry, Occupancy, OverrideEntry
+from stacks.machines import nodeset_of
 from stacks.spec.cost import BudgetSpec
 from stacks.spec.nodes import WorkerSpec
 
@@ -123,36 +124,41 @@ class _Stay:
 def spend(rates: RunRates, uses: Sequence[JobUse], *, since: datetime, until: datetime) -> Spend:
     """The stack's US dollars over the period; jobs in the order of `uses`."""
     workers = {worker.name: worker for worker in rates.spec.nodes.workers}
-    stays, foreign = _stays(uses, workers, since, until)
+    # Of a cluster that others run the rest of a node is theirs, and so is a node without our jobs.
+    is_attached = rates.spec.attached is not None
+    least_weight = Decimal(1) if is_attached else _ZERO
+    stays, foreign = _stays(rates, uses, since, until)
     period_s = _seconds(until - since)
     job_seconds: dict[tuple[int, str], Decimal] = defaultdict(Decimal)
     idle_usd = idle_hours = extra_usd = extra_disk_usd = _ZERO
     for name, worker in workers.items():
-        nodes = [stays[node] for node in sorted(stays) if _nodeset(node) == name]
+        nodes = [stays[node] for node in sorted(stays) if nodeset_of(rates.spec, node) == name]
         for node in nodes:
-            for job, seconds in _shared(node):
+            for job, seconds in _shared(node, least_weight):
                 job_seconds[job, name] += seconds
         idle_s, extra_s = _idle_and_extra(nodes, rates.least_nodes(worker), period_s)
         rate = rates.node_usd_per_hour[name] or _ZERO
         idle_hours += idle_s / _SECONDS_PER_HOUR
         idle_usd += rate * idle_s / _SECONDS_PER_HOUR
-        extra_usd += rate * extra_s / _SECONDS_PER_HOUR
+        extra_usd += _ZERO if is_attached else rate * extra_s / _SECONDS_PER_HOUR
         extra_disk_usd += rates.disk_usd_per_hour[name] * extra_s / _SECONDS_PER_HOUR
     hours = period_s / _SECONDS_PER_HOUR
+    jobs = tuple(
+        _job(index, use, rates, job_seconds, since, until) for index, use in enumerate(uses)
+    )
+    of_jobs_usd = total_usd(jobs) if is_attached else _ZERO
     return Spend(
         stack_name=rates.spec.name,
         since=since,
         until=until,
-        jobs=tuple(
-            _job(index, use, rates, job_seconds, since, until) for index, use in enumerate(uses)
-        ),
+        jobs=jobs,
         idle_usd=idle_usd,
         idle_node_hours=idle_hours,
         control_plane_usd=rates.control_plane_usd_per_hour * hours,
         storage_usd=rates.storage_usd_per_hour * hours + extra_disk_usd,
         extra_nodes_usd=extra_usd,
         extra_disks_usd=extra_disk_usd,
-        bill_usd=rates.bill_usd_per_hour * hours + extra_usd + extra_disk_usd,
+        bill_usd=rates.bill_usd_per_hour * hours + extra_usd + extra_disk_usd + of_jobs_usd,
         is_lower_bound=rates.is_lower_bound or bool(foreign),
         foreign_nodes=foreign,
     )
@@ -175,12 +181,13 @@ def grouped(
 
 
 def _stays(
+    rates: RunRates,
     uses: Sequence[JobUse],
-    workers: Mapping[str, WorkerSpec],
     since: datetime,
     until: datetime,
 ) -> tuple[dict[str, list[_Stay]], tuple[str, ...]]:
     """Stays by node, in seconds from `since`, and nodes that no nodeset declares."""
+    workers = {worker.name: worker for worker in rates.spec.nodes.workers}
     stays: dict[str, list[_Stay]] = defaultdict(list)
     foreign: set[str] = set()
     for index, use in enumerate(uses):
@@ -189,7 +196,7 @@ def _stays(
             if end <= start:
                 continue
             for node in run.nodes:
-                worker = workers.get(_nodeset(node))
+                worker = workers.get(nodeset_of(rates.spec, node))
                 if worker is None:
                     foreign.add(node)
                     continue
@@ -204,8 +211,11 @@ def _stays(
     return stays, tuple(sorted(foreign))
 
 
-def _shared(stays: Sequence[_Stay]) -> Iterable[tuple[int, Decimal]]:
-    """(job, seconds of the node) for each stretch in which the same jobs are on one node."""
+def _shared(stays: Sequence[_Stay], least_weight: Decimal) -> Iterable[tuple[int, Decimal]]:
+    """(job, seconds of the node) for each stretch in which the same jobs are on one node.
+
+    `least_weight`: of all of them together; what they do not have of it is nobody's here.
+    """
     events = sorted(
         (moment, is_end, index)
         for index, stay in enumerate(stays)
@@ -214,7 +224,7 @@ def _shared(stays: Sequence[_Stay]) -> Iterable[tuple[int, Decimal]]:
     active: dict[int, _Stay] = {}
     before = _ZERO
     for moment, is_end, index in events:
-        weights = sum((stay.weight for stay in active.values()), _ZERO)
+        weights = max(least_weight, sum((stay.weight for stay in active.values()), _ZERO))
         for stay in active.values() if moment > before else ():
             yield stay.job, (moment - before) * stay.weight / weights
         before = moment
@@ -267,7 +277,8 @@ def _job(
         node_hours += hours
         if hours:
             usd = None if usd is None or rate is None else usd + rate * hours
-    if any(_nodeset(node) not in rates.node_usd_per_hour for run in use.runs for node in run.nodes):
+    nodes = (node for run in use.runs for node in run.nodes)
+    if any(nodeset_of(rates.spec, node) not in rates.node_usd_per_hour for node in nodes):
         usd = None
     is_whole = use.is_finished and all(
         run.started_at >= since and run.ended_at is not None and run.ended_at <= until
@@ -283,11 +294,6 @@ def _dominant_share(use: JobUse, worker: WorkerSpec) -> Decimal:
         Decimal(use.gpus_per_node) / gpus if gpus else _ZERO,
         Decimal(max(1, use.cpus_per_node)) / max(1, vcpus),
     )
-
-
-def _nodeset(node: str) -> str:
-    """Slurm calls the nodes of a nodeset `<name>-<ordinal>`."""
-    return node.rpartition("-")[0]
 
 
 def _seconds(span: timedelta) -> Decimal:
@@ -543,14 +549,25 @@ def parts(spend: Spend) -> tuple[tuple[str, Decimal], ...]:
     )
 
 
+def _usd_of(jobs: Sequence[JobSpend]) -> str:
+    """Their sum; one without a price makes it a least, and none with a price leaves it unknown."""
+    known = [job for job in jobs if job.nodes_usd is not None]
+    text = usd_text(total_usd(known) if known or not jobs else None)
+    return f"{text} at least" if 0 < len(known) < len(jobs) else text
+
+
 def _where(spend: Spend) -> Table:
+    of_jobs = {"jobs": _usd_of(spend.jobs)}
     bound = ", at least" if spend.is_lower_bound else ""
     return Table(
         title=f"Spend of {spend.stack_name}, {spend.since:%Y-%m-%d %H:%M} to "
         f"{spend.until:%Y-%m-%d %H:%M} UTC (USD without tax)",
         headings=("What", "USD", "Share"),
         rows=(
-            *((name, usd_text(usd), _share(usd, spend.bill_usd)) for name, usd in parts(spend)),
+            *(
+                (name, of_jobs.get(name, usd_text(usd)), _share(usd, spend.bill_usd))
+                for name, usd in parts(spend)
+            ),
             (f"bill of the period{bound}", usd_text(spend.bill_usd), ""),
         ),
     )
@@ -591,7 +608,7 @@ def _groups(title: str, heading: str, spend: Spend, key: Callable[[JobUse], str]
                 name,
                 str(len(jobs)),
                 f"{sum((job.node_hours for job in jobs), Decimal(0)):,.3f}",
-                usd_text(total_usd(jobs)),
+                _usd_of(jobs),
                 _share(total_usd(jobs), spend.jobs_usd),
             )
             for name, jobs in grouped(spend.jobs, key).items()

@@ -230,7 +230,13 @@ def _gpus(worker: WorkerSpec, job: JobSpec) -> Gpus:
     """The ranks of the job; without GPUs one rank has a node's memory."""
     preset = worker.hardware
     assert preset is not None
-    memory_gb = PLATFORMS[worker.platform].gpu_memory_gb
+    platform = PLATFORMS.get(worker.platform)
+    if platform is None and job.gpus_per_node:
+        raise SizeError(
+            f"{job.name}: the memory of a GPU of {worker.platform} is not known; where nodes of "
+            f"'{worker.name}' are like a preset of Nebius, declare its platform in node_prices"
+        )
+    memory_gb = None if platform is None else platform.gpu_memory_gb
     host = usable_host_bytes(preset.memory_gib)
     if job.gpus_per_node and memory_gb is not None:
         usable = usable_bytes(memory_gb)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -90,12 +91,43 @@ def read(stack: str) -> StackOutputs:
     """Outputs of the deployed stack, read once through pulumi: root's, for what only root may."""
     from infra.clients.pulumi import read_outputs
 
+    refuse_attached(stack, "what only root may do")
     return read_outputs(stack, root=CHECKOUT, environ=environ())
 
 
 def caller(stack: str, identity: Path | None) -> StackOutputs:
-    """Outputs of the deployed stack for the user whose key this is: login user and places."""
+    """Outputs of the deployed stack for the user whose key this is: login user and places.
+
+    An attached cluster has one user, whom its stack file names.
+    """
+    if is_attached(stack):
+        from infra.clients.pulumi import attached_outputs
+
+        return attached_outputs(spec(stack))
     return read(stack).as_owner_of(private_key(identity))
+
+
+_ATTACHED = re.compile(r"^\s*soperator-stack:attached:", re.MULTILINE)
+
+
+def is_attached(stack: str) -> bool:
+    """Whether the stack's file, whatever else it has, says that others run its cluster."""
+    from stacks import load
+
+    try:
+        text = (load.STACKS_DIR / f"Pulumi.{stack}.yaml").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+    return _ATTACHED.search(text) is not None
+
+
+def refuse_attached(stack: str, what: str) -> None:
+    """UserError of a stack without infrastructure, of which nobody can do this from here."""
+    if is_attached(stack):
+        raise UserError(
+            f"{stack}: {what} needs infrastructure that `pulumi up` made, and this stack is "
+            "attached to a cluster that others run: ask its administrators"
+        )
 
 
 def fetched(stack: str, job_id: str, error: StackPausedError) -> Path:
@@ -114,6 +146,8 @@ def first_up(stack: str) -> datetime | None:
     """When the stack was first brought up; None where the engine does not know."""
     from infra.clients.pulumi import read_first_up
 
+    if is_attached(stack):
+        return None
     return read_first_up(stack, root=CHECKOUT, environ=environ())
 
 
@@ -130,6 +164,7 @@ def kube_client(stack: str) -> KubeClient:
     from infra.clients.kube import read_kubeconfig as parse
     from infra.clients.pulumi import read_kubeconfig
 
+    refuse_attached(stack, "its Kubernetes API")
     found = environ()
     access = parse(read_kubeconfig(stack, root=CHECKOUT, environ=found))
     if (credential := access.exec_command) is not None:
@@ -147,6 +182,8 @@ def node_watch(stack: str) -> Callable[[Job], None]:
         declared = spec(stack)
     except StackError:
         return lambda _job: None
+    if declared.attached is not None:
+        return lambda _job: None
     return NodeWatch(declared, cache(lambda: kube_client(stack)), note).look
 
 
@@ -158,7 +195,7 @@ def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:
     from infra.clients.ssh import ROOT, Connection
     from infra.jobs.submit import recover
 
-    connection = Connection(outputs.endpoint(private_key(identity)))
+    connection = Connection(outputs.endpoint(key_of(outputs, identity)))
     if outputs.user != ROOT or not outputs.users:
         recover(state_root(), connection, outputs, note)
     return connection
@@ -174,10 +211,15 @@ def tunnel(
     """A way from this machine to there, as the login node or `node` sees it, until `closing`."""
     from infra.clients.ssh import Tunnel
 
-    way = replace(outputs.endpoint(private_key(identity)), node=node)
+    way = replace(outputs.endpoint(key_of(outputs, identity)), node=node)
     made = Tunnel(way, to.host, to.port, say=note)
     closing.callback(made.close)
     return made
+
+
+def key_of(outputs: StackOutputs, identity: Path | None) -> Path:
+    """The given key, else that of an attached cluster's stack file, else this machine's own."""
+    return private_key(identity or outputs.attached_key)
 
 
 def private_key(identity: Path | None) -> Path:

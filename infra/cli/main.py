@@ -16,6 +16,7 @@ with interrupts.at_once():  # these imports are most of the first 0.15 s
     from collections.abc import Iterator
     from contextlib import contextmanager
     from difflib import get_close_matches
+    from functools import wraps
     from importlib import import_module
     from typing import Annotated, Any, NamedTuple
 
@@ -34,6 +35,7 @@ class _Verb(NamedTuple):
 
 VERBS = {
     "init": _Verb("machine.init", "Set up a project for deployments, write a first stack."),
+    "attach": _Verb("machine.attach", "Use a Slurm that others run, as a user; no cloud."),
     "env": _Verb("machine.env", "Print the environment that plain pulumi needs, for eval."),
     "doctor": _Verb("machine.doctor", "Check tools, prices and project; name each fix."),
     "submit": _Verb("jobs.submit", "Submit a declared job, its pipeline, or a search."),
@@ -184,7 +186,7 @@ class Root(LazyGroup):
         # The usage line has both options: one screen of 24 lines has room for no more.
         names = self.list_commands(ctx)
         self._format_section(formatter, "Commands", [each for each in names if each not in GROUPS])
-        formatter.write("\nGroups of commands, each with its own --help:\n")
+        formatter.write("Groups of commands, each with its own --help:\n")
         with formatter.indentation():
             formatter.write_dl([*GROUPS.items()])
 
@@ -286,9 +288,37 @@ def _root(
     """A group even while typer knows of no command."""
 
 
+_OF_WHAT_IS_BUILT = frozenset(
+    {
+        f"cluster {name}"
+        for name in (
+            "pause", "resume", "autostop", "drain", "destroy", "orphans", "adopt", "backup",
+            "restore", "support-bundle",
+        )
+    }
+)  # fmt: skip
+"""Commands of infrastructure, which a stack of an attached cluster has none of."""
+
+
+def _only_built(words: str, call: Any) -> Any:
+    """The command, which refuses a stack that nobody built."""
+
+    @wraps(call)
+    def refusing(*arguments: Any, **options: Any) -> Any:
+        from infra.cli.context import refuse_attached
+
+        refuse_attached(options["stack"], f"soperator {words}")
+        return call(*arguments, **options)
+
+    return refusing
+
+
 def _load(name: str, verb: _Verb) -> Any:
     module, _, function = verb.place.partition(":")
     call = getattr(import_module(f"infra.cli.{module}"), function or name.replace("-", "_"))
+    words = next(words for words, each in VERBS.items() if each is verb)
+    if words in _OF_WHAT_IS_BUILT:
+        call = _only_built(words, call)
     single = typer.Typer(
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )

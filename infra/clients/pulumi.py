@@ -1,6 +1,7 @@
 """The pulumi CLI, and what a deployed stack says about itself through it: its outputs.
 
-Owns the shape that every job command works from. Decides no environment: the caller gives it.
+Owns the shape that every job command works from; of an attached cluster its stack file says the
+same. Decides no environment: the caller gives it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from infra.clients.errors import JobsError, StackPausedError
 from infra.clients.ssh import ROOT, Endpoint, public_line
 from infra.render.sbatch import in_memory, own_code, own_place
+from stacks.spec import StackSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +44,15 @@ class StackOutputs:
     """As whom the login node is entered."""
     shared: Mapping[str, str] = field(default_factory=dict)
     """The places of the stack where `places` are a user's; empty where they are the stack's."""
+    attached_key: Path | None = None
+    """Private key of the user of an attached cluster; None: the stack is built."""
 
     @property
     def own_path(self) -> str:
         """Where releases, plans and locks of the user lie, on every node."""
-        return self.code_path if self.user == ROOT else own_code(self.stack, self.user)
+        if self.user == ROOT or self.attached_key is not None:
+            return self.code_path
+        return own_code(self.stack, self.user)
 
     def as_user(self, user: str) -> StackOutputs:
         """The same for who works as this user."""
@@ -86,6 +92,7 @@ class StackOutputs:
             host_key=self.login_host_key,
             identity=identity,
             user=self.user,
+            is_built=self.attached_key is None,
         )
 
     def log_path(self, job_name: str, job_id: str) -> str:
@@ -206,6 +213,25 @@ def outputs_from(stack: str, values: Mapping[str, Any]) -> StackOutputs:
         keeps_run_configs="run_config_store" in values,
         users=dict(values.get("users") or {}),
     )
+
+
+def attached_outputs(spec: StackSpec) -> StackOutputs:
+    """What `pulumi up` would say of a cluster that others run, for the one user who attached it."""
+    attached = spec.attached
+    assert attached is not None
+    names = [each.name for each in (*spec.jobs, *spec.searches)]
+    return StackOutputs(
+        stack=spec.name,
+        login_ip=attached.host,
+        ssh_port=attached.port,
+        login_host_key=attached.host_key,
+        code_path=spec.code_path,
+        code_hash="",
+        places=dict(spec.storage.places),
+        jobs={name: f"soperator submit {name} --stack {spec.name}" for name in names},
+        mounts={attached.folder: "the folder of this stack"},
+        attached_key=Path(attached.identity).expanduser(),
+    ).as_user(attached.user)
 
 
 def _refusal(stack: str, text: str) -> str:

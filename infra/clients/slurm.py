@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
@@ -17,6 +17,7 @@ from cost.runs.ledger import Occupancy
 from cost.runs.spend import JobUse
 from infra.clients.errors import JobsError, UnknownJobError, last_words
 from infra.clients.ssh import Result
+from stacks.machines import expand_nodes
 
 _GONE = "Invalid job id"
 
@@ -372,20 +373,29 @@ class _Row:
 
 
 def uses(
-    shell: Shell, cluster: str, *, since: datetime, until: datetime, ids: Sequence[str] = ()
+    shell: Shell,
+    cluster: str,
+    *,
+    since: datetime,
+    until: datetime,
+    ids: Sequence[str] = (),
+    mine: bool = False,
 ) -> Accounted:
     """Jobs that Slurm knows from the period, and those of `ids` whenever they were; one round trip.
 
+    `mine`: those of the user that the shell is of.
+
     Jobs that never became eligible are in no period, so open forecasts are asked for by id.
     """
+    me, whose = ("--me ", '--user="$(id -un)"') if mine else ("", "--allusers")
     command = (
-        f"sacct --allusers --duplicates --noheader --parsable2 --allocations --format={_SACCT_USE}"
+        f"sacct {whose} --duplicates --noheader --parsable2 --allocations --format={_SACCT_USE}"
     )
     asked = [f"{command} --starttime={_slurm_time(since)} --endtime={_slurm_time(until)}"]
     if ids:
         asked.append(f"{command} --jobs={','.join(job_id(each) for each in ids)}")
     # --all: also jobs in partitions that are hidden from others.
-    queue = f"squeue --all --noheader --states=all --format={shlex.quote(_QUEUE_USE)}"
+    queue = f"squeue {me}--all --noheader --states=all --format={shlex.quote(_QUEUE_USE)}"
     result = shell.run(
         f"export TZ=UTC0 SLURM_BITSTR_LEN=0; {queue} && echo {_SEPARATOR} && {' && '.join(asked)}"
     )
@@ -529,7 +539,6 @@ def _slurm_time(moment: datetime) -> str:
 
 
 _NO_NODES = frozenset({"", "None assigned", "(null)", "None", "N/A", "n/a"})
-_PART = re.compile(r"(?P<prefix>[^\[\],]+)(?:\[(?P<ranges>[0-9,-]+)\])?(?:,|$)")
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -537,27 +546,7 @@ def expand(text: str) -> tuple[str, ...]:
     text = text.strip()
     if text in _NO_NODES:
         return ()
-    names: list[str] = []
-    position = 0
-    while position < len(text):
-        found = _PART.match(text, position)
-        if found is None:
-            raise JobsError(f"Slurm printed the nodes {text!r}, which is not a list of names")
-        ranges = found["ranges"]
-        names += (
-            [found["prefix"]]
-            if ranges is None
-            else [f"{found['prefix']}{each}" for each in _numbers(ranges, text)]
-        )
-        position = found.end()
-    return tuple(names)
-
-
-def _numbers(ranges: str, text: str) -> Iterator[str]:
-    """`0-1,3` -> 0, 1, 3; leading zeros stay."""
-    for part in ranges.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise JobsError(f"Slurm printed the nodes {text!r}, which is not a list of names")
-        for number in range(int(first), int(last or first) + 1):
-            yield f"{number:0{len(first)}d}"
+    try:
+        return expand_nodes(text)
+    except ValueError as error:
+        raise JobsError(f"Slurm printed the nodes {error}") from error

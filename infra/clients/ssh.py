@@ -45,6 +45,8 @@ class Endpoint:
     user: str = ROOT
     node: str | None = None
     """Worker behind it that is entered through it, by the same key as the same user."""
+    is_built: bool = True
+    """Whether `pulumi up` made it; else what is wrong there is its administrators' to mend."""
 
     def __str__(self) -> str:
         node = self.node and f" and {self.node} behind it"
@@ -233,10 +235,13 @@ def _connect(endpoint: Endpoint, login: Connection | None) -> paramiko.Transport
             else socket.create_connection((endpoint.host, endpoint.port), _CONNECT_TIMEOUT_S)
         )
     except OSError as error:
-        raise ConnectionLostError(
-            f"{endpoint}: {error.strerror or error}; is the stack up? "
-            "`pulumi up` brings it up, `soperator local status` shows the local one"
-        ) from error
+        advice = (
+            "is the stack up? `pulumi up` brings it up, `soperator local status` shows the local "
+            "one"
+            if endpoint.is_built
+            else "is the name right, and does it take SSH from this network (a VPN, a jump host)?"
+        )
+        raise ConnectionLostError(f"{endpoint}: {error.strerror or error}; {advice}") from error
     transport = paramiko.Transport(sock)
     transport.banner_timeout = transport.auth_timeout = _CONNECT_TIMEOUT_S
     try:
@@ -244,10 +249,16 @@ def _connect(endpoint: Endpoint, login: Connection | None) -> paramiko.Transport
         transport.connect(hostkey=host_key, username=endpoint.user, pkey=identity)
     except paramiko.AuthenticationException as error:
         transport.close()
-        raise JobsError(
-            f"{endpoint}: key {endpoint.identity} was refused; add its public half to "
-            "login.ssh_public_keys and run pulumi up, or give another key with --identity"
-        ) from error
+        advice = (
+            "add its public half to login.ssh_public_keys and run pulumi up, or give another key "
+            "with --identity"
+            if endpoint.is_built
+            else f"add its public half to ~/.ssh/authorized_keys of {endpoint.user}; where it is "
+            "there already, ask the administrators whether the account is locked or has expired, "
+            "and whether a key alone lets in"
+        )
+        key = f"key {endpoint.identity} was refused"
+        raise JobsError(f"{endpoint}: {key}; {advice}") from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         transport.close()
         raise _handshake_error(endpoint, error) from error
@@ -255,12 +266,44 @@ def _connect(endpoint: Endpoint, login: Connection | None) -> paramiko.Transport
     return transport
 
 
+def offered_host_key(host: str, port: int, kind: str | None = None) -> str:
+    """Public key line that the server proves to have, of the type `kind` where one is named.
+
+    Nobody is logged in, and nothing is trusted: the caller holds it against what people know.
+    """
+    at = f"{host}:{port}"
+    try:
+        with contextlib.closing(socket.create_connection((host, port), _CONNECT_TIMEOUT_S)) as sock:
+            transport = paramiko.Transport(sock)
+            transport.banner_timeout = _CONNECT_TIMEOUT_S
+            try:
+                if kind is not None:
+                    transport.get_security_options().key_types = (kind,)
+                transport.start_client(timeout=_CONNECT_TIMEOUT_S)
+                key = transport.get_remote_server_key()
+            finally:
+                transport.close()
+    except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
+        reason = str(error) or type(error).__name__
+        raise JobsError(
+            f"{at}: no SSH server shows a host key there ({reason}); is the name right, and does "
+            "it take SSH from this network (a VPN, a jump host)?"
+        ) from error
+    return f"{key.get_name()} {key.get_base64()}"
+
+
 def _handshake_error(endpoint: Endpoint, error: Exception) -> JobsError:
     text = str(error) or type(error).__name__
     if "Bad host key" in text or "Incompatible ssh peer" in text or "no acceptable" in text:
+        advice = (
+            "if the login node was rebuilt run pulumi up, else someone is in between"
+            if endpoint.is_built
+            else "ask the administrators whether it was changed, then attach again with --host-key"
+            " and the new one; else someone is in between"
+        )
         return JobsError(
             f"{endpoint}: the host key is not the one that the stack pins, so nothing was sent; "
-            "if the login node was rebuilt run pulumi up, else someone is in between"
+            f"{advice}"
         )
     return ConnectionLostError(
         f"{endpoint}: no SSH session: {text}; try again, or look at the login node"
@@ -270,8 +313,8 @@ def _handshake_error(endpoint: Endpoint, error: Exception) -> JobsError:
 def _identity(path: Path) -> paramiko.PKey:
     if not path.is_file():
         raise JobsError(
-            f"{path}: no such private key; give the one whose public half the stack declares "
-            "in login.ssh_public_keys with --identity"
+            f"{path}: no such private key; give the one whose public half lets in there: "
+            "login.ssh_public_keys of a stack that is built, with --identity"
         )
     try:
         return paramiko.PKey.from_path(path)

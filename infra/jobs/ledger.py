@@ -148,7 +148,12 @@ def settle_from(
     entries = ledger.read().entries
     wanted = {key[1] for key in open_parts(entries) if key[0] == cluster}
     accounted = slurm.uses(
-        shell, cluster, since=since, until=now, ids=sorted({*wanted, *ids}, key=int)
+        shell,
+        cluster,
+        since=since,
+        until=now,
+        ids=sorted({*wanted, *ids}, key=int),
+        mine=books.spec.attached is not None,
     )
     settle(ledger, accounted, books, since=since, now=now)
     return accounted
@@ -364,10 +369,10 @@ def report_of_cluster(
         content = ledger.read()
     notes: list[str] = []
     if not accounted.has_accounting:
+        more = "" if books.spec.attached else " Set slurm.accounting: true to know all."
         notes.append(
             "Accounting is off on this cluster: ended jobs are those of the ledger, which knows "
-            "what was pulled or asked for soon after its end. Set slurm.accounting: true to know "
-            "all."
+            f"what was pulled or asked for soon after its end.{more}"
         )
     seen = frozenset((use.cluster, use.job_id) for use in accounted.uses)
     uses = (*accounted.uses, *uses_of(content.entries, but=seen))

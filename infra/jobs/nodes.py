@@ -296,19 +296,23 @@ class Filesystem:
         return (self.used_percent or 0) >= NEARLY_FULL_PERCENT
 
 
-def usage(shell: Shell, mounts: Mapping[str, str]) -> tuple[Filesystem, ...]:
+def usage(
+    shell: Shell, mounts: Mapping[str, str], *, are_folders: bool = False
+) -> tuple[Filesystem, ...]:
     """The declared paths (path -> what is behind it) in order, and /tmp.
 
-    What the login node has not, an idle worker is asked for, where there is one.
+    `are_folders`: of an attached cluster, whose mounts nobody declares. What the login node has
+    not, an idle worker is asked for, where there is one.
     """
     if not mounts:
         return ()
     wanted = {**mounts, TMP: _OF_NODE}
-    here = _measured(shell, wanted, None)
+    of_folders = {TMP, *wanted} if are_folders else {TMP}
+    here = _measured(shell, wanted, None, of_folders)
     rest = [path for path in wanted if path not in here]
     node, there = None, dict[str, list[str]]()
     if rest:
-        there = _measured(shell, rest, _ON_A_WORKER)
+        there = _measured(shell, rest, _ON_A_WORKER, of_folders)
         node = (there.pop("node", None) or [None])[0]
     return tuple(
         _filesystem(path, what, here.get(path) or there.get(path), node if path in there else None)
@@ -316,7 +320,9 @@ def usage(shell: Shell, mounts: Mapping[str, str]) -> tuple[Filesystem, ...]:
     )
 
 
-def _measured(shell: Shell, paths: Iterable[str], where: str | None) -> dict[str, list[str]]:
+def _measured(
+    shell: Shell, paths: Iterable[str], where: str | None, of_folders: Collection[str]
+) -> dict[str, list[str]]:
     """Path -> df's columns, of those that are mounted there; "node" -> who was asked, if told."""
     # Each path by itself: df ends with 1 when one of several is missing.
     script = "".join(
@@ -339,7 +345,7 @@ def _measured(shell: Shell, paths: Iterable[str], where: str | None) -> dict[str
         elif line.strip():
             *fields, target = line.split(maxsplit=4)
             # A folder of the jail in a mount's place is not the mount; /tmp may be the root's.
-            if target == path or path == TMP:
+            if target == path or path in of_folders:
                 found[path] = fields
     return found
 

@@ -27,6 +27,7 @@ from infra.clients.ssh import Connection, ConnectionLostError, reopen
 from infra.jobs import recipes
 from infra.jobs.follow import in_words, outcome
 from infra.jobs.submit import job_args
+from stacks.machines import nodeset_of
 from stacks.spec import StackSpec
 from stacks.spec.nodes import WorkerSpec
 from stacks.spec.slurm import LOAD_MODULE, SERVE_MODULE, JobSpec
@@ -425,8 +426,8 @@ def _hardware(platform: str, preset: str) -> list[str]:
 
 
 def _worker(spec: StackSpec, where: str | None) -> WorkerSpec | None:
-    """The nodeset of a node, whose name is the nodeset's with a number."""
-    name = (where or "").rpartition("-")[0]
+    """The nodeset of a node."""
+    name = nodeset_of(spec, where or "")
     return next((worker for worker in spec.nodes.workers if worker.name == name), None)
 
 

@@ -208,7 +208,8 @@ class Submitter:
         """
         if request.over is not None:
             raise JobsError(f"{request.over}; nothing was submitted")
-        if self.sync:
+        # Of an attached cluster nobody else delivers.
+        if self.sync or self.outputs.attached_key is not None:
             transfer.send(self.connection, self.outputs, self.code)
         oldest = oldest_id(self.equivalent.newest(request.needs)) if once else None
         planned = plan_submission(

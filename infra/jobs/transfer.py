@@ -55,13 +55,27 @@ fi
 """
 
 
+# Of an attached cluster nobody else makes folders, or a release the one that sessions enter.
+_OWN: Final = """
+umask 077
+mkdir -p -m 700 {places}
+{install}
+ln -sfn releases/{hash} current.new
+mv -T current.new current
+"""
+
+
 def send(shell: Shell, outputs: StackOutputs, files: Mapping[str, bytes]) -> str:
     """Makes the files a release of the user's own and returns its hash; twice changes nothing.
 
-    It is live for nobody: that, and schedules, are what `pulumi up` changes.
+    It is live for nobody: that, and schedules, are what `pulumi up` changes. Of an attached cluster
+    it is live for its one user, whose folders are made as well.
     """
     release = hash_files(files)
     install = _INSTALL.format(folder=shlex.quote(outputs.own_path), hash=release)
+    if outputs.attached_key is not None:
+        places = shlex.join([*outputs.shared.values(), *outputs.places.values()])
+        install = _OWN.format(places=places, install=install, hash=release)
     result = shell.run(install, stdin=pack(files))
     if not result.ok:
         raise JobsError(

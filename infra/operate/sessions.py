@@ -51,6 +51,8 @@ class Ask:
     memory_mib: int
     minutes: int
     """Slurm ends it then, whatever else happens."""
+    charge: tuple[str, ...] = ()
+    """Options of srun for account and QOS."""
     usd_per_hour: Decimal | None
     """Its share of the dearest node that it may get; None when that price is not known."""
 
@@ -73,7 +75,8 @@ class Ask:
             "--ntasks=1",
             f"--cpus-per-task={self.cpus}",
             *([f"--gpus-per-node={self.gpus}"] if self.gpus else []),
-            f"--mem={self.memory_mib}M",
+            *([f"--mem={self.memory_mib}M"] if self.memory_mib else []),
+            *self.charge,
             f"--time={self.minutes}",
         ]
         return shlex.join(["srun", *asked, *options, *words])
@@ -112,6 +115,7 @@ def ask(
         cpus=cpus_found,
         memory_mib=memory_mib(spec, workers, job) if gpus else _MIB_PER_CPU * cpus_found,
         minutes=math.ceil(hours * _MINUTES_PER_HOUR),
+        charge=spec.charge.options,
         usd_per_hour=_usd_per_hour(rates, workers, gpus, cpus_found),
     )
 

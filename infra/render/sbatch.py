@@ -23,11 +23,11 @@ from infra.render.names import shell_file
 from infra.render.values.observability import METRICS_IMPORT
 from stacks.catalog import slurmd_amounts
 from stacks.errors import UserError
-from stacks.machines import MEMORY, paths_of_one_node, shared_mounts
+from stacks.machines import MEMORY, expand_nodes, paths_of_one_node, shared_mounts
 from stacks.spec import StackSpec
 from stacks.spec.cluster import HOME, Observability
 from stacks.spec.nodes import Billing, WorkerSpec
-from stacks.spec.slurm import JobSpec, SearchSpec
+from stacks.spec.slurm import LOOK_MODULE, JobSpec, SearchSpec
 
 
 class RenderError(UserError):
@@ -58,10 +58,15 @@ def nodesets_of(spec: StackSpec, job: JobSpec) -> tuple[WorkerSpec, ...]:
     return fitting
 
 
-def hardware_environment(worker: WorkerSpec, job: JobSpec) -> dict[str, str]:
-    """Platform and preset of a node, and what NCCL must be told of its interconnect."""
+def hardware_environment(
+    worker: WorkerSpec, job: JobSpec, *, is_attached: bool = False
+) -> dict[str, str]:
+    """Platform and preset of a node, and what NCCL must be told of its interconnect.
+
+    Of a cluster that others run only they know that: its modules or /etc/nccl.conf say it.
+    """
     environment = {"SOPERATOR_PLATFORM": worker.platform, "SOPERATOR_PRESET": worker.preset}
-    if job.gpus_per_node and job.nodes > 1:
+    if job.gpus_per_node and job.nodes > 1 and not is_attached:
         # NCCL reads NCCL_*; the TORCH_NCCL_ spellings in circulation have no effect. It finds
         # InfiniBand by itself; without a fabric the search costs time and can pick a dead port.
         environment["NCCL_SOCKET_IFNAME"] = "^docker0,lo"
@@ -88,6 +93,9 @@ def memory_mib(spec: StackSpec, nodesets: Sequence[WorkerSpec], job: JobSpec) ->
 def _memory_mib(spec: StackSpec, worker: WorkerSpec, job: JobSpec) -> int:
     preset = worker.hardware
     assert preset is not None
+    if spec.attached is not None:
+        found = next(each for each in spec.attached.nodesets if each.name == worker.name)
+        return found.memory_mib * job.gpus_per_node // max(1, found.gpus)
     amounts = slurmd_amounts(
         preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None
     )
@@ -100,6 +108,8 @@ CONTAINER_PYTHON: Final = "python3"
 
 def mounts_of(spec: StackSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:
     """Mount points that hold the places: what must be mounted on every node of the job."""
+    if spec.attached is not None:
+        return []  # what is mounted there, nobody declares
     own = [{disk.mount_path for disk in worker.local_disks} for worker in nodesets]
     declared = [*shared_mounts(spec).values(), MEMORY, *set.intersection(*own)]
     if spec.storage.memory is not None:
@@ -140,9 +150,9 @@ def place_word(spec: StackSpec, path: str) -> str:
     whether the next job's memory is there: too little drains the node (4.1.7,
     helm/slurm-cluster/slurm_scripts: job_tmpfs_*, alloc_mem_used).
     """
-    if in_memory(path):
+    if in_memory(path) and spec.attached is None:
         return f"{MEMORY}/job_$SLURM_JOB_ID{path.removeprefix(MEMORY)}/$user"
-    for mount in paths_of_one_node(spec):
+    for mount in paths_of_one_node(spec) if spec.attached is None else ():
         if PurePosixPath(path).is_relative_to(mount):
             below = path.removeprefix(mount)
             return f"{shlex.quote(mount)}/$user{below and shlex.quote(below)}"
@@ -300,7 +310,7 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         "# A job keeps the release that soperator submitted it with, also when it is queued again.",
         WHO,
         f"release=${{{RELEASE_VARIABLE}:+releases/${RELEASE_VARIABLE}}}",
-        f"own_code={own_code(spec.name, '$user')}",
+        f"own_code={_own_code(spec)}",
         "code=$own_code/$release",
         "[[ -n $release && -e $code.whole ]] ||",
         f'  code=$(readlink -f {shlex.quote(spec.code_path)}/"${{release:-current}}")',
@@ -313,9 +323,10 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
             {"SOPERATOR_JOB": job.name, "SOPERATOR_STACK": spec.name, **metrics_environment(spec)}
         ),
         f"export SOPERATOR_PYTHON={shlex.quote(python)}",
+        *_any_python(spec, job),
         *(f"export {name}={word}" for name, word in place_words(spec).items()),
         *_caches(spec, nodesets),
-        *_hardware(nodesets, job),
+        *_hardware(spec, nodesets, job),
         f"export OMP_NUM_THREADS={rank_cpus if launched else task_cpus}",
         *_profile(spec, job),
         *_declared(job),
@@ -336,6 +347,18 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _own_code(spec: StackSpec) -> str:
+    """Word of a shell: where the user's own releases lie; of an attached cluster all of them do."""
+    return own_code(spec.name, "$user") if spec.attached is None else shlex.quote(spec.code_path)
+
+
+def _any_python(spec: StackSpec, job: JobSpec) -> list[str]:
+    """A job without packages runs before `soperator data venv`, with any Python of the nodes."""
+    if spec.attached is None or job.module != LOOK_MODULE or job.container is not None:
+        return []
+    return [f"[[ -x $SOPERATOR_PYTHON ]] || SOPERATOR_PYTHON={shlex.quote(spec.attached.python)}"]
 
 
 def chat_profile(spec: StackSpec) -> dict[str, object]:
@@ -363,7 +386,8 @@ def _directives(
         # only those nodes although more are idle.
         *(["--ntasks-per-node=1"] if _fewest(job) == job.nodes else []),
         f"--cpus-per-task={task_cpus}",
-        *([f"--gpus-per-node={job.gpus_per_node}"] if job.gpus_per_node else []),
+        *_gpu_options(spec, job),
+        *spec.charge.options,
         f"--time={job.time_limit}",
         # Both streams; results alone are in .out (log.py: tell).
         f"--output={own_place(logs, '%u')}/%x_%j.log",
@@ -374,13 +398,21 @@ def _directives(
     return [f"#SBATCH {option}" for option in options]
 
 
+def _gpu_options(spec: StackSpec, job: JobSpec) -> list[str]:
+    """GPUs of each node; select/cons_res of an older cluster knows them as GRES alone."""
+    if not job.gpus_per_node:
+        return []
+    name = "gpus-per-node=" if spec.attached is None else "gres=gpu:"
+    return [f"--{name}{job.gpus_per_node}"]
+
+
 def _fault_options(spec: StackSpec, job: JobSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:
     is_told = _is_launched(job) or job.is_server
     options = [f"--signal=B:USR1@{job.save_s}"] if is_told else []
     if _fewest(job) < job.nodes:
         options.append("--no-kill")
-    if job.gpus_per_node:
-        options.append(f"--mem={memory_mib(spec, nodesets, job)}M")
+    if job.gpus_per_node and (memory := memory_mib(spec, nodesets, job)):
+        options.append(f"--mem={memory}M")
     elif job.is_load_test:
         # Without it Slurm gives a job all memory of its node, and the server that it asks is there.
         options.append("--mem=8192M")
@@ -468,13 +500,22 @@ def _place(spec: StackSpec, name: str) -> str:
     return spec.storage.places[name]
 
 
-def _hardware(nodesets: Sequence[WorkerSpec], job: JobSpec) -> list[str]:
+def _hardware(spec: StackSpec, nodesets: Sequence[WorkerSpec], job: JobSpec) -> list[str]:
     """Platform, preset and interconnect by nodeset; Slurm names nodes <nodeset>-<ordinal>."""
+    attached = spec.attached
+    exports = {
+        each.name: _export(hardware_environment(each, job, is_attached=attached is not None))
+        for each in nodesets
+    }
     if len(nodesets) == 1:
-        return [_export(hardware_environment(nodesets[0], job))]
-    lines = ['case "${SLURMD_NODENAME%-*}" in']
-    for worker in nodesets:
-        lines.append(f"  {worker.name}) {_export(hardware_environment(worker, job))} ;;")
+        return [exports[nodesets[0].name]]
+    lines = [f'case "${{SLURMD_NODENAME{"%-*" if attached is None else ""}}}" in']
+    for name, export in exports.items():
+        nodes = [name]
+        if attached is not None:
+            found = next(each for each in attached.nodesets if each.name == name)
+            nodes = [shlex.quote(each) for each in expand_nodes(found.nodes)]
+        lines.append(f"  {'|'.join(nodes)}) {export} ;;")
     return [*lines, "esac"]
 
 

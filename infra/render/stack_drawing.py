@@ -8,8 +8,10 @@ from html import escape
 from typing import Final, Literal
 
 from infra.render.login import memory_text
+from stacks.catalog import GIB
 from stacks.machines import MEMORY, node_groups
 from stacks.spec import StackSpec
+from stacks.spec.attached import AttachedSpec
 from stacks.spec.nodes import Billing, NodeGroupSpec, WorkerSpec
 from stacks.spec.storage import FilesystemSpec, SubmountSpec
 
@@ -154,6 +156,9 @@ _ROW: Final = 1000.0
 def stack_svg(spec: StackSpec) -> str:
     """The whole stack as one SVG: people, cluster, node groups, filesystems, what is beside it."""
     drawing = Drawing(f"Architecture of the stack {spec.name}")
+    if spec.attached is not None:
+        _attached(drawing, spec, spec.attached)
+        return drawing.text()
     top = _FRAME_TITLE * 3 + _GAP
     inner = _LEFT + 3 * _GAP
     services = _rows(_services(spec), inner, top)
@@ -202,6 +207,27 @@ def stack_svg(spec: StackSpec) -> str:
     _people(drawing, spec, {box.title: box for box in services})
     _uses(drawing, spec, workers[0].middle, cluster_bottom, disks, beside)
     return drawing.text()
+
+
+def _attached(drawing: Drawing, spec: StackSpec, attached: AttachedSpec) -> None:
+    """What is known of a cluster that others run: its door, its nodes, and the user's jobs."""
+    lines = (f"Slurm {attached.slurm}", f"as {attached.user}", attached.folder)
+    login = Box(title=f"login node {attached.host}", lines=lines)
+    nodes = [
+        Box(
+            title=f"nodeset {each.name}",
+            lines=(
+                f"{each.count} nodes {each.nodes}",
+                f"{each.cpus} CPUs, {each.memory_mib / GIB:,.0f} GiB",
+                f"{each.gpus} GPUs a node, {each.gpus * each.count} in all",
+            ),
+            kind="gpu",
+        )
+        for each in attached.nodesets
+    ]
+    slurm = _slurm(spec)[:2]
+    for box in _rows([login, *nodes, *slurm], 0, 0):
+        drawing.box(box)
 
 
 def _rows(boxes: Sequence[Box], x: float, y: float) -> list[Box]:

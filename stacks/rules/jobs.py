@@ -46,7 +46,8 @@ https://docs.nebius.com/compute/virtual-machines/preemptible, read 2026-11-22.""
 
 def check_jobs(spec: StackSpec, findings: Findings) -> None:
     """Partitions first, then the jobs that use them."""
-    _check_partitions(spec, findings)
+    if spec.attached is None:
+        _check_partitions(spec, findings)
     check_unique(spec.jobs, "jobs", findings, "jobs.name-twice", key="name")
     for index, job in enumerate(spec.jobs):
         _check_job(spec, job, f"jobs[{index}]", findings)
@@ -357,6 +358,14 @@ def check_schedules(spec: StackSpec, findings: Findings) -> None:
         _check_schedule(spec, spec.jobs[index], f"jobs[{index}].schedule", findings)
     if not scheduled:
         return
+    if spec.attached is not None:
+        findings.add(
+            "jobs.schedule-attached",
+            f"jobs[{scheduled[0]}].schedule",
+            "only `pulumi up` writes schedules into scrontab, and nothing is built of an attached "
+            "cluster; take the key out, and let cron of this machine run soperator submit JOB "
+            f"--stack {spec.name}",
+        )
     for index, line in enumerate(spec.slurm.config_lines):
         if line.lower().startswith("scronparameters"):
             findings.add(

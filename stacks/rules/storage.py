@@ -54,6 +54,9 @@ _K8UP_FIELDS: Final = (
 
 def check_storage(spec: StackSpec, findings: Findings) -> None:
     """Filesystem sizes and types, submounts, tmpfs, backups and places."""
+    if spec.attached is not None:
+        _check_places(spec, findings)
+        return
     _check_filesystems(spec, findings)
     for index, submount in enumerate(spec.storage.submounts):
         _check_submount(submount, f"storage.submounts[{index}]", findings)
@@ -317,7 +320,7 @@ def _check_places(spec: StackSpec, findings: Findings) -> None:
                     f"'{path}' is on {lies_on[0]}, where other nodes do not see it; put it under "
                     "a submount",
                 )
-        elif not any(is_under(path, mount) for mount in mounts):
+        elif spec.attached is None and not any(is_under(path, mount) for mount in mounts):
             findings.add(
                 "storage.place-on-jail",
                 key,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stacks.spec.attached import AttachedSpec, ChargeSpec, NodePriceSpec
 from stacks.spec.cluster import ClusterSpec, NebiusSpec, SoperatorSpec
 from stacks.spec.cost import (
     BudgetSpec,
@@ -71,3 +72,9 @@ class StackSpec:
     nfs: NfsSpec | None = None
     quotas: tuple[QuotaSpec, ...] = ()
     """Limits of the project; one that is not given is not checked."""
+    attached: AttachedSpec | None = None
+    """Slurm cluster that others run; such a stack declares nothing to build."""
+    node_prices: tuple[NodePriceSpec, ...] = ()
+    """Prices of the nodes of an attached cluster; nodes without one are unpriced."""
+    charge: ChargeSpec = field(default_factory=ChargeSpec)
+    """Account and QOS of every job."""

@@ -16,6 +16,7 @@ TRAIN_MODULE: Final = "workloads.train"
 SERVE_MODULE: Final = "workloads.serve"
 LOAD_MODULE: Final = "workloads.load"
 ACCEPT_MODULE: Final = "workloads.accept"
+LOOK_MODULE: Final = "workloads.look"
 RECIPE_ENDINGS: Final = (".json", ".yaml", ".yml")
 
 

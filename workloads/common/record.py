@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -41,7 +41,8 @@ VERSIONED_PACKAGES = ("torch", "transformers", "peft", "pyarrow")
 
 def utc_now() -> str:
     """Return the time as the record spells it: 2026-11-21T05:00:00Z."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # datetime.UTC came with Python 3.11, and login nodes of others have 3.10.
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017
 
 
 def job_id() -> str:

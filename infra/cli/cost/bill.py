@@ -183,6 +183,7 @@ def _since_checkout(stack: str | None, folder: Path, format: Format) -> str:
 
 def _alternatives(stack: str, without: list[str], format: Format) -> str:
     shortages = [parse_shortage(text) for text in without]
+    context.refuse_attached(stack, "cost --alternatives")
     found: Bill = of_stack(stack)
     part = alternatives_part(
         found.inputs, alternatives(found.inputs, shortages, _MOST_ALTERNATIVES)

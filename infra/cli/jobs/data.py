@@ -150,7 +150,10 @@ def venv(
     source = PackageSource(index=index, extra_index=extra_index, wheelhouse=wheelhouse)
     spec = context.spec(stack)
     files = transfer.lock_files(CHECKOUT, lock)
-    with context.connect(context.read(stack), identity) as connection:
+    # For all users of a cluster that is built it is root's; of an attached one it is the user's.
+    of_user = spec.attached is not None
+    outputs = context.caller(stack, identity) if of_user else context.read(stack)
+    with context.connect(outputs, identity) as connection:
         made = transfer.make(connection, spec, files, source)
     if format is Format.JSON:
         output.print_json(asdict(made))

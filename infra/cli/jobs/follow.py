@@ -170,6 +170,8 @@ def _not_coming(stack: str, jobs: Sequence[Job], kube_client: Callable[[str], Ku
         spec = context.spec(stack)
     except StackError:
         return
+    if spec.attached is not None:
+        return
     try:
         found = nodes.not_coming(kube_client(stack), spec, jobs)
     except UserError as error:
@@ -180,7 +182,7 @@ def _not_coming(stack: str, jobs: Sequence[Job], kube_client: Callable[[str], Ku
 
 
 def _filesystems(connection: Connection, outputs: StackOutputs, format: Format) -> None:
-    found = usage(connection, outputs.mounts)
+    found = usage(connection, outputs.mounts, are_folders=outputs.attached_key is not None)
     if format is Format.JSON:
         output.print_json([{**asdict(each), "used_percent": each.used_percent} for each in found])
         return

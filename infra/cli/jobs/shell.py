@@ -37,7 +37,7 @@ def ssh(
 ) -> None:
     """Open a shell on the login node as the key's user, or run one command."""
     outputs = context.read(stack) if root else context.caller(stack, identity)
-    words = client_words(outputs, context.private_key(identity))
+    words = client_words(outputs, context.key_of(outputs, identity))
     os.execv(words[0], [*words, *(remote or [])])  # noqa: S606
 
 
@@ -183,7 +183,7 @@ def _terminal(asked: Ask, spec: StackSpec, outputs: StackOutputs, identity: Path
     inside = f"{sessions.environment(spec, outputs)}; exec bash -i"
     remote = asked.srun("bash", "-c", inside, options=["--pty"])
     options = ("-t", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
-    words = client_words(outputs, context.private_key(identity), options=options)
+    words = client_words(outputs, context.key_of(outputs, identity), options=options)
     return subprocess.run([*words, remote], check=False).returncode
 
 
@@ -196,7 +196,7 @@ def _vscode(guard: Guard, outputs: StackOutputs, identity: Path | None) -> None:
         login_host=outputs.login_ip,
         login_port=outputs.ssh_port,
         user=outputs.user,
-        key=context.private_key(identity).absolute(),
+        key=context.key_of(outputs, identity).absolute(),
         login_options=login_options(outputs),
     )
     path = folder / f"config_{outputs.stack}"

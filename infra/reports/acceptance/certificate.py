@@ -29,6 +29,7 @@ from infra.reports.acceptance.result import STAGES, AcceptError, Check, Result
 from infra.reports.page.answers import REHEARSAL
 from infra.reports.page.quality import exact
 from stacks.files import read_bytes, read_text
+from stacks.machines import nodeset_of
 
 Points = Sequence[tuple[float, float]]
 
@@ -452,10 +453,10 @@ def _last(done: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def node_prices(rates: RunRates, nodes: tuple[str, ...]) -> dict[str, Decimal | None]:
-    """US dollars a month of each node by its name, which is its nodeset's and a number."""
+    """US dollars a month of each node by its name."""
     found: dict[str, Decimal | None] = {}
     for node in nodes:
-        nodeset = node.rpartition("-")[0]
+        nodeset = nodeset_of(rates.spec, node)
         rate = rates.node_usd_per_hour.get(nodeset)
         disk = rates.disk_usd_per_hour.get(nodeset, Decimal(0))
         found[node] = None if rate is None else (rate + disk) * HOURS_PER_MONTH

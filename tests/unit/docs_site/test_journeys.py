@@ -20,7 +20,11 @@ from tests.unit.docs_site.journeys import ANY, FOLDER, ROOT, commands, shown, so
 
 UsageError = typer.BadParameter.__mro__[1]
 """What typer raises for words that a command does not take; it exports only this kind of it."""
-PAGES = [ROOT / "docs" / "quick-start.md", *sorted(FOLDER.glob("[0-9]*.md"))]
+PAGES = [
+    ROOT / "docs" / "quick-start.md",
+    ROOT / "docs" / "attach.md",
+    *sorted(FOLDER.glob("[0-9]*.md")),
+]
 
 
 def is_test(node_id: str) -> bool:
@@ -120,7 +124,7 @@ def test_a_line_that_could_not_run_is_found(words: list[str], reader: Path) -> N
         parse(words)
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=name_of)
+@pytest.mark.parametrize("page", PAGES[2:], ids=name_of)
 def test_every_test_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(r"`(tests/\S+::\w+)`", page.read_text(encoding="utf-8"))
     assert named, "a journey names what shows that it works"
@@ -130,8 +134,8 @@ def test_every_test_that_a_page_names_exists(page: Path) -> None:
 def test_the_twelve_journeys_are_in_the_index_and_in_the_navigation() -> None:
     index = (FOLDER / "index.md").read_text(encoding="utf-8")
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert len(PAGES) == 13
-    for page in PAGES[1:]:
+    assert len(PAGES) == 14
+    for page in PAGES[2:]:
         assert f"({page.name})" in index
         assert f"journeys/{page.name}" in text
 

@@ -55,7 +55,7 @@ def test_the_table_has_size_use_type_and_directory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     login = Login("/\nvirtiofs 274877906944 68719476736 206158430208 /\n")
-    outputs = SimpleNamespace(mounts=MOUNTS)
+    outputs = SimpleNamespace(mounts=MOUNTS, attached_key=None)
     monkeypatch.setattr(context, "caller", lambda stack, identity: outputs)
     monkeypatch.setattr(context, "connect", lambda outputs, identity: nullcontext(login))
     shown = CliRunner().invoke(app, ["status", "--filesystems"])

@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
-MOST_FILES = 399
-MOST_LINES = 94_183
+MOST_FILES = 404
+MOST_LINES = 95_824
 MOST_CHILDREN = 12
 
 
@@ -46,7 +46,7 @@ def test_no_folder_is_a_crowd() -> None:
     assert crowded == {}, "more children than a reader holds in the head"
 
 
-MADE_UP = frozenset({"stacks/Pulumi.NAME.yaml", "stacks/Pulumi.S.yaml", "stacks/Pulumi.own.yaml"})
+MADE_UP = frozenset(f"stacks/Pulumi.{name}.yaml" for name in ("NAME", "S", "own", "lab"))
 
 
 def test_no_page_and_no_module_names_a_file_that_is_gone() -> None:

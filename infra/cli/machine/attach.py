@@ -1,0 +1,212 @@
+"""`soperator attach`: make a stack of a Slurm cluster that others run, as a user of it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from datetime import UTC, datetime
+from getpass import getuser
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Final
+
+import typer
+
+from infra.cli.output import note
+from infra.clients.errors import last_words
+from infra.clients.pulumi import attached_outputs
+from infra.clients.ssh import Connection, Endpoint, offered_host_key
+from infra.clients.ssh_key import fingerprint
+from infra.jobs import transfer
+from infra.operate import attach as discovery
+from infra.operate.attach import Found, compress
+from infra.render.delivery import code_files
+from infra.setup.project import attached_file
+from infra.setup.project.attached_file import Door
+from infra.state import CHECKOUT
+from stacks import load
+from stacks.errors import UserError
+from stacks.spec import StackSpec
+
+_LOGIN: Final = re.compile(
+    r"(?:(?P<user>[^@\s]+)@)?(?P<host>[A-Za-z0-9][A-Za-z0-9.:_-]*?)(?::(?P<port>\d{1,5}))?"
+)
+_FOLDER: Final = re.compile(r"(/[A-Za-z0-9._+-]+)+", re.ASCII)
+"""It stands in #SBATCH lines, where nothing is quoted."""
+_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,29}")
+_KEYS: Final = ("id_ed25519", "id_ecdsa", "id_rsa")
+
+
+def attach(
+    login: Annotated[str, typer.Argument(help="Login node: HOST, USER@HOST or HOST:PORT.")],
+    user: Annotated[str | None, typer.Option(help="User there; this machine's without it.")] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Private key; the first of ~/.ssh without it.")
+    ] = None,
+    stack: Annotated[
+        str | None, typer.Option("--stack", "-s", help="Name of the stack; the host's without it.")
+    ] = None,
+    host_key: Annotated[
+        str | None,
+        typer.Option(help="Host key as the site publishes it: SHA256:... or the public line."),
+    ] = None,
+    folder: Annotated[
+        str | None, typer.Option(help="Folder of yours there for all of the stack's files.")
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option("--partition", "-p", help="Partition of the first jobs.")
+    ] = None,
+    account: Annotated[str | None, typer.Option(help="Account of Slurm for all jobs.")] = None,
+) -> None:
+    """Make a stack of a Slurm cluster that others run; again: look what changed there.
+
+    Needs an SSH key that lets in, no root and no cloud. Asks before it trusts a host key that it
+    never saw. Writes stacks/Pulumi.NAME.yaml here, and below one folder of yours there.
+    """
+    found = _LOGIN.fullmatch(login)
+    if found is None:
+        raise UserError(f"{login}: not a login node; write HOST, USER@HOST or HOST:PORT")
+    name = stack or re.sub(r"[^a-z0-9]+", "-", found["host"].split(".")[0].lower()).strip("-")
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"--stack {name}: not a name; write a letter, then up to 29 of a-z, 0-9 and -"
+        )
+    known = _known(name)
+    door = Door(
+        host=found["host"],
+        port=int(found["port"] or 22),
+        user=user or found["user"] or getuser(),
+        host_key="",
+        identity=_identity(key, known),
+        folder="",
+    )
+    at = f"{door.user}@{door.host}:{door.port}"
+    pinned = _host_key(door, host_key, known)
+    endpoint = Endpoint(
+        host=door.host,
+        port=door.port,
+        host_key=pinned,
+        identity=door.identity,
+        user=door.user,
+        is_built=False,
+    )
+    began = datetime.now(UTC)
+    with Connection(endpoint) as connection:
+        seen = discovery.discover(connection, at)
+        if seen.user != door.user:
+            raise UserError(f"{at}: is entered as {seen.user}; give --user {seen.user}")
+        charge = discovery.choose(seen, at, partition=partition, account=account)
+        place = _folder(folder, known, seen, name)
+        door = Door(
+            host=door.host,
+            port=door.port,
+            user=door.user,
+            host_key=pinned,
+            identity=door.identity,
+            folder=place,
+        )
+        made = connection.run(f"umask 077; mkdir -p -m 700 -- {shlex.quote(place)}")
+        if not made.ok:
+            raise UserError(
+                f"{at}: {last_words(made.stderr)}; name a folder of yours that all nodes see with "
+                "--folder"
+            )
+        path, is_update, spec = attached_file.write(load.STACKS_DIR, name, door, seen, charge)
+        files = code_files(CHECKOUT, spec)
+        release = transfer.send(connection, attached_outputs(spec), files)
+    _say(seen, spec, path, is_update=is_update)
+    took_s = (datetime.now(UTC) - began).total_seconds()
+    note(f"{name}: attached in {took_s:.1f} s; code {release} is in {spec.code_path} there")
+    first = next((job.name for job in spec.jobs), None)
+    print(f"next: soperator submit {first or 'JOB'} --stack {name}")
+
+
+def _known(name: str) -> StackSpec | None:
+    """The stack of an earlier attach; a file of another kind is refused before any question."""
+    path = load.STACKS_DIR / f"Pulumi.{name}.yaml"
+    if not path.is_file():
+        return None
+    attached_file.part_of(path, path.read_text(encoding="utf-8"))
+    return load.load_stack(name, load.STACKS_DIR)
+
+
+def _identity(key: Path | None, known: StackSpec | None) -> Path:
+    if key is not None:
+        return key.expanduser().absolute()
+    if known is not None and known.attached is not None:
+        return Path(known.attached.identity)
+    home = Path.home() / ".ssh"
+    found = next((home / name for name in _KEYS if (home / name).is_file()), None)
+    if found is None:
+        raise UserError(f"--key: none of {', '.join(_KEYS)} is in {home}; give a private key")
+    return found
+
+
+def _host_key(door: Door, given: str | None, known: StackSpec | None) -> str:
+    """The public line that every connection is held against; never one that nobody looked at."""
+    pinned = None if known is None or known.attached is None else known.attached
+    if (
+        given is None
+        and pinned is not None
+        and (pinned.host, pinned.port) == (door.host, door.port)
+    ):
+        return pinned.host_key
+    words = (given or "").split()
+    is_line = len(words) > 1
+    offered = offered_host_key(door.host, door.port, words[0] if is_line else None)
+    at, print_ = f"{door.host}:{door.port}", fingerprint(offered)
+    if given is not None:
+        if given != print_ and not (is_line and words[:2] == offered.split()):
+            raise UserError(
+                f"{at}: shows the host key {print_} ({offered.split()[0]}), which is not the one "
+                "that --host-key gives, so nothing was sent; ask the administrators for the right "
+                "one: if it is yours, someone is in between"
+            )
+        return offered
+    note(f"{at}: host key {print_} ({offered.split()[0]})")
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UserError(
+            f"{at}: nobody here can say whether that host key is right; compare it with what the "
+            f"site publishes, then give --host-key {print_}"
+        )
+    if not typer.confirm("Is it what the site publishes?", default=False, err=True):
+        raise UserError(f"{at}: the host key was not confirmed, so nothing was sent")
+    return offered
+
+
+def _folder(given: str | None, known: StackSpec | None, found: Found, name: str) -> str:
+    """Where everything of the stack lies; that of an earlier attach stays, as runs are in it."""
+    before = None if known is None or known.attached is None else known.attached.folder
+    if given is not None and before is not None and given != before:
+        raise UserError(
+            f"--folder {given}: runs of this stack lie in {before}; leave the option out, or "
+            "attach under another name with --stack"
+        )
+    roomy = discovery.roomy_place(found)
+    chosen = given or before or str(PurePosixPath(roomy.path) / "soperator" / name)
+    if not _FOLDER.fullmatch(chosen) or "/../" in f"{chosen}/":
+        raise UserError(
+            f"--folder {chosen}: not an absolute path of letters, digits and . _ + -, which sbatch "
+            "needs"
+        )
+    return chosen
+
+
+def _say(found: Found, spec: StackSpec, path: Path, *, is_update: bool) -> None:
+    assert spec.attached is not None
+    names = attached_file.nodeset_names(found.nodesets)
+    for name, each in zip(names, found.nodesets, strict=True):
+        gpus = f", {each.gpus} GPUs ({each.gpu_type or 'no type'})" if each.gpus else ""
+        memory = f"{each.memory_mib / 1024:,.0f} GiB" if each.memory_mib else "memory not counted"
+        note(
+            f"{name}: {len(each.nodes)} nodes {compress(each.nodes)}: {each.cpus} CPUs, {memory}"
+            f"{gpus}; partitions {', '.join(each.partitions)}"
+        )
+    note(
+        f"Slurm {found.version}, accounting {'kept' if found.has_accounting else 'not kept'}; "
+        f"Python {found.python_version} at {found.python}; files below {spec.attached.folder}"
+    )
+    priced = {each.nodeset for each in spec.node_prices}
+    if unpriced := [name for name in names if name not in priced]:
+        note(f"{', '.join(unpriced)}: UNPRICED until node_prices of {path} says what a node costs")
+    print(f"{'updated' if is_update else 'wrote'} {path}")
