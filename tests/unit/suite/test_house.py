@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
 MOST_FILES = 404
-MOST_LINES = 95_824
+MOST_LINES = 95_583
 MOST_CHILDREN = 12
 
 
