@@ -8,7 +8,7 @@ import pulumi
 from pulumi.runtime.config import CONFIG, get_config_env
 
 from cost.bill.bill import bill
-from cost.bill.left_running import forgotten, forgotten_lines
+from cost.bill.left_running import left_running_lines
 from cost.bill.table import render
 from cost.diff import snapshot
 from cost.diff.table import change
@@ -53,38 +53,39 @@ def main() -> None:
         raise pulumi.RunError(str(error)) from error
     damaged: list[str] = []
     records = load_records(STATE, spec.name, damaged.append)
-    found = bill(with_history(spec, STATE), book, records)
+    stack_bill = bill(with_history(spec, STATE), book, records)
     # The engine prints the level itself.
-    texts = [str(problem).removeprefix(f"{Level.ERROR}: ") for problem in found.errors]
+    texts = [str(problem).removeprefix(f"{Level.ERROR}: ") for problem in stack_bill.errors]
     texts += [*recipe_problems(ROOT, spec), *load_fit_problems(ROOT, spec)]
     if texts := texts or search_problems(ROOT, spec):
         raise pulumi.RunError("\n".join(texts))
     deployed = deployed_outputs()
-    since = change(found, deployed)
-    if since.errors:
-        texts = (str(problem).removeprefix(f"{Level.ERROR}: ") for problem in since.errors)
+    cost_diff = change(stack_bill, deployed)
+    if cost_diff.errors:
+        texts = (str(problem).removeprefix(f"{Level.ERROR}: ") for problem in cost_diff.errors)
         raise pulumi.RunError("\n".join(texts))
     is_real = loopback_target() is None
     if is_real and (reason := public_problem(STACKS_DIR / f"Pulumi.{spec.name}.yaml")):
         raise pulumi.RunError(reason)
-    asked = ask(spec, project=pulumi.get_project())
-    if reason := refusal(asked):
-        pulumi.log.info(f"\n{render(found)}")
+    preflight = ask(spec, project=pulumi.get_project())
+    if reason := refusal(preflight):
+        pulumi.log.info(f"\n{render(stack_bill)}")
         raise pulumi.RunError(reason)
-    warnings = [str(problem).removeprefix(f"{Level.WARNING}: ") for problem in found.warnings]
+    warnings = [str(problem).removeprefix(f"{Level.WARNING}: ") for problem in stack_bill.warnings]
     # An age depends on the day: it is told, but is no output, which would change by itself.
-    used = [price for line in found.estimate.components for price in line.prices]
+    used = [price for line in stack_bill.estimate.components for price in line.prices]
     now = datetime.now(UTC)
     ages = [problem.message for problem in price_age_problems(spec, used, now.date())]
-    steps = [str(problem).removeprefix(f"{Level.WARNING}: ") for problem in since.warnings]
-    told_now = (*ages, *damaged, *doubts(asked), *reminders(spec, now))
-    for warning in (*map(str, since.losses), *steps, *warnings, *told_now):
+    steps = [str(problem).removeprefix(f"{Level.WARNING}: ") for problem in cost_diff.warnings]
+    told_now = (*ages, *damaged, *doubts(preflight), *reminders(spec, now))
+    for warning in (*map(str, cost_diff.losses), *steps, *warnings, *told_now):
         pulumi.log.warn(warning)
-    taken = since.rollout.slurm_nodes
+    taken = cost_diff.rollout.slurm_nodes
     running = told(spec.name, deployed, taken, State(STATE).user_key) if taken else ""
-    costs = forgotten(spec, book, found.estimate)
-    ends = "\n".join(forgotten_lines(spec, costs, now))
-    pulumi.log.info(f"\n{render(found)}\n{ends}\n{since.render()}{running}\n{in_short(asked)}")
+    ends = "\n".join(left_running_lines(spec, book, stack_bill.estimate, now))
+    pulumi.log.info(
+        f"\n{render(stack_bill)}\n{ends}\n{cost_diff.render()}{running}\n{in_short(preflight)}"
+    )
 
     try:
         spec = discovered(spec)
@@ -99,15 +100,15 @@ def main() -> None:
         )
     stack = Stack(
         spec,
-        burn=burn(spec, found.estimate, book),
+        burn=burn(spec, stack_bill.estimate, book),
         root=ROOT,
         build_folder=STATE / "build",
         slack_webhook_url=webhook,
-        rolls_in_stages=since.rollout.is_staged,
+        rolls_in_stages=cost_diff.rollout.is_staged,
     )
     for name, value in stack.outputs.items():
         pulumi.export(name, value)
-    pulumi.export("cost", snapshot.outputs(found))
+    pulumi.export("cost", snapshot.outputs(stack_bill))
     pulumi.export("warnings", warnings)
 
 

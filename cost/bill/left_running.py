@@ -65,36 +65,15 @@ _DAY: Final = Decimal(24)
 _WEEK: Final = 7 * _DAY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forgotten:
-    """US dollars an hour of a stack that nobody touches."""
-
-    usd_per_hour: Decimal
-    """As declared, at min_nodes."""
-    paused_usd_per_hour: Decimal
-    """The same stack without its workers."""
-    is_lower_bound: bool
-    """Whether a line has no price."""
-
-
-def forgotten(spec: StackSpec, book: PriceBook, found: Estimate) -> Forgotten:
-    """What the stack costs as it stands by its bill `found`, and paused."""
-    usd_per_hour = found.hourly_low_usd
-    saving = pause_saving(spec, book)
-    paused = usd_per_hour if spec.nodes.paused else usd_per_hour - saving.low_usd_per_hour
-    return Forgotten(
-        usd_per_hour=usd_per_hour,
-        paused_usd_per_hour=paused,
-        is_lower_bound=found.is_lower_bound,
-    )
-
-
-def forgotten_lines(spec: StackSpec, found: Forgotten, now: datetime) -> tuple[str, ...]:
-    """The lines of a preview: the cost of forgetting, and what ends it."""
-    least = "at least " if found.is_lower_bound else ""
-    lines = [f"If you forget it: {least}{_spans(found.usd_per_hour)}, at min_nodes"]
+def left_running_lines(
+    spec: StackSpec, book: PriceBook, found: Estimate, now: datetime
+) -> tuple[str, ...]:
+    """The lines of a preview: what the stack by its bill costs if nobody ends it, and what does."""
+    least, usd_per_hour = "at least " if found.is_lower_bound else "", found.hourly_low_usd
+    lines = [f"If you forget it: {least}{_spans(usd_per_hour)}, at min_nodes"]
     if not spec.nodes.paused:
-        lines.append(f"  paused: {least}{_spans(found.paused_usd_per_hour)}")
+        paused = usd_per_hour - pause_saving(spec, book).low_usd_per_hour
+        lines.append(f"  paused: {least}{_spans(paused)}")
     end, lifetime = end_of(spec), spec.lifetime
     if lifetime is None:
         lines.append(
@@ -103,14 +82,14 @@ def forgotten_lines(spec: StackSpec, found: Forgotten, now: datetime) -> tuple[s
         )
         return tuple(lines)
     if lifetime.idle_hours is not None:
-        usd = usd_text(found.usd_per_hour * lifetime.idle_hours)
+        usd = usd_text(usd_per_hour * lifetime.idle_hours)
         lines.append(
             f"  `soperator cluster autostop --act --stack {spec.name}` pauses it after "
             f"{lifetime.idle_hours} h without a job: {least}{usd} at min_nodes for those"
         )
     if end is not None:
         left = Decimal(max(timedelta(0), end - now) // timedelta(hours=1))
-        usd = usd_text(found.usd_per_hour * left)
+        usd = usd_text(usd_per_hour * left)
         lines.append(
             f"  lifetime.until {end:%Y-%m-%d %H:%M} UTC: {least}{usd} until then, no job after it"
         )

@@ -7,10 +7,10 @@ engine prints an output field by field; another version of the format is refused
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cost.bill.table import figures
 from cost.chat.speeds import Basis
@@ -21,6 +21,7 @@ from cost.resources.component import CostComponent
 from stacks.changes import NODE_KEYS, STORAGE_KEYS, declared_values, parents_of
 from stacks.files import is_map
 from stacks.load import RENAMED_BOOKS
+from stacks.spec.decode import Decoder, any_text
 
 if TYPE_CHECKING:
     from cost.bill.bill import Bill
@@ -209,31 +210,9 @@ def plain(snapshot: Snapshot) -> dict[str, object]:
         "format": FORMAT,
         "stack": snapshot.stack,
         "book": snapshot.book,
-        "lines": {
-            line.id: _joined(
-                line.section,
-                line.name,
-                line.size,
-                _usd_text(line.unit_usd),
-                line.per,
-                _usd_text(line.low_usd),
-                _usd_text(line.high_usd),
-                ", ".join(line.skus),
-                ", ".join(line.keys),
-                _NONE if line.unknown is None else line.unknown,
-            )
-            for line in snapshot.lines
-        },
-        "amounts": {
-            amount.name: _joined(
-                amount.label, _usd_text(amount.usd), ", ".join(amount.keys), amount.basis
-            )
-            for amount in snapshot.amounts
-        },
-        "prices": {
-            sku: _joined(_usd_text(price.usd), price.unit, price.date, price.book, price.source)
-            for sku, price in snapshot.prices.items()
-        },
+        "lines": {line.id: _text(line) for line in snapshot.lines},
+        "amounts": {amount.name: _text(amount) for amount in snapshot.amounts},
+        "prices": {sku: _text(price) for sku, price in snapshot.prices.items()},
         "values": dict(snapshot.values),
     }
 
@@ -246,83 +225,91 @@ def parse(value: object) -> Snapshot:
     # The engine has one kind of number: a version may come back as 1.0.
     if found != FORMAT:
         raise SnapshotError(f"its format is {found!r}, and this version reads {FORMAT}")
+    decoder = Decoder(is_json=True)
+    stored = decoder.record(_Stored, value, "")
+    if stored is None:
+        raise SnapshotError(f"it is damaged: {'; '.join(decoder.problems)}")
     try:
         return Snapshot(
-            stack=_str(value, "stack"),
-            book=_book(_str(value, "book")),
-            lines=tuple(_parsed_line(name, text) for name, text in _texts(value, "lines")),
-            amounts=tuple(_amount(name, text) for name, text in _texts(value, "amounts")),
-            prices={sku: _parsed_price(text) for sku, text in _texts(value, "prices")},
+            stack=stored.stack,
+            book=_book(stored.book),
+            lines=tuple(
+                SnapshotLine(id=name, **_read(SnapshotLine, text))
+                for name, text in stored.lines.items()
+            ),
+            amounts=tuple(
+                Amount(name=name, **_read(Amount, text)) for name, text in stored.amounts.items()
+            ),
+            prices={
+                sku: SnapshotPrice(**_read(SnapshotPrice, text))
+                for sku, text in stored.prices.items()
+            },
             # The engine's mappings come in another order in every process, and steps of a change
             # are told in the order of these.
             values={
                 key: _book(text) if key == "prices" else text
-                for key, text in sorted(_texts(value, "values"))
+                for key, text in sorted(stored.values.items())
             },
         )
-    except (KeyError, TypeError, ValueError, InvalidOperation) as error:
+    except (ValueError, InvalidOperation) as error:
         raise SnapshotError(f"it is damaged: {error}") from error
 
 
-def _parsed_line(name: str, text: str) -> SnapshotLine:
-    section, label, size, unit_usd, per, low, high, skus, keys, unknown = text.split(_GAP, 9)
-    return SnapshotLine(
-        id=name,
-        section=section,
-        name=label,
-        size=size,
-        low_usd=_usd(low),
-        high_usd=_usd(high),
-        unit_usd=_usd(unit_usd),
-        per=per,
-        skus=_words(skus),
-        keys=_words(keys),
-        unknown=None if unknown == _NONE else unknown,
-    )
+_Text = Annotated[str, any_text]
 
 
-def _amount(name: str, text: str) -> Amount:
-    label, usd, keys, basis = text.split(_GAP, 3)
-    return Amount(name=name, label=label, usd=_usd(usd), basis=basis, keys=_words(keys))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """A snapshot as the engine keeps it."""
+
+    stack: _Text
+    book: _Text
+    lines: Mapping[str, _Text]
+    amounts: Mapping[str, _Text]
+    prices: Mapping[str, _Text]
+    values: Mapping[str, _Text]
 
 
-def _parsed_price(text: str) -> SnapshotPrice:
-    usd, unit, date, book, source = text.split(_GAP, 4)
-    return SnapshotPrice(usd=Decimal(usd), unit=unit, date=date, book=_book(book), source=source)
+_ORDER: Final[Mapping[type, tuple[str, ...]]] = {
+    SnapshotLine: (
+        *("section", "name", "size", "unit_usd", "per", "low_usd", "high_usd", "skus", "keys"),
+        "unknown",
+    ),
+    Amount: ("label", "usd", "keys", "basis"),
+    SnapshotPrice: ("usd", "unit", "date", "book", "source"),
+}
+"""Fields of a record in the order of its text; only the last may hold the gap itself."""
+
+
+def _text(record: SnapshotLine | Amount | SnapshotPrice) -> str:
+    *inner, last = (_written(getattr(record, name)) for name in _ORDER[type(record)])
+    return _GAP.join((*(text.replace(_GAP, " / ") for text in inner), last))
+
+
+def _written(value: str | Decimal | tuple[str, ...] | None) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    return _NONE if value is None else value
+
+
+def _read(cls: type, text: str) -> dict[str, Any]:
+    """The fields of the record; ValueError or InvalidOperation of another text."""
+    names = _ORDER[cls]
+    pairs = zip(names, text.split(_GAP, len(names) - 1), strict=True)
+    return {name: _value(name, each) for name, each in pairs}
+
+
+def _value(name: str, text: str) -> object:
+    if name in ("skus", "keys"):
+        return tuple(text.split(", ")) if text else ()
+    if name.endswith("usd"):
+        return None if text == _NONE else Decimal(text)
+    if name == "book":
+        return _book(text)
+    return None if name == "unknown" and text == _NONE else text
 
 
 def _book(name: str) -> str:
     return RENAMED_BOOKS.get(name, name)
-
-
-def _joined(*texts: str) -> str:
-    """The texts in one; only the last may hold the gap itself."""
-    *inner, last = texts
-    return _GAP.join((*(text.replace(_GAP, " / ") for text in inner), last))
-
-
-def _usd_text(usd: Decimal | None) -> str:
-    return _NONE if usd is None else f"{usd:f}"
-
-
-def _usd(text: str) -> Decimal | None:
-    return None if text == _NONE else Decimal(text)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split(", ")) if text else ()
-
-
-def _str(values: Mapping[str, object], key: str) -> str:
-    value = values[key]
-    if not isinstance(value, str):
-        raise TypeError(f"{key}: expected text, got {type(value).__name__}")
-    return value
-
-
-def _texts(values: Mapping[str, object], key: str) -> Iterable[tuple[str, str]]:
-    inner = values[key]
-    if not is_map(inner):
-        raise TypeError(f"{key}: expected a mapping, got {type(inner).__name__}")
-    for name in inner:
-        yield name, _str(inner, name)

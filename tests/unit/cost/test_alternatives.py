@@ -11,8 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cost.chat.unit_costs import Inputs
-from cost.choose.alternatives import Shortage, alternatives, alternatives_part, parse_shortage
-from cost.choose.candidates import candidates
+from cost.choose.alternatives import (
+    Shortage,
+    alternatives,
+    alternatives_part,
+    candidates,
+    parse_shortage,
+)
 from cost.prices.book import layered
 from cost.report.layout import WIDTH, Format, Report, render_report
 from cost.resources.estimate import estimate

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
 from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +16,7 @@ from cost.chat.unit_costs import unit_costs
 from cost.diff.diff import diff
 from cost.diff.snapshot import Snapshot, parse, plain, take
 from cost.prices.book import PriceBook
-from cost.prices.file import read_price_file
-from cost.prices.price import HOURS_PER_MONTH, PriceBookError
+from cost.prices.price import HOURS_PER_MONTH
 from cost.resources.component import Scope
 from cost.resources.estimate import estimate
 from stacks.catalog import PLATFORMS
@@ -213,17 +210,6 @@ def test_a_million_tokens_cost_what_their_chats_do(spec: StackSpec):
     assert per_million is not None
     chats = Decimal(1_000_000) / spec.chat.output_tokens
     assert abs(per_chat * chats - per_million) < Decimal("1e-5")
-
-
-@pytest.mark.parametrize("currency", ["EUR", "", "usd"])
-def test_a_book_of_another_currency_never_reaches_a_bill(tmp_path: Path, currency: str):
-    path = tmp_path / "other.yaml"
-    path.write_text(
-        f"name: other\ncurrency: '{currency}'\ncaveat: none\nprices:\n"
-        "  public-ip: {unit: address-hour, usd: 1, source: someone, date: 2026-11-21}\n"
-    )
-    with pytest.raises(PriceBookError, match="currency"):
-        read_price_file(path)
 
 
 def _negated(usd: Decimal | None) -> Decimal | None:

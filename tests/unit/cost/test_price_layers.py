@@ -125,10 +125,8 @@ def test_a_contract_still_wins_in_another_region(h100: StackSpec):
         ({"unit": "GiB-month"}, ".unit: 'GiB-month', but 'gpu-h100-sxm/gpu' is sold by GPU-hour"),
         ({"unit": "GPU"}, ".unit: 'GPU', but 'gpu-h100-sxm/gpu' is sold by GPU-hour"),
         ({"usd": Decimal(-1)}, ".usd: expected a number from 0 to"),
-        ({"usd": Decimal("NaN")}, ".usd: expected a number, got number NaN"),
         ({"source": " "}, ".source: expected text"),
         ({"date": "soon"}, ".date: expected a day"),
-        ({"date": "2999-01-01"}, ".date: 2999-01-01 is in the future"),
     ],
 )
 def test_a_bad_contract_price_is_refused_with_its_key(

@@ -56,15 +56,8 @@ def test_the_newest_reading_of_a_model_is_used_whatever_their_order(tmp_path: Pa
         (f"b: {ENTRY}", "models.b: expected provider/model"),
         ("a/b: " + ENTRY.replace("0.1", "-0.1"), "a/b.input: expected a number from 0"),
         ("a/b: " + ENTRY.replace("output: 0.4, ", ""), "a/b.output: missing"),
-        ("a/b: " + ENTRY.replace("0.4", "free"), "a/b.output: expected a number, got"),
         ("a/b: " + ENTRY.replace("}", ", cached_input: x}"), "a/b.cached_input: expected a number"),
-        ("a/b: " + ENTRY.replace(", source: s", ""), "a/b.source: missing"),
-        ("a/b: " + ENTRY.replace("date: 2026-01-02, ", ""), "a/b.date: missing"),
-        ("a/b: " + ENTRY.replace("2026", "2999"), "a/b.date: 2999-01-02 is in the future"),
-        ("a/b: " + ENTRY.replace("}", ", currency: EUR}"), "a/b.currency: expected one of USD"),
-        ("a/b: " + ENTRY.replace("}", ", price: 1}"), "a/b.price: unknown key"),
         (f"a/b: {{readings: [{ENTRY}, {ENTRY}]}}", "a/b: two readings of one day"),
-        ("a/b: 3", "a/b: expected a mapping"),
     ],
 )
 def test_a_bad_price_is_refused_with_file_and_key(tmp_path: Path, models: str, problem: str):

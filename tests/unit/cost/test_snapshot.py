@@ -78,7 +78,7 @@ UNREADABLE: dict[str, tuple[object, str]] = {
         f"its format is 0, and this version reads {FORMAT}",
     ),
     "of a newer format": ({"snapshot": {"format": 99}}, "its format is 99"),
-    "that is cut": ({"snapshot": {"format": FORMAT, "stack": "x"}}, "it is damaged: 'book'"),
+    "that is cut": ({"snapshot": {"format": FORMAT, "stack": "x"}}, "it is damaged: book: missing"),
     "with a text for a line": (
         {"snapshot": {"format": FORMAT, "stack": "x", "book": "b", "lines": {"a": "b"}}},
         "it is damaged: ",

@@ -1,4 +1,4 @@
-"""What a forgotten stack costs: the bill's own hour, times a day, a week and a month."""
+"""What a stack costs that is left running: the bill's own hour, times a day, a week and a month."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from decimal import Decimal
 
 import pytest
 
-from cost.bill.left_running import forgotten, forgotten_lines
+from cost.bill.left_running import left_running_lines, pause_saving
 from cost.prices.book import PriceBook
+from cost.report.layout import usd_text
 from cost.resources.estimate import estimate
 from stacks.load import load_stack
 from stacks.spec import LifetimeSpec, StackSpec
@@ -21,8 +22,7 @@ pytestmark = pytest.mark.usefixtures("public_key_file")
 
 def lines_of(spec: StackSpec) -> tuple[str, ...]:
     book = PriceBook.load(spec.prices)
-    found = forgotten(spec, book, estimate(spec, book))
-    return forgotten_lines(spec, found, NOW)
+    return left_running_lines(spec, book, estimate(spec, book), NOW)
 
 
 def test_h100_prod_costs_what_two_nodes_and_the_rest_cost() -> None:
@@ -40,9 +40,9 @@ def test_a_month_of_forgetting_is_the_bill_of_a_month(name: str) -> None:
     spec = load_stack(name)
     book = PriceBook.load(spec.prices)
     total = estimate(spec, book)
-    found = forgotten(spec, book, total)
-    assert abs(found.usd_per_hour * 730 - total.monthly_low_usd) < Decimal("0.01")
-    assert Decimal(0) < found.paused_usd_per_hour <= found.usd_per_hour
+    assert f"{usd_text(total.monthly_low_usd)} a month of 730 hours" in lines_of(spec)[0]
+    saved = pause_saving(spec, book).low_usd_per_hour
+    assert Decimal(0) <= saved < total.hourly_low_usd
 
 
 def test_a_paused_stack_has_one_price() -> None:
@@ -68,8 +68,8 @@ def test_a_line_without_a_price_makes_every_amount_a_least() -> None:
     bill = estimate(spec, book)
     storage = next(line for line in bill.components if line.nodeset is None)
     unpriced = replace(storage, unknown="no source has it")
-    found = forgotten(spec, book, replace(bill, components=(*bill.components, unpriced)))
-    first, paused, idle, end = forgotten_lines(spec, found, NOW)
+    found = replace(bill, components=(*bill.components, unpriced))
+    first, paused, idle, end = left_running_lines(spec, book, found, NOW)
     assert first.startswith("If you forget it: at least $")
     assert paused.startswith("  paused: at least $")
     assert "without a job: at least $596." in idle
