@@ -166,9 +166,10 @@ def test_files_of_the_jail_are_a_config_map_and_a_jailed_config(
 
 @pytest.mark.parametrize("stack", SHIPPED)
 def test_a_stack_without_files_of_the_jail_makes_no_object_for_them(
-    deployed: Deploy, stack: str
+    deployed: Deploy, load: Load, stack: str
 ) -> None:
-    assert not deployed(stack).of("kubernetes:slurm.nebius.ai/v1alpha1:JailedConfig")
+    made = deployed(stack).of("kubernetes:slurm.nebius.ai/v1alpha1:JailedConfig")
+    assert bool(made) == bool(load(stack).soperator.jail_files)
 
 
 def test_a_paused_stack_runs_no_checks_and_enters_no_node(deployed: Deploy, load: Load) -> None:

@@ -71,7 +71,9 @@ def test_every_resource_is_under_its_component_under_the_stack(
         if "-config-" in each.name:
             owner = "RunConfigs"
         if owner is None:
-            owner = "SlurmCluster" if each.name in SLURM_RELEASES else "Soperator"
+            of_jail = each.name.endswith(("-jail-files", "-jailed-config"))
+            is_inside = each.name in SLURM_RELEASES or of_jail
+            owner = "SlurmCluster" if is_inside else "Soperator"
         above = STACK if owner == "Stack" else f"{STACK}$soperator:infra:{owner}"
         assert each.urn.split("::")[2] == f"{above}${each.type}", each.name
 

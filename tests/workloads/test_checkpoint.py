@@ -84,7 +84,7 @@ def test_a_loaded_checkpoint_has_weights_optimizer_position_and_random_numbers(
             assert run.state.optimizer.state[mine][name] == pytest.approx(value, abs=0)
 
 
-@pytest.mark.feature("S003-09", "S003-21", "S003-22", "S003-26")
+@pytest.mark.feature("S003-05", "S003-09", "S003-21", "S003-22", "S003-26")
 @pytest.mark.parametrize("kind", [SHARDED, ELASTIC])
 def test_a_folder_has_the_files_of_its_kind_and_a_digest_of_each(tmp_path: Path, kind: Any) -> None:
     saved(tmp_path, 2, elastic_every=2 if kind is ELASTIC else 0)

@@ -327,6 +327,7 @@ def test_seed_001_is_read_with_its_zero_3_config_and_its_success_criteria() -> N
     assert (train.lora.rank, train.lora.alpha, train.dtype) == (64, 128, "bf16")
     assert train.micro_batch_size * train.gradient_accumulation * 16 == 128
     assert (train.micro_batch_size, train.gradient_accumulation) == (2, 4)
+    assert train.max_grad_norm == 1.0
     assert (train.learning_rate, train.schedule, train.sequence_length) == (2e-5, "cosine", 4096)
     assert train.strategy == "fsdp"
     assert train.gate is not None

@@ -313,7 +313,7 @@ def test_infiniband_is_off_only_where_the_nodeset_has_no_fabric(spec: StackSpec)
     assert "NCCL_IB_DISABLE" not in render_sbatch(on_fabric, JOB)
 
 
-@pytest.mark.feature("S003-28")
+@pytest.mark.feature("S003-28", "S003-32")
 def test_an_elastic_job_asks_for_a_range_of_nodes_and_outlives_lost_ones(spec: StackSpec) -> None:
     """A published launcher lost the whole job with one node: no --no-kill, one size only."""
     text = render_sbatch(spec, replace(JOB, nodes=4, least_nodes=3))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stacks.check import check
-from stacks.load import load_stack
+from stacks.load import STACKS_DIR, load_stack
 from stacks.machines import MEMORY
 from stacks.rules.jobs import nodesets_of
 from stacks.schedule import pipeline
@@ -225,3 +225,16 @@ def test_every_training_is_started_again_three_times(stack: StackSpec):
     trainings = [job for job in stack.jobs if job.module == "workloads.train"]
     assert trainings
     assert {job.restarts for job in trainings} == {3}
+
+
+@pytest.mark.feature("S002-46", "S002-89")
+@pytest.mark.parametrize("stack", ["h100-prod"], indirect=True)
+def test_the_script_of_seed_002_has_its_path(stack: StackSpec):
+    """`watch -n 5 /opt/demo/monitoring/check_gpu_util.sh`, on every node and with its options."""
+    (file,) = stack.soperator.jail_files
+    assert (file.path, file.mode) == ("/opt/demo/monitoring/check_gpu_util.sh", "0755")
+    first, command, end = file.content.split("\n")
+    assert (first, end) == ("#!/bin/bash", "")
+    script = command.removeprefix("exec bash ").removesuffix(' "$@"')
+    inside = script.removeprefix(f"{stack.code_path}/current/")
+    assert (STACKS_DIR.parent / inside).is_file(), script
