@@ -15,18 +15,60 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cost.runs.ledger import FILE_NAME, ForecastEntry, Ledger
 from infra.clients import slurm
-from infra.clients.errors import JobsError
+from infra.clients.errors import JobsError, UnknownJobError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
 from infra.clients.ssh import PATIENCE_S, Connection, ConnectionLostError, reopen
-from infra.jobs.history import IS_OWN, Submission
+from infra.jobs.history import IS_OWN, Submission, submissions
+from infra.jobs.records import parse_object
 
 _POLL_S = 0.2
 _STATE_EVERY_S = 1.0
+_RECORD_BYTES: Final = 1 << 20
+
+
+def find(
+    connection: Connection,
+    outputs: StackOutputs,
+    job_id: str,
+    *,
+    state: Path,
+    log: Callable[[str], object],
+) -> Job:
+    """The job as Slurm tells it, or as its run record does, which `log` is told.
+
+    Without accounting Slurm forgets a job minutes after its end.
+    """
+    try:
+        return slurm.find(connection, job_id)
+    except UnknownJobError as error:
+        path = shlex.quote(f"{outputs.results_path(job_id)}/run_record.json")
+        told = connection.run(f"[ -O {path} ] && head -c {_RECORD_BYTES} -- {path}")
+        job = of_record(job_id, parse_object(told.stdout))
+        if job is not None:
+            log(f"job {job_id}: Slurm has forgotten it; this is what its own run record says")
+            return job
+        made = [each for each in submissions(state, outputs.stack) if each.job_id == job_id]
+        names = [each.job for each in made if each.cluster == outputs.login_host_key]
+        if not names:
+            raise
+        raise UnknownJobError(
+            f"job {job_id} ({names[0]}): Slurm has forgotten it and it left no run record, so how "
+            f"it ended is not known; its log is {outputs.log_path(names[0], job_id)}"
+        ) from error
+
+
+def of_record(job_id: str, record: Mapping[str, Any]) -> Job | None:
+    """The job as its run record tells its end; None where that says nothing of it."""
+    code, name = record.get("exit_code"), record.get("job")
+    if not isinstance(code, int) or not isinstance(name, str):
+        return None
+    state = "FAILED" if code else "COMPLETED"
+    return Job(id=job_id, name=name, state=state, exit_code=code)
 
 
 def follow(

@@ -399,9 +399,13 @@ def note_actual(books: Books, shell: Shell, cluster: str, job_id: str) -> str:
     with books.ledger.locked() as ledger:
         own = forecasts(ledger.read().entries).get((cluster, job_id))
         since = now - _LOOK_BACK if own is None else own.at
-        settle_from(ledger, shell, books, cluster=cluster, since=since, now=now, ids=[job_id])
+        accounted = settle_from(
+            ledger, shell, books, cluster=cluster, since=since, now=now, ids=[job_id]
+        )
         entries = ledger.read().entries
     actual = actuals(entries).get((cluster, job_id))
+    if actual is None and not accounted.has_accounting:
+        return f"job {job_id}: Slurm keeps no accounts there and has forgotten it: cost not known"
     if actual is None:
         later = f"`soperator cost spend -s {books.spec.name}`"
         return f"job {job_id}: accounting does not know its end yet; see {later} later"

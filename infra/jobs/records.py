@@ -53,8 +53,13 @@ def losses(folder: Path, name: str = "loss") -> tuple[tuple[int, float], ...]:
 
 def read_object(path: Path) -> Mapping[str, Any]:
     """The JSON object in a file; empty where there is none."""
+    return parse_object(read_text(path))
+
+
+def parse_object(text: str) -> Mapping[str, Any]:
+    """The JSON object of a text; empty where it is none."""
     try:
-        value = json.loads(read_text(path))
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -276,6 +276,37 @@ def test_pipelines_searches_data_and_the_rest_work_without_infrastructure(
         plain.as_root("scontrol update PartitionName=main State=UP")
 
 
+def test_a_job_that_slurm_has_forgotten_is_told_by_its_own_record(
+    plain: Site, type_: Type, tmp_path: Path
+) -> None:
+    """Without accounting Slurm knows a job for minutes; its folder then has another id's record."""
+    attach(plain, type_)
+    job = type_("submit", "look", "-s", "lab", "--again").stdout.strip()
+    type_("logs", job, "-s", "lab")
+    own = f"{plain.home}/soperator/lab"
+    results, logs = (f"{own}/{each}/users/{ANN}" for each in ("results", "logs"))
+    gone = "900001"
+    plain.as_root(
+        f"cp -a {results}/{job} {results}/{gone}; cd {logs}; cp -a look_{job}.log look_{gone}.log"
+    )
+    said = type_("status", gone, "-s", "lab", "--format", "json")
+    (shown,) = json.loads(said.stdout)
+    assert (shown["name"], shown["state"], shown["exit_code"]) == ("look", "COMPLETED", 0)
+    assert f"job {gone}: Slurm has forgotten it" in said.stderr
+    assert "no NVIDIA GPU is seen" in type_("logs", gone, "-s", "lab").stdout
+    pulled = type_("pull", gone, "-s", "lab")
+    assert (Path(pulled.stdout.strip()) / "run_record.json").is_file()
+    assert "has forgotten it: cost not known" in pulled.stderr
+    plain.as_root(f"rm {results}/{gone}/run_record.json")
+    history = tmp_path / "state" / "runs" / "lab"
+    asked = json.loads((history / job / "submission.json").read_text())
+    (history / gone).mkdir(exist_ok=True)
+    (history / gone / "submission.json").write_text(json.dumps({**asked, "job_id": gone}))
+    lost = type_("status", gone, "-s", "lab", code=1)
+    assert f"how it ended is not known; its log is {logs}/look_{gone}.log" in lost.stderr
+    assert "Slurm knows no such job" in type_("status", "900002", "-s", "lab", code=1).stderr
+
+
 def test_an_acceptance_runs_with_the_python_environment_of_the_site(
     plain: Site, type_: Type, tmp_path: Path
 ) -> None:

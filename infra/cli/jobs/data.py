@@ -16,10 +16,10 @@ from cost.runs.spend import actuals
 from infra.cli import context, output
 from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format
-from infra.clients import slurm
 from infra.clients.errors import JobsError, StackPausedError
 from infra.clients.pulumi import StackOutputs
 from infra.jobs import transfer
+from infra.jobs.follow import find
 from infra.jobs.history import run_folder
 from infra.jobs.ledger import note_actual, open_books
 from infra.render.delivery import PackageSource
@@ -93,7 +93,8 @@ def pull(
         print(context.fetched(stack, job_id, error))
         return
     with context.connect(outputs, identity) as connection:
-        job = slurm.find(connection, job_id)
+        state = context.state_root()
+        job = find(connection, outputs, job_id, state=state, log=output.note)
         print(transfer.pull(connection, outputs, job.name, job.id, state=context.state_root()))
         if not job.finished:
             output.note(f"job {job.id} is {job.state}: its cost is written down once it ended")

@@ -18,7 +18,7 @@ from infra.cli import context, output
 from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format
 from infra.clients import slurm
-from infra.clients.errors import StackPausedError
+from infra.clients.errors import StackPausedError, UnknownJobError
 from infra.clients.kube import KubeClient
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
@@ -109,7 +109,7 @@ def _jobs(
     if job_id is None:
         jobs = slurm.recent(connection, days=days, mine=mine)
     else:
-        jobs = (slurm.find(connection, job_id),)
+        jobs = (_find(connection, outputs, job_id),)
     stack = outputs.stack
     cluster = outputs.login_host_key
     hours = follow.forecast_hours(context.state_root(), stack, cluster)
@@ -160,6 +160,11 @@ def _jobs(
         for line in rest_lines(jobs[0], submissions, cluster):
             output.note(line)
     return jobs
+
+
+def _find(connection: Connection, outputs: StackOutputs, job_id: str) -> Job:
+    state = context.state_root()
+    return job_log.find(connection, outputs, job_id, state=state, log=output.note)
 
 
 def _not_coming(stack: str, jobs: Sequence[Job], kube_client: Callable[[str], KubeClient]) -> None:
@@ -242,35 +247,38 @@ def logs(
         context.connect(outputs, identity) as connection,
         output.ClusterText(sys.stdout, raw=raw) as shown,
     ):
-        job = slurm.find(connection, job_id)
+        job = _find(connection, outputs, job_id)
         path = job_log.path_of(connection, outputs, job)
         if not follow:
             shown.write(job_log.read(connection, path))
             return
-        job = job_log.follow(
-            connection,
-            path,
-            job.id,
-            write=shown.write,
-            on_state=say,
-            on_look=context.node_watch(stack),
-            on_lost=lambda error: output.note(error.trying_again),
-        )
+        try:
+            job = job_log.follow(
+                connection,
+                path,
+                job.id,
+                write=shown.write,
+                on_state=say,
+                on_look=context.node_watch(stack),
+                on_lost=lambda error: output.note(error.trying_again),
+            )
+        except UnknownJobError:
+            # Slurm has forgotten it: how it ended was told by its record.
+            shown.write(job_log.read(connection, path))
     _end(job, stack)
 
 
 def _as_fetched(folder: Path, job_id: str) -> Job:
     """The job as its run record tells its end: a paused stack has no Slurm to ask."""
     record = read_object(folder / FILE_NAME)
-    code = record.get("exit_code")
-    if not isinstance(code, int):
+    job = job_log.of_record(job_id, record)
+    if job is None:
         output.note(
             f"job {job_id}: how it ended is not known here: "
             "no run record was fetched with it; resume the stack to ask Slurm"
         )
         raise typer.Exit(output.NOT_RUN)
-    state = "FAILED" if code else "COMPLETED"
-    return Job(id=job_id, name=str(record.get("job")), state=state, exit_code=code)
+    return job
 
 
 def _end(job: Job, stack: str) -> NoReturn:
