@@ -13,11 +13,14 @@ from stacks.check import check
 from stacks.errors import Level
 from stacks.load import load_stack, stack_names
 from stacks.spec import StackSpec
+from stacks.spec.attached import AttachedSpec, NodePriceSpec
 
 HERE = Path(__file__).parents[2] / "conformance"
 NEVER = {
     "ClusterSpec.soperator_version": "one version can be deployed",
     "NfsSpec.billing": "a rule refuses any other than the usual one",
+    "StackSpec.attached": "others run the cluster, and nothing of it is sent to a chart",
+    "StackSpec.node_prices": "of an attached cluster",
 }
 """Optional keys that no valid stack sets to anything else, and why."""
 
@@ -69,7 +72,7 @@ def test_together_they_set_every_optional_key(public_key_file):
     for stack in stack_names(HERE):
         for name, is_set in optional(load_stack(stack, HERE)):
             on[name] = on.get(name, False) or is_set
-    every = set(declared_fields(StackSpec, set()))
+    every = set(declared_fields(StackSpec, {AttachedSpec, NodePriceSpec}))
     missing = sorted(name for name in every if not on.get(name) and name not in NEVER)
     assert missing == [], "set them in tests/conformance/Pulumi.all-keys.yaml"
     assert sorted(name for name in NEVER if on.get(name)) == []
