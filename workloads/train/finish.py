@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from workloads.common import atomic
@@ -32,7 +32,7 @@ from workloads.train.checkpoint_state import trained_weights
 from workloads.train.inputs import Run
 from workloads.train.loop import Trainer
 from workloads.train.measure import Throughput
-from workloads.train.model import flops_per_token
+from workloads.train.model import build_outline, flops_per_token
 from workloads.train.run_folder import RunFolder
 from workloads.train.strategy import Strategy, all_weights, whole_weights
 from workloads.train.tasks import Task
@@ -159,7 +159,8 @@ def write_final(
 ) -> None:
     """Write the adapter, or the whole model, with its tokenizer to `target`; every rank calls it.
 
-    Weights under the names that files gave them go file by file; transformers names the others.
+    Weights under the names that files gave them go file by file, each by another rank; transformers
+    names the others.
     """
     at(f"writing {target}")
     weights: dict[str, Any] = (trained_weights if config.has_adapters else all_weights)(
@@ -175,11 +176,15 @@ def write_final(
         if split.is_sharded:
             index = json.dumps({"metadata": split.metadata, "weight_map": split.tensor_to_filename})
 
-    def save(file: str, whole: dict[str, torch.Tensor]) -> None:
-        if file:
-            save_file(whole, partial / file, metadata={"format": "pt"})
-        else:
-            strategy.model.save_pretrained(partial, state_dict=whole)
+    def save(file: str, whole: dict[str, torch.Tensor]) -> Exception | None:
+        try:
+            if file:
+                save_file(whole, partial / file, metadata={"format": "pt"})
+            elif here.is_main:
+                strategy.model.save_pretrained(partial, state_dict=whole)
+        except Exception as error:
+            return error
+        return None
 
     def complete() -> None:
         if index:
@@ -192,26 +197,42 @@ def write_final(
     with contextlib.ExitStack() as folder:
         new = atomic.new_directory(target, replace=True)
         partial = apart.agree(lambda: folder.enter_context(new))
-        for file, names in files.items():
-            part = {name: weights[name] for name in names}
-            whole = functools.partial(whole_weights, part, keep=here.is_main, dtype=dtype)
-            apart.agree(functools.partial(save, file, whole()))
+        # transformers first, which removes files that it did not write; then as many at a time as
+        # there are ranks. What stops one is raised on all.
+        listed, at_once = [*files.items()], here.world_size
+        rest = [listed[first : first + at_once] for first in range(1, len(listed), at_once)]
+        for some in (listed[:1], *rest):
+            mine: tuple[str, dict[str, torch.Tensor]] = ("", {})
+            for writer, (file, names) in enumerate(some):
+                part, keep = {name: weights[name] for name in names}, writer == here.rank
+                whole = whole_weights(part, keep=keep, dtype=dtype)
+                mine = (file, whole) if keep else mine
+            for error in filter(None, apart.gather(save(*mine))):
+                raise error
         apart.agree(complete)
 
 
 def write_merged(run_dir: Path, *, model_dir: Path, adapter: Path, config: TrainConfig) -> Path:
     """Write `adapter` merged into its base to `merged/`: a model that needs no peft."""
     import peft
+    from transformers import AutoConfig
 
     at(f"merging {adapter} into its model")
-    dtype = torch_dtype(config.dtype)
-    # The base is read again in 16 bits: a merge into 4-bit weights would round the adapter away.
-    base = load_model(model_dir, dtype=dtype, device=torch.device("cpu"))
-    model: Any = peft.PeftModel.from_pretrained(base, adapter)
-    merged = model.merge_and_unload()
+    dtype, cpu = torch_dtype(config.dtype), torch.device("cpu")
     target = run_dir / MERGED
+    # The base is read again in 16 bits: a merge into 4-bit weights would round the adapter away.
     with atomic.new_directory(target, replace=True) as partial:
-        merged.to(dtype).save_pretrained(partial)
+        if (outline := build_outline(model_dir, config, device=cpu)) is not None:
+            merge_files(*outline, adapter, partial)
+            shape = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+            shape.dtype = dtype
+            shape.save_pretrained(partial)
+            for path in model_dir.glob("generation_config.json"):
+                shutil.copy2(path, partial)
+        else:
+            base = load_model(model_dir, dtype=dtype, device=cpu)
+            model: Any = peft.PeftModel.from_pretrained(base, adapter)
+            model.merge_and_unload().to(dtype).save_pretrained(partial)
         for path in adapter.iterdir():
             if not path.name.startswith("adapter_") and not (partial / path.name).exists():
                 shutil.copy2(path, partial / path.name)
@@ -219,6 +240,38 @@ def write_merged(run_dir: Path, *, model_dir: Path, adapter: Path, config: Train
         _open_to_readers(partial)
     log(f"merged model in {target}")
     return target
+
+
+def merge_files(
+    model: Any, weights: Mapping[str, tuple[Path, str]], adapter: Path, partial: Path
+) -> None:
+    """Write the files of `weights`, which `model` outlines, merged by peft; one is in memory."""
+    import peft
+
+    peft.set_peft_model_state_dict(model, peft.load_peft_weights(str(adapter), device="cpu"))
+    files: dict[Path, dict[str, str]] = {}
+    for name, (path, tensor) in weights.items():
+        files.setdefault(path, {})[tensor] = name
+    size = 0
+    for path, tensors in files.items():
+        merged: dict[str, torch.Tensor] = {}
+        with safe_open(path, framework="pt") as file:
+            for tensor, name in tensors.items():
+                stand_in = model.get_parameter(name)
+                merged[tensor] = file.get_tensor(tensor).to(stand_in.dtype)
+                owner, of_adapted, _ = name.rpartition(".base_layer.weight")
+                if of_adapted:
+                    tuner = model.get_submodule(owner)
+                    layer = tuner.get_base_layer()
+                    layer.weight = torch.nn.Parameter(merged[tensor], requires_grad=False)
+                    tuner.merge()
+                    merged[tensor], layer.weight = layer.weight.data, stand_in
+        save_file(merged, partial / path.name, metadata={"format": "pt"})
+        size += sum(each.nbytes for each in merged.values())
+    if len(files) > 1:
+        names = {tensor: path.name for path, tensor in weights.values()}
+        index = {"metadata": {"total_size": size}, "weight_map": names}
+        atomic.write_text(partial / "model.safetensors.index.json", json.dumps(index))
 
 
 def _open_to_readers(folder: Path) -> None:
