@@ -28,7 +28,7 @@ from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, refused
 from infra.clients.ssh import Connection, close_channel
-from infra.render.sbatch import WHO, cpus_per_rank, memory_mib, place_words
+from infra.render.sbatch import WHO, cpus_per_rank, gpu_options, memory_mib, place_words
 from stacks.spec import StackSpec
 from stacks.spec.nodes import WorkerSpec
 from stacks.spec.slurm import JobSpec
@@ -51,8 +51,8 @@ class Ask:
     memory_mib: int
     minutes: int
     """Slurm ends it then, whatever else happens."""
-    charge: tuple[str, ...] = ()
-    """Options of srun for account and QOS."""
+    options: tuple[str, ...]
+    """Of srun, for its GPUs, account and QOS."""
     usd_per_hour: Decimal | None
     """Its share of the dearest node that it may get; None when that price is not known."""
 
@@ -74,9 +74,8 @@ class Ask:
             "--nodes=1",
             "--ntasks=1",
             f"--cpus-per-task={self.cpus}",
-            *([f"--gpus-per-node={self.gpus}"] if self.gpus else []),
             *([f"--mem={self.memory_mib}M"] if self.memory_mib else []),
-            *self.charge,
+            *self.options,
             f"--time={self.minutes}",
         ]
         return shlex.join(["srun", *asked, *options, *words])
@@ -115,7 +114,7 @@ def ask(
         cpus=cpus_found,
         memory_mib=memory_mib(spec, workers, job) if gpus else _MIB_PER_CPU * cpus_found,
         minutes=math.ceil(hours * _MINUTES_PER_HOUR),
-        charge=spec.charge.options,
+        options=(*gpu_options(spec, gpus), *spec.charge.options),
         usd_per_hour=_usd_per_hour(rates, workers, gpus, cpus_found),
     )
 

@@ -386,7 +386,7 @@ def _directives(
         # only those nodes although more are idle.
         *(["--ntasks-per-node=1"] if _fewest(job) == job.nodes else []),
         f"--cpus-per-task={task_cpus}",
-        *_gpu_options(spec, job),
+        *gpu_options(spec, job.gpus_per_node),
         *spec.charge.options,
         f"--time={job.time_limit}",
         # Both streams; results alone are in .out (log.py: tell).
@@ -398,12 +398,12 @@ def _directives(
     return [f"#SBATCH {option}" for option in options]
 
 
-def _gpu_options(spec: StackSpec, job: JobSpec) -> list[str]:
+def gpu_options(spec: StackSpec, gpus_per_node: int) -> list[str]:
     """GPUs of each node; select/cons_res of an older cluster knows them as GRES alone."""
-    if not job.gpus_per_node:
+    if not gpus_per_node:
         return []
     name = "gpus-per-node=" if spec.attached is None else "gres=gpu:"
-    return [f"--{name}{job.gpus_per_node}"]
+    return [f"--{name}{gpus_per_node}"]
 
 
 def _fault_options(spec: StackSpec, job: JobSpec, nodesets: Sequence[WorkerSpec]) -> list[str]:

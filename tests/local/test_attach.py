@@ -11,7 +11,7 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +21,11 @@ from typer.testing import CliRunner, Result
 
 import stacks.load
 from infra.cli import context
+from infra.cli.jobs.shell import client_words
 from infra.cli.main import app
 from infra.clients.ssh_key import fingerprint
+from infra.jobs.ledger import open_books
+from infra.operate.sessions import ask
 from infra.render.login import teams_script
 from infra.render.values.slurm_cluster import slurm_cluster_values
 from infra.reports.acceptance.result import STAGES
@@ -31,6 +34,9 @@ from stacks.load import KEY_FILE_VARIABLE, load_stack
 from stacks.spec.slurm import AccountSpec, QosSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 from tests.local.slurm_stand import CLUSTER, running_stand
+from tests.local.test_load_job import _LOAD_SETS as LOAD_SETS
+from tests.local.test_serve_job import _SETS as SERVE_SETS
+from tests.local.test_serve_job import _make_model as make_model
 
 pytestmark = pytest.mark.local
 
@@ -305,6 +311,38 @@ def test_a_job_that_slurm_has_forgotten_is_told_by_its_own_record(
     lost = type_("status", gone, "-s", "lab", code=1)
     assert f"how it ended is not known; its log is {logs}/look_{gone}.log" in lost.stderr
     assert "Slurm knows no such job" in type_("status", "900002", "-s", "lab", code=1).stderr
+
+
+def test_a_model_is_served_and_loaded_and_a_session_runs_as_the_user(
+    plain: Site, type_: Type, tmp_path: Path
+) -> None:
+    attach(plain, type_)
+    where = "partition: main, gpus_per_node: 1, cpus_per_task: 1, time_limit: '00:20:00'"
+    serve = f"name: serve, module: workloads.serve, recipe: smollm2_135m_serve_cpu, {where}"
+    load = f"name: load, module: workloads.load, recipe: smollm2_135m_load_cpu, {where}"
+    declare(tmp_path, "jobs", f"[{{{serve}}}, {{{load}}}]")
+    declare(tmp_path, "python_env_path", "/opt/soperator/venv")
+    make_model(tmp_path / "tiny")
+    type_("data", "push", tmp_path / "tiny", "model/tiny", "-s", "lab")
+    job = type_("submit", "serve", "-s", "lab", *as_options(SERVE_SETS)).stdout.strip()
+    endpoint = f"{plain.home}/soperator/lab/results/users/{ANN}/{job}/endpoint.json"
+    wait = f"for i in $(seq 240); do [ ! -s {endpoint} ] || break; sleep 1; done; cat {endpoint}"
+    assert json.loads(plain.as_root(wait))["models"] == ["tiny"]
+    sets = as_options(LOAD_SETS)
+    measured = type_("runs", "load", job, "-s", "lab", "--concurrency", "1", *sets).stdout.split()
+    type_("logs", measured[-1], "-s", "lab")
+    type_("cancel", job, "-s", "lab")
+    outputs = context.caller("lab", None)
+    books = open_books(context.spec("lab"), tmp_path / "state", lambda _: None)
+    asked = ask(books.rates, gpus=1, cpus=1, partition=None, hours=0.1)
+    words = client_words(outputs, context.key_of(outputs, None))
+    command = asked.srun("bash", "-c", "id -un; echo $SLURM_JOB_PARTITION")
+    done = subprocess.run([*words, command], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [ANN, "main"], done.stderr
+
+
+def as_options(sets: Sequence[str]) -> list[str]:
+    return [word for each in sets for word in ("--set", each)]
 
 
 def test_an_acceptance_runs_with_the_python_environment_of_the_site(

@@ -205,7 +205,7 @@ def test_memory_that_slurm_does_not_count_is_not_asked_for(tmp_path: Path) -> No
     rates = run_rates(spec, estimate(spec, layered(spec)), layered(spec))
     session = ask(rates, gpus=1, cpus=None, partition="main", hours=1)
     assert "--mem" not in session.srun("true")
-    assert "--account=phys" in session.srun("true")
+    assert "--gres=gpu:1 --account=phys --qos=long" in session.srun("true")
 
 
 def priced(folder: Path, *prices: dict[str, object]) -> StackSpec:
