@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pulumi
 
+from infra.providers.engine.resources import Resource
 from infra.providers.nebius.adoption import STATE_ID
-from infra.providers.nebius.resource import Resource
 from stacks.spec import StackSpec
 
 

@@ -15,8 +15,7 @@ import pulumi_kubernetes as kubernetes
 
 from infra.components.base import child, kept
 from infra.components.releases import make_releases
-from infra.providers.nebius.resource import Resource
-from infra.providers.soperator.resources import Expiry, Password
+from infra.providers.engine.resources import Expiry, Password, Resource
 from infra.render import backup as render
 from infra.render import delivery
 from stacks.spec import StackSpec

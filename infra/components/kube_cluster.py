@@ -8,7 +8,7 @@ from typing import Any, Final
 import pulumi
 
 from infra.components.base import child
-from infra.providers.nebius.resource import Resource
+from infra.providers.engine.resources import Resource
 from infra.render.backup import namespaces
 from infra.render.kube_cluster import (
     kube_cluster_spec,

@@ -16,7 +16,7 @@ import pulumi_kubernetes as kubernetes
 
 from cost.resources.estimate import Burn
 from infra.components.releases import make_releases
-from infra.providers.soperator.resources import KeyPair
+from infra.providers.engine.resources import KeyPair
 from infra.render import login, names
 from infra.render.charts import PODS_STARTED, Chart, cluster_charts, platform_charts
 from infra.render.delivery import code_files, hash_files

@@ -22,7 +22,7 @@ from infra.components.kube_cluster import (
 )
 from infra.components.soperator import Login, Monitoring, SlurmCluster, Soperator
 from infra.components.storage import Filesystems, NfsServer, Registry
-from infra.providers.soperator.resources import KeyPair, StateGuard, StateId
+from infra.providers.engine.resources import KeyPair, StateGuard, StateId
 from infra.render.login import job_commands, members, mounts, nodesets, ssh_command
 from infra.render.values.slurm_cluster import is_stopped
 from stacks.spec import StackSpec

@@ -34,8 +34,7 @@ from pathlib import Path
 
 import pulumi
 
-from infra.providers.soperator.resources import KeyPair
-from infra.providers.nebius.resource import Resource
+from infra.providers.engine.resources import KeyPair, Resource
 
 declared = json.loads(Path(__file__).with_name("declared.json").read_text())
 made = {}
