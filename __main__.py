@@ -19,7 +19,7 @@ from infra.clients.passphrase import public_problem
 from infra.components.stack import Stack, deployed_outputs
 from infra.jobs.ledger import with_history
 from infra.jobs.nodes import told
-from infra.jobs.recipes import load_fit_problems, search_problems
+from infra.jobs.recipes import load_fit_problems, notice_problems, search_problems
 from infra.jobs.records import load_records
 from infra.operate.preflight.ask import ask, doubts, in_short, refusal
 from infra.operate.prices import LivePriceError, price_book
@@ -57,6 +57,7 @@ def main() -> None:
     # The engine prints the level itself.
     texts = [str(problem).removeprefix(f"{Level.ERROR}: ") for problem in stack_bill.errors]
     texts += [*recipe_problems(ROOT, spec), *load_fit_problems(ROOT, spec)]
+    texts += notice_problems(ROOT, spec, records)
     if texts := texts or search_problems(ROOT, spec):
         raise pulumi.RunError("\n".join(texts))
     deployed = deployed_outputs()

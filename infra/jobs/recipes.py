@@ -13,9 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from cost.run_record import RunRecord
 from cost.runs.forecast import Forecast, UnknownRun
 from cost.runs.recipes import RecipeError, declared_settings, recipe_of
 from cost.size.plan import Plan, make_plan
+from cost.size.saving import saving
+from cost.size.shape import SizeError
 from infra.clients.errors import JobsError
 from infra.clients.objects import Place, StorageError
 from infra.clients.pulumi import StackOutputs
@@ -74,6 +77,23 @@ def _ask(
 
 def _lines(done: subprocess.CompletedProcess[str]) -> list[str]:
     return done.stderr.strip().splitlines() or [f"exit {done.returncode}, no message"]
+
+
+def notice_problems(root: Path, spec: StackSpec, records: Sequence[RunRecord]) -> list[str]:
+    """A line for each declared training that a preemptible node would take before it has saved."""
+    problems: list[str] = []
+    for job in spec.jobs:
+        path = recipe_file(root, job.recipe)
+        if path is None or job.module != TRAIN_MODULE:
+            continue
+        try:
+            recipe = recipe_of(job, {path.relative_to(root).as_posix(): path.read_bytes()})
+            found = saving(spec, job, make_plan(spec, job, recipe), recipe, records)
+        except (RecipeError, SizeError):
+            continue  # told at a submission: such a run has no plan
+        if found is not None and found.refusal is not None:
+            problems.append(f"{spec.name}.jobs: {found.refusal}")
+    return problems
 
 
 DEFAULT_CONTEXT_TOKENS: Final = 8192

@@ -31,6 +31,7 @@ from cost.runs.ledger import FILE_NAME, Entry, Ledger, LedgerError, decode, enco
 from cost.runs.recipes import RecipeError, recipe_of
 from cost.runs.runs import run_lines
 from cost.size.plan import Plan
+from cost.size.saving import saving
 from cost.size.shape import SizeError
 from infra import files
 from infra.clients import slurm
@@ -132,7 +133,8 @@ def prepare(
 ) -> Request:
     """The job with its forecast and plan, both logged; `code`: the checkout's files by path.
 
-    Refuses a job of a stack that has ended, and one that no memory holds, as its trainer would.
+    Refuses a job of a stack that has ended, one that no memory holds, as its trainer would, and on
+    preemptible nodes one that could not save in time.
     """
     over = why_ended(books.spec, datetime.now(UTC))
     if over is not None:
@@ -154,6 +156,11 @@ def prepare(
         for line in recipes.plan_lines(plan):
             log(line)
         recipes.refuse_unfit(plan, recipe)
+        save = saving(books.spec, job, plan, recipe, books.records)
+        if save is not None and save.refusal is not None:
+            raise JobsError(f"{save.refusal}; nothing was submitted")
+        if save is not None:
+            log(str(save))
     made = PreparedJob(job=job, run=run, plan=plan, recipe=recipe)
     return Request(name=job.name, sets=tuple(sets), run=run, tasks={None: made}, needs=job.after)
 

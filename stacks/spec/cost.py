@@ -84,7 +84,10 @@ class PreemptionSpec:
     restart_s: AmountOrZero
     """Seconds from the loss of a node to the first step after it."""
     source: str
-    """Where the three numbers come from."""
+    """Where the numbers come from."""
+    save_gb_per_s: AmountOrZero | None = None
+    """GB a second that all nodes of a job write into the place of checkpoints, until one measures
+    it; with it a training whose state does not fit into the notice is refused."""
 
 
 class PolicyLevel(StrEnum):

@@ -198,6 +198,11 @@ class NoCheckpoints:
     """A run that is measured saves nothing."""
 
     resumed_loss: float | None = None
+    longest_save_s = 0.0
+
+    def is_late(self) -> bool:
+        """No time asks for one."""
+        return False
 
     def due(self, step: int) -> bool:
         """No step asks for one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -10,8 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import pytest
@@ -194,6 +197,38 @@ def test_a_run_saves_both_kinds_each_at_its_own_interval(places: Path, run: Any)
         "elastic-checkpoint-3",
         "checkpoint-2",
     ]
+
+
+def test_a_run_saves_again_after_its_declared_seconds(
+    places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look at the clock is 0.4 s after the one before: at the begin, a step, a save, its end.
+
+    0.4 at the begin, 1.6 in step 3: late; saved from 2.0 to 2.4; 3.2 in step 5: late again.
+    """
+    looks = itertools.count(1)
+    clock = SimpleNamespace(monotonic=lambda: next(looks) * 0.4, time=time.time)
+    monkeypatch.setattr(checkpoint, "time", clock)
+    run("prepare-data")
+    options = ("train.checkpoint_every=0", "train.keep_last=9")
+    timed = 'train.checkpoint={"every_s": 1, "background": false}'
+    code, record = run("train", "train.max_steps=6", *options, timed)
+    assert code == 0
+    made = candidates([places / "chkpt" / "finetune" / "12"])
+    assert [each.step for each in made] == [6, 5, 3]
+    assert record["metrics"]["longest_checkpoint_save_s"] == pytest.approx(0.4)
+
+
+def test_no_save_is_late_while_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To begin the next one waits for it: training would stand."""
+    run = run_in(tmp_path, every_s=1)
+    looks = itertools.count(time.monotonic() + 10, 10)
+    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+    assert run.checkpoints.is_late()
+    run.checkpoints._running = (tmp_path, Future())
+    assert not run.checkpoints.is_late()
 
 
 @pytest.mark.feature("S003-31")

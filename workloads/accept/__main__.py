@@ -63,6 +63,10 @@ def metrics(report: Report) -> dict[str, float]:
     rows = [row for row in report.measurements.get("collectives", []) if row["op"] == "all_reduce"]
     if rows:
         found["busbw_gb_per_s"] = rows[-1]["busbw_gb_per_s"]
+    # All nodes write at once, as the ranks of a job do when they save.
+    rates = [row for row in report.measurements.get("storage", []) if row["place"] == "chkpt"]
+    if rates and all(row["is_direct"] for row in rates):
+        found["chkpt_write_gb_per_s"] = sum(row["write_gb_per_s"] for row in rates)
     return found
 
 

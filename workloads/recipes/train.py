@@ -18,6 +18,10 @@ class CheckpointConfig:
     """Whether train.eval's best checkpoint stays beyond train.keep_last and becomes final/."""
     elastic_every: int = 0
     """Train steps between elastic checkpoints; 0: only before the job changes its size."""
+    every_s: int = 0
+    """Seconds after which training is saved again, beside its schedule by steps; 0: never.
+
+    What is lost at most where a save takes longer than the notice of a node that is taken."""
     same_world_size_only: bool = False
     """Whether a sharded checkpoint of another world size is refused instead of resharded."""
     timeout_s: int = 600
@@ -25,6 +29,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         require(self.elastic_every >= 0, f"elastic_every: got {self.elastic_every}, expected >= 0")
+        require(self.every_s >= 0, f"every_s: got {self.every_s}, expected >= 0")
         require(self.timeout_s >= 10, f"timeout_s: got {self.timeout_s}, expected >= 10")
 
 

@@ -270,6 +270,8 @@ class FolderCheckpoints:
         """Loss of the step that the checkpoint was saved after, where this process loaded one."""
         self.last_commit_s: float | None = None
         """Unix time of the newest commit of this process; rank 0 alone knows it."""
+        self.longest_save_s = 0.0
+        self._began_s = time.monotonic()
         self._world, self._config, self._keep_last = world, config, keep_last
         self._stop, self._model_config = stop, model_config
         # In a group of their own, as files are written in a thread while the loop uses the others.
@@ -290,6 +292,14 @@ class FolderCheckpoints:
         """Whether an elastic checkpoint falls on `step`, beside what the loop saves by itself."""
         every = self._config.elastic_every
         return bool(every) and step % every == 0
+
+    def is_late(self) -> bool:
+        """Whether the recipe's `every_s` have passed since rank 0 began a save, which has ended."""
+        every_s = self._config.every_s
+        if not every_s or not self._world.is_main:
+            return False
+        is_writing = self._running is not None and not self._running[1].done()
+        return not is_writing and time.monotonic() - self._began_s >= every_s
 
     def load(self, state: TrainState) -> bool:
         """Fill `state` from the checkpoint that this run starts from; False: from nothing."""
@@ -369,6 +379,7 @@ class FolderCheckpoints:
         parent = self.folder.elastic_path if kind is ELASTIC else self.folder.path
         target = parent / f"{kind.prefix}-{step}"
         at(f"saving {target}")
+        self._began_s = began_s = time.monotonic()
         there = Candidate(path=target, kind=kind, step=step)
         if self._ranks.agree(lambda: there.problem() is None if target.exists() else False):
             log(f"{target} is already committed")
@@ -389,7 +400,7 @@ class FolderCheckpoints:
                 files={},
             ),
             own_files=own_files,
-            after_commit=lambda: self._committed(target, kind, best_step),
+            after_commit=lambda: self._committed(target, kind, best_step, began_s),
         )
         planner = self._planner(kind)
         options: dict[str, Any] = {
@@ -426,8 +437,9 @@ class FolderCheckpoints:
             files[FULL_WEIGHTS] = weights_writer(whole)
         return files
 
-    def _committed(self, target: Path, kind: Kind, best_step: int | None) -> None:
+    def _committed(self, target: Path, kind: Kind, best_step: int | None, began_s: float) -> None:
         log(f"saved {target}")
+        self.longest_save_s = max(self.longest_save_s, time.monotonic() - began_s)
         self.last_commit_s = time.time()
         self._choice.damaged.discard(target)
         for removed in remove_old(

@@ -363,6 +363,8 @@ def finish(
         job.record.metrics["last_loss"] = trainer.checkpoints.resumed_loss
     if throughput.stalls_s:
         job.record.metrics["checkpoint_stall_s"] = fmean(throughput.stalls_s)
+    if trainer.checkpoints.longest_save_s:
+        job.record.metrics["longest_checkpoint_save_s"] = trainer.checkpoints.longest_save_s
     if here.device.type == "cuda":
         job.record.metrics["peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
         if run.plan is not None:

@@ -254,7 +254,7 @@ class Trainer:
                     self.metrics.waited(self.ledger.seconds["data_wait"] - before_s)
                 # The next step's rows are put together while this one computes.
                 waiting = self._ask(worker, state.progress.position + self._rows_per_step)
-                result, stop = self._step(batches)
+                result, stop, late = self._step(batches)
                 throughput.add(result)
                 self._report(result)
                 done, is_best = state.progress.step == self.num_steps, False
@@ -263,7 +263,7 @@ class Trainer:
                     is_best, stop = self._validate(done=done)
                     done = done or self.has_stopped_early
                 due = self.checkpoints.due(state.progress.step) or self._falls(every, every_epochs)
-                if stop or done or is_best or due:
+                if stop or done or is_best or due or late:
                     before_s = self.ledger.seconds["checkpoint"]
                     with self.ledger.spend("checkpoint"):
                         self.checkpoints.save(state, state.progress.step, loss=result.loss)
@@ -361,14 +361,16 @@ class Trainer:
             num_rows=num_rows,
         )
 
-    def _step(self, batches: list[Any]) -> tuple[measure.StepResult, bool]:
+    def _step(self, batches: list[Any]) -> tuple[measure.StepResult, bool, bool]:
+        """Train one step; its figures, whether a rank was told to stop, whether a save is late."""
         config, world, state = self.config, self.state.world, self.state
-        num_labels, num_tokens, num_positions, num_stops = world.sum(
+        num_labels, num_tokens, num_positions, num_stops, num_late = world.sum(
             [
                 float(sum(batch.num_label_tokens for batch in batches)),
                 float(sum(batch.num_tokens for batch in batches)),
                 float(sum(self.task.num_positions(batch) for batch in batches)),
                 float(bool(self.stop)),
+                float(self.checkpoints.is_late()),
             ]
         )
         # DDP and FSDP2 average over ranks; the factor turns that into the sum over ranks.
@@ -409,7 +411,7 @@ class Trainer:
             num_positions=int(num_positions),
             num_label_tokens=int(num_labels),
         )
-        return result, num_stops > 0
+        return result, num_stops > 0, num_late > 0
 
     def _check_finite(self, where: str, loss_sum: float, grad_norm: float) -> None:
         scaler = self.precision.scaler

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from workloads.accept.__main__ import metrics
 from workloads.accept.gates import Check, Limit, exit_code, fact, hold, not_run, overall
 from workloads.common.exit_codes import ExitCode
 
@@ -48,3 +51,17 @@ def test_a_failed_number_says_what_was_wanted_and_from_whom() -> None:
     said = asdict(check)
     assert (said["nodes"], said["unit"]) == (("worker-0",), "GB/s")
     assert said["limit"]["source"] == "somewhere"
+
+
+@pytest.mark.parametrize(("is_direct", "found"), [(True, 3.5), (False, None)])
+def test_a_record_has_what_all_nodes_write_into_the_place_of_checkpoints(
+    is_direct: bool, found: float | None
+) -> None:
+    """The planner of saves reads it; a rate of the page cache is none of the filesystem."""
+    rows = [
+        {"place": "chkpt", "write_gb_per_s": 2.0, "is_direct": True},
+        {"place": "chkpt", "write_gb_per_s": 1.5, "is_direct": is_direct},
+        {"place": "scratch", "write_gb_per_s": 9.0, "is_direct": True},
+    ]
+    report: Any = SimpleNamespace(measurements={"storage": rows})
+    assert metrics(report).get("chkpt_write_gb_per_s") == found
