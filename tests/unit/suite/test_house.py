@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
-MOST_FILES = 402
-MOST_LINES = 95_641
+MOST_FILES = 403
+MOST_LINES = 95_837
 MOST_CHILDREN = 12
 
 
