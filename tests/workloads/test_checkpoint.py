@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -248,6 +249,7 @@ def test_a_run_keeps_elastic_ones_in_their_own_place_and_a_restart_finds_them(
     monkeypatch.setattr(checkpoint, "log", said.append)
     assert run("train", "train.resume=requeue", *options)[0] == 0
     assert said[0] == f"resumed from {kept / 'elastic-checkpoint-2'} at step 2"
+    shutil.rmtree(places / "chkpt" / "finetune")  # a run that was stopped has none there
     monkeypatch.delenv("SLURM_RESTART_COUNT")
     monkeypatch.setenv("SLURM_JOB_ID", "13")
     said.clear()
