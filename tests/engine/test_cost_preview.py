@@ -21,6 +21,7 @@ from cost.prices.book import layered
 from stacks.load import STACKS_DIR, load_stack
 from tests.engine.nebius_project import pulumi_binary
 from tests.engine.program_env import Answer, Program, running_program
+from tests.unit.attach.test_attached_stack import attached
 from tests.unit.cost.loads import load_json, write_load
 
 pytestmark = [
@@ -213,3 +214,16 @@ def test_a_deployment_of_another_format_is_no_baseline_and_no_error(deployed: Pr
     finally:
         deploy(program, {"cost": cost})
     assert "that of the deployment cannot be read: its format is 0" in text.replace(".0,", ",")
+
+
+def test_a_stack_of_an_attached_cluster_has_nothing_to_build(
+    program: Program, tmp_path: Path
+) -> None:
+    path, _ = attached(tmp_path)
+    text = path.read_text(encoding="utf-8")
+    salt = (STACKS_DIR / f"Pulumi.{STACK}.yaml").read_text(encoding="utf-8")
+    salt = next(line for line in salt.splitlines() if line.startswith("encryptionsalt"))
+    path.write_text(f"{text}{salt}\n", encoding="utf-8")
+    answer = program.preview(STACK, f"--config-file={path}")
+    assert answer.status != 0
+    assert "is attached to a cluster that others run, so there is nothing to build" in answer.text

@@ -152,6 +152,9 @@ def test_what_a_first_job_needs_is_asked_for_in_one_line(
 def test_a_forced_command_is_told_by_what_it_said() -> None:
     with pytest.raises(JobsError, match=r"only rsync here.*a command of its own"):
         discover(Login(PARTS, said="only rsync here\n"), AT)
+    cut = {name: each for name, each in PARTS.items() if name != "end"}
+    with pytest.raises(JobsError, match="ran something else than what was asked"):
+        discover(Login(cut), AT)
 
 
 def test_without_enforcement_nobody_needs_an_account() -> None:
