@@ -116,3 +116,16 @@ def test_a_second_signal_does_not_end_who_waits_for_the_save(nodes: Nodes) -> No
         nodes.processes[1].send_signal(number)
     assert {nodes.read(0)[:-2], nodes.read(1)[:-2]} == {"told"}
     assert [each.wait(60) for each in nodes.processes] == [ExitCode.PREEMPTED] * 2
+
+
+def test_a_training_that_is_taken_away_with_notice_loses_no_step() -> None:
+    """Three of the kills that `python -m tests.bench.kills` counts."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench.kills", "--kills=3"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "3 kills, notice 6 s: 0 corrupt checkpoints, 0 lost" in done.stdout, done.stderr
+    assert done.returncode == 0
