@@ -18,7 +18,7 @@ from cost.resources.estimate import burn
 from infra.clients.passphrase import public_problem
 from infra.components.stack import Stack, deployed_outputs
 from infra.jobs.ledger import with_history
-from infra.jobs.nodes import told
+from infra.jobs.nodes import describe_jobs
 from infra.jobs.recipes import load_fit_problems, notice_problems, search_problems
 from infra.jobs.records import load_records
 from infra.operate.preflight.ask import ask, doubts, in_short, refusal
@@ -82,7 +82,7 @@ def main() -> None:
     for warning in (*map(str, cost_diff.losses), *steps, *warnings, *told_now):
         pulumi.log.warn(warning)
     taken = cost_diff.rollout.slurm_nodes
-    running = told(spec.name, deployed, taken, State(STATE).user_key) if taken else ""
+    running = describe_jobs(spec.name, deployed, taken, State(STATE).user_key) if taken else ""
     ends = "\n".join(left_running_lines(spec, book, stack_bill.estimate, now))
     pulumi.log.info(
         f"\n{render(stack_bill)}\n{ends}\n{cost_diff.render()}{running}\n{in_short(preflight)}"

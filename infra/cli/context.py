@@ -212,7 +212,7 @@ def tunnel(
     from infra.clients.ssh import Tunnel
 
     way = replace(outputs.endpoint(key_of(outputs, identity)), node=node)
-    made = Tunnel(way, to.host, to.port, say=note)
+    made = Tunnel(way, to.host, to.port, log=note)
     closing.callback(made.close)
     return made
 

@@ -173,16 +173,16 @@ class KubeClient:
         *,
         timeout_s: float,
         cancelled: threading.Event | None = None,
-        tell: Callable[[str], None] = lambda _line: None,
+        log: Callable[[str], None] = lambda _line: None,
     ) -> Object:
         """Return the live object once `is_met` holds; a timeout says what its status was.
 
-        `tell` is called with one line whenever the awaited status changes, once the wait is long.
+        `log` is called with one line whenever the awaited status changes, once the wait is long.
         """
         event = cancelled or threading.Event()
         began = time.monotonic()
         deadline = began + timeout_s
-        told = ""
+        logged = ""
         while True:
             live = self.get(target)
             if live is not None and is_met(live):
@@ -194,10 +194,10 @@ class KubeClient:
                     f"{describe(target)}: waited {timeout_s:g} s for {what}; {summary(live)}"
                 )
             passed_s, now = time.monotonic() - began, summary(live)
-            if passed_s > _QUIET_S and now != told:
-                told = now
+            if passed_s > _QUIET_S and now != logged:
+                logged = now
                 limit = f"{passed_s:.0f} s of at most {timeout_s:g} s passed"
-                tell(f"{describe(target)}: {now}; {limit}")
+                log(f"{describe(target)}: {now}; {limit}")
             event.wait(_POLL_S)
 
     def wait_gone(

@@ -420,10 +420,10 @@ class Tunnel:
     """Open from its making until `close`."""
 
     def __init__(
-        self, login: Endpoint, host: str, port: int, *, say: Callable[[str], None]
+        self, login: Endpoint, host: str, port: int, *, log: Callable[[str], None]
     ) -> None:
         self._target = (host, port)
-        self._say = say
+        self._log = log
         self._connection = Connection(login)
         self._lost: str | None = None
         self._over = threading.Event()
@@ -472,7 +472,7 @@ class Tunnel:
             except OSError as error:
                 if not self._over.is_set():
                     # Such as too many open files: the next one may come through.
-                    self._say(f"the tunnel could not take a connection: {error}")
+                    self._log(f"the tunnel could not take a connection: {error}")
                     self._over.wait(_FIRST_PAUSE_S)
                 continue
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
@@ -507,7 +507,7 @@ class Tunnel:
                 continue
             if self._lost is None:
                 self._lost = f"the SSH tunnel to {self._connection.endpoint} is lost; reconnecting"
-                self._say(self._lost)
+                self._log(self._lost)
             try:
                 self._connection.reopen()
             except JobsError as error:
@@ -519,7 +519,7 @@ class Tunnel:
                 self._connection.close()
                 return
             self._lost, pause_s = None, _FIRST_PAUSE_S
-            self._say("the SSH tunnel is back")
+            self._log("the SSH tunnel is back")
 
 
 def _pump(client: socket.socket, channel: paramiko.Channel) -> None:

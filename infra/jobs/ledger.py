@@ -50,12 +50,12 @@ from stacks.spec.slurm import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Books:
+class JobLedger:
     """One stack's money, as this machine knows it."""
 
     spec: StackSpec
     rates: RunRates
-    ledger: Ledger
+    file: Ledger
     records: tuple[RunRecord, ...]
 
     def forecast(self, job: JobSpec, sets: Sequence[str] = ()) -> Forecast | UnknownRun:
@@ -68,15 +68,15 @@ class Books:
         return None if budget is None else month_budget(budget, entries, now)
 
 
-def open_books(spec: StackSpec, state: Path, say: Callable[[str], object]) -> Books:
-    """The stack's books in this state folder; `say` gets a line where records are damaged."""
+def open_ledger(spec: StackSpec, state: Path, log: Callable[[str], object]) -> JobLedger:
+    """The stack's ledger in this state folder; `log` gets a line where records are damaged."""
     book = price_book(spec, state)
     spec = with_history(spec, state)
-    return Books(
+    return JobLedger(
         spec=spec,
         rates=run_rates(spec, estimate(spec, book), book),
-        ledger=Ledger(state / "runs" / spec.name / FILE_NAME),
-        records=load_records(state, spec.name, say),
+        file=Ledger(state / "runs" / spec.name / FILE_NAME),
+        records=load_records(state, spec.name, log),
     )
 
 
@@ -91,25 +91,25 @@ _CLOCKS_APART = timedelta(minutes=5)
 
 
 def settle(
-    ledger: OpenLedger,
+    opened: OpenLedger,
     accounted: Accounted,
-    books: Books,
+    ledger: JobLedger,
     *,
     since: datetime,
     now: datetime,
 ) -> tuple[ActualEntry, ...]:
     """Writes down what jobs cost that ended and are not in the ledger like this yet."""
-    known = actuals(ledger.read().entries)
+    known = actuals(opened.read().entries)
     moments = [run.started_at for use in accounted.uses for run in use.runs]
     moments += [run.ended_at for use in accounted.uses for run in use.runs if run.ended_at]
     # From the first start to the last end, so that each job is priced whole, whatever the clocks.
     first, last = min([since, *moments]), max([now, *moments])
-    total = spend(books.rates, accounted.uses, since=first, until=last)
+    total = spend(ledger.rates, accounted.uses, since=first, until=last)
     new: list[ActualEntry] = []
     for job in total.jobs:
         use = job.use
         before = known.get((use.cluster, use.job_id))
-        # Who shared a node before `since` is not known any more: the earlier word stands.
+        # Who shared a node before `since` is not known any more: what was written before stands.
         is_cut = any(run.started_at < since for run in use.runs)
         if not use.is_finished or (before is not None and is_cut):
             continue
@@ -124,20 +124,20 @@ def settle(
             runs=use.runs,
             node_hours=plain(job.node_hours),
             nodes_usd=None if job.nodes_usd is None else plain(job.nodes_usd),
-            padding_percent=_padding(use, books, before),
+            padding_percent=_padding(use, ledger, before),
             array_id=use.array_id,
             num_tasks=use.num_tasks,
         )
         if before is None or replace(entry, at=before.at) != before:
             new.append(entry)
-    ledger.append(*new)
+    opened.append(*new)
     return tuple(new)
 
 
 def settle_from(
-    ledger: OpenLedger,
+    opened: OpenLedger,
     shell: Shell,
-    books: Books,
+    ledger: JobLedger,
     *,
     cluster: str,
     since: datetime,
@@ -145,7 +145,7 @@ def settle_from(
     ids: Sequence[str] = (),
 ) -> Accounted:
     """Asks the cluster for the period and for every job that is still open, and settles them."""
-    entries = ledger.read().entries
+    entries = opened.read().entries
     wanted = {key[1] for key in open_parts(entries) if key[0] == cluster}
     accounted = slurm.uses(
         shell,
@@ -153,9 +153,9 @@ def settle_from(
         since=since,
         until=now,
         ids=sorted({*wanted, *ids}, key=int),
-        mine=books.spec.attached is not None,
+        mine=ledger.spec.attached is not None,
     )
-    settle(ledger, accounted, books, since=since, now=now)
+    settle(opened, accounted, ledger, since=since, now=now)
     return accounted
 
 
@@ -164,10 +164,10 @@ def plain(amount: Decimal) -> Decimal:
     return rounded(amount, Decimal("0.000001"))
 
 
-def _padding(use: JobUse, books: Books, before: ActualEntry | None) -> Decimal | None:
+def _padding(use: JobUse, ledger: JobLedger, before: ActualEntry | None) -> Decimal | None:
     """Padding of the job's training in percent; ids repeat, so the times must fit too."""
-    for record in books.records:
-        if (record.job_id, record.stack) != (use.job_id, books.spec.name):
+    for record in ledger.records:
+        if (record.job_id, record.stack) != (use.job_id, ledger.spec.name):
             continue
         inside = any(
             run.started_at - _CLOCKS_APART <= record.started_at
@@ -183,7 +183,7 @@ Entries = tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
+class BudgetRequest:
     """One submission as it stands before the budget."""
 
     run: Forecast | UnknownRun
@@ -199,27 +199,27 @@ class Asking:
 
 
 def submit_within_budget(
-    books: Books,
+    ledger: JobLedger,
     shell: Shell,
-    asking: Asking,
+    request: BudgetRequest,
     submit: Callable[[Entries], Submission],
     *,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Submission:
     """The submission that `submit` makes; refused where the forecast is more than what is left.
 
     `submit` gets what the ledger gets once the job has its number.
     """
-    with books.ledger.locked() as ledger:
+    with ledger.file.locked() as opened:
         over = None
-        if books.spec.budget is not None:
-            over = _look(books, ledger, shell, asking, say)
-        entries: Entries = (_forecast_entry(asking),)
+        if ledger.spec.budget is not None:
+            over = _over_budget(ledger, opened, shell, request, log)
+        entries: Entries = (_forecast_entry(request),)
         if over is not None:
-            entries = (*entries, _override_entry(asking, over))
+            entries = (*entries, _override_entry(request, over))
         submission = submit(entries)
         try:
-            write_down(ledger, entries, submission.job_id)
+            write_down(opened, entries, submission.job_id)
         except LedgerError as error:
             raise JobsError(
                 f"{error}; job {submission.job_id} is submitted but not in the ledger: make room, "
@@ -228,26 +228,28 @@ def submit_within_budget(
     return submission
 
 
-def write_down(ledger: OpenLedger, entries: Entries, job_id: str) -> bool:
+def write_down(opened: OpenLedger, entries: Entries, job_id: str) -> bool:
     """Adds the entries of a submission under its number; False: they are there already."""
     named = tuple(replace(entry, job_id=job_id) for entry in entries)
-    known = forecasts(ledger.read().entries)
+    known = forecasts(opened.read().entries)
     if any((entry.cluster, job_id) in known for entry in named):
         return False
-    ledger.append(*named)
+    opened.append(*named)
     return True
 
 
-def budget_lines(books: Books, run: Forecast | UnknownRun, now: datetime) -> tuple[str, ...]:
+def budget_lines(ledger: JobLedger, run: Forecast | UnknownRun, now: datetime) -> tuple[str, ...]:
     """What the budget would say to the run, from the ledger as it is; nothing without a budget."""
     usd = run.nodes_usd if isinstance(run, Forecast) else None
-    return lines_together(books, run.job, usd, now)
+    return lines_together(ledger, run.job, usd, now)
 
 
-def lines_together(books: Books, what: str, usd: Decimal | None, now: datetime) -> tuple[str, ...]:
+def lines_together(
+    ledger: JobLedger, what: str, usd: Decimal | None, now: datetime
+) -> tuple[str, ...]:
     """What the budget would say to jobs that cost this together; nothing without a budget."""
-    content = books.ledger.read()
-    month = books.month(content.entries, now)
+    content = ledger.file.read()
+    month = ledger.month(content.entries, now)
     if month is None:
         return content.problems
     refusal = None if usd is None else month.refusal(what, usd)
@@ -255,66 +257,66 @@ def lines_together(books: Books, what: str, usd: Decimal | None, now: datetime) 
 
 
 def check_together(
-    books: Books,
+    ledger: JobLedger,
     shell: Shell,
     what: str,
     usd: Decimal | None,
     *,
     cluster: str,
     now: datetime,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
     """Refuses several jobs before the first is submitted, where they are more than what is left."""
-    if books.spec.budget is None or usd is None:
+    if ledger.spec.budget is None or usd is None:
         return
-    with books.ledger.locked() as ledger:
-        month = _settled(books, ledger, shell, cluster=cluster, now=now, say=say)
+    with ledger.file.locked() as opened:
+        month = _settled(ledger, opened, shell, cluster=cluster, now=now, log=log)
     refusal = None if month is None else month.refusal(what, usd)
     if refusal is not None:
         raise JobsError(f"{refusal}; nothing was submitted")
 
 
 def _settled(
-    books: Books,
-    ledger: OpenLedger,
+    ledger: JobLedger,
+    opened: OpenLedger,
     shell: Shell,
     *,
     cluster: str,
     now: datetime,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> MonthBudget | None:
     """The month after every end that the cluster knows is written down; None without a budget."""
     try:
         since = month_of(now)[0]
-        settle_from(ledger, shell, books, cluster=cluster, since=since, now=now)
+        settle_from(opened, shell, ledger, cluster=cluster, since=since, now=now)
     except JobsError as error:
-        say(f"accounting does not answer ({error}); the budget is checked by the ledger alone")
-    content = ledger.read()
+        log(f"accounting does not answer ({error}); the budget is checked by the ledger alone")
+    content = opened.read()
     for problem in content.problems:
-        say(problem)
-    return books.month(content.entries, now)
+        log(problem)
+    return ledger.month(content.entries, now)
 
 
-def _look(
-    books: Books,
-    ledger: OpenLedger,
+def _over_budget(
+    ledger: JobLedger,
+    opened: OpenLedger,
     shell: Shell,
-    asking: Asking,
-    say: Callable[[str], None],
+    request: BudgetRequest,
+    log: Callable[[str], None],
 ) -> MonthBudget | None:
     """The month, if the run does not fit into it and was forced; refuses one that was not."""
-    month = _settled(books, ledger, shell, cluster=asking.cluster, now=asking.now, say=say)
+    month = _settled(ledger, opened, shell, cluster=request.cluster, now=request.now, log=log)
     if month is None:
         return None
-    if not isinstance(asking.run, Forecast) or asking.run.nodes_usd is None:
-        say(f"{asking.run.job}: its cost is not known, so the budget does not hold it back")
-    refusal = _refusal(asking.run, month)
-    if refusal is not None and not asking.force:
+    if not isinstance(request.run, Forecast) or request.run.nodes_usd is None:
+        log(f"{request.run.job}: its cost is not known, so the budget does not hold it back")
+    refusal = _refusal(request.run, month)
+    if refusal is not None and not request.force:
         raise JobsError(refusal)
-    say(str(month))
+    log(str(month))
     if refusal is None:
         return None
-    say(f"{asking.run.job}: submitted over the budget with --force; the ledger says so")
+    log(f"{request.run.job}: submitted over the budget with --force; the ledger says so")
     return month
 
 
@@ -324,32 +326,32 @@ def _refusal(run: Forecast | UnknownRun, month: MonthBudget) -> str | None:
     return month.refusal(run.job, run.nodes_usd)
 
 
-def _forecast_entry(asking: Asking) -> ForecastEntry:
-    run = asking.run
+def _forecast_entry(request: BudgetRequest) -> ForecastEntry:
+    run = request.run
     is_known = isinstance(run, Forecast)
     return ForecastEntry(
-        at=asking.now,
+        at=request.now,
         job=run.job,
         job_id="",
-        cluster=asking.cluster,
+        cluster=request.cluster,
         num_nodes=run.num_nodes,
         hours=plain(run.hours) if is_known else None,
         nodes_usd=plain(run.nodes_usd) if is_known and run.nodes_usd is not None else None,
         basis=str(run.speed) if is_known else str(run),
-        num_tasks=asking.num_tasks,
+        num_tasks=request.num_tasks,
     )
 
 
-def _override_entry(asking: Asking, month: MonthBudget) -> OverrideEntry:
-    run = asking.run
+def _override_entry(request: BudgetRequest, month: MonthBudget) -> OverrideEntry:
+    run = request.run
     assert isinstance(run, Forecast)
     assert run.nodes_usd is not None
     return OverrideEntry(
-        at=asking.now,
+        at=request.now,
         job=run.job,
         job_id="",
-        cluster=asking.cluster,
-        user=asking.user,
+        cluster=request.cluster,
+        user=request.user,
         forecast_usd=plain(run.nodes_usd),
         left_usd=plain(month.left_usd),
         budget_usd=month.budget_usd,
@@ -361,53 +363,59 @@ _LOOK_BACK = timedelta(days=31)
 
 
 def report_of_cluster(
-    books: Books, shell: Shell, *, cluster: str, since: datetime, until: datetime, now: datetime
+    ledger: JobLedger,
+    shell: Shell,
+    *,
+    cluster: str,
+    since: datetime,
+    until: datetime,
+    now: datetime,
 ) -> SpendReport:
     """What sacct knows of this cluster, and the ledger of former ones; ended jobs are settled."""
-    with books.ledger.locked() as ledger:
-        accounted = settle_from(ledger, shell, books, cluster=cluster, since=since, now=now)
-        content = ledger.read()
+    with ledger.file.locked() as opened:
+        accounted = settle_from(opened, shell, ledger, cluster=cluster, since=since, now=now)
+        content = opened.read()
     notes: list[str] = []
     if not accounted.has_accounting:
-        more = "" if books.spec.attached else " Set slurm.accounting: true to know all."
+        more = "" if ledger.spec.attached else " Set slurm.accounting: true to know all."
         notes.append(
             "Accounting is off on this cluster: ended jobs are those of the ledger, which knows "
             f"what was pulled or asked for soon after its end.{more}"
         )
     seen = frozenset((use.cluster, use.job_id) for use in accounted.uses)
     uses = (*accounted.uses, *uses_of(content.entries, but=seen))
-    return _report(books, content, uses, notes, since=since, until=until, now=now)
+    return _report(ledger, content, uses, notes, since=since, until=until, now=now)
 
 
 def report_of_ledger(
-    books: Books, *, since: datetime, until: datetime, now: datetime
+    ledger: JobLedger, *, since: datetime, until: datetime, now: datetime
 ) -> SpendReport:
     """What the ledger alone knows: jobs whose end was written down."""
-    content = books.ledger.read()
+    content = ledger.file.read()
     still_open = open_parts(content.entries)
     notes = ["From the ledger alone: jobs that it has no end of are not in these sums."]
     if still_open:
         ids = ", ".join(job_id for _, job_id in still_open)
         notes.append(f"Without an end: jobs {ids}.")
     uses = uses_of(content.entries, but=frozenset())
-    return _report(books, content, uses, notes, since=since, until=until, now=now)
+    return _report(ledger, content, uses, notes, since=since, until=until, now=now)
 
 
-def note_actual(books: Books, shell: Shell, cluster: str, job_id: str) -> str:
+def note_actual(ledger: JobLedger, shell: Shell, cluster: str, job_id: str) -> str:
     """Settles one job that ended, and says what it cost beside its forecast, in one line."""
     now = datetime.now(UTC)
-    with books.ledger.locked() as ledger:
-        own = forecasts(ledger.read().entries).get((cluster, job_id))
+    with ledger.file.locked() as opened:
+        own = forecasts(opened.read().entries).get((cluster, job_id))
         since = now - _LOOK_BACK if own is None else own.at
         accounted = settle_from(
-            ledger, shell, books, cluster=cluster, since=since, now=now, ids=[job_id]
+            opened, shell, ledger, cluster=cluster, since=since, now=now, ids=[job_id]
         )
-        entries = ledger.read().entries
+        entries = opened.read().entries
     actual = actuals(entries).get((cluster, job_id))
     if actual is None and not accounted.has_accounting:
         return f"job {job_id}: Slurm keeps no accounts there and has forgotten it: cost not known"
     if actual is None:
-        later = f"`soperator cost spend -s {books.spec.name}`"
+        later = f"`soperator cost spend -s {ledger.spec.name}`"
         return f"job {job_id}: accounting does not know its end yet; see {later} later"
     if actual.nodes_usd is None:
         return f"job {job_id}: {actual.node_hours:,.3f} node-hours; their price is not known"
@@ -444,7 +452,7 @@ def uses_of(entries: Sequence[Entry], *, but: frozenset[tuple[str, str]]) -> tup
 
 
 def _report(
-    books: Books,
+    ledger: JobLedger,
     content: Content,
     uses: Sequence[JobUse],
     notes: Sequence[str],
@@ -455,10 +463,10 @@ def _report(
 ) -> SpendReport:
     inside = tuple(use for use in uses if _is_inside(use, since, until))
     return spend_report(
-        spend(books.rates, inside, since=since, until=until),
+        spend(ledger.rates, inside, since=since, until=until),
         content.entries,
-        heading=books.spec.bill_heading,
-        budget=books.month(content.entries, now),
+        heading=ledger.spec.bill_heading,
+        budget=ledger.month(content.entries, now),
         notes=(*content.problems, *notes),
     )
 

@@ -61,15 +61,15 @@ def await_idle(
     shell: Shell,
     nodes: Sequence[str],
     *,
-    say: Callable[[tuple[Job, ...]], None],
+    on_change: Callable[[tuple[Job, ...]], None],
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Returns once no job holds one of the nodes; `say` hears of the rest when it changes."""
+    """Returns once no job holds one of the nodes; `on_change` gets those that do."""
     before: tuple[str, ...] | None = None
     while jobs := jobs_on(shell, nodes):
         now = tuple(job.id for job in jobs)
         if now != before:
-            say(jobs)
+            on_change(jobs)
             before = now
         pause(_POLL_S)
 
@@ -145,12 +145,12 @@ class NodeWatch:
         self,
         spec: StackSpec,
         connect: Callable[[], KubeReader],
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         *,
         patience_s: float = PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._spec, self._connect, self._say = spec, connect, say
+        self._spec, self._connect, self._log = spec, connect, log
         self._patience_s, self._clock = patience_s, clock
         self._next_s: float | None = None
         self._since_s: dict[tuple[str, str], float] = {}
@@ -168,7 +168,7 @@ class NodeWatch:
         try:
             found = not_coming(self._connect(), self._spec, (job,))
         except UserError as error:
-            self._say(not_seen(self._spec, error))
+            self._log(not_seen(self._spec, error))
             self._next_s = float("inf")
             return
         keys = {name: (name, cause.blamed) for name, cause in found.items()}
@@ -181,7 +181,7 @@ class NodeWatch:
         }
         if lasting:
             self._told |= {keys[name] for name in lasting}
-            self._say(in_one_line(lasting, self._spec.cluster.namespace))
+            self._log(in_one_line(lasting, self._spec.cluster.namespace))
 
 
 WITHIN_S: Final = 4.0
@@ -206,7 +206,7 @@ def jobs_on(shell: Shell, nodes: Collection[str]) -> tuple[Job, ...]:
     )
 
 
-def told(
+def describe_jobs(
     stack: str,
     outputs: Mapping[str, Any],
     nodes: Collection[str],
@@ -217,11 +217,11 @@ def told(
     """What runs on the nodes, a line each job, or why that is not known; ends in a newline."""
     answer: list[str] = []
     # A daemon: a login node that hangs must not keep the process.
-    asking = threading.Thread(
+    thread = threading.Thread(
         target=lambda: answer.append(_ask(stack, outputs, nodes, identity)), daemon=True
     )
-    asking.start()
-    asking.join(within_s)
+    thread.start()
+    thread.join(within_s)
     late = f"Jobs on these nodes: not checked: no answer in {within_s:g} s\n"
     return answer[0] if answer else late
 

@@ -20,13 +20,13 @@ _MOST_BYTES: Final = 256 << 20
 LOSS_CURVE = "loss_curve.jsonl"
 
 
-def load_records(state: Path, stack: str, say: Callable[[str], object]) -> tuple[RunRecord, ...]:
-    """Readable records of the stack; damaged files measured nothing, and `say` gets one line."""
+def load_records(state: Path, stack: str, log: Callable[[str], object]) -> tuple[RunRecord, ...]:
+    """Readable records of the stack; damaged files measured nothing, and `log` gets one line."""
     records, problems = load_run_records(state / "runs" / stack)
     if problems:
         first, *others = problems
         more = f" (and {len(others)} more)" if others else ""
-        say(f"damaged run record, left out: {first}{more}; pull the job again or remove the file")
+        log(f"damaged run record, left out: {first}{more}; pull the job again or remove the file")
     return records
 
 

@@ -22,7 +22,7 @@ from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import ACTIVE_STATES, Shell, refused
 from infra.jobs.history import IS_OWN, EquivalentJobs
-from infra.jobs.ledger import Books, settle_from
+from infra.jobs.ledger import JobLedger, settle_from
 from infra.jobs.submit import PreparedJob, Request, prepare
 from infra.render.sbatch import TRIAL_FILE, array_option
 from stacks.spec.slurm import Goal, SearchSpec
@@ -38,28 +38,28 @@ class SearchRequest:
 
 
 def prepare_search(
-    books: Books,
+    ledger: JobLedger,
     search: SearchSpec,
     code: Mapping[str, bytes],
     sets: Sequence[str] = (),
     numbers: Sequence[int] | None = None,
 ) -> SearchRequest:
     """These trials, or all; every one that no memory holds is refused. `sets`: of all trials."""
-    job = next(each for each in books.spec.jobs if each.name == search.job)
+    job = next(each for each in ledger.spec.jobs if each.name == search.job)
     wanted = tuple(range(len(search.settings)) if numbers is None else numbers)
     tasks: dict[int | None, PreparedJob] = {}
     problems: list[str] = []
     for number in wanted:
         own = [*sets, *search.settings[number]]
         try:
-            tasks |= {number: prepare(books, job, code, own, log=lambda _line: None).tasks[None]}
+            tasks |= {number: prepare(ledger, job, code, own, log=lambda _line: None).tasks[None]}
         except JobsError as error:
             problems.append(f"trial {number} ({' '.join(search.settings[number])}): {error}")
     if problems:
         raise JobsError("\n".join(problems))
     settings = [search.settings[number] for number in wanted]
     cost = replace(
-        search_cost(search, books.rates, books.records, sets, settings),
+        search_cost(search, ledger.rates, ledger.records, sets, settings),
         runs=tuple(each.run for each in tasks.values()),
     )
     return SearchRequest(
@@ -314,17 +314,17 @@ def leaderboard(
 
 
 def usd_by_job(
-    books: Books, shell: Shell, cluster: str, ids: Sequence[str], *, now: datetime
+    ledger: JobLedger, shell: Shell, cluster: str, ids: Sequence[str], *, now: datetime
 ) -> dict[str, Decimal | None]:
     """US dollars of these jobs' nodes up to now, by id; ended ones are settled on the way."""
     since = now - _LOOK_BACK
-    with books.ledger.locked() as ledger:
+    with ledger.file.locked() as opened:
         known = settle_from(
-            ledger, shell, books, cluster=cluster, since=since, now=now, ids=ids
+            opened, shell, ledger, cluster=cluster, since=since, now=now, ids=ids
         ).uses
-        ended = actuals(ledger.read().entries)
+        ended = actuals(opened.read().entries)
     starts = [run.started_at for use in known for run in use.runs]
-    total = spend(books.rates, known, since=min([since, *starts]), until=now)
+    total = spend(ledger.rates, known, since=min([since, *starts]), until=now)
     found = {key[1]: entry.nodes_usd for key, entry in ended.items() if key[0] == cluster}
     found |= {job.use.job_id: job.nodes_usd for job in total.jobs if job.use.runs}
     return {each: found[each] for each in ids if each in found}

@@ -92,7 +92,7 @@ def wait_until_up(
     outputs: StackOutputs,
     job_id: str,
     *,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     on_look: Callable[[Job], None] = lambda _job: None,
 ) -> ServerAddress:
     """The address once it answers; says why it waits, and the lines of its log meanwhile.
@@ -100,29 +100,29 @@ def wait_until_up(
     A job that ends before is an error with its last words; so is one that loads for too long.
     """
     seen: tuple[str, str | None] | None = None
-    log = _Log(outputs, job_id)
+    lines = _JobLog(outputs, job_id)
     running_since_s: float | None = None
     silent: ServerAddress | None = None
     silent_since_s = 0.0
     while True:
         try:
             job = slurm.find(connection, job_id)
-            log.read(connection, job, say)
+            lines.read(connection, job, log)
             if job.finished:
-                raise JobsError(_ended(job, outputs.stack, log.last))
+                raise JobsError(_ended(job, outputs.stack, lines.last))
             if (job.state, job.where) != seen:
                 seen = (job.state, job.where)
-                say(_state_line(job))
+                log(_state_line(job))
             on_look(job)
             address = None
             if job.state == "RUNNING":
                 # The file may be of the life before a requeue, until the new server removes it.
                 address = read_address(connection, outputs, job_id)
                 if address is not None and _is_of(job, address) and _answers(connection, address):
-                    log.read(connection, job, say)  # its last lines came since
+                    lines.read(connection, job, log)  # its last lines came since
                     return address
         except ConnectionLostError as error:
-            say(error.trying_again)
+            log(error.trying_again)
             reopen(connection)
             continue
         if job.state == "RUNNING":
@@ -235,7 +235,7 @@ def _answers(shell: slurm.Shell, address: ServerAddress) -> bool:
     return answer.ok and " 200 " in answer.stdout
 
 
-class _Log:
+class _JobLog:
     """The lines of a job's log, each told once; the last ones are kept."""
 
     def __init__(self, outputs: StackOutputs, job_id: str) -> None:
@@ -245,7 +245,7 @@ class _Log:
         self._rest = b""
         self.last: list[str] = []
 
-    def read(self, connection: Connection, job: Job, say: Callable[[str], None]) -> None:
+    def read(self, connection: Connection, job: Job, log: Callable[[str], None]) -> None:
         path = shlex.quote(self._outputs.log_path(job.name, self._id))
         found, new = connection.run_bytes(f"tail -c +{self._num_bytes + 1} {path}")
         if not found.ok:
@@ -256,7 +256,7 @@ class _Log:
             # What is drawn over itself shows its last state; the run record is for programs.
             text = line.decode(errors="replace").rpartition("\r")[2].rstrip()
             if text and not text.startswith('{"schema'):
-                say(f"  {text}")
+                log(f"  {text}")
                 self.last = [*self.last[1 - _LAST_LINES :], text]
 
 

@@ -39,9 +39,9 @@ from infra.clients.errors import JobsError, last_words
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, dependency, refused, sbatch_command
 from infra.clients.ssh import Connection, ConnectionLostError, Result, reopen
-from infra.jobs import history, ledger, recipes, transfer
+from infra.jobs import history, recipes, transfer
 from infra.jobs.history import EquivalentJobs, Submission, oldest_id, submission_from
-from infra.jobs.ledger import Asking, Books, Entries, write_down
+from infra.jobs.ledger import BudgetRequest, Entries, JobLedger, submit_within_budget, write_down
 from infra.render.delivery import hash_files
 from infra.render.names import shell_file
 from infra.render.sbatch import RELEASE_VARIABLE
@@ -124,7 +124,7 @@ class Submitted:
 
 
 def prepare(
-    books: Books,
+    ledger: JobLedger,
     job: JobSpec,
     code: Mapping[str, bytes],
     sets: Sequence[str] = (),
@@ -136,19 +136,19 @@ def prepare(
     Refuses a job of a stack that has ended, one that no memory holds, as its trainer would, and on
     preemptible nodes one that could not save in time.
     """
-    over = why_ended(books.spec, datetime.now(UTC))
+    over = why_ended(ledger.spec, datetime.now(UTC))
     if over is not None:
         raise JobsError(f"{over}; nothing was submitted")
     try:
         recipe = recipe_of(job, code, sets)
     except RecipeError:
         recipe = {}  # the job itself refuses it, with the key that is wrong
-    run = books.forecast(job, sets)
+    run = ledger.forecast(job, sets)
     for line in run_lines(run):
         log(line)
     plan = None
     try:
-        plan = recipes.plan_of(books.spec, job, code, sets, run)
+        plan = recipes.plan_of(ledger.spec, job, code, sets, run)
     except (SizeError, RecipeError) as error:
         for line in str(error).splitlines():
             log(f"no plan: {line}")
@@ -169,7 +169,7 @@ def prepare(
 class Submitter:
     """Submits requests of one checkout to one cluster, within the stack's budget."""
 
-    books: Books
+    ledger: JobLedger
     connection: Connection
     outputs: StackOutputs
     state: Path
@@ -255,7 +255,7 @@ class Submitter:
             history.remember(self.state, made, is_new=made.idempotency_key == key)
             return made
 
-        asking = Asking(
+        budget = BudgetRequest(
             run=request.run,
             cluster=self.outputs.login_host_key,
             now=datetime.now(UTC),
@@ -263,9 +263,7 @@ class Submitter:
             force=force,
             num_tasks=len(request.tasks),
         )
-        made = ledger.submit_within_budget(
-            self.books, self.connection, asking, submit_now, say=self.log
-        )
+        made = submit_within_budget(self.ledger, self.connection, budget, submit_now, log=self.log)
         with contextlib.suppress(JobsError):  # the next command does it
             self.connection.run(_script(self.outputs, "forget", planned))
         return Submitted(submission=made, is_equivalent=made.idempotency_key != key)

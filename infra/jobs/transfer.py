@@ -137,7 +137,7 @@ def destination(places: Mapping[str, str], target: str, *, name: str) -> str:
 
 
 def push(
-    shell: Shell, source: Path, target: str, *, say: Callable[[str], None], dry_run: bool = False
+    shell: Shell, source: Path, target: str, *, log: Callable[[str], None], dry_run: bool = False
 ) -> Pushed:
     """Makes the absolute path `target` on the cluster equal to `source`; extra files stay."""
     files = _files(source)
@@ -145,7 +145,7 @@ def push(
     if source.is_file():
         files = [replace(files[0], name=PurePosixPath(target).name)]
     total = sum(file.size_bytes for file in files)
-    say(f"{source}: {len(files)} files, {total / 2**30:.2f} GiB to {target}")
+    log(f"{source}: {len(files)} files, {total / 2**30:.2f} GiB to {target}")
     if dry_run:
         return Pushed(num_files=len(files), num_sent=0, sent_bytes=0)
     free, sizes = _listing(shell, folder)
@@ -158,7 +158,7 @@ def push(
             "enlarge the filesystem or remove data"
         )
     for file in missing:
-        _send(shell, folder, file, have=sizes.get(file.part, 0), say=say)
+        _send(shell, folder, file, have=sizes.get(file.part, 0), log=log)
     return Pushed(num_files=len(files), num_sent=len(missing), sent_bytes=needed)
 
 
@@ -199,10 +199,10 @@ def _present(shell: Shell, folder: str, files: list[_File]) -> dict[str, str]:
     return {name.removeprefix("./"): digest for digest, name in pairs}
 
 
-def _send(shell: Shell, folder: str, file: _File, *, have: int, say: Callable[[str], None]) -> None:
+def _send(shell: Shell, folder: str, file: _File, *, have: int, log: Callable[[str], None]) -> None:
     part, final = (shlex.quote(str(PurePosixPath(folder) / n)) for n in (file.part, file.name))
     if have:
-        say(f"{file.name}: continued at {have} of {file.size_bytes} bytes")
+        log(f"{file.name}: continued at {have} of {file.size_bytes} bytes")
     else:
         _run(shell, f'mkdir -p -- "$(dirname -- {part})" && : > {part}')
     with file.local.open("rb") as source:

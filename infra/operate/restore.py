@@ -116,7 +116,7 @@ def await_end(
             f"the end of the {kind}",
             lambda live: _completed(live) is not None,
             timeout_s=_LONGEST_S,
-            tell=tell,
+            log=tell,
             cancelled=cancelled,
         )
     except WaitTimeoutError as error:

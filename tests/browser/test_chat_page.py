@@ -71,7 +71,7 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
         closing.enter_context(_server(folder, port))
         login = closing.enter_context(login_node(folder))
         said: list[str] = []
-        tunnel = Tunnel(login.endpoint, "127.0.0.1", port, say=said.append)
+        tunnel = Tunnel(login.endpoint, "127.0.0.1", port, log=said.append)
         closing.callback(tunnel.close)
         record = folder / "chat.jsonl"
         called = [f"--server={_CALLED}"]

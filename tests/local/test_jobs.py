@@ -31,9 +31,9 @@ from infra.jobs import follow, history, nodes, top, transfer
 from infra.jobs.follow import why
 from infra.jobs.history import EquivalentJobs, Submission
 from infra.jobs.ledger import (
-    Asking,
+    BudgetRequest,
     note_actual,
-    open_books,
+    open_ledger,
     report_of_cluster,
     submit_within_budget,
 )
@@ -342,10 +342,10 @@ def test_a_schedule_submits_its_pipeline_from_inside_a_job(
 def test_a_search_runs_each_trial_with_its_settings_and_ranks_them(
     cluster: JobsCluster, connection: Connection, tmp_path: Path
 ) -> None:
-    books = open_books(cluster.spec, tmp_path, print)
+    books = open_ledger(cluster.spec, tmp_path, print)
     files = release(cluster.spec)
     submitter = Submitter(
-        books=books,
+        ledger=books,
         connection=connection,
         outputs=cluster.outputs,
         state=tmp_path,
@@ -622,11 +622,11 @@ def test_a_submission_is_forecast_held_to_the_budget_and_settled(
     )
     # 4.57 USD fit once, not twice; the jobs of the other tests cost some cents of it.
     budget = BudgetSpec(usd_per_month=Decimal(8))
-    books = open_books(replace(cluster.spec, runs=(run,), budget=budget), tmp_path, print)
+    books = open_ledger(replace(cluster.spec, runs=(run,), budget=budget), tmp_path, print)
     said: list[str] = []
 
     def ask(*, force: bool = False) -> Submission:
-        asking = Asking(
+        asking = BudgetRequest(
             run=books.forecast(books.spec.jobs[0]),
             cluster=cluster.outputs.login_host_key,
             now=datetime.now(UTC),
@@ -638,7 +638,7 @@ def test_a_submission_is_forecast_held_to_the_budget_and_settled(
             connection,
             asking,
             lambda _entries: start(cluster, connection, "probe"),
-            say=said.append,
+            log=said.append,
         )
 
     first = ask()
@@ -679,7 +679,7 @@ def test_a_session_is_planned_entered_and_gone_with_its_guard(
 ) -> None:
     """Real srun: two sessions take every GPU, the third is told to wait, and all of it ends."""
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path))
-    rates = open_books(cluster.spec, tmp_path, print).rates
+    rates = open_ledger(cluster.spec, tmp_path, print).rates
     asks = [ask(rates, gpus=2, cpus=None, partition=None, hours=0.1) for _ in range(3)]
     held: list[Guard] = []
     wait_until_nothing_runs(connection)  # the test before leaves a job to its end

@@ -165,7 +165,7 @@ def test_a_server_whose_node_is_taken_comes_back_by_itself(cluster: JobsCluster)
         submitted = submit(connection, outputs, job.name, code_hash=hash_files(files), sets=_SETS)
         results = cluster.path(outputs.results_path(submitted.job_id))
         log = cluster.path(submitted.log_path)
-        first = server.wait_until_up(connection, outputs, submitted.job_id, say=lambda _: None)
+        first = server.wait_until_up(connection, outputs, submitted.job_id, log=lambda _: None)
         key = (results / "api_key").read_text()
         where = slurm.find(connection, submitted.job_id).where
         assert where is not None
@@ -175,7 +175,7 @@ def test_a_server_whose_node_is_taken_comes_back_by_itself(cluster: JobsCluster)
             assert time.monotonic() < deadline, log.read_text()
             threading.Event().wait(0.2)
         cluster.bring_back()
-        again = server.wait_until_up(connection, outputs, submitted.job_id, say=lambda _: None)
+        again = server.wait_until_up(connection, outputs, submitted.job_id, log=lambda _: None)
         assert again != first
         assert (results / "api_key").read_text() != key
         assert "0 are returned, 0 answers have" in log.read_text()

@@ -367,7 +367,7 @@ def test_a_drained_worker_takes_no_job_until_it_is_let_on_again(stand: Stand) ->
         told.extend(each.id for each in jobs)
         stand.ssh(f"scancel {job}")
 
-    await_idle(door, ["worker-1"], say=end_it)
+    await_idle(door, ["worker-1"], on_change=end_it)
     assert told == [job]
     assert stand.ssh(f"squeue -h -j {waiting} -o %T").stdout.strip() == "PENDING"
     resume(door, ["worker-1"])

@@ -15,7 +15,7 @@ from infra.cli.context import ForceOption, IdentityOption, SetsOption, StackOpti
 from infra.cli.jobs.submit import Prepared, alone
 from infra.cli.output import Format, exit_code
 from infra.jobs.history import Submission
-from infra.jobs.ledger import open_books
+from infra.jobs.ledger import open_ledger
 from infra.jobs.submit import Request, check_job, prepare
 from infra.render.delivery import hash_files, pack
 from infra.render.sbatch import hardware_environment, nodesets_of
@@ -131,14 +131,14 @@ def _run(
     wanted = run.batches(profile, run.chosen_stages(stages), sets, mounts)
     outputs = context.caller(spec.name, key)
     check_job(outputs, job.name)
-    books = open_books(spec, context.state_root(), output.note)
+    ledger = open_ledger(spec, context.state_root(), output.note)
     files = context.local_code(spec.name)
 
     def request(batch: run.Batch) -> Request:
-        return prepare(books, job, files, batch.sets, log=output.note)
+        return prepare(ledger, job, files, batch.sets, log=output.note)
 
     with context.connect(outputs, key) as connection:
-        prepared = Prepared(books=books, code=files, requests={})
+        prepared = Prepared(ledger=ledger, code=files, requests={})
         submitter = prepared.submitter(connection, outputs, sync=sync)
         if dry_run:
             for batch in wanted:
@@ -164,7 +164,7 @@ def _run(
 
 def _content(spec: StackSpec, found: Result) -> dict[str, Any]:
     """The certificate with the stack's prices in it."""
-    rates = open_books(spec, context.state_root(), output.note).rates
+    rates = open_ledger(spec, context.state_root(), output.note).rates
     prices = certificate.node_prices(rates, tuple(str(node["name"]) for node in found.nodes))
     note = (
         f"Prices: the book of stack {spec.name} ({spec.prices}), a node with its boot disk, 730 "

@@ -168,7 +168,9 @@ def drain(
             await_idle(
                 shell,
                 nodes,
-                say=lambda rest: output.note(f"{named}: waiting for {len(rest)}:\n{listed(rest)}"),
+                on_change=lambda rest: output.note(
+                    f"{named}: waiting for {len(rest)}:\n{listed(rest)}"
+                ),
             )
             jobs = ()
         rest = f"still running there:\n{listed(jobs)}" if jobs else "no job runs there\n"

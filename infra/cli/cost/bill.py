@@ -320,8 +320,7 @@ def spend(
     output: OutputOption = None,
 ) -> None:
     """Show what ran and what it cost; with --invoice: PASS 0, FAIL 1, NOT RUN 69, trouble 2."""
-    from infra.jobs import ledger
-    from infra.jobs.ledger import open_books
+    from infra.jobs.ledger import open_ledger, report_of_cluster, report_of_ledger
 
     # Beside an invoice, 1 says that the bill differs from it.
     with nullcontext() if invoice is None else comparing():
@@ -339,15 +338,15 @@ def spend(
         if billed is None and (up := context.first_up(stack)) is not None and first < up < last:
             note(f"{stack}: the period starts at {up:%Y-%m-%dT%H:%M} UTC, when it first came up")
             first = up
-        books = open_books(context.spec(stack), context.state_root(), note)
+        ledger = open_ledger(context.spec(stack), context.state_root(), note)
         if ledger_only:
-            report = ledger.report_of_ledger(books, since=first, until=last, now=now)
+            report = report_of_ledger(ledger, since=first, until=last, now=now)
         else:
             outputs = context.caller(stack, identity)
             cluster = outputs.login_host_key
             with context.connect(outputs, identity) as connection:
-                report = ledger.report_of_cluster(
-                    books, connection, cluster=cluster, since=first, until=last, now=now
+                report = report_of_cluster(
+                    ledger, connection, cluster=cluster, since=first, until=last, now=now
                 )
         if billed is None:
             put(render_spend(report, format), output)
@@ -356,7 +355,7 @@ def spend(
         from cost.runs.reconcile import reconcile, render_reconciliation
 
         found = reconcile(
-            estimate(books.spec, books.rates.book), report.spend, billed, tolerance=close
+            estimate(ledger.spec, ledger.rates.book), report.spend, billed, tolerance=close
         )
         put(render_reconciliation(found, format), output)
         raise typer.Exit(exit_code(found.verdict))

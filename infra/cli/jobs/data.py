@@ -21,7 +21,7 @@ from infra.clients.pulumi import StackOutputs
 from infra.jobs import transfer
 from infra.jobs.follow import find
 from infra.jobs.history import run_folder
-from infra.jobs.ledger import note_actual, open_books
+from infra.jobs.ledger import note_actual, open_ledger
 from infra.render.delivery import PackageSource
 from infra.reports.runs.shared import publish
 from infra.state import CHECKOUT, DEFAULT_STACK
@@ -73,7 +73,7 @@ def push(
     local = Path(source).expanduser()
     path = transfer.destination(outputs.places, target, name=local.resolve().name)
     with context.connect(outputs, identity) as connection:
-        done = transfer.push(connection, local, path, say=output.note, dry_run=dry_run)
+        done = transfer.push(connection, local, path, log=output.note, dry_run=dry_run)
     output.note(
         f"{done.num_sent} of {done.num_files} files sent, {done.sent_bytes / 2**30:.2f} GiB; "
         "the others were there already"
@@ -100,8 +100,8 @@ def pull(
             output.note(f"job {job.id} is {job.state}: its cost is written down once it ended")
             return
         try:
-            books = open_books(context.spec(stack), context.state_root(), output.note)
-            output.note(note_actual(books, connection, outputs.login_host_key, job.id))
+            ledger = open_ledger(context.spec(stack), context.state_root(), output.note)
+            output.note(note_actual(ledger, connection, outputs.login_host_key, job.id))
         except (JobsError, LedgerError, PriceBookError, StackError) as error:
             # The results are here, whatever is wrong with prices or accounting.
             output.note(f"job {job.id}: its cost is not written down: {error}")

@@ -28,8 +28,7 @@ from infra.cli.context import (
 )
 from infra.cli.jobs.submit import alone, prepare
 from infra.cli.output import Format, comparing, exit_code
-from infra.jobs import ledger
-from infra.jobs.ledger import open_books
+from infra.jobs.ledger import budget_lines, open_ledger
 from infra.jobs.search import NO_METRIC, Board, runs_of, states_of, usd_by_job
 from infra.jobs.search import leaderboard as board_of
 from infra.jobs.submit import check_job, job_args
@@ -162,7 +161,7 @@ def reproduce(
             output.note(line)
         submitter = prepared.submitter(connection, outputs, sync=sync)
         if not submit:
-            for line in ledger.budget_lines(prepared.books, request.run, datetime.now(UTC)):
+            for line in budget_lines(prepared.ledger, request.run, datetime.now(UTC)):
                 output.note(line)
             print(submitter.dry_run(request), end="")
             output.note(
@@ -217,7 +216,7 @@ def export(
 def _runs(stack: str, *, shared: bool) -> Sequence[Run]:
     """The runs that are known here, after those of others came where that was asked."""
     state = context.state_root()
-    books = open_books(context.spec(stack), state, lambda _: None)
+    ledger = open_ledger(context.spec(stack), state, lambda _: None)
     if shared:
         store = context.run_config_store(context.read(stack))
         if store is None:
@@ -226,8 +225,8 @@ def _runs(stack: str, *, shared: bool) -> Sequence[Run]:
                 "pulumi up"
             )
         output.note(f"{bring(store, state, stack)} files came from the bucket")
-    entries = books.ledger.read().entries
-    return read_runs(state, stack, rates=books.rates, entries=entries, say=output.note)
+    entries = ledger.file.read().entries
+    return read_runs(state, stack, rates=ledger.rates, entries=entries, say=output.note)
 
 
 def leaderboard(
@@ -240,12 +239,12 @@ def leaderboard(
     spec = context.spec(stack)
     wanted = declared(spec, search)
     outputs = context.caller(stack, identity)
-    books = open_books(spec, context.state_root(), output.note)
+    ledger = open_ledger(spec, context.state_root(), output.note)
     with context.connect(outputs, identity) as connection:
         runs = runs_of(connection, outputs, wanted.name)
         states = states_of(connection, wanted.name)
         usd = usd_by_job(
-            books,
+            ledger,
             connection,
             outputs.login_host_key,
             [run.job_id for run in runs],

@@ -96,7 +96,7 @@ def serve(
             connection,
             outputs,
             job_id,
-            say=output.note,
+            log=output.note,
             on_look=context.node_watch(stack),
         )
         output.note(f"job {job_id} serves {' and '.join(address.models)} at {address}")
@@ -131,7 +131,7 @@ def serve(
             _watch(page, connection, job_id, stack)
             output.note(f"job {job_id} was taken from {address.host} and comes back by itself")
             opened.close()
-            address = server.wait_until_up(connection, outputs, job_id, say=output.note)
+            address = server.wait_until_up(connection, outputs, job_id, log=output.note)
 
 
 class _OwnJob:

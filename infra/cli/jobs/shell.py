@@ -21,7 +21,7 @@ from infra.cli import context, interrupts, output
 from infra.cli.context import IdentityOption, StackOption
 from infra.clients import slurm
 from infra.clients.pulumi import StackOutputs
-from infra.jobs.ledger import check_together, open_books
+from infra.jobs.ledger import check_together, open_ledger
 from infra.operate import sessions
 from infra.operate.sessions import SILENCE_S, Ask, Guard, ask, ssh_config
 from infra.state import DEFAULT_STACK
@@ -106,8 +106,8 @@ def shell(
             f"command without one: soperator ssh -s {stack} 'srun ...'"
         )
     spec = context.spec(stack)
-    books = open_books(spec, context.state_root(), output.note)
-    asked = ask(books.rates, gpus=gpus, cpus=cpus, partition=partition, hours=hours)
+    ledger = open_ledger(spec, context.state_root(), output.note)
+    asked = ask(ledger.rates, gpus=gpus, cpus=cpus, partition=partition, hours=hours)
     outputs = context.caller(stack, identity)
     code = 0
     with interrupts.closed_whole() as closing:
@@ -115,13 +115,13 @@ def shell(
         if jupyter:
             sessions.check_installed(connection, spec, outputs, "jupyterlab")
         check_together(
-            books,
+            ledger,
             connection,
             f"a shell of {hours:g} hours",
             asked.most_usd,
             cluster=outputs.login_host_key,
             now=datetime.now(UTC),
-            say=output.note,
+            log=output.note,
         )
         found = sessions.look(connection, asked)
         if not wait:

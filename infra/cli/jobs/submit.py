@@ -26,10 +26,10 @@ from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Connection
-from infra.jobs import ledger, recipes
 from infra.jobs import pipeline as pipelines_of
+from infra.jobs import recipes
 from infra.jobs import submit as submitting
-from infra.jobs.ledger import Books, open_books
+from infra.jobs.ledger import JobLedger, budget_lines, check_together, lines_together, open_ledger
 from infra.jobs.submit import Request, Submitted, Submitter
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
@@ -42,7 +42,7 @@ from stacks.spec.slurm import JobSpec, SearchSpec
 class Prepared:
     """Requests that were accepted here; nothing is sent yet."""
 
-    books: Books
+    ledger: JobLedger
     code: Mapping[str, bytes]
     """This checkout's, by path."""
     requests: Mapping[str, Request]
@@ -53,7 +53,7 @@ class Prepared:
     ) -> Submitter:
         """What submits them; with `sync` the code is sent first."""
         return Submitter(
-            books=self.books,
+            ledger=self.ledger,
             connection=connection,
             outputs=outputs,
             state=context.state_root(),
@@ -71,7 +71,7 @@ def prepare(
     """The jobs, each with its forecast and `sets`; everything that is wrong is refused at once."""
     found: dict[str, Request] = {}
     problems: list[str] = []
-    books = open_books(spec, context.state_root(), output.note)
+    ledger = open_ledger(spec, context.state_root(), output.note)
     code = context.local_code(spec.name)
     if spec.nodes.paused:
         output.note(
@@ -82,12 +82,12 @@ def prepare(
         own = sets.get(job.name, ())
         try:
             recipes.refuse_wrong(context.CHECKOUT, job, own)
-            found[job.name] = submitting.prepare(books, job, code, own, log=output.note)
+            found[job.name] = submitting.prepare(ledger, job, code, own, log=output.note)
         except (JobsError, SizeError) as error:
             problems.append(str(error))
     if problems:
         raise JobsError("\n".join(problems))
-    return Prepared(books=books, code=code, requests=found)
+    return Prepared(ledger=ledger, code=code, requests=found)
 
 
 @contextmanager
@@ -211,7 +211,7 @@ def _submit_job(
 ) -> None:
     submitting.job_args(sets)
     prepared = prepare(spec, [job], {job.name: sets})
-    books, request = prepared.books, prepared.requests[job.name]
+    ledger, request = prepared.ledger, prepared.requests[job.name]
     values = {
         "forecast": plain_run(request.run),
         "plan": (plan := request.tasks[None].plan) and plan.to_json(),
@@ -233,10 +233,12 @@ def _submit_job(
                     "--again"
                 )
             now = datetime.now(UTC)
-            cost = pipelines.pipeline_cost(pipeline_of(spec, job.name), books.rates, books.records)
+            cost = pipelines.pipeline_cost(
+                pipeline_of(spec, job.name), ledger.rates, ledger.records
+            )
             for line in (
                 *pipelines.schedule_lines(cost, now),
-                *ledger.budget_lines(books, request.run, now),
+                *budget_lines(ledger, request.run, now),
             ):
                 output.note(line)
             config = request.tasks[None].config
@@ -274,8 +276,8 @@ def _submit_pipeline(
         submitting.check_job(outputs, job.name)
     by_job = pipelines_of.settings_by_job(sets, jobs, last.name)
     prepared = prepare(spec, jobs, by_job)
-    books, requests = prepared.books, prepared.requests
-    cost = pipelines.pipeline_cost(jobs, books.rates, books.records, by_job)
+    ledger, requests = prepared.ledger, prepared.requests
+    cost = pipelines.pipeline_cost(jobs, ledger.rates, ledger.records, by_job)
     steps = [replace(step, run=requests[step.job.name].run) for step in cost.steps]
     cost = replace(cost, steps=tuple(steps))
     output.note(pipelines.pipeline_line(cost))
@@ -288,7 +290,7 @@ def _submit_pipeline(
         rest = replace(cost, steps=tuple(each for each in steps if known[each.job.name] is None))
         what, usd, now = f"pipeline to {last.name}", rest.forecast_usd, datetime.now(UTC)
         if options.dry_run:
-            for line in ledger.lines_together(books, what, usd, now):
+            for line in lines_together(ledger, what, usd, now):
                 output.note(line)
             text = pipelines_of.dry_run(
                 jobs,
@@ -299,14 +301,14 @@ def _submit_pipeline(
             options.show(text, **pipelines.plain_pipeline(cost))
             return
         if not options.force:
-            ledger.check_together(
-                books,
+            check_together(
+                ledger,
                 connection,
                 what,
                 usd,
                 cluster=outputs.login_host_key,
                 now=now,
-                say=output.note,
+                log=output.note,
             )
         sent = pipelines_of.submit_pipeline(
             jobs,
@@ -346,11 +348,11 @@ def _submit_search(
     submitting.job_args(sets)
     job = next(each for each in spec.jobs if each.name == search.job)
     recipes.refuse_wrong_trials(context.CHECKOUT, job, sets, search.settings)
-    books = open_books(spec, context.state_root(), output.note)
+    ledger = open_ledger(spec, context.state_root(), output.note)
     code = context.local_code(spec.name)
-    trials = prepare_search(books, search, code, sets)
+    trials = prepare_search(ledger, search, code, sets)
     output.note(search_line(trials.cost))
-    prepared = Prepared(books=books, code=code, requests={})
+    prepared = Prepared(ledger=ledger, code=code, requests={})
     with options.entered(outputs) as connection:
         submitter = prepared.submitter(connection, outputs, sync=options.sync)
         numbers = trials.numbers
@@ -367,11 +369,11 @@ def _submit_search(
                 if options.is_json:
                     output.print_json({"job_id": None, **plain_search(trials.cost)})
                 return
-            trials = prepare_search(books, search, code, sets, numbers)
+            trials = prepare_search(ledger, search, code, sets, numbers)
             output.note(search_line(trials.cost))
         request, plain = trials.request, plain_search(trials.cost)
         if options.dry_run:
-            for line in ledger.budget_lines(books, request.run, datetime.now(UTC)):
+            for line in budget_lines(ledger, request.run, datetime.now(UTC)):
                 output.note(line)
             options.show(submitter.dry_run(request, after=options.after), **plain)
             if request.over is not None:

@@ -23,7 +23,7 @@ from infra.clients.ssh import Connection
 from infra.jobs import follow, transfer
 from infra.jobs import submit as submitting
 from infra.jobs.history import EquivalentJobs, Submission
-from infra.jobs.ledger import open_books
+from infra.jobs.ledger import open_ledger
 from infra.jobs.submit import Submitter
 from infra.local.process import MARK
 from infra.local.slurm.pod import marker
@@ -129,7 +129,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         self._submitter = Submitter(
-            books=open_books(self.spec, self.state, self.say),
+            ledger=open_ledger(self.spec, self.state, self.say),
             connection=self.connection,
             outputs=self.outputs,
             state=self.state,
@@ -152,7 +152,7 @@ class Runner:
         # Nobody declares how many tokens a job reads that does not train: no forecast, no line.
         log = self.say if job.module == TRAIN_MODULE else lambda _line: None
         submitter = replace(self._submitter, log=log)
-        request = submitting.prepare(submitter.books, job, self.files, sets, log=log)
+        request = submitting.prepare(submitter.ledger, job, self.files, sets, log=log)
         made = submitter.submit(request, after=after).submission
         waits = f", after job {after}" if after else ""
         self.say(f"{job.name}: submitted as job {made.job_id}{waits}")

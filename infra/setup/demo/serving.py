@@ -140,7 +140,7 @@ def _load_sets(runner: Runner, server: Job, load_settings: tuple[str, ...]) -> t
 def _wait_until_healthy(runner: Runner, serving: Submission) -> Job:
     """The running server once it answers; one that ends before that is an error."""
     connection, number = runner.connection, serving.job_id
-    address = wait_until_up(connection, runner.outputs, number, say=runner.say)
+    address = wait_until_up(connection, runner.outputs, number, log=runner.say)
     job = slurm.find(connection, number)
     names = " and ".join(address.models)
     runner.say(f"{job.name}: job {number} serves {names} on {job.where}")

@@ -20,7 +20,7 @@ from infra.cli.cluster import accept as module
 from infra.cli.main import app
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Job
-from infra.jobs.ledger import open_books
+from infra.jobs.ledger import open_ledger
 from infra.jobs.submit import Submitter
 from infra.reports.acceptance import certificate, run
 from infra.reports.acceptance.result import STAGES, AcceptError, Profile, given, merge, parse
@@ -233,13 +233,13 @@ def test_its_forecast_says_what_its_time_limit_allows_and_asks_for_no_tokens(
 ) -> None:
     environ = {"SOPERATOR_SSH_PUBLIC_KEY_FILE": f"{key}.pub"}
     spec = load_stack("h100-prod", environ=environ)
-    run_of = open_books(spec, tmp_path, lambda line: None).forecast(run.accept_job(spec))
+    run_of = open_ledger(spec, tmp_path, lambda line: None).forecast(run.accept_job(spec))
     assert str(run_of) == (
         "NOT KNOWN: accept reads no tokens; its profile decides how long it takes"
     )
     serving = load_stack("l40s-dev", environ=environ)
     serve = next(job for job in serving.jobs if job.is_server)
-    assert str(open_books(serving, tmp_path, lambda line: None).forecast(serve)) == (
+    assert str(open_ledger(serving, tmp_path, lambda line: None).forecast(serve)) == (
         f"NOT KNOWN: {serve.name} answers until somebody ends it; its limit is {serve.time_limit}"
     )
     assert isinstance(run_of, UnknownRun)

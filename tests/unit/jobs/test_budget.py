@@ -16,7 +16,14 @@ from infra.clients.errors import JobsError
 from infra.clients.slurm import Accounted
 from infra.jobs import ledger
 from infra.jobs.history import Submission
-from infra.jobs.ledger import Asking, Books, budget_lines, open_books, settle, submit_within_budget
+from infra.jobs.ledger import (
+    BudgetRequest,
+    JobLedger,
+    budget_lines,
+    open_ledger,
+    settle,
+    submit_within_budget,
+)
 from stacks.spec.cost import BudgetSpec
 from tests.unit.cost.run_stacks import CLUSTER, at, forecast_entry, job_of, l40s, trained, use
 from tests.unit.jobs.test_submit import Recorded
@@ -31,9 +38,9 @@ ENDED = (
 """Two hours on four nodes of 4.5688 USD: 36.5504 USD."""
 
 
-def books(state: Path, usd: str | None = "100") -> Books:
+def books(state: Path, usd: str | None = "100") -> JobLedger:
     budget = None if usd is None else BudgetSpec(usd_per_month=Decimal(usd))
-    return open_books(replace(l40s(), budget=budget), state, print)
+    return open_ledger(replace(l40s(), budget=budget), state, print)
 
 
 def submission(job_id: str = "12") -> Submission:
@@ -51,7 +58,7 @@ def submission(job_id: str = "12") -> Submission:
 
 
 def ask(
-    of: Books,
+    of: JobLedger,
     shell: Recorded,
     *,
     force: bool = False,
@@ -60,8 +67,8 @@ def ask(
     """Submits `finetune` (forecast 36.5504 USD) and returns what was said."""
     said: list[str] = []
     run = of.forecast(job_of(of.spec))
-    asking = Asking(run=run, cluster=CLUSTER, now=at(12), user="anna", force=force)
-    submit_within_budget(of, shell, asking, lambda _entries: submit(), say=said.append)
+    asking = BudgetRequest(run=run, cluster=CLUSTER, now=at(12), user="anna", force=force)
+    submit_within_budget(of, shell, asking, lambda _entries: submit(), log=said.append)
     return said
 
 
@@ -75,27 +82,27 @@ def test_a_job_that_fits_is_submitted_and_its_forecast_written_down(tmp_path: Pa
     assert said == [
         "budget 2026-11: $100.00 left of $100.00 ($0.00 spent, $0.00 reserved by forecasts)"
     ]
-    (entry,) = of.ledger.read().entries
+    (entry,) = of.file.read().entries
     assert isinstance(entry, ForecastEntry)
     assert (entry.job_id, entry.nodes_usd, entry.hours) == ("12", Decimal("36.550400"), 2)
-    assert of.ledger.path == tmp_path / "runs" / "l40s-dev" / "ledger.jsonl"
+    assert of.file.path == tmp_path / "runs" / "l40s-dev" / "ledger.jsonl"
 
 
 @pytest.mark.feature("S004-31")
 def test_a_job_over_the_budget_is_refused_with_the_numbers_and_not_queued(tmp_path: Path) -> None:
     of = books(tmp_path)
-    of.ledger.append(forecast_entry("1", "64", at(9)))
+    of.file.append(forecast_entry("1", "64", at(9)))
     with pytest.raises(JobsError, match=r"\$36\.55 is more than what is left: .*\$36\.00 left"):
         ask(of, Recorded(stdout=EMPTY), submit=never)
-    assert len(of.ledger.read().entries) == 1
+    assert len(of.file.read().entries) == 1
 
 
 def test_force_submits_it_and_the_ledger_says_who_and_by_how_much(tmp_path: Path) -> None:
     of = books(tmp_path)
-    of.ledger.append(forecast_entry("1", "64", at(9)))
+    of.file.append(forecast_entry("1", "64", at(9)))
     said = ask(of, Recorded(stdout=EMPTY), force=True)
     assert said[-1] == "finetune: submitted over the budget with --force; the ledger says so"
-    override = of.ledger.read().entries[-1]
+    override = of.file.read().entries[-1]
     assert isinstance(override, OverrideEntry)
     assert (override.user, override.job_id, override.left_usd) == ("anna", "12", 36)
 
@@ -103,13 +110,13 @@ def test_force_submits_it_and_the_ledger_says_who_and_by_how_much(tmp_path: Path
 def test_force_on_a_job_that_fits_leaves_no_override(tmp_path: Path) -> None:
     of = books(tmp_path)
     ask(of, Recorded(stdout=EMPTY), force=True)
-    assert [type(entry) for entry in of.ledger.read().entries] == [ForecastEntry]
+    assert [type(entry) for entry in of.file.read().entries] == [ForecastEntry]
 
 
 def test_what_ended_meanwhile_makes_room_before_the_look(tmp_path: Path) -> None:
     """80 USD were reserved; the job cost 36.55."""
     of = books(tmp_path)
-    of.ledger.append(forecast_entry("1", "80", at(8)))
+    of.file.append(forecast_entry("1", "80", at(8)))
     said = ask(of, Recorded(stdout=ENDED))
     assert "$63.45 left of $100.00 ($36.55 spent" in said[-1]
 
@@ -148,7 +155,7 @@ def test_the_trials_of_a_search_are_spent_or_reserved_and_never_both(
 ) -> None:
     """An array has one forecast, and each of its tasks an id."""
     of = books(tmp_path, usd="1000")
-    of.ledger.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
+    of.file.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
     said = ask(of, Recorded(stdout=tasks(*states)))
     assert f"({spent} spent, {reserved} reserved" in said[-1]
 
@@ -157,7 +164,7 @@ def test_tasks_that_were_cancelled_before_they_started_free_all_that_they_reserv
     tmp_path: Path,
 ) -> None:
     of = books(tmp_path, usd="1000")
-    of.ledger.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
+    of.file.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
     rest = "20|20_[1-2%1]|lr|anna|main|CANCELLED by 0|None|2026-11-10T09:00:00|512||None assigned\n"
     said = ask(of, Recorded(stdout=tasks("COMPLETED", "PENDING").partition("20|")[0] + rest))
     assert "($18.28 spent, $0.00 reserved" in said[-1]
@@ -165,7 +172,7 @@ def test_tasks_that_were_cancelled_before_they_started_free_all_that_they_reserv
 
 def test_a_trial_is_held_against_its_part_of_the_forecast(tmp_path: Path) -> None:
     of = books(tmp_path)
-    of.ledger.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
+    of.file.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
     done = Recorded(stdout=tasks("COMPLETED", "PENDING", "PENDING"))
     note = ledger.note_actual(of, done, CLUSTER, "21")
     assert note.startswith("job 21: $18.28, 4.000 node-hours; forecast $40.00 (-54.3 %)")
@@ -174,7 +181,7 @@ def test_a_trial_is_held_against_its_part_of_the_forecast(tmp_path: Path) -> Non
 def test_an_open_forecast_is_asked_for_by_its_id(tmp_path: Path) -> None:
     """A job that was cancelled before it could start is in no period of sacct."""
     of = books(tmp_path)
-    of.ledger.append(forecast_entry("4", "80", at(8)))
+    of.file.append(forecast_entry("4", "80", at(8)))
     cancelled = "--\n4|4|finetune|anna|main|CANCELLED|None|2026-11-10T08:30:17|2||None assigned\n"
     shell = Recorded(stdout=cancelled)
     said = ask(of, shell)
@@ -187,7 +194,7 @@ def test_a_cost_that_is_not_known_is_let_through_with_a_note(tmp_path: Path) -> 
     of = replace(of, spec=replace(of.spec, runs=()), rates=replace(of.rates, spec=l40s(runs=())))
     said = ask(of, Recorded(stdout=EMPTY))
     assert said[0] == "finetune: its cost is not known, so the budget does not hold it back"
-    (entry,) = of.ledger.read().entries
+    (entry,) = of.file.read().entries
     assert isinstance(entry, ForecastEntry)
     assert (entry.nodes_usd, entry.hours) == (None, None)
 
@@ -198,12 +205,12 @@ def test_without_a_budget_nothing_is_asked_and_the_forecast_is_written_down(
     of, shell = books(tmp_path, None), Recorded()
     assert ask(of, shell) == []
     assert shell.asked == []
-    assert len(of.ledger.read().entries) == 1
+    assert len(of.file.read().entries) == 1
 
 
 def test_an_accounting_that_does_not_answer_leaves_the_ledger_to_decide(tmp_path: Path) -> None:
     of = books(tmp_path)
-    of.ledger.append(forecast_entry("1", "64", at(9)))
+    of.file.append(forecast_entry("1", "64", at(9)))
     shell = Recorded(stdout=EMPTY, stderr="sacct: error: Connection refused", exit_code=1)
     with pytest.raises(JobsError, match="is more than what is left"):
         ask(of, shell, submit=never)
@@ -216,7 +223,7 @@ def test_a_submission_that_sbatch_refuses_reserves_nothing(tmp_path: Path) -> No
     of = books(tmp_path)
     with pytest.raises(JobsError, match="sbatch"):
         ask(of, Recorded(stdout=EMPTY), submit=refused)
-    assert of.ledger.read().entries == ()
+    assert of.file.read().entries == ()
 
 
 def test_a_second_submission_sees_the_first(tmp_path: Path) -> None:
@@ -225,7 +232,7 @@ def test_a_second_submission_sees_the_first(tmp_path: Path) -> None:
     ask(of, Recorded(stdout=EMPTY))
     with pytest.raises(JobsError, match="is more than what is left"):
         ask(of, Recorded(stdout=EMPTY), submit=never)
-    assert len(of.ledger.read().entries) == 1
+    assert len(of.file.read().entries) == 1
 
 
 def test_the_ledger_is_locked_while_sbatch_runs(tmp_path: Path) -> None:
@@ -235,7 +242,7 @@ def test_the_ledger_is_locked_while_sbatch_runs(tmp_path: Path) -> None:
     locked: list[bool] = []
 
     def submit() -> Submission:
-        with of.ledger.path.open("rb") as file:
+        with of.file.path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -248,8 +255,8 @@ def test_the_ledger_is_locked_while_sbatch_runs(tmp_path: Path) -> None:
 
 def test_a_damaged_line_is_said_and_the_rest_still_counts(tmp_path: Path) -> None:
     of = books(tmp_path)
-    of.ledger.append(forecast_entry("1", "64", at(9)), forecast_entry("2", "1", at(9)))
-    of.ledger.path.write_bytes(of.ledger.path.read_bytes()[:-9])
+    of.file.append(forecast_entry("1", "64", at(9)), forecast_entry("2", "1", at(9)))
+    of.file.path.write_bytes(of.file.path.read_bytes()[:-9])
     with pytest.raises(JobsError, match=r"\$36\.00 left"):
         ask(of, Recorded(stdout=EMPTY), submit=never)
 
@@ -258,15 +265,15 @@ def test_a_dry_run_says_that_the_budget_would_refuse_and_writes_nothing(tmp_path
     of = books(tmp_path, "10")
     lines = budget_lines(of, of.forecast(job_of(of.spec)), at(12))
     assert lines[-1].startswith("refused: finetune: the forecast of $36.55")
-    assert not of.ledger.path.exists()
+    assert not of.file.path.exists()
 
 
 def accounted(*jobs: object) -> Accounted:
     return Accounted(uses=jobs, has_accounting=True)  # type: ignore[arg-type]
 
 
-def settled(of: Books, *jobs: object) -> tuple[ActualEntry, ...]:
-    with of.ledger.locked() as ledger:
+def settled(of: JobLedger, *jobs: object) -> tuple[ActualEntry, ...]:
+    with of.file.locked() as ledger:
         return settle(ledger, accounted(*jobs), of, since=at(0, day=1), now=at(12))
 
 
@@ -315,13 +322,13 @@ def test_a_record_that_is_pulled_later_completes_the_actual(tmp_path: Path) -> N
 
 def test_spend_settles_what_ended_and_prints_it_beside_its_forecast(tmp_path: Path) -> None:
     of = books(tmp_path)
-    of.ledger.append(forecast_entry("1", "30", at(8)))
+    of.file.append(forecast_entry("1", "30", at(8)))
     report = ledger.report_of_cluster(
         of, Recorded(stdout=ENDED), cluster=CLUSTER, since=at(0, day=1), until=at(12), now=at(12)
     )
     (row,) = report.rows
     assert (row.job.nodes_usd, row.forecast_usd) == (Decimal("36.5504"), 30)
-    assert isinstance(of.ledger.read().entries[-1], ActualEntry)
+    assert isinstance(of.file.read().entries[-1], ActualEntry)
     assert report.notes == ()
 
 
@@ -347,7 +354,7 @@ def test_jobs_of_a_former_cluster_are_still_this_stack_s_spend(tmp_path: Path) -
 
 def test_the_ledger_alone_says_what_it_has_no_end_of(tmp_path: Path) -> None:
     of = books(tmp_path)
-    of.ledger.append(forecast_entry("7", "30", at(8)))
+    of.file.append(forecast_entry("7", "30", at(8)))
     report = ledger.report_of_ledger(of, since=at(0, day=1), until=at(12), now=at(12))
     assert report.rows == ()
     assert report.notes[1] == "Without an end: jobs 7."
@@ -355,7 +362,7 @@ def test_the_ledger_alone_says_what_it_has_no_end_of(tmp_path: Path) -> None:
 
 def test_a_pulled_job_says_its_cost_beside_the_forecast(tmp_path: Path) -> None:
     of = books(tmp_path)
-    of.ledger.append(forecast_entry("1", "30", at(8)))
+    of.file.append(forecast_entry("1", "30", at(8)))
     text = ledger.note_actual(of, Recorded(stdout=ENDED), CLUSTER, "1")
     assert text == "job 1: $36.55, 8.000 node-hours; forecast $30.00 (+21.8 %)"
 
@@ -368,7 +375,7 @@ def test_a_forecast_of_a_stack_with_contract_prices_uses_them(tmp_path: Path) ->
         sku="gpu-l40s-d/gpu", unit="GPU-hour", usd=Decimal(0), source="contract", date="2026-11-01"
     )
     spec = l40s(contract_prices=(ours,))
-    run = open_books(spec, tmp_path, print).forecast(job_of(spec))
+    run = open_ledger(spec, tmp_path, print).forecast(job_of(spec))
     assert isinstance(run, Forecast)
     assert run.nodes_usd is not None
     assert run.nodes_usd < Decimal("36.5504")

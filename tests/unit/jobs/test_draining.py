@@ -8,7 +8,7 @@ import pytest
 
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
-from infra.jobs.nodes import describe, jobs_on, told
+from infra.jobs.nodes import describe, describe_jobs, jobs_on
 from infra.state import State
 
 QUEUE = """\
@@ -66,7 +66,7 @@ def test_many_jobs_are_counted():
 
 
 def test_a_stack_without_a_login_node_is_told_and_no_error(tmp_path: Path):
-    answer = told("s", {"login_ip": ""}, ["worker-0"], tmp_path / "key")
+    answer = describe_jobs("s", {"login_ip": ""}, ["worker-0"], tmp_path / "key")
     assert answer.startswith("Jobs on these nodes: not checked: s: outputs login_ip")
 
 
@@ -80,7 +80,7 @@ def test_a_login_node_that_is_away_is_told_and_no_error(tmp_path: Path):
         "places": {"logs": "/l"},
         "jobs": {"a": "b"},
     }
-    answer = told("s", outputs, ["worker-0"], tmp_path / "key")
+    answer = describe_jobs("s", outputs, ["worker-0"], tmp_path / "key")
     assert answer.startswith("Jobs on these nodes: not checked: ")
 
 

@@ -90,7 +90,7 @@ def test_a_wait_ends_with_the_last_job_and_tells_each_change_once():
     await_idle(
         shell,
         ["worker-0", "worker-3"],
-        say=lambda jobs: told.append([job.id for job in jobs]),
+        on_change=lambda jobs: told.append([job.id for job in jobs]),
         pause=pauses.append,
     )
     assert told == [["12", "13"], ["12"]]

@@ -71,12 +71,12 @@ def test_a_folder_arrives_whole_and_a_second_push_sends_nothing(
 ) -> None:
     target = tmp_path / "there" / "data"
     said: list[str] = []
-    done = push(LocalShell(), source, str(target), say=said.append)
+    done = push(LocalShell(), source, str(target), log=said.append)
     assert content_of(target) == content_of(source)
     assert (done.num_files, done.num_sent, done.sent_bytes) == (3, 3, 256 * 400 + 3)
     assert "3 files" in said[0]
     shell = LocalShell()
-    again = push(shell, source, str(target), say=said.append)
+    again = push(shell, source, str(target), log=said.append)
     assert (again.num_sent, shell.pieces) == (0, 0)
 
 
@@ -86,11 +86,11 @@ def test_a_lost_connection_is_continued_where_it_stopped(
     monkeypatch.setattr(pushing, "_PIECE_BYTES", 10_000)
     target = tmp_path / "there"
     with pytest.raises(JobsError, match="the connection was lost"):
-        push(LocalShell(lives=6), source, str(target), say=lambda _: None)
+        push(LocalShell(lives=6), source, str(target), log=lambda _: None)
     assert not (target / "a.bin").exists(), "a file has its name only when it is whole"
     said: list[str] = []
     shell = LocalShell()
-    push(shell, source, str(target), say=said.append)
+    push(shell, source, str(target), log=said.append)
     assert content_of(target) == content_of(source)
     assert "a.bin: continued at 40000 of 102400 bytes" in said
     assert shell.pieces == 7 + 1
@@ -101,9 +101,9 @@ def test_a_file_of_the_same_size_with_other_content_is_sent_again(
     source: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "there"
-    push(LocalShell(), source, str(target), say=lambda _: None)
+    push(LocalShell(), source, str(target), log=lambda _: None)
     (target / "sub/it's $(odd) \\ name").write_bytes(b"bad")
-    done = push(LocalShell(), source, str(target), say=lambda _: None)
+    done = push(LocalShell(), source, str(target), log=lambda _: None)
     assert done.num_sent == 1
     assert content_of(target) == content_of(source)
 
@@ -114,9 +114,9 @@ def test_the_pieces_of_an_earlier_version_are_not_continued(
     monkeypatch.setattr(pushing, "_PIECE_BYTES", 10_000)
     target = tmp_path / "there"
     with pytest.raises(JobsError):
-        push(LocalShell(lives=6), source, str(target), say=lambda _: None)
+        push(LocalShell(lives=6), source, str(target), log=lambda _: None)
     (source / "a.bin").write_bytes(b"new" * 30_000)
-    push(LocalShell(), source, str(target), say=lambda _: None)
+    push(LocalShell(), source, str(target), log=lambda _: None)
     assert (target / "a.bin").read_bytes() == b"new" * 30_000
 
 
@@ -127,7 +127,7 @@ def test_a_file_that_arrives_changed_never_gets_its_name(source: Path, tmp_path:
     (bin_dir / "cat").chmod(0o755)
     target = tmp_path / "there"
     with pytest.raises(JobsError, match=r"a\.bin: arrived with another hash and was removed"):
-        push(LocalShell(path=bin_dir), source, str(target), say=lambda _: None)
+        push(LocalShell(path=bin_dir), source, str(target), log=lambda _: None)
     assert content_of(target) == {}
 
 
@@ -138,13 +138,13 @@ def test_too_little_space_is_refused_before_a_byte_is_sent(source: Path, tmp_pat
     (bin_dir / "df").chmod(0o755)
     shell = LocalShell(path=bin_dir)
     with pytest.raises(JobsError, match=r"0\.00 GiB free, 0\.00 GiB to send; enlarge"):
-        push(shell, source, str(tmp_path / "there"), say=lambda _: None)
+        push(shell, source, str(tmp_path / "there"), log=lambda _: None)
     assert shell.pieces == 0
 
 
 def test_one_file_takes_the_name_of_its_target(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "there" / "rows.bin"
-    push(LocalShell(), source / "a.bin", str(target), say=lambda _: None)
+    push(LocalShell(), source / "a.bin", str(target), log=lambda _: None)
     assert target.read_bytes() == (source / "a.bin").read_bytes()
     assert list(content_of(target.parent)) == ["rows.bin"]
 
@@ -152,16 +152,16 @@ def test_one_file_takes_the_name_of_its_target(source: Path, tmp_path: Path) -> 
 def test_a_dry_run_only_says_what_would_cross(source: Path, tmp_path: Path) -> None:
     shell = LocalShell()
     said: list[str] = []
-    push(shell, source, str(tmp_path / "there"), say=said.append, dry_run=True)
+    push(shell, source, str(tmp_path / "there"), log=said.append, dry_run=True)
     assert not shell.commands
     assert len(said) == 1
 
 
 def test_nothing_to_push_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JobsError, match="no such file or folder here"):
-        push(LocalShell(), tmp_path / "none", "/x", say=lambda _: None)
+        push(LocalShell(), tmp_path / "none", "/x", log=lambda _: None)
     with pytest.raises(JobsError, match="has no file"):
-        push(LocalShell(), tmp_path, "/x", say=lambda _: None)
+        push(LocalShell(), tmp_path, "/x", log=lambda _: None)
 
 
 @pytest.mark.parametrize(

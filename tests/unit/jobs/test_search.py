@@ -15,7 +15,7 @@ from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
 from infra.jobs import history
 from infra.jobs.history import EquivalentJobs, Submission
-from infra.jobs.ledger import Books, open_books
+from infra.jobs.ledger import JobLedger, open_ledger
 from infra.jobs.search import (
     TaskState,
     TrialRun,
@@ -78,12 +78,12 @@ def passed(loss: float) -> dict[str, Any]:
     return {"outcome": "PASS", "reason": None, "metrics": {"last_loss": loss}}
 
 
-def books(state: Path, **changes: object) -> Books:
-    return open_books(l40s(**changes), state, print)
+def books(state: Path, **changes: object) -> JobLedger:
+    return open_ledger(l40s(**changes), state, print)
 
 
 def sent(
-    of: Books,
+    of: JobLedger,
     cluster: Cluster,
     state: Path,
     store: dict[str, str] | None = None,
@@ -92,7 +92,7 @@ def sent(
     """The array; what else a search changes is in `changes`."""
     files = code_files(STACKS_DIR.parent, of.spec)
     submitter = Submitter(
-        books=of,
+        ledger=of,
         connection=cluster,
         outputs=WITH_SEARCH,
         state=state,
@@ -136,7 +136,7 @@ def test_a_search_is_one_sbatch_with_a_plan_for_each_task(tmp_path: Path) -> Non
     assert "--array=0,1,2%2" in command
     assert [f"SOPERATOR_PLAN_{number}=" in command for number in range(4)] == [True] * 3 + [False]
     assert (made.job, made.job_id) == ("lr", "12")
-    (entry,) = of.ledger.read().entries
+    (entry,) = of.file.read().entries
     assert isinstance(entry, ForecastEntry)
     assert entry.nodes_usd == Decimal("109.651200")
 

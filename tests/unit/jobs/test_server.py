@@ -84,7 +84,7 @@ def state(name: str, **fields: str) -> str:
 
 def wait(login: Login) -> tuple[ServerAddress, list[str]]:
     said: list[str] = []
-    address = server.wait_until_up(cast("Connection", login), OUTPUTS, "7", say=said.append)
+    address = server.wait_until_up(cast("Connection", login), OUTPUTS, "7", log=said.append)
     return address, said
 
 

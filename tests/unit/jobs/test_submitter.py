@@ -14,7 +14,7 @@ from cost.runs.ledger import ForecastEntry
 from infra.clients.errors import JobsError
 from infra.jobs import history
 from infra.jobs.history import Submission
-from infra.jobs.ledger import Books, open_books
+from infra.jobs.ledger import JobLedger, open_ledger
 from infra.jobs.submit import PLAN_VARIABLE, Submitter, prepare
 from infra.render.delivery import code_files
 from stacks.load import STACKS_DIR
@@ -26,16 +26,16 @@ from tests.unit.jobs.test_submit import OUTPUTS, Recorded
 pytestmark = pytest.mark.usefixtures("public_key_file")
 
 
-def books(state: Path, **changes: object) -> Books:
-    return open_books(l40s(**changes), state, print)
+def books(state: Path, **changes: object) -> JobLedger:
+    return open_ledger(l40s(**changes), state, print)
 
 
-def sent(of: Books, shell: Recorded, state: Path) -> tuple[Submission, list[str]]:
+def sent(of: JobLedger, shell: Recorded, state: Path) -> tuple[Submission, list[str]]:
     """`finetune` of seed 000 (forecast 36.5504 USD) and what was said."""
     said: list[str] = []
     files = code_files(STACKS_DIR.parent, of.spec)
     submitter = Submitter(
-        books=of,
+        ledger=of,
         connection=shell,
         outputs=OUTPUTS,
         state=state,
@@ -84,7 +84,7 @@ def test_a_job_leaves_its_forecast_its_plan_and_its_history(tmp_path: Path) -> N
     assert any(line.startswith("plan: ") for line in said)
     assert f"{PLAN_VARIABLE}=" in shell.submitted
     assert history.submissions(tmp_path, "local") == (submission,)
-    (entry,) = of.ledger.read().entries
+    (entry,) = of.file.read().entries
     assert isinstance(entry, ForecastEntry)
     assert (entry.job_id, entry.nodes_usd) == ("12", Decimal("36.550400"))
 
@@ -108,7 +108,7 @@ def test_a_job_of_a_stack_that_has_ended_is_refused_before_it_is_forecast(tmp_pa
     with pytest.raises(JobsError, match=r"the stack ended on 2026-01-01 00:00 UTC.*nothing was"):
         sent(of, shell, tmp_path)
     assert shell.asked == []
-    assert of.ledger.read().entries == ()
+    assert of.file.read().entries == ()
 
 
 def test_a_job_that_the_budget_has_no_room_for_is_never_begun(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_job_that_the_budget_has_no_room_for_is_never_begun(tmp_path: Path) ->
         sent(of, shell, tmp_path)
     assert not any("submit_once" in command for command in shell.asked)
     assert history.submissions(tmp_path, "local") == ()
-    assert of.ledger.read().entries == ()
+    assert of.file.read().entries == ()
 
 
 def test_a_run_that_no_memory_holds_is_refused_with_what_it_needs(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class Said:
 
 @contextlib.contextmanager
 def tunnel(stand: SshStand, port: int, said: Said) -> Iterator[str]:
-    opened = Tunnel(stand.endpoint, "127.0.0.1", port, say=said)
+    opened = Tunnel(stand.endpoint, "127.0.0.1", port, log=said)
     try:
         assert opened.url == f"http://127.0.0.1:{opened.port}/v1"
         assert opened._listener.getsockname()[0] == "127.0.0.1", "nobody beside this machine"
@@ -117,7 +117,7 @@ def test_a_workers_own_loopback_is_reached_through_the_login_node_and_comes_back
         # Login and worker have one key: the stand is the worker behind itself.
         monkeypatch.setattr(ssh, "NODE_PORT", stand.endpoint.port)
         inside = replace(stand.endpoint, node="localhost")
-        opened = Tunnel(inside, "127.0.0.1", server, say=said)
+        opened = Tunnel(inside, "127.0.0.1", server, log=said)
         url = opened.url.removesuffix("/v1")
         try:
             opened.wait_until_open()
@@ -152,7 +152,7 @@ def test_a_server_that_opens_late_is_waited_for(tmp_path: Path) -> None:
     late = threading.Timer(1.0, lambda: listeners.append(socket.create_server(("127.0.0.1", port))))
     listeners: list[socket.socket] = []
     with login_node(tmp_path) as stand:
-        opened = Tunnel(stand.endpoint, "127.0.0.1", port, say=Said())
+        opened = Tunnel(stand.endpoint, "127.0.0.1", port, log=Said())
         try:
             with pytest.raises(JobsError, match=f"127.0.0.1:{port}: the login node cannot connect"):
                 opened.wait_until_open(patience_s=0)

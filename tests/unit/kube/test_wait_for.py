@@ -37,7 +37,7 @@ def test_each_change_of_the_status_is_told_once(monkeypatch: pytest.MonkeyPatch)
         "phase Available",
         lambda live: live["status"]["phase"] == "Available",
         timeout_s=300,
-        tell=told.append,
+        log=told.append,
     )
     assert [line.partition("(")[2].partition(")")[0] for line in told] == [
         "waits for munge",

@@ -12,7 +12,7 @@ from cost.runs.recipes import recipe_of
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
 from infra.jobs import recipes, submit
-from infra.jobs.ledger import open_books
+from infra.jobs.ledger import open_ledger
 from infra.jobs.submit import Submitter, prepare
 from infra.render.delivery import code_files, store
 from stacks.load import STACKS_DIR, load_stack
@@ -68,11 +68,11 @@ def test_a_submission_names_the_object_to_its_job(
             said.append(f"{len(stored(storage))} stored before sbatch")
             return super().run(command, stdin=stdin)
 
-    of, shell, said = open_books(l40s(), tmp_path, print), Login(), list[str]()
+    of, shell, said = open_ledger(l40s(), tmp_path, print), Login(), list[str]()
     files = code_files(CHECKOUT, of.spec)
     request = prepare(of, job_of(of.spec), files, ["train.max_steps=8"], log=said.append)
     Submitter(
-        books=of,
+        ledger=of,
         connection=shell,
         outputs=OUTPUTS,
         state=tmp_path,
@@ -91,10 +91,10 @@ def test_a_submission_names_the_object_to_its_job(
 def test_a_bucket_that_refuses_stops_the_submission_before_the_cluster_is_asked(
     storage: Storage, tmp_path: Path, public_key_file: Path
 ) -> None:
-    of, shell = open_books(l40s(), tmp_path, print), Recorded()
+    of, shell = open_ledger(l40s(), tmp_path, print), Recorded()
     files = code_files(CHECKOUT, of.spec)
     submitter = Submitter(
-        books=of,
+        ledger=of,
         connection=shell,
         outputs=OUTPUTS,
         state=tmp_path,
@@ -106,7 +106,7 @@ def test_a_bucket_that_refuses_stops_the_submission_before_the_cluster_is_asked(
     request = prepare(of, job_of(of.spec), files, log=lambda _line: None)
     with pytest.raises(JobsError, match="nothing was submitted: run `pulumi up`"):
         submitter.submit(request)
-    assert (shell.asked, of.ledger.read().entries) == ([], ())
+    assert (shell.asked, of.file.read().entries) == ([], ())
 
 
 def test_the_job_makes_the_bytes_that_were_stored(public_key_file: Path) -> None:
