@@ -11,13 +11,15 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from cost.runs.ledger import Occupancy
 from cost.runs.spend import JobUse
 from infra.clients.errors import JobsError, UnknownJobError, last_words
-from infra.clients.ssh import Result
 from stacks.machines import expand_nodes
+
+if TYPE_CHECKING:
+    from infra.clients.ssh import Result
 
 _GONE = "Invalid job id"
 

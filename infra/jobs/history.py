@@ -12,14 +12,16 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from infra import files
 from infra.clients import slurm
 from infra.clients.errors import JobsError, UnknownJobError
-from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job, Shell
 from stacks.files import read_text
+
+if TYPE_CHECKING:
+    from infra.clients.pulumi import StackOutputs
 
 SUBMISSION: Final = "submission.json"
 IS_OWN: Final = """

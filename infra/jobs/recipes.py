@@ -1,4 +1,4 @@
-"""What a job of this checkout is sent with: recipe, plan, the run's config, the data that it reads.
+"""A declared job made ready here: recipe with settings, forecast, plan, config, data that it reads.
 
 And whether a server takes a load test. Settings are checked by the workload, which knows them.
 """
@@ -9,22 +9,30 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cost.run_record import RunRecord
 from cost.runs.forecast import Forecast, UnknownRun
 from cost.runs.recipes import RecipeError, declared_settings, recipe_of
+from cost.runs.runs import run_lines
 from cost.size.plan import Plan, make_plan
 from cost.size.saving import saving
 from cost.size.shape import SizeError
 from infra.clients.errors import JobsError
 from infra.clients.objects import Place, StorageError
-from infra.clients.pulumi import StackOutputs
+from infra.jobs.ledger import JobLedger
 from infra.render.delivery import recipe_file
+from infra.render.sbatch import RELEASE_VARIABLE
+from stacks.schedule import why_ended
 from stacks.spec import StackSpec
 from stacks.spec.slurm import TRAIN_MODULE, JobSpec
+
+if TYPE_CHECKING:
+    from infra.clients.pulumi import StackOutputs
 
 
 def refuse_wrong(root: Path, job: JobSpec, sets: Sequence[str] = ()) -> None:
@@ -273,3 +281,127 @@ def prepared_data(
     # What other tasks read has several names: of them only the folder is asked for.
     chats = train.get("task", "causal_lm") == "causal_lm"
     return tuple(f"{folder}/tokens_train.parquet" if chats else folder for folder in folders)
+
+
+RUN_CONFIG_VARIABLE: Final = "SOPERATOR_RUN_CONFIG"
+PLAN_VARIABLE: Final = "SOPERATOR_PLAN"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFiles:
+    """What a job, or one task of an array, is sent with."""
+
+    plan: bytes | None = None
+    run_config: str | None = None
+    """Bucket and key of what it is configured by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedJob:
+    """A declared job with its settings, accepted here."""
+
+    job: JobSpec
+    run: Forecast | UnknownRun
+    plan: Plan | None
+    """None: it does not train, or cannot be planned."""
+    recipe: Mapping[str, Any]
+    """With the settings in it; empty: it cannot be read here."""
+
+    @property
+    def config(self) -> bytes | None:
+        """What the run is configured by; None: its recipe cannot be read here."""
+        return config_text(self.recipe) if self.recipe else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One sbatch as it is to be made: of a job, or of a search's array."""
+
+    name: str
+    sets: tuple[str, ...]
+    run: Forecast | UnknownRun
+    """Of all tasks together."""
+    tasks: Mapping[int | None, PreparedJob]
+    """By number; the one of a job that is no array has None."""
+    array: str | None = None
+    needs: tuple[str, ...] = ()
+    """Jobs whose results it reads."""
+    over: str | None = None
+    """Why its own limit forbids it."""
+
+
+def prepare(
+    ledger: JobLedger,
+    job: JobSpec,
+    code: Mapping[str, bytes],
+    sets: Sequence[str] = (),
+    *,
+    log: Callable[[str], None],
+) -> Request:
+    """The job with its forecast and plan, both logged; `code`: the checkout's files by path.
+
+    Refuses a job of a stack that has ended, one that no memory holds, as its trainer would, and on
+    preemptible nodes one that could not save in time.
+    """
+    over = why_ended(ledger.spec, datetime.now(UTC))
+    if over is not None:
+        raise JobsError(f"{over}; nothing was submitted")
+    try:
+        recipe = recipe_of(job, code, sets)
+    except RecipeError:
+        recipe = {}  # the job itself refuses it, with the key that is wrong
+    run = ledger.forecast(job, sets)
+    for line in run_lines(run):
+        log(line)
+    plan = None
+    try:
+        plan = plan_of(ledger.spec, job, code, sets, run)
+    except (SizeError, RecipeError) as error:
+        for line in str(error).splitlines():
+            log(f"no plan: {line}")
+    if plan is not None:
+        for line in plan_lines(plan):
+            log(line)
+        refuse_unfit(plan, recipe)
+        save = saving(ledger.spec, job, plan, recipe, ledger.records)
+        if save is not None and save.refusal is not None:
+            raise JobsError(f"{save.refusal}; nothing was submitted")
+        if save is not None:
+            log(str(save))
+    made = PreparedJob(job=job, run=run, plan=plan, recipe=recipe)
+    return Request(name=job.name, sets=tuple(sets), run=run, tasks={None: made}, needs=job.after)
+
+
+def plan_name(content: bytes) -> str:
+    """Another plan has another name, so no waiting job loses its own."""
+    return f"{hashlib.sha256(content).hexdigest()[:16]}.json"
+
+
+def environment(
+    outputs: StackOutputs,
+    code_hash: str,
+    *,
+    git_revision: str | None,
+    tasks: Mapping[int | None, TaskFiles],
+) -> list[str]:
+    """Variables that a job is submitted with, NAME=VALUE each."""
+    found = [f"{RELEASE_VARIABLE}={code_hash}"]
+    found += [f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else []
+    for number, each in tasks.items():
+        suffix = "" if number is None else f"_{number}"
+        if each.run_config:
+            found.append(f"{RUN_CONFIG_VARIABLE}{suffix}={each.run_config}")
+        if each.plan is not None:
+            path = f"{outputs.own_path}/plans/{plan_name(each.plan)}"
+            found.append(f"{PLAN_VARIABLE}{suffix}={path}")
+    return found
+
+
+def job_args(sets: Sequence[str]) -> list[str]:
+    """`--set key=value` for each setting; a setting without `=` is refused."""
+    wrong = [each for each in sets if "=" not in each or each.startswith("=")]
+    if wrong:
+        raise JobsError(
+            f"--set {' '.join(wrong)}: not key=value; write for example --set train.max_steps=8"
+        )
+    return [word for each in sets for word in ("--set", each)]

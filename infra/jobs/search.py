@@ -23,7 +23,7 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import ACTIVE_STATES, Shell, refused
 from infra.jobs.history import IS_OWN, EquivalentJobs
 from infra.jobs.ledger import JobLedger, settle_from
-from infra.jobs.submit import PreparedJob, Request, prepare
+from infra.jobs.recipes import PreparedJob, Request, prepare
 from infra.render.sbatch import TRIAL_FILE, array_option
 from stacks.spec.slurm import Goal, SearchSpec
 

@@ -26,7 +26,7 @@ from infra.clients.slurm import Job
 from infra.clients.ssh import Connection, ConnectionLostError, reopen
 from infra.jobs import recipes
 from infra.jobs.follow import in_words, outcome
-from infra.jobs.submit import job_args
+from infra.jobs.recipes import job_args
 from stacks.machines import nodeset_of
 from stacks.spec import StackSpec
 from stacks.spec.nodes import WorkerSpec

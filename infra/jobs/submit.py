@@ -24,15 +24,9 @@ from difflib import get_close_matches
 from functools import cached_property
 from getpass import getuser
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from cost.runs.forecast import Forecast, UnknownRun
 from cost.runs.ledger import FILE_NAME, Entry, Ledger, LedgerError, decode, encode
-from cost.runs.recipes import RecipeError, recipe_of
-from cost.runs.runs import run_lines
-from cost.size.plan import Plan
-from cost.size.saving import saving
-from cost.size.shape import SizeError
 from infra import files
 from infra.clients import slurm
 from infra.clients.errors import JobsError, last_words
@@ -42,15 +36,11 @@ from infra.clients.ssh import Connection, ConnectionLostError, Result, reopen
 from infra.jobs import history, recipes, transfer
 from infra.jobs.history import EquivalentJobs, Submission, oldest_id, submission_from
 from infra.jobs.ledger import BudgetRequest, Entries, JobLedger, submit_within_budget, write_down
+from infra.jobs.recipes import Request, TaskFiles, environment, job_args, plan_name
 from infra.render.delivery import hash_files
 from infra.render.names import shell_file
-from infra.render.sbatch import RELEASE_VARIABLE
 from stacks.errors import visible
-from stacks.schedule import why_ended
-from stacks.spec.slurm import JobSpec
 
-RUN_CONFIG_VARIABLE: Final = "SOPERATOR_RUN_CONFIG"
-PLAN_VARIABLE: Final = "SOPERATOR_PLAN"
 _NO_DATA, _UNKNOWN, _BUSY, _STALE, _EQUIVALENT, _NO_FOLDER = 66, 72, 74, 75, 76, 77
 """What submit_once.sh ends with where it has not submitted; _UNKNOWN: where nobody knows."""
 _MOST_BYTES: Final = 128 * 1024 - 1
@@ -72,97 +62,12 @@ class AlreadyQueuedError(JobsError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFiles:
-    """What a job, or one task of an array, is sent with."""
-
-    plan: bytes | None = None
-    run_config: str | None = None
-    """Bucket and key of what it is configured by."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedJob:
-    """A declared job with its settings, accepted here."""
-
-    job: JobSpec
-    run: Forecast | UnknownRun
-    plan: Plan | None
-    """None: it does not train, or cannot be planned."""
-    recipe: Mapping[str, Any]
-    """With the settings in it; empty: it cannot be read here."""
-
-    @property
-    def config(self) -> bytes | None:
-        """What the run is configured by; None: its recipe cannot be read here."""
-        return recipes.config_text(self.recipe) if self.recipe else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One sbatch as it is to be made: of a job, or of a search's array."""
-
-    name: str
-    sets: tuple[str, ...]
-    run: Forecast | UnknownRun
-    """Of all tasks together."""
-    tasks: Mapping[int | None, PreparedJob]
-    """By number; the one of a job that is no array has None."""
-    array: str | None = None
-    needs: tuple[str, ...] = ()
-    """Jobs whose results it reads."""
-    over: str | None = None
-    """Why its own limit forbids it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
     """The job of a request."""
 
     submission: Submission
     is_equivalent: bool
     """Whether it had been submitted before."""
-
-
-def prepare(
-    ledger: JobLedger,
-    job: JobSpec,
-    code: Mapping[str, bytes],
-    sets: Sequence[str] = (),
-    *,
-    log: Callable[[str], None],
-) -> Request:
-    """The job with its forecast and plan, both logged; `code`: the checkout's files by path.
-
-    Refuses a job of a stack that has ended, one that no memory holds, as its trainer would, and on
-    preemptible nodes one that could not save in time.
-    """
-    over = why_ended(ledger.spec, datetime.now(UTC))
-    if over is not None:
-        raise JobsError(f"{over}; nothing was submitted")
-    try:
-        recipe = recipe_of(job, code, sets)
-    except RecipeError:
-        recipe = {}  # the job itself refuses it, with the key that is wrong
-    run = ledger.forecast(job, sets)
-    for line in run_lines(run):
-        log(line)
-    plan = None
-    try:
-        plan = recipes.plan_of(ledger.spec, job, code, sets, run)
-    except (SizeError, RecipeError) as error:
-        for line in str(error).splitlines():
-            log(f"no plan: {line}")
-    if plan is not None:
-        for line in recipes.plan_lines(plan):
-            log(line)
-        recipes.refuse_unfit(plan, recipe)
-        save = saving(books.spec, job, plan, recipe, books.records)
-        if save is not None and save.refusal is not None:
-            raise JobsError(f"{save.refusal}; nothing was submitted")
-        if save is not None:
-            log(str(save))
-    made = PreparedJob(job=job, run=run, plan=plan, recipe=recipe)
-    return Request(name=job.name, sets=tuple(sets), run=run, tasks={None: made}, needs=job.after)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,15 +124,7 @@ class Submitter:
         if self.sync or self.outputs.attached_key is not None:
             transfer.send(self.connection, self.outputs, self.code)
         oldest = oldest_id(self.equivalent.newest(request.needs)) if once else None
-        planned = plan_submission(
-            self.outputs,
-            request.name,
-            code_hash=self.code_hash,
-            sets=request.sets,
-            after=after,
-            array=request.array,
-            reproduces=reproduces,
-        )
+        planned = self._planned(request, after=after, reproduces=reproduces)
         key = planned.idempotency_key
 
         def submit_now(entries: Entries) -> Submission:
@@ -270,20 +167,26 @@ class Submitter:
 
     def dry_run(self, request: Request, *, after: str | None = None) -> str:
         """The sbatch of `submit` with its variables, and the script; nothing is queued."""
+        tasks = self._files(request, recipes.address)
+        exported = environment(
+            self.outputs, self.code_hash, git_revision=self.git_revision, tasks=tasks
+        )
+        planned = self._planned(request, after=after)
         return dry_run(
-            self.connection,
+            self.connection, self.outputs, planned, exported=exported, array=request.array
+        )
+
+    def _planned(
+        self, request: Request, *, after: str | None, reproduces: str | None = None
+    ) -> Submission:
+        return plan_submission(
             self.outputs,
             request.name,
             code_hash=self.code_hash,
-            exported=environment(
-                self.outputs,
-                self.code_hash,
-                git_revision=self.git_revision,
-                tasks=self._files(request, recipes.address),
-            ),
             sets=request.sets,
             after=after,
             array=request.array,
+            reproduces=reproduces,
         )
 
     def _files(
@@ -376,7 +279,7 @@ def sbatch_once(
         folders=[outputs.places[each] for each in ("logs", "results")] if outputs.shared else [],
         data=outputs.places.get("data", ""),
         reads=["\n".join(each) for each in dict.fromkeys(reads) if each and planned.after is None],
-        plans=[f"{len(each)} {_plan_name(each)}" for each in plans],
+        plans=[f"{len(each)} {plan_name(each)}" for each in plans],
     )
     command = f"{script} {sbatch}"
     if len(command.encode()) > _MOST_BYTES or len(record) > _MOST_RECORD_BYTES:
@@ -619,68 +522,39 @@ def _releases(outputs: StackOutputs, code_hash: str) -> list[str]:
     return [f"{path}/releases/{code_hash}" for path in paths]
 
 
-def _plan_name(content: bytes) -> str:
-    """Another plan has another name, so no waiting job loses its own."""
-    return f"{hashlib.sha256(content).hexdigest()[:16]}.json"
-
-
-def environment(
-    outputs: StackOutputs,
-    code_hash: str,
-    *,
-    git_revision: str | None,
-    tasks: Mapping[int | None, TaskFiles],
-) -> list[str]:
-    """Variables that a job is submitted with, NAME=VALUE each."""
-    found = [f"{RELEASE_VARIABLE}={code_hash}"]
-    found += [f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else []
-    for number, each in tasks.items():
-        suffix = "" if number is None else f"_{number}"
-        if each.run_config:
-            found.append(f"{RUN_CONFIG_VARIABLE}{suffix}={each.run_config}")
-        if each.plan is not None:
-            path = f"{outputs.own_path}/plans/{_plan_name(each.plan)}"
-            found.append(f"{PLAN_VARIABLE}{suffix}={path}")
-    return found
-
-
 def dry_run(
     shell: Shell,
     outputs: StackOutputs,
-    job: str,
+    planned: Submission,
     *,
-    code_hash: str,
-    exported: Sequence[str],
-    sets: Sequence[str] = (),
-    after: str | None = None,
+    exported: Sequence[str] = (),
     array: str | None = None,
 ) -> str:
     """What would be submitted and when Slurm would start it; nothing is queued.
 
-    `exported`: variables of `environment`. `after` is only shown: of a job that is not submitted
-    yet it has no id. Code that `submit` refuses is said.
+    `exported`: variables of `environment`. Ids to wait for are only shown: a job that is not
+    submitted yet has none. Code that `submit` refuses is named.
     """
-    check_job(outputs, job)
-    script = f"jobs/{job}"
-    options = [] if after is None else dependency(after)
+    script, words = f"jobs/{planned.job}", job_args(planned.sets)
+    options = [] if planned.after is None else dependency(planned.after)
     options += [] if array is None else [f"--array={array}"]
     options.append(f"--export={','.join(['ALL', *exported])}")
-    shown = shlex.join(["sbatch", "--parsable", *options, script, *job_args(sets)])
-    tested = sbatch_command(script, job_args(sets), array=array, test_only=True)
+    shown = shlex.join(["sbatch", "--parsable", *options, script, *words])
+    tested = sbatch_command(script, words, array=array, test_only=True)
     # Of code that is not there the live one is shown.
-    folders = shlex.join(_releases(outputs, code_hash))
+    folders = shlex.join(_releases(outputs, planned.code_hash))
     result = shell.run(
         f"cd {shlex.quote(outputs.code_path)} && for code in {folders} $(readlink -f current); do "
         f'[ ! -e "$code.whole" ] || break; done; cd "$code" && pwd && cat {script} && {tested}'
     )
     if not result.ok:
-        raise refused(f"{job}: sbatch --test-only", result)
+        raise refused(f"{planned.job}: sbatch --test-only", result)
     release, _, text = result.stdout.partition("\n")
     stale = ""
-    if (deployed := release.rpartition("/")[2]) != code_hash:
+    if (deployed := release.rpartition("/")[2]) != planned.code_hash:
         stale = (
-            f"# The cluster has code {deployed}, this checkout is {code_hash}: the script below is "
-            "the cluster's, and submit refuses without --sync or pulumi up.\n"
+            f"# The cluster has code {deployed}, this checkout is {planned.code_hash}: the script "
+            "below is the cluster's, and submit refuses without --sync or pulumi up.\n"
         )
     lines = f"# {shown}\n# {result.stderr.strip()}\n{stale}{text}".split("\n")
     return "\n".join(map(visible, lines))
@@ -694,13 +568,3 @@ def check_job(outputs: StackOutputs, job: str) -> None:
     hint = f"; did you mean {near[0]!r}?" if near else ""
     have = ", ".join(sorted(outputs.jobs))
     raise JobsError(f"{outputs.stack}: jobs: {job!r} is not declared{hint} (has: {have})")
-
-
-def job_args(sets: Sequence[str]) -> list[str]:
-    """`--set key=value` for each setting; a setting without `=` is refused."""
-    wrong = [each for each in sets if "=" not in each or each.startswith("=")]
-    if wrong:
-        raise JobsError(
-            f"--set {' '.join(wrong)}: not key=value; write for example --set train.max_steps=8"
-        )
-    return [word for each in sets for word in ("--set", each)]

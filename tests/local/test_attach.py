@@ -24,7 +24,7 @@ from infra.cli import context
 from infra.cli.jobs.shell import client_words
 from infra.cli.main import app
 from infra.clients.ssh_key import fingerprint
-from infra.jobs.ledger import open_books
+from infra.jobs.ledger import open_ledger
 from infra.operate.sessions import ask
 from infra.render.login import teams_script
 from infra.render.values.slurm_cluster import slurm_cluster_values
@@ -333,7 +333,7 @@ def test_a_model_is_served_and_loaded_and_a_session_runs_as_the_user(
     type_("logs", measured[-1], "-s", "lab")
     type_("cancel", job, "-s", "lab")
     outputs = context.caller("lab", None)
-    books = open_books(context.spec("lab"), tmp_path / "state", lambda _: None)
+    books = open_ledger(context.spec("lab"), tmp_path / "state", lambda _: None)
     asked = ask(books.rates, gpus=1, cpus=1, partition=None, hours=0.1)
     words = client_words(outputs, context.key_of(outputs, None))
     command = asked.srun("bash", "-c", "id -un; echo $SLURM_JOB_PARTITION")

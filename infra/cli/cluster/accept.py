@@ -16,7 +16,8 @@ from infra.cli.jobs.submit import Prepared, alone
 from infra.cli.output import Format, exit_code
 from infra.jobs.history import Submission
 from infra.jobs.ledger import open_ledger
-from infra.jobs.submit import Request, check_job, prepare
+from infra.jobs.recipes import Request, prepare
+from infra.jobs.submit import check_job
 from infra.render.delivery import hash_files, pack
 from infra.render.sbatch import hardware_environment, nodesets_of
 from infra.reports.acceptance import certificate, result, run

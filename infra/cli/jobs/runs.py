@@ -29,9 +29,10 @@ from infra.cli.context import (
 from infra.cli.jobs.submit import alone, prepare
 from infra.cli.output import Format, comparing, exit_code
 from infra.jobs.ledger import budget_lines, open_ledger
+from infra.jobs.recipes import job_args
 from infra.jobs.search import NO_METRIC, Board, runs_of, states_of, usd_by_job
 from infra.jobs.search import leaderboard as board_of
-from infra.jobs.submit import check_job, job_args
+from infra.jobs.submit import check_job
 from infra.render import kube_job
 from infra.render.delivery import hash_files
 from infra.render.kube_job import how_to_run, service_and_job, to_yaml, training_pods

@@ -35,8 +35,9 @@ from infra.clients.ssh import Connection, ConnectionLostError
 from infra.jobs import recipes, server
 from infra.jobs import server as targets
 from infra.jobs.follow import outcome
+from infra.jobs.recipes import job_args
 from infra.jobs.server import DAYS, DEFAULT_PORT, ChatPage
-from infra.jobs.submit import check_job, job_args
+from infra.jobs.submit import check_job
 from infra.render.sbatch import chat_profile
 from infra.state import DEFAULT_STACK, Cache
 from stacks.errors import UserError

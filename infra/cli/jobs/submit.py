@@ -30,7 +30,8 @@ from infra.jobs import pipeline as pipelines_of
 from infra.jobs import recipes
 from infra.jobs import submit as submitting
 from infra.jobs.ledger import JobLedger, budget_lines, check_together, lines_together, open_ledger
-from infra.jobs.submit import Request, Submitted, Submitter
+from infra.jobs.recipes import Request
+from infra.jobs.submit import Submitted, Submitter
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 from stacks.schedule import pipeline as pipeline_of
@@ -82,7 +83,7 @@ def prepare(
         own = sets.get(job.name, ())
         try:
             recipes.refuse_wrong(context.CHECKOUT, job, own)
-            found[job.name] = submitting.prepare(ledger, job, code, own, log=output.note)
+            found[job.name] = recipes.prepare(ledger, job, code, own, log=output.note)
         except (JobsError, SizeError) as error:
             problems.append(str(error))
     if problems:
@@ -209,7 +210,7 @@ def _submit_job(
     sets: Sequence[str],
     options: Options,
 ) -> None:
-    submitting.job_args(sets)
+    recipes.job_args(sets)
     prepared = prepare(spec, [job], {job.name: sets})
     ledger, request = prepared.ledger, prepared.requests[job.name]
     values = {
@@ -345,7 +346,7 @@ def _submit_search(
     """Submits the trials that are left, or shows the sbatch and what all of them cost."""
     from infra.jobs.search import prepare_search, trials_to_submit
 
-    submitting.job_args(sets)
+    recipes.job_args(sets)
     job = next(each for each in spec.jobs if each.name == search.job)
     recipes.refuse_wrong_trials(context.CHECKOUT, job, sets, search.settings)
     ledger = open_ledger(spec, context.state_root(), output.note)

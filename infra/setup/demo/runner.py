@@ -20,7 +20,7 @@ from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
 from infra.clients.ssh import Connection
-from infra.jobs import follow, transfer
+from infra.jobs import follow, recipes, transfer
 from infra.jobs import submit as submitting
 from infra.jobs.history import EquivalentJobs, Submission
 from infra.jobs.ledger import open_ledger
@@ -152,7 +152,7 @@ class Runner:
         # Nobody declares how many tokens a job reads that does not train: no forecast, no line.
         log = self.say if job.module == TRAIN_MODULE else lambda _line: None
         submitter = replace(self._submitter, log=log)
-        request = submitting.prepare(submitter.ledger, job, self.files, sets, log=log)
+        request = recipes.prepare(submitter.ledger, job, self.files, sets, log=log)
         made = submitter.submit(request, after=after).submission
         waits = f", after job {after}" if after else ""
         self.say(f"{job.name}: submitted as job {made.job_id}{waits}")

@@ -18,8 +18,7 @@ from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
 from infra.clients.ssh import Result
-from infra.jobs import follow, history, transfer
-from infra.jobs import submit as submitting
+from infra.jobs import follow, history, recipes, transfer
 from infra.jobs.history import Submission
 from infra.jobs.submit import Submitted, Submitter
 from infra.setup.demo import runner, serving
@@ -130,7 +129,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
         made = played.add(*request, self.code_hash)
         return Submitted(submission=made, is_equivalent=False)
 
-    monkeypatch.setattr(submitting, "prepare", prepare)
+    monkeypatch.setattr(recipes, "prepare", prepare)
     monkeypatch.setattr(Submitter, "submit", submit)
     return played
 

@@ -52,7 +52,8 @@ class Queue:
 
     def show(self, wanted: JobSpec, after: str | None) -> str:
         outputs = self.equivalent.outputs
-        return submit.dry_run(self, outputs, wanted.name, code_hash=HASH, exported=(), after=after)
+        planned = submit.plan_submission(outputs, wanted.name, code_hash=HASH, after=after)
+        return submit.dry_run(self, outputs, planned)
 
     def send(self, wanted: JobSpec, after: str | None) -> Submitted:
         number = str(len(self.states) + 1)

@@ -16,6 +16,7 @@ from infra.clients.ssh import Result
 from infra.jobs import history
 from infra.jobs.history import EquivalentJobs, Submission
 from infra.jobs.ledger import JobLedger, open_ledger
+from infra.jobs.recipes import TaskFiles
 from infra.jobs.search import (
     TaskState,
     TrialRun,
@@ -25,7 +26,7 @@ from infra.jobs.search import (
     states_of,
     trials_to_submit,
 )
-from infra.jobs.submit import Submitter, TaskFiles
+from infra.jobs.submit import Submitter
 from infra.render.delivery import code_files
 from stacks.load import STACKS_DIR
 from stacks.rules.jobs import TRIALS_MOST

@@ -14,8 +14,8 @@ from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs, outputs_from
 from infra.clients.ssh import Result
 from infra.jobs import history
-from infra.jobs.recipes import prepared_data
-from infra.jobs.submit import dry_run, job_args, plan_submission, sbatch_once
+from infra.jobs.recipes import job_args, prepared_data
+from infra.jobs.submit import dry_run, plan_submission, sbatch_once
 from stacks.spec.slurm import JobSpec
 from tests.unit.jobs.raw import submit
 from tests.unit.jobs.test_parse import FIXTURES
@@ -252,5 +252,5 @@ def test_a_dry_run_says_nothing_to_the_terminal_that_the_cluster_wrote() -> None
     """A hostile login node has the script that is shown, and what sbatch says."""
     script = f"releases/{HASH}\n#!/bin/bash\n\x1b]52;c;x\a\n"
     shell = Recorded(stdout=script, stderr="to start\x1b[2J\n")
-    text = dry_run(shell, OUTPUTS, "finetune", code_hash=HASH, exported=())
+    text = dry_run(shell, OUTPUTS, plan_submission(OUTPUTS, "finetune", code_hash=HASH))
     assert text.endswith("# to start\\x1b[2J\n#!/bin/bash\n\\x1b]52;c;x\\x07\n")

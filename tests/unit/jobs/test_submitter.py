@@ -15,7 +15,8 @@ from infra.clients.errors import JobsError
 from infra.jobs import history
 from infra.jobs.history import Submission
 from infra.jobs.ledger import JobLedger, open_ledger
-from infra.jobs.submit import PLAN_VARIABLE, Submitter, prepare
+from infra.jobs.recipes import PLAN_VARIABLE, prepare
+from infra.jobs.submit import Submitter
 from infra.render.delivery import code_files
 from stacks.load import STACKS_DIR
 from stacks.spec import LifetimeSpec

@@ -11,9 +11,10 @@ import pytest
 from cost.runs.recipes import recipe_of
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
-from infra.jobs import recipes, submit
+from infra.jobs import recipes
 from infra.jobs.ledger import open_ledger
-from infra.jobs.submit import Submitter, prepare
+from infra.jobs.recipes import RUN_CONFIG_VARIABLE, prepare
+from infra.jobs.submit import Submitter
 from infra.render.delivery import code_files, store
 from stacks.load import STACKS_DIR, load_stack
 from tests import SHIPPED
@@ -83,7 +84,7 @@ def test_a_submission_names_the_object_to_its_job(
     ).submit(request)
     ((key, content),) = stored(storage).items()
     assert json.loads(content)["train"]["max_steps"] == 8
-    assert f"{submit.RUN_CONFIG_VARIABLE}=configs/{key}" in shell.submitted
+    assert f"{RUN_CONFIG_VARIABLE}=configs/{key}" in shell.submitted
     assert f"config: configs/{key}" in said
     assert "1 stored before sbatch" in said
 

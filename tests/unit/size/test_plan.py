@@ -21,8 +21,7 @@ from cost.size.training import Dtype, Method, Training
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Result
-from infra.jobs.recipes import plan_lines, plan_of
-from infra.jobs.submit import TaskFiles
+from infra.jobs.recipes import TaskFiles, plan_lines, plan_of
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec
