@@ -204,11 +204,7 @@ class Options:
 
 
 def _submit_job(
-    spec: StackSpec,
-    outputs: StackOutputs,
-    job: JobSpec,
-    sets: Sequence[str],
-    options: Options,
+    spec: StackSpec, outputs: StackOutputs, job: JobSpec, sets: Sequence[str], options: Options
 ) -> None:
     recipes.job_args(sets)
     prepared = prepare(spec, [job], {job.name: sets})
@@ -266,11 +262,7 @@ def _submit_job(
 
 
 def _submit_pipeline(
-    spec: StackSpec,
-    outputs: StackOutputs,
-    last: JobSpec,
-    sets: Sequence[str],
-    options: Options,
+    spec: StackSpec, outputs: StackOutputs, last: JobSpec, sets: Sequence[str], options: Options
 ) -> None:
     jobs = pipeline_of(spec, last.name)
     for job in jobs:
