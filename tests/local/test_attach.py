@@ -42,6 +42,7 @@ pytestmark = pytest.mark.local
 
 ANN, UID = "ann", 20011
 Type = Callable[..., Result]
+SPEND = ("cost", "spend", "-s", "lab", "--format", "json")
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,9 @@ def test_an_ordinary_user_attaches_and_follows_a_first_job_to_its_cost(
     assert json.loads((folder / "run_record.json").read_text())["outcome"] == "PASS"
     (run,) = json.loads(type_("runs", "list", "-s", "lab", "--format", "json").stdout)
     assert (run["job_id"], run["outcome"]) == (job, "PASS")
-    spent = json.loads(type_("cost", "spend", "-s", "lab", "--format", "json").stdout)
+    deadline_s = time.monotonic() + 60
+    while not (spent := json.loads(type_(*SPEND).stdout))["jobs"]:
+        assert time.monotonic() < deadline_s, "accounting may be late by seconds, not more"
     (row,) = spent["jobs"]
     assert (row["job_id"], row["user"]) == (job, ANN)
     # At a dollar a second of a node; Slurm tells whole seconds, and the job may have taken none.
