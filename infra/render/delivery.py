@@ -324,6 +324,7 @@ def venv_script(spec: StackSpec, lock: bytes, source: PackageSource) -> str:
     Prints `same`, or `made SECONDS MEBIBYTES`; ends with 3 where nothing was tried.
     """
     values = {
+        "users": "all" if spec.attached is None else "own",
         "final": spec.python_env_path,
         "version": version_of(lock),
         "python": PYTHON,

@@ -16,10 +16,11 @@ for each in "$final" "$final".* "$final"-*; do
 done
 exec 9>"$final.lock"
 flock -n 9 || stop "another one is being made; wait for it ($final.lock)"
-# A Python below root's home, where uv fetches one by default, is none for anybody else.
+# A Python below root's home, where uv fetches one by default, is none for anybody else. On an
+# attached cluster it is for nobody else, and the environment itself lies below a home.
 is_for_all() {
-  case $(readlink -f "$1/bin/python" || true) in
-    "${HOME:-/root}"/*) return 1 ;;
+  case $users$(readlink -f "$1/bin/python" || true) in
+    all"${HOME:-/root}"/*) return 1 ;;
     *) [ -x "$1/bin/python" ] ;;
   esac
 }

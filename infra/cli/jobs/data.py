@@ -152,8 +152,7 @@ def venv(
     spec = context.spec(stack)
     files = transfer.lock_files(CHECKOUT, lock)
     # For all users of a cluster that is built it is root's; of an attached one it is the user's.
-    of_user = spec.attached is not None
-    outputs = context.caller(stack, identity) if of_user else context.read(stack)
+    outputs = context.caller(stack, identity) if spec.attached else context.read(stack)
     with context.connect(outputs, identity) as connection:
         made = transfer.make(connection, spec, files, source)
     if format is Format.JSON:

@@ -21,6 +21,7 @@ from infra.render.delivery import WORKLOADS_LOCK, PackageSource, venv_script, ve
 from stacks.errors import UserError
 from stacks.load import load_stack
 from stacks.spec import StackSpec
+from stacks.spec.attached import AttachedSpec
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -160,6 +161,22 @@ def test_a_python_of_roots_own_is_refused_as_no_users_job_can_run_it(
         JobsError, match=r"python3\.11 is root's alone: install Python 3.11 for all"
     ):
         make(spec, wheels, lock, Here(home))
+
+
+def test_a_python_below_the_home_of_a_user_of_an_attached_cluster_is_that_users(
+    spec: StackSpec, wheels: Path
+) -> None:
+    """Nobody else runs jobs with it, and all that is the user's may lie below the home."""
+    attached = AttachedSpec(
+        host="login.example.org", user="ann", host_key="ssh-ed25519 AAAA", identity="/id",
+        folder="/home/ann/soperator/lab", python="/usr/bin/python3", slurm="25.11.3",
+        nodesets=(), partitions=(),
+    )  # fmt: skip
+    own, lock = replace(spec, attached=attached), wheel(wheels, "1.0")
+    make(own, wheels, lock)
+    home = str(Path(own.python_env_path, "bin", "python").resolve().parent)
+    assert make(own, wheels, lock, Here(home)).seconds is None
+    assert make(own, wheels, wheel(wheels, "2.0"), Here(home)).seconds is not None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a link to another user, which only root may")
