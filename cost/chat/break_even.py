@@ -1,4 +1,4 @@
-"""Chats a day from which self-hosting is cheaper than an API: break_even(spec, estimate, ...).
+"""Chats a day from which self-hosting is cheaper than an API: break_even(spec, unit_costs, ...).
 
 A cluster costs the same however few chats it answers, an API costs by the chat. They meet at
 dollars a day over dollars a chat, unless the room of the serving nodes ends before: then never.
@@ -28,7 +28,6 @@ from cost.prices.api_prices import ApiPrice, ApiPriceBook
 from cost.prices.book import PriceBook
 from cost.prices.price import UnknownPrice
 from cost.report.layout import GAP, UNKNOWN, Table, small_usd_text, span
-from cost.resources.estimate import Estimate
 from cost.resources.lines import node_rate
 from cost.traced import named
 from stacks.errors import Level, Problem
@@ -130,7 +129,6 @@ class BreakEvens:
 
 def break_even(
     spec: StackSpec,
-    estimate: Estimate,
     unit_costs: UnitCosts,
     api_book: ApiPriceBook,
     *,
@@ -274,7 +272,7 @@ def break_even_part(inputs: Inputs) -> tuple[Part, ...]:
         return ()
     if not models:
         return (Part(name=_NAME, draw_figures=lambda: _charts(units, ())),)
-    found = break_even(inputs.spec, inputs.estimate, units, ApiPriceBook.load(), book=inputs.book)
+    found = break_even(inputs.spec, units, ApiPriceBook.load(), book=inputs.book)
     if isinstance(found, NotKnown):
         return ()
     apis = found.apis

@@ -76,7 +76,7 @@ def compared(
     node_prices = PriceBook.load(spec.prices)
     bill = estimate(spec, node_prices)
     units = unit_costs(spec, bill, [])
-    found = break_even(spec, bill, units, prices, book=node_prices)
+    found = break_even(spec, units, prices, book=node_prices)
     assert not isinstance(found, NotKnown)
     return found, units
 
@@ -200,7 +200,7 @@ def test_a_scenario_that_misses_its_promise_says_so_where_it_is_compared(
 
 def test_without_a_speed_nothing_is_compared(priced: Callable[[str], Priced]):
     spec, bill = priced("h100-prod")
-    assert isinstance(break_even(spec, bill, unit_costs(spec, bill, []), book()), NotKnown)
+    assert isinstance(break_even(spec, unit_costs(spec, bill, []), book()), NotKnown)
 
 
 def test_preemptible_nodes_have_rows_where_the_book_prices_them(
