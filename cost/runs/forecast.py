@@ -23,6 +23,7 @@ from cost.runs.ledger import Entry
 from cost.runs.recipes import max_steps
 from cost.runs.spend import actuals
 from cost.traced import decimal, named
+from stacks.machines import nodeset_of
 from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
 from stacks.spec.cost import PreemptionSpec, RunForecastSpec
@@ -144,7 +145,7 @@ def learned(spec: StackSpec, entries: Sequence[Entry]) -> StackSpec:
     num_preemptions, node_s, last = 0, Decimal(0), None
     for entry in actuals(entries).values():
         met = [
-            (run, sum(node.rpartition("-")[0] in names for node in run.nodes))
+            (run, sum(nodeset_of(spec, node) in names for node in run.nodes))
             for run in entry.runs
             if run.ended_at is not None
         ]

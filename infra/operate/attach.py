@@ -10,7 +10,7 @@ import re
 import secrets
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -74,7 +74,7 @@ class Association:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class OwnFolder:
     """One folder of the user's own on the login node."""
 
     path: str
@@ -102,8 +102,8 @@ class Found:
     associations: tuple[Association, ...] = ()
     default_account: str | None = None
     has_scrontab: bool = False
-    places: tuple[Place, ...] = ()
-    quota: tuple[str, ...] = field(default=())
+    folders: tuple[OwnFolder, ...] = ()
+    quota: tuple[str, ...] = ()
 
 
 def discover(shell: Shell, at: str) -> Found:
@@ -163,10 +163,10 @@ def read(parts: Mapping[str, Sequence[str]], at: str) -> Found:
             f"the administrators to add you to one: sacctmgr add user {user} account=NAME"
         )
     python, python_version = _python(parts["python"], at)
-    places = tuple(_place(line) for line in parts["places"])
-    if not any(each.problem is None for each in places):
+    folders = tuple(_folder(line) for line in parts["folders"])
+    if not any(each.problem is None for each in folders):
         seen = (
-            "; ".join(f"{each.path}: {each.problem}" for each in places) or f"{home} is not there"
+            "; ".join(f"{each.path}: {each.problem}" for each in folders) or f"{home} is not there"
         )
         raise JobsError(
             f"{at}: no folder of {user} takes a file ({seen}); ask the administrators for a home "
@@ -188,7 +188,7 @@ def read(parts: Mapping[str, Sequence[str]], at: str) -> Found:
         associations=associations,
         default_account=next((each for each in default if each in known), None),
         has_scrontab=bool(parts["scrontab"]),
-        places=places,
+        folders=folders,
         quota=tuple(parts["quota"]) if any("blocks" in each for each in parts["quota"]) else (),
     )
 
@@ -308,16 +308,16 @@ def associations_of(lines: Sequence[str]) -> tuple[Association, ...]:
     )
 
 
-def _place(line: str) -> Place:
+def _folder(line: str) -> OwnFolder:
     path, kind, free, problem = [*line.rsplit("|", 3), ""][:4]
-    return Place(
+    return OwnFolder(
         path=path, filesystem=kind, free_bytes=_number(free), problem=problem.strip() or None
     )
 
 
-def roomy_place(found: Found) -> Place:
+def roomy_folder(found: Found) -> OwnFolder:
     """Where the stack's folder goes by default: the home, or what has the room it lacks."""
-    able = [each for each in found.places if each.problem is None]
+    able = [each for each in found.folders if each.problem is None]
     shared = [each for each in able if each.filesystem not in _OF_ONE_NODE] or able
     home = shared[0]
     most = max(shared, key=lambda each: each.free_bytes)
@@ -348,7 +348,7 @@ def choose(
     names = [each.name for each in found.partitions]
     if partition is not None and partition not in names:
         raise JobsError(f"--partition {partition}: is none of {at} (has: {', '.join(names)})")
-    queues = sorted(found.partitions, key=lambda each: (not each.default,))
+    queues = sorted(found.partitions, key=lambda each: not each.default)
     for queue in queues:
         if not queue.is_up or partition not in (None, queue.name):
             continue

@@ -32,7 +32,7 @@ part python
 for each in python3 python3.14 python3.13 python3.12 python3.11 python3.10 /usr/local/bin/python3; do
   "$each" -c 'import sys; print(sys.executable, "%d.%d.%d" % sys.version_info[:3])' 2> /dev/null
 done
-part places
+part folders
 for each in "$HOME" "${SCRATCH-}" "${WORK-}" "${PROJECT-}" /{scratch,work,data,mnt/data}/"$me"; do
   [ -n "$each" ] && [ -d "$each" ] || continue
   # Not the sticky kind of folder that everybody has: only what is this user's own.

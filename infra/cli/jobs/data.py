@@ -95,12 +95,12 @@ def pull(
     with context.connect(outputs, identity) as connection:
         state = context.state_root()
         job = find(connection, outputs, job_id, state=state, log=output.note)
-        print(transfer.pull(connection, outputs, job.name, job.id, state=context.state_root()))
+        print(transfer.pull(connection, outputs, job.name, job.id, state=state))
         if not job.finished:
             output.note(f"job {job.id} is {job.state}: its cost is written down once it ended")
             return
         try:
-            ledger = open_ledger(context.spec(stack), context.state_root(), output.note)
+            ledger = open_ledger(context.spec(stack), state, output.note)
             output.note(note_actual(ledger, connection, outputs.login_host_key, job.id))
         except (JobsError, LedgerError, PriceBookError, StackError) as error:
             # The results are here, whatever is wrong with prices or accounting.

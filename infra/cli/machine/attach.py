@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from getpass import getuser
 from pathlib import Path, PurePosixPath
@@ -96,16 +97,8 @@ def attach(
         if seen.user != door.user:
             raise UserError(f"{at}: is entered as {seen.user}; give --user {seen.user}")
         charge = discovery.choose(seen, at, partition=partition, account=account)
-        place = _folder(folder, known, seen, name)
-        door = Door(
-            host=door.host,
-            port=door.port,
-            user=door.user,
-            host_key=pinned,
-            identity=door.identity,
-            folder=place,
-        )
-        made = connection.run(f"umask 077; mkdir -p -m 700 -- {shlex.quote(place)}")
+        door = replace(door, host_key=pinned, folder=_folder(folder, known, seen, name))
+        made = connection.run(f"umask 077; mkdir -p -m 700 -- {shlex.quote(door.folder)}")
         if not made.ok:
             raise UserError(
                 f"{at}: {last_words(made.stderr)}; name a folder of yours that all nodes see with "
@@ -154,20 +147,20 @@ def _host_key(door: Door, given: str | None, known: StackSpec | None) -> str:
     words = (given or "").split()
     is_line = len(words) > 1
     offered = offered_host_key(door.host, door.port, words[0] if is_line else None)
-    at, print_ = f"{door.host}:{door.port}", fingerprint(offered)
+    at, shown = f"{door.host}:{door.port}", fingerprint(offered)
     if given is not None:
-        if given != print_ and not (is_line and words[:2] == offered.split()):
+        if given != shown and not (is_line and words[:2] == offered.split()):
             raise UserError(
-                f"{at}: shows the host key {print_} ({offered.split()[0]}), which is not the one "
+                f"{at}: shows the host key {shown} ({offered.split()[0]}), which is not the one "
                 "that --host-key gives, so nothing was sent; ask the administrators for the right "
                 "one: if it is yours, someone is in between"
             )
         return offered
-    note(f"{at}: host key {print_} ({offered.split()[0]})")
+    note(f"{at}: host key {shown} ({offered.split()[0]})")
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UserError(
             f"{at}: nobody here can say whether that host key is right; compare it with what the "
-            f"site publishes, then give --host-key {print_}"
+            f"site publishes, then give --host-key {shown}"
         )
     if not typer.confirm("Is it what the site publishes?", default=False, err=True):
         raise UserError(f"{at}: the host key was not confirmed, so nothing was sent")
@@ -182,7 +175,7 @@ def _folder(given: str | None, known: StackSpec | None, found: Found, name: str)
             f"--folder {given}: runs of this stack lie in {before}; leave the option out, or "
             "attach under another name with --stack"
         )
-    roomy = discovery.roomy_place(found)
+    roomy = discovery.roomy_folder(found)
     chosen = given or before or str(PurePosixPath(roomy.path) / "soperator" / name)
     if not _FOLDER.fullmatch(chosen) or "/../" in f"{chosen}/":
         raise UserError(

@@ -48,10 +48,10 @@ def found_text(door: Door, found: Found) -> str:
     """The lines of `soperator-stack:attached` with comments for what only a person reads."""
     names = nodeset_names(found.nodesets)
     accounts = ", ".join(_account(each.account, each.qos) for each in found.associations)
-    places = [
+    folders = [
         f"{each.path} ({each.filesystem}, {each.free_bytes / 2**30:,.1f} GiB free"
         f"{'' if each.problem is None else f'; takes no file: {each.problem}'})"
-        for each in found.places
+        for each in found.folders
     ]
     kept = "kept" if found.has_accounting else "not kept, so only what runs or was pulled is known"
     default = f" (default {found.default_account})" if found.default_account else ""
@@ -60,7 +60,7 @@ def found_text(door: Door, found: Found) -> str:
         f"# accounting {kept}; scrontab {'there' if found.has_scrontab else 'not there'}",
         f"# accounts with their QOS: {accounts or 'none needed'}{default}",
         f"# enforced of them: {', '.join(sorted(found.enforces)) or 'nothing'}",
-        f"# folders of yours: {'; '.join(places)}",
+        f"# folders of yours: {'; '.join(folders)}",
         *(f"# quota: {each.strip()}" for each in found.quota),
         f"# host key {fingerprint(door.host_key)}",
         "soperator-stack:attached:",

@@ -1,4 +1,4 @@
-"""What a login node prints becomes partitions, nodes, accounts and places, or one line.
+"""What a login node prints becomes partitions, nodes, accounts and folders, or one line.
 
 The base is output of Debian's Slurm 22.05.8; lines of other versions and sites stand where they
 differ.
@@ -20,7 +20,7 @@ from infra.operate.attach import (
     Association,
     Found,
     FoundPartition,
-    Place,
+    OwnFolder,
     associations_of,
     choose,
     compress,
@@ -28,7 +28,7 @@ from infra.operate.attach import (
     gpus_of,
     nodesets_of,
     partitions_of,
-    roomy_place,
+    roomy_folder,
     slurm_version,
 )
 from stacks.machines import expand_nodes
@@ -62,7 +62,7 @@ PARTS = {
     "default-account": ("chem",),
     "scrontab": (),
     "python": ("/usr/bin/python3 3.9.18", "/usr/bin/python3.11 3.11.7"),
-    "places": ("/home/ann|nfs|10737418240|", "/scratch/ann|lustre|109951162777600|"),
+    "folders": ("/home/ann|nfs|10737418240|", "/scratch/ann|lustre|109951162777600|"),
     "quota": ("quota: no such command",),
     "end": (),
 }
@@ -129,10 +129,10 @@ def test_what_was_printed_is_what_is_there() -> None:
         ),
         ({"python": ()}, ("there is no python3",)),
         (
-            {"places": ("/home/ann|nfs|0|write error: Disk quota exceeded",)},
+            {"folders": ("/home/ann|nfs|0|write error: Disk quota exceeded",)},
             ("takes a file", "Disk quota exceeded", "quota over 0"),
         ),
-        ({"places": ()}, ("/home/ann is not there",)),
+        ({"folders": ()}, ("/home/ann is not there",)),
         ({"associations": ()}, ("sacctmgr add user ann account=NAME",)),
         (
             {"nodes": ("slurm_load_partitions: Unable to contact slurm controller",)},
@@ -188,11 +188,11 @@ def test_a_partition_that_takes_nobody_of_the_user_is_refused_with_what_to_ask()
 
 def test_a_small_home_is_left_for_a_folder_with_room() -> None:
     seen = found()
-    assert roomy_place(seen).path == "/scratch/ann"
-    home = replace(seen.places[0], free_bytes=30 << 30)
-    assert roomy_place(replace(seen, places=(home, seen.places[1]))).path == "/home/ann"
-    full = Place(path="/scratch/ann", filesystem="lustre", free_bytes=9 << 40, problem="full")
-    assert roomy_place(replace(seen, places=(seen.places[0], full))).path == "/home/ann"
+    assert roomy_folder(seen).path == "/scratch/ann"
+    home = replace(seen.folders[0], free_bytes=30 << 30)
+    assert roomy_folder(replace(seen, folders=(home, seen.folders[1]))).path == "/home/ann"
+    full = OwnFolder(path="/scratch/ann", filesystem="lustre", free_bytes=9 << 40, problem="full")
+    assert roomy_folder(replace(seen, folders=(seen.folders[0], full))).path == "/home/ann"
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def passed(loss: float) -> dict[str, Any]:
     return {"outcome": "PASS", "reason": None, "metrics": {"last_loss": loss}}
 
 
-def books(state: Path, **changes: object) -> JobLedger:
+def ledger_in(state: Path, **changes: object) -> JobLedger:
     return open_ledger(l40s(**changes), state, print)
 
 
@@ -115,7 +115,7 @@ def test_the_data_of_every_trial_is_looked_for_before_the_array_is_queued(
     cluster = Cluster()
     rates = AxisSpec(key="train.learning_rate", values=("1e-5", "2e-5"))
     data = AxisSpec(key="train.dataset", values=("one", "two"))
-    sent(books(tmp_path), cluster, tmp_path, grid=(rates, data))
+    sent(ledger_in(tmp_path), cluster, tmp_path, grid=(rates, data))
     command = cluster.asked[0]
     for name in ("one", "two"):
         assert command.count(f"/mnt/data/{name}/tokens_train.parquet") == 1
@@ -129,7 +129,7 @@ def equivalent(cluster: Cluster, state: Path) -> EquivalentJobs:
 
 @pytest.mark.usefixtures("public_key_file")
 def test_a_search_is_one_sbatch_with_a_plan_for_each_task(tmp_path: Path) -> None:
-    of, cluster = books(tmp_path), Cluster()
+    of, cluster = ledger_in(tmp_path), Cluster()
     made = sent(of, cluster, tmp_path)
     command = cluster.asked[0]
     assert [each.count("submit_once sbatch") for each in cluster.asked] == [1, 0]
@@ -178,7 +178,7 @@ def test_each_task_names_the_config_of_its_own_settings(
 
     monkeypatch.setattr("infra.jobs.recipes.keep", keep)
     cluster = Cluster()
-    sent(books(tmp_path), cluster, tmp_path, store={"bucket": "b"})
+    sent(ledger_in(tmp_path), cluster, tmp_path, store={"bucket": "b"})
     assert kept == [1e-5, 2e-5, 4e-5]
     for number in range(3):
         assert f"SOPERATOR_RUN_CONFIG_{number}=bucket/{number + 1}" in cluster.asked[0]
@@ -186,7 +186,7 @@ def test_each_task_names_the_config_of_its_own_settings(
 
 @pytest.mark.usefixtures("public_key_file")
 def test_a_search_that_the_month_has_no_room_for_is_refused_whole(tmp_path: Path) -> None:
-    of, cluster = books(tmp_path, budget=BudgetSpec(usd_per_month=Decimal(100))), Cluster()
+    of, cluster = ledger_in(tmp_path, budget=BudgetSpec(usd_per_month=Decimal(100))), Cluster()
     with pytest.raises(JobsError, match=r"lr: the forecast of \$109\.65 is more than what is left"):
         sent(of, cluster, tmp_path)
     assert not any("sbatch" in command for command in cluster.asked)
@@ -196,7 +196,7 @@ def test_a_search_that_the_month_has_no_room_for_is_refused_whole(tmp_path: Path
 def test_a_search_over_its_own_limit_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
     cluster = Cluster()
     with pytest.raises(JobsError, match=r"is over searches\.lr\.max_usd.*nothing was submitted"):
-        sent(books(tmp_path), cluster, tmp_path, max_usd=Decimal(100))
+        sent(ledger_in(tmp_path), cluster, tmp_path, max_usd=Decimal(100))
     assert cluster.asked == []
 
 
