@@ -28,7 +28,7 @@ from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
 from stacks.spec.cost import PreemptionSpec, RunForecastSpec
 from stacks.spec.nodes import Billing, WorkerSpec
-from stacks.spec.slurm import JobSpec
+from stacks.spec.slurm import LOOK_MODULE, JobSpec
 
 SECONDS_PER_DAY: Final = Decimal(86400)
 STALL_METRIC: Final = "checkpoint_stall_s"
@@ -342,9 +342,11 @@ def forecast(
     if job.is_acceptance:
         reason = f"{job.name} reads no tokens"
         return _unknown(job, rates, worker, reason, "its profile decides how long it takes")
+    limit = f"its limit is {job.time_limit}"
+    if job.module == LOOK_MODULE:
+        return _unknown(job, rates, worker, f"{job.name} reads no tokens", limit)
     if job.is_server:
-        reason = f"{job.name} answers until somebody ends it"
-        return _unknown(job, rates, worker, reason, f"its limit is {job.time_limit}")
+        return _unknown(job, rates, worker, f"{job.name} answers until somebody ends it", limit)
     if declared is None:
         reason = f"no entry of runs says how many tokens {job.name} reads"
         return _unknown(job, rates, worker, reason, _how_to_declare(spec, job, records))

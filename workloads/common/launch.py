@@ -294,7 +294,6 @@ def backend_class(key: str, made: list[Any] | None = None) -> Any:
     """Return torchrun's place where nodes meet, with a seal that is looked at before it is read.
 
     Each that is made is appended to `made`. Beside torchrun's state it holds the notices of nodes.
-
     torchrun unpickles what it finds there, and the store takes it from everybody who can connect.
     """
     from torch.distributed.elastic.rendezvous.api import RendezvousStateError

@@ -138,11 +138,7 @@ def _identity(key: Path | None, known: StackSpec | None) -> Path:
 def _host_key(door: Door, given: str | None, known: StackSpec | None) -> str:
     """The public line that every connection is held against; never one that nobody looked at."""
     pinned = None if known is None or known.attached is None else known.attached
-    if (
-        given is None
-        and pinned is not None
-        and (pinned.host, pinned.port) == (door.host, door.port)
-    ):
+    if given is None and pinned and (pinned.host, pinned.port) == (door.host, door.port):
         return pinned.host_key
     words = (given or "").split()
     is_line = len(words) > 1

@@ -28,6 +28,7 @@ from infra.cli import context
 from infra.cli.main import VERBS, app
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import attached_outputs
+from infra.jobs.ledger import open_ledger
 from infra.jobs.recipes import plan_of
 from infra.operate.attach import choose
 from infra.operate.sessions import ask
@@ -172,6 +173,13 @@ def test_a_schedule_is_refused_where_nothing_writes_it(tmp_path: Path) -> None:
     job = {"name": "look", "module": "workloads.look", "recipe": "look", "partition": "main"}
     spec = load_config(config(tmp_path, jobs=[{**job, "schedule": "@daily"}]), "lab")
     assert [each.rule for each in check(spec)] == ["jobs.schedule-attached"]
+
+
+def test_the_first_job_is_asked_for_no_tokens(tmp_path: Path) -> None:
+    _, spec = attached(tmp_path)
+    ledger = open_ledger(spec, tmp_path, lambda _line: None)
+    told = ledger.forecast(spec.jobs[0])
+    assert str(told) == "NOT KNOWN: look reads no tokens; its limit is 00:05:00"
 
 
 def test_jobs_name_account_qos_and_gpus_as_any_slurm_takes_them(tmp_path: Path) -> None:
