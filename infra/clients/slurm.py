@@ -210,7 +210,7 @@ class Job:
 def submitted_id(output: str) -> str:
     """Job id of `sbatch --parsable`: `12`, or `12;cluster` in a federation."""
     lines = output.strip().splitlines()
-    found = re.fullmatch(r"(\d+)(;\S+)?", lines[-1].strip()) if lines else None
+    found = re.fullmatch(r"([0-9]{1,18})(;\S+)?", lines[-1].strip()) if lines else None
     if found is None:
         raise JobsError(
             f"sbatch printed {output!r} instead of a job id; look with `soperator status -s STACK`"

@@ -7,6 +7,7 @@ record what came of it.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from infra.clients.pulumi import StackOutputs
 
 SUBMISSION: Final = "submission.json"
+_ID: Final = re.compile(r"[0-9]{1,18}")
 IS_OWN: Final = """
 is_own() { [ "$(stat -c %u -- "$1")" = "$(stat -c %u -- "${1%/*}")" ]; } 2> /dev/null
 """
@@ -98,7 +100,7 @@ def read_submission(path: Path) -> Submission | None:
         found = submission_from(json.loads(read_text(path)))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if found is not None and found.job_id.isdecimal() else None
+    return found if found is not None and _ID.fullmatch(found.job_id) else None
 
 
 def submission_from(values: Mapping[str, Any]) -> Submission | None:

@@ -57,7 +57,7 @@ install -d -m 700 -o $(id -un) $folder" >&2
   if [ -n "$oldest" ]; then
     queued=$(squeue --all --me --noheader --format="%F|%k") || end 1
     while IFS="|" read -r -u 3 id comment; do
-      [[ $comment != "${key%:*}:"* || $id -lt $oldest ]] || end 76 "$id|$comment"
+      [[ $comment != "${key%:*}:"* || ! $id =~ ^[0-9]+$ || 10#$id -lt $oldest ]] || end 76 "$id|$comment"
     done 3<<< "$queued"
   fi
   take "$record_size" "$record.new" || end 1

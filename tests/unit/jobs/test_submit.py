@@ -197,6 +197,7 @@ def test_a_new_job_drops_what_a_former_cluster_left_under_its_id(tmp_path: Path)
         {"after": 12},
         {"idempotency_key": []},
         {"job_id": "x"},
+        {"job_id": "9" * 5000},
         {"log_path": None},
     ],
 )

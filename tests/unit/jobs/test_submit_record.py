@@ -278,3 +278,25 @@ def test_data_that_is_not_there_is_refused_before_the_job_waits_for_a_gpu(
     assert submit(after="11") == "13"
     path.write_bytes(b"PAR1")
     assert submit() == "14"
+
+
+@pytest.mark.parametrize("odd", ["a[$(touch $NODE/ran)]", "x", ""])
+def test_what_the_queue_shows_in_the_place_of_a_number_is_neither_counted_nor_run(
+    odd: str, node: LoginNode, outputs: StackOutputs
+) -> None:
+    planned = plan_submission(outputs, "finetune", code_hash=HASH)
+    digest = (planned.idempotency_key or "").rpartition(":")[0]
+    node.put("queue", f"{odd}|finetune|PENDING|{digest}:aa\n")
+    made = sbatch_once(node, outputs, planned, oldest=3)
+    assert [job[0] for job in node.queue] == [odd, made.job_id]
+    assert not (node.folder / "ran").exists()
+
+
+@pytest.mark.parametrize("number", ["9" * 19, "9" * 5000, "\N{ARABIC-INDIC DIGIT THREE}"])
+def test_a_number_that_slurm_never_gives_is_no_job(
+    number: str, node: LoginNode, outputs: StackOutputs
+) -> None:
+    program = node.folder / "bin" / "sbatch"
+    program.write_text(f"#!/bin/bash\necho {number}\n")
+    with pytest.raises(JobsError, match="instead of a job id"):
+        sbatch_once(node, outputs, plan_submission(outputs, "finetune", code_hash=HASH))
