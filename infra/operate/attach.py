@@ -22,6 +22,10 @@ from stacks.errors import visible
 LEAST_PYTHON: Final = (3, 10)
 _SCRIPT: Final = Path(__file__).with_name("discover.sh")
 _NODE_FIELDS: Final = 8
+_PARTS: Final = frozenset(
+    re.findall(r"^part ([a-z-]+)$", _SCRIPT.read_text(encoding="utf-8"), re.MULTILINE)
+)
+_WHO: Final = ("user", "home", "host", "login shell")
 _SAID_CHARACTERS: Final = 160
 _ROOM_BYTES: Final = 20 << 30
 """A home with less is left for a folder with more: checkpoints of a small model fill it."""
@@ -112,19 +116,26 @@ def discover(shell: Shell, at: str) -> Found:
     # Whatever the user's login shell is, bash reads the script.
     script = f"nonce={nonce}\n{_SCRIPT.read_text(encoding='utf-8')}"
     result = shell.run("exec bash -s", stdin=script.encode())
+    noise, mark, _ = result.stdout.partition(f"@{nonce} ")
     parts = parts_of(result.stdout, nonce)
-    if "end" not in parts:
+    if not parts.keys() >= _PARTS or len(parts["who"]) != len(_WHO):
         said = visible(" ".join(f"{result.stdout} {result.stderr}".split()))[:_SAID_CHARACTERS]
         raise JobsError(
             f"{at}: ran something else than what was asked, and said {said!r}: the key is bound to "
             "a command of its own, or the account has no shell; ask the administrators for a login "
             "that runs commands"
         )
+    if mark and (said := _first(noise.strip().splitlines())):
+        raise JobsError(
+            f"{at}: a startup file there prints {said!r} to every command, which spoils each "
+            "answer; write into ~/.bashrc, below what sets PATH and above what prints: "
+            "[[ $- == *i* ]] || return; or ask the administrators to print to terminals alone"
+        )
     return read(parts, at)
 
 
 def parts_of(output: str, nonce: str) -> dict[str, tuple[str, ...]]:
-    """Lines by the part that they are of; what stands before the first is nobody's."""
+    """Printable lines by the part that they are of; what stands before the first is nobody's."""
     parts: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in output.splitlines():
@@ -132,7 +143,7 @@ def parts_of(output: str, nonce: str) -> dict[str, tuple[str, ...]]:
         if found is not None:
             lines = parts.setdefault(found[1], [])
         elif line.strip():
-            lines.append(line)
+            lines.append(visible(line))
     return {name: tuple(found) for name, found in parts.items()}
 
 
@@ -145,7 +156,8 @@ def read(parts: Mapping[str, Sequence[str]], at: str) -> Found:
             "change it to bash (chsh -s /bin/bash), or ask the administrators to"
         )
     _refuse_no_slurm(parts, at)
-    if not parts["version"] or (version := slurm_version(parts["version"][0])) is None:
+    version = next(filter(None, map(slurm_version, parts["version"])), None)
+    if version is None:
         raise JobsError(f"{at}: sinfo --version said {_first(parts['version'])!r}, no version")
     nodes = [line for line in parts["nodes"] if line.count("|") >= _NODE_FIELDS - 1]
     if not nodes:
@@ -212,7 +224,7 @@ def _python(lines: Sequence[str], at: str) -> tuple[str, str]:
     """Path and version of the first Python that is new enough."""
     found = [line.rsplit(" ", 1) for line in lines if line.startswith("/") and " " in line]
     for path, version in found:
-        if tuple(int(each) for each in re.findall(r"\d+", version)[:2]) >= LEAST_PYTHON:
+        if tuple(int(each) for each in re.findall(r"\d{1,9}", version)[:2]) >= LEAST_PYTHON:
             return path, version
     have = ", ".join(f"{path} is {version}" for path, version in found) or "there is no python3"
     least = ".".join(map(str, LEAST_PYTHON))
@@ -260,7 +272,7 @@ def gpus_of(gres: str) -> tuple[int, str | None]:
     """Number and first type of `gpu:h100:8(S:0-1),gpu:a100:2,shard:4`; parts of GPUs count not."""
     count, kind = 0, None
     for each in re.split(r",(?![^(]*\))", gres):
-        found = re.fullmatch(r"gpu(?::([^:()]+))??(?::(\d+))?(?:\(.*\))?", each.strip())
+        found = re.fullmatch(r"gpu(?::([^:()]+))??(?::(\d{1,18}))?(?:\(.*\))?", each.strip())
         if found is not None:
             count += int(found[2] or 1)
             kind = kind or found[1]
@@ -272,8 +284,8 @@ def partitions_of(nodes: Sequence[str], shown: Sequence[str]) -> tuple[FoundPart
     said = {
         fields["PartitionName"]: fields
         for line in shown
-        if "PartitionName=" in line
         for fields in [dict(_pair(word) for word in line.split() if "=" in word)]
+        if "PartitionName" in fields
     }
     found: dict[str, FoundPartition] = {}
     for line in nodes:
@@ -414,7 +426,7 @@ def _ranges(numbers: Sequence[str]) -> Iterator[str]:
 
 def _shape(name: str) -> tuple[str, int]:
     """What is before the number at the end, and how many digits that has: 0 where there is none."""
-    found = re.search(r"\d+$", name, re.ASCII)
+    found = re.search(r"\d{1,18}$", name, re.ASCII)
     return (name, 0) if found is None else (name[: found.start()], len(found[0]))
 
 
@@ -437,7 +449,7 @@ def _set_or_all(text: str) -> frozenset[str] | None:
 
 
 def _number(text: str) -> int:
-    found = re.match(r"\s*(\d+)", text)
+    found = re.match(r"\s*(\d{1,18})", text)
     return int(found[1]) if found else 0
 
 

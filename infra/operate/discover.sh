@@ -2,10 +2,11 @@
 # It changes nothing: the one file that it writes to see whether a folder takes one is removed.
 export LC_ALL=C LANG=C TZ=UTC0 SLURM_TIME_FORMAT=standard
 part() { printf '\n@%s %s\n' "$nonce" "$1"; }
-soon() { timeout 60 "$@" 2>&1; }
+# The script itself is standard input, which a wrapper of sinfo that calls ssh would read to its end.
+soon() { timeout 60 "$@" 2>&1 < /dev/null; }
 me=$(id -un)
 part who
-printf '%s\n' "$me" "${HOME:-/}" "$(hostname)" "${SHELL:-/bin/sh}"
+printf '%s\n' "$me" "${HOME:-/}" "$(uname -n)" "${SHELL:-/bin/sh}"
 part programs
 for each in sinfo sbatch squeue scontrol scancel srun; do command -v "$each" > /dev/null || echo "$each"; done
 part login-programs
@@ -30,7 +31,7 @@ part scrontab
 command -v scrontab
 part python
 for each in python3 python3.14 python3.13 python3.12 python3.11 python3.10 /usr/local/bin/python3; do
-  "$each" -c 'import sys; print(sys.executable, "%d.%d.%d" % sys.version_info[:3])' 2> /dev/null
+  "$each" -c 'import sys; print(sys.executable, "%d.%d.%d" % sys.version_info[:3])' 2> /dev/null < /dev/null
 done
 part folders
 for each in "$HOME" "${SCRATCH-}" "${WORK-}" "${PROJECT-}" /{scratch,work,data,mnt/data}/"$me"; do

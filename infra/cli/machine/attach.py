@@ -119,7 +119,7 @@ def _known(name: str) -> StackSpec | None:
     path = load.STACKS_DIR / f"Pulumi.{name}.yaml"
     if not path.is_file():
         return None
-    attached_file.part_of(path, path.read_text(encoding="utf-8"))
+    attached_file.part_of(path, path.read_text(encoding="utf-8", errors="replace"))
     return load.load_stack(name, load.STACKS_DIR)
 
 

@@ -104,9 +104,11 @@ def found_text(door: Door, found: Found) -> str:
 def nodeset_names(nodesets: Sequence[FoundNodeset]) -> tuple[str, ...]:
     """A name for each, the same at the next attach: its GPUs, then a partition, then a number."""
     kinds = [
-        _SLURM_NAME.sub("-", each.gpu_type or "gpu") if each.gpus else "cpu" for each in nodesets
+        _SLURM_NAME.sub("-", (each.gpu_type or "").lower()).strip("-") if each.gpus else "cpu"
+        for each in nodesets
     ]
-    kinds = [kind.strip("-") or "gpu" for kind in (each.lower() for each in kinds)]
+    # YAML takes 3090, and 1e3, for a number.
+    kinds = [kind if kind[:1].isalpha() else f"gpu-{kind}".strip("-") for kind in kinds]
     names: list[str] = []
     for kind, nodeset in zip(kinds, nodesets, strict=True):
         name = kind

@@ -70,6 +70,24 @@ def config(folder: Path, **changes: object) -> dict[str, Any]:
     return {**document, **{f"soperator-stack:{key}": value for key, value in changes.items()}}
 
 
+@pytest.mark.parametrize("kind", ["3090", "1e3", "0x1F"])
+def test_gpus_that_are_called_by_a_number_are_a_nodeset_with_a_name(
+    tmp_path: Path, kind: str
+) -> None:
+    nodes = (f"gpu01|main|main*|64|380000|infinite|idle|gpu:{kind}:4",)
+    _, spec = attached(tmp_path, nodes=nodes)
+    assert spec.attached is not None
+    (nodeset,) = spec.attached.nodesets
+    assert (nodeset.name, nodeset.gpu_type) == (f"gpu-{kind.lower()}", kind)
+    assert spec.chat.serving_nodeset == nodeset.name
+
+
+def test_what_no_terminal_shows_makes_a_file_that_loads(tmp_path: Path) -> None:
+    _, spec = attached(tmp_path, quota=("blocks \x1b[31m \x7f",), version=("slurm 25.11.1\x1b",))
+    assert spec.attached is not None
+    assert spec.attached.slurm == r"25.11.1\x1b"
+
+
 def test_the_file_says_what_was_found_and_loads_without_a_problem(tmp_path: Path) -> None:
     path, spec = attached(tmp_path)
     text = path.read_text(encoding="utf-8")

@@ -6,8 +6,11 @@ differ.
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -71,13 +74,15 @@ PARTS = {
 class Login:
     """A login node that prints `parts`, after what its profile says; without a mark: `said`."""
 
-    def __init__(self, parts: dict[str, tuple[str, ...]], said: str | None = None) -> None:
-        self.parts, self.said = parts, said
+    def __init__(
+        self, parts: dict[str, tuple[str, ...]], said: str | None = None, profile: str = ""
+    ) -> None:
+        self.parts, self.said, self.profile = parts, said, profile
 
     def run(self, command: str, *, stdin: bytes = b"") -> Result:
         found = re.search(r"nonce=([0-9a-f]+)", stdin.decode())
         assert found is not None
-        lines = ["Welcome!", "@soperator end"]
+        lines = [self.profile]
         for name, each in self.parts.items():
             lines += ["", f"@{found[1]} {name}", *each]
         text = "\n".join(lines) + "\n" if self.said is None else self.said
@@ -155,6 +160,78 @@ def test_a_forced_command_is_told_by_what_it_said() -> None:
     cut = {name: each for name, each in PARTS.items() if name != "end"}
     with pytest.raises(JobsError, match="ran something else than what was asked"):
         discover(Login(cut), AT)
+
+
+def test_a_profile_that_prints_to_commands_is_refused_with_the_line_that_silences_it() -> None:
+    with pytest.raises(
+        JobsError, match=r"^ann@\S+ a startup file there prints 'Welcome!\\\\x1b\[2J'"
+    ) as caught:
+        discover(Login(PARTS, profile="\n\nWelcome!\x1b[2J\n@soperator end"), AT)
+    assert "[[ $- == *i* ]] || return" in str(caught.value)
+
+
+@pytest.mark.parametrize("lacking", ["who", "folders", "quota"])
+def test_a_part_that_is_not_there_is_another_program(lacking: str) -> None:
+    parts = {name: each for name, each in PARTS.items() if name != lacking}
+    with pytest.raises(JobsError, match="something else than what was asked"):
+        discover(Login(parts), AT)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"who": ("ann", "/home/ann", "/bin/bash")},
+        {"nodes": (f"n1|main|main*|{'9' * 5000}|1|infinite|idle|(null)",)},
+        {"nodes": (f"n{'9' * 5000}|main|main*|1|1|infinite|idle|gpu:a:{'9' * 5000}",)},
+        {"python": (f"/usr/bin/python3 3.{'9' * 5000}",)},
+        {"folders": (f"/home/ann|nfs|{'9' * 5000}|",)},
+        {"partitions": ("XPartitionName=main State=UP",)},
+    ],
+)
+def test_numbers_and_names_out_of_range_are_read_or_refused(
+    parts: dict[str, tuple[str, ...]],
+) -> None:
+    try:
+        seen = found(**parts)
+    except JobsError as error:
+        assert AT in str(error)  # noqa: PT017 (either may do)
+    else:
+        assert all(each.free_bytes < 10**18 for each in seen.folders)
+        assert all(each.cpus < 10**18 for each in seen.nodesets)
+
+
+def test_what_colours_or_erases_a_terminal_is_escaped_wherever_it_stands() -> None:
+    seen = found(
+        who=("ann", "/home/ann", "log\x1bin", "/bin/bash"),
+        folders=("/home/ann|n\x1bfs|99999999999|",),
+        quota=("blocks \x1b[31m",),
+    )
+    assert (seen.host, seen.folders[0].filesystem, seen.quota) == (
+        r"log\x1bin", r"n\x1bfs", (r"blocks \x1b[31m",),
+    )  # fmt: skip
+
+
+def test_the_version_stands_below_what_sinfo_warns_of() -> None:
+    assert found(version=("sinfo: warning: x", "slurm 25.11.1")).version == "25.11.1"
+
+
+def test_a_sinfo_that_reads_standard_input_takes_nothing_of_the_script(tmp_path: Path) -> None:
+    for name in ("sinfo", "sbatch", "squeue", "scontrol", "scancel", "srun", "quota"):
+        (tmp_path / name).write_text("#!/bin/sh\ncat > /dev/null\necho said by a wrapper\n")
+        (tmp_path / name).chmod(0o755)
+    script = (Path(attach.__file__).parent / "discover.sh").read_text(encoding="utf-8")
+    done = subprocess.run(
+        ["bash", "-s"],
+        input=f"nonce=abc\n{script}",
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    parts = attach.parts_of(done.stdout, "abc")
+    assert parts["nodes"] == parts["quota"] == ("said by a wrapper",)
+    assert len(parts["who"]) == 4
+    assert "end" in parts
 
 
 def test_without_enforcement_nobody_needs_an_account() -> None:
