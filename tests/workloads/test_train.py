@@ -379,13 +379,13 @@ def test_shards_are_gathered_in_the_type_of_the_recipe_and_summed_in_fp32(
         raise ShardingError
 
     monkeypatch.setattr("torch.distributed.fsdp.fully_shard", shard)
-    monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda *_: None)
+    monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda *_, **__: None)
     model = torch.nn.Module()
     model.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
     task = SimpleNamespace(build_empty=lambda _: model, loss=lambda made, _: made)
     config = TrainConfig(dataset="x", max_steps=1, learning_rate=1.0, method="full", dtype=dtype)
     cpu = torch.device("cpu")
-    run: Any = SimpleNamespace(config=config, task=task, strategy="fsdp")
+    run: Any = SimpleNamespace(config=config, task=task, strategy="fsdp", keeps_gathered=False)
     here: Any = SimpleNamespace(is_distributed=True, is_main=False, world_size=2, device=cpu)
     with pytest.raises(ShardingError):
         spread_fsdp(run, here)

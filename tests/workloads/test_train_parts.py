@@ -248,15 +248,17 @@ def test_shards_are_gathered_in_the_declared_type_and_gradients_summed_in_fp32(
 
     def divide(_: nn.Module, **options: Any) -> None:
         policies.append(options["mp_policy"])
-        assert options.get("reshard_after_forward", True), "else every layer stays whole"
+        assert options["reshard_after_forward"] is not False, "else every layer stays whole"
         raise DividedError
 
     monkeypatch.setattr("torch.distributed.fsdp.fully_shard", divide)
-    monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda *_: None)
+    monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda *_, **__: None)
     task = SimpleNamespace(
         build=lambda *_, **__: model, build_empty=lambda _: model, loss=lambda each, _: each
     )
-    run: Any = SimpleNamespace(config=replace(CONFIG, dtype=dtype), task=task, strategy="fsdp")
+    run: Any = SimpleNamespace(
+        config=replace(CONFIG, dtype=dtype), task=task, strategy="fsdp", keeps_gathered=False
+    )
     with pytest.raises(DividedError):
         spread_fsdp(run, World(rank=0, local_rank=0, world_size=2, device=torch.device("cpu")))
     assert (policies[0].param_dtype, policies[0].reduce_dtype) == (computed, torch.float32)

@@ -136,7 +136,7 @@ def test_jupyter_is_reached_through_a_tunnel_with_a_token_and_ended(
     class Tunnel:
         port = 40000
 
-        def __init__(self, login: Endpoint, host: str, port: int, *, say: object) -> None:
+        def __init__(self, login: Endpoint, host: str, port: int, *, log: object) -> None:
             opened.append((login.node, host, port))
 
         def wait_until_open(self) -> None:
