@@ -33,7 +33,7 @@ def last_words(stderr: str) -> str:
         return lines[-1]
     return (
         f"{full}: free some there (soperator status --filesystems -s STACK shows what is full), or "
-        "raise its size_gib and run pulumi up"
+        "raise its size_gib and run pulumi up where the cluster is yours"
     )
 
 

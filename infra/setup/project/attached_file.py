@@ -193,7 +193,7 @@ def write(
     files.write(path, text)
     try:
         return path, before is not None, load_stack(name, folder)
-    except Exception:
+    except BaseException:
         # What was there goes on working: a nodeset that a price names may be gone.
         if before is None:
             path.unlink()

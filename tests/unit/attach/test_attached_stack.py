@@ -82,6 +82,21 @@ def test_gpus_that_are_called_by_a_number_are_a_nodeset_with_a_name(
     assert spec.chat.serving_nodeset == nodeset.name
 
 
+def test_an_attach_that_is_interrupted_leaves_the_file_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = attached(tmp_path)
+    before = path.read_text(encoding="utf-8")
+
+    def interrupted(*_: object) -> StackSpec:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(attached_file, "load_stack", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attached(tmp_path, version=("slurm 25.11.1",))
+    assert path.read_text(encoding="utf-8") == before
+
+
 def test_what_no_terminal_shows_makes_a_file_that_loads(tmp_path: Path) -> None:
     _, spec = attached(tmp_path, quota=("blocks \x1b[31m \x7f",), version=("slurm 25.11.1\x1b",))
     assert spec.attached is not None
