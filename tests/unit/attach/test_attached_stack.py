@@ -97,6 +97,16 @@ def test_an_attach_that_is_interrupted_leaves_the_file_that_was_there(
     assert path.read_text(encoding="utf-8") == before
 
 
+def test_a_stack_file_of_another_encoding_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = attached(tmp_path)
+    path.write_bytes(path.read_bytes() + b"# caf\xe9\n")
+    monkeypatch.setattr(stacks.load, "STACKS_DIR", tmp_path)
+    done = CliRunner().invoke(app, ["attach", "ann@login.example.org", "--stack", "lab"])
+    assert f"{path} cannot be read" in " ".join(done.stderr.split())
+
+
 def test_what_no_terminal_shows_makes_a_file_that_loads(tmp_path: Path) -> None:
     _, spec = attached(tmp_path, quota=("blocks \x1b[31m \x7f",), version=("slurm 25.11.1\x1b",))
     assert spec.attached is not None
