@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import torch
 from workloads.common import record
 from workloads.common.exit_codes import ExitCode, HungError, exit_code_of, reason_of
 from workloads.common.launch import agent_class, cause_of, main, may_restart, say_why
-from workloads.common.supervise import Job, Supervisor
+from workloads.common.supervise import Guard, Job, Supervisor
 from workloads.train.loop import Watchdog
 
 
@@ -334,3 +335,25 @@ def test_a_launcher_that_was_stopped_is_no_success(monkeypatch: pytest.MonkeyPat
         assert main([]) == ExitCode.PREEMPTED
     finally:
         signal.signal(signal.SIGUSR1, former)
+
+
+def test_srun_is_woken_only_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes `srun: got SIGCONT` into the job's log each time."""
+    monkeypatch.setattr("workloads.common.supervise.time.sleep", lambda _: None)
+    sent: list[signal.Signals] = []
+    step: Any = SimpleNamespace(send_signal=sent.append)
+    nodes, ended = tmp_path / "nodes", tmp_path / "exit"
+    nodes.touch()
+    on_demand = Guard(step, (), nodes, ended, 10)
+    on_demand.rest()
+    on_demand.rest()
+    assert sent == []
+    taken = Guard(step, ("worker",), nodes, ended, 10)
+    taken.rest()
+    assert sent == [signal.SIGSTOP]
+    ended.touch()
+    taken.rest()
+    taken.rest()
+    assert sent == [signal.SIGSTOP, signal.SIGCONT]

@@ -131,6 +131,7 @@ class Guard:
     held_until_s: float | None = None
     """None: nobody has been told to save."""
     is_over: bool = False
+    is_asleep: bool = False
 
     def _is_on(self) -> bool:
         """Whether there are ranks, and none of them has ended."""
@@ -144,7 +145,7 @@ class Guard:
         """Stop srun until the ranks have saved; False where it can be asked to tell them."""
         if not self._is_on():
             return False
-        self.step.send_signal(signal.SIGSTOP)
+        self._sleep()
         self.held_until_s = self.held_until_s or time.monotonic() + self.save_s
         return True
 
@@ -152,21 +153,31 @@ class Guard:
         """Wait for the time between two looks, with srun stopped for most of it."""
         if not self._is_on():
             self.is_over = self.is_over or self.held_until_s is not None
-            self.step.send_signal(signal.SIGCONT)
+            self._wake()
             time.sleep(_POLL_S)
             return
         if self.held_until_s is None:
             # A handler that stops srun must not come between the look and the waking.
             signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_BY)
             if self.held_until_s is None:
-                self.step.send_signal(signal.SIGCONT)
+                self._wake()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD_BY)
             time.sleep(_AWAKE_S)
         elif time.monotonic() > self.held_until_s:
             self.is_over = True
             return
-        self.step.send_signal(signal.SIGSTOP)
+        self._sleep()
         time.sleep(_POLL_S)
+
+    def _sleep(self) -> None:
+        self.is_asleep = True
+        self.step.send_signal(signal.SIGSTOP)
+
+    def _wake(self) -> None:
+        """Not where it is awake: srun writes a line into the job's log each time."""
+        if self.is_asleep:
+            self.is_asleep = False
+            self.step.send_signal(signal.SIGCONT)
 
 
 @dataclass(slots=True, kw_only=True)

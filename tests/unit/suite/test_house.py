@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
 MOST_FILES = 403
-MOST_LINES = 95_846
+MOST_LINES = 95_857
 MOST_CHILDREN = 12
 
 
