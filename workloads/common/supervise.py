@@ -117,8 +117,8 @@ class Job:
 class Guard:
     """Keeps the srun of ranks on preemptible nodes asleep but for moments.
 
-    A node that is taken signals all its processes, and srun (22.05, 25.11) answers SIGTERM with
-    SIGKILL to every task of the step, on all nodes, before any could save. It waits for it by
+    A node that is taken signals all its processes, and srun (22.05; 25.11 by its source) answers
+    SIGTERM with SIGKILL to every task of the step, on all nodes, before any could save. It waits by
     sigwait, so neither a mask nor a handler of ours keeps it away; while it is stopped it hears
     nothing. It needs a moment now and then to forward output and to see how tasks end.
     """
