@@ -2,7 +2,7 @@
 
 What a rule compares is in the file of its subject, which names the rule's id with each finding; its
 level, what holds and who says so are in rules.tsv. docs/rules.md is made from there:
-`python -m stacks.reference`.
+`python -m tests.unit.stacks.reference`.
 """
 
 from __future__ import annotations

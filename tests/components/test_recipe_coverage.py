@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from infra.components.recorder import Recorder
-from stacks.reference import DOCS, coverage, read_table
 from stacks.spec import StackSpec
 from stacks.spec.cluster import GpuDrivers, NfsHomeSpec, Observability
 from stacks.spec.nodes import (
@@ -28,6 +27,7 @@ from stacks.spec.nodes import (
 from stacks.spec.storage import SubmountSpec
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.unit.stacks.reference import DOCS, coverage, read_table
 
 TABLE = read_table(DOCS / "recipe-resources.tsv")
 RELEASE = "kubernetes:helm.sh/v3:Release"

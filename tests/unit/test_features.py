@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.setup.docs_site import counted, marked_tests
+from tests.unit.docs_site.site import counted, marked_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "features.tsv"

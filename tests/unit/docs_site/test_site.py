@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from infra.cli.main import VERBS
-from infra.setup import docs_site as hooks
-from infra.setup.docs_site import cli_page, price_page
 from stacks.load import stack_names
+from tests.unit.docs_site import site as hooks
+from tests.unit.docs_site.site import cli_page, price_page
 
 ROOT = Path(__file__).resolve().parents[3]
 _FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src"}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stacks.reference import DOCS, pages, read_table, stack_keys
 from stacks.rules import RULES
+from tests.unit.stacks.reference import DOCS, pages, read_table, stack_keys
 
 ROOT = DOCS.parent
 SHARED = ROOT.parent / "shared"
@@ -33,7 +33,7 @@ SINGLE = frozenset(
 @pytest.mark.feature("S001-12", "S002-22")
 @pytest.mark.parametrize("name", pages(DOCS))
 def test_every_made_page_is_current(name: str):
-    """Run `python -m stacks.reference` and look at the difference."""
+    """Run `python -m tests.unit.stacks.reference` and look at the difference."""
     assert (DOCS / name).read_text(encoding="utf-8") == pages(DOCS)[name]
 
 

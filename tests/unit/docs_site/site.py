@@ -26,7 +26,7 @@ from infra.cli.main import VERBS, app
 from infra.render.stack_drawing import stack_svg
 from stacks.load import load_stack, stack_names
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -1,4 +1,4 @@
-"""Pages that are made from the code and from tables: python -m stacks.reference [FOLDER].
+"""Pages of docs/ made from code and tables: python -m tests.unit.stacks.reference [FOLDER].
 
 Owns their text. What a key means stands in the dataclasses (Python drops attribute docstrings, so
 their source is read), what a rule says in rules/rules.tsv, what the Terraform recipe and the seeds
@@ -166,7 +166,9 @@ def _fields(cls: type) -> tuple[Field[Any], ...]:
     return fields(cls)
 
 
-_MADE: Final = "<!-- Made by `python -m stacks.reference`; edit what it is made from instead. -->\n"
+_MADE: Final = (
+    "<!-- Made by `python -m tests.unit.stacks.reference`; edit what it is made from instead. -->\n"
+)
 _STACK: Final = (
     "A stack is `stacks/Pulumi.NAME.yaml`; each top-level key stands there as "
     "`soperator-stack:KEY`.\nUnknown keys are refused with the nearest name. Sizes in `_gib` are "
@@ -315,7 +317,7 @@ def _lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[st
         yield f"| {' | '.join(row)} |"
 
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 def main() -> None:
