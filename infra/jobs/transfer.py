@@ -35,6 +35,7 @@ from infra.render.delivery import (
     venv_script,
     version_of,
 )
+from infra.render.names import shell_file
 from infra.render.sbatch import in_memory
 from stacks.files import read_bytes
 from stacks.spec import StackSpec
@@ -56,8 +57,10 @@ fi
 
 
 # Of an attached cluster nobody else makes folders, or a release the one that sessions enter.
+# Whoever can exchange a folder on the way to them chooses what the next job runs.
 _OWN: Final = """
 umask 077
+roots {folder} || exit
 mkdir -p -m 700 {places}
 {install}
 ln -sfn releases/{hash} current.new
@@ -72,10 +75,12 @@ def send(shell: Shell, outputs: StackOutputs, files: Mapping[str, bytes]) -> str
     it is live for its one user, whose folders are made as well.
     """
     release = hash_files(files)
-    install = _INSTALL.format(folder=shlex.quote(outputs.own_path), hash=release)
+    folder = shlex.quote(outputs.own_path)
+    install = _INSTALL.format(folder=folder, hash=release)
     if outputs.attached_key is not None:
         places = shlex.join([*outputs.shared.values(), *outputs.places.values()])
-        install = _OWN.format(places=places, install=install, hash=release)
+        make = _OWN.format(folder=folder, places=places, install=install, hash=release)
+        install = f"bash -c {shlex.quote(shell_file('roots') + make)}"
     result = shell.run(install, stdin=pack(files))
     if not result.ok:
         raise JobsError(

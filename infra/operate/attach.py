@@ -17,6 +17,7 @@ from typing import Final
 
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Shell
+from infra.render.names import shell_file
 from stacks.errors import visible
 
 LEAST_PYTHON: Final = (3, 10)
@@ -114,8 +115,7 @@ def discover(shell: Shell, at: str) -> Found:
     """What is there; JobsError where no job of this user could run. `at` names the login node."""
     nonce = secrets.token_hex(8)
     # Whatever the user's login shell is, bash reads the script.
-    script = f"nonce={nonce}\n{_SCRIPT.read_text(encoding='utf-8')}"
-    result = shell.run("exec bash -s", stdin=script.encode())
+    result = shell.run("exec bash -s", stdin=script(nonce).encode())
     noise, mark, _ = result.stdout.partition(f"@{nonce} ")
     parts = parts_of(result.stdout, nonce)
     if not parts.keys() >= _PARTS or len(parts["who"]) != len(_WHO):
@@ -132,6 +132,11 @@ def discover(shell: Shell, at: str) -> Found:
             "[[ $- == *i* ]] || return; or ask the administrators to print to terminals alone"
         )
     return read(parts, at)
+
+
+def script(nonce: str) -> str:
+    """What finds it out, in bash: it prints parts between marks of the nonce."""
+    return f"nonce={nonce}\n{shell_file('roots')}\n{_SCRIPT.read_text(encoding='utf-8')}"
 
 
 def parts_of(output: str, nonce: str) -> dict[str, tuple[str, ...]]:

@@ -1,5 +1,6 @@
 # What an ordinary user of a login node can find out, between marks that no profile prints: `nonce`.
-# It changes nothing: the one file that it writes to see whether a folder takes one is removed.
+# It changes nothing: the one file that it writes to see whether a folder takes one is removed. Before
+# it come the functions of roots.sh.
 export LC_ALL=C LANG=C TZ=UTC0 SLURM_TIME_FORMAT=standard
 part() { printf '\n@%s %s\n' "$nonce" "$1"; }
 # The script itself is standard input, which a wrapper of sinfo that calls ssh would read to its end.
@@ -38,8 +39,10 @@ for each in "$HOME" "${SCRATCH-}" "${WORK-}" "${PROJECT-}" /{scratch,work,data,m
   [ -n "$each" ] && [ -d "$each" ] || continue
   # Not the sticky kind of folder that everybody has: only what is this user's own.
   [ -O "$each" ] || continue
+  # Where others can exchange what lies there, the name of the file may be a link of theirs.
   probe=$each/.soperator-probe-$$
-  why=$( { head -c 65536 /dev/zero > "$probe" && sync -- "$probe"; } 2>&1) && why= || why=${why:-no reason was told}
+  why=$( { roots "$each/." && head -c 65536 /dev/zero > "$probe" && sync -- "$probe"; } 2>&1) && why= ||
+    why=${why:-no reason was told}
   rm -f -- "$probe"
   printf '%s|%s|%s|%s\n' "$each" "$(stat -f -c %T -- "$each")" \
     "$(df -P -B1 -- "$each" | tail -n 1 | { read -r _ _ _ free _; echo "$free"; })" \

@@ -22,6 +22,7 @@ from infra.jobs import transfer
 from infra.operate import attach as discovery
 from infra.operate.attach import Found, compress
 from infra.render.delivery import code_files
+from infra.render.names import shell_file
 from infra.setup.project import attached_file
 from infra.setup.project.attached_file import Door
 from infra.state import CHECKOUT
@@ -98,7 +99,8 @@ def attach(
             raise UserError(f"{at}: is entered as {seen.user}; give --user {seen.user}")
         charge = discovery.choose(seen, at, partition=partition, account=account)
         door = replace(door, host_key=pinned, folder=_folder(folder, known, seen, name))
-        made = connection.run(f"umask 077; mkdir -p -m 700 -- {shlex.quote(door.folder)}")
+        make = f"umask 077\n{shell_file('roots')}\nroots {shlex.quote(door.folder)}"
+        made = connection.run(f"bash -c {shlex.quote(make)}")
         if not made.ok:
             raise UserError(
                 f"{at}: {last_words(made.stderr)}; name a folder of yours that all nodes see with "

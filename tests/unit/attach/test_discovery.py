@@ -35,6 +35,7 @@ from infra.operate.attach import (
     slurm_version,
 )
 from stacks.machines import expand_nodes
+from tests.another_user import Neighbour
 
 AT = "ann@login.example.org:22"
 NODES = """
@@ -215,20 +216,50 @@ def test_the_version_stands_below_what_sinfo_warns_of() -> None:
     assert found(version=("sinfo: warning: x", "slurm 25.11.1")).version == "25.11.1"
 
 
-def test_a_sinfo_that_reads_standard_input_takes_nothing_of_the_script(tmp_path: Path) -> None:
-    for name in ("sinfo", "sbatch", "squeue", "scontrol", "scancel", "srun", "quota"):
-        (tmp_path / name).write_text("#!/bin/sh\ncat > /dev/null\necho said by a wrapper\n")
-        (tmp_path / name).chmod(0o755)
-    script = (Path(attach.__file__).parent / "discover.sh").read_text(encoding="utf-8")
+def ran(**environ: str) -> dict[str, tuple[str, ...]]:
+    """The parts that the script prints on this machine."""
     done = subprocess.run(
         ["bash", "-s"],
-        input=f"nonce=abc\n{script}",
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)},
+        input=attach.script("abc"),
+        env={"PATH": os.environ["PATH"], **environ},
         capture_output=True,
         text=True,
         check=True,
     )
-    parts = attach.parts_of(done.stdout, "abc")
+    return attach.parts_of(done.stdout, "abc")
+
+
+@pytest.mark.parametrize("kind", ["link", "writable", "behind a link"])
+def test_a_folder_that_another_user_can_exchange_is_not_chosen(
+    neighbour: Neighbour, tmp_path: Path, kind: str
+) -> None:
+    """Before a file of ours is put there, whose name may be a link of that user by then."""
+    mine, scratch = tmp_path / "mine", neighbour.folder / "me"
+    mine.mkdir()
+    if kind == "link":
+        neighbour.run(f"ln -s {mine} me")
+    elif kind == "writable":
+        scratch.mkdir()
+        scratch.chmod(0o777)
+    else:
+        neighbour.folder.chmod(0o777)
+        (neighbour.folder / "real").mkdir()
+        scratch = mine / "link"
+        scratch.symlink_to(neighbour.folder / "real")
+    home, chosen = ran(HOME=str(mine), SCRATCH=str(scratch))["folders"]
+    culprit = neighbour.folder if kind == "behind a link" else scratch
+    assert home.startswith(f"{mine}|")
+    assert home.endswith("|")
+    path, _, _, problem = chosen.split("|")
+    assert path == str(scratch)
+    assert problem.startswith(f"{culprit}: is a ")
+
+
+def test_a_sinfo_that_reads_standard_input_takes_nothing_of_the_script(tmp_path: Path) -> None:
+    for name in ("sinfo", "sbatch", "squeue", "scontrol", "scancel", "srun", "quota"):
+        (tmp_path / name).write_text("#!/bin/sh\ncat > /dev/null\necho said by a wrapper\n")
+        (tmp_path / name).chmod(0o755)
+    parts = ran(PATH=f"{tmp_path}:{os.environ['PATH']}", HOME=str(tmp_path))
     assert parts["nodes"] == parts["quota"] == ("said by a wrapper",)
     assert len(parts["who"]) == 4
     assert "end" in parts

@@ -12,6 +12,7 @@ from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
 from infra.jobs import transfer
 from infra.render.delivery import hash_files
+from tests.another_user import Neighbour
 from tests.unit.jobs.login_node import OUTPUTS
 
 FILES = {
@@ -114,3 +115,49 @@ def test_a_full_filesystem_is_one_line_with_the_way_out_and_nothing_half_written
     (programs / "tar").unlink()
     assert content(tmp_path) == before
     assert [path.name for path in (tmp_path / "releases").glob("*.part")] == []
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "writable", "behind a link"])
+def test_an_attached_user_sends_nothing_below_what_another_user_can_exchange(
+    neighbour: Neighbour, tmp_path: Path, kind: str
+) -> None:
+    """The next job would run what that user has put in its place by then."""
+    below, mine = neighbour.folder / "me", tmp_path / "mine"
+    mine.mkdir()
+    if kind == "link":
+        neighbour.run(f"ln -s {mine} me")
+    elif kind == "folder":
+        neighbour.run("mkdir me")
+    elif kind == "writable":
+        below.mkdir()
+        below.chmod(0o777)
+    else:
+        neighbour.folder.chmod(0o777)
+        below = tmp_path / "scratch"
+        (neighbour.folder / "real").mkdir()
+        below.symlink_to(neighbour.folder / "real")
+    culprit = neighbour.folder if kind == "behind a link" else below
+    attached = replace(OUTPUTS, code_path=f"{below}/lab/code", attached_key=tmp_path / "id")
+    with pytest.raises(JobsError, match=f"{culprit}: is a .* of "):
+        transfer.send(Local(), attached, FILES)
+    assert not list(mine.iterdir())
+    assert not list(below.iterdir())
+
+
+def test_an_attached_user_sends_through_links_of_root(tmp_path: Path) -> None:
+    """As sites have them: /scratch leads to the filesystem of the year."""
+    real = tmp_path / "lustre7"
+    real.mkdir()
+    (tmp_path / "scratch").symlink_to("lustre7")
+    places = {name: f"{tmp_path}/scratch/lab/{name}" for name in OUTPUTS.places}
+    attached = replace(
+        OUTPUTS,
+        code_path=f"{tmp_path}/scratch/lab/code",
+        places=places,
+        attached_key=tmp_path / "id",
+    )
+    release = transfer.send(Local(), attached, FILES)
+    assert content(real / "lab" / "code" / "current") == FILES
+    assert (real / "lab" / "code" / "current").readlink() == Path("releases", release)
+    made = [real / "lab", *(each for each in real.rglob("*") if each.is_dir())]
+    assert {each.stat().st_mode & 0o077 for each in made} == {0}
