@@ -186,6 +186,7 @@ class Job:
     """Ids of the jobs whose success it waits for."""
     limit_at: str | None = None
     """When its time limit ends it; known of a running job that was looked at alone."""
+    restarts: int = 0  # known of a job that was looked at alone, too
 
     @property
     def waits(self) -> bool:
@@ -304,6 +305,7 @@ def scontrol_job(output: str) -> Job:
             where=_present(fields.get("Reason" if waiting else "NodeList", "")),
             needs=_needs(fields.get("Dependency", "")) if waiting else (),
             limit_at=_present(fields.get("EndTime", "")) if running else None,
+            restarts=int((re.match(r"[0-9]{1,9}", fields.get("Restarts", "")) or "0")[0]),
         )
     except KeyError as error:
         raise JobsError(

@@ -40,7 +40,7 @@ _LOOK_EVERY_S: Final = 0.5
 _LOAD_S: Final = 1800.0
 """A large model from a cold disk takes minutes; a server that is not up by then never will be."""
 _HEALTHY_S: Final = 120.0
-"""endpoint.json is written once requests are taken; a requeued server's former one is removed."""
+"""endpoint.json is written once requests are taken."""
 _HEALTH: Final = (
     "exec 3<>/dev/tcp/{host}/{port} && printf 'GET /health HTTP/1.0\\r\\n\\r\\n' >&3 && "
     "head -n 1 <&3"
@@ -116,8 +116,7 @@ def wait_until_up(
             on_look(job)
             address = None
             if job.state == "RUNNING":
-                # The file may be of the life before a requeue, until the new server removes it.
-                address = read_address(connection, outputs, job_id)
+                address = read_address(connection, outputs, job)
                 if address is not None and _is_of(job, address) and _answers(connection, address):
                     lines.read(connection, job, log)  # its last lines came since
                     return address
@@ -145,14 +144,19 @@ def wait_until_up(
         time.sleep(_LOOK_EVERY_S)
 
 
-def read_address(shell: slurm.Shell, outputs: StackOutputs, job_id: str) -> ServerAddress | None:
-    """What the server wrote when it began to take requests; None before that."""
-    path = f"{outputs.results_path(job_id)}/endpoint.json"
+def read_address(shell: slurm.Shell, outputs: StackOutputs, job: Job) -> ServerAddress | None:
+    """What the server wrote when it began to take requests; None before that.
+
+    What the job's life before a requeue wrote counts not: a neighbour may have its port by now.
+    """
+    path = f"{outputs.results_path(job.id)}/endpoint.json"
     found = shell.run(f"cat {shlex.quote(path)}")
     if not found.ok:
         return None
     try:
         values = json.loads(found.stdout)
+        if values.get("restarts", job.restarts) != job.restarts:
+            return None
         return ServerAddress(
             host=values["host"],
             port=int(values["port"]),
@@ -160,9 +164,9 @@ def read_address(shell: slurm.Shell, outputs: StackOutputs, job_id: str) -> Serv
             needs_key=bool(values["needs_key"]),
             has_key_file=values["api_key_file"] is not None,
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise JobsError(
-            f"{path}: is damaged: {error}; cancel job {job_id} and serve anew"
+            f"{path}: is damaged: {error}; cancel job {job.id} and serve anew"
         ) from error
 
 

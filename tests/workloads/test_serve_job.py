@@ -216,6 +216,7 @@ def test_endpoint_json_says_where_the_server_is_and_never_the_key(
 ) -> None:
     key = "a-key-that-is-long-enough"
     monkeypatch.setenv("SOPERATOR_SERVE_API_KEY", key)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     config, key_file = serve_config(host="0.0.0.0"), tmp_path / "key"
     path = weights_module.write_endpoint(tmp_path, config, 7860, ALONE, key_file)
     text = path.read_text()
@@ -224,6 +225,7 @@ def test_endpoint_json_says_where_the_server_is_and_never_the_key(
     assert (said["port"], said["needs_key"], said["models"]) == (7860, True, ["a"])
     assert said["api_key_file"] is None, "the variable won"
     assert said["host"] == os.uname().nodename
+    assert said["restarts"] == 2
     monkeypatch.delenv("SOPERATOR_SERVE_API_KEY")
     both = replace(ALONE, adapter_dir=Path("/a"), tuned_name="a-tuned")
     said = json.loads(
@@ -248,16 +250,18 @@ def test_refusals_end_the_job_before_it_loads_with_their_exit_code(
         assert message in record["reason"]
 
 
-def test_the_address_of_an_earlier_life_is_removed_before_anything_can_fail(
+def test_address_and_key_of_an_earlier_life_are_removed_before_anything_can_fail(
     places: Path,
 ) -> None:
+    """Of one that was killed: who has its port by now may have been sent the key."""
     results = places / "results" / "12"
     results.mkdir(parents=True)
-    (results / "endpoint.json").write_text("{}")
+    for name in ("endpoint.json", "api_key"):
+        (results / name).write_text("{}")
     arguments = recipe_arguments(["--base", "tiny", "--set", 'serve.adapter="/nowhere"'])
     assert run_job("serve", main, arguments) is ExitCode.BAD_DATA
     assert (results / "run_record.json").is_file()
-    assert not (results / "endpoint.json").exists()
+    assert not {each.name for each in results.iterdir()} & {"endpoint.json", "api_key"}
 
 
 def test_what_is_put_together_from_a_checkpoint_goes_with_its_server(

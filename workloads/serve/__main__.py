@@ -73,8 +73,10 @@ def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
 def main(job: Job) -> None:
     """Load, serve, and stop when told to."""
     config = section(job.recipe, ServeConfig)
-    # Of this job's life before a requeue: nobody may be sent there, with the key, any more.
-    (job.results_dir / ENDPOINT_FILE).unlink(missing_ok=True)
+    # Of this job's life before a requeue: nobody may be sent there any more, and with what key who
+    # has that port by now was asked, he could ask this life.
+    for name in (ENDPOINT_FILE, OWN_KEY_FILE):
+        (job.results_dir / name).unlink(missing_ok=True)
     weights = find_weights(config, job.recipe.model, job.places)
     try:
         _serve(job, config, weights)

@@ -297,6 +297,7 @@ def write_endpoint(
         "needs_key": True,
         # The variable wins over the file, whose key would then open nothing.
         "api_key_file": None if is_given else str(key_file),
+        "restarts": int(os.environ.get("SLURM_RESTART_COUNT") or 0),
     }
     atomic.write_text(path, json.dumps(values, indent=2) + "\n")
     return path

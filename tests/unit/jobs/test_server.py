@@ -54,6 +54,8 @@ class Login:
         self.stale: list[dict[str, object]] = []
         """What endpoint.json says before this life's server writes its own."""
         self.asked: list[str] = []
+        self.taken = {"worker-0/7860"}
+        """Where somebody answers."""
 
     def run(self, command: str, *, stdin: bytes = b"") -> Result:
         text, code = "", 0
@@ -61,12 +63,14 @@ class Login:
             text = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         elif "/dev/tcp/" in command:
             self.asked.append(command)
-            text = "HTTP/1.0 200 OK" if "worker-0/7860" in command else ""
+            is_taken = any(each in command for each in self.taken)
+            text = "HTTP/1.0 200 OK" if is_taken else ""
         elif "endpoint.json" in command and self.stale:
             text = json.dumps(self.stale.pop(0))
         elif "endpoint.json" in command:
             is_up = len(self.states) == 1
-            text, code = (json.dumps(ENDPOINT), 0) if is_up else ("", 1)
+            restarts = int("Restarts=1" in self.states[0])
+            text, code = (json.dumps({**ENDPOINT, "restarts": restarts}), 0) if is_up else ("", 1)
         elif "exec 3< /k" in command:
             text = self.key
         return Result(command=command, exit_code=code, stdout=text, stderr="")
@@ -108,6 +112,16 @@ def test_the_address_of_a_life_before_a_requeue_is_not_taken() -> None:
     address, _ = wait(login)
     assert (address.host, address.port) == ("worker-0", 7860)
     assert not any("worker-9" in each for each in login.asked)
+
+
+def test_the_port_of_a_life_before_a_requeue_is_not_asked_on_the_same_node() -> None:
+    """A neighbour may listen there by now; it would get the prompts, and a key that goes on."""
+    login = Login(state("RUNNING", Restarts="1", NodeList="worker-0"))
+    login.stale = [{**ENDPOINT, "port": 6666, "restarts": 0}] * 3
+    login.taken = {"worker-0/6666", "worker-0/7860"}
+    address, _ = wait(login)
+    assert address.port == 7860
+    assert not any("6666" in each for each in login.asked)
 
 
 def test_an_address_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
