@@ -10,21 +10,17 @@ work on the machine does not count. Writes tests/bench/data.json; a missed targe
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from datetime import UTC, datetime
 from importlib import metadata
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.bench.chats import chats_of
 from tests.bench.data_pipeline import pipeline
@@ -47,21 +43,12 @@ _SEQUENCE_LENGTH = 4096
 _CACHE = Path(os.environ.get("SOPERATOR_CACHE", Path.home() / ".cache/soperator-stack"))
 MODEL = _CACHE / "models/SmolLM2-135M-Instruct"
 BFCL = _CACHE / "data/bfcl"
-_PR_SET_CHILD_SUBREAPER = 36
-_BASE_CHATS = 512
 _PACKAGES = ("tokenizers", "transformers", "pyarrow")
 
 
 def main() -> int:
     """Measure, print, write; 0 when every target is met."""
     options = _parser().parse_args()
-    if options.chats <= _BASE_CHATS:
-        _parser().error(
-            f"--chats {options.chats}: give more than {_BASE_CHATS}; what a pass of so many takes "
-            "is taken off"
-        )
-    # Processes that lose their parent become ours, so that their CPU time can be read.
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     result: dict[str, Any] = {
         "command": f"python -m tests.bench.data {' '.join(sys.argv[1:])}".strip(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -109,85 +96,86 @@ def _print(result: dict[str, Any]) -> bool:
 def tokenizing(folder: Path, *, num_chats: int, num_runs: int) -> dict[str, Any]:
     """Return tokens per CPU second of our pass from chats to parquet and of the library's call.
 
-    Each is a process of its own, and passes alternate. What a pass of 512 chats takes, starting
-    interpreters and loading the tokenizer, is taken off ours: it does not grow with the data.
+    Each is a process of its own, and passes alternate. Ours is what its workers count themselves
+    and what their parent spends on reading, gathering and writing; starting interpreters and
+    loading the tokenizer, which does not grow with the data, is in neither.
     """
-    source, small = folder / "chats.jsonl", folder / "small.jsonl"
-    chats = chats_of(num_chats)
-    source.write_bytes(b"".join(chat.to_line() for chat in chats))
-    small.write_bytes(b"".join(chat.to_line() for chat in chats[:_BASE_CHATS]))
-    texts = folder / "texts.json"
+    source, texts = folder / "chats.jsonl", folder / "texts.json"
+    source.write_bytes(b"".join(chat.to_line() for chat in chats_of(num_chats)))
     _write_texts(source, texts)
     num_cpus = len(os.sched_getaffinity(0))
-    ours: list[tuple[float, float]] = []
-    library: list[tuple[float, float]] = []
-    num_tokens = 0
+    ours: list[Pass] = []
+    library: list[Pass] = []
     for _ in range(num_runs):
-        library.append(_library(texts))
-        start_cpu_s, start_s, start_tokens = _ours(small, folder, num_cpus)
-        cpu_s, wall_s, num_tokens = _ours(source, folder, num_cpus)
-        work = num_tokens - start_tokens
-        ours.append((work / (cpu_s - start_cpu_s), work / (wall_s - start_s)))
-    ratios = [mine[0] / theirs[0] for mine, theirs in zip(ours, library, strict=True)]
+        library.append(_pass(_LIBRARY, MODEL / "tokenizer.json", texts))
+        ours.append(_pass(_OURS, MODEL, source, folder / "tokens.parquet", num_cpus))
+    ratios = [mine.per_cpu_s / theirs.per_cpu_s for mine, theirs in zip(ours, library, strict=True)]
     return {
         "tokenizing_ratio": round(statistics.median(ratios), 3),
         "tokenizing_ratios": [round(ratio, 3) for ratio in ratios],
-        "tokens_per_cpu_s": round(statistics.median(pair[0] for pair in ours)),
-        "library_tokens_per_cpu_s": round(statistics.median(pair[0] for pair in library)),
-        "tokens_per_s": round(statistics.median(pair[1] for pair in ours)),
-        "library_tokens_per_s": round(statistics.median(pair[1] for pair in library)),
+        "tokens_per_cpu_s": round(statistics.median(each.per_cpu_s for each in ours)),
+        "library_tokens_per_cpu_s": round(statistics.median(each.per_cpu_s for each in library)),
+        "tokens_per_s": round(statistics.median(each.per_s for each in ours)),
+        "library_tokens_per_s": round(statistics.median(each.per_s for each in library)),
         "num_workers": num_cpus,
         "num_chats": num_chats,
-        "tokens_per_chat": round(num_tokens / num_chats, 1),
+        "tokens_per_chat": round(ours[0].num_tokens / num_chats, 1),
     }
 
 
-def _ours(source: Path, folder: Path, num_workers: int) -> tuple[float, float, int]:
-    """Return CPU seconds, seconds and tokens of one pass from chats to parquet."""
-    output = folder / "tokens.parquet"
-    command = [
-        *(sys.executable, "-m", "workloads.data.dataset_tokenize", str(source), str(output)),
-        *("--model", str(MODEL), "--max-tokens", str(1 << 20), "--num-workers", str(num_workers)),
-    ]
-    (folder / "tokens.parquet.manifest.json").unlink(missing_ok=True)
-    before, started = _children_cpu_s(), time.perf_counter()
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    seconds = time.perf_counter() - started
-    # The server that workers are forked from outlives the command; its time counts once it ended.
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.waitpid(-1, 0)
-    return _children_cpu_s() - before, seconds, read_parquet(output).num_tokens
+class Pass(NamedTuple):
+    """What one process did."""
+
+    num_tokens: int
+    cpu_s: float
+    wall_s: float
+
+    @property
+    def per_cpu_s(self) -> float:
+        """Tokens per CPU second."""
+        return self.num_tokens / self.cpu_s
+
+    @property
+    def per_s(self) -> float:
+        """Tokens per second; ours has the start of its workers in it."""
+        return self.num_tokens / self.wall_s
 
 
-def _children_cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
+_OURS = """
+import io, sys, time
+from pathlib import Path
+import pyarrow.compute, pyarrow.dataset, pyarrow.parquet
+from workloads.data.dataset_tokenize import tokenize_file
+from workloads.data.token_worker import TokenizeConfig
+model, source, output = map(Path, sys.argv[1:4])
+num_workers, config = int(sys.argv[4]), TokenizeConfig(max_tokens=1 << 20)
+before, started = time.process_time(), time.perf_counter()
+done = tokenize_file(
+    source, output, io.BytesIO(), model_dir=model, config=config, num_workers=num_workers
+)
+here = time.process_time() - before if num_workers > 1 else 0
+print(done.num_tokens, done.workers_cpu_s + here, time.perf_counter() - started)
+"""
 _LIBRARY = """
-import json, resource, sys, time
+import json, sys, time
 from tokenizers import Tokenizer
-def cpu_s():
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 tokenizer = Tokenizer.from_file(sys.argv[1])
 texts = json.load(open(sys.argv[2]))
-before, started, total = cpu_s(), time.perf_counter(), 0
+before, started, total = time.process_time(), time.perf_counter(), 0
 for first in range(0, len(texts), 1024):
     batch = tokenizer.encode_batch(texts[first:first + 1024], add_special_tokens=False)
     total += sum(len(each.ids) for each in batch)
-print(total / (cpu_s() - before), total / (time.perf_counter() - started))
+print(total, time.process_time() - before, time.perf_counter() - started)
 """
 
 
-def _library(texts: Path) -> tuple[float, float]:
-    """Return tokens per CPU second and per second of encode_batch with its ids taken out."""
-    command = [sys.executable, "-c", _LIBRARY, str(MODEL / "tokenizer.json"), str(texts)]
+def _pass(script: str, *arguments: object) -> Pass:
+    """Run one pass; the library's ids are taken out of what it returns, as ours are."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    per_cpu_s, per_s = done.stdout.split()
-    return float(per_cpu_s), float(per_s)
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    num_tokens, cpu_s, wall_s = done.stdout.split()
+    return Pass(int(num_tokens), float(cpu_s), float(wall_s))
 
 
 def _write_texts(source: Path, texts: Path) -> None:

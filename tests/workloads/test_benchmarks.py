@@ -121,9 +121,10 @@ def test_a_benchmark_measures_something_smaller(
 def test_the_benchmark_of_data_measures_packing_and_the_library(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own pass is a command of the pipeline, which other tests run: it forks for minutes."""
+    """Its own pass is in one process here: forking takes minutes on a busy machine."""
     module = importlib.import_module("tests.bench.data")
-    monkeypatch.setattr(module, "MODEL", cache / "models" / MODEL)
+    model = cache / "models" / MODEL
+    monkeypatch.setattr(module, "MODEL", model)
     monkeypatch.setattr(module, "BFCL", EXCERPT)
     monkeypatch.setattr(module, "BFCL_CATEGORIES", ("simple_python",))
     found = module.packing(tmp_path)
@@ -131,19 +132,11 @@ def test_the_benchmark_of_data_measures_packing_and_the_library(
     source = tmp_path / "chats.jsonl"
     source.write_bytes(b"".join(chat.to_line() for chat in module.chats_of(4)))
     module._write_texts(source, tmp_path / "texts.json")
-    assert min(module._library(tmp_path / "texts.json")) > 0
-
-
-@pytest.mark.parametrize("chats", ["4", "512"])
-def test_fewer_chats_than_are_taken_off_are_refused(
-    chats: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nothing was left of the pass: a ratio of -0.000."""
-    module = importlib.import_module("tests.bench.data")
-    monkeypatch.setattr(sys, "argv", ["data", "--chats", chats, "--no-write"])
-    with pytest.raises(SystemExit, match="2"):
-        module.main()
-    assert f"--chats {chats}: give more than 512" in capsys.readouterr().err
+    library = module._pass(module._LIBRARY, model / "tokenizer.json", tmp_path / "texts.json")
+    ours = module._pass(module._OURS, model, source, tmp_path / "tokens.parquet", 1)
+    assert ours.num_tokens == library.num_tokens > 0
+    assert ours.cpu_s > 0
+    assert library.cpu_s > 0
 
 
 @pytest.mark.parametrize("name", TRAINING)

@@ -278,6 +278,8 @@ def test_any_number_of_workers_writes_the_same_bytes(
     )
     assert one.digest == other.digest
     assert done == done_by_two
+    assert done.workers_cpu_s > 0
+    assert done_by_two.workers_cpu_s > 0
     assert started == [2]
 
 

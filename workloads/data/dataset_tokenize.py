@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import BinaryIO, get_args
@@ -50,6 +50,8 @@ class Tokenized:
     """Cut to the limit."""
     num_refused: int = 0
     """Lines of which no chat was made."""
+    workers_cpu_s: float = field(default=0.0, compare=False)
+    """Of the processes that tokenised, without their start."""
 
     def add(self, block: Block) -> None:
         """Count a block."""
@@ -60,6 +62,7 @@ class Tokenized:
         self.num_dropped += block.num_dropped
         self.num_cut += block.num_cut
         self.num_refused += len(block.refused)
+        self.workers_cpu_s += block.cpu_s
 
     def counts(self, side: str = "") -> dict[str, int]:
         """Return the numbers for a manifest and a run record."""

@@ -6,7 +6,9 @@ loaded the tokenizer already, so its memory is shared and a worker starts in mil
 
 from __future__ import annotations
 
+import gc
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 from workloads.common.exit_codes import DataError
 from workloads.common.models import load_tokenizer
-from workloads.data.chat_template import ChatRenderer, check_tokenizer, encode
+from workloads.data.chat_template import ChatRenderer, call_form, check_tokenizer, encode
 from workloads.data.chats import Chat, parse_line
 from workloads.data.token_rows import TokenRows
 from workloads.recipes.data import Overlong
@@ -65,6 +67,11 @@ class Block:
     num_dropped: int
     num_cut: int
     refused: tuple[Refused, ...]
+    cpu_s: float = field(compare=False)
+    """CPU seconds of the worker since its block before, so with that one's sending.
+
+    Of its first block since its tokenizer was there: neither interpreter nor imports are counted.
+    """
 
 
 class TokenWorker:
@@ -75,6 +82,7 @@ class TokenWorker:
         self._tokenizer = tokenizer
         self._config = config
         self._renderer = ChatRenderer(tokenizer, config.chat_template_kwargs)
+        self._counted_s = time.process_time()
 
     def tokenize(self, task: Task) -> Block:
         """Return the token rows of the task's chats, in order."""
@@ -95,7 +103,9 @@ class TokenWorker:
                 del numbered[each.at]
             rows, owners = self._encode([parse_line(line, at=at) for at, line in numbered.items()])
         rows, num_dropped, num_cut = self._limit(rows, owners)
+        counted_s, self._counted_s = self._counted_s, time.process_time()
         return Block(
+            cpu_s=self._counted_s - counted_s,
             rows=rows,
             num_chats=len(numbered),
             num_dropped=num_dropped,
@@ -163,6 +173,7 @@ _worker: TokenWorker | None = None
 def start(model_dir: Path, config: TokenizeConfig) -> None:
     """Make this process a worker."""
     global _worker
+    gc.freeze()  # a collection would copy every page that is shared with the other workers
     tokenizer = _preloaded if str(model_dir) == os.environ.get(PRELOAD) else None
     _worker = TokenWorker(tokenizer or load_tokenizer(model_dir), config)
 
@@ -173,4 +184,13 @@ def work(task: Task) -> Block:
     return _worker.tokenize(task)
 
 
-_preloaded: Any = load_tokenizer(Path(os.environ[PRELOAD])) if os.environ.get(PRELOAD) else None
+def _load(model_dir: Path) -> Any:
+    """Return the tokenizer with what is learned of it once, which forked workers share too."""
+    tokenizer = load_tokenizer(model_dir)
+    if tokenizer.is_fast and tokenizer.chat_template:  # if not, each worker says so
+        call_form(tokenizer)
+        encode(tokenizer, [])
+    return tokenizer
+
+
+_preloaded: Any = _load(Path(os.environ[PRELOAD])) if os.environ.get(PRELOAD) else None
