@@ -173,6 +173,15 @@ def node_rate(group: MachineSpec, book: PriceBook) -> Rate | UnknownPrice:
     return found if isinstance(found, UnknownPrice) else rate_of(found, "node/h")
 
 
+def preset_rate(
+    platform: str, preset: str, book: PriceBook, billing: Billing = Billing.ON_DEMAND
+) -> Rate | UnknownPrice:
+    """The same of a machine of which nothing but the hardware is known."""
+    disk = BootDiskSpec(size_gib=0)
+    machine = MachineSpec(platform=platform, preset=preset, boot_disk=disk, billing=billing)
+    return node_rate(machine, book)
+
+
 def machine_terms(group: MachineSpec, book: PriceBook) -> tuple[Term, ...] | UnknownPrice:
     """What one machine is billed by for an hour, without its disks."""
     preset = group.hardware

@@ -15,7 +15,7 @@ from cost.prices.book import PriceBook
 from cost.prices.price import UnknownPrice
 from cost.report.layout import small_usd_text
 from cost.resources.component import Rate
-from cost.resources.lines import node_rate
+from cost.resources.lines import preset_rate
 from cost.size.memory import (
     Memory,
     Serving,
@@ -40,7 +40,6 @@ from cost.size.training import (
     usable_host_bytes,
 )
 from stacks.catalog import PLATFORMS, Preset
-from stacks.spec.nodes import BootDiskSpec, NodeGroupSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,15 +186,8 @@ def cheapest_rate(
 
     On demand, of the given regions, or of all that have the platform.
     """
-    group = NodeGroupSpec(
-        platform=platform,
-        preset=preset,
-        boot_disk=BootDiskSpec(size_gib=0),
-        min_nodes=1,
-        max_nodes=1,
-    )
     found = [
-        (node_rate(group, book.in_region(region)), region)
+        (preset_rate(platform, preset, book.in_region(region)), region)
         for region in (PLATFORMS[platform].regions if regions is None else regions)
     ]
     known = [each for each in found if not isinstance(each[0], UnknownPrice)]

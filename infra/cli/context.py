@@ -92,7 +92,7 @@ def read(stack: str) -> StackOutputs:
     from infra.clients.pulumi import read_outputs
 
     refuse_attached(stack, "what only root may do")
-    return read_outputs(stack, root=CHECKOUT, environ=environ())
+    return read_outputs(stack, environ())
 
 
 def caller(stack: str, identity: Path | None) -> StackOutputs:
@@ -148,14 +148,14 @@ def first_up(stack: str) -> datetime | None:
 
     if is_attached(stack):
         return None
-    return read_first_up(stack, root=CHECKOUT, environ=environ())
+    return read_first_up(stack, environ())
 
 
 def run_config_store(outputs: StackOutputs) -> dict[str, str] | None:
     """What opens the stack's bucket of run configs; None where it has none."""
     from infra.clients.pulumi import read_run_config_store
 
-    return read_run_config_store(outputs, root=CHECKOUT, environ=environ())
+    return read_run_config_store(outputs, environ())
 
 
 def kube_client(stack: str) -> KubeClient:
@@ -166,7 +166,7 @@ def kube_client(stack: str) -> KubeClient:
 
     refuse_attached(stack, "its Kubernetes API")
     found = environ()
-    access = parse(read_kubeconfig(stack, root=CHECKOUT, environ=found))
+    access = parse(read_kubeconfig(stack, found))
     if (credential := access.exec_command) is not None:
         own = [{"name": name, "value": value} for name, value in found.items()]
         access.exec_command = {**credential, "env": [*own, *(credential.get("env") or ())]}

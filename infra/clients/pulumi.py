@@ -17,6 +17,7 @@ from typing import Any
 from infra.clients.errors import JobsError, StackPausedError
 from infra.clients.ssh import ROOT, Endpoint, public_line
 from infra.render.sbatch import in_memory, own_code, own_place
+from infra.state import CHECKOUT
 from stacks.spec import StackSpec
 
 
@@ -109,44 +110,44 @@ class StackOutputs:
         return replace(self, places=self.shared, shared={}) if self.shared else self
 
 
-def read_outputs(stack: str, *, root: Path, environ: Mapping[str, str]) -> StackOutputs:
-    """Outputs of the deployed stack; `root` holds Pulumi.yaml."""
-    text = _stack("output", stack, "--json", root=root, environ=environ)
+def read_outputs(stack: str, environ: Mapping[str, str]) -> StackOutputs:
+    """Outputs of the deployed stack."""
+    text = _stack("output", stack, "--json", environ=environ)
     return outputs_from(stack, json.loads(text))
 
 
-def read_kubeconfig(stack: str, *, root: Path, environ: Mapping[str, str]) -> str:
+def read_kubeconfig(stack: str, environ: Mapping[str, str]) -> str:
     """The secret output that leads to the stack's Kubernetes API."""
     words = ("kubeconfig", "--show-secrets")
-    return _stack("output", stack, *words, root=root, environ=environ)
+    return _stack("output", stack, *words, environ=environ)
 
 
 def read_run_config_store(
-    outputs: StackOutputs, *, root: Path, environ: Mapping[str, str]
+    outputs: StackOutputs, environ: Mapping[str, str]
 ) -> dict[str, str] | None:
     """The secret output that opens the bucket of run configs; None: the stack has none."""
     if not outputs.keeps_run_configs:
         return None
     words = ("run_config_store", "--json", "--show-secrets")
-    return json.loads(_stack("output", outputs.stack, *words, root=root, environ=environ))
+    return json.loads(_stack("output", outputs.stack, *words, environ=environ))
 
 
-def read_first_up(stack: str, *, root: Path, environ: Mapping[str, str]) -> datetime | None:
+def read_first_up(stack: str, environ: Mapping[str, str]) -> datetime | None:
     """When the stack was first brought up, by the engine's history; None where it knows none."""
     try:
         # By default it prints the newest ten.
         every = ("--json", "--page-size", "1000000")
-        text = _stack("history", stack, *every, root=root, environ=environ)
+        text = _stack("history", stack, *every, environ=environ)
         ups = [each["startTime"] for each in json.loads(text) if each["kind"] == "update"]
         return min(map(datetime.fromisoformat, ups), default=None)
     except (JobsError, ValueError, KeyError, TypeError):
         return None
 
 
-def _stack(verb: str, stack: str, *arguments: str, root: Path, environ: Mapping[str, str]) -> str:
+def _stack(verb: str, stack: str, *arguments: str, environ: Mapping[str, str]) -> str:
     """What `pulumi stack VERB` prints."""
     words = ["stack", verb, *arguments, "--stack", stack, "--non-interactive"]
-    done = run(words, root=root, environ=environ)
+    done = run(words, environ=environ)
     if done.returncode != 0:
         raise JobsError(_refusal(stack, done.stderr or done.stdout))
     return done.stdout
@@ -155,8 +156,8 @@ def _stack(verb: str, stack: str, *arguments: str, root: Path, environ: Mapping[
 def run(
     words: Sequence[str],
     *,
-    root: Path,
     environ: Mapping[str, str],
+    root: Path = CHECKOUT,
     quiet: bool = True,
     timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[str]:

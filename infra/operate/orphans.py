@@ -8,19 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Final
 
 from cost.prices.book import PriceBook
 from cost.prices.price import HOURS_PER_MONTH, Price, Unit, UnknownPrice
 from cost.resources.lines import SKU as OBJECT_STORAGE
-from cost.resources.lines import node_rate
+from cost.resources.lines import preset_rate
 from infra.clients import pulumi
 from infra.providers.nebius.adoption import BUCKET, CLUSTER, NODE_GROUP, Owned
 from infra.providers.nebius.resource_type import SIZES
 from stacks.errors import UserError
-from stacks.spec.nodes import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec
-from stacks.spec.storage import DiskType
+from stacks.spec.nodes import Billing
 
 _GIB: Final = 1 << 30
 _FILESYSTEM: Final = "nebius:compute/v1:Filesystem"
@@ -40,8 +38,7 @@ def _filesystem(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
     return _times(_gib(spec), book.find(f"filesystem/{_sku(spec['type'])}", Unit.GIB_MONTH))
 
 
-def _disk(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
-    spec = values["spec"]
+def _disk(spec: Mapping[str, Any], book: PriceBook) -> Decimal | None:
     return _times(_gib(spec), book.find(f"disk/{_sku(spec['type'])}", Unit.GIB_MONTH))
 
 
@@ -65,35 +62,16 @@ def _address(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
 
 def _node_group(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
     template = values["spec"]["template"]
+    machine, disk = _machine(template, book), _disk(template["boot_disk"], book)
     nodes = values.get("status", {}).get("node_count", 0)
-    disk, hardware = template["boot_disk"], template["resources"]
-    is_preemptible = "preemptible" in template
-    group = NodeGroupSpec(
-        platform=hardware["platform"],
-        preset=hardware["preset"],
-        boot_disk=BootDiskSpec(size_gib=1, type=DiskType(_sku(disk["type"]))),
-        min_nodes=nodes,
-        max_nodes=nodes,
-        billing=Billing.PREEMPTIBLE if is_preemptible else Billing.ON_DEMAND,
-    )
-    rate = node_rate(group, book)
-    disks = _times(nodes * _gib(disk), book.find(f"disk/{group.boot_disk.type}", Unit.GIB_MONTH))
-    if isinstance(rate, UnknownPrice) or disks is None:
-        return None
-    return nodes * rate.usd_per_month + disks
+    return None if machine is None or disk is None else nodes * (machine + disk)
 
 
-def _instance(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
-    """Without its disks, which are listed on their own."""
-    hardware = values["spec"]["resources"]
-    is_preemptible = "preemptible" in values["spec"]
-    machine = MachineSpec(
-        platform=hardware["platform"],
-        preset=hardware["preset"],
-        boot_disk=BootDiskSpec(size_gib=1),
-        billing=Billing.PREEMPTIBLE if is_preemptible else Billing.ON_DEMAND,
-    )
-    rate = node_rate(machine, book)
+def _machine(spec: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    """Without its disks, which of an instance are listed on their own."""
+    hardware = spec["resources"]
+    billing = Billing.PREEMPTIBLE if "preemptible" in spec else Billing.ON_DEMAND
+    rate = preset_rate(hardware["platform"], hardware["preset"], book, billing)
     return None if isinstance(rate, UnknownPrice) else rate.usd_per_month
 
 
@@ -116,18 +94,18 @@ _PRICED: Final[Mapping[str, Callable[[Mapping[str, Any], PriceBook], Decimal | N
         HOURS_PER_MONTH, book.find("mk8s/control-plane", Unit.CLUSTER_HOUR)
     ),
     _FILESYSTEM: _filesystem,
-    _INSTANCE: _instance,
+    _INSTANCE: lambda values, book: _machine(values["spec"], book),
     NODE_GROUP: _node_group,
-    _DISK: _disk,
+    _DISK: lambda values, book: _disk(values["spec"], book),
 }
 
 
-def known_ids(*, root: Path, environ: Mapping[str, str]) -> frozenset[str]:
-    """Ids of every resource in any state of the backend; `root` holds Pulumi.yaml."""
-    stacks = json.loads(_pulumi(["stack", "ls", "--json"], root, environ))
+def known_ids(environ: Mapping[str, str]) -> frozenset[str]:
+    """Ids of every resource in any state of the backend."""
+    stacks = json.loads(_pulumi(["stack", "ls", "--json"], environ))
     found: set[str] = set()
     for stack in stacks:
-        text = _pulumi(["stack", "export", "--stack", stack["name"]], root, environ)
+        text = _pulumi(["stack", "export", "--stack", stack["name"]], environ)
         found.update(ids_in(json.loads(text)))
     return frozenset(found)
 
@@ -138,8 +116,8 @@ def ids_in(export: Mapping[str, Any]) -> set[str]:
     return {resource["id"] for resource in resources if resource.get("id")}
 
 
-def _pulumi(arguments: list[str], root: Path, environ: Mapping[str, str]) -> str:
-    done = pulumi.run([*arguments, "--non-interactive"], root=root, environ=environ)
+def _pulumi(arguments: list[str], environ: Mapping[str, str]) -> str:
+    done = pulumi.run([*arguments, "--non-interactive"], environ=environ)
     if done.returncode != 0:
         reason = " ".join((done.stderr or done.stdout).split())
         raise UserError(

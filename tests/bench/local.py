@@ -87,7 +87,7 @@ def _one_run(folder: Path, samples: dict[str, list[float]]) -> None:
     samples["slurm_ready_s"].append(ready)
     second = _timed(lambda: _pulumi("up", folder, "--expect-no-changes"))
     samples["second_up_s"].append(second)
-    outputs = read_outputs(STACK, root=CHECKOUT, environ=_environ())
+    outputs = read_outputs(STACK, _environ())
     with Connection(outputs.endpoint(State.from_environ().ssh_key)) as connection:
         samples["submit_to_start_s"].append(_submit_to_start(connection))
         samples["log_line_delay_s"] += _log_delays(connection, outputs)
@@ -140,7 +140,6 @@ def _pulumi(verb: str, folder: Path, *options: str) -> None:
     engine.run(
         [verb, "--skip-preview", *options],
         stack=STACK,
-        root=CHECKOUT,
         environ=_environ(),
         log=folder / f"{verb}.log",
         say=say,

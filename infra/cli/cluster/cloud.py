@@ -62,7 +62,7 @@ from infra.providers.nebius.sdk import EndpointError, cache_dir
 from infra.providers.soperator.teardown import destroy as tear_down
 from infra.render.kube_cluster import filesystem_spec
 from infra.render.names import filesystems, submount_tag
-from infra.state import CHECKOUT, DEFAULT_STACK, State
+from infra.state import DEFAULT_STACK, State
 from stacks.errors import UserError, visible
 from stacks.spec import StackSpec
 
@@ -117,7 +117,7 @@ def adopt(
 
 
 def _release(api: Api, spec: StackSpec, state_id: str) -> str:
-    if state_id in known_ids(root=CHECKOUT, environ=context.environ()):
+    if state_id in known_ids(context.environ()):
         raise UserError(
             f"cluster adopt state {state_id}: is a state of this backend; what it has needs no one "
             "to take it over"
@@ -156,7 +156,7 @@ def _label(api: Api, spec: StackSpec, kind: Kind, id_: str, role: str | None) ->
     found = get(api, type_, id_, project_id=spec.nebius.project_id)
     labels = found["metadata"].get("labels", {})
     if is_of(labels, spec.name, PROJECT):
-        known = known_ids(root=CHECKOUT, environ=context.environ())
+        known = known_ids(context.environ())
         if labels.get(STATE_ID) not in {None, *known}:
             raise HandoverError(f"{id_}: is a {kind} {other_state(labels, {})}")
     if not hand_over(api, type_, found, wanted, stack=spec.name, project=PROJECT):
@@ -189,7 +189,7 @@ def _name_in_stack_file(api: Api, spec: StackSpec, kind: Kind, id_: str) -> str:
     refuse_other_owner(found, stack=spec.name, project=PROJECT)
     key = _BY_ID[kind]
     words = ["config", "set", "--path", f"{PROJECT}:{key}", id_, "--stack", spec.name]
-    done = pulumi.run([*words, "--non-interactive"], root=CHECKOUT, environ=context.environ())
+    done = pulumi.run([*words, "--non-interactive"], environ=context.environ())
     if done.returncode != 0:
         reason = " ".join((done.stderr or done.stdout).split())
         raise UserError(f"pulumi config set {key}: {reason}")
@@ -229,7 +229,7 @@ def _find(api: Api, spec: StackSpec) -> tuple[list[Owned], list[Owned]]:
         there = [*owned(api, project_id=project_id, stack=spec.name, project=PROJECT)]
     except ApiError as error:
         raise UserError(explain(error, f"list of {project_id}", target=api.target)) from error
-    known = known_ids(root=CHECKOUT, environ=context.environ())
+    known = known_ids(context.environ())
     unknown = [each for each in there if each.id not in known]
     others = [each for each in unknown if each.state_id not in {None, *known}]
     return [each for each in unknown if each not in others], others
@@ -320,17 +320,13 @@ def destroy(
             "and give --yes"
         )
     _refuse_bad_token()
-    try:
-        status = tear_down(
-            stack,
-            root=CHECKOUT,
-            environ=context.environ(),
-            options=["--yes"] if yes else [],
-            exists=_exists,
-            say=lambda line: output.note(f"{stack}: {line}"),
-        )
-    except FileNotFoundError as error:
-        raise UserError("pulumi: not on PATH; run `make setup`") from error
+    status = tear_down(
+        stack,
+        environ=context.environ(),
+        options=["--yes"] if yes else [],
+        exists=_exists,
+        say=lambda line: output.note(f"{stack}: {line}"),
+    )
     raise typer.Exit(status)
 
 

@@ -51,7 +51,7 @@ from infra.operate.idle import (
 )
 from infra.operate.prices import price_book
 from infra.render.delivery import placeholders
-from infra.state import CHECKOUT, DEFAULT_STACK
+from infra.state import DEFAULT_STACK
 from stacks import load
 from stacks.changes import set_paused
 from stacks.errors import UserError
@@ -425,4 +425,4 @@ def pause_by_engine(stack: str, *options: str) -> int:
 
 def _pulumi(*words: str, stack: str, quiet: bool = False) -> subprocess.CompletedProcess[str]:
     words = (*words, "--stack", stack)
-    return pulumi.run(words, root=CHECKOUT, environ=context.environ(), quiet=quiet)
+    return pulumi.run(words, environ=context.environ(), quiet=quiet)

@@ -217,7 +217,6 @@ def _engine(verb: str, state: Path, progress: Progress) -> str:
     return engine.run(
         [verb, "--skip-preview"],
         stack=_STACK,
-        root=CHECKOUT,
         environ=_environ(),
         log=state / "demo" / f"{verb}.log",
         say=progress.say,
@@ -233,7 +232,7 @@ def _run_jobs(
     from infra.setup.demo.serving import roles, serve_and_load
     from stacks.schedule import slurm_seconds
 
-    outputs = read_outputs(_STACK, root=CHECKOUT, environ=_environ())
+    outputs = read_outputs(_STACK, _environ())
     outputs = outputs.as_owner_of(context.private_key(None))
     with context.connect(outputs) as connection:
         runner = Runner(

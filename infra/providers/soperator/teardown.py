@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.schema import Schema
 from infra.providers.nebius.sdk import EndpointError, cache_dir
 from infra.render.names import kube_object
+from infra.state import CHECKOUT
 
 PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0)
 """Between attempts: half a minute, as long as a control plane restarts."""
@@ -330,21 +330,28 @@ _RELEASE: Final = "kubernetes:helm.sh/v3:Release"
 def destroy(
     stack: str,
     *,
-    root: Path,
     environ: Mapping[str, str],
     options: Sequence[str],
     exists: Callable[[str], bool],
     say: Callable[[str], None],
+    root: Path = CHECKOUT,
     pauses_s: tuple[float, ...] = PAUSES_S,
 ) -> int:
     """Exit status of the engine; `root` holds Pulumi.yaml, `exists` asks for a cluster by id."""
-    state = _state(stack, root, environ)
+    # The provider of the same module needs no client of SSH.
+    from infra.clients.pulumi import run
+
+    words = ["stack", "export", "--show-secrets", "--stack", stack, "--non-interactive"]
+    export = run(words, root=root, environ=environ)
+    # The engine's own destroy says better what is wrong with a stack that cannot be read. With the
+    # secrets in the open the state is in memory only.
+    state = json.loads(export.stdout) if export.returncode == 0 else {}
     found = target(state)
     reason = None if found is None else gone(found, exists=exists, say=say, pauses_s=pauses_s)
 
     def pulumi(verb: str, *more: str, **switch: str) -> int:
-        command = ["pulumi", verb, "--stack", stack, *options, *more]
-        return subprocess.run(command, cwd=root, env={**environ, **switch}, check=False).returncode
+        words = [verb, "--stack", stack, *options, *more]
+        return run(words, root=root, environ={**environ, **switch}, quiet=False).returncode
 
     if reason is None:
         return pulumi("destroy")
@@ -364,20 +371,6 @@ def _releases(state: Mapping[str, Any]) -> list[str]:
     """URNs of the Helm releases of a state."""
     resources = (state.get("deployment") or {}).get("resources") or []
     return [each["urn"] for each in resources if each.get("type") == _RELEASE]
-
-
-def _state(stack: str, root: Path, environ: Mapping[str, str]) -> Mapping[str, Any]:
-    """The state with its secrets in the open, in memory only; empty where the engine has none."""
-    done = subprocess.run(
-        ["pulumi", "stack", "export", "--show-secrets", "--stack", stack, "--non-interactive"],
-        cwd=root,
-        env=dict(environ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    # The engine's own destroy says better what is wrong with a stack that cannot be read.
-    return json.loads(done.stdout) if done.returncode == 0 else {}
 
 
 TEARDOWN: Final = "soperator:kube:Teardown"

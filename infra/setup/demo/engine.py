@@ -15,6 +15,7 @@ from infra.cli import output
 from infra.clients import pulumi
 from infra.local import engine
 from infra.local.engine import PROJECT
+from infra.state import CHECKOUT
 from stacks.errors import UserError
 
 _LAST_LINES = 12
@@ -27,7 +28,6 @@ def run(
     arguments: Sequence[str],
     *,
     stack: str,
-    root: Path,
     environ: Mapping[str, str],
     log: Path,
     say: Callable[[str], None],
@@ -36,14 +36,14 @@ def run(
 
     Returns what it did in words, such as `resources: 52 created`.
     """
-    release_lock(stack, backend=_backend(environ), root=root, environ=environ, say=say)
+    release_lock(stack, backend=_backend(environ), environ=environ, say=say)
     log.parent.mkdir(parents=True, exist_ok=True)
     command = ["pulumi", *arguments, "--stack", stack, "--yes", "--non-interactive"]
     done = 0
     with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
             [*command, "--color=never"],
-            cwd=root,
+            cwd=CHECKOUT,
             env=dict(environ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -75,7 +75,6 @@ def release_lock(
     stack: str,
     *,
     backend: Path | None,
-    root: Path,
     environ: Mapping[str, str],
     say: Callable[[str], None],
 ) -> None:
@@ -92,7 +91,7 @@ def release_lock(
             target = f"urn:pulumi:{stack}::{PROJECT}::pulumi:pulumi:Stack::{PROJECT}-{stack}"
             forget = ["refresh", "--clear-pending-creates", "--target", target]
             options = ["--yes", "--skip-preview", "--non-interactive", "--stack", stack]
-            pulumi.run([*forget, *options], root=root, environ=environ)
+            pulumi.run([*forget, *options], environ=environ)
         pids = engine.holders(backend, stack)
         if not pids:
             return

@@ -12,14 +12,13 @@ from pathlib import Path
 
 from cost.prices.book import PriceBook
 from cost.prices.price import HOURS_PER_MONTH, UnknownPrice
-from cost.resources.lines import node_rate
+from cost.resources.lines import preset_rate
 from infra.setup.project.project import Place
 from infra.setup.project.stack_file import Answers
 from stacks.catalog import FABRICS, PLATFORMS, Preset
 from stacks.errors import UserError
 from stacks.rules.access import STACK_NAME_MAX
 from stacks.rules.naming import name_problem
-from stacks.spec.nodes import BootDiskSpec, NodeGroupSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +53,7 @@ def worker_choices(region: str, book: PriceBook) -> tuple[Choice, ...]:
         if region not in platform.regions:
             continue
         for preset in platform.presets.values():
-            group = NodeGroupSpec(
-                platform=platform.name,
-                preset=preset.name,
-                boot_disk=BootDiskSpec(size_gib=512),
-                min_nodes=1,
-                max_nodes=1,
-            )
-            rate = node_rate(group, book)
+            rate = preset_rate(platform.name, preset.name, book)
             fabrics = tuple(
                 fabric.name
                 for fabric in FABRICS.values()

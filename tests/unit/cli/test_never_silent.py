@@ -127,7 +127,6 @@ def test_pulumi_in_the_demo_says_what_it_printed_last(
             engine.run(
                 ["up"],
                 stack="local",
-                root=tmp_path,
                 environ={"PATH": path},
                 log=tmp_path / "up.log",
                 say=progress.say,

@@ -177,7 +177,7 @@ def test_what_pulumi_refuses_is_one_line_that_says_what_to_do(
 ) -> None:
     environ = pulumi(tmp_path, f'echo "{printed}" >&2; exit 255')
     with pytest.raises(JobsError, match=said) as caught:
-        read_outputs("x", root=tmp_path, environ=environ)
+        read_outputs("x", environ)
     assert "\n" not in str(caught.value)
 
 
@@ -187,16 +187,16 @@ def test_a_stack_came_up_with_the_first_update_of_its_history(tmp_path: Path) ->
         for kind, hour in (("update", 12), ("destroy", 11), ("update", "09"), ("refresh", "08"))
     ]
     environ = pulumi(tmp_path, f"case \"$*\" in *--page-size*) echo '{json.dumps(entries)}';; esac")
-    found = read_first_up("x", root=tmp_path, environ=environ)
+    found = read_first_up("x", environ)
     assert found == datetime(2026, 11, 22, 9, 30, tzinfo=UTC)
     for nothing in ("echo '[]'", "exit 255", "echo '[{}]'"):
         environ = pulumi(tmp_path, nothing)
-        assert read_first_up("x", root=tmp_path, environ=environ) is None
+        assert read_first_up("x", environ) is None
 
 
 def test_without_pulumi_the_way_to_get_it_is_named(tmp_path: Path) -> None:
     with pytest.raises(JobsError, match="make setup"):
-        read_outputs("x", root=tmp_path, environ={"PATH": str(tmp_path)})
+        read_outputs("x", {"PATH": str(tmp_path)})
 
 
 def test_cancel_refuses_a_job_that_never_was(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +375,7 @@ def test_what_a_killed_pulumi_was_making_is_forgotten(tmp_path: Path) -> None:
     path = lock_of(tmp_path, 2**22 + 1)
     said: list[str] = []
     environ = pulumi(tmp_path, f"echo $@ >> {tmp_path}/asked")
-    engine.release_lock("local", backend=tmp_path, root=tmp_path, environ=environ, say=said.append)
+    engine.release_lock("local", backend=tmp_path, environ=environ, say=said.append)
     assert not path.exists()
     (forget,) = (tmp_path / "asked").read_text().splitlines()
     assert forget.startswith("refresh --clear-pending-creates --target urn:pulumi:local::")
@@ -385,9 +385,7 @@ def test_what_a_killed_pulumi_was_making_is_forgotten(tmp_path: Path) -> None:
 def test_the_failure_of_pulumi_shows_its_errors_and_names_the_file(tmp_path: Path) -> None:
     environ = pulumi(tmp_path, "echo noise; echo 'error: quota of GPUs is 0'; exit 3")
     with pytest.raises(Exception, match=r"ended with 3(.|\n)*log\nerror: quota of GPUs is 0"):
-        engine.run(
-            ["up"], stack="x", root=tmp_path, environ=environ, log=tmp_path / "log", say=print
-        )
+        engine.run(["up"], stack="x", environ=environ, log=tmp_path / "log", say=print)
 
 
 def test_what_was_there_before_is_no_leftover(tmp_path: Path) -> None:
