@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
+from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 
-from tests.another_user import UID, Neighbour, Runs
+from tests.another_user import UID, Neighbour, Runs, as_root
 from tests.workloads.test_checkpoint import REPOSITORY, run_in, saved
 from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError, DataError, ExitCode
-from workloads.common.launch import free_port
+from workloads.common.launch import backend_class, free_port
 from workloads.common.models import load_model, load_tokenizer
 from workloads.job import run_job
 from workloads.recipes.reader import parse
@@ -246,6 +248,47 @@ def test_what_somebody_else_writes_where_nodes_meet_is_not_run(neighbour: Neighb
     first = launched(port, "a" * 64, 0, join_s=120)
     said = said_after(first, _WRITER, port, neighbour)
     assert "rendezvous 77.0: holds what somebody without SOPERATOR_RDZV_KEY wrote" in said
+
+
+_NOTICE_WRITER = """
+import base64, os, sys
+from torch.distributed import TCPStore
+from tests.another_user import UID
+os.setgroups([]); os.setgid(UID); os.setuid(UID)
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False)
+state = "torch.rendezvous.77.0"
+told = store.get(f"{state}.notice.0")
+for notice in (f"{state}.notice.1", "torch.rendezvous.77.1.notice.0"):
+    store.set(notice, told)
+store.set(f"{state}.notice.2", b"\\xff" * 64)
+for state in (b"", b"0"):
+    print(base64.b64encode(bytes.fromhex(told.decode()) + state).decode())
+"""
+
+
+@as_root
+def test_a_notice_counts_once_in_its_life_and_is_no_state() -> None:
+    """Whoever reads it at the store may write it elsewhere there, and stop other nodes by it."""
+    master = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    sealed = backend_class("a" * 64)
+    node, next_life = sealed(master, "77.0"), sealed(master, "77.1")
+    node.give_notice(0)
+    done = subprocess.run(
+        [sys.executable, "-c", _NOTICE_WRITER, str(master.port)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert node.has_notice(0)
+    assert not node.has_notice(1)
+    assert not node.has_notice(2)
+    assert not next_life.has_notice(0)
+    for written in done.stdout.split():
+        master.set("torch.rendezvous.77.0", written)
+        with pytest.raises(RendezvousStateError, match="somebody without SOPERATOR_RDZV_KEY"):
+            node.get_state()
 
 
 _STATIC_WRITER = """

@@ -93,13 +93,11 @@ def serve(
                     )
                 job_id = sent.submission.job_id
                 output.note(f"{wanted.name} is job {job_id}")
-        address = server.wait_until_up(
-            connection,
-            outputs,
-            job_id,
-            log=output.note,
-            on_look=context.node_watch(stack),
-        )
+        with output.never_silent(f"job {job_id}"):
+            watch = context.node_watch(stack)
+            address = server.wait_until_up(
+                connection, outputs, job_id, log=output.note, on_look=watch
+            )
         output.note(f"job {job_id} serves {' and '.join(address.models)} at {address}")
         if page_port is None:
             own.is_kept = True
@@ -132,7 +130,8 @@ def serve(
             _watch(page, connection, job_id, stack)
             output.note(f"job {job_id} was taken from {address.host} and comes back by itself")
             opened.close()
-            address = server.wait_until_up(connection, outputs, job_id, log=output.note)
+            with output.never_silent(f"job {job_id}"):
+                address = server.wait_until_up(connection, outputs, job_id, log=output.note)
 
 
 class _OwnJob:
