@@ -6,6 +6,7 @@ from typing import Any
 
 from infra.local.reconcile import pod_specs
 from infra.local.reconcile.pod_specs import PodSet
+from stacks.machines import JAIL_UPPER, MEMORY
 from tests.unit.kube.samples import CLUSTER, NODESETS, one, rendered
 from tests.unit.local.operator_mounts import IN_POD
 
@@ -33,3 +34,16 @@ def test_login_and_worker_pods_have_the_operators_own_mounts_and_no_others() -> 
     made = paths(pod_specs.login(cluster, {}, has_host_keys=True))
     made |= paths(pod_specs.worker(cluster, nodeset, has_host_keys=True))
     assert made == set(IN_POD)
+
+
+def test_a_mount_at_the_operators_own_path_stays_in_the_pod_beside_it() -> None:
+    """The API server refuses the pod for it, as it does the operator's: must be unique."""
+    cluster = one(rendered("helm-slurm-cluster", CLUSTER), "SlurmCluster")
+    nodeset = one(rendered("helm-nodesets", NODESETS), "NodeSet")
+    nodeset["spec"]["slurmd"]["volumes"]["jailSubMounts"] = [
+        {"name": "memory", "mountPath": MEMORY, "volumeSource": {"emptyDir": {}}}
+    ]
+    worker = pod_specs.worker(cluster, nodeset, has_host_keys=True)
+    mounts = worker.spec["containers"][0]["volumeMounts"]
+    at = [each["name"] for each in mounts if each["mountPath"] == f"{JAIL_UPPER}{MEMORY}"]
+    assert sorted(at) == ["in-memory", "memory"]
