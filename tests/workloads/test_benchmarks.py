@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import tests.bench
+from tests.bench.training import ours, work
 from tests.workloads.conftest import EXCERPT
 
 ROOT = Path(__file__).parents[2]
@@ -137,6 +138,18 @@ def test_the_benchmark_of_data_measures_packing_and_the_library(
     assert ours.num_tokens == library.num_tokens > 0
     assert ours.cpu_s > 0
     assert library.cpu_s > 0
+
+
+def test_every_trainer_begins_with_the_adapters_of_ours(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOPERATOR_CACHE", str(cache))
+    trainer = ours.loop(work.Work(num_rows=8, num_steps=1), turns=None, settings={})
+    torch.rand(1)  # whatever the process drew before
+    theirs = [each for each in work.lora_model().parameters() if each.requires_grad]
+    own = list(trainer.strategy.trained)
+    assert len(own) == len(theirs) > 0
+    assert all(torch.equal(*pair) for pair in zip(own, theirs, strict=True))
 
 
 @pytest.mark.parametrize("name", TRAINING)
