@@ -63,7 +63,8 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 def note(text: str) -> None:
     """Lines about what is going on, on standard error."""
     print("\n".join(map(visible, text.split("\n"))), file=sys.stderr, flush=True)
-    _now.begin(text)
+    _now.at_s = _now.line_s = time.monotonic()
+    at(text)
 
 
 def at(text: str) -> None:
@@ -74,7 +75,8 @@ def at(text: str) -> None:
 @contextmanager
 def never_silent(doing: str, say: Callable[[str], None] = note) -> Iterator[None]:
     """While the block runs, no QUIET_S go by without a line: what it is at, and how long."""
-    _now.begin(doing)
+    _now.at_s = time.monotonic()  # and not line_s: short parts would be silent together
+    at(doing)
     ended = threading.Event()
     thread = threading.Thread(target=_repeat, args=(ended, say), daemon=True)
     thread.start()
@@ -88,12 +90,8 @@ def never_silent(doing: str, say: Callable[[str], None] = note) -> Iterator[None
 class _Now:
     """What this command is at, since when, and when its last line came."""
 
-    def __init__(self) -> None:
-        self.begin("")
-
-    def begin(self, text: str) -> None:
-        self.at_s = self.line_s = time.monotonic()
-        self.text = text.partition("\n")[0]
+    text = ""
+    at_s = line_s = time.monotonic()
 
 
 _now: Final = _Now()

@@ -138,9 +138,7 @@ class _OwnJob:
     """The job that this command submitted; nothing before it did."""
 
     def __init__(self, connection: Connection, stack: str, *, is_kept: bool) -> None:
-        self._connection = connection
-        self._stack = stack
-        self.is_kept = is_kept
+        self._connection, self._stack, self.is_kept = connection, stack, is_kept
         self.job_id: str | None = None
 
     @property

@@ -289,15 +289,20 @@ def _environ() -> dict[str, str]:
 
 
 def _local(verb: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "infra.cli.main", "local", verb],
-        cwd=CHECKOUT,
-        env=_environ(),
-        stdout=sys.stderr,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise UserError(f"demo: `soperator local {verb}` ended with {done.returncode}; see above")
+    command = [sys.executable, "-m", "infra.cli.main", "local", verb]
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(
+        command, cwd=CHECKOUT, env=_environ(), stdout=pipe, stderr=both, text=True
+    ) as child:
+        assert child.stdout is not None
+        # Its start is silent, and takes many seconds on a busy machine; then it tells itself.
+        with output.never_silent(f"local {verb}"):
+            line = child.stdout.readline()
+        while line:
+            output.note(line.rstrip())
+            line = child.stdout.readline()
+    if child.returncode != 0:
+        raise UserError(f"demo: `soperator local {verb}` ended with {child.returncode}; see above")
 
 
 @contextmanager

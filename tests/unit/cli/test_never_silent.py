@@ -31,6 +31,7 @@ from infra.setup.demo.runner import Progress
 from infra.setup.tools import __main__ as setup
 from infra.setup.tools.step import Step
 from infra.state import CHECKOUT
+from stacks.errors import UserError
 from tests.ticks import Ticks
 from tests.unit.support.test_bundle import OUTPUTS, Kube, Shell
 
@@ -71,6 +72,7 @@ def said(work: Callable[[], object]) -> str:
     lines = Lines()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output, "QUIET_S", QUIET_S)
+        patch.setattr(output._now, "line_s", time.monotonic())
         patch.setattr(sys, "stderr", lines)
         began_s = time.monotonic()
         with Ticks(QUIET_S) as ticks:
@@ -90,6 +92,30 @@ def test_a_line_says_what_is_waited_for_and_for_how_long() -> None:
     still = re.findall(r"^still: (.*), (\d+) s$", said(wait), re.MULTILINE)
     assert {text for text, _ in still} == {"job 5 is PENDING"}
     assert int(still[-1][1]) >= 1
+
+
+def test_parts_of_less_than_the_quiet_time_are_not_silent_together() -> None:
+    def parts() -> None:
+        for number in range(16):
+            with output.never_silent(f"part {number}"):
+                time.sleep(QUIET_S / 2)
+
+    assert re.search(r"still: part \d+, 0 s", said(parts))
+
+
+def test_a_command_of_ours_that_starts_slowly_is_not_silent_in_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nsleep {SLOW_S}\necho "$*" >&2\nexit $CODE\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(local, "_environ", lambda: {"PATH": "/usr/bin:/bin", "CODE": "0"})
+    text = said(lambda: local._local("up"))
+    assert re.search(r"still: local up, [1-9] s\n-m infra.cli.main local up\n\Z", text)
+    monkeypatch.setattr(local, "_environ", lambda: {"PATH": "/usr/bin:/bin", "CODE": "3"})
+    with pytest.raises(UserError, match="`soperator local down` ended with 3; see above"):
+        local._local("down")
 
 
 def test_what_a_job_writes_is_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:

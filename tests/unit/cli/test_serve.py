@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from infra.cli import output
 from infra.cli.main import app
 from infra.clients import slurm
 from infra.clients.errors import JobsError
@@ -95,6 +97,31 @@ def test_the_page_asks_the_running_server_through_the_tunnel_with_its_key(
     assert (url, options["port"], options["key"]) == (tunnel.url, port, "its key")
     assert options["options"] == ["--server=job 12 on worker-0"], "no public link unless asked for"
     assert cluster.cancelled == [], "it ran before this command"
+
+
+def test_a_server_that_takes_its_time_is_not_waited_for_in_silence(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of 140 GB are read for minutes, and the job's log has no line for it."""
+    told = threading.Event()
+
+    def print_(text: str, **options: Any) -> None:
+        print(text, **options)
+        if text.startswith("still: "):
+            told.set()
+
+    def wait(*_: object, **__: object) -> SimpleNamespace:
+        assert told.wait(60), "nothing was said while the server was not up"
+        return SimpleNamespace(host="worker-0", models=("base",))
+
+    job = Job(id="12", name="serve", state="RUNNING")
+    monkeypatch.setattr(slurm, "recent", lambda *_, **__: (job,))
+    monkeypatch.setattr("infra.jobs.server.wait_until_up", wait)
+    monkeypatch.setattr(output, "QUIET_S", 0.1)
+    monkeypatch.setattr(output, "print", print_, raising=False)
+    done = RUNNER.invoke(app, ["serve"])
+    assert done.exit_code == 0, done.output
+    assert "still: job 12" in done.stderr
 
 
 def test_a_server_that_lost_its_node_is_found_again_at_the_same_page(
