@@ -365,6 +365,11 @@ def test_vllm_gets_the_same_settings_and_its_key_by_environment(
     assert words[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
     assert options["--model"] == str(tmp_path / "ram")
     assert options["--max-model-len"] == "4096"
+    # On SIGTERM; by itself vLLM gives answers no time to end.
+    assert options["--shutdown-timeout"] == "20"
+    monkeypatch.setenv("SOPERATOR_NOTICE_S", "25")
+    words_of_taken = server.vllm_command(config, weights, tmp_path, 8000)
+    assert words_of_taken[words_of_taken.index("--shutdown-timeout") + 1] == "15"
     text = " ".join(words)
     assert f"--enable-lora --max-lora-rank 16 --lora-modules m-tuned={tmp_path / 'a'}" in text
     assert '{"enable_thinking": false}' in words
@@ -432,6 +437,36 @@ def test_an_engine_program_that_ends_by_itself_is_a_failure(
     words = [sys.executable, "-c", "raise SystemExit(3)"]
     with pytest.raises(WorkloadError, match="vLLM ended with 3"):
         server.run_vllm(words, 1, "a-key", lambda: None, results_dir=tmp_path)
+
+
+def test_one_notice_by_two_signals_drains_vllm_and_the_same_again_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node signals its processes, and the job's supervisor hands its own signal on to them."""
+    handlers: dict[int, Any] = {}
+    sent: list[int] = []
+
+    class Program:
+        def poll(self) -> None:
+            return None
+
+        def wait(self) -> int:
+            return 0
+
+        def send_signal(self, number: int) -> None:
+            sent.append(number)
+
+    def told() -> None:
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            handlers[number](number, None)
+        assert sent == [signal.SIGTERM]
+        handlers[signal.SIGTERM](signal.SIGTERM, None)
+
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(server.subprocess, "Popen", lambda words, env: Program())
+    monkeypatch.setattr(server, "_answers", lambda port: True)
+    server.run_vllm(["vllm"], 1, "a-key", told, results_dir=tmp_path)
+    assert sent == [signal.SIGTERM] * 2
 
 
 def test_percentiles_of_two_answers_are_not_below_their_median() -> None:

@@ -314,6 +314,8 @@ def vllm_command(config: ServeConfig, weights: Weights, model_dir: Path, port: i
     words += ["--max-model-len", str(limits.context_tokens), "--seed", str(config.seed)]
     words += ["--max-num-seqs", str(limits.max_concurrency)]
     words += ["--tensor-parallel-size", str(config.gpus)]
+    # Without it vLLM, 0.18 and later, aborts what runs at once (its v1/engine/core.py).
+    words += ["--shutdown-timeout", str(int(drain_s(config)))]
     form = call_form(load_tokenizer(weights.tokenizer_dir)) or OWN_FORM
     parser = {"arguments": "hermes", "parameters": "llama3_json"}[form.arguments]
     parser = "mistral" if form.has_id else parser
@@ -352,7 +354,9 @@ def run_vllm(
 
     def stop(number: int, frame: object) -> None:
         asked.append(signal.Signals(number).name)
-        process.send_signal(signal.SIGTERM)
+        # Once: a node's own signal and the supervisor's are one notice.
+        if len(asked) == 1 or asked.count(asked[-1]) > 1:
+            process.send_signal(signal.SIGTERM)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, stop)
