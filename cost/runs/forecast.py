@@ -28,7 +28,7 @@ from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
 from stacks.spec.cost import PreemptionSpec, RunForecastSpec
 from stacks.spec.nodes import Billing, WorkerSpec
-from stacks.spec.slurm import LOOK_MODULE, JobSpec
+from stacks.spec.slurm import TRAIN_MODULE, JobSpec
 
 SECONDS_PER_DAY: Final = Decimal(86400)
 STALL_METRIC: Final = "checkpoint_stall_s"
@@ -339,14 +339,12 @@ def forecast(
     declared = next((each for each in spec.runs if each.job == job.name), None)
     if worker is None:
         return _unknown(job, rates, None, f"no nodes fit {job.name}", f"see jobs of {spec.name}")
-    if job.is_acceptance:
-        reason = f"{job.name} reads no tokens"
-        return _unknown(job, rates, worker, reason, "its profile decides how long it takes")
-    limit = f"its limit is {job.time_limit}"
-    if job.module == LOOK_MODULE:
-        return _unknown(job, rates, worker, f"{job.name} reads no tokens", limit)
-    if job.is_server:
-        return _unknown(job, rates, worker, f"{job.name} answers until somebody ends it", limit)
+    is_never = job.is_server or job.is_acceptance
+    if is_never or (declared is None and job.module != TRAIN_MODULE):
+        reason = "answers until somebody ends it" if job.is_server else "trains on no tokens"
+        return _unknown(
+            job, rates, worker, f"{job.name} {reason}", f"its limit is {job.time_limit}"
+        )
     if declared is None:
         reason = f"no entry of runs says how many tokens {job.name} reads"
         return _unknown(job, rates, worker, reason, _how_to_declare(spec, job, records))
@@ -370,7 +368,7 @@ def forecasts(rates: RunRates, records: Sequence[RunRecord]) -> tuple[Forecast |
     return tuple(
         forecast(job, rates, records)
         for job in rates.spec.jobs
-        if job.name in named or job.module == "workloads.train"
+        if job.name in named or job.module == TRAIN_MODULE
     )
 
 

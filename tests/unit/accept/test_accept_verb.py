@@ -233,9 +233,10 @@ def test_its_forecast_says_what_its_time_limit_allows_and_asks_for_no_tokens(
 ) -> None:
     environ = {"SOPERATOR_SSH_PUBLIC_KEY_FILE": f"{key}.pub"}
     spec = load_stack("h100-prod", environ=environ)
-    run_of = open_ledger(spec, tmp_path, lambda line: None).forecast(run.accept_job(spec))
+    accept = run.accept_job(spec)
+    run_of = open_ledger(spec, tmp_path, lambda line: None).forecast(accept)
     assert str(run_of) == (
-        "NOT KNOWN: accept reads no tokens; its profile decides how long it takes"
+        f"NOT KNOWN: accept trains on no tokens; its limit is {accept.time_limit}"
     )
     serving = load_stack("l40s-dev", environ=environ)
     serve = next(job for job in serving.jobs if job.is_server)

@@ -218,11 +218,13 @@ def test_a_schedule_is_refused_where_nothing_writes_it(tmp_path: Path) -> None:
     assert [each.rule for each in check(spec)] == ["jobs.schedule-attached"]
 
 
-def test_the_first_job_is_asked_for_no_tokens(tmp_path: Path) -> None:
+def test_only_a_training_is_asked_for_tokens(tmp_path: Path) -> None:
+    """The first submissions told the user to declare the tokens of a look and a load test."""
     _, spec = attached(tmp_path)
     ledger = open_ledger(spec, tmp_path, lambda _line: None)
-    told = ledger.forecast(spec.jobs[0])
-    assert str(told) == "NOT KNOWN: look reads no tokens; its limit is 00:05:00"
+    told = {job.name: str(ledger.forecast(job)) for job in spec.jobs}
+    assert told["look"] == "NOT KNOWN: look trains on no tokens; its limit is 00:05:00"
+    assert [name for name, text in told.items() if "tokens_per_epoch" in text] == ["finetune"]
 
 
 def test_jobs_name_account_qos_and_gpus_as_any_slurm_takes_them(tmp_path: Path) -> None:
