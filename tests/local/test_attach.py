@@ -206,6 +206,10 @@ def test_an_ordinary_user_attaches_and_follows_a_first_job_to_its_cost(
     assert "no NVIDIA GPU is seen" in log
     (shown,) = json.loads(type_("status", job, "-s", "lab", "--format", "json").stdout)
     assert (shown["name"], shown["state"], shown["exit_code"]) == ("look", "COMPLETED", 0)
+    checks = json.loads(type_("doctor", "-s", "lab", "--format", "json").stdout)
+    outcomes = {each["check"]: each["outcome"] for each in checks}
+    assert outcomes["Slurm"] == outcomes["SSH key"] == "PASS"
+    assert not {"pulumi", "Nebius token"} & outcomes.keys(), "nothing of a cloud is asked"
     folder = Path(type_("pull", job, "-s", "lab").stdout.strip())
     assert json.loads((folder / "run_record.json").read_text())["outcome"] == "PASS"
     (run,) = json.loads(type_("runs", "list", "-s", "lab", "--format", "json").stdout)

@@ -72,12 +72,12 @@ def doctor(
     """
     if sources is not None:
         _come_up(stack, sources, format)
+    of_cluster = (login,) if context.is_attached(stack) else (asked, pods)
     findings = [
         *tools(stack, context.environ()["PATH"]),
         *credentials(stack),
         *declared(stack),
-        *asked(stack),
-        *pods(stack),
+        *(finding for look in of_cluster for finding in look(stack)),
     ]
     if format is Format.JSON:
         output.print_json([asdict(each) for each in findings])
@@ -115,7 +115,8 @@ def _come_up(stack: str, sources: Path, format: Format) -> NoReturn:
 
 def tools(stack: str, path: str) -> list[Finding]:
     """Programs that the stack needs on this machine."""
-    fixes = {"pulumi": "make setup", "ssh": "apt-get install openssh-client"}
+    fixes = {} if context.is_attached(stack) else {"pulumi": "make setup"}
+    fixes["ssh"] = "apt-get install openssh-client"
     if stack == DEFAULT_STACK:
         path = os.pathsep.join((SlurmSetup.from_environ().path, path))
         fixes |= dict.fromkeys((*_LOCAL_TOOLS, "kube-apiserver"), "make setup")
@@ -133,13 +134,19 @@ def tools(stack: str, path: str) -> list[Finding]:
 
 def credentials(stack: str) -> list[Finding]:
     """The key that opens the login node, and the token of the cloud."""
-    key = context.private_key(None)
+    attached = context.is_attached(stack)
+    key = context.private_key(context.caller(stack, None).attached_key if attached else None)
     findings = [
         Finding("SSH key", "PASS", str(key))
         if key.is_file()
-        else Finding("SSH key", "FAIL", f"{key} is missing", "soperator env, or --identity KEY")
+        else Finding(
+            "SSH key",
+            "FAIL",
+            f"{key} is missing",
+            "attach again with --key KEY" if attached else "soperator env, or --identity KEY",
+        )
     ]
-    if stack == DEFAULT_STACK:
+    if attached or stack == DEFAULT_STACK:
         return findings
     if loopback_target() is None and (
         reason := public_problem(STACKS_DIR / f"Pulumi.{stack}.yaml")
@@ -220,6 +227,21 @@ def asked(stack: str) -> list[Finding]:
         Finding(one.check, one.outcome.value, _one_line(one.seen), one.fix)
         for one in ask(context.spec(stack), project=PROJECT)
     ]
+
+
+def login(stack: str) -> list[Finding]:
+    """Whether the login node of an attached cluster lets in, and Slurm answers there."""
+    from infra.clients.errors import JobsError, last_words
+
+    try:
+        with context.connect(context.caller(stack, None)) as connection:
+            done = connection.run("sinfo --version && sinfo --noheader --format=%F")
+    except JobsError as error:
+        return [Finding("login node", "FAIL", str(error), "docs/attach.md: what to ask for")]
+    if not done.ok:
+        return [Finding("Slurm", "FAIL", last_words(done.stderr), "ask its administrators")]
+    version, nodes = done.stdout.split("\n")[:2]
+    return [Finding("Slurm", "PASS", f"{version}, nodes allocated/idle/other/total: {nodes}")]
 
 
 def pods(stack: str) -> list[Finding]:

@@ -5,6 +5,7 @@ No price is a state of its own: sums over such nodes are lower bounds, never 0.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -387,6 +388,27 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StackSpec:
     monkeypatch.setattr(stacks.load, "STACKS_DIR", tmp_path)
     monkeypatch.setattr(context, "spec", lambda name: load_stack(name, tmp_path))
     return spec
+
+
+@pytest.mark.usefixtures("lab")
+def test_doctor_looks_at_the_login_node_and_at_nothing_of_a_cloud(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It failed for want of pulumi, a passphrase and a token of Nebius."""
+
+    def refuse(*_: object) -> None:
+        raise JobsError("login.example.org: no answer")
+
+    monkeypatch.setattr(context, "connect", refuse)
+    done = CliRunner().invoke(app, ["doctor", "-s", "lab", "--format", "json"])
+    assert done.exit_code == 1
+    failed = {
+        each["check"]: each["seen"] for each in json.loads(done.stdout) if each["outcome"] == "FAIL"
+    }
+    assert failed == {
+        "SSH key": f"{DOOR.identity} is missing",
+        "login node": "login.example.org: no answer",
+    }
 
 
 @pytest.mark.usefixtures("lab")
