@@ -106,7 +106,6 @@ class Found:
     """What Slurm enforces of its accounting: `associations`, `limits`, `qos` and so on."""
     associations: tuple[Association, ...] = ()
     default_account: str | None = None
-    has_scrontab: bool = False
     folders: tuple[OwnFolder, ...] = ()
     quota: tuple[str, ...] = ()
 
@@ -204,7 +203,6 @@ def read(parts: Mapping[str, Sequence[str]], at: str) -> Found:
         enforces=enforces,
         associations=associations,
         default_account=next((each for each in default if each in known), None),
-        has_scrontab=bool(parts["scrontab"]),
         folders=folders,
         quota=tuple(parts["quota"]) if any("blocks" in each for each in parts["quota"]) else (),
     )

@@ -28,8 +28,6 @@ part associations
 soon sacctmgr --noheader --parsable2 show associations user="$me" format=Account,Partition,QOS,DefaultQOS
 part default-account
 soon sacctmgr --noheader --parsable2 show user "$me" format=DefaultAccount
-part scrontab
-command -v scrontab
 part python
 for each in python3 python3.14 python3.13 python3.12 python3.11 python3.10 /usr/local/bin/python3; do
   "$each" -c 'import sys; print(sys.executable, "%d.%d.%d" % sys.version_info[:3])' 2> /dev/null < /dev/null

@@ -73,8 +73,6 @@ class AttachedSpec:
     """Port of its SSH server."""
     accounting: bool = True
     """Whether Slurm keeps the history of jobs there."""
-    scrontab: bool = False
-    """Whether users may have Slurm submit at times of day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ def found_text(door: Door, found: Found) -> str:
     default = f" (default {found.default_account})" if found.default_account else ""
     lines = [
         f"# Slurm {found.version} of {found.host}; Python {found.python_version}",
-        f"# accounting {kept}; scrontab {'there' if found.has_scrontab else 'not there'}",
+        f"# accounting {kept}",
         f"# accounts with their QOS: {accounts or 'none needed'}{default}",
         f"# enforced of them: {', '.join(sorted(found.enforces)) or 'nothing'}",
         f"# folders of yours: {'; '.join(folders)}",
@@ -76,7 +76,6 @@ def found_text(door: Door, found: Found) -> str:
                 ("python", found.python),
                 ("slurm", found.version),
                 ("accounting", found.has_accounting),
-                ("scrontab", found.has_scrontab),
             )
         ),
         "  nodesets:",

@@ -64,7 +64,6 @@ PARTS = {
     "sacct": ("yes",),
     "associations": ("chem||normal|normal", "phys||long,normal|normal"),
     "default-account": ("chem",),
-    "scrontab": (),
     "python": ("/usr/bin/python3 3.9.18", "/usr/bin/python3.11 3.11.7"),
     "folders": ("/home/ann|nfs|10737418240|", "/scratch/ann|lustre|109951162777600|"),
     "quota": ("quota: no such command",),
@@ -108,7 +107,7 @@ def test_what_was_printed_is_what_is_there() -> None:
     assert (seen.version, seen.python, seen.python_version) == (
         "22.05.8", "/usr/bin/python3.11", "3.11.7",
     )  # fmt: skip
-    assert (seen.has_accounting, seen.has_scrontab, seen.default_account) == (True, False, "chem")
+    assert (seen.has_accounting, seen.default_account) == (True, "chem")
     assert seen.enforces == {"associations", "limits", "qos"}
     gpu, cpu = seen.nodesets
     assert (gpu.nodes, gpu.partitions, gpu.gpus, gpu.gpu_type) == (
