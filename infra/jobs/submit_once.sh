@@ -40,6 +40,7 @@ submit() {
   if [ -e "$record" ]; then
     find_job
     case $? in 0) end 0 "$id" ;; 2) end 72 ;; esac
+    ! may_come || end 72
   fi
   for code in "${releases[@]}"; do [ ! -e "$code.whole" ] || break; done
   [ -e "$code.whole" ] || end 75 "$(basename "$(readlink "$current")")"
@@ -66,19 +67,33 @@ install -d -m 700 -o $(id -un) $folder" >&2
     take "${plan% *}" "$own/plans/${plan#* }" || end 1
   done
   sync "$record.new" && mv -fT "$record.new" "$record" && cd "$code" || end 1
-  said=$("$@")
+  said=$("$@" 2> "$record.err")
   status=$?
+  cat "$record.err" >&2
   id=$(sed -n '$s/^\([0-9]\+\)\(;.*\)\?$/\1/p' <<< "$said")
   if [ $status != 0 ]; then
     find_job
     case $? in
       0) found=" found" ;;
-      1) rm -f "$record" && end 1 ;;
+      1) may_come && end 72
+        rm -f "$record" "$record.err"
+        end 1 ;;
       2) end 72 ;;
     esac
   fi
+  rm -f "$record.err"
   [ -z "$id" ] || { printf "%s\n" "$id" > "$record.new" && mv -fT "$record.new" "$record.id"; }
   end 0 "${id:-$said}$found"
+}
+
+# Whether Slurm may still list a job of the record: its sbatch ended less than a minute ago, or was killed, without
+# slurmctld's answer. A call of a controller that is busy waits there for longer than sbatch waits for it.
+may_come() {
+  local ended seconds unanswered="timed out|unable to contact|zero bytes|connection|communication"
+  ended=$(stat -c %Y "$record.err" 2> /dev/null) || return
+  seconds=$((ended + 60 - $(date +%s)))
+  [ $seconds -gt 0 ] && { [ ! -s "$record.err" ] || grep -qiE "$unanswered" "$record.err"; } || return
+  echo "sbatch had no answer, and its job may still come; that is known in $seconds s" >&2
 }
 
 # take BYTES PATH: so much of standard input becomes the file, whole or not at all.
@@ -103,10 +118,11 @@ look_up() {
   [ -e "$record" ] || end 0
   find_job
   case $? in 0) end 0 "$id" ;; 2) end 72 ;; esac
-  rm -f "$record"
+  ! may_come || end 72
+  rm -f "$record" "$record.err"
 }
 
-forget() { rm -f "$record" "$record.id"; }
+forget() { rm -f "$record" "$record.id" "$record.err"; }
 
 umask 077
 record=$own/submissions/${key##*:}

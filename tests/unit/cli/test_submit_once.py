@@ -22,7 +22,7 @@ from infra.jobs.submit import alone
 from infra.render.delivery import code_files, hash_files
 from stacks.load import STACKS_DIR, load_stack
 from tests.unit.cli.test_submit import SEARCH
-from tests.unit.jobs.login_node import LOST, Killed, LoginNode, planned
+from tests.unit.jobs.login_node import LOST, TIMED_OUT, Killed, LoginNode, planned
 
 VERBS = [
     pytest.param(("submit", "finetune"), ["finetune"], id="submit"),
@@ -151,7 +151,7 @@ def test_a_submission_that_was_killed_before_the_ledger_had_it_is_put_there_by_a
 def test_an_sbatch_that_times_out_after_the_job_is_queued_is_a_submission(
     node: LoginNode, machine: Machine
 ) -> None:
-    node.put("times_out")
+    node.put("times_out", TIMED_OUT)
     done = machine.run("submit", "finetune")
     assert (done.exit_code, done.stdout) == (0, "12\n"), done.output
     assert "job 12 came of it all the same" in done.stderr
@@ -314,7 +314,7 @@ def test_an_id_of_a_former_cluster_does_not_hide_the_job_that_came(
 ) -> None:
     former = replace(planned(), job_id="12", log_path="", cluster="ssh-ed25519 AAAAformer")
     history.remember(machine.state, former)
-    node.put("times_out")
+    node.put("times_out", TIMED_OUT)
     # Slurm has finished it by the time that it is looked for, and accounting keeps no comments.
     squeue = node.folder / "bin" / "squeue"
     squeue.write_text(f"""#!/bin/bash

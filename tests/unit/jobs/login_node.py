@@ -27,8 +27,10 @@ flock -n "$CODE/.submit.lock" true && touch "$NODE/was_not_locked"
 [ ! -e "$NODE/refuses" ] || { cat "$NODE/refuses" >&2; exit 1; }
 number=$((12 + $(wc -l < "$NODE/queue")))
 echo "$number|(null)|sbatch $*" >> "$NODE/lines"
-echo "$number|$name|PENDING|$comment" >> "$NODE/queue"
-[ ! -e "$NODE/times_out" ] || { echo "Socket timed out on send/recv operation" >&2; exit 1; }
+queue=queue
+[ ! -e "$NODE/late" ] || queue=late
+echo "$number|$name|PENDING|$comment" >> "$NODE/$queue"
+[ ! -e "$NODE/times_out" ] || { cat "$NODE/times_out" >&2; exit 1; }
 echo "$number"
 """
 _SQUEUE = """
@@ -46,6 +48,10 @@ _SACCT = """
 cat "$NODE/accounted"
 [ ! -e "$NODE/no_accounting" ] || { cat "$NODE/no_accounting" >&2; exit 1; }
 """
+
+
+TIMED_OUT = "Socket timed out on send/recv operation"
+"""What sbatch says where it gave up."""
 
 
 class Killed(BaseException):

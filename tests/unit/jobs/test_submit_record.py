@@ -19,7 +19,7 @@ from infra.jobs import history
 from infra.jobs.history import Submission
 from infra.jobs.submit import _record, alone, plan_submission, recover, sbatch_once
 from tests.unit.cost.run_stacks import at, forecast_entry
-from tests.unit.jobs.login_node import LOST, Killed, LoginNode
+from tests.unit.jobs.login_node import LOST, TIMED_OUT, Killed, LoginNode
 from tests.unit.jobs.test_submit import OUTPUTS, Recorded
 
 HASH = "0123456789abcdef"
@@ -121,7 +121,7 @@ def test_without_accounting_the_queue_and_the_record_are_enough(
     node: LoginNode, outputs: StackOutputs, state: Path
 ) -> None:
     node.put("no_accounting", "Slurm accounting storage is disabled\n")
-    node.put("times_out")
+    node.put("times_out", TIMED_OUT)
     assert call(node, outputs, state).job_id == "12"
 
 
@@ -129,7 +129,7 @@ def test_without_accounting_the_queue_and_the_record_are_enough(
 def test_a_slurm_that_does_not_answer_leaves_open_whether_a_job_came(
     silent: str, node: LoginNode, outputs: StackOutputs, state: Path
 ) -> None:
-    node.put("times_out")
+    node.put("times_out", TIMED_OUT)
     program = node.folder / "bin" / silent
     program.write_text("#!/bin/sh\necho Unable to contact slurm controller >&2\nexit 1\n")
     with pytest.raises(JobsError, match=r"Unable to contact.*is not known: the next command looks"):
@@ -138,6 +138,36 @@ def test_a_slurm_that_does_not_answer_leaves_open_whether_a_job_came(
     with pytest.raises(JobsError, match=said), alone(state, node, outputs, print):
         pytest.fail("it went on")
     assert (len(records(node)), booked(state)) == (1, [])
+
+
+@pytest.mark.parametrize("sbatch", ["timed out", "was killed"])
+def test_a_job_that_slurm_lists_late_is_found_and_not_submitted_again(
+    sbatch: str, node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    """slurmctld was busy: it took the call that sbatch had given up, after the look-up."""
+    node.put("times_out", TIMED_OUT if sbatch == "timed out" else "")
+    node.put("late")
+    with pytest.raises(JobsError, match=r"may still come.* in \d+ s.*is not known"):
+        call(node, outputs, state)
+    with pytest.raises(JobsError, match="may still come"), alone(state, node, outputs, print):
+        pytest.fail("it went on")
+    node.put("queue", (node.folder / "late").read_text())
+    with alone(state, node, outputs, print):
+        assert (booked(state), records(node)) == (["12"], [])
+
+
+def test_an_sbatch_without_an_answer_is_over_after_a_minute(
+    node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    node.put("times_out", "Unable to contact slurm controller (connect failure)")
+    node.put("late")
+    with pytest.raises(JobsError, match="may still come"):
+        call(node, outputs, state)
+    (told,) = node.folder.glob("code/submissions/*.err")
+    os.utime(told, (0, 0))
+    with alone(state, node, outputs, pytest.fail):
+        assert (booked(state), records(node)) == ([], [])
+    assert not [*told.parent.iterdir()]
 
 
 def test_what_sbatch_refuses_leaves_no_record(
