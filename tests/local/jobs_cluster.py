@@ -92,7 +92,7 @@ def running_cluster(
 ) -> Iterator[JobsCluster]:
     """Start one, and stop it with every job and session that it has.
 
-    With `partitions` each worker is a nodeset of its own: worker, worker-serve.
+    Where `partitions` name nodesets each worker is one of its own: worker, worker-serve.
     """
     setup = SlurmSetup.from_environ()
     needed = ("munged", "slurmctld", "slurmd", "sshd")
@@ -100,6 +100,7 @@ def running_cluster(
     if missing or os.geteuid() != 0:
         pytest.skip(f"needs root and {', '.join(missing) or 'nothing else'} (`make setup`)")
     ports = free_ports(6)
+    is_divided = any(each.nodesets for each in partitions)
     settings = SlurmSettings(
         cluster="jobs",
         namespace="jobs",
@@ -109,7 +110,7 @@ def running_cluster(
         workers=tuple(
             WorkerNode(
                 name=f"worker-{index}",
-                nodeset="worker-serve" if partitions and index else "worker",
+                nodeset="worker-serve" if is_divided and index else "worker",
                 port=ports[3 + index],
                 static="CPUs=64 Gres=gpu:nvidia_l40s:2",
                 memory_mib=380000,

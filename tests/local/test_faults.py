@@ -6,6 +6,7 @@ Soperator sets it: KillOnBadExit=1. The invariant: the run continues from its la
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -24,12 +25,19 @@ from infra.render.sbatch import render_sbatch
 from infra.state import CHECKOUT
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing
-from stacks.spec.slurm import JobSpec
+from stacks.spec.slurm import JobSpec, PartitionSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 
 pytestmark = pytest.mark.local
 
 _WAIT_S = 240.0
+# Beside `main`: queues whose jobs make room for those of `urgent`, each in its own way.
+PREEMPTED = {"requeue": "PreemptMode=REQUEUE", "cancel": "PreemptMode=CANCEL GraceTime=30"}
+_QUEUES = (
+    PartitionSpec(name="main", config="Default=YES State=UP OverSubscribe=YES"),
+    PartitionSpec(name="urgent", config="State=UP PriorityTier=10 PreemptMode=OFF"),
+    *(PartitionSpec(name=name, config=f"State=UP {mode}") for name, mode in PREEMPTED.items()),
+)
 # Trains until it is told to finish; says each step, where it runs and what it resumed from.
 PROBE = """
 import json, os, time, traceback
@@ -57,8 +65,8 @@ try:
                 os.write(1, (json.dumps(line) + "\\n").encode())
             if here_file.with_suffix(".long").exists():  # nothing but its own signal tells it
                 os.write(1, (json.dumps({"long": here.rank}) + "\\n").encode())
-                end = time.monotonic() + 120
-                while not stop and time.monotonic() < end:
+                until = time.monotonic() + 120
+                while not stop and time.monotonic() < until:
                     time.sleep(0.02)
                 os.write(1, (json.dumps({"told" if stop else "slept": here.rank}) + "\\n").encode())
             finished = here.is_main and here_file.with_suffix(".finish").exists()
@@ -95,12 +103,18 @@ def release(spec: StackSpec) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
-    folder = tmp_path_factory.mktemp("faults")
+    with faulty_cluster(tmp_path_factory.mktemp("faults")) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def faulty_cluster(folder: Path) -> Iterator[JobsCluster]:
+    """Start a cluster of preemptible nodes whose jobs run the probe."""
     identity = folder / "id"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", identity], check=True)
     public = Path(f"{identity}.pub").read_text().strip()
     # Slurm holds a requeued job back as long as its old credential is good: 2 minutes by default.
-    with running_cluster(folder, public, identity, credential_s=15) as made:
+    with running_cluster(folder, public, identity, credential_s=15, partitions=_QUEUES) as made:
         # Looks every minute for nodes that came back in production. The last call is longer than
         # there: on a busy machine two nodes start far apart, and the first would begin alone.
         quick = {"SOPERATOR_LOOK_EVERY_S": "10", "SOPERATOR_LAST_CALL_S": "20"}
@@ -114,11 +128,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
             environment=quick,
         )
         elastic = replace(job, name="elastic", least_nodes=1)
+        preempted = (replace(job, name=name, partition=name) for name in PREEMPTED)
         workers = tuple(
             replace(each, billing=Billing.PREEMPTIBLE) for each in made.spec.nodes.workers
         )
         nodes = replace(made.spec.nodes, workers=workers)
-        yield replace(made, spec=replace(made.spec, jobs=(job, elastic), nodes=nodes))
+        slurm = replace(made.spec.slurm, partitions=_QUEUES)
+        jobs = (job, elastic, *preempted)
+        yield replace(made, spec=replace(made.spec, jobs=jobs, nodes=nodes, slurm=slurm))
 
 
 @pytest.fixture
@@ -151,6 +168,10 @@ class Watched:
         """(step, world size) of every step so far."""
         return [(line["step"], line["world"]) for line in self.lines() if "step" in line]
 
+    def last_step(self) -> int:
+        """The last step that it trained; 0 before the first."""
+        return max((step for step, _ in self.steps()), default=0)
+
     def pids(self) -> dict[int, int]:
         """Pid by rank of those that started last."""
         return {line["rank"]: line["pid"] for line in self.lines() if "pid" in line}
@@ -178,11 +199,18 @@ class Watched:
     def _mark(self, name: str) -> Path:
         return self._cluster.path(self._cluster.outputs.places["chkpt"]) / f"{self.id}.{name}"
 
+    def state(self) -> str:
+        """As the queue has it."""
+        return self.run(f"squeue -h -j {self.id} -o %T")
+
+    def restarts(self) -> int:
+        """How often it was put back into the queue."""
+        found = re.search(r"Restarts=(\d+)", self.run(f"scontrol show job {self.id}"))
+        return int(found[1]) if found else 0
+
     def is_back(self) -> bool:
         """Whether it runs again after a requeue."""
-        return "Restarts=1" in self.run(f"scontrol show job {self.id}") and "RUNNING" in self.run(
-            f"squeue -h -j {self.id} -o %T"
-        )
+        return self.restarts() == 1 and self.state() == "RUNNING"
 
     def resumed_at(self) -> list[int]:
         return [int(step) for step in re.findall(r"resumed from \S+ at step (\d+)", self.log)]
@@ -193,12 +221,25 @@ class Watched:
         ended = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 
         def state() -> str:
+            # The queue shows no job that is over.
             shown = self.run(f"scontrol show job {self.id}")
             found = re.search(r"JobState=(\w+)", shown)
             return found.group(1) if found else ""
 
         self.wait(lambda: state() in ended, "end of the job")
         return state()
+
+
+def of_page(name: str) -> str:
+    """The command of docs/preemptible.md that begins so, without its comment."""
+    text = (CHECKOUT / "docs" / "preemptible.md").read_text(encoding="utf-8")
+    (found,) = re.findall(rf"(?m)^({name} .*?)(?: +#.*)?$", text)
+    return found
+
+
+def preempt(job: Watched) -> None:
+    """Submit a job that needs every node, of a partition that goes before."""
+    job.run("sbatch -p urgent --nodes=2 --exclusive --output=/dev/null --wrap 'sleep 2'")
 
 
 def as_root(cluster: JobsCluster, command: str) -> None:
@@ -214,7 +255,7 @@ def test_a_preempted_job_saves_goes_back_into_the_queue_and_resumes_where_it_was
     """A published trainer set a flag on SIGUSR1 that nobody read, and restarted at step 0."""
     job = Watched(cluster, connection, "faults")
     job.wait(lambda: len(job.steps()) >= 3, "three steps")
-    job.run(f"scancel --batch --signal=USR1 {job.id}")
+    job.run(of_page("scancel").replace("ID", job.id))
     job.wait(lambda: "back into the queue" in job.log, "requeue")
     last = job.steps()[-1][0]
     job.wait(job.is_back, "second start")
@@ -225,7 +266,7 @@ def test_a_preempted_job_saves_goes_back_into_the_queue_and_resumes_where_it_was
     assert done == list(range(1, len(done) + 1)), "no step twice, none left out"
 
 
-@pytest.mark.parametrize("node", ["worker-0", "worker-1", "worker-1 drained"])
+@pytest.mark.parametrize("node", ["worker-0", "worker-1", "drained"])
 def test_the_notice_of_a_node_reaches_every_rank_in_a_step_and_nothing_is_lost(
     cluster: JobsCluster, connection: Connection, node: str
 ) -> None:
@@ -236,20 +277,39 @@ def test_the_notice_of_a_node_reaches_every_rank_in_a_step_and_nothing_is_lost(
     job = Watched(cluster, connection, "faults")
     job.wait(lambda: len(job.steps()) >= 3, "three steps")
     job.begin_long_step()
-    name, _, drained = node.partition(" ")
-    if drained:
-        as_root(cluster, f"scontrol update nodename={name} state=drain reason=preempted")
+    drain = of_page("scontrol")
+    if node == "drained":
+        as_root(cluster, drain)
     else:
-        cluster.lose(name, signal.SIGTERM)
+        cluster.lose(node, signal.SIGTERM)
     job.wait(lambda: job.told() == {0, 1}, "rank that is told")
     job.wait(lambda: "back into the queue" in job.log, "requeue")
     last = job.steps()[-1][0]
     cluster.bring_back()
-    as_root(cluster, f"scontrol update nodename={name} state=resume || true")
+    back = drain if node == "drained" else f"scontrol update nodename={node} state=drain"
+    as_root(cluster, f"{re.sub('state=.*', 'state=resume', back)} || true")
     job.wait(job.is_back, "second start")
     job.wait(lambda: bool(job.resumed_at()), "resumption")
     assert job.resumed_at() == [last]
     assert "slept" not in job.log
+    assert job.finish() == "COMPLETED"
+
+
+@pytest.mark.parametrize("mode", PREEMPTED)
+def test_slurms_own_preemption_reaches_every_rank_and_the_job_comes_back(
+    cluster: JobsCluster, connection: Connection, mode: str
+) -> None:
+    """Without GraceTime the whole step is signalled, srun too; CANCEL forgets a job that waits."""
+    job = Watched(cluster, connection, mode)
+    job.wait(lambda: len(job.steps()) >= 3, "three steps")
+    job.begin_long_step()
+    preempt(job)
+    job.wait(lambda: job.told() == {0, 1}, "rank that is told")
+    last = job.steps()[-1][0]
+    job.wait(lambda: bool(job.resumed_at()), "resumption")
+    assert job.resumed_at() == [last]
+    assert "slept" not in job.log
+    assert "before it had saved" not in job.log
     assert job.finish() == "COMPLETED"
 
 

@@ -121,7 +121,7 @@ def test_a_second_signal_does_not_end_who_waits_for_the_save(nodes: Nodes) -> No
 def test_a_training_that_is_taken_away_with_notice_loses_no_step() -> None:
     """Three of the kills that `python -m tests.bench.kills` counts."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.kills", "--kills=3"],
+        [sys.executable, "-m", "tests.bench.kills", "--kills=3", "--no-write"],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

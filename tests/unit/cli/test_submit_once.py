@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import shlex
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,6 +72,24 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def other(machine: Machine, tmp_path: Path) -> Machine:
     return Machine(tmp_path / "there", machine._patch)
+
+
+def test_the_commands_that_say_whether_preemptible_nodes_pay_say_it(
+    node: LoginNode, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the second block of docs/preemptible.md; test_faults.py runs the others."""
+    text = (STACKS_DIR.parent / "docs" / "preemptible.md").read_text(encoding="utf-8")
+    lines = re.findall("(?m)^soperator (.*)$", text.split("```")[3])
+    told: list[str] = []
+    for line in lines:
+        words = shlex.split(line)
+        monkeypatch.setattr("infra.cli.context.spec", lambda _, name=words[-1]: load_stack(name))
+        done = machine.run(*words)
+        assert done.exit_code == 0, f"{line}\n{done.output}"
+        told.append(done.stdout + done.stderr)
+    for said, expected in zip(told, ("budget 20", "Pays up to", "M = 86400 s"), strict=True):
+        assert expected in said
+    assert node.queue == []
 
 
 @pytest.mark.parametrize("cut", [LOST, Killed])
