@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes .venv from the lock files: the one step that must work before any Python of ours does.
 # Skipped when .venv already has exactly what the lock files say; an interrupted run starts over.
+# With the word attach: without torch and what trains, which the cluster of others runs.
 set -eu
 cd "$(dirname "$0")/../../.."
 
@@ -22,11 +23,20 @@ begin() {
 end() { [ -z "${ticker:-}" ] || kill "$ticker" 2>/dev/null || :; }
 trap end EXIT
 
-key=$(cat requirements.lock requirements-workloads.lock infra/setup/tools/bootstrap.lock pyproject.toml | sha256sum | cut -c1-16)
 # The folder is part of the key: scripts in a virtual environment name it, so a moved one is dead.
-key="$key $(pwd -P)"
-if [ "$(cat .venv/.complete 2>/dev/null)" = "$key" ]; then
-    exit 0
+key_of() { echo "$(cat "$@" infra/setup/tools/bootstrap.lock pyproject.toml | sha256sum | cut -c1-16) $(pwd -P)"; }
+made=$(cat .venv/.complete 2>/dev/null) || made=
+set -- "${1:-}" requirements.lock requirements-workloads.lock
+mode=$1
+shift
+key=$(key_of "$@")
+[ "$made" != "$key" ] || exit 0
+size="2 GB"
+if [ "$mode" = attach ]; then
+    set -- requirements.lock
+    key=$(key_of "$@")
+    [ "$made" != "$key" ] || exit 0
+    size="1 GB"
 fi
 
 python=${PYTHON:-python3.11}
@@ -47,13 +57,14 @@ begin "uv, which installs the rest"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r infra/setup/tools/bootstrap.lock ||
     stop "uv could not be installed" "the package index must be reachable: python3.11 -m pip download uv"
 
-begin "Python packages from requirements.lock and requirements-workloads.lock (2 GB at first)"
+names=$(echo "$@" | sed 's/ / and /')
+begin "Python packages from $names ($size at first)"
 # uv links from its cache; a cache on another disk means copies, which is no reason to warn.
 # Compiled here, because Python does not where PYTHONDONTWRITEBYTECODE is set (containers, CI):
 # each start of a provider would compile the SDK of Nebius again, 4 s of a preview.
 UV_LINK_MODE=${UV_LINK_MODE:-hardlink}
 export UV_LINK_MODE
-.venv/bin/uv pip sync --quiet --python .venv/bin/python --require-hashes --compile-bytecode requirements.lock requirements-workloads.lock ||
+.venv/bin/uv pip sync --quiet --python .venv/bin/python --require-hashes --compile-bytecode "$@" ||
     stop "packages could not be installed" "look above; then run this again, it goes on where it was"
 .venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable . ||
     stop "the soperator command could not be installed" "look above"

@@ -216,6 +216,34 @@ def test_the_bootstrap_is_posix_shell():
     subprocess.run(["dash" if shutil.which("dash") else "sh", "-n", script], check=True)
 
 
+def test_an_attached_cluster_needs_no_torch_here(tmp_path: Path) -> None:
+    """It took 7 GB of a laptop that only submits."""
+    script = tmp_path / "infra" / "setup" / "tools" / "bootstrap.sh"
+    script.parent.mkdir(parents=True)
+    shutil.copy(CHECKOUT / "infra" / "setup" / "tools" / "bootstrap.sh", script)
+    for name in (*LOCKS, "pyproject.toml", "infra/setup/tools/bootstrap.lock"):
+        (tmp_path / name).write_text(name)
+    uv = '#!/bin/sh\necho "$@" >> asked\n'
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\n[ "$2" != venv ] || { mkdir -p .venv/bin && cp $0 .venv/bin/python && '
+        f"printf '%s' '{uv}' > .venv/bin/uv && chmod +x .venv/bin/uv; }}\n"
+    )
+    python.chmod(0o755)
+
+    def synced(*words: str) -> list[str]:
+        (tmp_path / "asked").write_text("")
+        environ = {**os.environ, "PYTHON": str(python)}
+        subprocess.run(["sh", script, *words], env=environ, check=True, capture_output=True)
+        lines = (tmp_path / "asked").read_text().splitlines()
+        return [word for line in lines for word in line.split() if word in LOCKS]
+
+    assert synced("attach") == [LOCKS[0]]
+    assert synced("attach") == []
+    assert synced() == LOCKS[:2]
+    assert synced("attach") == synced() == [], "what has everything has this"
+
+
 def test_the_workloads_environment_is_this_python(tmp_path):
     assert sys.version_info[:2] == (3, 11)
     assert packages.workloads_step(Cache(tmp_path)).done() is False
