@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal, InvalidOperation
+from itertools import pairwise
 from typing import Final
 
 from cost.report.layout import rounded
@@ -130,7 +131,8 @@ def disturbance(
     )
 
 
-_ENDED_BY_ITS_NODE: Final = frozenset({"PREEMPTED", "NODE_FAIL"})
+_TAKEN: Final = frozenset({"NODE_FAIL", "REQUEUED", ""})
+"""Ends of a stretch by its node; PREEMPTED is Slurm's for another job, on nodes of any billing."""
 
 
 def learned(spec: StackSpec, entries: Sequence[Entry]) -> StackSpec:
@@ -138,7 +140,9 @@ def learned(spec: StackSpec, entries: Sequence[Entry]) -> StackSpec:
 
     The declared rate counts as one preemption in the node-days that it says one takes (the mean of
     a gamma distribution with that prior), so that a first lucky day proves nothing and a declared
-    guess fades. A start after the first is a preemption: Slurm does not say of which requeue.
+    guess fades. A stretch that another one follows met a preemption, as the supervisor queues a job
+    again that had its notice, but for PREEMPTED and where the next has more nodes: the job grew.
+    Slurm does not say who queued it again, so a user's own requeue counts.
     """
     declared = spec.preemption
     names = {each.name for each in spec.nodes.workers if each.billing is Billing.PREEMPTIBLE}
@@ -154,7 +158,11 @@ def learned(spec: StackSpec, entries: Sequence[Entry]) -> StackSpec:
             assert run.ended_at is not None
             node_s += num_nodes * Decimal(int((run.ended_at - run.started_at).total_seconds()))
             last = run.ended_at if last is None else max(last, run.ended_at)
-        num_preemptions += max(0, len(met) - 1) + (bool(met) and entry.state in _ENDED_BY_ITS_NODE)
+        num_preemptions += bool(met) and entry.state == "NODE_FAIL"
+        num_preemptions += sum(
+            run.state in _TAKEN and num_nodes >= num_later
+            for (run, num_nodes), (_, num_later) in pairwise(met)
+        )
     if declared is None or last is None:
         return spec
     assumed = declared.preemptions_per_node_day

@@ -71,6 +71,8 @@ class Occupancy:
     ended_at: datetime | None
     """None while it runs."""
     nodes: tuple[Text, ...]
+    state: Text = ""
+    """Slurm's word for this stretch's end; empty in a ledger of before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -517,7 +517,12 @@ def _joined(rows: Iterable[_Row], active: set[str], cluster: str) -> tuple[JobUs
                 state=last.state,
                 is_finished=last.state not in ACTIVE_STATES and job_id not in active,
                 runs=tuple(
-                    Occupancy(started_at=row.started_at, ended_at=row.ended_at, nodes=row.nodes)
+                    Occupancy(
+                        started_at=row.started_at,
+                        ended_at=row.ended_at,
+                        nodes=row.nodes,
+                        state=row.state,
+                    )
                     for row in lives
                     if row.started_at is not None and row.nodes
                 ),

@@ -216,8 +216,18 @@ def test_the_stall_of_another_run_is_no_measurement(
 DAY = datetime(2026, 11, 1, tzinfo=UTC)
 
 
-def ended(job_id: str, *days: tuple[float, float], state: str = "COMPLETED", node: str = "worker"):
-    """A job of two nodes that ran from day to day, started again for each further pair."""
+def ended(
+    job_id: str,
+    *days: tuple[float, float],
+    state: str = "COMPLETED",
+    node: str = "worker",
+    first: str = "REQUEUED",
+    num_first: int = 2,
+):
+    """A job of two nodes that ran from day to day, started again for each further pair.
+
+    Its first stretch ended as `first`, on `num_first` nodes.
+    """
     return ActualEntry(
         at=DAY,
         job="finetune",
@@ -230,9 +240,10 @@ def ended(job_id: str, *days: tuple[float, float], state: str = "COMPLETED", nod
             Occupancy(
                 started_at=DAY + timedelta(days=start),
                 ended_at=DAY + timedelta(days=end),
-                nodes=(f"{node}-0", f"{node}-1"),
+                nodes=(f"{node}-0", f"{node}-1")[: num_first if index == 0 else 2],
+                state=first if index == 0 else state,
             )
-            for start, end in days
+            for index, (start, end) in enumerate(days)
         ),
         node_hours=Decimal(0),
         nodes_usd=None,
@@ -259,6 +270,12 @@ def preemptible(rate: str) -> StackSpec:
         ("0.5", [ended("7", (0, 1), state="NODE_FAIL"), ended("8", (0, 1))], "0.3333", "1 preemp"),
         ("1", [ended("7", (0, 3.5))], "0.125", "0 preemptions in 7.00 node-days"),
         ("0", [ended("7", (0, 1), (1, 2))], "0.25", "until 2026-11-03"),
+        # The first node failed; of a ledger of before nobody knows; another job went before.
+        ("1", [ended("7", (0, 3), (3, 6), first="NODE_FAIL")], "0.1538", "1 preemptions in 12"),
+        ("1", [ended("7", (0, 3), (3, 6), first="")], "0.1538", "1 preemptions in 12"),
+        ("1", [ended("7", (0, 3), (3, 6), first="PREEMPTED")], "0.0769", "0 preemptions in 12"),
+        # It was queued again to have its second node back.
+        ("1", [ended("7", (0, 3), (3, 6), num_first=1)], "0.1", "0 preemptions in 9.00"),
         # The newest word of a job counts, once.
         ("1", [ended("7", (0, 3)), ended("7", (0, 3), (3, 6))], "0.1538", "1 preemptions"),
     ],

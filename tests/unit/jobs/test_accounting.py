@@ -89,6 +89,7 @@ def test_the_runs_of_a_preempted_job_are_one_job() -> None:
     )
     (job,) = asked(Recorded(stdout=f"--\n{rows}{rows}")).uses
     assert [run.nodes for run in job.runs] == [("worker-0",), ("worker-1",)]
+    assert [run.state for run in job.runs] == ["PREEMPTED", "COMPLETED"]
     assert (job.state, job.is_finished) == ("COMPLETED", True)
 
 
