@@ -464,7 +464,7 @@ def test_one_notice_by_two_signals_drains_vllm_and_the_same_again_ends_it(
 
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(server.subprocess, "Popen", lambda words, env: Program())
-    monkeypatch.setattr(server, "_answers", lambda port: True)
+    monkeypatch.setattr(server, "page", lambda port, name: b"")
     server.run_vllm(["vllm"], 1, "a-key", told, results_dir=tmp_path)
     assert sent == [signal.SIGTERM] * 2
 

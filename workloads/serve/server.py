@@ -358,13 +358,13 @@ def run_vllm(
         if len(asked) == 1 or asked.count(asked[-1]) > 1:
             process.send_signal(signal.SIGTERM)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in _SIGNALS:
         signal.signal(number, stop)
-    while process.poll() is None and not _answers(port):
+    while process.poll() is None and page(port, "health") is None:
         time.sleep(_POLL_S)
     if process.poll() is None:
         ready()
-    with Publisher(lambda: metrics_page(port), results_dir=results_dir, kind="serve"):
+    with Publisher(lambda: page(port, "metrics"), results_dir=results_dir, kind="serve"):
         status = process.wait()
     if not asked:
         raise WorkloadError(f"vLLM ended with {status}; see its lines above")
@@ -373,18 +373,10 @@ def run_vllm(
         raise PreemptedError(f"stopped by {asked[0]}; vLLM ended with {status}")
 
 
-def metrics_page(port: int) -> bytes | None:
-    """Return vLLM's own page of metrics; None where it does not answer."""
+def page(port: int, name: str) -> bytes | None:
+    """Return vLLM's own page of that name; None where it does not answer, or not well."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=2) as answer:
             return answer.read()
     except (urllib.error.URLError, OSError):
         return None
-
-
-def _answers(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, OSError):
-        return False

@@ -136,15 +136,11 @@ def credentials(stack: str) -> list[Finding]:
     """The key that opens the login node, and the token of the cloud."""
     attached = context.is_attached(stack)
     key = context.private_key(context.caller(stack, None).attached_key if attached else None)
+    fix = "attach again with --key KEY" if attached else "soperator env, or --identity KEY"
     findings = [
         Finding("SSH key", "PASS", str(key))
         if key.is_file()
-        else Finding(
-            "SSH key",
-            "FAIL",
-            f"{key} is missing",
-            "attach again with --key KEY" if attached else "soperator env, or --identity KEY",
-        )
+        else Finding("SSH key", "FAIL", f"{key} is missing", fix)
     ]
     if attached or stack == DEFAULT_STACK:
         return findings
