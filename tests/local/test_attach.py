@@ -37,11 +37,31 @@ from tests.local.slurm_stand import CLUSTER, running_stand
 from tests.local.test_load_job import _LOAD_SETS as LOAD_SETS
 from tests.local.test_serve_job import _SETS as SERVE_SETS
 from tests.local.test_serve_job import _make_model as make_model
+from tests.workloads.conftest import EXCERPT
 
 pytestmark = pytest.mark.local
 
 ANN, UID = "ann", 20011
 Type = Callable[..., Result]
+SMALL = {
+    "prepare-data": ("model=tiny", "data.max_tokens=2048"),
+    "finetune": (
+        "model=tiny",
+        "train.max_steps=2",
+        "train.dtype=fp32",
+        "train.eval=null",
+        "train.sequence_length=2048",
+    ),
+    "evaluate": (
+        "model=tiny",
+        "evaluate.num_rows=2",
+        "evaluate.num_perplexity_rows=2",
+        "evaluate.max_new_tokens=4",
+        "evaluate.dtype=fp32",
+        "evaluate.cpu_threads=1",
+    ),
+}
+"""Settings of the jobs that attach declares, for a model of two layers."""
 SPEND = ("cost", "spend", "-s", "lab", "--format", "json")
 
 
@@ -348,6 +368,40 @@ def test_a_model_is_served_and_loaded_and_a_session_runs_as_the_user(
     assert done.stdout.split() == [ANN, "main"], done.stderr
 
 
+@pytest.mark.timeout(600)
+def test_a_fine_tune_runs_from_its_data_to_a_server_of_what_it_tuned(
+    plain: Site, type_: Type, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The jobs that attach writes, in their order, with a model that is small enough."""
+    began_s = time.monotonic()
+    attach(plain, type_)
+    declare(tmp_path, "python_env_path", "/opt/soperator/venv")
+    make_model(tmp_path / "tiny")
+    type_("data", "push", tmp_path / "tiny", "model/tiny", "-s", "lab")
+    type_("data", "push", EXCERPT, "data/bfcl", "-s", "lab")
+    sets = [f"{job}:{each}" for job, own in SMALL.items() for each in own]
+    words = ("submit", "evaluate", "--pipeline", "-s", "lab", "--format", "json")
+    made = json.loads(type_(*words, *as_options(sets)).stdout)["submissions"]
+    assert [each["job"] for each in made] == list(SMALL)
+    folders = {}
+    for each in made:
+        type_("logs", each["job_id"], "-s", "lab")
+        folders[each["job"]] = type_("pull", each["job_id"], "-s", "lab").stdout.strip()
+    records = {
+        job: json.loads(Path(folder, "run_record.json").read_text())
+        for job, folder in folders.items()
+    }
+    assert {each["outcome"] for each in records.values()} == {"PASS"}
+    assert records["finetune"]["world_size"] == 2
+    job = type_("submit", "serve", "-s", "lab", *as_options(SERVE_SETS)).stdout.strip()
+    endpoint = f"{plain.home}/soperator/lab/results/users/{ANN}/{job}/endpoint.json"
+    wait = f"for i in $(seq 240); do [ ! -s {endpoint} ] || break; sleep 1; done; cat {endpoint}"
+    assert json.loads(plain.as_root(wait))["models"] == ["tiny", "tiny-tuned"]
+    type_("cancel", job, "-s", "lab")
+    with capsys.disabled():
+        print(f"[attach to a served fine-tune {time.monotonic() - began_s:.1f} s]")
+
+
 def as_options(sets: Sequence[str]) -> list[str]:
     return [word for each in sets for word in ("--set", each)]
 
@@ -450,6 +504,12 @@ def test_a_forced_command_a_locked_account_and_a_refused_key_are_told_apart_from
         undo.callback(edit, plain, "/etc/passwd", f"/^{ANN}:/s,/usr/sbin/nologin,/bin/bash,")
         assert "not available" in (line := refusal(plain, type_))
         assert "the account has no shell" in line
+    tcsh = plain.as_root("command -v tcsh").strip()
+    with ExitStack() as undo:
+        edit(plain, "/etc/passwd", f"/^{ANN}:/s,/bin/bash,{tcsh},")
+        undo.callback(edit, plain, "/etc/passwd", f"/^{ANN}:/s,{tcsh},/bin/bash,")
+        line = refusal(plain, type_)
+        assert f"the login shell of {ANN} is {tcsh}, and commands here are of sh" in line
     with ExitStack() as undo:
         edit(plain, "/etc/shadow", f"s/^{ANN}:[*]/{ANN}:!/")
         undo.callback(edit, plain, "/etc/shadow", f"s/^{ANN}:!/{ANN}:*/")
@@ -495,4 +555,26 @@ def test_a_login_node_without_slurm_python_or_room_is_told_with_what_to_ask_for(
         line = refusal(plain, type_)
         assert f"{plain.home}: " in line
         assert "No space left on device" in line
+        assert "with a quota over 0" in line
+
+
+@pytest.mark.skipif(
+    "btrfs" not in Path("/proc/filesystems").read_text().split(),
+    reason="this kernel has no btrfs, the one filesystem whose quotas need no option of it",
+)
+def test_a_home_whose_quota_is_used_up_is_told_with_its_name(plain: Site, type_: Type) -> None:
+    kept, disk = f"{plain.home}.kept", f"{plain.home}.disk"
+    with ExitStack() as undo:
+        undo.callback(plain.as_root, f"umount {plain.home}; rm -r {kept} {disk}")
+        plain.as_root(
+            f"set -e; cp -a {plain.home} {kept}; truncate -s 128M {disk}; mkfs.btrfs -q -M {disk}; "
+            f"mount -o loop {disk} {plain.home}; cd {plain.home}; btrfs quota enable .; "
+            f"btrfs subvolume create own; cp -a {kept}/.ssh {kept}/.bashrc own/; chown {ANN} own; "
+            f"sync; btrfs qgroup limit 32K own; cd /; umount {plain.home}; "
+            f"mount -o loop,subvol=own {disk} {plain.home}; "
+            f"head -c 1M /dev/zero > {plain.home}/all 2> /dev/null || true; sync"
+        )
+        line = refusal(plain, type_)
+        assert f"{plain.home}: " in line
+        assert "Disk quota exceeded" in line
         assert "with a quota over 0" in line

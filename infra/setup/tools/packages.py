@@ -140,7 +140,12 @@ PACKAGES: Final[Mapping[str, str]] = {
     "restic": "restic",
 }
 """Package of Debian 12 -> a program that it brings."""
-TEST_PACKAGES: Final[Mapping[str, str]] = {"chromium": "chromium", "prometheus": "promtool"}
+TEST_PACKAGES: Final[Mapping[str, str]] = {
+    "chromium": "chromium",
+    "prometheus": "promtool",
+    "tcsh": "tcsh",
+    "btrfs-progs": "mkfs.btrfs",
+}
 _DEBIAN: Final = "12"
 _POLICY: Final = Path("/usr/sbin/policy-rc.d")
 
