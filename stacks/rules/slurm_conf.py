@@ -40,14 +40,17 @@ class Kind(StrEnum):
     PERIOD = "NONE, NOW, DAILY, WEEKLY, MONTHLY, QUARTERLY or YEARLY"
     ENFORCEMENT = "ALL, ANY or NO"
     LEVEL = "quiet, fatal, error, info, verbose or debug to debug5"
+    WORDS = "its words, divided by commas, in any case"
+    NAMES = "its names, divided by commas"
 
 
-def _read() -> Iterator[tuple[str, str, Kind, tuple[int, int] | None, bool]]:
-    """Rows of slurm_conf.tsv: where it stands, its name, its kind, bounds, whether it is owned."""
+def _read() -> Iterator[tuple[str, str, Kind, tuple[int, int] | None, bool, list[str]]]:
+    """Rows of slurm_conf.tsv: where, its name, its kind, bounds, whether it is owned, its words."""
     text = Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8")
     for line in text.splitlines()[1:]:
-        of, name, kind, least, most, owned = line.split("\t")
-        yield of, name, Kind[kind], (int(least), int(most)) if least else None, bool(owned)
+        of, name, kind, least, most, owned, words = line.split("\t")
+        bounds = (int(least), int(most)) if least else None
+        yield of, name, Kind[kind], bounds, bool(owned), words.split()
 
 
 _ROWS: Final = tuple(_read())
@@ -60,6 +63,8 @@ CLUSTER: Final = {row[1].lower(): row[1:3] for row in _ROWS if row[0] == "cluste
 """Options of slurm.conf, without those that 25.11 calls defunct."""
 _BOUNDS: Final = {row[1]: row[3] for row in _ROWS if row[3] is not None}
 """Options that take less than their kind."""
+WORDS: Final = {row[1]: tuple(row[5]) for row in _ROWS if row[5]}
+"""Options whose words or plugins Slurm knows beforehand, and those; slurmctld ends at another."""
 # Written from other keys of the stack, or by the operator, which a second line would contradict.
 _OWNED: Final = frozenset({"include", *(row[1].lower() for row in _ROWS if row[4])})
 _MOST: Final = {Kind.UINT16: 0xFFFF, Kind.UINT32: 0xFFFFFFFF, Kind.UINT64: 0xFFFFFFFFFFFFFFFF}
@@ -88,6 +93,11 @@ def value_problem(option: tuple[str, Kind], value: str) -> str | None:
         least, most = _BOUNDS[name]
         fits = value.isascii() and value.isdecimal() and least <= int(value[:20]) <= most
         return None if fits else f"give a number from {least} to {most}"
+    if kind in (Kind.WORDS, Kind.NAMES):
+        folded = str.lower if kind is Kind.WORDS else str
+        known = {folded(word) for word in WORDS[name]}
+        wrong = [word for word in value.split(",") if folded(word) not in known]
+        return f"'{wrong[0]}' is none of {kind}{nearest(wrong[0], WORDS[name])}" if wrong else None
     if kind in _WORDS:
         fits = _WORDS[kind].fullmatch(value) is not None
     elif kind in _MOST:

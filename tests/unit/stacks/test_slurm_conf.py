@@ -15,7 +15,14 @@ from pathlib import Path
 import pytest
 
 from stacks.check import check
-from stacks.rules.slurm_conf import CLUSTER, PARTITION, Kind, preemption_problem, value_problem
+from stacks.rules.slurm_conf import (
+    CLUSTER,
+    PARTITION,
+    WORDS,
+    Kind,
+    preemption_problem,
+    value_problem,
+)
 from tests.unit.stacks.conftest import changed
 
 SCONTROL = shutil.which("scontrol")
@@ -140,6 +147,48 @@ def test_slurm_refuses_what_is_refused(tmp_path: Path, kind: Kind) -> None:
     assert [line for line in lines if not slurm_says(tmp_path, line)] == []
 
 
+NEWER_WORDS = (
+    "AuditRPCs AuditTLS ConMgr DBD_Agent GLOB_SILENCE JobComp Metrics Namespace Sack SelectType "
+    "TLS RunInJob ForceRequeueOnFail LL_SHARED_GRES MULTIPLE_SHARING_GRES_PJ ENFORCE_BINDING_GRES "
+    "ONE_TASK_PER_SHARING_GRES OOMKillStep SlurmdSpecOverride"
+)
+"""What the machine's Slurm, 22.05 or later, may not have yet."""
+FLAGS = [name for name, words in WORDS.items() if "/" not in words[0]]
+
+
+@needs_slurm
+@pytest.mark.parametrize("name", FLAGS)
+def test_slurm_has_the_words_of_an_option_and_no_other(tmp_path: Path, name: str) -> None:
+    option, first = CLUSTER[name.lower()], WORDS[name][0]
+    assert [word for word in WORDS[name] if value_problem(option, word)] == []
+    refused = {word for word in WORDS[name] if slurm_says(tmp_path, f"{name}={word}")}
+    assert refused <= set(NEWER_WORDS.split())
+    for value in ("banana", f"{first},banana", f"{first}s"):
+        assert value_problem(option, value)
+        # 22.05 read any word there; 25.11 refuses it (read_config.c, "ReconfigFlags invalid").
+        assert slurm_says(tmp_path, f"{name}={value}") or name == "ReconfigFlags"
+    is_any_case = not slurm_says(tmp_path, f"{name}={first.swapcase()}")
+    assert is_any_case is (value_problem(option, first.swapcase()) is None)
+
+
+@needs_slurm
+def test_every_plugin_of_the_machine_that_is_not_retired_is_known() -> None:
+    """No parser asks whether there is a plugin; slurmctld and slurmd end where there is none."""
+    root = Path(SCONTROL or "").resolve().parents[1] / "lib"
+    files = [file for each in ("slurm", "*/slurm*") for file in root.glob(f"{each}/*.so")]
+    plugins = {name: words for name, words in WORDS.items() if "/" in words[0]}
+    for name, words in plugins.items():
+        kind = words[0].partition("/")[0]
+        here = {f.stem.removeprefix(f"{kind}_") for f in files if f.stem.startswith(f"{kind}_")}
+        retired = {"cons_res", "cray_aries"}
+        assert {f"{kind}/{each}" for each in here - retired} <= set(words), name
+        assert here & {word.partition("/")[2] for word in words} or "none" in words[0], name
+        option = CLUSTER[name.lower()]
+        assert [word for word in words if value_problem(option, word)] == []
+        for wrong in (f"{words[-1]}x", f"{kind}/banana", kind, words[0].upper()):
+            assert "is none of its names" in (value_problem(option, wrong) or "")
+
+
 @needs_slurm
 @pytest.mark.parametrize("name", BOUNDED)
 def test_options_of_narrower_bounds_are_held_to_them(tmp_path: Path, name: str) -> None:
@@ -204,6 +253,10 @@ def test_the_mode_and_the_type_of_preemption_go_together(
         ("PriorityWeigthAge=1000", "verbatim.slurm-option"),
         ("PriorityWeightAge=high", "verbatim.slurm-value"),
         ("MaxArraySize=x", "verbatim.slurm-value"),
+        ("SchedulerType=sched/backfil", "verbatim.slurm-value"),
+        ("PrologFlags=Alloc,Contian", "verbatim.slurm-value"),
+        ("TaskPlugin=task/affinity,task/cgroup", None),
+        ("DebugFlags=backfill,POWER", None),
         ("SchedulerParameters=defer FooBar=2", "verbatim.slurm-value"),
         ("PreemptMode=OFF", "verbatim.slurm-value"),
         ('SchedulerParameters="defer, bf_continue"', None),
