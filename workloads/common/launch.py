@@ -309,7 +309,8 @@ def backend_class(key: str, made: list[Any] | None = None) -> Any:
 
         def give_notice(self, number: int) -> None:
             """Say to every node that this one is about to be taken."""
-            self._call_store("set", self._notice(number), self._seal(b"%d" % number).hex())
+            name = self._notice(number)
+            self._call_store("set", name, self._seal(b"", name).hex())
 
         def has_notice(self, number: int) -> bool:
             """Whether a node has said so `number` times before and now once more."""
@@ -317,13 +318,14 @@ def backend_class(key: str, made: list[Any] | None = None) -> Any:
             if not self._call_store("check", [name]):
                 return False
             told = self._call_store("get", name)
-            return hmac.compare_digest(told, self._seal(b"%d" % number).hex().encode())
+            return hmac.compare_digest(told, self._seal(b"", name).hex().encode())
 
         def _notice(self, number: int) -> str:
             return f"{self._key}.notice.{number}"
 
-        def _seal(self, state: bytes) -> bytes:
-            return hmac.digest(key.encode(), self._key.encode() + b"\0" + state, "sha256")
+        def _seal(self, state: bytes, name: str | None = None) -> bytes:
+            # Under the name that it has in the store: a notice is no state, nor another notice.
+            return hmac.digest(key.encode(), f"{name or self._key}\0".encode() + state, "sha256")
 
         def _opened(self, sealed: bytes) -> bytes:
             seal, state = sealed[:32], sealed[32:]
