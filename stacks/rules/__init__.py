@@ -7,7 +7,7 @@ level, what holds and who says so are in rules.tsv. docs/rules.md is made from t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -71,12 +71,17 @@ class Findings:
         self,
         rule: str,
         path: str,
-        message: str,
+        message: str | None,
         *,
         spare_nodes: SpareNodes | None = None,
         spare_gib: SpareGib | None = None,
-    ) -> None:
-        """Adds a finding of the rule, at the level of the table."""
+    ) -> bool:
+        """Adds a finding of the rule, at the level of the table, if there is one: it has a message.
+
+        Returns whether there is.
+        """
+        if message is None:
+            return False
         self.problems.append(
             Problem(
                 level=RULES[rule].level,
@@ -87,3 +92,8 @@ class Findings:
                 spare_gib=spare_gib,
             )
         )
+        return True
+
+    def unknown(self, rule: str, path: str, name: str, what: str, known: Iterable[str]) -> None:
+        """Adds that no such thing is declared, with those that are."""
+        self.add(rule, path, f"'{name}' is not a {what} (has: {', '.join(known) or 'none'})")

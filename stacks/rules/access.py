@@ -43,9 +43,7 @@ STACK_NAME_MAX: Final = 32
 
 def check_access(spec: StackSpec, findings: Findings) -> None:
     """Names, ids, versions, SSH door and the paths of code and Python."""
-    problem = name_problem(spec.name, longest=STACK_NAME_MAX)
-    if problem:
-        findings.add("name.stack", "name", problem)
+    findings.add("name.stack", "name", name_problem(spec.name, longest=STACK_NAME_MAX))
     _check_nebius(spec, findings)
     _check_cluster(spec, findings)
     _check_login(spec, findings)
@@ -107,10 +105,9 @@ def _check_cluster(spec: StackSpec, findings: Findings) -> None:
         ("slurm_cluster_name", cluster.slurm_cluster_name),
         ("namespace", cluster.namespace),
     ):
-        problem = name_problem(value, longest=63)
-        if problem:
-            findings.add("cluster.name", f"cluster.{key}", problem)
-        elif value != _SOPERATOR_NAME and spec.soperator.checks is not ChecksProfile.OFF:
+        if findings.add("cluster.name", f"cluster.{key}", name_problem(value, longest=63)):
+            continue
+        if value != _SOPERATOR_NAME and spec.soperator.checks is not ChecksProfile.OFF:
             findings.add(
                 "cluster.soperator-name",
                 f"cluster.{key}",
@@ -163,8 +160,7 @@ def _check_sources(spec: StackSpec, findings: Findings) -> None:
         advice="give it once",
     )
     for index, cidr in enumerate(login.allowed_cidrs):
-        if problem := cidr_problem(cidr):
-            findings.add("login.cidr-form", f"login.allowed_cidrs[{index}]", problem)
+        findings.add("login.cidr-form", f"login.allowed_cidrs[{index}]", cidr_problem(cidr))
 
 
 def check_public_keys(lines: Sequence[str], path: str, findings: Findings, *, rule: str) -> None:
@@ -174,8 +170,7 @@ def check_public_keys(lines: Sequence[str], path: str, findings: Findings, *, ru
         advice = "add 'file:~/.ssh/id_ed25519.pub' or a key line"
         findings.add(rule, path, f"no key, so nobody could enter; {advice}")
     for index, line in enumerate(lines):
-        if problem := public_key_problem(line):
-            findings.add(rule, f"{path}[{index}]", problem)
+        findings.add(rule, f"{path}[{index}]", public_key_problem(line))
 
 
 def public_key_problem(line: str) -> str | None:
@@ -199,9 +194,7 @@ def public_key_problem(line: str) -> str | None:
 def _check_code(spec: StackSpec, findings: Findings) -> None:
     own = paths_of_one_node(spec)
     for key, path in (("code_path", spec.code_path), ("python_env_path", spec.python_env_path)):
-        problem = path_problem(path)
-        if problem:
-            findings.add("code.path-form", key, problem)
+        findings.add("code.path-form", key, path_problem(path))
         lies_on = [text for mount, text in own.items() if is_under(path, mount)]
         if lies_on:
             findings.add(
@@ -262,11 +255,7 @@ def _check_account(spec: StackSpec, account: AccountSpec, path: str, findings: F
     known = [qos.name for qos in spec.slurm.qos]
     for name in account.qos:
         if name not in known and name != _NORMAL:
-            findings.add(
-                "teams.qos-unknown",
-                f"{path}.qos",
-                f"'{name}' is not a QOS (has: {', '.join([*known, _NORMAL])})",
-            )
+            findings.unknown("teams.qos-unknown", f"{path}.qos", name, "QOS", [*known, _NORMAL])
     check_unique(account.users, f"{path}.users", findings, "teams.user-twice")
     users = [user.name for user in spec.soperator.users]
     for name in account.users:

@@ -62,11 +62,8 @@ def _check_serving(spec: StackSpec, findings: Findings) -> None:
             )
         return
     if chat.serving_nodeset not in known:
-        findings.add(
-            "chat.serving-nodeset",
-            "chat.serving_nodeset",
-            f"'{chat.serving_nodeset}' is not a nodeset (has: {', '.join(known)})",
-        )
+        place = "chat.serving_nodeset"
+        findings.unknown("chat.serving-nodeset", place, chat.serving_nodeset, "nodeset", known)
         return
     most = max(
         worker.max_nodes for worker in spec.nodes.workers if worker.name == chat.serving_nodeset
@@ -108,11 +105,7 @@ def check_runs(spec: StackSpec, findings: Findings) -> None:
     for index, run in enumerate(spec.runs):
         path = f"runs[{index}]"
         if run.job not in jobs:
-            findings.add(
-                "runs.job",
-                f"{path}.job",
-                f"'{run.job}' is not a job (has: {', '.join(jobs) or 'none'})",
-            )
+            findings.unknown("runs.job", f"{path}.job", run.job, "job", jobs)
         if run.train_tokens_per_s is not None and run.source is None:
             findings.add(
                 "runs.source-missing",

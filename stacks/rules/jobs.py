@@ -69,15 +69,10 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
     for index, partition in enumerate(partitions):
         path = f"slurm.partitions[{index}]"
         problem = name_problem(partition.name, longest=63)
-        if problem:
-            findings.add("partitions.name", f"{path}.name", problem)
+        findings.add("partitions.name", f"{path}.name", problem)
         for nodeset in partition.nodesets:
             if nodeset not in known:
-                findings.add(
-                    "partitions.refs",
-                    f"{path}.nodesets",
-                    f"'{nodeset}' is not a nodeset (has: {', '.join(known)})",
-                )
+                findings.unknown("partitions.refs", f"{path}.nodesets", nodeset, "nodeset", known)
         check_line(partition, path, findings)
         check_unique(
             partition.nodesets,
@@ -110,9 +105,7 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
 
 
 def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> None:
-    problem = name_problem(job.name, longest=63)
-    if problem:
-        findings.add("jobs.name", f"{path}.name", problem)
+    findings.add("jobs.name", f"{path}.name", name_problem(job.name, longest=63))
     if not _MODULE.fullmatch(job.module):
         findings.add(
             "jobs.module",
@@ -134,12 +127,8 @@ def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> 
         )
     partition = next((part for part in spec.slurm.partitions if part.name == job.partition), None)
     if partition is None:
-        have = ", ".join(part.name for part in spec.slurm.partitions)
-        findings.add(
-            "jobs.partition",
-            f"{path}.partition",
-            f"'{job.partition}' is not a partition (has: {have})",
-        )
+        have = [part.name for part in spec.slurm.partitions]
+        findings.unknown("jobs.partition", f"{path}.partition", job.partition, "partition", have)
         return
     _check_time(job, partition, path, findings)
     _check_faults(job, path, findings)
@@ -206,8 +195,8 @@ def _check_faults(job: JobSpec, path: str, findings: Findings) -> None:
                 "which every user of the cluster may read; write NAME=value into a file of mode "
                 "0600 on the cluster and set environment_file to its path",
             )
-    if job.environment_file is not None and (problem := path_problem(job.environment_file)):
-        findings.add("jobs.environment-file", f"{path}.environment_file", problem)
+    if (file := job.environment_file) is not None:
+        findings.add("jobs.environment-file", f"{path}.environment_file", path_problem(file))
 
 
 def _check_notice(
@@ -312,11 +301,7 @@ def _check_order(spec: StackSpec, findings: Findings) -> None:
                     f"which waits for {other}; give '{name}' least_nodes: {job.least_nodes}",
                 )
             if name not in after:
-                findings.add(
-                    "jobs.after",
-                    f"jobs[{index}].after",
-                    f"'{name}' is not a job (has: {', '.join(after)})",
-                )
+                findings.unknown("jobs.after", f"jobs[{index}].after", name, "job", after)
         check_unique(
             job.after, f"jobs[{index}].after", findings, "jobs.after-twice", advice="name each once"
         )
@@ -428,8 +413,7 @@ def check_searches(spec: StackSpec, findings: Findings) -> None:
         problem = name_problem(search.name, longest=63)
         if problem is None and search.name in jobs:
             problem = f"'{search.name}' is a job; submit takes both by name: use another"
-        if problem:
-            findings.add("searches.name", f"{path}.name", problem)
+        findings.add("searches.name", f"{path}.name", problem)
         if not _METRIC.fullmatch(search.metric):
             findings.add(
                 "searches.metric",
@@ -470,9 +454,7 @@ def _check_trial_job(
 ) -> None:
     job = jobs.get(search.job)
     if job is None:
-        findings.add(
-            "searches.job", f"{path}.job", f"'{search.job}' is not a job (has: {', '.join(jobs)})"
-        )
+        findings.unknown("searches.job", f"{path}.job", search.job, "job", jobs)
     elif not job.ends:
         findings.add(
             "searches.job-ends",

@@ -169,8 +169,7 @@ def _check_sufficiency(role: str, path: str, group: NodeGroupSpec, findings: Fin
 
 def _check_worker(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
     problem = name_problem(worker.name, longest=_NODESET_NAME_MAX)
-    if problem:
-        findings.add("nodes.name", f"{path}.name", problem)
+    findings.add("nodes.name", f"{path}.name", problem)
     if worker.name in _ROLES:
         findings.add(
             "nodes.name-role",

@@ -177,8 +177,7 @@ def _check_deletion(
 def _check_schedules(backup: BackupSpec, findings: Findings) -> None:
     schedules = {"schedule": backup.schedule, "prune_schedule": backup.prune_schedule}
     for key, text in schedules.items():
-        if problem := _schedule_problem(text):
-            findings.add("storage.backup-schedule", f"storage.backup.{key}", problem)
+        findings.add("storage.backup-schedule", f"storage.backup.{key}", _schedule_problem(text))
 
 
 def _check_weka(spec: StackSpec, findings: Findings) -> None:
@@ -205,8 +204,7 @@ def _check_weka(spec: StackSpec, findings: Findings) -> None:
 
 def _check_submount(submount: SubmountSpec, path: str, findings: Findings) -> None:
     problem = name_problem(submount.name, longest=_SUBMOUNT_NAME_MAX)
-    if problem:
-        findings.add("storage.name", f"{path}.name", problem)
+    findings.add("storage.name", f"{path}.name", problem)
     if submount.name in VOLUMES:
         findings.add(
             "storage.name-taken",
@@ -228,9 +226,7 @@ def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
         spec.storage.submounts, "storage.submounts", findings, "storage.name-twice", key="name"
     )
     for index, (key, path) in enumerate(mounts):
-        problem = path_problem(path)
-        if problem:
-            findings.add("storage.path-form", key, problem)
+        if findings.add("storage.path-form", key, path_problem(path)):
             continue
         if path == "/":
             findings.add(
@@ -240,8 +236,7 @@ def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
         problem = reserved_problem(path)
         if problem and path == MEMORY and key == "storage.memory.mount_path":
             problem += ", or remove storage.memory: Soperator's own is there in any case"
-        if problem:
-            findings.add("storage.path-reserved", key, problem)
+        findings.add("storage.path-reserved", key, problem)
         for other_index, (other_key, other) in enumerate(mounts):
             if path == other and other_index < index:
                 findings.add(
@@ -309,10 +304,9 @@ def _check_places(spec: StackSpec, findings: Findings) -> None:
             findings.add(
                 "storage.place-unknown", key, f"unknown place; places are: {', '.join(PLACES)}"
             )
-        problem = path_problem(path)
-        if problem:
-            findings.add("storage.place-form", key, problem)
-        elif lies_on := [text for mount, text in own.items() if is_under(path, mount)]:
+        if findings.add("storage.place-form", key, path_problem(path)):
+            continue
+        if lies_on := [text for mount, text in own.items() if is_under(path, mount)]:
             if place in _SHARED_PLACES:
                 findings.add(
                     "storage.place-on-one-node",

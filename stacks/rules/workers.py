@@ -257,8 +257,7 @@ def _check_users(spec: StackSpec, findings: Findings) -> None:
         problem = name_problem(user.name, longest=_USER_NAME_MAX)
         if user.name in ("root", "nebius"):
             problem = f"'{user.name}' is a user of the image; choose another"
-        if problem:
-            findings.add("nodes.ssh-user-name", f"{path}.name", problem)
+        findings.add("nodes.ssh-user-name", f"{path}.name", problem)
         check_public_keys(user.ssh_public_keys, path, findings, rule="nodes.ssh-user-key")
 
 
@@ -291,8 +290,7 @@ def _check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findi
     taken = VOLUMES | {each.name for each in spec.storage.submounts}
     for index, disk in enumerate(worker.local_disks):
         problem = name_problem(disk.name, longest=_DISK_NAME_MAX)
-        if problem:
-            findings.add("nodes.disk-name", f"{path}.local_disks[{index}].name", problem)
+        findings.add("nodes.disk-name", f"{path}.local_disks[{index}].name", problem)
         if disk.name in taken:
             findings.add(
                 "nodes.disk-name-taken",
@@ -331,8 +329,7 @@ def _check_disk_paths(spec: StackSpec, worker: WorkerSpec, path: str, findings: 
         for other, there in taken.items():
             if problem is None and (is_under(mount_path, there) or is_under(there, mount_path)):
                 problem = f"'{mount_path}' and '{there}' of {other} hide each other; put them apart"
-        if problem:
-            findings.add("nodes.disk-path", at, problem)
+        findings.add("nodes.disk-path", at, problem)
         taken[at.removesuffix(".mount_path")] = mount_path
 
 

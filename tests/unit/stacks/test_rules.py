@@ -181,7 +181,7 @@ def named() -> dict[str, str]:
             if not isinstance(node, ast.Call):
                 continue
             rules = [word.value for word in node.keywords if word.arg == "rule"]
-            if ast.unparse(node.func) == "findings.add":
+            if ast.unparse(node.func) in ("findings.add", "findings.unknown"):
                 rules = node.args[:1]
             elif ast.unparse(node.func) == "check_unique":
                 rules = node.args[3:4]
