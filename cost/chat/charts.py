@@ -52,38 +52,25 @@ def _against_throughput(units: UnitCosts, rows: Sequence[ChatCost]) -> str:
             for place in places
         ]
         suffix = f", reads {short(prefill)} tokens/s" if prefill is not None else ""
-        series.append(
-            Series(
-                name=f"{_CLUSTER}{suffix}",
-                points=tuple(
-                    (place, cost.cluster_low_usd) for place, cost in zip(places, curve, strict=True)
-                ),
-                style=style,
-                marks=tuple(
-                    Mark(
-                        x=row.speed.output_tokens_per_s,
-                        y=row.cluster_low_usd,
-                        name=row.speed.scenario,
-                    )
-                    for row in of_prefill
-                ),
-            )
-        )
-        if units.hourly.serving_usd is not None:
+        for dash, (view, _) in enumerate(_views(units)):
             series.append(
                 Series(
-                    name=f"{_SERVING}{suffix}",
+                    name=f"{view}{suffix}",
                     points=tuple(
-                        (place, cost.serving_usd)
+                        (place, usd)
                         for place, cost in zip(places, curve, strict=True)
-                        if cost.serving_usd is not None
+                        if (usd := _seen(cost, view)) is not None
                     ),
                     style=style,
-                    dash=1,
+                    dash=dash,
                     marks=tuple(
-                        Mark(x=row.speed.output_tokens_per_s, y=row.serving_usd)
+                        Mark(
+                            x=row.speed.output_tokens_per_s,
+                            y=usd,
+                            name="" if dash else row.speed.scenario,
+                        )
                         for row in of_prefill
-                        if row.serving_usd is not None
+                        if (usd := _seen(row, view)) is not None
                     ),
                 )
             )
@@ -101,10 +88,7 @@ def _against_utilisation(units: UnitCosts, rows: Sequence[ChatCost]) -> str:
     places = spread(_LEAST_LOAD, Decimal(1), _NUM_POINTS)
     series: list[Series] = []
     for style, row in enumerate(rows):
-        views = [(_CLUSTER, 0, units.hourly.cluster_low_usd)]
-        if units.hourly.serving_usd is not None:
-            views.append((_SERVING, 1, units.hourly.serving_usd))
-        for view, dash, usd_per_hour in views:
+        for dash, (view, usd_per_hour) in enumerate(_views(units)):
             full = usd_per_hour * HOURS_PER_DAY / row.chats_per_day
             now = row.utilisation
             series.append(
@@ -134,7 +118,7 @@ def _against_chats(units: UnitCosts, rows: Sequence[ChatCost], apis: Sequence[Ap
     low = least / 10
     high = max(rooms)
     reach = high * 10
-    cluster, serving = units.hourly.cluster_low_usd, units.hourly.serving_usd
+    cluster = units.hourly.cluster_low_usd
     places = spread(low, high, _NUM_POINTS)
 
     def usd(usd_per_hour: Decimal, chats: Decimal) -> Decimal:
@@ -149,21 +133,14 @@ def _against_chats(units: UnitCosts, rows: Sequence[ChatCost], apis: Sequence[Ap
         marks.append(Mark(x=chats, y=usd(cluster, chats), name=f"declared: {demand:,} a day"))
     series = [
         Series(
-            name=_CLUSTER,
-            points=tuple((place, usd(cluster, place)) for place in places),
+            name=view,
+            points=tuple((place, usd(usd_per_hour, place)) for place in places),
             style=0,
-            marks=tuple(marks),
+            dash=dash,
+            marks=() if dash else tuple(marks),
         )
+        for dash, (view, usd_per_hour) in enumerate(_views(units))
     ]
-    if serving is not None:
-        series.append(
-            Series(
-                name=_SERVING,
-                points=tuple((place, usd(serving, place)) for place in places),
-                style=0,
-                dash=1,
-            )
-        )
     series += [
         Series(
             name=f"API {api.model}", points=((low, api.usd), (reach, api.usd)), style=style, dash=2
@@ -180,6 +157,17 @@ def _against_chats(units: UnitCosts, rows: Sequence[ChatCost], apis: Sequence[Ap
         y=_USD,
         series=series,
     )
+
+
+def _views(units: UnitCosts) -> list[tuple[str, Decimal]]:
+    """Whose nodes a line is of, and their US dollars an hour; the first is drawn whole."""
+    serving = units.hourly.serving_usd
+    found = [(_CLUSTER, units.hourly.cluster_low_usd)]
+    return found if serving is None else [*found, (_SERVING, serving)]
+
+
+def _seen(cost: ChatCost, view: str) -> Decimal | None:
+    return cost.cluster_low_usd if view == _CLUSTER else cost.serving_usd
 
 
 def _summary(rows: Sequence[ChatCost]) -> str:
