@@ -509,8 +509,7 @@ def _run_exec(command: dict[str, Any]) -> tuple[str, float]:
     return token, expires
 
 
-MARK_NAMESPACE: Final = "kube-system"
-_MARK: Final = "soperator-stack"
+_ARRIVAL: Final = "soperator-stack"
 # Source: helm/helm pkg/release/status.go, IsPending, v3.20.2.
 _UNFINISHED: Final = ("pending-install", "pending-upgrade", "pending-rollback")
 
@@ -542,7 +541,8 @@ def drop_unfinished(client: KubeClient, stack: str, *, release: str, namespace: 
 
 
 def _drop(client: KubeClient, stack: str, namespace: str, label: str) -> list[str]:
-    came = _came(client, stack)["metadata"]["creationTimestamp"]
+    arrived = arrival(stack)
+    came = (client.get(arrived) or client.apply(arrived))["metadata"]["creationTimestamp"]
     found = client.list("v1", "Secret", namespace, label=label)
     # RFC 3339 in UTC, so that text compares as time does.
     ours = [each for each in found if each["metadata"]["creationTimestamp"] >= came]
@@ -551,12 +551,7 @@ def _drop(client: KubeClient, stack: str, namespace: str, label: str) -> list[st
     return sorted(each["metadata"]["name"] for each in ours)
 
 
-def mark(stack: str) -> Object:
+def arrival(stack: str) -> Object:
     """What says since when a stack is in a cluster; it stays as long as the cluster."""
-    metadata = {"name": f"{_MARK}-{stack}", "namespace": MARK_NAMESPACE}
+    metadata = {"name": f"{_ARRIVAL}-{stack}", "namespace": "kube-system"}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-
-
-def _came(client: KubeClient, stack: str) -> Object:
-    wanted = mark(stack)
-    return client.get(wanted) or client.apply(wanted)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.clients.kube import drop_unfinished, drop_unknown, mark
+from infra.clients.kube import arrival, drop_unfinished, drop_unknown
 
 CAME = "2026-11-21T10:00:00Z"
 Object = dict[str, Any]
@@ -41,7 +41,7 @@ def record(name: str, at: str) -> Object:
 
 
 def came(at: str) -> Object:
-    wanted = mark("own")
+    wanted = arrival("own")
     return {**wanted, "metadata": {**wanted["metadata"], "creationTimestamp": at}}
 
 
