@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -88,8 +89,14 @@ def environment(
         variable_start_string=variables[0],
         variable_end_string=variables[1],
     )
-    made.filters |= {"yaml": lambda value: json.dumps(value, ensure_ascii=False), **(filters or {})}
+    made.filters |= {"yaml": _yaml, **(filters or {})}
     return made
+
+
+def _yaml(value: object) -> str:
+    """JSON that YAML reads as the same: to it U+0085 and U+2028 end a line, others are none."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub(r"[\x7f-\x9f\u2028\u2029\ufeff]", lambda each: f"\\u{ord(each[0]):04x}", text)
 
 
 def fill(

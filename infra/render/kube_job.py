@@ -11,14 +11,16 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from infra.files import environment
 from infra.render import names
 from infra.render.sbatch import CONTAINER_PYTHON, RenderError, cpus_per_rank, nodesets_of
 from infra.render.values import nodesets
 from infra.render.values.pods import claim
 from stacks.catalog import GIB, node_capacity
+from stacks.files import parse_yaml
 from stacks.machines import MEMORY, shared_mounts
 from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
@@ -27,8 +29,6 @@ from stacks.spec.slurm import JobSpec
 
 PORT: Final = 29500
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
-_OPERATORS_CONTAINER: Final = "pytorch"
-"""The container that the training operator gives rank and address; it looks for no other name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,70 +65,59 @@ def check(spec: StackSpec, pods: Pods) -> None:
         )
 
 
-def own_pods_only(pods: Pods) -> dict[str, Any]:
-    """The policy by which nobody but the job's own pods connects to them: ranks ask no names."""
-    own = {"podSelector": {"matchLabels": _labels(pods)}}
-    spec = {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
-    return _object("networking.k8s.io/v1", "NetworkPolicy", pods, spec)
+_API_VERSIONS: Final = {
+    "Service": "v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
+    "Job": "batch/v1",
+    "PyTorchJob": "kubeflow.org/v1",
+}
 
 
 def service_and_job(pods: Pods) -> list[dict[str, Any]]:
-    """The service by which pods resolve `NAME-0.NAME`, its policy, and a Job with numbered pods."""
-    labels = _labels(pods)
-    service = {
-        "clusterIP": "None",
-        "selector": labels,
-        # Ranks look for each other before any of them is ready.
-        "publishNotReadyAddresses": True,
-        "ports": [{"name": "rendezvous", "port": PORT}],
-    }
-    address = {
-        "MASTER_ADDR": f"{pods.name}-0.{pods.name}",
-        "MASTER_PORT": str(PORT),
-    }
-    pod = _pod(pods, "main", 'NODE_RANK="$JOB_COMPLETION_INDEX"', address)
-    batch = {
-        "completionMode": "Indexed",
-        "completions": pods.nodes,
-        "parallelism": pods.nodes,
-        "backoffLimit": 0,
-        **_deadline(pods),
-        "template": {"metadata": {"labels": labels}, "spec": {"subdomain": pods.name, **pod}},
-    }
-    return [
-        _object("v1", "Service", pods, service),
-        own_pods_only(pods),
-        _object("batch/v1", "Job", pods, batch),
-    ]
+    """The service by which pods resolve `NAME-0.NAME`, their policy, and a Job of numbered pods."""
+    return _objects(pods, "Service", "NetworkPolicy", "Job")
 
 
-def pytorch_job(pods: Pods) -> dict[str, Any]:
-    """The same pods as a PyTorchJob of Kubeflow's training operator, which makes the services.
+def pytorch_job(pods: Pods) -> list[dict[str, Any]]:
+    """The policy, and a PyTorchJob of Kubeflow's training operator, which makes the services.
 
     RANK of a pod is its number in every release of the operator, MASTER_ADDR and MASTER_PORT are
     the first one's: kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go (1417bbc).
     """
-    labels = _labels(pods)
-    pod = _pod(pods, _OPERATORS_CONTAINER, 'NODE_RANK="$RANK"', {})
-
-    def replicas(count: int) -> dict[str, Any]:
-        template = {"metadata": {"labels": labels}, "spec": pod}
-        return {"replicas": count, "restartPolicy": "Never", "template": template}
-
-    workers = {"Worker": replicas(pods.nodes - 1)} if pods.nodes > 1 else {}
-    spec = {
-        # Pods that ended keep their logs; those that still run would hold their GPUs.
-        "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0, **_deadline(pods)},
-        "pytorchReplicaSpecs": {"Master": replicas(1), **workers},
-    }
-    return _object("kubeflow.org/v1", "PyTorchJob", pods, spec)
+    return _objects(pods, "NetworkPolicy", "PyTorchJob")
 
 
-def _object(api_version: str, kind: str, pods: Pods, spec: Mapping[str, Any]) -> dict[str, Any]:
-    metadata = {"labels": _labels(pods)}
-    return names.kube_object(
-        api_version, kind, pods.name, pods.namespace, metadata=metadata, spec=spec
+def _objects(pods: Pods, *kinds: str) -> list[dict[str, Any]]:
+    worker, labels = pods.worker, {"app.kubernetes.io/name": pods.name}
+    gpus = {names.GPU_RESOURCE: str(pods.gpus)} if pods.gpus else {}
+    filters = {"combined": lambda first, second: {**first, **second}}
+    made = environment(Path(__file__).parent, filters, variables=("[[", "]]"))
+    text = made.get_template("kube_job.yaml.j2").render(
+        pods=pods,
+        names=names,
+        labels=labels,
+        PORT=PORT,
+        asks={**(pods.asks or share(worker, pods.gpus)), **gpus},
+        environment={
+            "SOPERATOR_PLATFORM": worker.platform,
+            "SOPERATOR_PRESET": worker.preset,
+            **_interconnect(worker),
+            "PYTHONUNBUFFERED": "1",
+            **pods.environment,
+        },
     )
+    specs: Any = parse_yaml(text)
+    return [
+        names.kube_object(
+            _API_VERSIONS[kind],
+            kind,
+            pods.name,
+            pods.namespace,
+            metadata={"labels": labels},
+            spec=specs[kind],
+        )
+        for kind in kinds
+    ]
 
 
 def to_yaml(objects: list[dict[str, Any]]) -> str:
@@ -168,60 +157,6 @@ def how_to_run(spec: StackSpec, pods: Pods, *reads: str, file: str | None = None
         scale(nodesets.replicas(worker)["replicas"]),
         f"  soperator cluster drain {nodes} --undo --stack {spec.name}",
     ]
-
-
-def _labels(pods: Pods) -> dict[str, str]:
-    return {"app.kubernetes.io/name": pods.name}
-
-
-def _deadline(pods: Pods) -> dict[str, int]:
-    return {} if pods.deadline_s is None else {"activeDeadlineSeconds": pods.deadline_s}
-
-
-def _pod(pods: Pods, container_name: str, rank: str, address: Mapping[str, str]) -> dict[str, Any]:
-    worker = pods.worker
-    environment = {
-        **address,
-        "SOPERATOR_PLATFORM": worker.platform,
-        "SOPERATOR_PRESET": worker.preset,
-        **_interconnect(worker),
-        "PYTHONUNBUFFERED": "1",
-        **pods.environment,
-    }
-    gpus = {names.GPU_RESOURCE: str(pods.gpus)} if pods.gpus else {}
-    asks = {**(pods.asks or share(worker, pods.gpus)), **gpus}
-    # InfiniBand registers memory, which counts against the limit of locked pages.
-    security = {"capabilities": {"add": ["IPC_LOCK"]}} if worker.has_fabric else {}
-    container = {
-        "name": container_name,
-        "image": pods.image,
-        "command": ["bash", "-c", f"{rank}\n{pods.script}"],
-        "env": [
-            *({"name": name, "value": value} for name, value in environment.items()),
-            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-        ],
-        "resources": {"limits": asks, "requests": asks},
-        "volumeMounts": [dict(each) for each in pods.mounts],
-        **({"securityContext": security} if security else {}),
-    }
-    return {
-        "restartPolicy": "Never",
-        "nodeSelector": {names.NODESET_NAME_LABEL: worker.name},
-        # A pod a node, also where a node has room for two.
-        "affinity": {
-            "podAntiAffinity": {
-                "requiredDuringSchedulingIgnoredDuringExecution": [
-                    {
-                        "topologyKey": "kubernetes.io/hostname",
-                        "labelSelector": {"matchLabels": _labels(pods)},
-                    }
-                ]
-            }
-        },
-        "tolerations": [{"key": names.GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}],
-        "containers": [container],
-        "volumes": [{"name": name, **source} for name, source in pods.volumes.items()],
-    }
 
 
 def _interconnect(worker: WorkerSpec) -> dict[str, str]:

@@ -118,7 +118,7 @@ def test_a_training_job_is_one_that_kubernetes_takes(cluster, tmp_path):
     objects = service_and_job(pods)
     for each in objects:
         client.apply(each)
-    replicas = pytorch_job(pods)["spec"]["pytorchReplicaSpecs"]
+    replicas = pytorch_job(pods)[1]["spec"]["pytorchReplicaSpecs"]
     for name, each in replicas.items():
         meta = {"name": name.lower(), "namespace": pods.namespace}
         template = each["template"]

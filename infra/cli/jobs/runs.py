@@ -33,9 +33,8 @@ from infra.jobs.recipes import job_args
 from infra.jobs.search import NO_METRIC, Board, runs_of, states_of, usd_by_job
 from infra.jobs.search import leaderboard as board_of
 from infra.jobs.submit import check_job
-from infra.render import kube_job
 from infra.render.delivery import hash_files
-from infra.render.kube_job import how_to_run, service_and_job, to_yaml, training_pods
+from infra.render.kube_job import how_to_run, pytorch_job, service_and_job, to_yaml, training_pods
 from infra.reports.acceptance import comparison
 from infra.reports.acceptance.comparison import compare, read_run
 from infra.reports.acceptance.result import given
@@ -353,11 +352,7 @@ def manifest(
         settings=job_args(sets or ()),
         operator=pytorchjob,
     )
-    if pytorchjob:
-        objects = [kube_job.own_pods_only(pods), kube_job.pytorch_job(pods)]
-    else:
-        objects = service_and_job(pods)
-    put(to_yaml(objects), file)
+    put(to_yaml(pytorch_job(pods) if pytorchjob else service_and_job(pods)), file)
     for line in how_to_run(spec, pods, file=file and str(file)):
         output.note(line)
 

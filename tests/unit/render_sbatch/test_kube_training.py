@@ -52,7 +52,7 @@ def test_a_training_job_renders_as_its_golden_files(
     job = kube_job.to_yaml(kube_job.service_and_job(pods_of(spec)))
     golden("kube/h100-prod/finetune-job.yaml", job)
     assert [each["kind"] for each in yaml.safe_load_all(job)] == ["Service", "NetworkPolicy", "Job"]
-    other = kube_job.to_yaml([kube_job.pytorch_job(pods_of(spec, operator=True))])
+    other = kube_job.to_yaml(kube_job.pytorch_job(pods_of(spec, operator=True))[1:])
     golden("kube/h100-prod/finetune-pytorchjob.yaml", other)
 
 
@@ -147,7 +147,7 @@ def test_the_time_limit_and_the_name_of_the_run_go_with_it(spec: StackSpec) -> N
 def test_a_pytorchjob_has_the_fields_that_the_operator_knows_and_no_other(
     spec: StackSpec,
 ) -> None:
-    made = kube_job.pytorch_job(pods_of(spec, operator=True))
+    _, made = kube_job.pytorch_job(pods_of(spec, operator=True))
     jsonschema.validate(made, SCHEMA)
     made["spec"]["runPolicy"]["cleanPodsPolicy"] = "Running"
     with pytest.raises(jsonschema.ValidationError, match="cleanPodsPolicy"):
@@ -166,7 +166,7 @@ def test_no_other_pod_of_the_cluster_reaches_the_ranks(spec: StackSpec) -> None:
 
 @pytest.mark.feature("S004-37")
 def test_a_pytorchjob_is_one_master_and_the_other_nodes(spec: StackSpec) -> None:
-    made = kube_job.pytorch_job(pods_of(spec, operator=True))
+    _, made = kube_job.pytorch_job(pods_of(spec, operator=True))
     replicas = made["spec"]["pytorchReplicaSpecs"]
     assert {name: each["replicas"] for name, each in replicas.items()} == {"Master": 1, "Worker": 1}
     (container,) = replicas["Worker"]["template"]["spec"]["containers"]
@@ -175,7 +175,17 @@ def test_a_pytorchjob_is_one_master_and_the_other_nodes(spec: StackSpec) -> None
     assert container["command"][-1].startswith('NODE_RANK="$RANK"\n')
     assert '--master-port="$MASTER_PORT"' in container["command"][-1]
     one = training_pods(spec, replace(job_of(spec), nodes=1), image=IMAGE, operator=True)
-    assert list(kube_job.pytorch_job(one)["spec"]["pytorchReplicaSpecs"]) == ["Master"]
+    _, made = kube_job.pytorch_job(one)
+    assert list(made["spec"]["pytorchReplicaSpecs"]) == ["Master"]
+
+
+@pytest.mark.parametrize("value", ["a: #b", "~", "yes", "\u2028\u2029\x85\x7f", "\u00e9\U0001f600"])
+def test_every_text_of_a_job_reaches_its_pods_as_it_is(spec: StackSpec, value: str) -> None:
+    """To YAML some letters end a line, and others are none; JSON has them as they are."""
+    pods = replace(pods_of(spec), environment={"A": value})
+    *_, job = kube_job.service_and_job(pods)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert {"name": "A", "value": value} in container["env"]
 
 
 def test_the_image_is_the_jobs_own_unless_another_is_named(spec: StackSpec) -> None:
