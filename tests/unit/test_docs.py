@@ -6,6 +6,7 @@ committed.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from decimal import ROUND_HALF_UP, Decimal
@@ -196,3 +197,11 @@ def test_every_hop_of_the_architecture_is_there() -> None:
                 hops += 1
     assert hops > 20
     assert len(text.split()) < 800
+
+
+def test_the_kills_of_the_page_are_those_that_were_measured() -> None:
+    measured = json.loads((ROOT / "tests" / "bench" / "kills.json").read_text(encoding="utf-8"))
+    names = ("kills", "kills_in_training", "corrupt_checkpoints", "lost_more_than_the_running_step")
+    rows = [" | ".join(str(each[f"num_{name}"]) for name in names) for each in measured.values()]
+    text = (ROOT / "docs" / "preemptible.md").read_text(encoding="utf-8")
+    assert re.findall(r"(?m)^\| (?:two processes|real Slurm \S+) \| (.*) \|$", text) == rows
