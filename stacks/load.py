@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, cast, get_args, get_type_hints
 
@@ -101,6 +102,10 @@ def load_config(
                 values[key] = _from_text(value, text_wanted=_is_text(hints.get(key)))
             except RecursionError:
                 decoder.refuse(f"{name}.{key}", "JSON that is nested too deep to be read")
+        elif get_close_matches(namespace.strip().lower(), [PROJECT], cutoff=0.8):
+            # Other programs' keys are theirs; this one would silently have no effect.
+            message = f"unknown namespace '{namespace}'; write '{PROJECT}:{key}'"
+            decoder.refuse(f"{name}.{full_key}", message)
     if "attached" in values:
         values = _without_infrastructure(values, decoder, name)
     spec = decoder.record(StackSpec, values, name)

@@ -193,13 +193,33 @@ def test_a_speed_is_exact(config: dict[str, Any]):
 
 
 def test_keys_of_other_programs_are_ignored(config: dict[str, Any]):
-    mapping = {**namespaced(config), "kubernetes:context": "x", "pulumi:tags": {"a": "b"}}
+    others = {f"{name}:policy": {"a": "b"} for name in ("nebius", "pulumi", "soperator", "aws")}
+    mapping = {**namespaced(config), "kubernetes:context": "x", **others}
     assert load_config(mapping, "demo", environ={}) == load(config)
 
 
 def test_a_key_without_its_project_is_refused(config: dict[str, Any]):
     with pytest.raises(StackError, match=r"demo\.prices: unknown key; write 'soperator-stack"):
         load_config({**namespaced(config), "prices": "x"}, "demo", environ={})
+
+
+@pytest.mark.parametrize(
+    "slip",
+    [
+        "soperator_stack",
+        "soperator-stak",
+        "soperator-stacks",
+        "Soperator-Stack",
+        " soperator-stack",
+    ],
+)
+def test_a_namespace_that_is_nearly_ours_is_refused(slip: str, config: dict[str, Any]) -> None:
+    """A budget or policy under it would have no effect, and nobody would say so."""
+    values = {**namespaced(config), f"{slip}:policy": {"max_usd_per_month": 1}}
+    with pytest.raises(StackError) as caught:
+        load_config(values, "demo")
+    message = f"unknown namespace '{slip}'; write 'soperator-stack:policy'"
+    assert caught.value.problems == (f"demo.{slip}:policy: {message}",)
 
 
 def test_the_keys_that_pulumi_writes_beside_the_configuration_are_ignored(

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
 MOST_FILES = 400
-MOST_LINES = 95_111
+MOST_LINES = 95_116
 MOST_CHILDREN = 12
 
 
