@@ -530,8 +530,9 @@ def test_a_login_node_without_slurm_python_or_room_is_told_with_what_to_ask_for(
     rc, programs = f"{plain.home}/.bashrc", f"{plain.home}/programs"
     with ExitStack() as undo:
         plain.as_root(
-            f"cp -p {rc} {rc}.kept; mkdir {programs}; ln -s /usr/bin/* /usr/sbin/* {programs}/ "
-            f"2>/dev/null || true; echo export PATH={programs} > {rc}"
+            f"cp -p {rc} {rc}.kept; mkdir {programs}; for folder in ${{PATH//:/ }}; do "
+            f"ln -s $folder/* {programs}/ 2>/dev/null || true; done; "  # the first of a name stays
+            f"echo export PATH={programs} > {rc}"
         )
         undo.callback(plain.as_root, f"mv {rc}.kept {rc}; rm -r {programs}")
         plain.as_root(f"rm {programs}/python3*")
