@@ -41,11 +41,14 @@ from stacks.files import read_bytes
 from stacks.spec import StackSpec
 
 # Unpacked aside and renamed, so a release is always whole. A folder that was never live may be what
-# a killed `pulumi up` left half copied: it is made anew.
+# a killed `pulumi up` left half copied: it is made anew. Two laptops of one user send one after the
+# other: each would take away what the other unpacks.
 _INSTALL = """
 set -eu
 mkdir -p {folder}/releases
 cd {folder}
+exec 9>> .install.lock
+flock 9
 if [ ! -e releases/{hash}.whole ]; then
   rm -rf releases/{hash}.part releases/{hash}
   mkdir releases/{hash}.part

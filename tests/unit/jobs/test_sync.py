@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,21 @@ def test_what_is_sent_lies_whole_under_its_hash_and_is_live_for_nobody_else(tmp_
     assert content(tmp_path / "releases" / release) == FILES
     assert (tmp_path / "releases" / f"{release}.whole").exists()
     assert not (tmp_path / "current").exists()
+
+
+def test_two_laptops_of_one_user_send_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each took away what the other unpacked: the release then counted as whole and was not."""
+    tar = tmp_path / "bin" / "tar"
+    tar.parent.mkdir()
+    other = "flock -n .install.lock touch was_not_locked"
+    tar.write_text(f'#!/bin/sh\n{other}\nPATH=${{PATH#*:}} exec tar "$@"\n')
+    tar.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tar.parent}:{os.environ['PATH']}")
+    release = send(tmp_path / "code", FILES)
+    assert content(tmp_path / "code" / "releases" / release) == FILES
+    assert not (tmp_path / "code" / "was_not_locked").exists()
 
 
 def test_an_older_release_stays_and_is_not_sent_a_second_time(tmp_path: Path) -> None:
