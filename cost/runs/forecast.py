@@ -20,9 +20,8 @@ from typing import Final
 from cost.report.layout import rounded
 from cost.resources.estimate import RunRates
 from cost.run_record import Kind, Outcome, RunRecord
-from cost.runs.ledger import Entry
+from cost.runs.ledger import Entry, actuals
 from cost.runs.recipes import max_steps
-from cost.runs.spend import actuals
 from cost.traced import decimal, named
 from stacks.machines import nodeset_of
 from stacks.schedule import slurm_seconds

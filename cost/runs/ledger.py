@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -97,6 +97,8 @@ class ActualEntry:
     """Id of the array that it is a task of; None for a job that is none."""
     num_tasks: int = 1
     """More than one where tasks that never started were cancelled together, under one id."""
+    account: Text = ""
+    """Slurm account; empty where Slurm keeps none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,39 @@ _KINDS: Final[Mapping[str, type[Entry]]] = {
     "actual": ActualEntry,
     "override": OverrideEntry,
 }
+
+
+JobKey = tuple[str, str]
+"""Cluster and job id."""
+
+
+def actuals(entries: Sequence[Entry]) -> dict[JobKey, ActualEntry]:
+    """The newest word on each job that ended."""
+    return {(e.cluster, e.job_id): e for e in entries if isinstance(e, ActualEntry)}
+
+
+def forecasts(entries: Sequence[Entry]) -> dict[JobKey, ForecastEntry]:
+    """The forecast of each job that was submitted."""
+    return {(e.cluster, e.job_id): e for e in entries if isinstance(e, ForecastEntry)}
+
+
+def open_parts(entries: Sequence[Entry]) -> dict[JobKey, Decimal]:
+    """The part, up to 1, of each forecast whose jobs have not ended; those that have are left out.
+
+    Of an array every task that ended counts, in whatever order: the one with its id is no last one.
+    """
+    ended = actuals(entries)
+    tasks: dict[JobKey, int] = {}
+    for entry in ended.values():
+        if entry.array_id is not None:
+            key = (entry.cluster, entry.array_id)
+            tasks[key] = tasks.get(key, 0) + entry.num_tasks
+    found: dict[JobKey, Decimal] = {}
+    for key, entry in forecasts(entries).items():
+        num_ended = tasks.get(key, 0) if entry.num_tasks > 1 else int(key in ended)
+        if num_ended < entry.num_tasks:
+            found[key] = Decimal(entry.num_tasks - num_ended) / entry.num_tasks
+    return found
 
 
 def encode(entry: Entry) -> str:

@@ -2,9 +2,7 @@
 
 A node belongs to the jobs on it: one job alone pays the whole node, jobs that share one split it by
 their dominant share (CPUs or GPUs), and a node without a job is idle. Jobs, idle nodes, control
-plane and storage add up to the bill of the period. Of a budget, spent is what finished jobs cost
-inside the calendar month (UTC); reserved is the forecast of every job whose end the ledger does not
-know yet, of an array the part of its tasks that have none.
+plane and storage add up to the bill of the period. What a budget has left is budget.py's.
 """
 
 from __future__ import annotations
@@ -14,23 +12,36 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Final
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
 
 from cost.report.layout import (
     Format,
     Report,
     Table,
     exact_money,
+    headed,
     money,
     number,
     render_report,
     usd_text,
 )
 from cost.resources.estimate import RunRates
-from cost.runs.ledger import ActualEntry, Entry, ForecastEntry, Occupancy, OverrideEntry
+from cost.runs.ledger import (
+    ActualEntry,
+    Entry,
+    ForecastEntry,
+    JobKey,
+    Occupancy,
+    OverrideEntry,
+    actuals,
+    forecasts,
+)
 from stacks.machines import nodeset_of
-from stacks.spec.cost import BudgetSpec
 from stacks.spec.nodes import WorkerSpec
+
+if TYPE_CHECKING:
+    from cost.runs.budget import MonthBudget
 
 _ZERO: Final = Decimal(0)
 _SECONDS_PER_HOUR: Final = Decimal(3600)
@@ -56,6 +67,14 @@ class JobUse:
     """Id of the array that it is a task of; None for a job that is none."""
     num_tasks: int = 1
     """More than one where tasks that never started stand under one id."""
+    account: str = ""
+    """Slurm account; empty where Slurm keeps none."""
+    num_nodes: int = 0
+    """Nodes that it asks for, each task of an array; known of the queue alone, as what follows."""
+    limit_s: int | None = None
+    """Seconds of a run after which Slurm ends it; None: never."""
+    is_held: bool = False
+    """Whether it waits for its user to let it go."""
 
     @property
     def forecast_key(self) -> tuple[str, str]:
@@ -128,7 +147,7 @@ def spend(rates: RunRates, uses: Sequence[JobUse], *, since: datetime, until: da
     is_attached = rates.spec.attached is not None
     least_weight = Decimal(1) if is_attached else _ZERO
     stays, foreign = _stays(rates, uses, since, until)
-    period_s = _seconds(until - since)
+    period_s = span_s(until - since)
     job_seconds: dict[tuple[int, str], Decimal] = defaultdict(Decimal)
     idle_usd = idle_hours = extra_usd = extra_disk_usd = _ZERO
     for name, worker in workers.items():
@@ -202,10 +221,10 @@ def _stays(
                     continue
                 stays[node].append(
                     _Stay(
-                        start_s=_seconds(start - since),
-                        end_s=_seconds(end - since),
+                        start_s=span_s(start - since),
+                        end_s=span_s(end - since),
                         job=index,
-                        weight=_dominant_share(use, worker),
+                        weight=dominant_share(use, worker),
                     )
                 )
     return stays, tuple(sorted(foreign))
@@ -287,7 +306,7 @@ def _job(
     return JobSpend(use=use, node_hours=node_hours, nodes_usd=usd, is_whole=is_whole)
 
 
-def _dominant_share(use: JobUse, worker: WorkerSpec) -> Decimal:
+def dominant_share(use: JobUse, worker: WorkerSpec) -> Decimal:
     """The larger of the job's shares of a node's CPUs and GPUs; above 0, so that all pay."""
     gpus, vcpus = worker.gpus, worker.vcpus
     return max(
@@ -296,133 +315,26 @@ def _dominant_share(use: JobUse, worker: WorkerSpec) -> Decimal:
     )
 
 
-def _seconds(span: timedelta) -> Decimal:
+def span_s(span: timedelta) -> Decimal:
     return Decimal(span // timedelta(microseconds=1)) / 1_000_000
 
 
-# Longer forecasts reach into this month anyway, and timedelta has an end.
-_LONGEST_HOURS: Final = Decimal(24 * 366)
-JobKey = tuple[str, str]
-"""Cluster and job id."""
+class By(StrEnum):
+    """What spend can be summed by; fields of `Charge`."""
 
+    USER = "user"
+    ACCOUNT = "account"
+    JOB = "job"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonthBudget:
-    """The budget of one stack in one month, US dollars."""
-
-    month: str
-    """YYYY-MM."""
-    budget_usd: Decimal
-    spent_usd: Decimal
-    reserved_usd: Decimal
-    num_unknown: int
-    """Jobs of the month that count for nothing: no forecast and no end, or no price."""
-
-    @property
-    def left_usd(self) -> Decimal:
-        """What another job may cost; below 0 when the month is over its budget."""
-        return self.budget_usd - self.spent_usd - self.reserved_usd
-
-    def __str__(self) -> str:
-        """The month in one line."""
-        unknown = f"; {self.num_unknown} jobs not counted" if self.num_unknown else ""
-        return (
-            f"budget {self.month}: {usd_text(self.left_usd)} left of {usd_text(self.budget_usd)} "
-            f"({usd_text(self.spent_usd)} spent, {usd_text(self.reserved_usd)} reserved by "
-            f"forecasts{unknown})"
-        )
-
-    def refusal(self, job: str, forecast_usd: Decimal) -> str | None:
-        """Why a job of this forecast is not submitted, and what to do; None when it fits."""
-        if forecast_usd <= self.left_usd:
-            return None
-        return (
-            f"{job}: the forecast of {usd_text(forecast_usd)} is more than what is left: {self}; "
-            "use fewer nodes or epochs, raise budget.usd_per_month in the stack, wait for the next "
-            "month, or submit with --force, which the ledger records"
-        )
-
-
-def month_budget(budget: BudgetSpec, entries: Sequence[Entry], now: datetime) -> MonthBudget:
-    """The month of `now`, from the ledger's entries."""
-    start, end = month_of(now)
-    ended = actuals(entries)
-    spent, reserved, num_unknown = _ZERO, _ZERO, 0
-    for actual in ended.values():
-        part = _part_in(actual, start, end)
-        if part > 0 and actual.nodes_usd is None:
-            num_unknown += 1
-        spent += part * (actual.nodes_usd or _ZERO)
-    expected = forecasts(entries)
-    for key, part in open_parts(entries).items():
-        entry = expected[key]
-        if not _reaches(entry, start):
-            continue
-        num_unknown += entry.nodes_usd is None
-        reserved += part * (entry.nodes_usd or _ZERO)
-    return MonthBudget(
-        month=f"{start:%Y-%m}",
-        budget_usd=budget.usd_per_month,
-        spent_usd=spent,
-        reserved_usd=reserved,
-        num_unknown=num_unknown,
-    )
+    def of(self, use: JobUse) -> str:
+        """The name that the job is summed under."""
+        return use.name if self is By.JOB else str(getattr(use, self))
 
 
 def month_of(moment: datetime) -> tuple[datetime, datetime]:
     """First moment of the calendar month, and of the next one."""
     start = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return start, (start + timedelta(days=32)).replace(day=1)
-
-
-def actuals(entries: Sequence[Entry]) -> dict[JobKey, ActualEntry]:
-    """The newest word on each job that ended."""
-    return {(e.cluster, e.job_id): e for e in entries if isinstance(e, ActualEntry)}
-
-
-def forecasts(entries: Sequence[Entry]) -> dict[JobKey, ForecastEntry]:
-    """The forecast of each job that was submitted."""
-    return {(e.cluster, e.job_id): e for e in entries if isinstance(e, ForecastEntry)}
-
-
-def open_parts(entries: Sequence[Entry]) -> dict[JobKey, Decimal]:
-    """The part, up to 1, of each forecast whose jobs have not ended; those that have are left out.
-
-    Of an array every task that ended counts, in whatever order: the one with its id is no last one.
-    """
-    ended = actuals(entries)
-    tasks: dict[JobKey, int] = {}
-    for entry in ended.values():
-        if entry.array_id is not None:
-            key = (entry.cluster, entry.array_id)
-            tasks[key] = tasks.get(key, 0) + entry.num_tasks
-    found: dict[JobKey, Decimal] = {}
-    for key, entry in forecasts(entries).items():
-        num_ended = tasks.get(key, 0) if entry.num_tasks > 1 else int(key in ended)
-        if num_ended < entry.num_tasks:
-            found[key] = Decimal(entry.num_tasks - num_ended) / entry.num_tasks
-    return found
-
-
-def _part_in(actual: ActualEntry, start: datetime, end: datetime) -> Decimal:
-    """The part of the job's node time that lies inside the month, 0 to 1."""
-    whole = inside = _ZERO
-    for run in actual.runs:
-        ended = run.ended_at or run.started_at
-        num_nodes = len(run.nodes)
-        whole += num_nodes * _round_seconds(ended - run.started_at)
-        inside += num_nodes * _round_seconds(min(ended, end) - max(run.started_at, start))
-    return inside / whole if whole else _ZERO
-
-
-def _reaches(entry: ForecastEntry, start: datetime) -> bool:
-    """Whether the job was submitted in this month, or its forecast runs into it."""
-    hours = min(entry.hours or _ZERO, _LONGEST_HOURS)
-    return entry.at + timedelta(seconds=int(hours * 3600)) >= start
-
-
-def _round_seconds(span: timedelta) -> Decimal:
-    return max(_ZERO, Decimal(span // timedelta(seconds=1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -509,6 +421,7 @@ _CSV_JOB: Final = (
     "job",
     "job_id",
     "user",
+    "account",
     "partition",
     "state",
     "node_hours",
@@ -519,9 +432,19 @@ _CSV_JOB: Final = (
 _CSV_COLUMNS: Final = ("stack", "since", "until", "kind", "name", *_CSV_JOB[1:])
 
 
-def render_spend(report: SpendReport, format: Format = Format.TABLE) -> str:
-    """The report in the format, ending in a newline."""
+def render_spend(report: SpendReport, format: Format = Format.TABLE, by: By | None = None) -> str:
+    """The report in the format, ending in a newline; `by`: the sums of its jobs alone."""
     spend = report.spend
+    if by is not None:
+        sums = _sums(report, by)
+        found = Report(
+            heading=report.heading,
+            tables=(_sums_table(report, by, sums),),
+            notes=tuple(_notes(report)),
+            data=lambda: {**_plain_head(report), "by": by.value, "groups": sums},
+            rows=lambda: headed(sums),
+        )
+        return render_report(found, format)
     tables = [_where(spend)]
     if report.rows:
         tables += [
@@ -537,6 +460,48 @@ def render_spend(report: SpendReport, format: Format = Format.TABLE) -> str:
         rows=lambda: _csv_rows(report),
     )
     return render_report(found, format)
+
+
+def _sums(report: SpendReport, by: By) -> list[dict[str, object]]:
+    """A row for each user, account or job name: jobs of the period, and what is reserved now."""
+    spend, month = report.spend, report.budget
+    jobs = grouped(spend.jobs, by.of)
+    names = list(jobs)
+    if month is not None:
+        others = {getattr(each, by) for each in month.charges if not each.is_spent}
+        names += sorted(others - jobs.keys())
+    return [
+        {
+            by.value: name,
+            "num_jobs": len(own := jobs.get(name, ())),
+            "node_hours": number(sum((job.node_hours for job in own), _ZERO)),
+            "nodes_usd": exact_money(total_usd(own)),
+            "num_unpriced": sum(job.nodes_usd is None for job in own),
+            "reserved_usd": None if month is None else exact_money(month.reserved_by(by, name)),
+        }
+        for name in names
+    ]
+
+
+def _sums_table(report: SpendReport, by: By, sums: Sequence[Mapping[str, object]]) -> Table:
+    jobs = grouped(report.spend.jobs, by.of)
+    month, whole = report.budget, report.spend.jobs_usd
+    rows = [
+        (
+            str(row[by]) or "-",
+            str(row["num_jobs"]),
+            f"{sum((job.node_hours for job in jobs.get(str(row[by]), ())), _ZERO):,.3f}",
+            _usd_of(jobs.get(str(row[by]), ())),
+            _share(total_usd(jobs.get(str(row[by]), ())), whole),
+            "" if month is None else usd_text(month.reserved_by(by, str(row[by]))),
+        )
+        for row in sums
+    ]
+    return Table(
+        title=f"Jobs by {by}",
+        headings=(by.capitalize(), "Jobs", "Node-hours", "USD", "Share", "Reserved"),
+        rows=tuple(rows),
+    )
 
 
 def parts(spend: Spend) -> tuple[tuple[str, Decimal], ...]:
@@ -640,7 +605,7 @@ def _notes(report: SpendReport) -> list[str]:
     return notes if report.budget is None else [*notes, f"{str(report.budget).capitalize()}."]
 
 
-def _plain(report: SpendReport) -> dict[str, object]:
+def _plain_head(report: SpendReport) -> dict[str, object]:
     spend, budget = report.spend, report.budget
     return {
         "schema_version": SCHEMA_VERSION,
@@ -650,15 +615,6 @@ def _plain(report: SpendReport) -> dict[str, object]:
         "bill_usd": exact_money(spend.bill_usd),
         "is_lower_bound": spend.is_lower_bound,
         "jobs_usd": exact_money(spend.jobs_usd),
-        "idle_usd": exact_money(spend.idle_usd),
-        "idle_node_hours": number(spend.idle_node_hours),
-        "idle_share": number(spend.idle_share),
-        "control_plane_usd": exact_money(spend.control_plane_usd),
-        "storage_usd": exact_money(spend.storage_usd),
-        "padding_usd": exact_money(report.padding_usd),
-        "jobs": [_plain_job(row) for row in report.rows],
-        "users": _plain_groups(spend, lambda use: use.user),
-        "partitions": _plain_groups(spend, lambda use: use.partition),
         "budget": None
         if budget is None
         else {
@@ -669,6 +625,24 @@ def _plain(report: SpendReport) -> dict[str, object]:
             "left_usd": exact_money(budget.left_usd),
             "num_unknown": budget.num_unknown,
         },
+        "notes": list(report.notes),
+    }
+
+
+def _plain(report: SpendReport) -> dict[str, object]:
+    spend = report.spend
+    return {
+        **_plain_head(report),
+        "idle_usd": exact_money(spend.idle_usd),
+        "idle_node_hours": number(spend.idle_node_hours),
+        "idle_share": number(spend.idle_share),
+        "control_plane_usd": exact_money(spend.control_plane_usd),
+        "storage_usd": exact_money(spend.storage_usd),
+        "padding_usd": exact_money(report.padding_usd),
+        "jobs": [_plain_job(row) for row in report.rows],
+        "users": _plain_groups(spend, lambda use: use.user),
+        "accounts": _plain_groups(spend, lambda use: use.account),
+        "partitions": _plain_groups(spend, lambda use: use.partition),
         "overrides": [
             {
                 "at": entry.at.isoformat(),
@@ -680,7 +654,6 @@ def _plain(report: SpendReport) -> dict[str, object]:
             }
             for entry in report.overrides
         ],
-        "notes": list(report.notes),
     }
 
 
@@ -690,6 +663,7 @@ def _plain_job(row: JobRow) -> dict[str, object]:
         "job": use.name,
         "job_id": use.job_id,
         "user": use.user,
+        "account": use.account,
         "partition": use.partition,
         "state": use.state,
         "node_hours": number(row.job.node_hours),
@@ -715,7 +689,7 @@ def _csv_rows(report: SpendReport) -> Iterator[Sequence[object]]:
         values = _plain_job(row)
         yield (*period, "job", *(values[name] for name in _CSV_JOB))
     for name, usd in parts(spend)[1:]:
-        yield (*period, "part", name, *[None] * 5, exact_money(usd), None, None)
+        yield (*period, "part", name, *[None] * 6, exact_money(usd), None, None)
 
 
 def _share(usd: Decimal, whole: Decimal) -> str:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from infra.clients.pulumi import StackOutputs
     from infra.clients.slurm import Job
     from infra.clients.ssh import Connection, Tunnel
+    from infra.jobs.ledger import JobLedger
     from infra.jobs.server import ServerAddress
     from infra.operate.sessions import Endpoint
     from stacks.spec import StackSpec
@@ -187,6 +188,13 @@ def node_watch(stack: str) -> Callable[[Job], None]:
     return NodeWatch(declared, cache(lambda: kube_client(stack)), note).look
 
 
+def books(stack: str) -> Callable[[], JobLedger]:
+    """What opens the ledger of the stack."""
+    from infra.jobs.ledger import open_ledger
+
+    return lambda: open_ledger(spec(stack), state_root(), note)
+
+
 def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:
     """A connection to the stack's login node; jobs of submissions cut off are put back first.
 
@@ -197,7 +205,7 @@ def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:
 
     connection = Connection(outputs.endpoint(key_of(outputs, identity)))
     if outputs.user != ROOT or not outputs.users:
-        recover(state_root(), connection, outputs, note)
+        recover(state_root(), connection, outputs, note, books(outputs.stack))
     return connection
 
 

@@ -17,6 +17,7 @@ from cost.runs.ledger import Occupancy
 from cost.runs.spend import JobUse
 from infra.clients.errors import JobsError, UnknownJobError, last_words
 from stacks.machines import expand_nodes
+from stacks.schedule import slurm_seconds
 
 if TYPE_CHECKING:
     from infra.clients.ssh import Result
@@ -39,12 +40,14 @@ def sbatch_command(
     nodes: Sequence[str] = (),
     array: str | None = None,
     comment: str | None = None,
+    hold: bool = False,
     test_only: bool = False,
 ) -> str:
     """The shell command that submits `script`; `args` go to the job's module.
 
     `after`: ids whose success it needs, as Slurm takes them: `11` or `11:12`. `nodes`: what it must
-    run on; none: what Slurm chooses. `array`: tasks of the script's array; None: all.
+    run on; none: what Slurm chooses. `array`: tasks of the script's array; None: all. `hold`: it
+    waits for `release`.
     """
     options = ["--test-only"] if test_only else ["--parsable"]
     if after is not None:
@@ -56,6 +59,8 @@ def sbatch_command(
         options.append(f"--array={array}")
     if comment is not None:
         options.append(f"--comment={comment}")
+    if hold:
+        options.append("--hold")
     if export:
         options.append(f"--export={','.join(['ALL', *export])}")
     return shlex.join(["sbatch", *options, script, *args])
@@ -113,6 +118,13 @@ def cancel(shell: Shell, ids: Sequence[str]) -> None:
     result = shell.run(shlex.join(["scancel", *(job_id(each) for each in ids)]))
     if not result.ok:
         raise refused("scancel", result)
+
+
+def release(shell: Shell, wanted: str) -> None:
+    """Lets a job go that was submitted with `hold`."""
+    result = shell.run(shlex.join(["scontrol", "release", job_id(wanted)]))
+    if not result.ok:
+        raise refused("scontrol release", result)
 
 
 def job_id(text: str) -> str:
@@ -340,8 +352,11 @@ def _present(text: str) -> str | None:
     return None if text.strip() in _ABSENT else text.strip()
 
 
-_SACCT_USE = "JobIDRaw,JobID,JobName,User,Partition,State,Start,End,AllocCPUS,AllocTRES,NodeList"
-_QUEUE_USE = "%A|%i|%u|%P|%T|%S|%e|%C|%b|%N|%j"
+_SACCT_USE = (
+    "JobIDRaw,JobID,JobName,User,Account,Partition,State,Start,End,AllocCPUS,AllocTRES,NodeList"
+)
+_QUEUE_USE = "%A|%i|%u|%a|%P|%T|%S|%e|%C|%b|%N|%D|%l|%r|%j"
+_HELD = "JobHeldUser"
 _SEPARATOR = "--"
 _TASK = re.compile(r"(\d+)_(?:(\d+)|\[([^\]%]*)(?:%\d+)?\])")
 """`12_3`, or `12_[0-3,5%2]` of tasks that did not start."""
@@ -353,9 +368,16 @@ class Accounted:
     """Jobs of one cluster by id, and whether their history is kept there."""
 
     uses: tuple[JobUse, ...]
-    queued: tuple[JobUse, ...] = ()
-    """Jobs that run or wait now, also those that were never eligible and are in no period."""
+    queue: tuple[JobUse, ...] = ()
+    """Jobs that run or wait, and such as ended minutes ago; also those that are in no period."""
     has_accounting: bool
+    is_private: bool = False
+    """Whether Slurm shows its users their own jobs alone."""
+
+    @property
+    def queued(self) -> tuple[JobUse, ...]:
+        """Jobs that run or wait now."""
+        return tuple(each for each in self.queue if not each.is_finished)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,6 +387,7 @@ class _Row:
     job_id: str
     name: str
     user: str
+    account: str
     partition: str
     state: str
     started_at: datetime | None
@@ -374,6 +397,9 @@ class _Row:
     array_id: str | None
     num_tasks: int
     gpus_per_node: int = 0
+    num_nodes: int = 0
+    limit_s: int | None = None
+    is_held: bool = False
 
 
 def uses(
@@ -384,24 +410,27 @@ def uses(
     until: datetime,
     ids: Sequence[str] = (),
     mine: bool = False,
+    account: str | None = None,
 ) -> Accounted:
     """Jobs that Slurm knows from the period, and those of `ids` whenever they were; one round trip.
 
-    `mine`: those of the user that the shell is of.
-
-    Jobs that never became eligible are in no period, so open forecasts are asked for by id.
+    `mine`: those of the user that the shell is of; else those of the account, whoever submitted
+    them, or all. Jobs that never became eligible are in no period, so open forecasts are asked for
+    by id.
     """
-    me, whose = ("--me ", '--user="$(id -un)"') if mine else ("", "--allusers")
+    whose = '--user="$(id -un)"' if mine else "--allusers"
+    if account is not None and not mine:
+        whose += f" --accounts={shlex.quote(account)}"
     command = (
         f"sacct {whose} --duplicates --noheader --parsable2 --allocations --format={_SACCT_USE}"
     )
     asked = [f"{command} --starttime={_slurm_time(since)} --endtime={_slurm_time(until)}"]
     if ids:
         asked.append(f"{command} --jobs={','.join(job_id(each) for each in ids)}")
-    # --all: also jobs in partitions that are hidden from others.
-    queue = f"squeue {me}--all --noheader --states=all --format={shlex.quote(_QUEUE_USE)}"
+    private = "" if account is None else " scontrol show config | grep '^PrivateData .*jobs' >&2;"
     result = shell.run(
-        f"export TZ=UTC0 SLURM_BITSTR_LEN=0; {queue} && echo {_SEPARATOR} && {' && '.join(asked)}"
+        f"export TZ=UTC0 SLURM_BITSTR_LEN=0;{private} {_squeue_use(mine, account)} && "
+        f"echo {_SEPARATOR} && {' && '.join(asked)}"
     )
     queued, separator, accounted = result.stdout.rpartition(f"{_SEPARATOR}\n")
     has_accounting = _OFF not in result.stderr
@@ -412,13 +441,36 @@ def uses(
     in_queue = squeue_rows(queued)
     rows = sacct_rows(accounted) if has_accounting else in_queue
     # Accounting may be late by seconds; the queue knows best what is not over.
-    queued_rows = [row for row in in_queue if row.state in ACTIVE_STATES]
-    active = {row.job_id for row in queued_rows}
+    active = {row.job_id for row in in_queue if row.state in ACTIVE_STATES}
+    found = _joined(rows, active, cluster)
+    runs = {use.job_id: use.runs for use in found}
     return Accounted(
-        uses=_joined(rows, active, cluster),
-        queued=_joined(queued_rows, active, cluster),
+        uses=found,
+        # Accounting knows the earlier runs of a job that was queued again.
+        queue=tuple(
+            replace(use, runs=max(use.runs, runs.get(use.job_id, ()), key=len))
+            for use in _joined(in_queue, active, cluster)
+        ),
         has_accounting=has_accounting,
+        is_private="PrivateData" in result.stderr,
     )
+
+
+def queue(
+    shell: Shell, cluster: str, *, mine: bool = False, account: str | None = None
+) -> tuple[JobUse, ...]:
+    """`Accounted.queue` alone, for which nobody asks the accounting."""
+    result = shell.run(f"export TZ=UTC0 SLURM_BITSTR_LEN=0; {_squeue_use(mine, account)}")
+    if not result.ok:
+        raise refused("squeue", result)
+    rows = squeue_rows(result.stdout)
+    return _joined(rows, {row.job_id for row in rows if row.state in ACTIVE_STATES}, cluster)
+
+
+def _squeue_use(mine: bool, account: str | None) -> str:
+    me = "--me " if mine else "" if account is None else f"--account={shlex.quote(account)} "
+    # --all: also jobs in partitions that are hidden from others.
+    return f"squeue {me}--all --noheader --states=all --format={shlex.quote(_QUEUE_USE)}"
 
 
 def sacct_rows(output: str) -> tuple[_Row, ...]:
@@ -429,8 +481,8 @@ def sacct_rows(output: str) -> tuple[_Row, ...]:
             continue
         job_id, _, rest = line.partition("|")
         task, _, rest = rest.partition("|")
-        fields = rest.rsplit("|", 8)
-        if len(fields) != 9:
+        fields = rest.rsplit("|", 9)
+        if len(fields) != 10:
             raise JobsError(f"sacct printed {line!r}, which is not {_SACCT_USE!r}")
         *texts, cpus, tres, nodes = fields
         found = re.search(r"(?:^|,)gres/gpu=(\d+)", tres)
@@ -446,20 +498,28 @@ def squeue_rows(output: str) -> tuple[_Row, ...]:
     for line in output.splitlines():
         if not line.strip():
             continue
-        fields = line.split("|", 10)
-        if len(fields) != 11:
+        fields = line.split("|", 14)
+        if len(fields) != 15:
             raise JobsError(f"squeue printed {line!r}, which is not {_QUEUE_USE!r}")
-        job_id, task, *texts, cpus, gres, nodes, name = fields
+        job_id, task, *texts, cpus, gres, nodes, num_nodes, limit, reason, name = fields
         found = re.search(r"\bgpu(?::[^:,=]+)?[:=](\d+)", gres)
-        row = _row(job_id, task, [name, *texts], nodes, cpus)
-        gpus = int(found.group(1)) if found and row.nodes else 0
-        rows.append(replace(row, gpus_per_node=gpus))
+        row = _row(job_id, task, [name, *texts], nodes, cpus, num_nodes=int(num_nodes or 0))
+        rows.append(
+            replace(
+                row,
+                gpus_per_node=int(found.group(1)) if found else 0,
+                limit_s=slurm_seconds(limit),
+                is_held=reason == _HELD and row.state == "PENDING",
+            )
+        )
     return tuple(rows)
 
 
-def _row(job_id: str, task: str, texts: Sequence[str], nodes: str, cpus: str) -> _Row:
-    """A row without its GPUs; `texts` are name, user, partition, state, start and end."""
-    name, user, partition, state, start, end = texts
+def _row(
+    job_id: str, task: str, texts: Sequence[str], nodes: str, cpus: str, *, num_nodes: int = 0
+) -> _Row:
+    """A row without its GPUs; `texts` are name, user, account, partition, state, start and end."""
+    name, user, account, partition, state, start, end = texts
     on = expand(nodes)
     # sacct prints `CANCELLED by 0`.
     word = state.split()[0] if state.split() else state
@@ -468,15 +528,17 @@ def _row(job_id: str, task: str, texts: Sequence[str], nodes: str, cpus: str) ->
         job_id=job_id.strip(),
         name=name,
         user=user,
+        account="" if account == "(null)" else account,
         partition=partition,
         state=word,
         started_at=_time(start),
         # The queue shows when a running job would end at the latest.
         ended_at=None if word in ACTIVE_STATES - {"REQUEUED"} else _time(end),
         nodes=on,
-        cpus_per_node=int(cpus or 0) // max(1, len(on)),
+        cpus_per_node=int(cpus or 0) // max(1, len(on), num_nodes),
         array_id=array_id,
         num_tasks=num_tasks,
+        num_nodes=num_nodes,
     )
 
 
@@ -513,6 +575,7 @@ def _joined(rows: Iterable[_Row], active: set[str], cluster: str) -> tuple[JobUs
                 job_id=job_id,
                 name=last.name,
                 user=last.user,
+                account=last.account,
                 partition=last.partition,
                 state=last.state,
                 is_finished=last.state not in ACTIVE_STATES and job_id not in active,
@@ -530,6 +593,9 @@ def _joined(rows: Iterable[_Row], active: set[str], cluster: str) -> tuple[JobUs
                 gpus_per_node=max(row.gpus_per_node for row in lives),
                 array_id=last.array_id,
                 num_tasks=last.num_tasks,
+                num_nodes=last.num_nodes,
+                limit_s=last.limit_s,
+                is_held=last.is_held,
             )
         )
     return tuple(sorted(found, key=lambda use: (len(use.job_id), use.job_id)))

@@ -1,7 +1,8 @@
 """Money of jobs: rates and ledger, what is spent and reserved, whether a budget has room.
 
 The ledger is `<state>/runs/<stack>/ledger.jsonl`; ended jobs are settled from what Slurm accounts.
-Amounts are computed in cost/.
+Between members Slurm's own queue is the ledger: a job is submitted held, and let go once the jobs
+that were there before it leave it room. Amounts are computed in cost/.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 from cost.report.layout import rounded, small_usd_text
 from cost.resources.estimate import RunRates, estimate, run_rates
 from cost.run_record import RunRecord
+from cost.runs.budget import Charge, MonthBudget, month_budget, queue_charge
 from cost.runs.forecast import Forecast, UnknownRun, forecast, learned
 from cost.runs.ledger import (
     FILE_NAME,
@@ -26,19 +29,11 @@ from cost.runs.ledger import (
     LedgerError,
     OpenLedger,
     OverrideEntry,
-)
-from cost.runs.spend import (
-    JobUse,
-    MonthBudget,
-    SpendReport,
     actuals,
     forecasts,
-    month_budget,
-    month_of,
     open_parts,
-    spend,
-    spend_report,
 )
+from cost.runs.spend import JobUse, SpendReport, month_of, spend, spend_report
 from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Accounted, Shell
@@ -62,10 +57,22 @@ class JobLedger:
         """What the job is going to take with these settings."""
         return forecast(job, self.rates, self.records, sets)
 
-    def month(self, entries: Sequence[Entry], now: datetime) -> MonthBudget | None:
+    def month(
+        self, entries: Sequence[Entry], now: datetime, queue: Sequence[Charge] = ()
+    ) -> MonthBudget | None:
         """The budget's month; None where the stack declares no budget."""
         budget = self.spec.budget
-        return None if budget is None else month_budget(budget, entries, now)
+        return None if budget is None else month_budget(budget, entries, now, queue)
+
+    @property
+    def account(self) -> str | None:
+        """Whose jobs are this stack's on a cluster that others run; None there: the user's own."""
+        return None if self.spec.attached is None else self.spec.charge.account
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the user's own jobs alone are this stack's."""
+        return self.spec.attached is not None and self.account is None
 
 
 def open_ledger(spec: StackSpec, state: Path, log: Callable[[str], object]) -> JobLedger:
@@ -127,6 +134,7 @@ def settle(
             padding_percent=_padding(use, ledger, before),
             array_id=use.array_id,
             num_tasks=use.num_tasks,
+            account=use.account,
         )
         if before is None or replace(entry, at=before.at) != before:
             new.append(entry)
@@ -153,7 +161,8 @@ def settle_from(
         since=since,
         until=now,
         ids=sorted({*wanted, *ids}, key=int),
-        mine=ledger.spec.attached is not None,
+        mine=ledger.is_alone,
+        account=ledger.account,
     )
     settle(opened, accounted, ledger, since=since, now=now)
     return accounted
@@ -180,6 +189,12 @@ def _padding(use: JobUse, ledger: JobLedger, before: ActualEntry | None) -> Deci
 
 
 Entries = tuple[Entry, ...]
+Admit = Callable[[str], None]
+"""Lets the held job of this id go, or takes it back and raises OverBudgetError."""
+
+
+class OverBudgetError(JobsError):
+    """A job that was taken back before it could start, as the budget has no room for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,27 +212,40 @@ class BudgetRequest:
     num_tasks: int = 1
     """Tasks of an array that the run is of all together."""
 
+    @property
+    def usd(self) -> Decimal | None:
+        """What the budget holds it to: its forecast, else its time limit; None without a price."""
+        return held_usd(self.run)
+
+    @property
+    def basis(self) -> str:
+        """Where that is from."""
+        return _basis(is_known=isinstance(self.run, Forecast))
+
 
 def submit_within_budget(
     ledger: JobLedger,
     shell: Shell,
     request: BudgetRequest,
-    submit: Callable[[Entries], Submission],
+    submit: Callable[[Entries, Admit | None], Submission],
     *,
     log: Callable[[str], None],
 ) -> Submission:
     """The submission that `submit` makes; refused where the forecast is more than what is left.
 
-    `submit` gets what the ledger gets once the job has its number.
+    `submit` gets what the ledger gets once the job has its number, and what decides about the new
+    job that it submits held; None: it is not held.
     """
     with ledger.file.locked() as opened:
-        over = None
+        over, admit, forecast_line = None, None, _forecast_entry(request)
         if ledger.spec.budget is not None:
             over = _over_budget(ledger, opened, shell, request, log)
-        entries: Entries = (_forecast_entry(request),)
+            if not request.force and request.usd is not None:
+                admit = partial(decide, ledger, opened, shell, forecast_line)
+        entries: Entries = (forecast_line,)
         if over is not None:
             entries = (*entries, _override_entry(request, over))
-        submission = submit(entries)
+        submission = submit(entries, admit)
         try:
             write_down(opened, entries, submission.job_id)
         except LedgerError as error:
@@ -226,6 +254,15 @@ def submit_within_budget(
                 f"and the next command of {submission.stack} puts it there"
             ) from error
     return submission
+
+
+def held_usd(run: Forecast | UnknownRun) -> Decimal | None:
+    """US dollars that a budget holds a run to."""
+    return run.nodes_usd if isinstance(run, Forecast) else run.at_most_usd
+
+
+def _basis(*, is_known: bool) -> str:
+    return "the forecast" if is_known else "the cost up to the time limit"
 
 
 def write_down(opened: OpenLedger, entries: Entries, job_id: str) -> bool:
@@ -240,19 +277,25 @@ def write_down(opened: OpenLedger, entries: Entries, job_id: str) -> bool:
 
 def budget_lines(ledger: JobLedger, run: Forecast | UnknownRun, now: datetime) -> tuple[str, ...]:
     """What the budget would say to the run, from the ledger as it is; nothing without a budget."""
-    usd = run.nodes_usd if isinstance(run, Forecast) else None
-    return lines_together(ledger, run.job, usd, now)
+    return lines_together(
+        ledger, run.job, held_usd(run), now, basis=_basis(is_known=isinstance(run, Forecast))
+    )
 
 
 def lines_together(
-    ledger: JobLedger, what: str, usd: Decimal | None, now: datetime
+    ledger: JobLedger,
+    what: str,
+    usd: Decimal | None,
+    now: datetime,
+    *,
+    basis: str = "the forecast",
 ) -> tuple[str, ...]:
     """What the budget would say to jobs that cost this together; nothing without a budget."""
     content = ledger.file.read()
     month = ledger.month(content.entries, now)
     if month is None:
         return content.problems
-    refusal = None if usd is None else month.refusal(what, usd)
+    refusal = None if usd is None else month.refusal(what, usd, basis=basis)
     return (*content.problems, str(month), *([] if refusal is None else [f"refused: {refusal}"]))
 
 
@@ -286,15 +329,64 @@ def _settled(
     log: Callable[[str], None],
 ) -> MonthBudget | None:
     """The month after every end that the cluster knows is written down; None without a budget."""
+    queue: tuple[JobUse, ...] = ()
     try:
         since = month_of(now)[0]
-        settle_from(opened, shell, ledger, cluster=cluster, since=since, now=now)
+        accounted = settle_from(opened, shell, ledger, cluster=cluster, since=since, now=now)
+        queue = accounted.queue
+        if accounted.is_private:
+            log(PRIVATE)
     except JobsError as error:
         log(f"accounting does not answer ({error}); the budget is checked by the ledger alone")
     content = opened.read()
     for problem in content.problems:
         log(problem)
-    return ledger.month(content.entries, now)
+    charges = [queue_charge(ledger.rates, use, now) for use in queue]
+    return ledger.month(content.entries, now, charges)
+
+
+def decide(
+    ledger: JobLedger,
+    opened: OpenLedger,
+    shell: Shell,
+    entry: ForecastEntry,
+    job_id: str,
+) -> None:
+    """Lets a held job go where it fits beside all that Slurm took before it, else takes it back.
+
+    slurmctld numbers jobs one after the other, so of those that are decided at once the last one
+    sees all others: together they never pass the budget, whoever decides first. Of jobs that ended
+    since the ledger was settled the queue knows for minutes (MinJobAge).
+    """
+    now = datetime.now(UTC)
+    queue = slurm.queue(shell, entry.cluster, mine=ledger.is_alone, account=ledger.account)
+    own = [use for use in queue if use.forecast_key[1] == job_id]
+    if not any(use.is_held for use in own):
+        return
+    others = [
+        use
+        for use in queue
+        if use not in own and not (use.is_held and int(use.forecast_key[1]) > int(job_id))
+    ]
+    charges = [queue_charge(ledger.rates, use, now) for use in others]
+    month = ledger.month(opened.read().entries, now, charges)
+    usd = entry.nodes_usd
+    if usd is None:
+        limits = [queue_charge(ledger.rates, use, now).usd for use in own]
+        usd = None if None in limits else sum(filter(None, limits), Decimal(0))
+    refusal = None
+    if month is not None and usd is not None:
+        refusal = month.refusal(
+            entry.job,
+            usd,
+            user=own[0].user,
+            account=own[0].account,
+            basis=_basis(is_known=entry.nodes_usd is not None),
+        )
+    if refusal is not None:
+        slurm.cancel(shell, [job_id])
+        raise OverBudgetError(f"{refusal}; job {job_id} was taken back before it could start")
+    slurm.release(shell, job_id)
 
 
 def _over_budget(
@@ -308,9 +400,11 @@ def _over_budget(
     month = _settled(ledger, opened, shell, cluster=request.cluster, now=request.now, log=log)
     if month is None:
         return None
-    if not isinstance(request.run, Forecast) or request.run.nodes_usd is None:
+    if request.usd is None:
         log(f"{request.run.job}: its cost is not known, so the budget does not hold it back")
-    refusal = _refusal(request.run, month)
+    refusal = None
+    if request.usd is not None:
+        refusal = month.refusal(request.run.job, request.usd, basis=request.basis)
     if refusal is not None and not request.force:
         raise JobsError(refusal)
     log(str(month))
@@ -318,12 +412,6 @@ def _over_budget(
         return None
     log(f"{request.run.job}: submitted over the budget with --force; the ledger says so")
     return month
-
-
-def _refusal(run: Forecast | UnknownRun, month: MonthBudget) -> str | None:
-    if not isinstance(run, Forecast) or run.nodes_usd is None:
-        return None
-    return month.refusal(run.job, run.nodes_usd)
 
 
 def _forecast_entry(request: BudgetRequest) -> ForecastEntry:
@@ -343,21 +431,23 @@ def _forecast_entry(request: BudgetRequest) -> ForecastEntry:
 
 
 def _override_entry(request: BudgetRequest, month: MonthBudget) -> OverrideEntry:
-    run = request.run
-    assert isinstance(run, Forecast)
-    assert run.nodes_usd is not None
+    assert request.usd is not None
     return OverrideEntry(
         at=request.now,
-        job=run.job,
+        job=request.run.job,
         job_id="",
         cluster=request.cluster,
         user=request.user,
-        forecast_usd=plain(run.nodes_usd),
+        forecast_usd=plain(request.usd),
         left_usd=plain(month.left_usd),
         budget_usd=month.budget_usd,
     )
 
 
+PRIVATE = (
+    "Slurm shows this user the own jobs alone (PrivateData=jobs): what other members spend and "
+    "reserve is not in these sums; ask the administrators to take jobs out of PrivateData"
+)
 # Slurm forgets a job that nothing was written down about at its submission, but not so soon.
 _LOOK_BACK = timedelta(days=31)
 
@@ -384,7 +474,10 @@ def report_of_cluster(
         )
     seen = frozenset((use.cluster, use.job_id) for use in accounted.uses)
     uses = (*accounted.uses, *uses_of(content.entries, but=seen))
-    return _report(ledger, content, uses, notes, since=since, until=until, now=now)
+    if accounted.is_private:
+        notes.append(PRIVATE)
+    charges = [queue_charge(ledger.rates, use, now) for use in accounted.queue]
+    return _report(ledger, content, uses, notes, charges, since=since, until=until, now=now)
 
 
 def report_of_ledger(
@@ -445,6 +538,7 @@ def uses_of(entries: Sequence[Entry], *, but: frozenset[tuple[str, str]]) -> tup
             runs=entry.runs,
             array_id=entry.array_id,
             num_tasks=entry.num_tasks,
+            account=entry.account,
         )
         for key, entry in actuals(entries).items()
         if key not in but
@@ -456,6 +550,7 @@ def _report(
     content: Content,
     uses: Sequence[JobUse],
     notes: Sequence[str],
+    queue: Sequence[Charge] = (),
     *,
     since: datetime,
     until: datetime,
@@ -466,7 +561,7 @@ def _report(
         spend(ledger.rates, inside, since=since, until=until),
         content.entries,
         heading=ledger.spec.bill_heading,
-        budget=ledger.month(content.entries, now),
+        budget=ledger.month(content.entries, now, queue),
         notes=(*content.problems, *notes),
     )
 

@@ -16,8 +16,9 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
+from cost.runs.ledger import actuals
 from cost.runs.searches import SearchCost, search_cost
-from cost.runs.spend import actuals, spend
+from cost.runs.spend import spend
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import ACTIVE_STATES, Shell, refused

@@ -2,8 +2,8 @@
 
 submit_once.sh decides on the login node, under a lock and by an idempotency key; a call whose
 answer was lost is repeated. Its record of the submission stays in the user's folder there until
-history and ledger here have it: `recover` reads what a killed command left. Recipes, plans and data
-are recipes.py's, money is ledger.py's.
+history and ledger here have it: `recover` reads what a killed command left, and decides of a job
+that waits held for the budget. Recipes, plans and data are recipes.py's, money is ledger.py's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ from getpass import getuser
 from pathlib import Path
 from typing import Final
 
-from cost.runs.ledger import FILE_NAME, Entry, Ledger, LedgerError, decode, encode
+from cost.runs.ledger import (
+    FILE_NAME,
+    Entry,
+    ForecastEntry,
+    Ledger,
+    LedgerError,
+    decode,
+    encode,
+)
 from infra import files
 from infra.clients import slurm
 from infra.clients.errors import JobsError, last_words
@@ -35,7 +43,16 @@ from infra.clients.slurm import Shell, dependency, refused, sbatch_command
 from infra.clients.ssh import Connection, ConnectionLostError, Result, reopen
 from infra.jobs import history, recipes, transfer
 from infra.jobs.history import EquivalentJobs, Submission, oldest_id, submission_from
-from infra.jobs.ledger import BudgetRequest, Entries, JobLedger, submit_within_budget, write_down
+from infra.jobs.ledger import (
+    Admit,
+    BudgetRequest,
+    Entries,
+    JobLedger,
+    OverBudgetError,
+    decide,
+    submit_within_budget,
+    write_down,
+)
 from infra.jobs.recipes import Request, TaskFiles, environment, job_args, plan_name
 from infra.render.delivery import hash_files
 from infra.render.names import shell_file
@@ -47,6 +64,7 @@ _MOST_BYTES: Final = 128 * 1024 - 1
 """sshd gives the command to a shell as one argument: execve(2), MAX_ARG_STRLEN with its end."""
 _MOST_RECORD_BYTES, _MOST_RECORDS = 65536, 1000
 """Of records of submissions, which are read from a login node that may be hostile."""
+Books = Callable[[], JobLedger]
 _PATIENCE_S: Final = 20.0
 """For a lost connection: signals wait until the submission is decided."""
 _MOST_CALLS: Final = 3
@@ -127,7 +145,8 @@ class Submitter:
         planned = self._planned(request, after=after, reproduces=reproduces)
         key = planned.idempotency_key
 
-        def submit_now(entries: Entries) -> Submission:
+        def submit_now(entries: Entries, admit: Admit | None) -> Submission:
+            is_held = admit is not None
             try:
                 made = sbatch_once(
                     self.connection,
@@ -142,10 +161,16 @@ class Submitter:
                         for each in request.tasks.values()
                     ],
                     oldest=oldest,
-                    record=_record(self.state, planned, entries),
+                    hold=is_held,
+                    record=_record(self.state, planned, entries, is_held=is_held),
                     log=self.log,
                 )
                 queued(made.job_id)
+                if admit is not None:
+                    admit(made.job_id)
+            except OverBudgetError:
+                self._forget(planned)
+                raise
             except AlreadyQueuedError as same:
                 self.log(f"{same}; it is taken")
                 made = same.submission
@@ -161,9 +186,12 @@ class Submitter:
             num_tasks=len(request.tasks),
         )
         made = submit_within_budget(self.ledger, self.connection, budget, submit_now, log=self.log)
+        self._forget(planned)
+        return Submitted(submission=made, is_equivalent=made.idempotency_key != key)
+
+    def _forget(self, planned: Submission) -> None:
         with contextlib.suppress(JobsError):  # the next command does it
             self.connection.run(_script(self.outputs, "forget", planned))
-        return Submitted(submission=made, is_equivalent=made.idempotency_key != key)
 
     def dry_run(self, request: Request, *, after: str | None = None) -> str:
         """The sbatch of `submit` with its variables, and the script; nothing is queued."""
@@ -247,6 +275,7 @@ def sbatch_once(
     array: str | None = None,
     reads: Sequence[tuple[str, ...]] = (),
     oldest: int | None = None,
+    hold: bool = False,
     record: bytes = b"",
     log: Callable[[str], None] = lambda _line: None,
 ) -> Submission:
@@ -254,8 +283,8 @@ def sbatch_once(
 
     `nodes`: what it must run on; `array`: which tasks; None: all. `reads`: groups of paths; one of
     each must be there, unless it waits for a job that may make it. `oldest`: a job of equal inputs
-    with this id or a later one, which runs or waits, is raised instead. `record`: what the cluster
-    keeps of the submission until `forget`.
+    with this id or a later one, which runs or waits, is raised instead. `hold`: it waits to be let
+    go. `record`: what the cluster keeps of the submission until `forget`.
     """
     job, tasks = planned.job, tasks or {}
     plans = dict.fromkeys(each.plan for each in tasks.values() if each.plan is not None)
@@ -267,6 +296,7 @@ def sbatch_once(
         nodes=nodes,
         array=array,
         comment=planned.idempotency_key,
+        hold=hold,
     )
     script = _script(
         outputs,
@@ -349,10 +379,10 @@ def _script(
     return f"bash -c {shlex.quote(chr(10).join(words))} submit_once"
 
 
-def _record(state: Path, planned: Submission, entries: Entries) -> bytes:
+def _record(state: Path, planned: Submission, entries: Entries, *, is_held: bool = False) -> bytes:
     """What the cluster keeps of the submission: a line under this machine's seal."""
-    values = {"submission": asdict(planned), "entries": [encode(entry) for entry in entries]}
-    text = json.dumps(values)
+    lines = [encode(entry) for entry in entries]
+    text = json.dumps({"submission": asdict(planned), "entries": lines, "is_held": is_held})
     path = _seal_path(state, planned.stack)
     if not path.exists():
         files.write(path, secrets.token_bytes(32), mode=0o600)
@@ -361,15 +391,18 @@ def _record(state: Path, planned: Submission, entries: Entries) -> bytes:
 
 def _records(
     state: Path, shell: Shell, outputs: StackOutputs
-) -> list[tuple[Submission, tuple[Entry, ...]]]:
-    """Submissions of this machine that the cluster has a record of; others have another seal."""
+) -> list[tuple[Submission, tuple[Entry, ...], bool]]:
+    """Submissions of this machine that the cluster has a record of; others have another seal.
+
+    With what the ledger gets, and whether the job was submitted held.
+    """
     path = _seal_path(state, outputs.stack)
     if not path.exists():
         return []
     result = shell.run(_script(outputs, "records"))
     if not result.ok:
         raise refused("records of submissions", result)
-    found: list[tuple[Submission, tuple[Entry, ...]]] = []
+    found: list[tuple[Submission, tuple[Entry, ...], bool]] = []
     for line in result.stdout.split("\n", _MOST_RECORDS)[:_MOST_RECORDS]:
         seal, _, text = line.partition(" ")
         if len(line) > _MOST_RECORD_BYTES or not hmac.compare_digest(
@@ -379,7 +412,8 @@ def _records(
         values = json.loads(text)
         made = submission_from(values["submission"])
         if made is not None and made.stack == outputs.stack:
-            found.append((made, tuple(decode(entry) for entry in values["entries"])))
+            entries = tuple(decode(entry) for entry in values["entries"])
+            found.append((made, entries, values.get("is_held", False)))
     return found
 
 
@@ -393,21 +427,30 @@ def _seal(path: Path, text: str) -> str:
 
 @contextmanager
 def alone(
-    state: Path, connection: Connection, outputs: StackOutputs, log: Callable[[str], None]
+    state: Path,
+    connection: Connection,
+    outputs: StackOutputs,
+    log: Callable[[str], None],
+    books: Books | None = None,
 ) -> Generator[None]:
     """No other process of this state folder submits to the stack in the block.
 
-    What a killed one submitted is written down first; JobsError where nobody knows of it.
+    What a killed one submitted is written down first; JobsError where nobody knows of it. `books`:
+    opens the ledger by whose budget one that waits held is decided; None leaves it.
     """
     with _locked(state, outputs.stack, log):
         for path in history.damaged(state, outputs.stack):
             log(f"{path}: damaged, so its job may be submitted once more; remove it")
-        _recover(state, connection, outputs, log)
+        _recover(state, connection, outputs, log, books)
         yield
 
 
 def recover(
-    state: Path, connection: Connection, outputs: StackOutputs, log: Callable[[str], None]
+    state: Path,
+    connection: Connection,
+    outputs: StackOutputs,
+    log: Callable[[str], None],
+    books: Books | None = None,
 ) -> None:
     """Writes down what a killed command submitted, unless one is on its way or nobody answers.
 
@@ -416,18 +459,34 @@ def recover(
     with contextlib.suppress(JobsError, LedgerError, BlockingIOError):
         if _records(state, connection, outputs):
             with _locked(state, outputs.stack, None):
-                _recover(state, connection, outputs, log)
+                _recover(state, connection, outputs, log, books)
 
 
-def _recover(state: Path, shell: Shell, outputs: StackOutputs, log: Callable[[str], None]) -> None:
+def _recover(
+    state: Path,
+    shell: Shell,
+    outputs: StackOutputs,
+    log: Callable[[str], None],
+    books: Books | None,
+) -> None:
     cluster = outputs.login_host_key
     here = history.submissions(state, outputs.stack, cluster)
     by_key = {each.idempotency_key: each for each in here}
-    for planned, entries in _records(state, shell, outputs):
+    for planned, entries, is_held in _records(state, shell, outputs):
         # Ids start again on a cluster that was made anew, and its jobs are gone.
         if planned.cluster == cluster:
             known = by_key.get(planned.idempotency_key)
             made = known or _looked_up(shell, outputs, planned)
+            if is_held and known is None and made is not None:
+                if books is None:
+                    continue
+                expected = next(each for each in entries if isinstance(each, ForecastEntry))
+                try:
+                    with (ledger := books()).file.locked() as opened:
+                        decide(ledger, opened, shell, expected, made.job_id)
+                except OverBudgetError as over:
+                    log(f"{over}; the command that submitted it was cut off")
+                    made = None
             if made is not None:
                 if known is None:
                     history.remember(state, made, is_new=False)

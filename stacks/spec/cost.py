@@ -122,7 +122,11 @@ class BudgetSpec:
     """US dollars that the jobs of this stack may cost in a calendar month (UTC)."""
 
     usd_per_month: Decimal
-    """US dollars a month."""
+    """US dollars a month, of all members together."""
+    usd_per_user: Decimal | None = None
+    """US dollars a month of each user's jobs."""
+    usd_per_account: Decimal | None = None
+    """US dollars a month of each Slurm account's jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

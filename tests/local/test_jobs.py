@@ -637,12 +637,12 @@ def test_a_submission_is_forecast_held_to_the_budget_and_settled(
             books,
             connection,
             asking,
-            lambda _entries: start(cluster, connection, "probe"),
+            lambda _entries, _admit: start(cluster, connection, "probe"),
             log=said.append,
         )
 
     first = ask()
-    assert said[-1].endswith("$0.00 reserved by forecasts)")
+    assert said[-1].endswith("$0.00 reserved)")
     before = slurm.recent(connection, days=1)
     with pytest.raises(JobsError, match=r"\$4\.57 is more than what is left: .*\$4\.57 reserved"):
         ask()

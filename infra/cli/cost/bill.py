@@ -32,7 +32,7 @@ from cost.prices.price import PriceBookError
 from cost.report.explanation import render_explanation
 from cost.report.layout import Format, Report, csv_text, page, render_report
 from cost.runs.invoice import Invoice, read_invoice
-from cost.runs.spend import month_of, render_spend
+from cost.runs.spend import By, month_of, render_spend
 from infra.cli import context
 from infra.cli.context import IdentityOption, OutputOption, StackOption, moment, put, share
 from infra.cli.output import comparing, exit_code, note
@@ -315,6 +315,9 @@ def spend(
     tolerance: Annotated[
         float, typer.Option(metavar="PERCENT", min=0, help="With --invoice: what agrees.")
     ] = 2.0,
+    by: Annotated[
+        By | None, typer.Option(help="The sums of jobs alone, of each of these, dearest first.")
+    ] = None,
     identity: IdentityOption = None,
     format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
     output: OutputOption = None,
@@ -349,7 +352,7 @@ def spend(
                     ledger, connection, cluster=cluster, since=first, until=last, now=now
                 )
         if billed is None:
-            put(render_spend(report, format), output)
+            put(render_spend(report, format, by), output)
             return
         from cost.resources.estimate import estimate
         from cost.runs.reconcile import reconcile, render_reconciliation

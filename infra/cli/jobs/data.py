@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from cost.prices.price import PriceBookError
-from cost.runs.ledger import FILE_NAME, Ledger, LedgerError
-from cost.runs.spend import actuals
+from cost.runs.ledger import FILE_NAME, Ledger, LedgerError, actuals
 from infra.cli import context, output
 from infra.cli.context import IdentityOption, StackOption
 from infra.cli.output import Format

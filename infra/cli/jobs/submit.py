@@ -94,7 +94,8 @@ def prepare(
 @contextmanager
 def alone(connection: Connection, outputs: StackOutputs) -> Generator[None]:
     """No other command of this state folder submits to the stack in the block."""
-    with submitting.alone(context.state_root(), connection, outputs, output.note):
+    books = context.books(outputs.stack)
+    with submitting.alone(context.state_root(), connection, outputs, output.note, books):
         yield
 
 

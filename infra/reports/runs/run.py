@@ -21,9 +21,8 @@ from cost.report.layout import small_usd_text
 from cost.resources.estimate import RunRates
 from cost.run_record import RunRecord, load_run_records
 from cost.runs.forecast import SECONDS_PER_HOUR
-from cost.runs.ledger import ActualEntry, Entry, LineError, VersionError, decode
+from cost.runs.ledger import ActualEntry, Entry, LineError, VersionError, actuals, decode
 from cost.runs.recipes import recipe_of, with_settings
-from cost.runs.spend import actuals
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Shell
 from infra.jobs import history

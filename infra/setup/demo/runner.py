@@ -145,7 +145,9 @@ class Runner:
 
     def alone(self) -> AbstractContextManager[None]:
         """Nothing else submits in it, and the job of a run that was killed is written down."""
-        return submitting.alone(self.state, self.connection, self.outputs, self.say)
+        return submitting.alone(
+            self.state, self.connection, self.outputs, self.say, lambda: self._submitter.ledger
+        )
 
     def submit(self, job: JobSpec, sets: tuple[str, ...], after: str | None = None) -> Submission:
         """Submits the job, in `alone`."""

@@ -17,7 +17,7 @@ NOW = datetime(2026, 11, 21, 18, tzinfo=UTC)
 BOOT = (
     "Configuration data as of 2026-11-21T18:00:00\nBOOT_TIME               = 2026-11-20T08:00:00\n"
 )
-SACCT = "{0}|{0}|{1}|{2}|{3}|{4}|{5}|{6}|8|billing=8,cpu=8,gres/gpu=1,node=1|worker-0\n"
+SACCT = "{0}|{0}|{1}|{2}|red|{3}|{4}|{5}|{6}|8|billing=8,cpu=8,gres/gpu=1,node=1|worker-0\n"
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def done(number: str, end: str, *, user: str = "root", partition: str = "main") 
 
 
 def queued(number: str, name: str, state: str, *, user: str = "root") -> str:
-    return f"{number}|{number}|{user}|main|{state}|N/A|N/A|8|N/A||{name}"
+    return f"{number}|{number}|{user}|red|main|{state}|N/A|N/A|8|N/A||1|1:00|None|{name}"
 
 
 def seen(

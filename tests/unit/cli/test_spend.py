@@ -47,6 +47,8 @@ class Cluster:
             said = "sbatch: Job 12 to start at 2026-11-21T08:00:00"
             shown = f"releases/0123\n{SCRIPT}"
             return Ran(command=command, exit_code=0, stdout=shown, stderr=said)
+        if "squeue" in command and "sacct" not in command:
+            return Ran(command=command, exit_code=0, stdout="", stderr="")
         if "squeue" in command and "submit_once sbatch" not in command:
             off = "Slurm accounting storage is disabled\n"
             return Ran(command=command, exit_code=1, stdout="--\n", stderr=off)
@@ -258,8 +260,8 @@ def test_pulling_a_job_writes_its_cost_down(
 ) -> None:
     start = NOW - timedelta(minutes=10)
     row = (
-        f"12|12|root|main|COMPLETED|{start:%Y-%m-%dT%H:%M:%S}|{NOW:%Y-%m-%dT%H:%M:%S}|2|N/A|"
-        "worker-[0-1]|finetune\n--\n"
+        f"12|12|root|(null)|main|COMPLETED|{start:%Y-%m-%dT%H:%M:%S}|{NOW:%Y-%m-%dT%H:%M:%S}|2|N/A|"
+        "worker-[0-1]|2|1:00|None|finetune\n--\n"
     )
     shown = "JobId=12 JobName=finetune JobState=COMPLETED ExitCode=0:0 NodeList=worker-[0-1]"
 

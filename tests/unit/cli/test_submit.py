@@ -32,6 +32,11 @@ SEARCH = SearchSpec(
 )
 
 
+def held(job_id: str) -> str:
+    """The queue's row of a job that waits to be let go."""
+    return f"{job_id}|{job_id}|ann|red|main|PENDING|N/A|N/A|1|N/A||1|1:00|JobHeldUser|job\n"
+
+
 class Cluster:
     """A login node that numbers what is submitted; jobs stay in the queue."""
 
@@ -40,6 +45,7 @@ class Cluster:
         self.sent: list[str] = []
         self.results = ""
         self.queue = ""
+        self.released: list[str] = []
 
     def __enter__(self) -> Cluster:
         return self
@@ -61,8 +67,12 @@ class Cluster:
             text = f"JobId={number} JobName={name} JobState=PENDING Reason=None ExitCode=0:0\n"
         elif command == "bash -s":
             text = self.results
-        elif "squeue" in command:
+        elif "squeue" in command and "sacct" in command:
             text = f"{self.queue}--\n"
+        elif "scontrol release" in command:
+            self.released.append(command.split()[-1])
+        elif "JobHeldUser" not in self.queue and command.startswith("export TZ=UTC0"):
+            text = held(f"{11 + len(self.sent)}")
         return Ran(command=command, exit_code=0, stdout=text, stderr="")
 
 

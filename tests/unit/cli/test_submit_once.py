@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from cost.runs.ledger import FILE_NAME, Ledger, OpenLedger
-from cost.runs.spend import forecasts
+from cost.runs.ledger import FILE_NAME, Ledger, OpenLedger, forecasts
 from infra.cli.main import app
 from infra.clients.pulumi import StackOutputs
 from infra.jobs import history
@@ -119,6 +118,7 @@ def test_a_job_whose_number_never_came_back_is_found_by_the_next_submission(
     ids = [str(12 + index) for index in range(len(names))]
     assert (machine.known(), machine.booked()) == (ids, ids)
     assert records(node) == []
+    assert list(node.folder.glob("held.*")) == [], "the stack has a budget, which has room"
 
 
 def unreachable() -> None:

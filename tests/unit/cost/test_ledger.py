@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost.runs.budget import month_budget
 from cost.runs.ledger import Entry, Ledger, LedgerError, LineError, OverrideEntry, decode, encode
-from cost.runs.spend import month_budget
 from stacks.spec.cost import BudgetSpec
 from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at, forecast_entry
 
@@ -267,5 +267,5 @@ def test_a_forecast_that_fits_exactly_is_not_refused_and_one_cent_more_is():
     refusal = month.refusal("finetune", Decimal("40.01"))
     assert refusal is not None
     assert "finetune: the forecast of $40.01 is more than what is left" in refusal
-    assert "$40.00 left of $100.00 ($0.00 spent, $60.00 reserved by forecasts)" in refusal
+    assert "$40.00 left of $100.00 ($0.00 spent, $60.00 reserved)" in refusal
     assert "--force" in refusal

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 
 from cost.report.layout import WIDTH, Format
 from cost.resources.estimate import RunRates
+from cost.runs.budget import month_budget, queue_charge
 from cost.runs.ledger import Entry, Occupancy
 from cost.runs.spend import (
+    By,
     JobUse,
     Spend,
     SpendReport,
     grouped,
-    month_budget,
     parts,
     render_spend,
     spend,
@@ -251,6 +252,41 @@ def test_the_json_adds_up_and_names_users_and_partitions(rates: RunRates):
     of_users, of_partitions = table.split("\nUsers")[1].split("\nPartitions")
     assert re.findall("anna|bob|main|long", of_users) == ["anna", "bob"]
     assert re.findall("anna|bob|main|long", of_partitions)[:2] == ["main", "long"]
+
+
+@pytest.mark.parametrize(
+    ("by", "names"),
+    [
+        (By.USER, ["anna", "bob", "carl"]),
+        (By.ACCOUNT, ["red", "blue", "grey"]),
+        (By.JOB, ["finetune", "=cmd|x", "serve"]),
+    ],
+)
+def test_the_sums_of_jobs_by_each_of_these_hold_what_is_spent_and_reserved(
+    by: By, names: list[str], rates: RunRates
+) -> None:
+    """Two hours on four nodes, one on a node; carl's job waits, for an hour on a node at most."""
+    found = day(
+        rates,
+        use("1", at(8), at(10), FOUR, account="red"),
+        use("2", at(11), at(12), ["worker-4"], name="=cmd|x", user="bob", account="blue"),
+    )
+    waits = use("3", at(12), None, (), name="serve", user="carl", account="grey", state="PENDING")
+    waits = replace(waits, runs=(), num_nodes=1, limit_s=3600)
+    month = month_budget(
+        BudgetSpec(usd_per_month=Decimal(100)), (), at(12), [queue_charge(rates, waits, at(12))]
+    )
+    made = spend_report(found, (), heading=None, budget=month, notes=())
+    plain = json.loads(render_spend(made, Format.JSON, by))
+    assert [(plain["by"], each[by]) for each in plain["groups"]] == [(by, name) for name in names]
+    usd = [Decimal(each["nodes_usd"]) for each in plain["groups"]]
+    assert usd == [8 * NODE, NODE, 0]
+    assert sum(usd) == Decimal(plain["jobs_usd"])
+    assert [Decimal(each["reserved_usd"]) for each in plain["groups"]] == [0, 0, NODE]
+    for each in (Format.TABLE, Format.MARKDOWN, Format.CSV):
+        text = render_spend(made, each, by)
+        assert all(name in text for name in names if name.isalpha())
+    assert re.search(r"\$36\.55 +88\.9 %", render_spend(made, Format.TABLE, by))
 
 
 @pytest.mark.feature("S002-72")

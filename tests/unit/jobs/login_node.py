@@ -23,6 +23,7 @@ for word in "$@"; do case $word in
   --comment=*) comment=${word#--comment=} ;;
   jobs/*) name=${word#jobs/} ;;
 esac; done
+case "$*" in *--hold*) touch "$NODE/held.$((12 + $(wc -l < "$NODE/queue")))" ;; esac
 flock -n "$CODE/.submit.lock" true && touch "$NODE/was_not_locked"
 [ ! -e "$NODE/refuses" ] || { cat "$NODE/refuses" >&2; exit 1; }
 number=$((12 + $(wc -l < "$NODE/queue")))
@@ -35,11 +36,16 @@ echo "$number"
 """
 _SQUEUE = """
 case "$*" in
+  *%l\\|%r*) for held in "$NODE"/held.*; do
+    id=${held##*.}
+    [ ! -e "$held" ] || echo "$id|$id|ann|red|main|PENDING|N/A|N/A|1|N/A||1|1:00|JobHeldUser|job"
+  done ;;
   *%F\\|%k*) awk -F'|' '{print $1 "|" $4}' "$NODE/queue" ;;
   *%A\\|%j*) awk -F'|' '{print $1 "|" $2 "|" $3 "|0:00|N/A|N/A|(null)|(None)"}' "$NODE/queue" ;;
 esac
 """
 _SCONTROL = """
+[ "$1" != release ] || { rm "$NODE/held.$2"; exit; }
 awk -F'|' -v id="$4" '$1 == id {print "JobId=" $1 " JobName=" $2 " JobState=" $3 \
 " Reason=None ExitCode=0:0"; found = 1} END {exit !found}' "$NODE/queue" ||
 { echo "Invalid job id specified" >&2; exit 1; }

@@ -1,4 +1,7 @@
-"""Who held which nodes and when. The fixture is output of Debian's Slurm 22.05.8, as it came."""
+"""Who held which nodes and when. The fixture is output of Debian's Slurm 22.05.8, as it came.
+
+Account, nodes, limit and reason were added by hand as the same Slurm prints them in tests/local.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ def test_a_job_that_was_cancelled_before_its_start_is_over_and_held_nothing() ->
 
 
 def test_the_runs_of_a_preempted_job_are_one_job() -> None:
-    line = "8|8|train|anna|main|{}|2026-11-21T0{}:00:00|{}|2|cpu=2,gres/gpu=1,node=1|worker-{}\n"
+    line = "8|8|train|anna|red|main|{}|2026-11-21T0{}:00:00|{}|2|cpu=2,gres/gpu=1|worker-{}\n"
     rows = line.format("PREEMPTED", 1, "2026-11-21T02:00:00", 0) + line.format(
         "COMPLETED", 3, "2026-11-21T04:00:00", 1
     )
@@ -108,8 +111,9 @@ def test_a_task_names_its_array_and_those_that_never_started_are_counted(
     task: str, array_id: str | None, num_tasks: int
 ) -> None:
     times = "2026-11-21T01:00:00|2026-11-21T02:00:00"
-    rows = f"13|{task}|lr|anna|main|CANCELLED by 0|{times}|2|cpu=2,node=1|worker-0\n"
-    queue = f"13|{task}|anna|main|CANCELLED|{times.replace('02', '03')}|2|N/A|worker-0|lr\n"
+    rows = f"13|{task}|lr|anna|red|main|CANCELLED by 0|{times}|2|cpu=2,node=1|worker-0\n"
+    times = times.replace("02", "03")
+    queue = f"13|{task}|anna|red|main|CANCELLED|{times}|2|N/A|worker-0|1|1:00|None|lr\n"
     for output in (f"--\n{rows}", f"{queue}--\n"):
         off = {} if output.startswith("--") else {"stderr": OFF, "exit_code": 1}
         (job,) = asked(Recorded(stdout=output, **off)).uses

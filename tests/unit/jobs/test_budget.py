@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("public_key_file")
 EMPTY = "--\n"
 FOUR = tuple(f"worker-{number}" for number in range(4))
 ENDED = (
-    "--\n1|1|finetune|anna|main|COMPLETED|2026-11-10T08:00:00|2026-11-10T10:00:00|512|"
+    "--\n1|1|finetune|anna|red|main|COMPLETED|2026-11-10T08:00:00|2026-11-10T10:00:00|512|"
     "cpu=512,gres/gpu=8,node=4|worker-[0-3]\n"
 )
 """Two hours on four nodes of 4.5688 USD: 36.5504 USD."""
@@ -68,7 +68,7 @@ def ask(
     said: list[str] = []
     run = of.forecast(job_of(of.spec))
     asking = BudgetRequest(run=run, cluster=CLUSTER, now=at(12), user="anna", force=force)
-    submit_within_budget(of, shell, asking, lambda _entries: submit(), log=said.append)
+    submit_within_budget(of, shell, asking, lambda _entries, _admit: submit(), log=said.append)
     return said
 
 
@@ -79,9 +79,7 @@ def never() -> Submission:
 def test_a_job_that_fits_is_submitted_and_its_forecast_written_down(tmp_path: Path) -> None:
     of = books(tmp_path)
     said = ask(of, Recorded(stdout=EMPTY))
-    assert said == [
-        "budget 2026-11: $100.00 left of $100.00 ($0.00 spent, $0.00 reserved by forecasts)"
-    ]
+    assert said == ["budget 2026-11: $100.00 left of $100.00 ($0.00 spent, $0.00 reserved)"]
     (entry,) = of.file.read().entries
     assert isinstance(entry, ForecastEntry)
     assert (entry.job_id, entry.nodes_usd, entry.hours) == ("12", Decimal("36.550400"), 2)
@@ -129,7 +127,7 @@ def tasks(*states: str) -> str:
     times = "2026-11-10T{:02d}:00:00|2026-11-10T{:02d}:00:00|"
     parts = "512|cpu=512,gres/gpu=8,node=4|worker-[0-3]"
     rows = [
-        f"{20 if number + 1 == len(states) else 21 + number}|20_{number}|lr|anna|main|{state}|"
+        f"{20 if number + 1 == len(states) else 21 + number}|20_{number}|lr|anna|red|main|{state}|"
         + (
             times.format(6 + number, 7 + number) + parts
             if state == "COMPLETED"
@@ -165,7 +163,8 @@ def test_tasks_that_were_cancelled_before_they_started_free_all_that_they_reserv
 ) -> None:
     of = books(tmp_path, usd="1000")
     of.file.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
-    rest = "20|20_[1-2%1]|lr|anna|main|CANCELLED by 0|None|2026-11-10T09:00:00|512||None assigned\n"
+    ended = "CANCELLED by 0|None|2026-11-10T09:00:00|512||None assigned\n"
+    rest = f"20|20_[1-2%1]|lr|anna|red|main|{ended}"
     said = ask(of, Recorded(stdout=tasks("COMPLETED", "PENDING").partition("20|")[0] + rest))
     assert "($18.28 spent, $0.00 reserved" in said[-1]
 
@@ -182,16 +181,29 @@ def test_an_open_forecast_is_asked_for_by_its_id(tmp_path: Path) -> None:
     """A job that was cancelled before it could start is in no period of sacct."""
     of = books(tmp_path)
     of.file.append(forecast_entry("4", "80", at(8)))
-    cancelled = "--\n4|4|finetune|anna|main|CANCELLED|None|2026-11-10T08:30:17|2||None assigned\n"
+    cancelled = (
+        "--\n4|4|finetune|anna|red|main|CANCELLED|None|2026-11-10T08:30:17|2||None assigned\n"
+    )
     shell = Recorded(stdout=cancelled)
     said = ask(of, shell)
     assert shell.asked[0].endswith("--jobs=4")
     assert "$100.00 left" in said[-1]
 
 
+def test_a_run_of_unknown_hours_is_held_to_its_time_limit(tmp_path: Path) -> None:
+    """24 hours on four nodes; before, it was let through."""
+    of = books(tmp_path, "438")
+    of = replace(of, spec=replace(of.spec, runs=()), rates=replace(of.rates, spec=l40s(runs=())))
+    with pytest.raises(JobsError, match=r"finetune: the cost up to the time limit of \$438\.60 is"):
+        ask(of, Recorded(stdout=EMPTY), submit=never)
+
+
 def test_a_cost_that_is_not_known_is_let_through_with_a_note(tmp_path: Path) -> None:
     of = books(tmp_path, "1")
-    of = replace(of, spec=replace(of.spec, runs=()), rates=replace(of.rates, spec=l40s(runs=())))
+    unpriced = dict.fromkeys(of.rates.node_usd_per_hour)
+    spec = l40s(runs=())
+    rates = replace(of.rates, spec=spec, node_usd_per_hour=unpriced)
+    of = replace(of, spec=replace(of.spec, runs=()), rates=rates)
     said = ask(of, Recorded(stdout=EMPTY))
     assert said[0] == "finetune: its cost is not known, so the budget does not hold it back"
     (entry,) = of.file.read().entries
