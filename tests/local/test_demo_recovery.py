@@ -27,6 +27,7 @@ import pytest
 from infra.local import cloud
 from infra.local.cloud import EMULATOR, Cloud
 from infra.local.process import LocalError
+from infra.local.slurm.pod import SLURM_SETTING
 from infra.state import CHECKOUT, Cache, Ports, State
 from tests.ports import free_base, free_node_port
 
@@ -74,8 +75,12 @@ class Demo:
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
 
     def environ(self) -> dict[str, str]:
-        """The environment of a shell that was told nothing but where this stack lives."""
-        kept = {n: v for n, v in os.environ.items() if not n.startswith(STATE_VARIABLES)}
+        """The environment of a shell that was told nothing but where stack and Slurm live."""
+        kept = {
+            n: v
+            for n, v in os.environ.items()
+            if n == SLURM_SETTING or not n.startswith(STATE_VARIABLES)
+        }
         return {
             **kept,
             "PYTHONPATH": str(self.checkout),
