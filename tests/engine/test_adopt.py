@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def test_a_subnet_is_named_in_the_stack_file_and_its_comments_stay(
     before = path.read_text()
     network = made("nebius:vpc/v1:Network")
     subnet = made(SUBNET, network_id=network)
-    monkeypatch.setattr(verbs, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(verbs.pulumi, "run", partial(verbs.pulumi.run, root=tmp_path))
     status, text = adopt("subnet", subnet, "--stack", "local")
     assert status == 0, text
     after = path.read_text()
