@@ -164,6 +164,10 @@ def test_the_same_data_passes_and_a_run_without_a_hash_says_so(state: Path) -> N
     assert "its data is not checked" in told
 
 
+HELD = "12|12|ann|red|main|PENDING|N/A|N/A|1|N/A||1|1:00|JobHeldUser|job\n"
+"""What the queue has of job 12 until the budget lets it go."""
+
+
 class Cluster:
     """A login node with the run's data, that submits as job 12."""
 
@@ -180,6 +184,8 @@ class Cluster:
         said = "12\n"
         if "sha256sum" in command:
             said = f"{DATA_HASH}  /mnt/data\n"
+        elif "squeue" in command and "%r" in command:
+            said = HELD
         elif "squeue" in command and "submit_once sbatch" not in command:
             said = "--\n"
         elif "--test-only" in command:
