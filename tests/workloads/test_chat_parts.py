@@ -39,6 +39,8 @@ from workloads.chat.dialogue import (
 from workloads.chat.page import PageGuard, host_name
 from workloads.common.exit_codes import ConfigError, NotRunError
 from workloads.load.client import load_line, read_metrics
+from workloads.serve.metrics import ServeMetrics
+from workloads.serve.scheduler import Load
 
 URL = "http://127.0.0.1:7860/v1"
 PAIR = catalog(server_models(URL, {"data": [{"id": "base"}, {"id": "mine", "parent": "base"}]}))
@@ -289,6 +291,15 @@ def test_gpu_and_memory_are_read_from_our_page_and_less_from_vllm_s() -> None:
     )
     assert load_line(vllm) == "No GPU reported | 3 answering, 0 waiting | KV cache 25 % used"
     assert load_line(read_metrics("")) == "No GPU reported"
+
+
+def test_a_server_that_nobody_has_asked_yet_counts_no_request_rather_than_not_counting() -> None:
+    """Else a load test of a fresh server does not see whom else it serves meanwhile."""
+    load = Load(num_running=0, num_waiting=0, kv_used_tokens=0, kv_total_tokens=8)
+    assert read_metrics(ServeMetrics(lambda: load, lambda: 0).text().decode()).num_ended == 0
+    fresh_vllm = "# TYPE vllm:request_success_total counter\nvllm:num_requests_running 0.0\n"
+    assert read_metrics(fresh_vllm).num_ended == 0
+    assert read_metrics("vllm:num_requests_running 0.0\n").num_ended is None
 
 
 @pytest.mark.parametrize(

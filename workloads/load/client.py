@@ -142,6 +142,8 @@ def _read_key(path: Path) -> str:
         raise ConfigError(f"load.target.api_key_file: {path} cannot be read: {error}") from error
 
 
+_COUNTERS = ("serve_requests_total", "vllm:request_success_total")
+"""Requests that ended, by the server: a counter with labels has no sample before the first one."""
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _GPU = re.compile(r'gpu="([^"]*)"')
 _GIB = 2**30
@@ -171,7 +173,7 @@ class ServerLoad:
 
 def read_metrics(text: str) -> ServerLoad:
     """Return what the page says; lines that it should not have are passed over."""
-    sums: dict[str, float] = {}
+    sums = {name: 0.0 for name in _COUNTERS if f"# TYPE {name} counter\n" in text}
     gpus: dict[str, dict[str, float]] = {}
     for line in text.splitlines():
         found = _SAMPLE.match(line)
@@ -201,7 +203,7 @@ def read_metrics(text: str) -> ServerLoad:
         memory_bytes=sums.get("serve_memory_bytes"),
         num_running=sums.get("serve_running_requests", sums.get("vllm:num_requests_running")),
         num_waiting=sums.get("serve_waiting_requests", sums.get("vllm:num_requests_waiting")),
-        num_ended=sums.get("serve_requests_total", sums.get("vllm:request_success_total")),
+        num_ended=next((sums[name] for name in _COUNTERS if name in sums), None),
         kv_share=used / room if room and used is not None else sums.get("vllm:kv_cache_usage_perc"),
     )
 
