@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -62,11 +62,13 @@ class Team:
     def queued(self, fields: str) -> list[str]:
         return self.as_root(f"squeue --noheader --all --format={shlex.quote(fields)}").split()
 
-    def wait_until_all_ended(self, timeout_s: float) -> None:
-        # Accounting is late by seconds: it has to know each end too.
+    def wait_until_all_ended(self, timeout_s: float, ids: Collection[str] = ()) -> None:
+        # Accounting is late by seconds: it has to know each job, and each end, too.
         def is_over() -> bool:
-            states = {row[0] for row in self.rows("State")}
-            return not self.queued("%A") and not states & {"RUNNING", "PENDING", "COMPLETING"}
+            states = {row[0]: row[1] for row in self.rows("JobIDRaw,State")}
+            is_known = states.keys() >= set(ids)
+            active = {"RUNNING", "PENDING", "COMPLETING"} & set(states.values())
+            return is_known and not active and not self.queued("%A")
 
         self.stand.wait(is_over, "end of all jobs", timeout_s)
 
@@ -242,9 +244,9 @@ def measure(
     assert sorted(row[0] for row in admitted) == sorted(row.split("|")[0] for row in waiting)
     team.state("UP")
     second = at_once(laptops, count - count // 2)
-    team.wait_until_all_ended(timeout_s)
-    took_s = time.monotonic() - began_s
     rows = [row for row in (*first, *second) if isinstance(row, list)]
+    team.wait_until_all_ended(timeout_s, [row[0] for row in rows])
+    took_s = time.monotonic() - began_s
     refused = [row for row in (*first, *second) if not isinstance(row, list)]
     raw = team.rows("JobIDRaw,User,State,ElapsedRaw,Start,End")
     own = {row[0]: Decimal(row[3]) for row in raw}
