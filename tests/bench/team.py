@@ -25,7 +25,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from tests.local.slurm_stand import CLUSTER, Stand, running_stand
+from tests.local.slurm_stand import Stand, running_stand
 
 USERS = {"ann": 20011, "bob": 20012}
 ACCOUNT = "phys"
@@ -77,7 +77,6 @@ class Team:
 def running_team(folder: Path) -> Iterator[Team]:
     """Starts one; skips where this machine cannot."""
     from infra.render.login import teams_script
-    from infra.render.values.slurm_cluster import slurm_cluster_values
     from stacks.load import KEY_FILE_VARIABLE, load_stack
     from stacks.spec.slurm import AccountSpec
 
@@ -89,11 +88,7 @@ def running_team(folder: Path) -> Iterator[Team]:
     account = AccountSpec(name=ACCOUNT, users=tuple(USERS))
     spec = replace(local, slurm=replace(local.slurm, accounts=(account,)))
     with running_stand(folder / "stand") as stand:
-        values = stand.values()
-        given = slurm_cluster_values(spec, allocation_id="", ssh_public_keys=[])
-        values[CLUSTER]["slurmNodes"]["accounting"] = given["slurmNodes"]["accounting"]
-        values[CLUSTER]["customSlurmConfig"] = given["customSlurmConfig"]
-        stand.apply(values)
+        stand.apply(stand.values(spec))
         stand.wait_idle("worker-[0-1]")
         team = Team(stand, keys)
         for user, uid in USERS.items():

@@ -30,7 +30,9 @@ from infra.local.process import LocalError, alive
 from infra.local.reconcile.nodes import NodeGroup, reconcile_nodes
 from infra.local.slurm import pod as pods
 from infra.render.login import host_key_files
+from infra.render.values.slurm_cluster import slurm_cluster_values
 from infra.state import Cache, Ports, State
+from stacks.spec import StackSpec
 from tests.ports import free_base, free_ports
 
 NAMESPACE = "soperator"
@@ -220,10 +222,16 @@ class Stand:
     host_key: Path
     applied: list[Object] = field(default_factory=list)
 
-    def values(self) -> Values:
-        """Right values, to be spoilt."""
+    def values(self, of: StackSpec | None = None) -> Values:
+        """Right values, to be spoilt; with accounting and lines of slurm.conf of a stack."""
         public = self.key.with_suffix(".pub").read_text().strip()
-        return copy.deepcopy(shipped_values(self.ssh_port, public))
+        values = copy.deepcopy(shipped_values(self.ssh_port, public))
+        if of is not None:
+            given = slurm_cluster_values(of, allocation_id="", ssh_public_keys=[])
+            cluster = values[CLUSTER]
+            cluster["slurmNodes"]["accounting"] = given["slurmNodes"]["accounting"]
+            cluster["customSlurmConfig"] = given["customSlurmConfig"]
+        return values
 
     def set_nodes(self, groups: list[NodeGroup]) -> None:
         """Make the Kubernetes nodes of these groups, as the nodes loop does."""

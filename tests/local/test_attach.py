@@ -27,7 +27,6 @@ from infra.clients.ssh_key import fingerprint
 from infra.jobs.ledger import open_ledger
 from infra.operate.sessions import ask
 from infra.render.login import teams_script
-from infra.render.values.slurm_cluster import slurm_cluster_values
 from infra.reports.acceptance.result import STAGES
 from infra.state import CHECKOUT
 from stacks.load import KEY_FILE_VARIABLE, load_stack
@@ -151,10 +150,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     )
     spec = replace(local, slurm=teams)
     with running_stand(tmp_path_factory.mktemp("strict")) as stand:
-        values = stand.values()
-        given = slurm_cluster_values(spec, allocation_id="", ssh_public_keys=[])
-        values[CLUSTER]["slurmNodes"]["accounting"] = given["slurmNodes"]["accounting"]
-        values[CLUSTER]["customSlurmConfig"] = given["customSlurmConfig"]
+        values = stand.values(spec)
         main = values[CLUSTER]["partitionConfiguration"]["partitions"][0]
         main["config"] = "Default=YES MaxTime=02:00:00 State=UP AllowAccounts=phys AllowQos=long"
         stand.apply(values)

@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 
 from infra.render.login import teams_script
-from infra.render.values.slurm_cluster import slurm_cluster_values
 from stacks.load import KEY_FILE_VARIABLE, load_stack
 from stacks.spec import StackSpec
 from stacks.spec.slurm import AccountSpec, QosSpec, SlurmSpec
 from tests.conftest import PUBLIC_KEY
-from tests.local.slurm_stand import CLUSTER, Stand, running_stand
+from tests.local.slurm_stand import Stand, running_stand
 
 pytestmark = pytest.mark.local
 
@@ -40,11 +39,7 @@ def with_teams(spec: StackSpec, **changes: object) -> StackSpec:
 def stand(tmp_path_factory: pytest.TempPathFactory, spec: StackSpec) -> Iterator[Stand]:
     """A cluster whose Slurm is configured by the values of that stack."""
     with running_stand(tmp_path_factory.mktemp("stand")) as made:
-        values = made.values()
-        given = slurm_cluster_values(spec, allocation_id="", ssh_public_keys=[])
-        values[CLUSTER]["slurmNodes"]["accounting"] = given["slurmNodes"]["accounting"]
-        values[CLUSTER]["customSlurmConfig"] = given["customSlurmConfig"]
-        made.apply(values)
+        made.apply(made.values(spec))
         made.wait_idle("worker-[0-1]")
         yield made
 

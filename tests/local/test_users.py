@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from infra.render.login import teams_script, users_script
-from infra.render.values.slurm_cluster import slurm_cluster_values
 from stacks.load import KEY_FILE_VARIABLE, load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cluster import UserSpec
 from stacks.spec.slurm import AccountSpec
-from tests.local.slurm_stand import CLUSTER, Stand, running_stand
+from tests.local.slurm_stand import Stand, running_stand
 
 pytestmark = pytest.mark.local
 
@@ -49,11 +48,7 @@ def user(name: str, *private_keys: Path) -> UserSpec:
 @pytest.fixture(scope="module")
 def stand(tmp_path_factory: pytest.TempPathFactory, spec: StackSpec) -> Iterator[Stand]:
     with running_stand(tmp_path_factory.mktemp("users")) as made:
-        values = made.values()
-        given = slurm_cluster_values(spec, allocation_id="", ssh_public_keys=[])
-        values[CLUSTER]["slurmNodes"]["accounting"] = given["slurmNodes"]["accounting"]
-        values[CLUSTER]["customSlurmConfig"] = given["customSlurmConfig"]
-        made.apply(values)
+        made.apply(made.values(spec))
         made.wait_idle("worker-[0-1]")
         yield made
 
