@@ -2,10 +2,10 @@
 
     python -m tests [options of pytest]
 
-`fast` computes, a process a core. `engine` and `local` mostly wait, for operations of an emulated
-cloud, for deadlines and for Slurm's own clocks, so they run beside each other; `local` has two real
-Slurm clusters at a time. Files stay whole in one process: their fixtures are engines and emulators.
-Every part runs, whatever the one before it found.
+`local` has two real Slurm clusters at a time and waits for Slurm's own clocks as often as it
+computes, so it runs from beginning to end beside the two others: `fast`, a process a core, then
+`engine`. Files stay whole in one process: their fixtures are engines and emulators. Every part
+runs, whatever another one found.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ class Part:
 
     def command(self, options: Sequence[str]) -> list[str]:
         """The whole command line."""
-        spread = ["-n", str(self.processes), "--dist", "loadfile"] if self.processes > 1 else []
+        spread = ["-n", str(self.processes), "--dist", "loadfile", "--no-loadscope-reorder"]
         folders = [f"tests/{folder}" for folder in self.folders]
-        return [sys.executable, "-m", "pytest", *spread, *folders, *options]
+        options = [*spread, *folders, *options] if self.processes > 1 else [*folders, *options]
+        return [sys.executable, "-m", "pytest", *options]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,21 +64,16 @@ class Result:
     """The lines of pytest's summary that name what failed, and why."""
 
 
-def parts(num_cores: int) -> tuple[tuple[Part, ...], ...]:
-    """The parts in their order, on a machine with so many cores; those of a group run at once."""
+def lanes(num_cores: int) -> tuple[tuple[Part, ...], ...]:
+    """What runs at once on a machine with so many cores; the parts of a lane in their order."""
     cores = max(1, min(num_cores, _MAX_PROCESSES))
+    computing = ("unit", "components", "workloads", "gpu", "browser")
     return (
         (
-            Part(
-                name="fast",
-                folders=("unit", "components", "workloads", "gpu", "browser"),
-                processes=cores,
-            ),
-        ),
-        (
+            Part(name="fast", folders=computing, processes=cores),
             Part(name="engine", folders=("engine",), processes=cores),
-            Part(name="local", folders=("local",), processes=_NUM_CLUSTERS),
         ),
+        (Part(name="local", folders=("local",), processes=_NUM_CLUSTERS),),
     )
 
 
@@ -108,27 +104,32 @@ def run_part(part: Part, options: Sequence[str]) -> Result:
 
 
 def run(
-    groups: Sequence[Sequence[Part]],
+    all_lanes: Sequence[Sequence[Part]],
     options: Sequence[str],
     run_one: Callable[[Part, Sequence[str]], Result] = run_part,
 ) -> int:
     """Runs every part and prints what each came to; the first status that is not 0, or 0."""
-    results: list[Result] = []
-    for group in groups:
-        with ThreadPoolExecutor(len(group)) as threads:
-            results += threads.map(lambda part: run_one(part, options), group)
-        if any(result.status == _INTERRUPTED for result in results):
-            break
+
+    def run_lane(lane: Sequence[Part]) -> list[Result]:
+        ended: list[Result] = []
+        for part in lane:
+            if not ended or ended[-1].status != _INTERRUPTED:
+                ended.append(run_one(part, options))
+        return ended
+
+    with ThreadPoolExecutor(len(all_lanes)) as threads:
+        results = [result for lane in threads.map(run_lane, all_lanes) for result in lane]
     print("\n### all parts")
     for result in results:
         verdict = "ok    " if result.status == 0 else "FAILED"
         print(f"{verdict} {result.part.name:<8} {result.seconds:5.0f} s  {result.counts}")
         # Once more at the end, where the log of a server begins to be read.
         print(*(f"    {line}\n" for line in result.failures), sep="", end="")
-    for part in [part for group in groups for part in group][len(results) :]:
+    ran = [result.part for result in results]
+    for part in [part for lane in all_lanes for part in lane if part not in ran]:
         print(f"NOT RUN {part.name}")
     return next((result.status for result in results if result.status), 0)
 
 
 if __name__ == "__main__":
-    sys.exit(run(parts(os.cpu_count() or 1), sys.argv[1:]))
+    sys.exit(run(lanes(os.cpu_count() or 1), sys.argv[1:]))

@@ -23,6 +23,23 @@ _INSTALLED_TIERS = ("engine", "local", "browser")
 _NOT_SHIPPED = "which the project does not ship"
 
 
+# Files that take minutes, longest first: one begun at the end would keep the others waiting.
+LONGEST = (
+    *("test_demo_recovery", "test_faults", "test_attach", "test_elastic", "test_team"),
+    *("test_serve_job", "test_load_job"),
+    *("test_node_life", "test_nfs_life", "test_nebius_engine", "test_cost_preview", "test_drift"),
+    *("test_fault_kills", "test_planted_faults", "test_storage_life", "test_preflight"),
+    *("test_train_big", "test_train_methods", "test_checkpoint", "test_train_faults"),
+    *("test_train_validation", "test_neighbours", "test_evaluate_models", "test_train"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, each whole; the others as they were."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,

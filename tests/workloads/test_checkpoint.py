@@ -23,6 +23,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.workloads.ranks import REPOSITORY, run_ranks
 from tests.workloads.tiny_run import Run, Victim, make_run
 from workloads.common.dist import World
 from workloads.common.exit_codes import CheckpointError, ConfigError, ExitCode
@@ -40,7 +41,6 @@ from workloads.train.run_folder import (
     remove_old,
 )
 
-REPOSITORY = Path(__file__).parents[2]
 WORLD = World(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
 
 
@@ -586,23 +586,18 @@ def test_a_state_that_host_memory_has_no_room_for_is_saved_without_a_copy(
     assert names(tmp_path / "blocking") == ["checkpoint-1"]
 
 
-def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs python with these arguments, one thread a rank."""
-    return subprocess.run(
-        [sys.executable, *arguments],
+@pytest.mark.feature("S003-05", "S003-29")
+def test_saves_and_loads_at_every_world_size_go_on_with_the_same_losses(tmp_path: Path) -> None:
+    """The job train, saved at 1, 2, 3 ranks and loaded at 1, 2, 3, by DDP and FSDP2, both kinds."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3")
+    done = subprocess.run(
+        [sys.executable, *torchrun, "-m", "workloads.train.prove_resume", f"--folder={tmp_path}"],
         cwd=REPOSITORY,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
-
-
-@pytest.mark.feature("S003-05", "S003-29")
-def test_saves_and_loads_at_every_world_size_go_on_with_the_same_losses(tmp_path: Path) -> None:
-    """The job train, saved at 1, 2, 3 ranks and loaded at 1, 2, 3, by DDP and FSDP2, both kinds."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3")
-    done = run_python(*torchrun, "-m", "workloads.train.prove_resume", "--folder", str(tmp_path))
     table = [line for line in done.stdout.splitlines() if line.startswith(("PASS", "FAIL"))]
     assert done.returncode == 0, [line for line in table if "FAIL" in line] or done.stderr[-3000:]
     ways = 1 + 2 + 2  # FSDP2 takes two ranks
@@ -628,7 +623,9 @@ end(prove_resume.main(["--folder", sys.argv[1]]))
 
 
 def test_the_proof_fails_where_a_load_forgets_the_optimizer(tmp_path: Path) -> None:
-    done = run_python("-c", FORGETFUL, str(tmp_path))
+    script = tmp_path / "forgetful.py"
+    script.write_text(FORGETFUL)
+    done = run_ranks(str(script), str(tmp_path / "proof"))
     assert "0 PASS, 2 FAIL, 1 NOT RUN" in done.stdout, done.stderr[-3000:]
     assert done.returncode == ExitCode.FAILED
 

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.ports import free_ports
+from tests.workloads.ranks import REPOSITORY, run_ranks
 from workloads.common.exit_codes import ExitCode
 from workloads.job import run_job
-
-CHECKOUT = Path(__file__).parents[2]
 
 
 def evaluation(record: dict[str, Any]) -> dict[str, Any]:
@@ -177,27 +175,12 @@ def test_bad_settings_are_refused(places: Path, run: Any, override: str, reason:
 def test_two_ranks_give_the_result_of_one(trained: Any, recipe_file: Path, places: Path) -> None:
     alone = evaluation(trained("evaluate", "evaluate.batch_size=1")[1])
     (places / "results" / "rows").rename(places / "rows_of_one")
-    (port,) = free_ports(1)
-    ranks = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "workloads.evaluate", "--recipe", str(recipe_file)),
-                *("--set", "evaluate.batch_size=1", "--set", "evaluate.cpu_threads=1"),
-            ],
-            cwd=CHECKOUT,
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-            stdout=subprocess.DEVNULL,
-        )
-        for rank in range(2)
-    ]
-    assert [rank.wait(300) for rank in ranks] == [0, 0]
+    done = run_ranks(
+        *("-m", "workloads.evaluate", "--recipe", str(recipe_file)),
+        *("--set", "evaluate.batch_size=1", "--set", "evaluate.cpu_threads=1"),
+        num_ranks=2,
+    )
+    assert done.returncode == 0, done.stderr
     files = {path.name for path in (places / "results" / "rows").rglob("*.jsonl")}
     assert files == {"12.0.jsonl", "12.1.jsonl"}, "each rank wrote rows of its own"
     both = json.loads((places / "results" / "12" / "evaluation.json").read_text())
@@ -220,7 +203,7 @@ def test_a_killed_rank_loses_no_finished_row(run: Any, recipe_file: Path, places
             *("-m", "tests.workloads.evaluate_losing_a_rank", "--recipe", str(recipe_file)),
             *("--set", "evaluate.cpu_threads=1"),
         ],
-        cwd=CHECKOUT,
+        cwd=REPOSITORY,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

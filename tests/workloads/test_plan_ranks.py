@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,8 @@ import transformers
 from cost.size.memory import training_memory
 from cost.size.training import Dtype, Method, Sharding, Strategy, Training
 from tests.gpu.work import KINDS, hf_config
+from tests.workloads.ranks import run_ranks
 from tests.workloads.test_plan import tiny
-from workloads.common.launch import free_port
 
 
 @pytest.mark.parametrize(
@@ -52,17 +49,10 @@ def test_each_rank_holds_what_is_planned(
     strategy, _, once = strategy.partition(" ")
     arguments = settings | {"strategy": strategy, "method": method, "dtype": "bf16", "vocab": vocab}
     arguments["reshards"] = not once
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "workloads.common.launch", "--nnodes=1"),
-            *(f"--nproc-per-node={num_ranks}", "--master-addr=127.0.0.1"),
-            *(f"--master-port={free_port()}", "-m", "tests.workloads.bytes_of_a_rank"),
-            *(json.dumps(arguments), str(tmp_path / "model")),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    done = run_ranks(
+        *("-m", "tests.workloads.bytes_of_a_rank", json.dumps(arguments), str(tmp_path / "model")),
+        num_ranks=num_ranks,
+        environment={"OMP_NUM_THREADS": "1"},
     )
     peaks = [int(peak) for peak in re.findall(r"peak (\d+) end", done.stdout)]
     plan = Training(method=Method(method), dtype=Dtype.BF16, **settings)

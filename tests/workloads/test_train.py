@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.workloads.ranks import REPOSITORY, run_ranks
 from workloads.common.exit_codes import ExitCode
 from workloads.data.token_rows import pack
 from workloads.recipes.train import TrainConfig
@@ -28,8 +29,6 @@ from workloads.train.strategy import (
     build_precision,
     spread_fsdp,
 )
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 def adapter(places: Path, job_id: str = "12") -> dict[str, torch.Tensor]:
@@ -48,17 +47,12 @@ def losses(places: Path, job_id: str = "12") -> list[float]:
 def launch(
     places: Path, recipe: Path, job_id: str, *overrides: str, num_ranks: int = 2
 ) -> subprocess.CompletedProcess:
-    """Runs the train job on several ranks through our launcher, as an sbatch file does."""
-    command = [
-        *(sys.executable, "-m", "workloads.common.launch", "--nnodes=1"),
-        f"--nproc-per-node={num_ranks}",
-        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
-        *("-m", "workloads.train", "--recipe", str(recipe)),
-        *(part for override in overrides for part in ("--set", override)),
-    ]
-    environment = {**os.environ, "SLURM_JOB_ID": job_id, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+    """Runs the train job on several ranks."""
+    sets = (part for override in overrides for part in ("--set", override))
+    return run_ranks(
+        *("-m", "workloads.train", "--recipe", str(recipe), *sets),
+        num_ranks=num_ranks,
+        environment={"SLURM_JOB_ID": job_id, "OMP_NUM_THREADS": "1"},
     )
 
 
@@ -96,7 +90,19 @@ def test_two_ranks_give_the_losses_and_weights_of_one(
 def test_the_launcher_keeps_the_exit_code_that_torchrun_hides(
     places: Path, run: Any, recipe_file: Path
 ) -> None:
-    result = launch(places, recipe_file, "13", "train.dataset=missing")
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "workloads.common.launch", "--nnodes=1", "--nproc-per-node=2"),
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
+            *("-m", "workloads.train", "--recipe", str(recipe_file)),
+            *("--set", "train.dataset=missing"),
+        ],
+        cwd=REPOSITORY,
+        env={**os.environ, "SLURM_JOB_ID": "13", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == ExitCode.BAD_DATA, result.stderr
     record = json.loads((places / "results" / "13" / "run_record.json").read_text())
     assert record["outcome"] == "FAIL"
@@ -200,7 +206,8 @@ def test_a_finished_run_is_prolonged_and_says_its_schedule(
     run("prepare-data")
     assert run("train", "train.max_steps=2")[0] == 0
     monkeypatch.setenv("SLURM_JOB_ID", "13")
-    code, record = run("train", "train.max_steps=4", "train.resume=auto", "train.schedule=linear")
+    again = ("train.resume=auto", "train.schedule=linear", "train.warmup_steps=3")
+    code, record = run("train", "train.max_steps=4", *again)
     assert (code, record["metrics"]["num_train_steps"]) == (0, 4)
     (line,) = said
     assert line.startswith("goes on after step 2 of 4 with schedule linear over all 4, from")

@@ -7,7 +7,6 @@ import os
 import re
 import struct
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from tests.workloads.test_train import REPOSITORY
+from tests.workloads.ranks import run_ranks
 from workloads.common.exit_codes import DataError
-from workloads.common.launch import free_port
 from workloads.common.models import load_model, stored_tensors
 from workloads.recipes.train import TrainConfig
 
@@ -136,18 +134,7 @@ def launched(
     """Returns what became of ranks that run `script`."""
     file = tmp_path / "script.py"
     file.write_text(script)
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "workloads.common.launch", "--nnodes=1"),
-            *(f"--nproc-per-node={num_ranks}", "--master-addr=127.0.0.1"),
-            *(f"--master-port={free_port()}", str(file), str(tmp_path), *arguments),
-        ],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    return run_ranks(str(file), str(tmp_path), *arguments, num_ranks=num_ranks)
 
 
 def spread(tmp_path: Path, num_ranks: int, *names: str) -> dict[tuple[str, int], str]:
@@ -372,13 +359,7 @@ def test_eight_ranks_read_an_eighth_of_a_70b_model_each(
     assert size == 141_107_412_992, "as index.json of Llama 3.1 70B has it"
     script = tmp_path / "outline.py"
     script.write_text(_OUTLINE)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), method],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = run_ranks(str(script), str(tmp_path), method)
     assert done.returncode == 0, done.stderr
     (_, num_files, adapters, grown), *ranks, (_, peak) = (
         line.split() for line in done.stdout.splitlines()
@@ -561,14 +542,10 @@ def test_adapters_are_merged_file_by_file_or_not_at_all(tmp_path: Path, kind: st
     script.write_text(_MERGE)
 
     def merge(*fault: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, str(script), str(tmp_path), *fault],
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
+        return run_ranks(str(script), str(tmp_path), *fault)
 
     if kind == "files":
-        assert merge("kill").returncode == -9
+        assert merge("kill").returncode == 128 + 9
         assert not merged.exists(), "what is cut off has no name"
     done = merge()
     assert done.returncode == 0, done.stderr

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workloads.test_train import REPOSITORY, adapter, launch, losses
+from tests.workloads.ranks import REPOSITORY, run_ranks
+from tests.workloads.test_train import adapter, launch, losses
 from workloads.common.exit_codes import ExitCode
-from workloads.common.launch import free_port
 from workloads.job import run_job
 from workloads.recipes import load_recipe
 
@@ -113,17 +113,7 @@ def test_fsdp_keeps_a_ranks_part_of_the_gradient_between_micro_batches(tmp_path:
     """The planner counts on it; the whole of a 14B model's is 55 GiB beside 35 planned."""
     script = tmp_path / "two_micro_batches.py"
     script.write_text(_TWO_MICRO_BATCHES)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "workloads.common.launch", "--nnodes=1", "--nproc-per-node=2"),
-            *("--master-addr=127.0.0.1", f"--master-port={free_port()}", str(script)),
-        ],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = run_ranks(str(script), num_ranks=2)
     assert done.returncode == 0, done.stderr
     # Lines of two ranks may run into each other.
     assert [done.stdout.count(f"rank {rank} keeps 2048") for rank in (0, 1)] == [2, 2], done.stdout

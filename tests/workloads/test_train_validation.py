@@ -7,8 +7,6 @@ import math
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workloads.test_train import REPOSITORY, adapter, launch
+from tests.workloads.ranks import Ranks
+from tests.workloads.test_train import adapter, launch
 from tests.workloads.test_train_outputs import run_bert
 from tests.workloads.test_train_parts import scalars_of
 from workloads.common.exit_codes import ExitCode
@@ -201,15 +200,15 @@ def test_a_killed_run_goes_on_and_decides_as_one_that_was_not(
 
     monkeypatch.setenv("SLURM_JOB_ID", "13")
     sets = [part for each in options for part in ("--set", each)]
-    command = [sys.executable, "-m", "workloads.train", "--recipe", str(recipe_file), *sets]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL) as process:
+    with Ranks("-m", "workloads.train", "--recipe", str(recipe_file), *sets) as ranks:
+        (process,) = ranks.processes
         lines = places / "results" / "13" / "loss_curve.jsonl"
         awaited = re.compile(rf'^(?=.*"step": {step - 1}\b)(?=.*"{kind}": )', re.MULTILINE)
         while not (lines.exists() and awaited.search(lines.read_text())):
-            assert process.poll() is None, "it ended before it was killed"
+            assert process.is_alive(), "it ended before it was killed"
             time.sleep(0.005)
         process.kill()
-    assert process.returncode == -signal.SIGKILL
+        assert ranks.wait().returncode == 128 + signal.SIGKILL
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     code, record = run("train", *options)
     assert code == 0, record

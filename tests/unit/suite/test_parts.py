@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests import ports
-from tests.__main__ import APART, Part, Result, parts, run, run_part
+from tests import conftest, ports
+from tests.__main__ import APART, Part, Result, lanes, run, run_part
 
 TESTS = Path(__file__).parents[2]
 
@@ -32,7 +33,7 @@ def ended(statuses: dict[str, int]):
 @pytest.mark.feature("S001-16")
 def test_every_folder_with_tests_is_in_exactly_one_part():
     with_tests = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
-    listed = [folder for group in parts(2) for each in group for folder in each.folders]
+    listed = [folder for lane in lanes(2) for each in lane for folder in each.folders]
     assert sorted((*listed, *APART)) == sorted(with_tests)
 
 
@@ -42,9 +43,20 @@ def test_a_part_leaves_no_test_of_its_folders_out():
     assert words == [sys.executable, "-m", "pytest", "tests/unit", "-k", "benchmark"]
 
 
+def test_the_longest_files_are_begun_first():
+    # xdist itself begins those with the most tests, and these have few.
+    assert "--no-loadscope-reorder" in lanes(2)[0][0].command([])
+    files = {path.stem for path in TESTS.rglob("test_*.py")}
+    assert not set(conftest.LONGEST) - files
+    items = [SimpleNamespace(path=TESTS / f"{name}.py") for name in ("test_a", *conftest.LONGEST)]
+    ordered = list(reversed(items))
+    conftest.pytest_collection_modifyitems(ordered)
+    assert [each.path.stem for each in ordered] == [*conftest.LONGEST, "test_a"]
+
+
 @pytest.mark.parametrize("num_cores", [1, 2, 64])
 def test_two_real_slurm_clusters_run_at_once_on_any_machine(num_cores):
-    by_name = {each.name: each for group in parts(num_cores) for each in group}
+    by_name = {each.name: each for lane in lanes(num_cores) for each in lane}
     assert by_name["local"].processes == 2
     assert "-n" not in part("local").command([])
     assert all(1 <= each.processes <= 4 for each in by_name.values())
@@ -58,26 +70,26 @@ def test_two_real_slurm_clusters_run_at_once_on_any_machine(num_cores):
 def test_a_bad_status_of_any_part_is_the_answer_and_the_others_run(statuses, answer, capsys):
     names = ("fast", "engine", "local")
     named = dict(zip(names, statuses, strict=True))
-    fast, *waiting = (part(name) for name in names)
-    assert run([[fast], waiting], [], ended(named)) == answer
+    fast, engine, local = (part(name) for name in names)
+    assert run([[fast, engine], [local]], [], ended(named)) == answer
     printed = capsys.readouterr().out
     for name, status in named.items():
         assert f"{'ok    ' if status == 0 else 'FAILED'} {name}" in printed
 
 
 def test_an_interrupt_ends_the_suite_and_names_what_did_not_run(capsys):
-    assert run([[part("fast")], [part("local")]], [], ended({"fast": 2})) == 2
-    assert "NOT RUN local" in capsys.readouterr().out
+    assert run([[part("fast"), part("engine")]], [], ended({"fast": 2})) == 2
+    assert "NOT RUN engine" in capsys.readouterr().out
 
 
-def test_the_parts_of_a_group_run_at_once(capsys):
+def test_lanes_run_at_once(capsys):
     both = threading.Barrier(2, timeout=60)
 
     def run_one(each: Part, options: object) -> Result:
         both.wait()  # broken after a minute if the other one never starts
         return Result(part=each, status=0, seconds=1.0, counts="1 test")
 
-    assert run([[part("engine"), part("local")]], [], run_one) == 0
+    assert run([[part("engine")], [part("local")]], [], run_one) == 0
     printed = capsys.readouterr().out
     assert printed.index("engine") < printed.index("local")
 
