@@ -662,7 +662,9 @@ def guarded(path: str, headers: dict[str, str], *, is_shared: bool = False) -> i
     [
         (None, 200),
         ("http://127.0.0.1:7861", 200),
-        ("http://localhost:7861", 200),
+        ("http://localhost:7861", 403),
+        ("http://127.0.0.1:9999", 403),
+        ("http://[", 403),
         ("http://evil.com", 403),
         ("http://127.0.0.1.evil.com", 403),
         ("null", 403),

@@ -101,6 +101,31 @@ def test_what_an_earlier_start_met_does_not_stand_for_a_rank_that_was_killed_in_
     assert json.loads((folder / "run_record.json").read_text())["exit_code"] == 137
 
 
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ([75, 0], ""),
+        ([75, None], ""),
+        ([75, -signal.SIGTERM], "rank 1 was ended by SIGTERM"),
+        ([75, -signal.SIGKILL], "rank 1 was ended by SIGKILL"),
+        ([1, 75], "rank 0 ended with 1"),
+    ],
+)
+def test_a_rank_that_was_told_to_stop_and_did_not_end_by_itself_is_named_with_its_end(
+    ends: list[int | None], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second signal after the save ends a rank too: that it had not saved is not known."""
+    agent = agent_class()
+    monkeypatch.setattr(agent.__base__, "_shutdown", lambda self, number: None)
+    handlers = {
+        rank: SimpleNamespace(proc=SimpleNamespace(returncode=x)) for rank, x in enumerate(ends)
+    }
+    made = agent.__new__(agent)
+    made._pcontext = SimpleNamespace(subprocess_handlers=handlers, close=lambda *_: None)
+    made._shutdown()
+    assert made.unsure == said
+
+
 @pytest.mark.feature("S003-51")
 def test_a_step_that_stands_ends_the_rank_with_what_it_was_doing(
     capfd: pytest.CaptureFixture[str],

@@ -16,6 +16,7 @@ import pytest
 
 from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
 from tests.workloads.serve_stand import WAIT_S, ScriptedPasses, scripted_engine, serving
+from workloads.common.tool_calls import parse_calls
 from workloads.recipes.serve import Limits, ServeConfig
 from workloads.serve.engine import TransformersEngine
 from workloads.serve.scheduler import Generation
@@ -37,6 +38,7 @@ ANSWERS = {
     "weather": f"Let me look.\n{CALL}",
     "two": f"{CALL}\n{CALL}",
     "broken": '<tool_call>\n{"name": "get_weather", "arguments": {"city"\n</tool_call>',
+    "bad": '<tool_call>\n{"arguments": {"city"\n</tool_call>',
     "endless": "again and " * 10**4,
     "plain": '{"name": "get_weather", "arguments": {"city": "Oslo"}}',
 }
@@ -223,10 +225,47 @@ def test_a_call_without_its_marker_counts_where_tools_are_offered(server: Stand)
 
 def test_a_call_that_cannot_be_read_stays_text(server: Stand) -> None:
     ask = server.client().chat.completions.create
-    choice = ask(model="tiny", messages=say("broken"), tools=[WEATHER]).choices[0]
+    choice = ask(model="tiny", messages=say("bad"), tools=[WEATHER]).choices[0]
     assert choice.message.tool_calls is None
-    assert choice.message.content == ANSWERS["broken"]
+    assert choice.message.content == ANSWERS["bad"]
     assert choice.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("word", ["weather", "two", "plain", "broken"])
+def test_a_stream_and_a_whole_answer_tell_the_same_calls_wherever_they_are_cut(
+    server: Stand, word: str
+) -> None:
+    """The whole answer gave a cut call as raw text, the stream as the beginning of a call."""
+    ask: Any = server.client().chat.completions
+    text = ANSWERS[word]
+    told = []
+    for limit in [*range(1, len(text), 5), len(text) - 1, len(text) + 1]:
+        asked = {"model": "tiny", "messages": say(word), "tools": [WEATHER], "max_tokens": limit}
+        whole = ask.create(**asked).choices[0]
+        with ask.stream(**asked) as events:
+            streamed = [event.chunk.choices[0] for event in events if event.type == "chunk"]
+        parts = [call for each in streamed for call in each.delta.tool_calls or ()]
+        calls = [
+            (
+                call.function.name,
+                "".join(part.function.arguments for part in parts if part.index == call.index),
+            )
+            for call in parts
+            if call.id
+        ]
+        told.append((whole.finish_reason, calls))
+        assert (whole.message.content or "", whole.finish_reason) == (
+            "".join(each.delta.content or "" for each in streamed),
+            streamed[-1].finish_reason,
+        )
+        assert calls == [
+            (call.function.name, call.function.arguments) for call in whole.message.tool_calls or ()
+        ]
+    cut = [calls[-1][1] for reason, calls in told if calls and reason == "length"]
+    assert any(each not in ("", '{"city": "Oslo"}') for each in cut), (
+        "arguments as far as they came"
+    )
+    assert told[-1][0] == "tool_calls"
 
 
 def test_the_results_of_calls_can_be_sent_back(server: Stand) -> None:
@@ -250,24 +289,24 @@ def test_text_before_a_marker_is_told_at_once() -> None:
     stream = ToolStream()
     pieces = ("Let me <", "b> see.", "\n<tool", "_call>")
     assert [stream.push(each)[0] for each in pieces] == ["Let me", " <b> see.", "", ""]
-    assert stream.finish() == ("\n<tool_call>", [], []), "no call, so nothing of it is lost"
+    assert stream.finish() == ("\n<tool_call>", []), "no call, so nothing of it is lost"
 
 
-def told_by(text: str, size: int, **options: bool) -> tuple[str, list[tuple[str | None, str]], Any]:
-    """What a stream tells of `text` in pieces of `size`: text, calls put together, calls read."""
+def told_by(text: str, size: int, **options: bool) -> tuple[str, list[tuple[str | None, str]]]:
+    """What a stream tells of `text` in pieces of `size`: text, and calls put together."""
     stream = ToolStream(**options)
     told, parts = "", []
     for start in range(0, len(text), size):
         piece, more = stream.push(text[start : start + size])
         told, parts = told + piece, parts + more
-    rest, more, calls = stream.finish()
+    rest, more = stream.finish()
     parts += more
     names = {part.index: part.name for part in reversed(parts)}
     whole = [
         (name, "".join(part.arguments for part in parts if part.index == index))
         for index, name in sorted(names.items())
     ]
-    return told + rest, whole, calls
+    return told + rest, whole
 
 
 HARD = r'{"text": "a \"quote\", {a brace}, </tool_call> and a back\\slash", "list": [{"x": 1}]}'
@@ -276,6 +315,41 @@ SWAPPED = '<tool_call>{"arguments": {"y": 2}, "name": "b"}</tool_call>'
 LLAMA = f'{{"name": "d", "parameters": {HARD}}}'
 MISTRAL = f'{{"name": "e", "arguments": {HARD}, "id": "abcDEF123"}}'
 GLAIVE = """<functioncall> {"name": "c", "arguments": '{"z": "it's"}'} """
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "is_cut"),
+    [
+        (f"{USUAL}\n<tool_c", True),
+        (f"{USUAL}\n<", True),
+        (f"{SWAPPED}\n<tool_c", True),
+        (f"{GLAIVE}<functioncall", True),
+        (f"[TOOL_CALLS][{MISTRAL}, ", True),
+        (f"[{MISTRAL},", True),
+        (f"{LLAMA}; ", True),
+        (f"{USUAL}\n<tool_call>", True),
+        (f"{USUAL}\n", False),
+        (USUAL.removesuffix("tool_call>"), False),
+        (f"[{MISTRAL}", False),
+    ],
+)
+def test_calls_cut_before_a_further_one_can_be_read_are_cut(
+    size: int, text: str, is_cut: bool
+) -> None:
+    stream = ToolStream()
+    for start in range(0, len(text), size):
+        stream.push(text[start : start + size])
+    stream.finish()
+    assert stream.is_cut == is_cut
+
+
+def test_nothing_behind_the_one_call_that_may_be_made_cuts_it() -> None:
+    for rest in ("<tool_c", '<tool_call>{"na'):
+        stream = ToolStream(is_parallel=False)
+        stream.push(USUAL + rest)
+        stream.finish()
+        assert not stream.is_cut, rest
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
@@ -297,7 +371,8 @@ GLAIVE = """<functioncall> {"name": "c", "arguments": '{"z": "it's"}'} """
 def test_parts_of_calls_are_the_calls_whatever_the_pieces(
     size: int, text: str, number: int
 ) -> None:
-    told, parts, calls = told_by(text, size)
+    told, parts = told_by(text, size)
+    calls = parse_calls(text) or []
     assert (told, len(calls)) == ("", number)
     assert [(name, json.loads(each)) for name, each in parts] == [
         (call.name, call.arguments) for call in calls
@@ -305,19 +380,19 @@ def test_parts_of_calls_are_the_calls_whatever_the_pieces(
 
 
 def test_a_line_break_in_an_argument_is_escaped_in_the_stream() -> None:
-    _, parts, calls = told_by('<tool_call>{"name": "a", "arguments": {"t": "1\n2"}}', 1)
-    assert json.loads(parts[0][1]) == calls[0].arguments == {"t": "1\n2"}
+    _, parts = told_by('<tool_call>{"name": "a", "arguments": {"t": "1\n2"}}', 1)
+    assert json.loads(parts[0][1]) == {"t": "1\n2"}
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "[", "[link](x) and {y}", '[{"a": 1}]', "[TOOL_CALLS"])
 def test_what_only_begins_like_a_list_of_calls_is_text(text: str) -> None:
     for size in (1, 100):
-        assert told_by(text, size) == (text, [], [])
+        assert told_by(text, size) == (text, [])
 
 
 def test_an_object_is_no_call_where_the_text_must_be_json() -> None:
     text = '{"name": "Bob", "age": 3}'
-    assert told_by(text, 4, takes_objects=False) == (text, [], [])
+    assert told_by(text, 4, takes_objects=False) == (text, [])
 
 
 def test_stop_strings_log_probabilities_and_choices_are_as_asked(server: Stand) -> None:
@@ -570,19 +645,40 @@ def test_the_number_of_connections_is_bounded(
     monkeypatch.setattr("workloads.serve.server.MOST_CONNECTIONS", 5)
     limits = Limits()
     most = 2 * (limits.max_concurrency + limits.max_queue)
-    with stand(tokenizer) as server:
-        with contextlib.ExitStack() as closing:
-            for _ in range(most):
-                closing.enter_context(connected(server, b""))
-            extra = closing.enter_context(connected(server, ASK))
-            with contextlib.suppress(ConnectionError):
-                assert extra.recv(4096) == b"", "one too many is not answered"
-        deadline = time.monotonic() + WAIT_S
-        while True:  # the others have gone
-            with contextlib.suppress(ConnectionError, http.client.HTTPException):
-                assert server.get("/health")[0] == 200
-                break
-            assert time.monotonic() < deadline
+    with stand(tokenizer, api_key="the-key") as server, contextlib.ExitStack() as closing:
+        held = [closing.enter_context(connected(server, b"")) for _ in range(most)]
+        for _ in range(2):
+            with server.client("the-key") as client:
+                assert client.models.list().data, "who holds them leaves room for who has the key"
+            held.append(closing.enter_context(connected(server, b"")))
+        assert ended(held[0])
+        assert ended(held[1])
+        time.sleep(0.1)
+        held[2].sendall(ASK)
+        assert b"200 OK" in held[2].recv(4096), "no more are closed than one for each that comes"
+
+
+def test_who_reads_no_answer_leaves_room_for_who_does(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """560 of another user's, each asking for ever and reading nothing, kept all others out."""
+    monkeypatch.setattr("workloads.serve.server.MOST_CONNECTIONS", 5)
+    limits = Limits()
+    most = 2 * (limits.max_concurrency + limits.max_queue)
+    with stand(tokenizer, api_key="the-key") as server, contextlib.ExitStack() as closing:
+        held = [closing.enter_context(socket.socket()) for _ in range(most)]
+        for each in held:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            each.connect((server.host, server.port))
+            each.setblocking(False)
+        last = time.monotonic()
+        while time.monotonic() < last + 0.5:  # until all are full, both ways
+            for each in held:
+                with contextlib.suppress(BlockingIOError):
+                    each.send(ASK * 1000)
+                    last = time.monotonic()
+        with server.client("the-key") as client:
+            assert client.models.list().data
 
 
 def connected(server: Stand, first: bytes) -> socket.socket:

@@ -166,18 +166,9 @@ _MODE_NAMES: Mapping[Mode, str] = {
     "split": "A/B split",
 }
 HEADERS = (
-    "Model",
-    "Mode",
-    "Answers",
-    "Failed",
-    "TTFT p50, s",
-    "TTFT p90, s",
-    "Total p50, s",
-    "Tokens/s p50",
-    "Good / bad",
-    "Won / lost / tied",
-    "Share won, 95 %",
-)
+    "Model", "Mode", "Answers", "Failed", "TTFT p50, s", "TTFT p90, s", "Total p50, s",
+    "Tokens/s p50", "Good / bad", "Won / lost / tied", "Share won, 95 %"
+)  # fmt: skip
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:

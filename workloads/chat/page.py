@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import gradio as gr
 from gradio.themes import Base, Default
@@ -104,7 +103,7 @@ class PageGuard:
             await refusal(scope, receive, send)
             return
         origin = Headers(scope=scope).get("origin")
-        is_foreign = origin is not None and host_name(urlsplit(origin).netloc) not in LOOPBACK
+        is_foreign = origin is not None and origin.partition("://")[2] != host
         if scope["path"].startswith(_UPLOAD) or (is_foreign and not self._is_shared):
             await PlainTextResponse("this page takes no files and no other page\n", 403)(
                 scope, receive, send

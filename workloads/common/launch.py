@@ -150,8 +150,12 @@ def cause_text(rank: int, status: int) -> str:
             f"rank {rank} was ended by SIGKILL, as the kernel does it for memory: give the job "
             f"more memory, or {ADVICE[ExitCode.OUT_OF_MEMORY]}"
         )
+    return f"{_end_of(rank, status)}: its last lines are in the job's log"
+
+
+def _end_of(rank: int, status: int) -> str:
     end = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"
-    return f"rank {rank} {end}: its last lines are in the job's log"
+    return f"rank {rank} {end}"
 
 
 def say_why(arguments: Sequence[str], rank: int, status: int) -> None:
@@ -199,8 +203,11 @@ def agent_class(backends: Sequence[Any] = ()) -> Any:
         """Starts the ranks of one node."""
 
         num_starts = 0
-        saved_all = True
-        """Whether the ranks that were told to stop ended by themselves."""
+        unsure = ""
+        """The end of a rank that was told to stop and did not say that it has saved.
+
+        It may have: a signal can come after the save. One that was just starting had nothing new.
+        """
         num_notices = 0
         """Notices of this job that this node gave, or has acted upon."""
 
@@ -284,8 +291,9 @@ def agent_class(backends: Sequence[Any] = ()) -> Any:
                 context.close(death_sig, max(timeout, int(os.environ.get(SAVE_S) or 0)))
             super()._shutdown(death_sig)  # of torch 2.11 to 2.14 it takes no time
             handlers = getattr(context, "subprocess_handlers", {})
-            ends = {rank: handler.proc.returncode for rank, handler in handlers.items()}
-            self.saved_all = all(end in (0, int(ExitCode.PREEMPTED)) for end in ends.values())
+            ends = ((rank, handler.proc.returncode) for rank, handler in handlers.items())
+            odd = (each for each in ends if each[1] not in (None, 0, int(ExitCode.PREEMPTED)))
+            self.unsure = next((_end_of(*each) for each in odd), "")
 
     return Agent
 
@@ -401,8 +409,8 @@ def _run(arguments: Sequence[str]) -> int:
         return shell_status(failure.exitcode)
     except SignalException as error:
         log(f"stopped by {signal.Signals(error.sigval).name}")
-        if made and not made[-1].saved_all:
-            log("a rank was ended before it had saved: the checkpoint before this one counts")
+        if made and made[-1].unsure:
+            log(f"{made[-1].unsure} without a word of its save: the newest whole checkpoint counts")
         return int(ExitCode.PREEMPTED)
     except RendezvousTimeoutError as error:
         if made and made[-1].num_starts:

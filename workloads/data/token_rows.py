@@ -374,14 +374,9 @@ def collate(packs: Sequence[Pack], *, pad_id: int, multiple: int = 1) -> Batch:
 
 
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-)
+    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
+    "vocab.json", "merges.txt", "tokenizer.model"
+)  # fmt: skip
 
 
 def tokenizer_files(model_dir: Path) -> list[Path]:

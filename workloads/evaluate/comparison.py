@@ -100,11 +100,7 @@ def evaluation(base: ModelResult, tuned: ModelResult, sampling: Sampling) -> dic
         "finetuned_model": after,
         "comparison": comparison(before, after),
         "significance": significance(base, tuned, sampling),
-        "sampling": {
-            "resamples": sampling.resamples,
-            "confidence": sampling.confidence,
-            "seed": sampling.seed,
-        },
+        "sampling": asdict(sampling),
     }
 
 
@@ -247,11 +243,7 @@ def report(
         "original_results": str(original.folder),
         "trained_results": str(trained.folder),
         "headers": {"original": asdict(original.header), "trained": asdict(trained.header)},
-        "sampling": {
-            "resamples": sampling.resamples,
-            "confidence": sampling.confidence,
-            "seed": sampling.seed,
-        },
+        "sampling": asdict(sampling),
         "num_rows": len(original.rows),
         "perplexity": _perplexity(original, trained, sampling),
         "metrics": {

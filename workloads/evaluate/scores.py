@@ -27,15 +27,9 @@ if TYPE_CHECKING:
     from workloads.evaluate.generate import ModelRows
 
 TYPES: Mapping[str, type] = {
-    "string": str,
-    "integer": int,
-    "float": float,
-    "boolean": bool,
-    "array": list,
-    "tuple": list,
-    "dict": dict,
-    "any": str,
-}
+    "string": str, "integer": int, "float": float, "boolean": bool, "array": list, "tuple": list,
+    "dict": dict, "any": str
+}  # fmt: skip
 
 
 def arguments_fit(

@@ -26,19 +26,13 @@ DEFAULT_RECIPE = "smollm2_135m_load_cpu"
 RESULT_FILE = "load.json"
 # Flag -> recipe key.
 _FLAGS = {
-    "url": "load.target.url",
-    "serve_job": "load.target.serve_job",
-    "api_key_file": "load.target.api_key_file",
-    "served_model": "load.target.model",
-    "prompt_tokens": "load.prompt_tokens.mean",
-    "output_tokens": "load.output_tokens.mean",
-    "requests_per_stream": "load.requests_per_stream",
-    "timeout_s": "load.timeout_s",
-    "seed": "load.seed",
-    "ttft_ms": "load.slo.ttft_ms",
-    "tpot_ms": "load.slo.tpot_ms",
-    "e2e_s": "load.slo.e2e_s",
-}
+    "url": "load.target.url", "serve_job": "load.target.serve_job",
+    "api_key_file": "load.target.api_key_file", "served_model": "load.target.model",
+    "prompt_tokens": "load.prompt_tokens.mean", "output_tokens": "load.output_tokens.mean",
+    "requests_per_stream": "load.requests_per_stream", "timeout_s": "load.timeout_s",
+    "seed": "load.seed", "ttft_ms": "load.slo.ttft_ms", "tpot_ms": "load.slo.tpot_ms",
+    "e2e_s": "load.slo.e2e_s"
+}  # fmt: skip
 _FILES = {
     "rows": "load.prompts.rows",
     "tokenizer": "load.prompts.tokenizer",

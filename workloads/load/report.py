@@ -132,18 +132,9 @@ def _latencies(best: Point) -> dict[str, float | int]:
 SCHEMA_VERSION = 1
 PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
 _HEADERS = (
-    "load",
-    "tok/s",
-    "req/s",
-    "good/s",
-    "TTFT p50/p90/p99 ms",
-    "TPOT p50/p90/p99 ms",
-    "ITL p50/p90/p99 ms",
-    "E2E p50/p90/p99 ms",
-    "429",
-    "errors",
-    "SLO",
-)
+    "load", "tok/s", "req/s", "good/s", "TTFT p50/p90/p99 ms", "TPOT p50/p90/p99 ms",
+    "ITL p50/p90/p99 ms", "E2E p50/p90/p99 ms", "429", "errors", "SLO"
+)  # fmt: skip
 
 
 def slo_verdict(found: Found, config: LoadConfig) -> str:

@@ -14,14 +14,8 @@ StageName = Literal[
     "readiness", "connectivity", "collectives", "compute", "storage", "training", "soak"
 ]
 STAGES: tuple[StageName, ...] = (
-    "readiness",
-    "connectivity",
-    "collectives",
-    "compute",
-    "storage",
-    "training",
-    "soak",
-)
+    "readiness", "connectivity", "collectives", "compute", "storage", "training", "soak"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,17 +15,9 @@ Kind = Literal["bfcl", "jsonl", "json", "csv", "parquet"]
 Format = Literal["messages", "system_user_assistant", "glaive"]
 Overlong = Literal["drop", "cut", "refuse"]
 BFCL_CATEGORIES = (
-    "simple_python",
-    "simple_java",
-    "simple_javascript",
-    "multiple",
-    "parallel",
-    "parallel_multiple",
-    "live_simple",
-    "live_multiple",
-    "live_parallel",
-    "live_parallel_multiple",
-)
+    "simple_python", "simple_java", "simple_javascript", "multiple", "parallel",
+    "parallel_multiple", "live_simple", "live_multiple", "live_parallel", "live_parallel_multiple"
+)  # fmt: skip
 BFCL_NO_CALL = ("irrelevance", "live_irrelevance")
 """Rows whose functions do not fit: right is no call."""
 BFCL_SIMPLE = BFCL_CATEGORIES[:1]

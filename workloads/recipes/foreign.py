@@ -15,17 +15,12 @@ from workloads.recipes.train import TrainConfig
 
 HF_NAMES = {
     "per_device_train_batch_size": "micro_batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation",
-    "num_train_epochs": "epochs",
-    "lr_scheduler_type": "schedule",
-    "save_steps": "checkpoint_every",
-    "save_total_limit": "keep_last",
-    "max_seq_length": "sequence_length",
-    "max_length": "sequence_length",
-    "torch_compile": "compile",
-    "use_liger_kernel": "liger",
-    "resume_from_checkpoint": "resume",
-}
+    "gradient_accumulation_steps": "gradient_accumulation", "num_train_epochs": "epochs",
+    "lr_scheduler_type": "schedule", "save_steps": "checkpoint_every",
+    "save_total_limit": "keep_last", "max_seq_length": "sequence_length",
+    "max_length": "sequence_length", "torch_compile": "compile", "use_liger_kernel": "liger",
+    "resume_from_checkpoint": "resume"
+}  # fmt: skip
 """Keys of transformers.TrainingArguments and trl.SFTConfig that have another name here."""
 
 KINDS = ("bf16", "fp16")
@@ -146,23 +141,11 @@ _VALUES = {
 _OPTIMIZER = {"lr": "learning_rate", "weight_decay": "weight_decay"}
 _SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 _LEFT_OUT = (
-    "activation_checkpointing",
-    "aio",
-    "autotuning",
-    "comms_logger",
-    "communication_data_type",
-    "dump_state",
-    "flops_profiler",
-    "gradient_predivide_factor",
-    "memory_breakdown",
-    "prescale_gradients",
-    "steps_per_print",
-    "tensorboard",
-    "train_batch_size",
-    "wall_clock_breakdown",
-    "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer",
-)
+    "activation_checkpointing", "aio", "autotuning", "comms_logger", "communication_data_type",
+    "dump_state", "flops_profiler", "gradient_predivide_factor", "memory_breakdown",
+    "prescale_gradients", "steps_per_print", "tensorboard", "train_batch_size",
+    "wall_clock_breakdown", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"
+)  # fmt: skip
 """Keys of its buffers, logs and profilers, by its docs/_pages/config-json.md and constants.py."""
 _SECTIONS = ("zero_optimization", "bf16", "fp16", "optimizer", "scheduler")
 

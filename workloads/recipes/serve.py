@@ -13,26 +13,12 @@ MAX_TOP_LOGPROBS = 20
 """OpenAI's limit; https://platform.openai.com/docs/api-reference/chat/create (2026-11-21)."""
 # Words of apply_chat_template itself (transformers 5.23): with one of them a client would bring its
 # own template, which is a program, or change what comes back.
-_NOT_OF_A_TEMPLATE = frozenset(
-    [
-        "conversation",
-        "messages",
-        "tools",
-        "documents",
-        "chat_template",
-        "add_generation_prompt",
-        "tokenize",
-        "continue_final_message",
-        "sanitize_control_tokens",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "tokenizer_kwargs",
-    ]
-)
+_NOT_OF_A_TEMPLATE = frozenset({
+    "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
+    "tokenize", "continue_final_message", "sanitize_control_tokens", "padding", "truncation",
+    "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "tokenizer_kwargs"
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,28 +60,11 @@ LOSS_CHUNK_TOKENS = 2048
 STRATEGIES = ("ddp", "fsdp", "hsdp", "offload")
 """How the trainer can spread a run over ranks."""
 RESUMABLE = (
-    "attention",
-    "checkpoint",
-    "checkpoint_every",
-    "checkpoint_every_epochs",
-    "compile",
-    "cpu_threads",
-    "epochs",
-    "eval",
-    "export_merged",
-    "gate",
-    "gradient_accumulation",
-    "gradient_checkpointing",
-    "keep_last",
-    "liger",
-    "loss_chunk_tokens",
-    "max_steps",
-    "micro_batch_size",
-    "resume",
-    "save_original",
-    "schedule",
-    "strategy",
-)
+    "attention", "checkpoint", "checkpoint_every", "checkpoint_every_epochs", "compile",
+    "cpu_threads", "epochs", "eval", "export_merged", "gate", "gradient_accumulation",
+    "gradient_checkpointing", "keep_last", "liger", "loss_chunk_tokens", "max_steps",
+    "micro_batch_size", "resume", "save_original", "schedule", "strategy", "warmup_steps",
+)  # fmt: skip
 """Keys that may differ between a run and its resumption."""
 
 

@@ -12,12 +12,11 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from workloads.common.tool_calls import ToolCall
 from workloads.serve.metrics import Watch
 from workloads.serve.protocol import ApiError, ChatRequest
 from workloads.serve.scheduler import Delta, Sink, TokenLogprob
@@ -31,10 +30,19 @@ class Choice:
     """One answer as it grows."""
 
     text: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    calls: list[CallPart] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     num_tokens: int = 0
     finish_reason: str | None = None
+
+    def take(self, parts: Sequence[CallPart]) -> None:
+        """Put parts to the calls that they belong to."""
+        for part in parts:
+            if part.name is not None:
+                self.calls.append(part)
+            else:
+                call = self.calls[part.index]
+                self.calls[part.index] = replace(call, arguments=call.arguments + part.arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +67,7 @@ class Frame:
                     "message": {
                         "role": "assistant",
                         "content": choice.text or (None if choice.calls else ""),
-                        **({"tool_calls": _calls(choice.calls)} if choice.calls else {}),
+                        **({"tool_calls": [*map(_call, choice.calls)]} if choice.calls else {}),
                     },
                     "logprobs": _logprobs(choice.logprobs) if with_logprobs else None,
                     "finish_reason": choice.finish_reason,
@@ -119,18 +127,17 @@ def event(value: dict[str, Any]) -> bytes:
 
 
 def call_deltas(parts: Sequence[CallPart]) -> list[dict[str, Any]]:
-    """Return parts of calls as a stream tells them: the first one of a call has id and name."""
-    return [
-        {
-            "index": part.index,
-            **({} if part.name is None else {"id": _call_id(), "type": "function"}),
-            "function": {
-                **({} if part.name is None else {"name": part.name}),
-                "arguments": part.arguments,
-            },
-        }
-        for part in parts
-    ]
+    """Return parts of calls as a stream tells them."""
+    return [{"index": part.index, **_call(part)} for part in parts]
+
+
+def _call(part: CallPart) -> dict[str, Any]:
+    """Return a call, or a part of it; the first part has id and name."""
+    function = {"arguments": part.arguments}
+    if part.name is None:
+        return {"function": function}
+    identity = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
+    return {**identity, "function": {"name": part.name, **function}}
 
 
 def models(names: Mapping[str, bool], *, created: int, context_tokens: int) -> dict[str, Any]:
@@ -153,24 +160,6 @@ def models(names: Mapping[str, bool], *, created: int, context_tokens: int) -> d
             for name, is_tuned in names.items()
         ],
     }
-
-
-def _calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": _call_id(),
-            "type": "function",
-            "function": {
-                "name": call.name,
-                "arguments": json.dumps(dict(call.arguments), ensure_ascii=False),
-            },
-        }
-        for call in calls
-    ]
-
-
-def _call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
 
 
 def _logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -255,7 +244,7 @@ class RunningChat:
                 ) from None
             if index not in still_open:
                 continue  # on its way when the choice was ended
-            watch, choice = self.watches[index], self.choices[index]
+            watch, choice, tools = self.watches[index], self.choices[index], self.tools[index]
             watch.saw(delta.num_tokens)
             if delta.failure is not None:
                 watch.end("failed")
@@ -265,11 +254,13 @@ class RunningChat:
                 )
             choice.num_tokens += delta.num_tokens
             text, parts, is_over = self._read(index, delta)
+            choice.take(parts)
             if is_over and delta.finish is None:
                 self.end(index)
             if is_over:
                 still_open.remove(index)
-                choice.finish_reason = "tool_calls" if choice.calls else delta.finish
+                is_cut = delta.finish == "length" and tools is not None and tools.is_cut
+                choice.finish_reason = "tool_calls" if choice.calls and not is_cut else delta.finish
                 watch.end("finished")
             yield index, delta, text, parts
 
@@ -281,10 +272,8 @@ class RunningChat:
         text, parts = tools.push(delta.text)
         if delta.finish is None and not tools.is_over:
             return text, parts, False
-        rest, more, self.choices[index].calls = tools.finish()
-        # Parts that a stream has sent cannot be taken back as text.
-        is_sent = self.request.stream and tools.has_sent_parts
-        return text + ("" if is_sent else rest), parts + more, True
+        rest, more = tools.finish()
+        return text + rest, parts + more, True
 
     async def whole(self) -> Response:
         async for index, delta, text, _ in self._deltas():

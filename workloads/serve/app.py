@@ -309,6 +309,8 @@ async def unless_gone(request: Request, work: Any) -> Response:
 
 
 OPEN_PATHS = frozenset({"/health"})
+HAS_KEY = "has_key"
+"""In the scope of a request that brought the key: its connection makes room for no other."""
 
 
 def error_response(error: ApiError) -> JSONResponse:
@@ -348,11 +350,10 @@ class KeyGuard:
         if said:
             return ApiError(status=status, message=said, code="forbidden")
         key = headers.get(b"authorization", "").encode("latin-1")
-        if (
-            self._expected is None
-            or scope["path"] in OPEN_PATHS
-            or secrets.compare_digest(key, self._expected)
-        ):
+        if self._expected is None or secrets.compare_digest(key, self._expected):
+            scope[HAS_KEY] = True
+            return None
+        if scope["path"] in OPEN_PATHS:
             return None
         return ApiError(
             status=401,

@@ -40,7 +40,7 @@ from workloads.common.tool_calls import OWN_FORM
 from workloads.data.chat_template import call_form
 from workloads.job import Job
 from workloads.recipes.serve import ServeConfig
-from workloads.serve.app import ChatServer, make_app
+from workloads.serve.app import HAS_KEY, ChatServer, make_app
 from workloads.serve.engine import TransformersEngine
 from workloads.serve.load import Loaded, load
 from workloads.serve.metrics import ServeMetrics, gpu_reader
@@ -59,7 +59,10 @@ MOST_CONNECTIONS = 512
 
 
 def http_config(app: Starlette, config: ServeConfig, **more: Any) -> uvicorn.Config:
-    """Return how requests are taken; connections that ask nothing are closed, and bounded."""
+    """Return how requests are taken; connections that ask nothing are closed, and bounded.
+
+    One too many ends another: the one that for the longest has asked nothing with the key.
+    """
     limits = config.limits
     most = max(MOST_CONNECTIONS, 2 * (limits.max_concurrency + limits.max_queue))
     head_s, base = HEAD_S, cast("Any", H11Protocol)
@@ -68,12 +71,16 @@ def http_config(app: Starlette, config: ServeConfig, **more: Any) -> uvicorn.Con
         """A connection; uvicorn by itself waits for ever for the rest of a head."""
 
         silence: asyncio.TimerHandle | None = None
+        useless_since = 0.0
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
+            self.useless_since = self.loop.time()
             self.watch()
-            if len(self.connections) > most:
-                transport.abort()
+            there = [each for each in self.connections if not each.transport.is_closing()]
+            if len(there) > most:
+                useless = [each for each in there if not (each.is_asked and each.has_key)]
+                min(useless, key=lambda each: each.useless_since).transport.abort()
 
         def data_received(self, data: bytes) -> None:
             self.watch()
@@ -82,6 +89,8 @@ def http_config(app: Starlette, config: ServeConfig, **more: Any) -> uvicorn.Con
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
+            if self.has_key:
+                self.useless_since = self.loop.time()
             if self.conn.trailing_data[0]:  # of a next request, which came before this one's end
                 self.watch()
 
@@ -89,11 +98,18 @@ def http_config(app: Starlette, config: ServeConfig, **more: Any) -> uvicorn.Con
             self.watch(is_over=True)
             super().connection_lost(exc)
 
+        @property
+        def is_asked(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        @property
+        def has_key(self) -> bool:
+            return HAS_KEY in self.cycle.scope
+
         def watch(self, *, is_over: bool = False) -> None:
-            is_asked = self.cycle is not None and not self.cycle.response_complete
-            if self.silence is not None and (is_asked or is_over):
+            if self.silence is not None and (self.is_asked or is_over):
                 self.silence = self.silence.cancel()
-            elif self.silence is None and not is_asked and not is_over:
+            elif self.silence is None and not self.is_asked and not is_over:
                 self.silence = self.loop.call_later(head_s, self.transport.abort)
 
     return uvicorn.Config(

@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 
 from workloads.common import tool_calls
-from workloads.common.tool_calls import BARE, MARKERS, ToolCall
+from workloads.common.tool_calls import BARE, CLOSE, MARKERS
 
 
 class TextStream:
@@ -71,10 +71,8 @@ class TextStream:
 
 def overlap(text: str, stop: str) -> int:
     """Return the length of the longest end of `text` that `stop` starts with."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if stop.startswith(text[-length:]):
-            return length
-    return 0
+    lengths = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((length for length in lengths if stop.startswith(text[-length:])), 0)
 
 
 _HEAD = re.compile(
@@ -108,11 +106,13 @@ class ToolStream:
         self._num_sent = 0
         self._arguments: _Object | None = None
         self._ends_call = False
+        self.is_cut = False
+        """After `finish`: whether a call that begins has no end that can be read."""
 
     @property
     def is_over(self) -> bool:
         """Whether the one call that may be made is whole."""
-        return not (self._is_parallel or self._arguments or self._ends_call) and self.has_sent_parts
+        return not (self._is_parallel or self._arguments or self._ends_call) and self._num_sent > 0
 
     def push(self, text: str) -> tuple[str, list[CallPart]]:
         """Return the text that is sure to be no call, and the parts of calls."""
@@ -129,28 +129,31 @@ class ToolStream:
         self._has_sent = self._has_sent or bool(sent)
         return sent, list(self._parts()) if self._has_marker else []
 
-    def finish(self) -> tuple[str, list[CallPart], list[ToolCall]]:
-        """Return the rest of the text, the calls' last parts and the calls, read.
+    def finish(self) -> tuple[str, list[CallPart]]:
+        """Return the rest of the text, and the last parts of the calls.
 
         Calls that cannot be read stay text, unless their parts were sent already.
         """
         is_text = not (self._has_marker or self._looks_like_object())
-        calls = [] if is_text else tool_calls.parse_calls(self._held) or []
-        if not self._is_parallel:
-            calls = calls[:1]
-        if not calls:
-            return self._held, [], []
+        calls = [] if is_text else tool_calls.parse_calls(self._held)
+        is_short = calls is None or len(calls) < self._num_sent or self._begins_another()
+        self.is_cut = is_short and not self.is_over
         parts = [
-            CallPart(index=index, name=call.name, arguments=json.dumps(dict(call.arguments)))
-            for index, call in enumerate(calls)
-            if index >= self._num_sent
+            CallPart(
+                index=index,
+                name=call.name,
+                arguments=json.dumps(dict(call.arguments), ensure_ascii=False),
+            )
+            for index, call in enumerate(calls or [])
+            if index >= self._num_sent and (self._is_parallel or not index)
         ]
-        return "", parts, calls
+        return "" if calls or self._num_sent else self._held, parts
 
-    @property
-    def has_sent_parts(self) -> bool:
-        """Whether a call was begun in the stream."""
-        return self._num_sent > 0
+    def _begins_another(self) -> bool:
+        """Whether a further call's marker, or a comma before it, stands behind the last one."""
+        rest = self._held.rpartition("}")[2].strip()
+        begins = any(overlap(rest, mark) for mark in MARKERS) and not CLOSE.startswith(rest)
+        return begins or rest in (",", ";")
 
     def _parts(self) -> list[CallPart]:
         parts: list[CallPart] = []
@@ -206,18 +209,13 @@ class _Object:
         for self.num_read, char in enumerate(text, 1):
             # Models write line breaks into strings, which JSON wants escaped.
             made.append(json.dumps(char)[1:-1] if self._is_text and char < " " else char)
-            if self._is_text:
-                if self._is_escaped:
-                    self._is_escaped = False
-                elif char == "\\":
-                    self._is_escaped = True
-                elif char == '"':
-                    self._is_text = False
+            if self._is_escaped or (self._is_text and char == "\\"):
+                self._is_escaped = not self._is_escaped
             elif char == '"':
-                self._is_text = True
-            elif char in "{[":
+                self._is_text = not self._is_text
+            elif not self._is_text and char in "{[":
                 self._depth += 1
-            elif char in "}]":
+            elif not self._is_text and char in "}]":
                 self._depth -= 1
                 if not self._depth:
                     self.is_whole = True
