@@ -111,17 +111,10 @@ def name_key(cls: type) -> str | None:
 
 
 STORAGE_KEYS: Final = (
-    "storage.jail",
-    "storage.controller_spool",
-    "storage.accounting",
-    "storage.submounts",
-    "storage.backup",
-    "storage.config_bucket_gib",
-    "storage.registry_gib",
-    "storage.purge_on_destroy",
-    "nfs",
-    "nebius.project_id",
-)
+    "storage.jail", "storage.controller_spool", "storage.accounting", "storage.submounts",
+    "storage.backup", "storage.config_bucket_gib", "storage.registry_gib",
+    "storage.purge_on_destroy", "nfs", "nebius.project_id"
+)  # fmt: skip
 """Config keys that lost_storage() looks at."""
 _FIXED: Final = {
     "storage.jail": "/",
@@ -261,14 +254,9 @@ def _lost(
 KUBERNETES_KEY: Final = "cluster.kubernetes_version"
 SOPERATOR_KEY: Final = "cluster.soperator_version"
 NODE_KEYS: Final = (
-    "cluster",
-    "nodes",
-    "storage.memory",
-    "nebius.network_id",
-    "nebius.subnet_id",
-    "nebius.discover_network",
-    "soperator.cuda_version",
-)
+    "cluster", "nodes", "storage.memory", "nebius.network_id", "nebius.subnet_id",
+    "nebius.discover_network", "soperator.cuda_version"
+)  # fmt: skip
 """Config keys, and what is inside of them, that a deployment must remember."""
 _SIZE: Final = ".size_gib"
 _STAGES: Final = {"system": 0, "controller": 1, "login": 1, "accounting": 1, "nfs": 1}

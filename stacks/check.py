@@ -21,24 +21,10 @@ from stacks.rules.storage import check_nfs, check_storage
 from stacks.spec import StackSpec
 
 _SUBJECTS: Final = (
-    check_access,
-    check_cluster,
-    check_versions,
-    check_storage,
-    check_nodes,
-    check_amounts,
-    check_nfs,
-    check_quotas,
-    check_soperator,
-    check_jobs,
-    check_schedules,
-    check_searches,
-    check_teams,
-    check_verbatim,
-    check_chat,
-    check_runs,
-    check_lifetime,
-)
+    check_access, check_cluster, check_versions, check_storage, check_nodes, check_amounts,
+    check_nfs, check_quotas, check_soperator, check_jobs, check_schedules, check_searches,
+    check_teams, check_verbatim, check_chat, check_runs, check_lifetime
+)  # fmt: skip
 
 
 _OF_JOBS: Final = (

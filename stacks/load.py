@@ -263,12 +263,13 @@ _ONE_OR_MORE: Final = ("after",)
 RENAMED_BOOKS: Final[Mapping[str, str]] = {"seed000": "nebius-2026-09"}
 """Old name of a price book, which stack files and states may have -> its name now."""
 _GONE: Final[Mapping[str, str]] = {
+    "attached.scrontab": "gone, as schedules of an attached cluster are refused; delete the line",
     # nebius/soperator, helm/slurm-cluster/templates/slurm-cluster-cr.yaml at 4.1.7 and of 5.0.0:
     # the resource has a field for it, the chart has no value.
     "login.sshd_config_map": (
         "gone, as Soperator's chart takes no sshd configuration for login nodes and the key "
         "changed nothing; remove it (that of workers is nodes.workers[].sshd_config_map)"
-    )
+    ),
 }
 """Key that a stack had once -> why it has it no more, and what to do."""
 

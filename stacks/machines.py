@@ -10,8 +10,9 @@ mount of ours at one of its own paths without a word, and the API server then re
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from types import MappingProxyType
 from typing import Final
@@ -19,6 +20,7 @@ from typing import Final
 from stacks.spec import StackSpec
 from stacks.spec.cluster import HOME, Observability
 from stacks.spec.nodes import IMAGE_PATH, MachineSpec, NodeGroupSpec, WorkerSpec
+from stacks.spec.slurm import JobSpec
 
 
 def node_groups(spec: StackSpec) -> Iterator[tuple[str, str, NodeGroupSpec]]:
@@ -43,7 +45,10 @@ def machines(spec: StackSpec) -> Iterator[tuple[str, MachineSpec]]:
         yield "nfs", spec.nfs
 
 
-_NODES: Final = re.compile(r"(?P<prefix>[^\[\],]+)(?:\[(?P<ranges>[0-9,-]+)\])?(?:,|$)")
+_NODES: Final = re.compile(r"(?P<prefix>[^\[\],]{1,255})(?:\[(?P<ranges>[0-9,-]+)\])?(?:,|$)")
+_MOST_NODES: Final = 1 << 16
+"""More than any cluster has: a line of a login node must not fill this machine's memory."""
+_MOST_DIGITS: Final = 18
 
 
 def expand_nodes(text: str) -> tuple[str, ...]:
@@ -53,14 +58,12 @@ def expand_nodes(text: str) -> tuple[str, ...]:
     while position < len(text):
         found = _NODES.match(text, position)
         if found is None:
-            raise ValueError(f"{text!r} is not a list of names")
-        ranges = found["ranges"]
-        names += (
-            [found["prefix"]]
-            if ranges is None
-            else [f"{found['prefix']}{each}" for each in _numbers(ranges, text)]
-        )
+            raise ValueError(f"{text[:80]!r} is not a list of names")
         position = found.end()
+        for each in [""] if found["ranges"] is None else _numbers(found["ranges"], text):
+            if len(names) == _MOST_NODES:
+                raise ValueError(f"{text[:80]!r} are more names than a cluster has")
+            names.append(found["prefix"] + each)
     return tuple(names)
 
 
@@ -68,8 +71,8 @@ def _numbers(ranges: str, text: str) -> Iterator[str]:
     """`0-1,3` -> 0, 1, 3; leading zeros stay."""
     for part in ranges.split(","):
         first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{text!r} is not a list of names")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(part) > 2 * _MOST_DIGITS:
+            raise ValueError(f"{text[:80]!r} is not a list of names")
         for number in range(int(first), int(last or first) + 1):
             yield f"{number:0{len(first)}d}"
 
@@ -251,3 +254,19 @@ def paths_of_one_node(spec: StackSpec) -> Mapping[str, str]:
         memory = spec.storage.memory.mount_path
         paths[memory] = f"the memory of each worker ({memory})"
     return paths
+
+
+def cpus_per_rank(nodesets: Sequence[WorkerSpec], job: JobSpec) -> int:
+    """CPUs of a rank: the declared ones, else its GPU's share of the node with the fewest."""
+    if job.cpus_per_task is not None:
+        return job.cpus_per_task
+    if not job.gpus_per_node:
+        return 1
+    presets = (worker.hardware for worker in nodesets)
+    return min(preset.vcpus // preset.gpus for preset in presets if preset is not None)
+
+
+def dominant_share(worker: WorkerSpec, gpus: int, cpus: int) -> Decimal:
+    """The larger of a job's shares of a node's CPUs and GPUs; above 0, so that all pay."""
+    of_gpus = Decimal(gpus) / worker.gpus if worker.gpus else Decimal(0)
+    return max(of_gpus, Decimal(max(1, cpus)) / max(1, worker.vcpus))

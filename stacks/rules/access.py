@@ -29,14 +29,9 @@ _ETCD_SIZES: Final = (1, 3)
 _SOPERATOR_NAME: Final = "soperator"
 _TAKEN_NAMESPACES: Final = re.compile(r"default|kube-.*|.*-system")
 _KEY_TYPES: Final = (
-    "ssh-ed25519",
-    "ssh-rsa",
-    "ecdsa-sha2-nistp256",
-    "ecdsa-sha2-nistp384",
-    "ecdsa-sha2-nistp521",
-    "sk-ssh-ed25519@openssh.com",
-    "sk-ecdsa-sha2-nistp256@openssh.com",
-)
+    "ssh-ed25519", "ssh-rsa", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521",
+    "sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@openssh.com"
+)  # fmt: skip
 # Filesystems and groups are called <stack>-<role>; Nebius names hold 63 characters.
 STACK_NAME_MAX: Final = 32
 

@@ -31,9 +31,17 @@ _IMAGE: Final = re.compile(r"(docker://)?[A-Za-z0-9/][A-Za-z0-9._/:@#+-]*")
 _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
 _BEFORE_EVERYTHING: Final = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "BASH_ENV", "ENV"})
 _LOADER: Final = "LD_"
-# What the name of a secret has among its words; TOKENIZERS_PARALLELISM and NCCL_IB_PKEY are none.
+# What the name of a secret has among its words; NUM_KEYS, PAD_TOKEN and NCCL_IB_PKEY are none.
 _SECRET: Final = re.compile(
-    "_(KEY|PASS|PWD|PAT|CREDENTIAL|[A-Z0-9]*(TOKEN|SECRET|APIKEY|PASSWORD|PASSWD|PASSPHRASE))_"
+    "(?<!BOS|CLS|EOS|PAD|SEP|UNK)_(KEY|(API|SSH|ACCESS|PRIVATE)_?KEYS?|PASS|PWD|PAT|JWT"
+    "|CREDENTIALS?|[A-Z0-9]*(TOKEN|SECRETS?|APIKEYS?|PASSWORDS?|PASSWD|PASSPHRASE))_"
+)
+# Whole tokens, as a folder may be called hf_checkpoints: lengths of gitleaks 8's rules (2026-11).
+_SECRET_VALUE: Final = re.compile(
+    r"://[^/\s@:]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.|(?<!\w)"
+    r"(hf_[A-Za-z0-9]{30}|gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9]{22}_|glpat-[\w-]{20}"
+    r"|A[KS]IA[A-Z0-9]{16}(?!\w)|sk-(?=[\w-]*\d)(ant|proj|svcacct|admin|None|or|lf)-[\w-]{32}"
+    r"|sk-(?=[A-Za-z]*\d)[A-Za-z0-9]{32})"
 )
 _OF_A_SECRET: Final = ("_FILE", "_PATH", "_DIR")
 _OWN_VARIABLES: Final = ("SOPERATOR_", "SLURM", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE")
@@ -73,7 +81,7 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
         for nodeset in partition.nodesets:
             if nodeset not in known:
                 findings.unknown("partitions.refs", f"{path}.nodesets", nodeset, "nodeset", known)
-        check_line(partition, path, findings)
+        check_line(partition, path, findings, has_accounting=spec.slurm.accounting)
         check_unique(
             partition.nodesets,
             f"{path}.nodesets",
@@ -177,24 +185,31 @@ def _check_faults(job: JobSpec, path: str, findings: Findings) -> None:
             findings.add(
                 "jobs.environment",
                 f"{path}.environment.{name}",
-                f"'{name}={value}' cannot be set: a name has capitals, digits and _, a value is "
+                f"'{name}' cannot be set: a name has capitals, digits and _, a value is "
                 f"one line, and {', '.join(_OWN_VARIABLES)}... are the launcher's own",
             )
         elif name in _BEFORE_EVERYTHING or name.startswith(_LOADER):
             findings.add(
                 "jobs.environment-system",
                 f"{path}.environment.{name}",
-                f"'{name}={value}' would be what srun, the launcher and every rank start with, and "
+                f"'{name}' would be what srun, the launcher and every rank start with, and "
                 "would replace what they need; put programs and libraries into python_env_path",
             )
-        elif _SECRET.search(f"_{name}_") and not name.endswith(_OF_A_SECRET):
-            findings.add(
-                "jobs.environment-secret",
-                f"{path}.environment.{name}",
-                "looks like a secret by its name, and its value would be in the job's script, "
-                "which every user of the cluster may read; write NAME=value into a file of mode "
-                "0600 on the cluster and set environment_file to its path",
-            )
+    secret = [
+        f"environment.{name}"
+        for name, value in job.environment.items()
+        if (_SECRET.search(f"_{name}_") and not name.endswith(_OF_A_SECRET))
+        or _SECRET_VALUE.search(value)
+    ]
+    args = enumerate(job.args)
+    for key in (*secret, *(f"args[{number}]" for number, arg in args if _SECRET_VALUE.search(arg))):
+        findings.add(
+            "jobs.environment-secret",
+            f"{path}.{key}",
+            "looks like a secret, and would be in the job's script, which every user of the "
+            "cluster may read; write NAME=value into a file of mode 0600 on the cluster and set "
+            "environment_file to its path",
+        )
     if (file := job.environment_file) is not None:
         findings.add("jobs.environment-file", f"{path}.environment_file", path_problem(file))
 
@@ -264,8 +279,13 @@ def _check_servers(spec: StackSpec, findings: Findings) -> None:
                 f"{job.nodes}, but '{job.name}' serves, which one node does; write 1, and submit "
                 "it again for a second server",
             )
-        if job.container is not None:
-            _check_container(job.container, f"jobs[{index}].container", findings)
+        if job.container is not None and not _IMAGE.fullmatch(job.container):
+            findings.add(
+                "jobs.container",
+                f"jobs[{index}].container",
+                f"'{job.container}' is no image; write [REGISTRY#]IMAGE[:TAG] as enroot does, or "
+                "the path of a .sqsh file",
+            )
         if job.is_load_test and job.nodes != 1:
             findings.add(
                 "jobs.load-nodes",
@@ -273,16 +293,6 @@ def _check_servers(spec: StackSpec, findings: Findings) -> None:
                 f"{job.nodes}, but '{job.name}' is a load test, which one process does for all its "
                 "streams; write 1",
             )
-
-
-def _check_container(image: str, path: str, findings: Findings) -> None:
-    if not _IMAGE.fullmatch(image):
-        findings.add(
-            "jobs.container",
-            path,
-            f"'{image}' is no image; write [REGISTRY#]IMAGE[:TAG] as enroot does, or the path of a "
-            ".sqsh file",
-        )
 
 
 def _check_order(spec: StackSpec, findings: Findings) -> None:

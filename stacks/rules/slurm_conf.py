@@ -149,51 +149,55 @@ def preemption_problem(lines: Iterable[tuple[str, str]]) -> str | None:
 HIDDEN: Final = "hidden"
 """Partition that every Slurm active check of Soperator submits to."""
 _IS_HIDDEN: Final = re.compile(r"(?i)\bHidden=YES\b")
-_SLURM_DEFAULTS: Final = "default"
+# QOS that a partition may name, without and with accounting. At another one slurmctld ends before
+# it wrote its usage files, without which no later start goes on either (25.11, read_config.c).
+_FIRST_QOS: Final[tuple[dict[str, tuple[str, ...]], ...]] = (
+    {"allowqos": ("ALL",), "denyqos": (), "qos": ()},
+    {"allowqos": ("ALL", "normal"), "denyqos": ("normal",), "qos": ("normal",)},
+)
 # The operator renders `PartitionName=<name> Nodes=<nodesets> <config>`.
 _WRITTEN_BY_SOPERATOR: Final = ("partitionname", "nodes")
 
 
-def check_line(partition: PartitionSpec, path: str, findings: Findings) -> None:
+def check_line(
+    partition: PartitionSpec, path: str, findings: Findings, *, has_accounting: bool
+) -> None:
     """What stands in slurm.conf behind the name and the nodes."""
-    if partition.name == _SLURM_DEFAULTS:
+    if partition.name == "default":
         findings.add(
             "partitions.name-default",
             f"{path}.name",
             f"'{partition.name}': slurm.conf takes such a line as defaults of the lines below it, "
             "not as a partition; choose another name",
         )
+    where = f"{path}.config"
     for word in partition.config.split():
-        option, separator, value = word.partition("=")
-        if not separator or not (option.isascii() and option.isalpha()) or not value:
-            findings.add(
-                "partitions.config-form",
-                f"{path}.config",
-                f"'{word}' is not of the form Option=value, divided by spaces",
+        option, _, value = word.partition("=")
+        key = option.lower()
+        if not value or not (option.isascii() and option.isalpha()):
+            problem = f"'{word}' is not of the form Option=value, divided by spaces"
+            findings.add("partitions.config-form", where, problem)
+        elif key in _WRITTEN_BY_SOPERATOR:
+            problem = f"'{word}': Soperator writes {option} itself; use name and nodesets"
+            findings.add("partitions.config-own", where, problem)
+        elif key not in PARTITION:
+            near = nearest(option, tuple(name for name, _ in PARTITION.values()))
+            problem = f"'{option}' is no option of a partition, and slurmctld would not start{near}"
+            findings.add("partitions.config-option", where, problem)
+        elif problem := value_problem(PARTITION[key], value):
+            problem = f"'{word}': slurmctld would not start, or read something else; {problem}"
+            findings.add("partitions.config-value", where, problem)
+        elif value not in _FIRST_QOS[has_accounting].get(key, (value,)):
+            problem = (
+                f"'{word}': no QOS is there when slurmctld first starts (with accounting: normal), "
+                "and at an unknown one it ends, then and for ever; "
+                "use AllowAccounts and slurm.accounts[].qos"
             )
-        elif option.lower() in _WRITTEN_BY_SOPERATOR:
-            findings.add(
-                "partitions.config-own",
-                f"{path}.config",
-                f"'{word}': Soperator writes {option} itself; use name and nodesets",
-            )
-        elif option.lower() not in PARTITION:
-            findings.add(
-                "partitions.config-option",
-                f"{path}.config",
-                f"'{option}' is no option of a partition, and slurmctld would not start"
-                f"{nearest(option, tuple(name for name, _ in PARTITION.values()))}",
-            )
-        elif problem := value_problem(PARTITION[option.lower()], value):
-            findings.add(
-                "partitions.config-value",
-                f"{path}.config",
-                f"'{word}': slurmctld would not start, or read something else; {problem}",
-            )
+            findings.add("partitions.config-qos", where, problem)
     if partition.name == HIDDEN and not _IS_HIDDEN.search(partition.config):
         findings.add(
             "partitions.hidden-shown",
-            f"{path}.config",
+            where,
             "'hidden' is shown to users, who may submit to it; add Hidden=YES",
         )
 
@@ -277,11 +281,8 @@ def _check_slurm_line(path: str, line: str, findings: Findings) -> None:
         )
     elif found[1].lower() not in CLUSTER:
         near = nearest(found[1], tuple(name for name, _ in CLUSTER.values()))
-        findings.add(
-            "verbatim.slurm-option",
-            path,
-            f"'{found[1]}' is no option of slurm.conf, and slurmctld would not start{near}",
-        )
+        problem = f"'{found[1]}' is no option of slurm.conf, and slurmctld would not start{near}"
+        findings.add("verbatim.slurm-option", path, problem)
     elif not _ONE_VALUE.fullmatch(found[2]):
         findings.add(
             "verbatim.slurm-value",
@@ -289,8 +290,5 @@ def _check_slurm_line(path: str, line: str, findings: Findings) -> None:
             f"'{line}' has more than one value; one option a line, spaces within double quotes",
         )
     elif problem := value_problem(CLUSTER[found[1].lower()], found[2].strip('"')):
-        findings.add(
-            "verbatim.slurm-value",
-            path,
-            f"'{line}': slurmctld would not start, or read something else; {problem}",
-        )
+        problem = f"'{line}': slurmctld would not start, or read something else; {problem}"
+        findings.add("verbatim.slurm-value", path, problem)

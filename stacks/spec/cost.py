@@ -127,6 +127,9 @@ class BudgetSpec:
     """US dollars a month of each user's jobs."""
     usd_per_account: Decimal | None = None
     """US dollars a month of each Slurm account's jobs."""
+    ledger: str | None = None
+    """Folder of the login node, root's and sticky, in which members of a team without accounting
+    tell each other what their jobs cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,6 +118,9 @@ MISTAKES: list[tuple[str, Change]] = [
     ("partitions.config-value", partition(0, config="Default=YES MaxTime=banana")),
     ("partitions.config-value", partition(0, config="Default=YES Hidden=perhaps")),
     ("partitions.config-value", partition(0, config="Default=YES PriorityTier=high")),
+    ("partitions.config-qos", partition(0, config="Default=YES AllowQos=long")),
+    ("partitions.config-qos", partition(0, config="Default=YES denyqos=normal,long")),
+    ("partitions.config-qos", partition(0, config="Default=YES QOS=long")),
     ("verbatim.slurm-option", lambda c: c["slurm"].update(config_lines=["FooBarBaz=1"])),
     ("verbatim.slurm-value", lambda c: c["slurm"].update(config_lines=["MaxArraySize=x"])),
     ("partitions.hidden-shown", partition(1, config="Default=NO")),
@@ -141,6 +144,18 @@ MISTAKES: list[tuple[str, Change]] = [
         "jobs.environment-secret",
         lambda c: c["jobs"][1].update(environment={"AWS_ACCESS_KEY_ID": "x"}),
     ),
+    ("jobs.environment-secret", lambda c: c["jobs"][1].update(environment={"API_KEYS": "x"})),
+    ("jobs.environment-secret", lambda c: c["jobs"][1].update(environment={"SSHKEY": "x"})),
+    ("jobs.environment-secret", lambda c: c["jobs"][1].update(environment={"CREDENTIALS": "x"})),
+    (
+        "jobs.environment-secret",
+        lambda c: c["jobs"][1].update(environment={"HTTPS_PROXY": "http://me:pw@proxy:3128"}),
+    ),
+    (
+        "jobs.environment-secret",
+        lambda c: c["jobs"][1].update(environment={"HUB": f"hf_{'x' * 34}"}),
+    ),
+    ("jobs.environment-secret", lambda c: c["jobs"][1].update(args=[f"hub=hf_{'x' * 34}"])),
     ("jobs.environment-file", lambda c: c["jobs"][1].update(environment_file="token.env")),
     ("jobs.container", lambda c: c["jobs"][1].update(container="a b")),
     ("jobs.time-over", partition(0, config="Default=YES MaxTime=59")),
@@ -204,6 +219,56 @@ def test_every_rule_of_the_table_is_in_the_code():
 @pytest.mark.parametrize(("rule", "change"), MISTAKES, ids=[row[0] for row in MISTAKES])
 def test_a_planted_mistake_is_found_by_its_rule(rule: str, change: Change):
     assert rule in {problem.rule for problem in check(changed(change))}
+
+
+TOKENS = (
+    f"hf_{'aB' * 17}",
+    "hf_oauth_eyJhbGciOiJFZERTQSJ9.eyJzY29wZSI6WyJyZWFkIl19.c2lnbmVk",
+    *(f"gh{kind}_{'aB3' * 12}" for kind in "pousr"),
+    f"github_pat_{'aB3' * 7}x_{'aB3' * 19}xy",
+    f"glpat-{'aB3-_' * 4}",
+    f"glpat-{'aB3-' * 7}.01.0a1b2c3d4",
+    "AKIA" + "IOSFODNN7EXAMPLE",
+    "ASIA" + "IOSFODNN7EXAMPLE",
+    f"sk-{'aB3d' * 5}T3BlbkFJ{'aB3d' * 5}",
+    f"sk-proj-{'aB_-' * 18}xyT3BlbkFJ{'aB_-' * 18}xy",
+    f"sk-ant-api03-{'aB3_-' * 18}abcAA",
+    f"sk-{'0123456789abcdef' * 2}",
+    "https://oauth2:pw@gitlab.example.com/team/data.git",
+    "-----BEGIN OPENSSH PRIVATE KEY-----",
+)
+HONEST = (
+    "/mnt/shared/hf_checkpoints_2026-11_final_weights",
+    "hf_home_of_the_whole_team_and_its_caches",
+    "sk-learn-random-forest-of-2024-with-defaults-v2",
+    "sk-learn-classification-report-of-every-run",
+    "task-0123456789abcdef0123456789abcdef",
+    "AKIAPPARTNERSHIPOFTHEWEST",
+    "github_pat_rotation_of_the_year_2026_november",
+    "https://example.com:8443/data@v2",
+)
+
+
+@pytest.mark.parametrize("value", TOKENS)
+def test_the_form_of_a_token_is_refused_wherever_it_stands(value: str):
+    for place in ({"environment": {"HUB": value}}, {"args": [f"hub={value}"]}):
+        found = check(changed(lambda c, place=place: c["jobs"][1].update(place)))
+        assert "jobs.environment-secret" in {problem.rule for problem in found}, place
+
+
+@pytest.mark.parametrize("value", HONEST)
+def test_a_value_that_only_starts_like_a_token_is_free(value: str):
+    place = {"environment": {"HUB": value}, "args": [f"hub={value}"]}
+    found = check(changed(lambda c: c["jobs"][1].update(place)))
+    assert "jobs.environment-secret" not in {problem.rule for problem in found}
+
+
+@pytest.mark.parametrize(
+    "name", ["NUM_KEYS", "KEYS", "EOS_TOKEN", "PAD_TOKEN", "NUM_TOKENS", "TOKENIZERS_PARALLELISM"]
+)
+def test_a_name_of_no_secret_is_free(name: str):
+    found = check(changed(lambda c: c["jobs"][1].update(environment={name: "8"})))
+    assert "jobs.environment-secret" not in {problem.rule for problem in found}
 
 
 def test_a_place_of_ones_own_under_opt_and_in_mnt_is_free():
