@@ -19,20 +19,15 @@ from cost.run_record import RunRecord
 from cost.runs.pipelines import pipelines_part, schedules_part
 from cost.runs.runs import runs
 from cost.runs.searches import searches_part, shifts_part
+from cost.size.shape import chat_problems
 from stacks.check import check
 from stacks.errors import Level, Problem
 from stacks.spec import StackSpec
 
 PARTS: Final[tuple[PartMaker, ...]] = (
-    break_even_part,
-    runs,
-    reservations_part,
-    pipelines_part,
-    searches_part,
-    schedules_part,
-    shifts_part,
-    policy_part,
-)
+    break_even_part, runs, reservations_part, pipelines_part, searches_part, schedules_part,
+    shifts_part, policy_part
+)  # fmt: skip
 """Every subject beyond the lines and the unit costs, in the order in which they are printed."""
 
 
@@ -86,7 +81,7 @@ def bill(spec: StackSpec, book: PriceBook, records: Sequence[RunRecord] = ()) ->
     # A part may rely on what the checks allow.
     is_valid = not any(problem.level is Level.ERROR for problem in problems)
     if is_valid:
-        problems = (*problems, *policy_problems(inputs), *model_problems(spec))
+        problems += (*policy_problems(inputs), *model_problems(spec), *chat_problems(spec))
         problems = tuple(sorted(problems, key=lambda problem: problem.level is Level.WARNING))
     return Bill(
         spec=spec,

@@ -31,25 +31,13 @@ from cost.traced import leaf, number, traced
 from stacks.errors import UserError
 
 _ALIASES = {
-    "per_chat_usd": "chat",
-    "serving_node_per_chat_usd": "chat",
-    "per_1m_tokens_usd": "chat",
-    "per_run_usd": "run",
-    "hourly_usd": "total",
-    "hourly_high_usd": "total",
-    "monthly_low_usd": "total",
-    "monthly_high_usd": "total",
-    "subtotal_low_usd": "total.main",
-    "subtotal_high_usd": "total.main",
-    "total": "total",
-    "subtotal": "total.main",
-    "subtotal, also billed": "total.also",
-    "$/h": "total",
-    "$/month": "total",
-    "$/run": "run",
-    "$/1m tokens": "chat",
-    "$/chat": "chat",
-}
+    "per_chat_usd": "chat", "serving_node_per_chat_usd": "chat", "per_1m_tokens_usd": "chat",
+    "per_run_usd": "run", "hourly_usd": "total", "hourly_high_usd": "total",
+    "monthly_low_usd": "total", "monthly_high_usd": "total", "subtotal_low_usd": "total.main",
+    "subtotal_high_usd": "total.main", "total": "total", "subtotal": "total.main",
+    "subtotal, also billed": "total.also", "$/h": "total", "$/month": "total", "$/run": "run",
+    "$/1m tokens": "chat", "$/chat": "chat"
+}  # fmt: skip
 """Keys of the output `cost`, names that are printed, and the item that explains each."""
 _MOST_HINTS = 3
 

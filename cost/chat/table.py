@@ -23,12 +23,14 @@ def chat_table(units: UnitCosts) -> Table | None:
     rows = units.known_chats
     if not rows:
         return None
+    reads = any(row.counts_prefill for row in rows)
     bound = ", at least" if units.is_lower_bound else ""
     return Table(
         title=f"Cost per chat{bound} {_load(units)} (whole cluster; {_serving(units)} alone)",
         headings=(
             "Scenario",
             "Tokens/s",
+            *(("Reads/s",) if reads else ()),
             "Tokens/Day",
             "Chats/Day",
             "Est Cost/Chat",
@@ -39,6 +41,7 @@ def chat_table(units: UnitCosts) -> Table | None:
             (
                 row.speed.scenario,
                 short(row.speed.output_tokens_per_s),
+                *((_reads(row),) if reads else ()),
                 f"{int(row.tokens_per_day):,}",
                 f"{int(row.chats_per_day):,}",
                 span(
@@ -51,6 +54,11 @@ def chat_table(units: UnitCosts) -> Table | None:
         ),
         bad_rows=frozenset(index for index, row in enumerate(rows) if row.meets_slo is False),
     )
+
+
+def _reads(row: ChatCost) -> str:
+    speed = row.speed.prefill_tokens_per_s
+    return "-" if speed is None else short(speed)
 
 
 def chat_notes(units: UnitCosts) -> list[str]:

@@ -125,7 +125,7 @@ def _measured(model: str, record: RunRecord) -> Measured | None:
         or hardware is None
         or hardware.platform is None
         or hardware.preset is None
-        or base_name(record.model).lower() != base_name(model).lower()
+        or base_name(record.model) != base_name(model)
     ):
         return None
     answered = [each for each in curve.sweep if each.num_ok and each.mean_prompt_tokens]

@@ -30,18 +30,9 @@ from stacks.spec.nodes import StrategySpec, WorkerSpec
 _EVERY: Final = ("cluster.kubernetes_version", "cluster.os", "nodes.ssh_users")
 _GPU: Final = ("cluster.drivers_preset", "cluster.gpu_drivers")
 _FIELDS: Final = (
-    "platform",
-    "preset",
-    "boot_disk",
-    "billing",
-    "public_ip",
-    "infiniband_fabric",
-    "gpu_cluster_id",
-    "reservation",
-    "max_pods",
-    "nvidia_config_lines",
-    "local_nvme",
-)
+    "platform", "preset", "boot_disk", "billing", "public_ip", "infiniband_fabric",
+    "gpu_cluster_id", "reservation", "max_pods", "nvidia_config_lines", "local_nvme"
+)  # fmt: skip
 """Of a group; all else of it is the number of nodes, what new ones get, or a matter of its pods."""
 _JAILED: Final = ("storage.jail", "storage.submounts[")
 _OF_ROLE: Final = {

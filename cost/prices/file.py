@@ -24,7 +24,7 @@ from typing import Annotated, Any, TypeVar
 
 import yaml
 
-from cost.prices.price import CURRENCY, UNITS, Price, PriceBookError, Unit, unit_of
+from cost.prices.price import CURRENCY, UNITS, Price, PriceBookError, Unit
 from stacks.catalog import REGIONS
 from stacks.files import MAX_BYTES, is_list, is_map, parse_yaml, read_text
 from stacks.spec.decode import Decoder, any_text, between, one_of
@@ -216,7 +216,7 @@ def unit(
     sku: str, value: str | None, path: str, decoder: Decoder, *, sku_path: str = ""
 ) -> Unit | None:
     """The unit of a SKU that is sold, which its price must be for."""
-    sold_by = unit_of(sku)
+    sold_by = UNITS.get(sku)
     if sold_by is None:
         near = difflib.get_close_matches(sku, UNITS, n=1)
         advice = f"; did you mean '{near[0]}'?" if near else " (docs/prices.md lists them)"

@@ -132,8 +132,3 @@ def covers_vm(sku: str) -> bool:
 
 UNITS: Final = _units()
 """SKU -> the unit that it is sold by."""
-
-
-def unit_of(sku: str) -> Unit | None:
-    """The unit that the SKU is sold by; None where no such thing is sold."""
-    return UNITS.get(sku)

@@ -13,6 +13,7 @@ from cost.resources.component import CostComponent, Scope, Section
 from cost.resources.lines import components, node_rate
 from cost.traced import named
 from stacks.errors import Problem
+from stacks.machines import cpus_per_rank, dominant_share
 from stacks.rules.jobs import nodesets_of
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, NodeGroupSpec, WorkerSpec
@@ -177,6 +178,14 @@ class RunRates:
         """US dollars of so many nodes for so long; None when their price is not known."""
         rate = self.node_usd_per_hour[worker.name]
         return None if rate is None else rate * num_nodes * hours
+
+    def job_usd(self, job: JobSpec, worker: WorkerSpec, hours: Decimal) -> Decimal | None:
+        """US dollars of the job's nodes for so long; of others' cluster its share, as spend has."""
+        usd = self.nodes_usd(worker, job.nodes, hours)
+        if usd is None or self.spec.attached is None:
+            return usd
+        cpus = cpus_per_rank(self.workers_of(job), job) * max(1, job.gpus_per_node)
+        return usd * dominant_share(worker, job.gpus_per_node, cpus)
 
     def share_usd(
         self, nodes_usd: Decimal | None, num_nodes: int, hours: Decimal

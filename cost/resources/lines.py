@@ -478,25 +478,16 @@ _SKU: Final = "container-registry/storage"
 def registry_line(spec: StackSpec, book: PriceBook) -> CostComponent:
     """Images that users push; Soperator's own come from the provider's registry."""
     size_gib = spec.storage.registry_gib
-    if size_gib is not None:
-        key = "storage.registry_gib"
-        return _gib_line(
-            id="registry",
-            section=Section.REGISTRY,
-            name="images of the project",
-            size=f"{size_gib} GiB" if size_gib else "< 1 GiB",
-            quantity=size_gib,
-            price=book.find(_SKU, Unit.GIB_MONTH),
-            keys=(key,),
-        )
+    is_declared = size_gib is not None
+    size = f"{size_gib} GiB" if size_gib else "< 1 GiB"
     return _gib_line(
         id="registry",
         section=Section.REGISTRY,
         name="images of the project",
-        size="not declared",
-        quantity=None,
+        size=size if is_declared else "not declared",
+        quantity=size_gib,
         price=book.find(_SKU, Unit.GIB_MONTH),
-        keys=(),
-        scope=Scope.ALSO,
-        unknown="the stack does not declare how much its users push",
+        keys=("storage.registry_gib",) if is_declared else (),
+        scope=Scope.MAIN if is_declared else Scope.ALSO,
+        unknown=None if is_declared else "the stack does not declare how much its users push",
     )

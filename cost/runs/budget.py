@@ -8,8 +8,8 @@ what Slurm lets it cost at most, so that no member's word makes or takes room.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
@@ -25,8 +25,8 @@ from cost.runs.ledger import (
     forecasts,
     open_parts,
 )
-from cost.runs.spend import By, JobUse, dominant_share, month_of, span_s
-from stacks.machines import nodeset_of
+from cost.runs.spend import By, JobUse, month_of, span_s
+from stacks.machines import dominant_share, nodeset_of
 from stacks.rules.jobs import nodesets_of
 from stacks.spec.cost import BudgetSpec
 from stacks.spec.nodes import WorkerSpec
@@ -54,6 +54,8 @@ class Charge:
     user: str = ""
     account: str = ""
     """Empty, as the user is, where a ledger knows the submission alone."""
+    is_told: bool = False
+    """Whether the user's own word in budget.ledger is all that is known of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,7 @@ class MonthBudget:
     def refusal(
         self,
         job: str,
-        usd: Decimal,
+        usd: Decimal | None,
         *,
         user: str = "",
         account: str = "",
@@ -109,7 +111,7 @@ class MonthBudget:
     ) -> str | None:
         """Why a job that may cost so much is not submitted, and what to do; None when it fits.
 
-        `basis`: where the cost comes from.
+        One of unknown cost does. `basis`: where the cost comes from.
         """
         words, key = str(self), "usd_per_month"
         left_usd = self.left_usd
@@ -125,7 +127,7 @@ class MonthBudget:
                 words = (
                     f"{which} {name} has {usd_text(own_usd)} left of {usd_text(most_usd)}; {self}"
                 )
-        if usd <= left_usd:
+        if usd is None or usd <= left_usd:
             return None
         return (
             f"{job}: {basis} of {usd_text(usd)} is more than what is left: {words}"
@@ -141,22 +143,27 @@ class MonthBudget:
         )
 
     def _who(self) -> str:
-        """Whose reservations are the largest, with their jobs."""
-        groups: dict[str, list[Charge]] = defaultdict(list)
-        for each in self.charges:
-            if each.usd and not each.is_spent:
-                groups[each.user or "submitted from here"].append(each)
-        order = sorted(groups, key=lambda user: (-_sum(groups[user]), user))
-        said = [
-            f"{user} {usd_text(_sum(groups[user]))} "
-            f"(job {', '.join(each.key[1] for each in groups[user][:_MOST_NAMED])}"
-            f"{' and more' if len(groups[user]) > _MOST_NAMED else ''})"
-            for user in order[:_MOST_NAMED]
-        ]
-        return f"; reserved by {', '.join(said)}" if said else ""
+        """Whose reservations, and whose words about what was spent, are the largest."""
+        reserved = _largest(each for each in self.charges if not each.is_spent)
+        told = _largest(each for each in self.charges if each.is_spent and each.is_told)
+        return (reserved and f"; reserved by {reserved}") + (told and f"; told by {told}")
 
 
 _MOST_NAMED: Final = 3
+
+
+def _largest(charges: Iterable[Charge]) -> str:
+    """The users who have most of them, with their jobs."""
+    groups: dict[str, list[Charge]] = defaultdict(list)
+    for each in charges:
+        if each.usd:
+            groups[each.user or "submitted from here"].append(each)
+    return ", ".join(
+        f"{user} {usd_text(_sum(groups[user]))} "
+        f"(job {', '.join(each.key[1] for each in groups[user][:_MOST_NAMED])}"
+        f"{' and more' if len(groups[user]) > _MOST_NAMED else ''})"
+        for user in sorted(groups, key=lambda user: (-_sum(groups[user]), user))[:_MOST_NAMED]
+    )
 
 
 def _sum(charges: Iterable[Charge]) -> Decimal:
@@ -164,12 +171,17 @@ def _sum(charges: Iterable[Charge]) -> Decimal:
 
 
 def month_budget(
-    budget: BudgetSpec, entries: Sequence[Entry], now: datetime, queue: Sequence[Charge] = ()
+    budget: BudgetSpec,
+    entries: Sequence[Entry],
+    now: datetime,
+    queue: Sequence[Charge] = (),
+    told: Mapping[str, Sequence[Entry]] | None = None,
 ) -> MonthBudget:
     """The month of `now`, from the ledger's entries and what Slurm says of its queue.
 
     Nobody's word is taken for another's job: it counts up to its time limit. A job of this ledger
-    counts by its forecast, or by what it cost already where that is more.
+    counts by its forecast, or by what it cost already where that is more. `told`: entries of
+    members; each is taken for a job of that member which neither ledger nor queue know.
     """
     start, end = month_of(now)
     ended, expected = actuals(entries), forecasts(entries)
@@ -200,7 +212,8 @@ def month_budget(
         if entry.nodes_usd is None and tasks:
             continue
         if tasks or _reaches(entry, start):
-            usd = None if entry.nodes_usd is None else part * entry.nodes_usd
+            most = entry.at_most_usd if entry.nodes_usd is None else entry.nodes_usd
+            usd = None if most is None else part * most
             so_far = sum((each.so_far_usd or _ZERO for each in tasks), _ZERO)
             charges.append(
                 Charge(
@@ -216,6 +229,11 @@ def month_budget(
             )
             of_array.pop(key, None)
     charges += [each for tasks in of_array.values() for each in tasks]
+    known = {*ended, *expected, *(key for each in queue for key in (each.key, each.array_key))}
+    for user, own in (told or {}).items():
+        theirs = month_budget(budget, own, now).charges
+        theirs = [each for each in theirs if each.key not in known]
+        charges += [replace(each, user=user, is_told=True) for each in theirs]
     return MonthBudget(month=f"{start:%Y-%m}", budget=budget, charges=tuple(charges))
 
 
@@ -274,7 +292,7 @@ def _run_usd(
             return usd
         # What a job of others' cluster pays of a node; all of it where it may have asked for GPUs
         # in a way that the queue does not show.
-        share = dominant_share(use, worker)
+        share = dominant_share(worker, use.gpus_per_node, use.cpus_per_node)
         return usd * (share if use.gpus_per_node or not worker.gpus else 1)
 
     if nodes is not None:
@@ -306,7 +324,8 @@ def _part_in(actual: ActualEntry, start: datetime, end: datetime) -> Decimal:
 def _reaches(entry: ForecastEntry, start: datetime) -> bool:
     """Whether the job was submitted in this month, or its forecast runs into it."""
     hours = min(entry.hours or _ZERO, _LONGEST_HOURS)
-    return entry.at + timedelta(seconds=int(hours * 3600)) >= start
+    # Subtracted: a sum with the time that a member wrote down could pass the end of the calendar.
+    return start - entry.at <= timedelta(seconds=int(hours * 3600))
 
 
 def _round_seconds(span: timedelta) -> Decimal:

@@ -20,7 +20,7 @@ from typing import Final
 from cost.report.layout import rounded
 from cost.resources.estimate import RunRates
 from cost.run_record import Kind, Outcome, RunRecord
-from cost.runs.ledger import Entry, actuals
+from cost.runs.ledger import BY_HAND, Entry, actuals
 from cost.runs.recipes import max_steps
 from cost.traced import decimal, named
 from stacks.machines import nodeset_of
@@ -140,11 +140,12 @@ def learned(spec: StackSpec, entries: Sequence[Entry]) -> StackSpec:
     The declared rate counts as one preemption in the node-days that it says one takes (the mean of
     a gamma distribution with that prior), so that a first lucky day proves nothing and a declared
     guess fades. A stretch that another one follows met a preemption, as the supervisor queues a job
-    again that had its notice, but for PREEMPTED and where the next has more nodes: the job grew.
-    Slurm does not say who queued it again, so a user's own requeue counts.
+    again that had its notice, but for PREEMPTED, a requeue by hand and where the next has more
+    nodes: the job grew. A server ends well before its requeue, so that each of its requeues counts.
     """
     declared = spec.preemption
     names = {each.name for each in spec.nodes.workers if each.billing is Billing.PREEMPTIBLE}
+    servers = {job.name for job in spec.jobs if job.is_server}
     num_preemptions, node_s, last = 0, Decimal(0), None
     for entry in actuals(entries).values():
         met = [
@@ -158,8 +159,9 @@ def learned(spec: StackSpec, entries: Sequence[Entry]) -> StackSpec:
             node_s += num_nodes * Decimal(int((run.ended_at - run.started_at).total_seconds()))
             last = run.ended_at if last is None else max(last, run.ended_at)
         num_preemptions += bool(met) and entry.state == "NODE_FAIL"
+        taken = {*_TAKEN, BY_HAND} if entry.job in servers else _TAKEN
         num_preemptions += sum(
-            run.state in _TAKEN and num_nodes >= num_later
+            run.state in taken and num_nodes >= num_later
             for (run, num_nodes), (_, num_later) in pairwise(met)
         )
     if declared is None or last is None:
@@ -406,7 +408,7 @@ def _known(
     per_s = named(speed.tokens_per_s, "tokens a second", str(speed), beside=declared.epochs)
     busy_hours = num_tokens / per_s / SECONDS_PER_HOUR
     losses, hours = _disturbed(rates.spec, job, worker, busy_hours, records, notes)
-    nodes_usd = rates.nodes_usd(worker, job.nodes, hours)
+    nodes_usd = rates.job_usd(job, worker, hours)
     if nodes_usd is None:
         notes.append(f"a node of {worker.name} has no price in book {rates.book.name}")
     limit_s = slurm_seconds(job.time_limit)
@@ -553,7 +555,7 @@ def _unknown(
     limit_s = slurm_seconds(job.time_limit)
     at_most_usd = None
     if worker is not None and limit_s is not None:
-        at_most_usd = rates.nodes_usd(worker, job.nodes, limit_s / SECONDS_PER_HOUR)
+        at_most_usd = rates.job_usd(job, worker, limit_s / SECONDS_PER_HOUR)
     return UnknownRun(
         job=job.name, num_nodes=job.nodes, reason=reason, fix=fix, at_most_usd=at_most_usd
     )

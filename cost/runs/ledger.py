@@ -18,18 +18,22 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Final, cast
 
-from stacks.errors import UserError
+from stacks.errors import UserError, visible
 from stacks.files import is_map
-from stacks.spec.decode import CountOrZero, Decoder, any_text, between
+from stacks.spec.decode import CountOrZero, Decoder, any_text, between, described
 
 SCHEMA_VERSION: Final = 1
 _MOST: Final = 10**15
-
-
 Amount = Annotated[Decimal, between(0, _MOST)]
 """Not below 0: a negative cost would make room in a budget."""
-Text = Annotated[str, any_text]
-"""Names that users and Slurm give; empty where Slurm has none."""
+
+
+def _shown(value: object) -> tuple[object, str | None]:
+    return visible(value) if isinstance(value, str) else value, any_text(value)[1]
+
+
+Text = Annotated[str, _shown]
+"""Names that users and Slurm give, as a terminal may show them; empty where Slurm has none."""
 
 
 class LineError(ValueError):
@@ -56,11 +60,17 @@ class ForecastEntry:
     """Where the hours come from, or why they are not known."""
     num_tasks: int = 1
     """Tasks of the array that it is of; 1 for a job that is none."""
+    at_most_usd: Amount | None = None
+    """US dollars up to its time limit where no others are known."""
 
     @property
     def usd_per_task(self) -> Decimal | None:
         """US dollars of one task; of a job that is no array, of the job."""
         return None if self.nodes_usd is None else self.nodes_usd / self.num_tasks
+
+
+BY_HAND: Final = "REQUEUED by hand"
+"""A requeue while all steps ran well (seen on 22.05 alone): a job asks for its own after them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +82,7 @@ class Occupancy:
     """None while it runs."""
     nodes: tuple[Text, ...]
     state: Text = ""
-    """Slurm's word for this stretch's end; empty in a ledger of before."""
+    """Slurm's word for this stretch's end, or BY_HAND; empty in a ledger of before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +109,9 @@ class ActualEntry:
     """More than one where tasks that never started were cancelled together, under one id."""
     account: Text = ""
     """Slurm account; empty where Slurm keeps none."""
+    cpus_per_node: CountOrZero = 0
+    gpus_per_node: CountOrZero = 0
+    """With the CPUs its share of a node, which an attached stack charges; 0 in one of before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,20 +182,20 @@ def decode(text: str) -> Entry:
         values: object = json.loads(text)
     except json.JSONDecodeError as error:
         raise LineError(f"not a JSON object (column {error.colno}): cut or damaged") from error
-    except RecursionError as error:
-        raise LineError("not a JSON object: nested too deep") from error
+    except (RecursionError, ValueError) as error:
+        raise LineError("not a JSON object: nested too deep, or a number too long") from error
     if not is_map(values):
         raise LineError("not a JSON object")
     version = values.get("schema_version")
     if isinstance(version, bool) or version != SCHEMA_VERSION:
         raise VersionError(
-            f"schema_version: got {version!r}, expected {SCHEMA_VERSION}; use the version of "
-            "soperator that wrote it, or move the file away to begin a new ledger"
+            f"schema_version: got {described(version)}, expected {SCHEMA_VERSION}; use the version "
+            "of soperator that wrote it, or move the file away to begin a new ledger"
         )
     kind, decoder = values.get("kind"), Decoder(is_json=True)
-    if kind not in _KINDS:
-        raise LineError(f"kind: got {kind!r}, expected forecast, actual or override")
-    entry = decoder.record(_KINDS[str(kind)], values, "")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise LineError(f"kind: got {described(kind)}, expected forecast, actual or override")
+    entry = decoder.record(_KINDS[kind], values, "")
     if entry is None:
         raise LineError("; ".join(decoder.problems))
     return entry
@@ -199,11 +212,9 @@ def _plain(value: object) -> object:
         return value.astimezone(UTC).isoformat(timespec="seconds")
     if isinstance(value, Occupancy):
         return _values(value)
-    return (
-        [_plain(item) for item in cast("tuple[object, ...]", value)]
-        if isinstance(value, tuple)
-        else value
-    )
+    if isinstance(value, tuple):
+        return [_plain(item) for item in cast("tuple[object, ...]", value)]
+    return visible(value) if isinstance(value, str) else value
 
 
 FILE_NAME: Final = "ledger.jsonl"

@@ -87,7 +87,7 @@ def pipeline_cost(
                 job=job,
                 run=forecast(job, rates, records, (sets or {}).get(job.name, ())),
                 most_hours=hours,
-                most_usd=None if worker is None else rates.nodes_usd(worker, job.nodes, hours),
+                most_usd=None if worker is None else rates.job_usd(job, worker, hours),
             )
         )
     return PipelineCost(name=jobs[-1].name, steps=tuple(steps))

@@ -107,7 +107,7 @@ def search_cost(
     wanted = search.settings if trials is None else trials
     worker = rates.dearest(job)
     limit = Decimal(slurm_seconds(job.time_limit) or 0) / SECONDS_PER_HOUR
-    each = None if worker is None else rates.nodes_usd(worker, job.nodes, limit)
+    each = None if worker is None else rates.job_usd(job, worker, limit)
     return SearchCost(
         search=search,
         job=job,
@@ -244,7 +244,7 @@ def _costs(each: PartitionShifts, rates: RunRates, inputs: Inputs) -> tuple[Shif
             ShiftCost(
                 shift=shift,
                 node_hours=hours * job.nodes,
-                usd=None if worker is None else rates.nodes_usd(worker, job.nodes, hours),
+                usd=None if worker is None else rates.job_usd(job, worker, hours),
                 tokens=run.speed.tokens_per_s * hours * SECONDS_PER_HOUR
                 if isinstance(run, Forecast)
                 else None,

@@ -37,8 +37,7 @@ from cost.runs.ledger import (
     actuals,
     forecasts,
 )
-from stacks.machines import nodeset_of
-from stacks.spec.nodes import WorkerSpec
+from stacks.machines import dominant_share, nodeset_of
 
 if TYPE_CHECKING:
     from cost.runs.budget import MonthBudget
@@ -200,10 +199,7 @@ def grouped(
 
 
 def _stays(
-    rates: RunRates,
-    uses: Sequence[JobUse],
-    since: datetime,
-    until: datetime,
+    rates: RunRates, uses: Sequence[JobUse], since: datetime, until: datetime
 ) -> tuple[dict[str, list[_Stay]], tuple[str, ...]]:
     """Stays by node, in seconds from `since`, and nodes that no nodeset declares."""
     workers = {worker.name: worker for worker in rates.spec.nodes.workers}
@@ -224,7 +220,7 @@ def _stays(
                         start_s=span_s(start - since),
                         end_s=span_s(end - since),
                         job=index,
-                        weight=dominant_share(use, worker),
+                        weight=dominant_share(worker, use.gpus_per_node, use.cpus_per_node),
                     )
                 )
     return stays, tuple(sorted(foreign))
@@ -304,15 +300,6 @@ def _job(
         for run in use.runs
     )
     return JobSpend(use=use, node_hours=node_hours, nodes_usd=usd, is_whole=is_whole)
-
-
-def dominant_share(use: JobUse, worker: WorkerSpec) -> Decimal:
-    """The larger of the job's shares of a node's CPUs and GPUs; above 0, so that all pay."""
-    gpus, vcpus = worker.gpus, worker.vcpus
-    return max(
-        Decimal(use.gpus_per_node) / gpus if gpus else _ZERO,
-        Decimal(max(1, use.cpus_per_node)) / max(1, vcpus),
-    )
 
 
 def span_s(span: timedelta) -> Decimal:
@@ -400,9 +387,7 @@ def spend_report(
 
 
 def _row(
-    job: JobSpend,
-    expected: Mapping[JobKey, ForecastEntry],
-    ended: Mapping[JobKey, ActualEntry],
+    job: JobSpend, expected: Mapping[JobKey, ForecastEntry], ended: Mapping[JobKey, ActualEntry]
 ) -> JobRow:
     forecast = expected.get(job.use.forecast_key)
     actual = ended.get((job.use.cluster, job.use.job_id))
@@ -418,17 +403,9 @@ def _row(
 
 SCHEMA_VERSION: Final = 1
 _CSV_JOB: Final = (
-    "job",
-    "job_id",
-    "user",
-    "account",
-    "partition",
-    "state",
-    "node_hours",
-    "nodes_usd",
-    "forecast_usd",
-    "padding_usd",
-)
+    "job", "job_id", "user", "account", "partition", "state", "node_hours", "nodes_usd",
+    "forecast_usd", "padding_usd"
+)  # fmt: skip
 _CSV_COLUMNS: Final = ("stack", "since", "until", "kind", "name", *_CSV_JOB[1:])
 
 

@@ -70,14 +70,8 @@ class Memory:
     def parts(self) -> dict[str, int]:
         """Bytes on the GPU by part, in the order of the tables."""
         names = (
-            "weights",
-            "gradients",
-            "optimizer",
-            "gathered",
-            "activations",
-            "working",
-            "kv_cache",
-        )
+            "weights", "gradients", "optimizer", "gathered", "activations", "working", "kv_cache"
+        )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
 

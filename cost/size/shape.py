@@ -2,8 +2,8 @@
 
 `Qwen/Qwen3-14B` and `SmolLM2-135M-Instruct` are the rows Qwen3-14B and SmolLM2-135M of models.yaml:
 a tuned model has the shape of its base. Knows the decoder of Llama, Mistral, Qwen2 and Qwen3:
-pre-norm, grouped-query attention, gated MLP. Mixture-of-experts and other decoders are refused,
-since a wrong plan is worse than none.
+pre-norm, grouped-query attention, gated MLP. Mixtures of experts, encoders beside the decoder and
+other decoders are refused, since a wrong plan is worse than none.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Any, Final, cast
 
 import yaml
 
-from stacks.errors import UserError
+from stacks.errors import Level, Problem, UserError
 from stacks.files import is_map, read_text
+from stacks.spec import StackSpec
 from stacks.spec.decode import Decoder
 
 
@@ -31,15 +32,10 @@ class SizeError(UserError):
 
 
 MODEL_TYPES: Final = ("llama", "mistral", "qwen2", "qwen3")
+_ENCODERS: Final = ("is_encoder_decoder", "add_cross_attention", "vision_config", "audio_config")
 LINEAR_MODULES: Final = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-)
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
+)  # fmt: skip
 """Linear layers of one decoder layer; `all-linear` in a recipe means all of them."""
 
 
@@ -71,8 +67,7 @@ class ModelShape:
             return None
         return (
             f"{tokens:,} tokens in one context, but {self.name} was made for "
-            f"{self.max_positions:,} (max_position_embeddings); give fewer, or the config.json of "
-            "a model made for more"
+            f"{self.max_positions:,} (max_position_embeddings); give fewer, or another model"
         )
 
     @property
@@ -186,8 +181,7 @@ def shape_from_config(config: object, *, name: str, at: str) -> ModelShape:
     if found.head_dim is None and hidden % heads:
         decoder.refuse(
             f"{at}.hidden_size",
-            f"{hidden} is not a multiple of num_attention_heads ({heads}), and there is no "
-            "head_dim",
+            f"{hidden} is not a multiple of num_attention_heads ({heads}); there is no head_dim",
         )
     if decoder.problems:
         raise SizeError("\n".join(decoder.problems))
@@ -215,24 +209,20 @@ def _refuse_unknown_forms(config: Mapping[str, object], at: str, decoder: Decode
     """What makes another model than a decoder that is known by its type."""
     kind = config.get("model_type")
     if isinstance(kind, str) and kind not in MODEL_TYPES:
-        known = ", ".join(MODEL_TYPES)
-        reason = f"'{kind}' is not a decoder that this planner knows ({known})"
+        reason = f"'{kind}' is not a decoder that this planner knows ({', '.join(MODEL_TYPES)})"
         decoder.refuse(f"{at}.model_type", reason)
-    for key in ("num_local_experts", "num_experts", "n_routed_experts"):
-        if config.get(key):
-            decoder.refuse(
-                f"{at}.{key}",
-                f"{config[key]!r}: a mixture of experts cannot be planned; give the config.json of "
-                "a dense model",
-            )
-    if config.get("quantization_config"):
-        decoder.refuse(
-            f"{at}.quantization_config",
-            "the weights are quantised already; give the config.json of the model as it was "
-            "trained, and --dtype",
-        )
-    architectures = config.get("architectures")
-    for name in cast("list[object]", architectures) if isinstance(architectures, list) else []:
+    for key, value in config.items():
+        if value and ("expert" in key or key.startswith("moe_")):
+            reason = f"{value!r}: a mixture of experts cannot be planned"
+            decoder.refuse(f"{at}.{key}", f"{reason}; give the config.json of a dense model")
+        elif value and key in ("quantization_config", "compression_config"):
+            reason = "the weights are quantised already; give the config.json of the model as it"
+            decoder.refuse(f"{at}.{key}", f"{reason} was trained, and --dtype")
+        elif value and key in _ENCODERS:
+            reason = "more than a decoder of text cannot be planned; give the config.json of that"
+            decoder.refuse(f"{at}.{key}", f"{reason} alone, such as its text_config")
+    given = config.get("architectures") or "ForCausalLM"
+    for name in cast("list[object]", given) if isinstance(given, list) else [given]:
         if not str(name).endswith("ForCausalLM"):
             reason = f"{name!r} is no causal language model (...ForCausalLM)"
             decoder.refuse(f"{at}.architectures", reason)
@@ -250,7 +240,7 @@ def _max_positions(config: Mapping[str, object], found: _Config) -> int | None:
 
 
 MODELS_FILE: Final = Path(__file__).parent / "models.yaml"
-_TUNED: Final = ("-Instruct", "-Chat", "-chat", "-Base", "-hf", "-v0.1")
+_TUNED: Final = ("-instruct", "-chat", "-base", "-hf", "-v0.1")
 _NOTES: Final = ("parameters", "source", "date")
 
 
@@ -267,9 +257,9 @@ def load_shape(model: str) -> ModelShape:
         return _read(path / "config.json" if path.is_dir() else path)
     name = base_name(model)
     by_lower = {each.lower(): each for each in rows()}
-    known = by_lower.get(name.lower())
+    known = by_lower.get(name)
     if known is None:
-        near = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+        near = get_close_matches(name, by_lower, n=1, cutoff=0.5)
         hint = f"; did you mean {by_lower[near[0]]}?" if near else ""
         raise SizeError(
             f"model: {model!r} is not in the catalog{hint} "
@@ -279,9 +269,24 @@ def load_shape(model: str) -> ModelShape:
     return ModelShape(name=known, **values)
 
 
+def chat_problems(spec: StackSpec) -> tuple[Problem, ...]:
+    """Refuse a reference chat that the catalog's model cannot read; warn where it cannot answer."""
+    chat = spec.chat
+    try:
+        shape = load_shape(base_name(chat.model))
+    except SizeError:  # no stack must name a model of the catalog
+        return ()
+    answered = chat.context_tokens - (-chat.output_tokens // chat.turns)
+    for tokens, level in ((chat.context_tokens, Level.ERROR), (answered, Level.WARNING)):
+        if problem := shape.context_problem(tokens):
+            what = problem if level is Level.ERROR else f"with its answer {problem}"
+            return (Problem(level=level, path=f"{spec.name}.chat.context_tokens", message=what),)
+    return ()
+
+
 def base_name(model: str) -> str:
-    """`Qwen/Qwen3-14B` and `SmolLM2-135M-Instruct` as Qwen3-14B and SmolLM2-135M."""
-    name = PurePosixPath(model).name
+    """`Qwen/Qwen3-14B-Instruct` as qwen3-14b: the hub takes names in any case."""
+    name = PurePosixPath(model).name.lower()
     for ending in _TUNED * 2:
         name = name.removesuffix(ending)
     return name

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
-from cost.runs.ledger import Occupancy
+from cost.runs.ledger import BY_HAND, Occupancy
 from cost.runs.spend import JobUse
 from infra.clients.errors import JobsError, UnknownJobError, last_words
 from stacks.machines import expand_nodes
@@ -81,11 +81,13 @@ def find(shell: Shell, wanted: str) -> Job:
         lines = result.stdout.splitlines()
         own = (line for line in lines if line.startswith(f"JobId={number} "))
         return scontrol_job(next(own, lines[0]))
-    if result.ok:
-        jobs = sacct(result.stdout)
-        if jobs:
-            return next((job for job in reversed(jobs) if job.id == number), jobs[-1])
-    if result.ok or _GONE in result.stderr:
+    is_gone = _GONE in result.stderr
+    if result.ok and (jobs := sacct(result.stdout)):
+        job = next((job for job in reversed(jobs) if job.id == number), jobs[-1])
+        if is_gone and not job.finished and _forgotten(shell, [number]):
+            raise UnknownJobError(f"job {number}: {FORGOTTEN_MEANS}")
+        return job
+    if result.ok or is_gone:
         raise UnknownJobError(
             f"job {number}: Slurm knows no such job; `soperator status -s STACK` lists them"
         )
@@ -106,11 +108,32 @@ def recent(shell: Shell, *, days: int, mine: bool = False) -> tuple[Job, ...]:
     if not separator or (not result.ok and "accounting storage" not in result.stderr):
         raise refused("squeue", result)
     jobs = {job.id: job for job in sacct(accounted)}
-    for job in squeue(queued):
+    listed = {job.id: job for job in squeue(queued)}
+    not_listed = [each for each in jobs if each not in listed and not jobs[each].finished]
+    jobs |= {each: replace(jobs[each], state=FORGOTTEN) for each in _forgotten(shell, not_listed)}
+    for job in listed.values():
         # The queue is never late, accounting may be by seconds; only accounting has exit codes.
         if job.id not in jobs or not job.finished:
             jobs[job.id] = job
     return tuple(sorted(jobs.values(), key=lambda job: int(job.id.split("_")[0])))
+
+
+FORGOTTEN = "FORGOTTEN"
+"""State of a job that accounting has as one to come or to end, and slurmctld does not know."""
+FORGOTTEN_MEANS = (
+    "slurmctld has forgotten it, so it neither runs nor starts; accounting has no end of it: where "
+    "none comes, an administrator ends it there with sacctmgr show runawayjobs"
+)
+
+
+def _forgotten(shell: Shell, ids: Sequence[str]) -> list[str]:
+    """Those of these jobs, open in accounting, that slurmctld lists nowhere; it is asked last."""
+    if not ids:
+        return []
+    result = shell.run(f"{_PRIVATE}; squeue --all --noheader --states=all --format=%A")
+    hides_some = not result.ok or "PrivateData" in result.stderr  # which may run
+    listed = result.stdout.split()
+    return [] if hides_some else [each for each in ids if each.partition("_")[0] not in listed]
 
 
 def cancel(shell: Shell, ids: Sequence[str]) -> None:
@@ -118,6 +141,14 @@ def cancel(shell: Shell, ids: Sequence[str]) -> None:
     result = shell.run(shlex.join(["scancel", *(job_id(each) for each in ids)]))
     if not result.ok:
         raise refused("scancel", result)
+
+
+def id_of(shell: Shell, name: str) -> str | None:
+    """Id of the user's one job with this name that runs or waits; None: there is none."""
+    result = shell.run(f"squeue --me --noheader --name={shlex.quote(name)} --format=%A")
+    if not result.ok:
+        raise refused("squeue", result)
+    return job_id(result.stdout.split()[0]) if result.stdout.split() else None
 
 
 def release(shell: Shell, wanted: str) -> None:
@@ -156,26 +187,12 @@ SACCT_FIELDS = "JobIDRaw,JobName,State,ExitCode,Elapsed,Submit,Start,End,NodeLis
 
 # States in which a job may still run. Everything else is an end, what a later Slurm adds too:
 # taking an unknown state for an end stops a wait, taking it for life waits for ever.
-ACTIVE_STATES = frozenset(
-    {
-        "PENDING",
-        "CONFIGURING",
-        "RUNNING",
-        "COMPLETING",
-        "SUSPENDED",
-        "STOPPED",
-        "SIGNALING",
-        "STAGE_OUT",
-        "RESIZING",
-        "REQUEUED",
-        "REQUEUE_FED",
-        "REQUEUE_HOLD",
-        "RESV_DEL_HOLD",
-        "SPECIAL_EXIT",
-        "POWER_UP_NODE",
-        "EXPEDITING",
-    }
-)
+ACTIVE_STATES = frozenset({
+    "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING",
+    "STAGE_OUT", "RESIZING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD",
+    "SPECIAL_EXIT", "POWER_UP_NODE", "EXPEDITING"
+})  # fmt: skip
+_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
 _ABSENT = frozenset({"", "N/A", "Unknown", "None", "(null)", "None assigned"})
 
 
@@ -234,30 +251,25 @@ def submitted_id(output: str) -> str:
 def squeue(output: str) -> tuple[Job, ...]:
     """Jobs of `squeue --noheader --format=SQUEUE_FORMAT`."""
     jobs = []
-    for line in output.splitlines():
-        if not line.strip():
-            continue
+    for line in filter(str.strip, output.splitlines()):
         # A job name may hold the separator: the last six fields and the first never do.
         job_id, _, rest = line.partition("|")
         fields = rest.rsplit("|", 6)
         if len(fields) != 7:
             raise JobsError(f"squeue printed {line!r}, which is not {SQUEUE_FORMAT!r}")
         name, state, elapsed, submitted, started, needs, where = fields
+        # Of a job that ended without success Slurm may print how, in parentheses.
+        is_reason = where.startswith("(") and state not in ACTIVE_STATES
         jobs.append(
             Job(
-                id=job_id.strip(),
+                id=_id(job_id),
                 name=name,
                 state=state,
                 elapsed=_present(elapsed),
                 submitted=_present(submitted),
                 started=_present(started),
                 needs=_needs(needs),
-                # Of a job that ended without success Slurm may print how, in parentheses.
-                where=(
-                    _present(where.strip("()"))
-                    if state in ACTIVE_STATES or not where.startswith("(")
-                    else None
-                ),
+                where=None if is_reason else _present(where.strip("()")),
             )
         )
     return tuple(jobs)
@@ -266,9 +278,7 @@ def squeue(output: str) -> tuple[Job, ...]:
 def sacct(output: str) -> tuple[Job, ...]:
     """Jobs of `sacct --noheader --parsable2 --allocations --format=SACCT_FIELDS`."""
     jobs = []
-    for line in output.splitlines():
-        if not line.strip():
-            continue
+    for line in filter(str.strip, output.splitlines()):
         job_id, _, rest = line.partition("|")
         fields = rest.rsplit("|", 7)
         if len(fields) != 8:
@@ -277,10 +287,10 @@ def sacct(output: str) -> tuple[Job, ...]:
         state = _state(state)
         jobs.append(
             Job(
-                id=job_id,
+                id=_id(job_id),
                 name=name,
                 state=state,
-                exit_code=None if state in ACTIVE_STATES else exit_code(code),
+                exit_code=None if state in ACTIVE_STATES else _accounted_exit_code(code),
                 elapsed=_present(elapsed),
                 submitted=_present(submitted),
                 started=_present(started),
@@ -305,7 +315,7 @@ def scontrol_job(output: str) -> Job:
         running = state == "RUNNING"
         started = None if waiting else _present(fields.get("StartTime", ""))
         return Job(
-            id=fields["JobId"],
+            id=_id(fields["JobId"]),
             name=fields["JobName"],
             state=state,
             exit_code=None if state in ACTIVE_STATES else exit_code(fields["ExitCode"]),
@@ -325,13 +335,27 @@ def scontrol_job(output: str) -> Job:
         ) from error
 
 
+def _id(text: str) -> str:
+    """An id as printed, which names folders here: nothing else may."""
+    if not _ID.fullmatch(text.strip()):
+        raise JobsError(f"Slurm printed {text[:40]!r} for the id of a job")
+    return text.strip()
+
+
 def exit_code(text: str) -> int:
     """`code:signal` of Slurm as a shell would say it: the code, or 128 + signal."""
-    found = re.fullmatch(r"(\d+):(\d+)", text)
+    found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text)
     if found is None:
         raise JobsError(f"Slurm printed the exit code {text!r}, which is not code:signal")
     code, signal = int(found.group(1)), int(found.group(2))
     return 128 + signal if signal else code
+
+
+def _accounted_exit_code(text: str) -> int:
+    """The same of sacct, which takes 128 off a code over it (src/sacct/print.c): 137 is `9:0`."""
+    code = exit_code(text)
+    # Signals of a fault or from outside; hardly a program ends with one of these as its own code.
+    return 128 + code if code in (4, 6, 7, 8, 9, 11, 15) else code
 
 
 def _state(text: str) -> str:
@@ -353,10 +377,13 @@ def _present(text: str) -> str | None:
 
 
 _SACCT_USE = (
-    "JobIDRaw,JobID,JobName,User,Account,Partition,State,Start,End,AllocCPUS,AllocTRES,NodeList"
+    "JobIDRaw,JobID,JobName,User,Account,Partition,State,Start,End,DerivedExitCode,AllocCPUS,"
+    "AllocTRES,NodeList"
 )
 _QUEUE_USE = "%A|%i|%u|%a|%P|%T|%S|%e|%C|%b|%N|%D|%l|%r|%j"
 _HELD = "JobHeldUser"
+# slurmctld hides jobs from squeue, slurmdbd hides them from sacct.
+_PRIVATE = "{ scontrol show config; sacctmgr show config; } 2>&1 | grep '^PrivateData .*jobs' >&2"
 _SEPARATOR = "--"
 _TASK = re.compile(r"(\d+)_(?:(\d+)|\[([^\]%]*)(?:%\d+)?\])")
 """`12_3`, or `12_[0-3,5%2]` of tasks that did not start."""
@@ -400,6 +427,8 @@ class _Row:
     num_nodes: int = 0
     limit_s: int | None = None
     is_held: bool = False
+    end: str = ""
+    """Of this stretch, in a ledger's words."""
 
 
 def uses(
@@ -427,7 +456,7 @@ def uses(
     asked = [f"{command} --starttime={_slurm_time(since)} --endtime={_slurm_time(until)}"]
     if ids:
         asked.append(f"{command} --jobs={','.join(job_id(each) for each in ids)}")
-    private = "" if account is None else " scontrol show config | grep '^PrivateData .*jobs' >&2;"
+    private = "" if mine else f" {_PRIVATE};"
     result = shell.run(
         f"export TZ=UTC0 SLURM_BITSTR_LEN=0;{private} {_squeue_use(mine, account)} && "
         f"echo {_SEPARATOR} && {' && '.join(asked)}"
@@ -476,38 +505,37 @@ def _squeue_use(mine: bool, account: str | None) -> str:
 def sacct_rows(output: str) -> tuple[_Row, ...]:
     """Rows of `sacct --noheader --parsable2 --allocations --format=SACCT_FIELDS`, each once."""
     rows: dict[tuple[str, datetime | None], _Row] = {}
-    for line in output.splitlines():
-        if not line.strip():
-            continue
+    for line in filter(str.strip, output.splitlines()):
         job_id, _, rest = line.partition("|")
         task, _, rest = rest.partition("|")
-        fields = rest.rsplit("|", 9)
-        if len(fields) != 10:
+        fields = rest.rsplit("|", 10)
+        if len(fields) != 11:
             raise JobsError(f"sacct printed {line!r}, which is not {_SACCT_USE!r}")
-        *texts, cpus, tres, nodes = fields
+        *texts, worst_step, cpus, tres, nodes = fields
         found = re.search(r"(?:^|,)gres/gpu=(\d+)", tres)
         row = _row(job_id, task, texts, nodes, cpus)
-        gpus = int(found.group(1)) // max(1, len(row.nodes)) if found else 0
-        rows[row.job_id, row.started_at] = replace(row, gpus_per_node=gpus)
+        gpus = count(found.group(1)) // max(1, len(row.nodes)) if found else 0
+        by_hand = row.state == "REQUEUED" and worst_step == "0:0"
+        rows[row.job_id, row.started_at] = replace(
+            row, gpus_per_node=gpus, end=BY_HAND if by_hand else row.state
+        )
     return tuple(rows.values())
 
 
 def squeue_rows(output: str) -> tuple[_Row, ...]:
     """Rows of `squeue --noheader --states=all --format=SQUEUE_FORMAT`."""
     rows: list[_Row] = []
-    for line in output.splitlines():
-        if not line.strip():
-            continue
+    for line in filter(str.strip, output.splitlines()):
         fields = line.split("|", 14)
         if len(fields) != 15:
             raise JobsError(f"squeue printed {line!r}, which is not {_QUEUE_USE!r}")
         job_id, task, *texts, cpus, gres, nodes, num_nodes, limit, reason, name = fields
         found = re.search(r"\bgpu(?::[^:,=]+)?[:=](\d+)", gres)
-        row = _row(job_id, task, [name, *texts], nodes, cpus, num_nodes=int(num_nodes or 0))
+        row = _row(job_id, task, [name, *texts], nodes, cpus, num_nodes=count(num_nodes))
         rows.append(
             replace(
                 row,
-                gpus_per_node=int(found.group(1)) if found else 0,
+                gpus_per_node=count(found.group(1)) if found else 0,
                 limit_s=slurm_seconds(limit),
                 is_held=reason == _HELD and row.state == "PENDING",
             )
@@ -525,7 +553,7 @@ def _row(
     word = state.split()[0] if state.split() else state
     array_id, num_tasks = _array(task)
     return _Row(
-        job_id=job_id.strip(),
+        job_id=_id(job_id),
         name=name,
         user=user,
         account="" if account == "(null)" else account,
@@ -535,11 +563,18 @@ def _row(
         # The queue shows when a running job would end at the latest.
         ended_at=None if word in ACTIVE_STATES - {"REQUEUED"} else _time(end),
         nodes=on,
-        cpus_per_node=int(cpus or 0) // max(1, len(on), num_nodes),
+        cpus_per_node=count(cpus) // max(1, len(on), num_nodes),
         array_id=array_id,
         num_tasks=num_tasks,
         num_nodes=num_nodes,
     )
+
+
+def count(text: str, who: str = "Slurm") -> int:
+    """A number that `who` printed; 0 of nothing. A line that a ~/.bashrc prints is none."""
+    if not re.fullmatch(r"[0-9]{0,18}", text):
+        raise JobsError(f"{who} printed {text[:40]!r} for a number")
+    return int(text or 0)
 
 
 def _array(task: str) -> tuple[str | None, int]:
@@ -549,11 +584,10 @@ def _array(task: str) -> tuple[str | None, int]:
         return None, 1
     number = 1
     if found[3] is not None:
-        ranges = [re.split("[-:]", each) for each in found[3].split(",") if each]
+        texts = [re.split("[-:]", each) for each in found[3].split(",") if each]
+        ranges = [[count(number) for number in each] for each in texts]
         number = sum(
-            len(range(int(each[0]), int(each[1]) + 1, int(each[2]) if len(each) > 2 else 1))
-            if len(each) > 1
-            else 1
+            len(range(each[0], each[1] + 1, max(1, *each[2:], 1))) if len(each) > 1 else 1
             for each in ranges
         )
     return found[1], max(1, number)
@@ -584,7 +618,7 @@ def _joined(rows: Iterable[_Row], active: set[str], cluster: str) -> tuple[JobUs
                         started_at=row.started_at,
                         ended_at=row.ended_at,
                         nodes=row.nodes,
-                        state=row.state,
+                        state=row.end or row.state,
                     )
                     for row in lives
                     if row.started_at is not None and row.nodes

@@ -160,7 +160,7 @@ def read(connection: Connection, log_path: str) -> bytes:
 def _size(connection: Connection, log_path: str) -> int:
     """Bytes in the log; 0 where the job ended before it had one."""
     result = connection.run(f"wc -c < {shlex.quote(log_path)} 2>/dev/null || echo 0")
-    return int(result.stdout.strip() or 0)
+    return slurm.count(result.stdout.strip(), f"{log_path}: the login node")
 
 
 def _table(name: str) -> dict[str, list[str]]:

@@ -19,6 +19,7 @@ from infra import files
 from infra.clients import slurm
 from infra.clients.errors import JobsError, UnknownJobError
 from infra.clients.slurm import Job, Shell
+from infra.jobs.records import parse_object
 from stacks.files import read_text
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ class EquivalentJobs:
             if int(each.job_id) < oldest or not fits(each):
                 continue
             if not known.finished:
-                self.log(f"{job}: job {each.job_id} of an earlier run is {known.state}")
+                held = held_text(each, known.where) if known.waits else ""
+                self.log(f"{job}: job {each.job_id} of an earlier run is {held or known.state}")
                 return each
             if may_be_done and self.is_done(known):
                 self.log(
@@ -196,12 +198,9 @@ class EquivalentJobs:
 
     def _by_record(self, made: Submission) -> Job | None:
         """The job by the record that it left, where Slurm forgot it; None: it left none."""
-        try:
-            found = json.loads(self._record(made.job_id) or "")
-            values = (str(found["job_id"]), found["job"], found["code_hash"], found["outcome"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return None
-        if values != (made.job_id, made.job, made.code_hash, "PASS"):
+        found = parse_object(self._record(made.job_id) or "")
+        values = [found.get(key) for key in ("job", "code_hash", "outcome")]
+        if [str(found.get("job_id")), *values] != [made.job_id, made.job, made.code_hash, "PASS"]:
             return None
         return Job(id=made.job_id, name=made.job, state="COMPLETED", exit_code=0)
 
@@ -213,6 +212,13 @@ class EquivalentJobs:
             '! is_own "${file%/*}" || ! [ -s "$file" ] || exec cat "$file"; done'
         )
         return found.stdout or None
+
+
+def held_text(made: Submission, reason: str | None) -> str:
+    """That somebody has to let the waiting job go; empty where it waits for anything else."""
+    is_held = re.search("[hH]eld|Hold", reason or "")
+    how = f"soperator status {made.job_id} -s {made.stack} says how"
+    return f"held ({reason}) and starts once it is let go: {how}" if is_held else ""
 
 
 def oldest_id(needed: Sequence[Submission]) -> int:

@@ -7,11 +7,12 @@ that were there before it leave it room. Amounts are computed in cost/.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
 
 from cost.report.layout import rounded, small_usd_text
@@ -27,9 +28,13 @@ from cost.runs.ledger import (
     ForecastEntry,
     Ledger,
     LedgerError,
+    LineError,
     OpenLedger,
     OverrideEntry,
+    VersionError,
     actuals,
+    decode,
+    encode,
     forecasts,
     open_parts,
 )
@@ -40,8 +45,15 @@ from infra.clients.slurm import Accounted, Shell
 from infra.jobs.history import Submission
 from infra.jobs.records import load_records
 from infra.operate.prices import price_book
+from infra.operate.sessions import Ask
+from infra.render.names import shell_file
 from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec
+
+Told = Mapping[str, Sequence[Entry]]
+"""What members wrote down about their own jobs, by who owns the file."""
+Log = Callable[[str], object]
+"""Gets what is worth a line to the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +70,15 @@ class JobLedger:
         return forecast(job, self.rates, self.records, sets)
 
     def month(
-        self, entries: Sequence[Entry], now: datetime, queue: Sequence[Charge] = ()
+        self,
+        entries: Sequence[Entry],
+        now: datetime,
+        queue: Sequence[Charge] = (),
+        told: Told | None = None,
     ) -> MonthBudget | None:
         """The budget's month; None where the stack declares no budget."""
         budget = self.spec.budget
-        return None if budget is None else month_budget(budget, entries, now, queue)
+        return None if budget is None else month_budget(budget, entries, now, queue, told)
 
     @property
     def account(self) -> str | None:
@@ -75,7 +91,7 @@ class JobLedger:
         return self.spec.attached is not None and self.account is None
 
 
-def open_ledger(spec: StackSpec, state: Path, log: Callable[[str], object]) -> JobLedger:
+def open_ledger(spec: StackSpec, state: Path, log: Log) -> JobLedger:
     """The stack's ledger in this state folder; `log` gets a line where records are damaged."""
     book = price_book(spec, state)
     spec = with_history(spec, state)
@@ -98,12 +114,7 @@ _CLOCKS_APART = timedelta(minutes=5)
 
 
 def settle(
-    opened: OpenLedger,
-    accounted: Accounted,
-    ledger: JobLedger,
-    *,
-    since: datetime,
-    now: datetime,
+    opened: OpenLedger, accounted: Accounted, ledger: JobLedger, *, since: datetime, now: datetime
 ) -> tuple[ActualEntry, ...]:
     """Writes down what jobs cost that ended and are not in the ledger like this yet."""
     known = actuals(opened.read().entries)
@@ -135,8 +146,10 @@ def settle(
             array_id=use.array_id,
             num_tasks=use.num_tasks,
             account=use.account,
+            cpus_per_node=use.cpus_per_node,
+            gpus_per_node=use.gpus_per_node,
         )
-        if before is None or replace(entry, at=before.at) != before:
+        if before is None or encode(replace(entry, at=before.at)) != encode(before):
             new.append(entry)
     opened.append(*new)
     return tuple(new)
@@ -217,11 +230,6 @@ class BudgetRequest:
         """What the budget holds it to: its forecast, else its time limit; None without a price."""
         return held_usd(self.run)
 
-    @property
-    def basis(self) -> str:
-        """Where that is from."""
-        return _basis(is_known=isinstance(self.run, Forecast))
-
 
 def submit_within_budget(
     ledger: JobLedger,
@@ -229,31 +237,50 @@ def submit_within_budget(
     request: BudgetRequest,
     submit: Callable[[Entries, Admit | None], Submission],
     *,
-    log: Callable[[str], None],
+    log: Log,
 ) -> Submission:
     """The submission that `submit` makes; refused where the forecast is more than what is left.
 
     `submit` gets what the ledger gets once the job has its number, and what decides about the new
     job that it submits held; None: it is not held.
     """
+    later = f"the next command of {ledger.spec.name} from here"
     with ledger.file.locked() as opened:
-        over, admit, forecast_line = None, None, _forecast_entry(request)
-        if ledger.spec.budget is not None:
-            over = _over_budget(ledger, opened, shell, request, log)
-            if not request.force and request.usd is not None:
-                admit = partial(decide, ledger, opened, shell, forecast_line)
+        forecast_line = _forecast_entry(request)
         entries: Entries = (forecast_line,)
-        if over is not None:
+        if (over := _over_budget(ledger, opened, shell, request, log)) is not None:
             entries = (*entries, _override_entry(request, over))
-        submission = submit(entries, admit)
-        try:
-            write_down(opened, entries, submission.job_id)
-        except LedgerError as error:
-            raise JobsError(
-                f"{error}; job {submission.job_id} is submitted but not in the ledger: make room, "
-                f"and the next command of {submission.stack} puts it there"
-            ) from error
-    return submission
+
+        def admit(job_id: str) -> None:
+            with _named(job_id, f"is submitted and waits held: {later} decides about it"):
+                decide(ledger, opened, shell, forecast_line, job_id)
+
+        is_held = ledger.spec.budget is not None and not request.force and request.usd is not None
+        made = submit(entries, admit if is_held else None)
+        not_there = "is submitted but not in the ledger"
+        with _named(made.job_id, f"{not_there}: make room, and {later} puts it there"):
+            write_down(opened, entries, made.job_id)
+        _tell(ledger, opened, shell, request.cluster, log)
+    return made
+
+
+@contextmanager
+def _named(job_id: str, what: str) -> Generator[None]:
+    """Errors in the block name the job, so that nobody submits it once more and pays double."""
+    try:
+        yield
+    except OverBudgetError:
+        raise
+    except (JobsError, LedgerError) as error:
+        raise JobsError(f"{error}; job {job_id} {what}") from error
+
+
+def _tell(ledger: JobLedger, opened: OpenLedger, shell: Shell, cluster: str, log: Log) -> None:
+    """Tells the team what is written down; it can wait, so that an error of it is only said."""
+    try:
+        exchange(ledger, opened, shell, cluster)
+    except JobsError as error:
+        log(f"{error}; the job is written down here, and the team is told at the next submit")
 
 
 def held_usd(run: Forecast | UnknownRun) -> Decimal | None:
@@ -262,6 +289,7 @@ def held_usd(run: Forecast | UnknownRun) -> Decimal | None:
 
 
 def _basis(*, is_known: bool) -> str:
+    """Where a cost is from that a budget holds a run to."""
     return "the forecast" if is_known else "the cost up to the time limit"
 
 
@@ -283,19 +311,14 @@ def budget_lines(ledger: JobLedger, run: Forecast | UnknownRun, now: datetime) -
 
 
 def lines_together(
-    ledger: JobLedger,
-    what: str,
-    usd: Decimal | None,
-    now: datetime,
-    *,
-    basis: str = "the forecast",
+    ledger: JobLedger, what: str, usd: Decimal | None, now: datetime, *, basis: str = "the forecast"
 ) -> tuple[str, ...]:
     """What the budget would say to jobs that cost this together; nothing without a budget."""
     content = ledger.file.read()
     month = ledger.month(content.entries, now)
     if month is None:
         return content.problems
-    refusal = None if usd is None else month.refusal(what, usd, basis=basis)
+    refusal = month.refusal(what, usd, basis=basis)
     return (*content.problems, str(month), *([] if refusal is None else [f"refused: {refusal}"]))
 
 
@@ -307,7 +330,7 @@ def check_together(
     *,
     cluster: str,
     now: datetime,
-    log: Callable[[str], None],
+    log: Log,
 ) -> None:
     """Refuses several jobs before the first is submitted, where they are more than what is left."""
     if ledger.spec.budget is None or usd is None:
@@ -320,15 +343,11 @@ def check_together(
 
 
 def _settled(
-    ledger: JobLedger,
-    opened: OpenLedger,
-    shell: Shell,
-    *,
-    cluster: str,
-    now: datetime,
-    log: Callable[[str], None],
+    ledger: JobLedger, opened: OpenLedger, shell: Shell, *, cluster: str, now: datetime, log: Log
 ) -> MonthBudget | None:
     """The month after every end that the cluster knows is written down; None without a budget."""
+    if ledger.spec.budget is None:
+        return None
     queue: tuple[JobUse, ...] = ()
     try:
         since = month_of(now)[0]
@@ -336,21 +355,67 @@ def _settled(
         queue = accounted.queue
         if accounted.is_private:
             log(PRIVATE)
+        if not (accounted.has_accounting or ledger.is_alone or _folder(ledger)):
+            log(NO_PLACE)
     except JobsError as error:
         log(f"accounting does not answer ({error}); the budget is checked by the ledger alone")
+    told = exchange(ledger, opened, shell, cluster, log)
     content = opened.read()
     for problem in content.problems:
         log(problem)
     charges = [queue_charge(ledger.rates, use, now) for use in queue]
-    return ledger.month(content.entries, now, charges)
+    return ledger.month(content.entries, now, charges, told)
+
+
+def _folder(ledger: JobLedger) -> str | None:
+    return None if ledger.spec.budget is None else ledger.spec.budget.ledger
+
+
+def exchange(
+    ledger: JobLedger, opened: OpenLedger, shell: Shell, cluster: str, log: Log = lambda _line: None
+) -> Told:
+    """Tells the team what the jobs submitted from here cost, and returns what its members tell.
+
+    Through `budget.ledger`; without one nobody tells anything. JobsError where it is not safe.
+    """
+    folder = _folder(ledger)
+    if folder is None:
+        return {}
+    entries = opened.read().entries
+    own = {key for key in forecasts(entries) if key[0] == cluster}
+    lines = [
+        encode(each)
+        for each in entries
+        if not isinstance(each, OverrideEntry)
+        and {(each.cluster, each.job_id), (each.cluster, getattr(each, "array_id", None))} & own
+    ]
+    text = Path(__file__).with_name("team_ledger.sh").read_text(encoding="utf-8")
+    script = f"{shell_file('own_folder')}\n{text}"
+    words = f"folder={shlex.quote(folder)} alone={'yes' if ledger.is_alone else ''}"
+    stdin = "".join(f"{line}\n" for line in lines).encode()
+    result = shell.run(f"{words} bash -c {shlex.quote(script)}", stdin=stdin)
+    if not result.ok:
+        raise JobsError(f"budget.ledger: {result.stderr.strip() or 'it cannot be read'}")
+    for line in result.stderr.splitlines():
+        log(f"budget.ledger: {line}")
+    told, damaged = dict[str, list[Entry]](), dict[str, list[str]]()
+    for line in filter(None, result.stdout.split("\n")):
+        user, _, text = line.partition("\t")
+        try:
+            entry = decode(text)
+        except (LineError, VersionError) as error:
+            damaged.setdefault(user, []).append(str(error))
+            continue
+        if entry.cluster == cluster and not isinstance(entry, OverrideEntry):
+            told.setdefault(user, []).append(entry)
+    for user, why in damaged.items():
+        what = f"{len(why)} lines of {user} are left out, the first of them: {why[0][:200]}"
+        log(f"budget.ledger: {what}")
+    return told
 
 
 def decide(
-    ledger: JobLedger,
-    opened: OpenLedger,
-    shell: Shell,
-    entry: ForecastEntry,
-    job_id: str,
+    ledger: JobLedger, opened: OpenLedger, shell: Shell, entry: ForecastEntry, job_id: str
 ) -> None:
     """Lets a held job go where it fits beside all that Slurm took before it, else takes it back.
 
@@ -369,32 +434,47 @@ def decide(
         if use not in own and not (use.is_held and int(use.forecast_key[1]) > int(job_id))
     ]
     charges = [queue_charge(ledger.rates, use, now) for use in others]
-    month = ledger.month(opened.read().entries, now, charges)
+    told = exchange(ledger, opened, shell, entry.cluster)
+    month = ledger.month(opened.read().entries, now, charges, told)
     usd = entry.nodes_usd
     if usd is None:
         limits = [queue_charge(ledger.rates, use, now).usd for use in own]
         usd = None if None in limits else sum(filter(None, limits), Decimal(0))
-    refusal = None
-    if month is not None and usd is not None:
-        refusal = month.refusal(
-            entry.job,
-            usd,
-            user=own[0].user,
-            account=own[0].account,
-            basis=_basis(is_known=entry.nodes_usd is not None),
-        )
+    basis = _basis(is_known=entry.nodes_usd is not None)
+    refusal = month and month.refusal(
+        entry.job, usd, user=own[0].user, account=own[0].account, basis=basis
+    )
     if refusal is not None:
         slurm.cancel(shell, [job_id])
         raise OverBudgetError(f"{refusal}; job {job_id} was taken back before it could start")
     slurm.release(shell, job_id)
 
 
+def admit_session(ledger: JobLedger, shell: Shell, asked: Ask, cluster: str, log: Log) -> bool:
+    """Decides of a session's held job, and writes it down; False while Slurm has not got it."""
+    number = slurm.id_of(shell, asked.name)
+    if number is None:
+        return False
+    entry = ForecastEntry(
+        at=datetime.now(UTC),
+        job=asked.name,
+        job_id=number,
+        cluster=cluster,
+        num_nodes=1,
+        hours=plain(asked.hours),
+        nodes_usd=None if asked.most_usd is None else plain(asked.most_usd),
+        basis="the time limit of the session",
+    )
+    with ledger.file.locked() as opened:
+        with _named(number, "is the session's, and is ended with it"):
+            decide(ledger, opened, shell, entry, number)
+            write_down(opened, (entry,), number)
+        _tell(ledger, opened, shell, cluster, log)
+    return True
+
+
 def _over_budget(
-    ledger: JobLedger,
-    opened: OpenLedger,
-    shell: Shell,
-    request: BudgetRequest,
-    log: Callable[[str], None],
+    ledger: JobLedger, opened: OpenLedger, shell: Shell, request: BudgetRequest, log: Log
 ) -> MonthBudget | None:
     """The month, if the run does not fit into it and was forced; refuses one that was not."""
     month = _settled(ledger, opened, shell, cluster=request.cluster, now=request.now, log=log)
@@ -402,9 +482,8 @@ def _over_budget(
         return None
     if request.usd is None:
         log(f"{request.run.job}: its cost is not known, so the budget does not hold it back")
-    refusal = None
-    if request.usd is not None:
-        refusal = month.refusal(request.run.job, request.usd, basis=request.basis)
+    basis = _basis(is_known=isinstance(request.run, Forecast))
+    refusal = month.refusal(request.run.job, request.usd, basis=basis)
     if refusal is not None and not request.force:
         raise JobsError(refusal)
     log(str(month))
@@ -427,6 +506,7 @@ def _forecast_entry(request: BudgetRequest) -> ForecastEntry:
         nodes_usd=plain(run.nodes_usd) if is_known and run.nodes_usd is not None else None,
         basis=str(run.speed) if is_known else str(run),
         num_tasks=request.num_tasks,
+        at_most_usd=None if is_known or request.usd is None else plain(request.usd),
     )
 
 
@@ -445,8 +525,14 @@ def _override_entry(request: BudgetRequest, month: MonthBudget) -> OverrideEntry
 
 
 PRIVATE = (
-    "Slurm shows this user the own jobs alone (PrivateData=jobs): what other members spend and "
-    "reserve is not in these sums; ask the administrators to take jobs out of PrivateData"
+    "Slurm shows this user the own jobs alone (PrivateData=jobs): of what other members spend and "
+    "reserve these sums have what budget.ledger tells alone; ask the administrators to take jobs "
+    "out of PrivateData of slurm.conf and slurmdbd.conf"
+)
+NO_PLACE = (
+    "Slurm keeps no accounts there and the stack names no budget.ledger: of other members' ended "
+    "jobs those alone count that this machine saw in time; ask root for: install -d -m 1770 -g "
+    "GROUP FOLDER"
 )
 # Slurm forgets a job that nothing was written down about at its submission, but not so soon.
 _LOOK_BACK = timedelta(days=31)
@@ -462,11 +548,12 @@ def report_of_cluster(
     now: datetime,
 ) -> SpendReport:
     """What sacct knows of this cluster, and the ledger of former ones; ended jobs are settled."""
+    notes: list[str] = []
     with ledger.file.locked() as opened:
         accounted = settle_from(opened, shell, ledger, cluster=cluster, since=since, now=now)
         content = opened.read()
-    notes: list[str] = []
-    if not accounted.has_accounting:
+        told = exchange(ledger, opened, shell, cluster, notes.append)
+    if not (accounted.has_accounting or _folder(ledger)):
         more = "" if ledger.spec.attached else " Set slurm.accounting: true to know all."
         notes.append(
             "Accounting is off on this cluster: ended jobs are those of the ledger, which knows "
@@ -474,10 +561,13 @@ def report_of_cluster(
         )
     seen = frozenset((use.cluster, use.job_id) for use in accounted.uses)
     uses = (*accounted.uses, *uses_of(content.entries, but=seen))
+    seen |= {(use.cluster, use.job_id) for use in uses}
+    uses += tuple(replace(x, user=who) for who in told for x in uses_of(told[who], but=seen))
     if accounted.is_private:
         notes.append(PRIVATE)
     charges = [queue_charge(ledger.rates, use, now) for use in accounted.queue]
-    return _report(ledger, content, uses, notes, charges, since=since, until=until, now=now)
+    month = ledger.month(content.entries, now, charges, told)
+    return _report(ledger, content, uses, notes, month, since=since, until=until)
 
 
 def report_of_ledger(
@@ -491,10 +581,11 @@ def report_of_ledger(
         ids = ", ".join(job_id for _, job_id in still_open)
         notes.append(f"Without an end: jobs {ids}.")
     uses = uses_of(content.entries, but=frozenset())
-    return _report(ledger, content, uses, notes, since=since, until=until, now=now)
+    month = ledger.month(content.entries, now)
+    return _report(ledger, content, uses, notes, month, since=since, until=until)
 
 
-def note_actual(ledger: JobLedger, shell: Shell, cluster: str, job_id: str) -> str:
+def note_actual(ledger: JobLedger, shell: Shell, cluster: str, job_id: str, log: Log) -> str:
     """Settles one job that ended, and says what it cost beside its forecast, in one line."""
     now = datetime.now(UTC)
     with ledger.file.locked() as opened:
@@ -504,6 +595,7 @@ def note_actual(ledger: JobLedger, shell: Shell, cluster: str, job_id: str) -> s
             opened, shell, ledger, cluster=cluster, since=since, now=now, ids=[job_id]
         )
         entries = opened.read().entries
+        _tell(ledger, opened, shell, cluster, log)
     actual = actuals(entries).get((cluster, job_id))
     if actual is None and not accounted.has_accounting:
         return f"job {job_id}: Slurm keeps no accounts there and has forgotten it: cost not known"
@@ -539,6 +631,8 @@ def uses_of(entries: Sequence[Entry], *, but: frozenset[tuple[str, str]]) -> tup
             array_id=entry.array_id,
             num_tasks=entry.num_tasks,
             account=entry.account,
+            cpus_per_node=entry.cpus_per_node,
+            gpus_per_node=entry.gpus_per_node,
         )
         for key, entry in actuals(entries).items()
         if key not in but
@@ -550,18 +644,17 @@ def _report(
     content: Content,
     uses: Sequence[JobUse],
     notes: Sequence[str],
-    queue: Sequence[Charge] = (),
+    month: MonthBudget | None,
     *,
     since: datetime,
     until: datetime,
-    now: datetime,
 ) -> SpendReport:
     inside = tuple(use for use in uses if _is_inside(use, since, until))
     return spend_report(
         spend(ledger.rates, inside, since=since, until=until),
         content.entries,
         heading=ledger.spec.bill_heading,
-        budget=ledger.month(content.entries, now, queue),
+        budget=month,
         notes=(*content.problems, *notes),
     )
 

@@ -7,9 +7,9 @@ script infra/render/sbatch.py's.
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -205,7 +205,7 @@ def _run(job_id: str, trial: str, record: str) -> TrialRun | None:
             settings=tuple(str(each) for each in values["settings"]),
             record=left if isinstance(left, dict) else None,
         )
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
@@ -229,15 +229,10 @@ def _accounted(output: str) -> Sequence[TaskState]:
     for line in output.splitlines():
         fields = line.split("|")
         found = re.fullmatch(r"(\d+)_(\d+)", fields[1]) if len(fields) == 3 else None
-        if found is not None and fields[2].split()[0] != "PENDING":
-            tasks.append(
-                TaskState(
-                    job_id=fields[0],
-                    array_id=found.group(1),
-                    number=int(found.group(2)),
-                    state=fields[2].split()[0],
-                )
-            )
+        state, *_ = fields[-1].split() or [""]  # of `CANCELLED by 0`, and of nothing
+        if found is not None and state != "PENDING":
+            array_id, number = found.group(1), int(found.group(2))
+            tasks.append(TaskState(job_id=fields[0], array_id=array_id, number=number, state=state))
     return tasks
 
 
@@ -378,9 +373,10 @@ def _row(
 def _metric(record: Mapping[str, object], name: str) -> float | None:
     metrics = record.get("metrics")
     value = metrics.get(name) if isinstance(metrics, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    # A whole number of JSON may be more than a float holds, and isfinite() refuses such a one.
+    return float(value) if -sys.float_info.max <= value <= sys.float_info.max else None
 
 
 def _better_first(search: SearchSpec) -> Callable[[Row], tuple[float, int]]:

@@ -26,7 +26,7 @@ from infra.clients.slurm import Job
 from infra.clients.ssh import Connection, ConnectionLostError, reopen
 from infra.jobs import recipes
 from infra.jobs.follow import in_words, outcome
-from infra.jobs.recipes import job_args
+from infra.jobs.records import parse_object
 from stacks.machines import nodeset_of
 from stacks.spec import StackSpec
 from stacks.spec.nodes import WorkerSpec
@@ -154,17 +154,17 @@ def read_address(shell: slurm.Shell, outputs: StackOutputs, job: Job) -> ServerA
     if not found.ok:
         return None
     try:
-        values = json.loads(found.stdout)
+        values = parse_object(found.stdout)
         if values.get("restarts", job.restarts) != job.restarts:
             return None
         return ServerAddress(
-            host=values["host"],
+            host=str(values["host"]),
             port=int(values["port"]),
-            models=tuple(values["models"]),
+            models=tuple(map(str, values["models"])),
             needs_key=bool(values["needs_key"]),
             has_key_file=values["api_key_file"] is not None,
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise JobsError(
             f"{path}: is damaged: {error}; cancel job {job.id} and serve anew"
         ) from error
@@ -418,11 +418,6 @@ def settings(concurrency: str | None, rates: str | None, sets: Sequence[str]) ->
     if rates is not None:
         found.append(f"load.open_loop.rates_per_s={_numbers('--rates', rates, float)}")
     return [*found, *sets]
-
-
-def as_words(sets: Sequence[str]) -> list[str]:
-    """The settings as arguments of the module."""
-    return job_args(sets)
 
 
 def _hardware(platform: str, preset: str) -> list[str]:

@@ -73,9 +73,11 @@ _MOST_CALLS: Final = 3
 class AlreadyQueuedError(JobsError):
     """A job of equal inputs runs or waits, whoever submitted it: nothing was submitted."""
 
-    def __init__(self, submission: Submission) -> None:
+    def __init__(self, submission: Submission, reason: str) -> None:
         job, job_id = submission.job, submission.job_id
-        super().__init__(f"{job}: job {job_id} of the same code and settings runs or waits")
+        held = history.held_text(submission, reason)
+        what = f"is {held}" if held else "runs or waits"
+        super().__init__(f"{job}: job {job_id} of the same code and settings {what}")
         self.submission = submission
 
 
@@ -333,8 +335,10 @@ def _refusal(outputs: StackOutputs, planned: Submission, result: Result) -> Jobs
     job, code_hash, said = planned.job, planned.code_hash, result.stdout.strip()
     why = _one_line(result.stderr)
     if result.exit_code == _EQUIVALENT:
-        number, _, comment = said.partition("|")
-        return AlreadyQueuedError(_numbered(outputs, planned, slurm.job_id(number), comment))
+        number, _, rest = said.partition("|")
+        reason, _, comment = rest.partition("|")
+        found = _numbered(outputs, planned, slurm.job_id(number), comment)
+        return AlreadyQueuedError(found, reason)
     words = {
         _STALE: f"the cluster has code {said} live, and {code_hash} of this checkout is not there "
         f"in full; run `pulumi up --stack {outputs.stack}`, or submit with --sync to send it now",

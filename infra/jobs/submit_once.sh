@@ -34,7 +34,7 @@ find_job() {
 }
 
 submit() {
-  local code folder group path queued comment plan size said status found=
+  local code folder group path queued reason comment plan size said status found=
   (own_folder "$own/submissions") || end 77
   lock
   if [ -e "$record" ]; then
@@ -56,9 +56,9 @@ install -d -m 700 -o $(id -un) $folder" >&2
     end 66 "${group%%$'\n'*}"
   done
   if [ -n "$oldest" ]; then
-    queued=$(squeue --all --me --noheader --format="%F|%k") || end 1
-    while IFS="|" read -r -u 3 id comment; do
-      [[ $comment != "${key%:*}:"* || ! $id =~ ^[0-9]+$ || 10#$id -lt $oldest ]] || end 76 "$id|$comment"
+    queued=$(squeue --all --me --noheader --format="%F|%r|%k") || end 1
+    while IFS="|" read -r -u 3 id reason comment; do
+      [[ $comment != "${key%:*}:"* || ! $id =~ ^[0-9]+$ || 10#$id -lt $oldest ]] || end 76 "$id|$reason|$comment"
     done 3<<< "$queued"
   fi
   take "$record_size" "$record.new" || end 1

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from infra.clients import slurm
 from infra.clients.errors import JobsError, NothingThereError, last_words
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell
@@ -47,7 +48,7 @@ _INSTALL = """
 set -eu
 mkdir -p {folder}/releases
 cd {folder}
-exec 9>> .install.lock
+(umask 077; : >> .install.lock); chmod 600 .install.lock; exec 9>> .install.lock
 flock 9
 if [ ! -e releases/{hash}.whole ]; then
   rm -rf releases/{hash}.part releases/{hash}
@@ -94,13 +95,14 @@ def send(shell: Shell, outputs: StackOutputs, files: Mapping[str, bytes]) -> str
 
 
 _PIECE_BYTES = 16 << 20
-# A part's name holds its content's hash, so that pieces of two versions are never joined.
+# A part's name holds its content's hash, so that pieces of two versions are never joined. What
+# others have there may have any name, and may be closed.
 _LIST = r"""
 set -eu
 mkdir -p {folder}
 cd {folder}
-df -B1 --output=avail . | tail -n 1
-find . -type f -printf '%s %P\n'
+df -B1 --output=avail . | tail -n 1 | tr -d " "
+find . -type f -printf '%s %P\0' 2> /dev/null || :
 """
 
 
@@ -192,9 +194,10 @@ def _files(source: Path) -> list[_File]:
 
 def _listing(shell: Shell, folder: str) -> tuple[int, dict[str, int]]:
     """Free bytes, and the size of every file that is there already."""
-    free, *lines = _run(shell, _LIST.format(folder=shlex.quote(folder))).splitlines()
-    pairs = (line.split(" ", 1) for line in lines)
-    return int(free), {name: int(size) for size, name in pairs}
+    free, _, listed = _run(shell, _LIST.format(folder=shlex.quote(folder))).partition("\n")
+    pairs = (entry.partition(" ") for entry in listed.split("\0"))
+    sizes = {name: slurm.count(size) for size, _, name in pairs}
+    return slurm.count(free, f"{folder}: df"), sizes
 
 
 def _present(shell: Shell, folder: str, files: list[_File]) -> dict[str, str]:
@@ -237,14 +240,9 @@ def _run(shell: Shell, command: str, *, stdin: bytes = b"") -> str:
 
 SCHEMES = ("hf://", "s3://")
 FORWARDED = (
-    "HF_TOKEN",
-    "HF_ENDPOINT",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_ENDPOINT_URL",
-    "AWS_REGION",
-)
+    "HF_TOKEN", "HF_ENDPOINT", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
+    "AWS_ENDPOINT_URL", "AWS_REGION"
+)  # fmt: skip
 """Variables of the user's own shell that the download gets."""
 _FETCH_POLL_S = 1.0
 _END = re.compile(rb"\nsoperator-exit (\d+)\n\Z")
@@ -437,7 +435,7 @@ def _file(entry: str, folder: str, log: str) -> _ResultFile:
         raise JobsError(f"{folder}: the cluster sent {entry[:80]!r} for a file; pull it again")
     digest, size, path = described.groups()
     local = PurePosixPath(LOG_NAME if path == log else os.path.relpath(path, folder))
-    if ".." in PurePosixPath(path).parts or ".." in local.parts:
+    if ".." in (*PurePosixPath(path).parts, *local.parts) or not local.parts:
         raise JobsError(f"{path}: the cluster sent a path outside the job's folder")
     return _ResultFile(remote=path, local=local, size_bytes=int(size), sha256=digest)
 
@@ -548,10 +546,10 @@ def make(shell: Shell, spec: StackSpec, files: Mapping[str, bytes], source: Pack
             f"{spec.python_env_path}: not made, the one before is as it was: {message}\n"
             "can the login node reach the index? --index names another, --wheelhouse a folder"
         )
-    word, *numbers = result.stdout.split() or [""]
-    if word not in ("same", "made"):
+    found = re.fullmatch(r"same|made ([0-9]{1,9}) ([0-9]{1,9})", result.stdout.strip())
+    if found is None:
         raise JobsError(f"{spec.python_env_path}: unexpected answer: {result.stdout!r}")
-    seconds, size_mib = (int(each) for each in numbers) if numbers else (None, None)
+    seconds, size_mib = (None if each is None else int(each) for each in found.groups())
     return Venv(
         path=spec.python_env_path, version=version_of(lock), seconds=seconds, size_mib=size_mib
     )

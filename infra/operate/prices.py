@@ -32,7 +32,6 @@ from cost.prices.price import (
     Unit,
     covers_vm,
     node_sku,
-    unit_of,
 )
 from infra import files
 from infra.providers.nebius.api import Api, ApiError, explain
@@ -404,7 +403,7 @@ class _Kept:
 
 def _price(sku: str, entry: Any, region: str, path: Path, decoder: Decoder) -> Price | None:
     key = f"{path}.prices.{sku}"
-    unit = unit_of(sku)
+    unit = UNITS.get(sku)
     if not isinstance(entry, dict) or unit is None or entry.get("unit") != unit:
         decoder.refuse(key, "not a price of a known SKU by its unit")
         return None

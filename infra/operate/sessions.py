@@ -26,9 +26,10 @@ import paramiko
 from cost.resources.estimate import RunRates
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
-from infra.clients.slurm import Shell, refused
+from infra.clients.slurm import Shell, count, refused
 from infra.clients.ssh import Connection, close_channel
-from infra.render.sbatch import WHO, cpus_per_rank, gpu_options, memory_mib, place_words
+from infra.render.sbatch import WHO, gpu_options, memory_mib, place_words
+from stacks.machines import cpus_per_rank, dominant_share
 from stacks.spec import StackSpec
 from stacks.spec.nodes import WorkerSpec
 from stacks.spec.slurm import JobSpec
@@ -154,8 +155,7 @@ def _usd_per_hour(
         usd = rates.node_usd_per_hour[worker.name]
         if usd is None:
             return None
-        of_gpus = Decimal(gpus) / worker.gpus if gpus else Decimal(0)
-        found.append(usd * max(of_gpus, Decimal(cpus) / worker.vcpus))
+        found.append(usd * dominant_share(worker, gpus, cpus))
     return max(found)
 
 
@@ -184,10 +184,8 @@ class Room:
 
 def look(shell: Shell, asked: Ask) -> Room:
     """The plan for the session; refused where Slurm would never start it."""
-    waiting = shlex.join(
-        ["squeue", "--noheader", "--states=PENDING", f"--partition={asked.partition}",
-         "--format=%i"]
-    )  # fmt: skip
+    partition = shlex.quote(asked.partition)
+    waiting = f"squeue --noheader --states=PENDING --partition={partition} --format=%i"
     result = shell.run(
         f"date +{_TIME}; {waiting} | wc -l; {asked.srun('true', options=['--test-only'])}"
     )
@@ -198,7 +196,7 @@ def look(shell: Shell, asked: Ask) -> Room:
     return Room(
         wait=max(timedelta(0), _moment(planned[1]) - _moment(lines[0])),
         starts_at=planned[1],
-        num_waiting=int(lines[1]),
+        num_waiting=count(lines[1]),
     )
 
 
@@ -333,14 +331,22 @@ def check_folder(shell: Shell, folder: str, job_id: str | None) -> None:
     )
 
 
-def wait_for(guard: Guard, ready: str | None, *, say: Callable[[str], None]) -> Endpoint:
+def wait_for(
+    guard: Guard,
+    ready: str | None,
+    *,
+    say: Callable[[str], None],
+    admit: Callable[[], bool] = lambda: True,
+) -> Endpoint:
     """Where it listens, once it says `ready`; what it prints before is told.
 
-    An end before that is an error with its last lines.
+    An end before that is an error with its last lines. `admit` is called until it is True.
     """
     found: Endpoint | None = None
     last: list[str] = []
+    is_admitted = False
     for line in guard.lines():
+        is_admitted = is_admitted or admit()
         words = line.split()
         if told := _TOLD.fullmatch(" ".join(words)):
             found = Endpoint(host=told[1], port=int(told[2]))

@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from infra.files import environment
 from infra.render import names
-from infra.render.sbatch import CONTAINER_PYTHON, RenderError, cpus_per_rank, nodesets_of
+from infra.render.sbatch import CONTAINER_PYTHON, RenderError, nodesets_of
 from infra.render.values import nodesets
 from infra.render.values.pods import claim
 from stacks.catalog import GIB, node_capacity
 from stacks.files import parse_yaml
-from stacks.machines import MEMORY, shared_mounts
+from stacks.machines import MEMORY, cpus_per_rank, shared_mounts
 from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
 from stacks.spec.nodes import WorkerSpec

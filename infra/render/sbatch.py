@@ -23,7 +23,7 @@ from infra.render.names import shell_file
 from infra.render.values.observability import METRICS_IMPORT
 from stacks.catalog import slurmd_amounts
 from stacks.errors import UserError
-from stacks.machines import MEMORY, expand_nodes, paths_of_one_node, shared_mounts
+from stacks.machines import MEMORY, cpus_per_rank, expand_nodes, paths_of_one_node, shared_mounts
 from stacks.spec import StackSpec
 from stacks.spec.cluster import HOME, Observability
 from stacks.spec.nodes import Billing, WorkerSpec
@@ -73,16 +73,6 @@ def hardware_environment(
         if not worker.has_fabric:
             environment["NCCL_IB_DISABLE"] = "1"
     return environment
-
-
-def cpus_per_rank(nodesets: Sequence[WorkerSpec], job: JobSpec) -> int:
-    """CPUs of a rank: the declared ones, else its GPU's share of the node with the fewest."""
-    if job.cpus_per_task is not None:
-        return job.cpus_per_task
-    if not job.gpus_per_node:
-        return 1
-    presets = (worker.hardware for worker in nodesets)
-    return min(preset.vcpus // preset.gpus for preset in presets if preset is not None)
 
 
 def memory_mib(spec: StackSpec, nodesets: Sequence[WorkerSpec], job: JobSpec) -> int:

@@ -14,6 +14,7 @@ for each in "$final" "$final".* "$final"-*; do
       stop "$(describe "$each"), and has to be root's: mv -T $each $each.other"
   fi
 done
+(umask 077; : >> "$final.lock"); chmod 600 "$final.lock" # who may read a file may lock it for ever
 exec 9>"$final.lock"
 flock -n 9 || stop "another one is being made; wait for it ($final.lock)"
 # A Python below root's home, where uv fetches one by default, is none for anybody else. On an

@@ -25,10 +25,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from tests.local.slurm_stand import Stand, running_stand
+from tests.local.slurm_stand import CLUSTER, Stand, running_stand
 
 USERS = {"ann": 20011, "bob": 20012}
 ACCOUNT = "phys"
+_FORGETFUL = "MinJobAge=2\n"
 LIMIT_S = 60
 """Time limit of a job, which has a node for itself: at a dollar a second, so many dollars."""
 
@@ -44,6 +45,15 @@ class Team:
         done = self.stand.ssh(command)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def hide_jobs(self) -> None:
+        """Users see their own jobs alone from now on."""
+        hidden = "PrivateData=jobs"
+        values = self.stand.values()
+        values[CLUSTER]["customSlurmConfig"] = f"{_FORGETFUL}{hidden}\n"
+        self.stand.apply(values)
+        shown = "scontrol show config | grep '^PrivateData' || true"
+        self.stand.wait(lambda: "jobs" in self.as_root(shown), hidden)
 
     @property
     def host_key(self) -> str:
@@ -74,8 +84,8 @@ class Team:
 
 
 @contextlib.contextmanager
-def running_team(folder: Path) -> Iterator[Team]:
-    """Starts one; skips where this machine cannot."""
+def running_team(folder: Path, *, accounting: bool = True) -> Iterator[Team]:
+    """Starts one; skips where this machine cannot. Without accounting Slurm soon forgets jobs."""
     from infra.render.login import teams_script
     from stacks.load import KEY_FILE_VARIABLE, load_stack
     from stacks.spec.slurm import AccountSpec
@@ -88,7 +98,10 @@ def running_team(folder: Path) -> Iterator[Team]:
     account = AccountSpec(name=ACCOUNT, users=tuple(USERS))
     spec = replace(local, slurm=replace(local.slurm, accounts=(account,)))
     with running_stand(folder / "stand") as stand:
-        stand.apply(stand.values(spec))
+        values = stand.values(spec if accounting else None)
+        if not accounting:
+            values[CLUSTER]["customSlurmConfig"] = _FORGETFUL
+        stand.apply(values)
         stand.wait_idle("worker-[0-1]")
         team = Team(stand, keys)
         for user, uid in USERS.items():
@@ -101,7 +114,8 @@ def running_team(folder: Path) -> Iterator[Team]:
                 f"printf '%s\\n' {shlex.quote(public)} > {home}/.ssh/authorized_keys; "
                 f"chown -R {user}: {home}; chmod -R go= {home}"
             )
-        team.as_root(teams_script(spec))
+        if accounting:
+            team.as_root(teams_script(spec))
         yield team
 
 

@@ -1,18 +1,36 @@
-"""Two users with a laptop or two each, and one budget, on a real Slurm with accounting."""
+"""Two users with a laptop or two each, and one budget, on a real Slurm with and without accounting.
+
+Without it Slurm forgets a job within a minute of its end here (MinJobAge), and members tell each
+other through the folder that the stack names.
+"""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
 import os
+import shlex
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import stacks.load
+from cost.runs.ledger import BY_HAND
 from infra.cli import context
+from infra.cli.jobs.shell import client_words
+from infra.clients import slurm
+from infra.clients.pulumi import attached_outputs
+from infra.clients.ssh import Connection, Result
+from infra.jobs.ledger import OverBudgetError, admit_session, open_ledger
+from infra.operate.sessions import ask
 from tests.bench.team import Laptop, Team, measure, problems, running_team
 
 pytestmark = pytest.mark.local
@@ -118,3 +136,150 @@ def test_what_another_member_submits_by_hand_is_reserved_whatever_it_says(
     assert team.queued("%A") == [job_id]
     team.as_root(f"scancel {job_id}")
     team.state("UP")
+
+
+@dataclass(frozen=True)
+class Root:
+    """The login node as root, for the product's own questions."""
+
+    team: Team
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        done = self.team.stand.ssh(command)
+        out, err = done.stdout, done.stderr
+        return Result(command=command, exit_code=done.returncode, stdout=out, stderr=err)
+
+
+def test_a_requeue_by_hand_is_told_from_that_of_a_job(team: Team) -> None:
+    """One step ends with 75 before its job asks, as the supervisor's does; the other still runs."""
+    own = "srun bash -c 'exit 75'; scontrol requeue $SLURM_JOB_ID; sleep 60"
+    hand = "srun bash -c 'trap \"exit 75\" TERM; sleep 60 & wait'; sleep 60"
+    ids = {}
+    for name, life in {"own": own, "hand": hand}.items():
+        script = f'#!/bin/bash\n[ -z "$SLURM_RESTART_COUNT" ] || exit 0\n{life}\n'
+        team.as_root(f"printf %s {shlex.quote(script)} > /tmp/{name}.sh; chmod 755 /tmp/{name}.sh")
+        words = "--account=phys --time=5 --requeue --output=/dev/null"
+        asked = f"cd /tmp; sbatch --parsable --job-name={name} {words} /tmp/{name}.sh"
+        ids[name] = team.as_root(f"su bob -c {shlex.quote(asked)}").strip()
+    steps = f"squeue --noheader --steps --jobs={ids['hand']} --format=%i"
+    team.stand.wait(lambda: f"{ids['hand']}.0" in team.as_root(steps), "a step", 60)
+    team.as_root(f"su bob -c 'scontrol requeue {ids['hand']}'")
+    now = datetime.now(UTC)
+    asked_for = {"since": now - timedelta(hours=1), "until": now + timedelta(hours=1)}
+
+    def ends() -> dict[str, str]:
+        uses = slurm.uses(Root(team), "key", ids=list(ids.values()), **asked_for).uses
+        return {use.name: use.runs[0].state for use in uses if use.job_id in ids.values()}
+
+    team.stand.wait(lambda: "RUNNING" not in ends().values(), "both to be queued again", 60)
+    try:
+        # 25.11 accounts a requeue once the steps have ended, with what they ended with.
+        is_early = "slurm-wlm 22." in team.as_root("sinfo --version")
+        assert ends() == {"own": "REQUEUED", "hand": BY_HAND if is_early else "REQUEUED"}
+    finally:
+        team.as_root(f"scancel {' '.join(ids.values())}")
+        team.wait_until_all_ended(60)
+
+
+def test_of_two_sessions_in_one_second_the_first_alone_starts(team: Team, tmp_path: Path) -> None:
+    """Each fits by itself and was looked at before the other was there; bob decides first."""
+    spent = laptop(team, "ann", tmp_path / "look", "{usd_per_month: 1}").run(
+        *("cost", "spend", "-s", "lab", "--by", "user", "--format", "json")
+    )
+    budget_usd = float(json.loads(spent.stdout)["budget"]["spent_usd"]) + 90
+    with ExitStack() as stack:
+        held = {}
+        for user in ("ann", "bob"):
+            of = laptop(team, user, tmp_path, f"{{usd_per_month: {budget_usd}}}")
+            outputs = attached_outputs(context.spec("lab"))
+            books = open_ledger(context.spec("lab"), context.state_root(), print)
+            asked = ask(books.rates, gpus=0, cpus=64, partition="main", hours=1 / 60)
+            assert round(asked.most_usd or 0) == 60
+            asked = replace(asked, options=(*asked.options, "--hold"))
+            words = [*client_words(outputs, of.key), asked.srun("true")]
+            session = stack.enter_context(subprocess.Popen(words, stderr=subprocess.PIPE))
+            connection = stack.enter_context(Connection(outputs.endpoint(of.key)))
+            known = partial(slurm.id_of, connection, asked.name)
+            team.stand.wait(lambda known=known: known() is not None, "the session", 30)
+            admit = partial(admit_session, books, connection, asked, outputs.login_host_key, print)
+            held[user] = session, admit
+        with pytest.raises(OverBudgetError, match=r"reserved by ann \$60.00"):
+            held["bob"][1]()
+        assert held["ann"][1]()
+        assert held["ann"][0].wait(60) == 0
+        assert held["bob"][0].wait(60) != 0
+
+
+@pytest.fixture(scope="module")
+def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
+    with running_team(tmp_path_factory.mktemp("forgetful"), accounting=False) as made:
+        made.as_root("install -d -m 1777 /mnt/team")
+        yield made
+
+
+def run_and_be_forgotten(team: Team, of: Laptop, *, seen: bool) -> float:
+    """A job of a few seconds; its cost as far as its owner looked at it, which Slurm forgets."""
+    ((job_id, _),) = of.submit(1)
+    began_s = time.monotonic()
+    while team.queued("%T") == ["RUNNING"] or "PENDING" in team.queued("%T"):
+        assert time.monotonic() - began_s < 60
+    usd = 0.0
+    if seen:
+        text = of.run("cost", "spend", "-s", "lab", "--format", "json").stdout
+        (usd,) = (float(x["nodes_usd"]) for x in json.loads(text)["jobs"] if x["job_id"] == job_id)
+    known = "squeue --noheader --all --states=all --format=%A"
+    team.stand.wait(lambda: not team.as_root(known).split(), "Slurm to forget the job", 150)
+    return usd
+
+
+def test_without_accounting_what_ended_unseen_is_told_by_its_owner(
+    forgetful: Team, tmp_path: Path
+) -> None:
+    told = "usd_per_month: 150, ledger: /mnt/team"
+    ann = laptop(forgetful, "ann", tmp_path, f"{{{told}}}")
+    bob = laptop(forgetful, "bob", tmp_path, "{usd_per_month: 150}")
+    alone = bob.run("submit", "look", "-s", "lab", "--again").stderr
+    assert "Slurm keeps no accounts there and the stack names no budget.ledger" in alone
+    bob.declare(f"{{{told}}}")
+    cost_usd = run_and_be_forgotten(forgetful, ann, seen=True)
+    run_and_be_forgotten(forgetful, ann, seen=False)
+    spend = bob.run("cost", "spend", "-s", "lab", "--by", "user", "--format", "json").stdout
+    groups = {each["user"]: each for each in json.loads(spend)["groups"]}
+    assert float(groups["ann"]["nodes_usd"]) == pytest.approx(cost_usd)
+    assert float(groups["ann"]["reserved_usd"]) == 60, "of the other nothing but its limit is known"
+    forged = "cd /mnt/team; for each in $(id -u ann).*; do rm -f $each; echo > $each; done; true"
+    forgetful.as_root(f"su bob -c {shlex.quote(forged)}")
+    again = bob.run("cost", "spend", "-s", "lab", "--by", "user", "--format", "json").stdout
+    assert json.loads(again)["groups"] == json.loads(spend)["groups"]
+    bob.declare("{usd_per_month: 100, ledger: /mnt/team}")
+    (refused,) = bob.submit(1)
+    assert "is more than what is left" in refused
+    assert "reserved by ann $60.00" in refused
+
+
+def test_a_slurm_that_hides_jobs_of_others_is_told_and_what_members_tell_counts(
+    forgetful: Team, tmp_path: Path
+) -> None:
+    ann = laptop(forgetful, "ann", tmp_path, "{usd_per_month: 500, ledger: /mnt/team}")
+    bob = laptop(forgetful, "bob", tmp_path, "{usd_per_month: 500, ledger: /mnt/team}")
+    spend = ("cost", "spend", "-s", "lab", "--by", "user", "--format", "json")
+    hidden = "(PrivateData=jobs): of what other members spend"
+    forgetful.state("DOWN")
+    try:
+        ((job_id, _),) = ann.submit(1)
+        before = json.loads(bob.run(*spend).stdout)
+        assert hidden not in json.dumps(before)
+        forgetful.hide_jobs()
+        seen = f"su bob -c 'squeue --noheader --all --jobs={job_id}' 2>/dev/null || true"
+        assert forgetful.as_root(seen) == ""
+        after = json.loads(bob.run(*spend).stdout)
+        assert hidden in json.dumps(after["notes"])
+        reserved = [
+            {each["user"]: each["reserved_usd"] for each in told["groups"]}["ann"]
+            for told in (before, after)
+        ]
+        assert reserved[0] == reserved[1], "the limit of a job that waits, by whoever tells it"
+        assert hidden in bob.run("submit", "look", "-s", "lab", "--again").stderr
+    finally:
+        forgetful.as_root("scancel --state=PENDING --user=ann,bob; true")
+        forgetful.state("UP")

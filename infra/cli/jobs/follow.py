@@ -115,7 +115,11 @@ def _jobs(
     hours = follow.forecast_hours(context.state_root(), stack, cluster)
     submissions = history.submissions(context.state_root(), stack)
     names = {each.job_id: each.job for each in submissions if each.cluster == cluster}
-    names |= {job.id: job.name for job in jobs}
+    for job in jobs:
+        if job.state == slurm.FORGOTTEN:
+            output.note(f"job {job.id}: {slurm.FORGOTTEN_MEANS}")
+        if job.state != slurm.FORGOTTEN or job.id not in names:  # accounting may lack its name
+            names[job.id] = job.name
     ends = {job.id: follow.expected(job, hours.get(job.id)) for job in jobs}
     shows_ends = job_id is not None or format is Format.JSON
     servers = _servers(stack) if shows_ends else frozenset[str]()
@@ -124,6 +128,7 @@ def _jobs(
             [
                 {
                     **asdict(job),
+                    "name": names[job.id],
                     "reason": why(job, names) if job.waits else None,
                     "expected": ends[job.id],
                     "outcome": (end := outcome(job, stack, is_server=job.name in servers))
@@ -141,7 +146,7 @@ def _jobs(
         [
             (
                 job.id,
-                job.name,
+                names[job.id],
                 job.state,
                 job.exit_code,
                 job.elapsed,
@@ -263,8 +268,9 @@ def logs(
                 on_lost=lambda error: output.note(error.trying_again),
             )
         except UnknownJobError:
-            # Slurm has forgotten it: how it ended was told by its record.
-            shown.write(job_log.read(connection, path))
+            # Slurm has forgotten it, before or meanwhile: its record tells how it ended, or nobody.
+            job = job if job.finished else _find(connection, outputs, job_id)
+            shown.write(job_log.read(connection, path)[shown.num_bytes :])
     _end(job, stack)
 
 

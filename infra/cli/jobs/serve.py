@@ -312,7 +312,7 @@ def _words(
             recipes.refuse_wrong(CHECKOUT, job, sets)
             words += ["--recipe", job.recipe]
             break
-    return words + targets.as_words(sets)
+    return words + job_args(sets)
 
 
 def _run(words: list[str], stack: str, spec: StackSpec) -> int:

@@ -8,10 +8,12 @@ import secrets
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -21,12 +23,14 @@ from infra.cli import context, interrupts, output
 from infra.cli.context import IdentityOption, StackOption
 from infra.clients import slurm
 from infra.clients.pulumi import StackOutputs
-from infra.jobs.ledger import check_together, open_ledger
+from infra.jobs.ledger import admit_session, check_together, open_ledger
 from infra.operate import sessions
 from infra.operate.sessions import SILENCE_S, Ask, Guard, ask, ssh_config
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 from stacks.spec import StackSpec
+
+_POLL_S: Final = 0.5
 
 
 def ssh(
@@ -127,6 +131,14 @@ def shell(
         if not wait:
             sessions.refuse_full(asked, found)
         _say(asked, found.num_waiting)
+        is_held = spec.budget is not None and asked.most_usd is not None
+        if is_held:
+            asked = replace(asked, options=(*asked.options, "--hold"))
+
+        def admit() -> bool:
+            cluster = outputs.login_host_key
+            return not is_held or admit_session(ledger, connection, asked, cluster, output.note)
+
         token = secrets.token_urlsafe(24) if jupyter else ""
         start = (
             sessions.jupyter(asked, spec, outputs)
@@ -138,7 +150,7 @@ def shell(
         guard = Guard(connection, start=start, end=sessions.end(asked), secret=token)
         closing.callback(_end, guard, asked, stack)
         if jupyter:
-            there = sessions.wait_for(guard, sessions.JUPYTER_READY, say=output.note)
+            there = sessions.wait_for(guard, sessions.JUPYTER_READY, say=output.note, admit=admit)
             inside = replace(there, host="127.0.0.1")
             tunnel = context.tunnel(closing, outputs, identity, inside, node=there.host)
             tunnel.wait_until_open()
@@ -149,9 +161,9 @@ def shell(
                 "the session ended: its time limit was reached, or Jupyter was shut down"
             )
         if vscode:
-            _vscode(guard, outputs, identity)
+            _vscode(guard, outputs, identity, admit)
         else:
-            code = _terminal(asked, spec, outputs, identity)
+            code = _terminal(asked, spec, outputs, identity, admit)
     raise typer.Exit(code)
 
 
@@ -178,17 +190,32 @@ def _end(guard: Guard, asked: Ask, stack: str) -> None:
     )
 
 
-def _terminal(asked: Ask, spec: StackSpec, outputs: StackOutputs, identity: Path | None) -> int:
+def _terminal(
+    asked: Ask,
+    spec: StackSpec,
+    outputs: StackOutputs,
+    identity: Path | None,
+    admit: Callable[[], bool],
+) -> int:
     """The terminal until it is left; its exit status."""
     inside = f"{sessions.environment(spec, outputs)}; exec bash -i"
     remote = asked.srun("bash", "-c", inside, options=["--pty"])
     options = ("-t", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
     words = client_words(outputs, context.key_of(outputs, identity), options=options)
-    return subprocess.run([*words, remote], check=False).returncode
+    with subprocess.Popen([*words, remote]) as session:
+        try:
+            while session.poll() is None and not admit():
+                time.sleep(_POLL_S)
+            return session.wait()
+        except BaseException:
+            session.terminate()  # one that stays held would be waited for
+            raise
 
 
-def _vscode(guard: Guard, outputs: StackOutputs, identity: Path | None) -> None:
-    there = sessions.wait_for(guard, None, say=output.note)
+def _vscode(
+    guard: Guard, outputs: StackOutputs, identity: Path | None, admit: Callable[[], bool]
+) -> None:
+    there = sessions.wait_for(guard, None, say=output.note, admit=admit)
     folder = context.state_root() / "ssh"
     text = ssh_config(
         outputs.stack,

@@ -6,6 +6,7 @@ No price is a state of its own: sums over such nodes are lower bounds, never 0.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -22,6 +23,7 @@ from cost.bill.table import render
 from cost.prices.book import layered
 from cost.report.layout import Format
 from cost.resources.estimate import estimate, run_rates
+from cost.runs.forecast import UnknownRun, forecast
 from cost.runs.ledger import Occupancy
 from cost.runs.spend import JobUse, render_spend, spend, spend_report
 from cost.size.shape import SizeError
@@ -29,7 +31,8 @@ from infra.cli import context
 from infra.cli.main import VERBS, app
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import attached_outputs
-from infra.jobs.ledger import open_ledger
+from infra.clients.slurm import Accounted
+from infra.jobs.ledger import open_ledger, settle, uses_of
 from infra.jobs.recipes import plan_of
 from infra.operate.attach import choose
 from infra.operate.sessions import ask
@@ -213,6 +216,14 @@ def test_what_an_attached_stack_cannot_say_is_refused_with_its_path(
     assert words in str(caught.value)
 
 
+def test_a_key_that_attach_once_wrote_is_refused_as_gone(tmp_path: Path) -> None:
+    """It was an unknown key, which is what a slip of the hand is called."""
+    given = config(tmp_path)
+    given["soperator-stack:attached"]["scrontab"] = True
+    with pytest.raises(StackError, match=r"lab\.attached\.scrontab: gone, .*; delete the line"):
+        load_config(given, "lab")
+
+
 def test_a_schedule_is_refused_where_nothing_writes_it(tmp_path: Path) -> None:
     job = {"name": "look", "module": "workloads.look", "recipe": "look", "partition": "main"}
     spec = load_config(config(tmp_path, jobs=[{**job, "schedule": "@daily"}]), "lab")
@@ -361,6 +372,42 @@ def test_a_job_pays_its_share_of_a_node_and_idle_nodes_are_others(tmp_path: Path
     alone = spend(rates, (use("c9", cpus=32),), **period)
     text = render_spend(spend_report(alone, (), heading=None, budget=None, notes=()), Format.TABLE)
     assert [line.split()[1] for line in text.splitlines() if line.startswith("jobs")] == ["unknown"]
+
+
+@pytest.mark.parametrize(("gpus", "cpus"), [(1, None), (1, 48), (0, 16), (2, None)])
+def test_a_forecast_charges_what_spend_charges_of_the_same_job(
+    gpus: int, cpus: int | None, tmp_path: Path
+) -> None:
+    """An hour, its limit, on the CPUs and GPUs that its batch script asks for."""
+    spec = priced(tmp_path, full("nvidia-l40s"))
+    (job,) = (each for each in spec.jobs if each.name == "look")
+    job = replace(job, gpus_per_node=gpus, cpus_per_task=cpus, time_limit="01:00:00")
+    spec = replace(spec, nodes=replace(spec.nodes, workers=spec.nodes.workers[:1]))
+    asked = re.findall(r"--cpus-per-task=(\d+)|--gres=gpu:(\d+)", render_sbatch(spec, job))
+    num_cpus, num_gpus = (max(int(each[n] or 0) for each in asked) for n in (0, 1))
+    assert num_gpus == gpus
+    rates = run_rates(spec, estimate(spec, layered(spec)), layered(spec))
+    run = forecast(job, rates, ())
+    assert isinstance(run, UnknownRun)
+    period = {"since": START, "until": START + timedelta(hours=10)}
+    charged = spend(rates, (use("gpu01", cpus=num_cpus, gpus=num_gpus),), **period)
+    assert run.at_most_usd == charged.jobs_usd > 0
+    whole = spend(rates, (use("gpu01", cpus=64, gpus=2),), **period).jobs_usd
+    assert (run.at_most_usd == whole) == (gpus == 2)
+
+
+def test_a_job_that_slurm_forgot_still_costs_what_it_cost(tmp_path: Path) -> None:
+    """Half a node: from the ledger alone it was priced as if it had had one CPU."""
+    books = open_ledger(priced(tmp_path, full("nvidia-l40s")), tmp_path / "state", print)
+    ran = use("gpu01", cpus=4, gpus=1)
+    ended = START + timedelta(hours=10)
+    told = Accounted(uses=(ran,), has_accounting=False)
+    with books.file.locked() as opened:
+        (entry,) = settle(opened, told, books, since=START, now=ended)
+        content = opened.read()
+    period = {"since": START, "until": ended}
+    found_spend = spend(books.rates, uses_of(content.entries, but=frozenset()), **period)
+    assert found_spend.jobs_usd == entry.nodes_usd == 4
 
 
 def test_the_drawing_shows_what_is_known_and_no_infrastructure(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ NOW = datetime(2026, 11, 21, 18, tzinfo=UTC)
 BOOT = (
     "Configuration data as of 2026-11-21T18:00:00\nBOOT_TIME               = 2026-11-20T08:00:00\n"
 )
-SACCT = "{0}|{0}|{1}|{2}|red|{3}|{4}|{5}|{6}|8|billing=8,cpu=8,gres/gpu=1,node=1|worker-0\n"
+SACCT = "{0}|{0}|{1}|{2}|red|{3}|{4}|{5}|{6}|0:0|8|billing=8,cpu=8,gres/gpu=1,node=1|worker-0\n"
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ class Slurm:
     def run(self, command: str, *, stdin: bytes = b"") -> Result:
         table = "".join(SACCT.format(*row) for row in self.rows)
         queued = "".join(f"{row}\n" for row in self.queue)
-        text = self.boot if "scontrol show config" in command else f"{queued}--\n{table}"
+        text = self.boot if "squeue" not in command else f"{queued}--\n{table}"
         failed = int(bool(self.stderr) and "sacct" in command)
         return Result(command=command, exit_code=failed, stdout=text, stderr=self.stderr)
 

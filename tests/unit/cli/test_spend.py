@@ -241,7 +241,9 @@ def test_a_ledger_of_another_version_is_one_line_with_file_and_line(state: Path)
         file.write('{"schema_version": 7}\n')
     done = run("cost", "spend", "--ledger")
     assert done.exit_code == 1
-    assert done.stderr.startswith(f"soperator: {ledger(state).path}:3: schema_version: got 7")
+    assert done.stderr.startswith(
+        f"soperator: {ledger(state).path}:3: schema_version: got number 7"
+    )
 
 
 def test_a_ledger_that_was_cut_is_reported_and_the_rest_is_printed(state: Path) -> None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
 
 from infra.cli.main import app
+from infra.clients.errors import UnknownJobError
+from infra.clients.slurm import Job
+from infra.clients.ssh import Result
+from infra.jobs import history
 from infra.jobs.follow import in_words
+from tests.unit.jobs.login_node import planned
 from tests.unit.jobs.test_parse import FIXTURES
-from tests.unit.jobs.test_submit import OUTPUTS, Recorded
+from tests.unit.jobs.test_submit import OUTPUTS, Forgetful, Recorded
 
 HEADINGS = ["ID", "JOB", "STATE", "EXIT", "TIME", "STARTED", "WHERE", "EXPECTED"]
 
@@ -65,3 +73,57 @@ def test_the_queue_is_shown_with_what_runs_where_and_why_the_rest_waits(cluster:
     assert (found["5"]["state"], found["5"]["where"]) == ("RUNNING", "worker-[0-1]")
     assert (found["6"]["state"], found["6"]["where"]) == ("PENDING", "JobHeldUser")
     assert found["6"]["reason"] == in_words("JobHeldUser") != "JobHeldUser"
+
+
+class Lost(Forgetful):
+    """The connection to a cluster whose slurmctld lost job 12."""
+
+    def __enter__(self) -> Lost:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run_bytes(self, command: str) -> tuple[Result, bytes]:
+        return Result(command=command, exit_code=0, stdout="", stderr=""), b"first\nlast\n"
+
+
+@pytest.fixture
+def lost(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.cli.context.connect", lambda *_: Lost())
+
+
+def test_a_job_that_slurmctld_lost_has_its_name_and_is_explained_once(
+    lost: None, tmp_path: Path
+) -> None:
+    """Accounting calls it `allocation`, and PENDING for ever."""
+    history.remember(tmp_path, replace(planned(), job_id="12"))
+    done = CliRunner().invoke(app, ["status", "--stack", "local"])
+    assert [line.split()[:4] for line in done.stdout.splitlines()[1:]] == [
+        ["12", "finetune", "FORGOTTEN", "-"],
+        ["13", "tune", "RUNNING", "-"],
+    ]
+    assert done.stderr.count("job 12: slurmctld has forgotten it") == 1
+
+
+ENDS = {
+    "its record tells how": (Job(id="12", name="finetune", state="COMPLETED", exit_code=0), 0),
+    "nobody knows how": (UnknownJobError("job 12: Slurm has forgotten it"), 1),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_log_of_a_job_that_slurmctld_loses_meanwhile_ends_with_what_is_known(
+    lost: None, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    def follow(*_: object, write: Callable[[bytes], None], **__: object) -> Job:
+        write(b"first\n")
+        raise UnknownJobError("job 12: Slurm knows no such job")
+
+    (last, code) = ENDS[end]
+    find = Mock(side_effect=[Job(id="12", name="finetune", state="RUNNING"), last])
+    monkeypatch.setattr("infra.jobs.follow.find", find)
+    monkeypatch.setattr("infra.jobs.follow.follow", follow)
+    done = CliRunner().invoke(app, ["logs", "12", "--stack", "local"])
+    assert (done.exit_code, done.stdout) == (code, "first\n" if code else "first\nlast\n")
+    assert "job 12: None" not in done.stderr
+    assert ("Slurm has forgotten it" if code else "job 12: COMPLETED") in done.stderr

@@ -203,6 +203,23 @@ def test_two_machines_submit_the_same_inputs_once(
     assert len(node.names()) == 2 * len(names)
 
 
+def test_a_job_that_is_taken_though_it_is_held_is_told_with_what_lets_it_go(
+    node: LoginNode, machine: Machine, tmp_path: Path
+) -> None:
+    """It runs or waits, submit said, and nothing ever started it."""
+    machine.run("submit", "finetune")
+    node.put("held.12")
+    for each in (machine, other(machine, tmp_path)):
+        done = each.run("submit", "finetune")
+        assert (done.exit_code, done.stdout) == (0, "12\n"), done.output
+        told = (
+            "is held (JobHeldUser) and starts once it is let go: soperator status 12 -s local says"
+        )
+        assert told in done.stderr
+    (node.folder / "held.12").unlink()
+    assert "held" not in machine.run("submit", "finetune").stderr
+
+
 def test_other_settings_code_or_an_ended_job_of_another_machine_are_submitted(
     node: LoginNode, machine: Machine, tmp_path: Path
 ) -> None:

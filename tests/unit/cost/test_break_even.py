@@ -32,6 +32,7 @@ from cost.prices.api_prices import ApiPrice, ApiPriceBook
 from cost.prices.book import PriceBook
 from cost.report.layout import WIDTH, Format, Report, render_report
 from cost.resources.estimate import estimate
+from stacks.errors import Level
 from stacks.spec import StackSpec
 from stacks.spec.cost import AssumedSpeedSpec, ChatSpec
 from stacks.spec.nodes import Billing
@@ -317,3 +318,27 @@ def test_a_model_that_nothing_can_be_compared_with_is_a_warning_with_its_key(
     (problem,) = [each for each in found if "api_models" in each.path]
     assert problem.path == "h100-prod.chat.api_models[1]"
     assert "the nearest name is 'openai/gpt-4o-mini'; correct it" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("context", "output", "level"),
+    [
+        (131_072, 1, Level.WARNING),
+        (131_073, 1, Level.ERROR),
+        (900_000, 2_000, Level.ERROR),
+        (131_000, 72, None),
+    ],
+)
+def test_a_chat_longer_than_its_models_context_is_not_priced_without_a_word(
+    priced: Callable[[str], Priced], context: int, output: int, level: Level | None
+) -> None:
+    """Only `advise` and `size` asked the model; the stack's own key had no such question."""
+    spec, _ = priced("h100-prod")
+    for model in ("Qwen2-7B-Instruct", "qwen/qwen2-7b-instruct", "a-model-of-ours"):
+        chat = replace(spec.chat, model=model, context_tokens=context, output_tokens=output)
+        problems = bill(replace(spec, chat=chat), PriceBook.load(spec.prices)).problems
+        found = [each for each in problems if each.path.endswith("chat.context_tokens")]
+        assert [each.level for each in found] == (
+            [level] if level is not None and "7" in model else []
+        )
+        assert all("Qwen2-7B was made for 131,072" in each.message for each in found)

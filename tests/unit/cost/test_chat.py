@@ -194,6 +194,22 @@ def test_a_row_that_misses_its_promise_says_so_in_text_and_is_red_in_html(
     assert "<tr><td>Optimized Target</td>" in html
 
 
+def test_where_reading_is_counted_the_table_shows_how_fast(priced: Callable[[str], Priced]):
+    """Tokens a day could not be had from tokens a second."""
+    speeds = priced("l40s-dev")[0].chat.speeds
+    one = (replace(speeds[0], prefill_tokens_per_s=Decimal(12_900)), *speeds[1:])
+    table = chat_table(with_chat(priced, speeds=one, max_answer_s=Decimal(60)))
+    assert table is not None
+    column = table.headings.index("Reads/s")
+    assert table.headings[column - 1] == "Tokens/s"
+    assert [row[column] for row in table.rows] == ["12,900", "-", "-"]
+    text = render_report(Report(heading=None, tables=(table,), notes=()), Format.TABLE)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    without = chat_table(with_chat(priced))
+    assert without is not None
+    assert "Reads/s" not in without.headings
+
+
 def test_the_notes_say_what_is_not_counted(priced: Callable[[str], Priced]):
     text = " ".join(chat_notes(with_chat(priced)))
     assert "Reading the prompt is not counted: no prefill speed is declared or measured." in text

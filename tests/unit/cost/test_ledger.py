@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import threading
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from cost.runs.budget import month_budget
 from cost.runs.ledger import Entry, Ledger, LedgerError, LineError, OverrideEntry, decode, encode
+from stacks.errors import visible
 from stacks.spec.cost import BudgetSpec
 from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at, forecast_entry
 
@@ -50,10 +52,10 @@ def test_an_entry_comes_back_as_it_was_written(entry: Entry):
 
 
 @given(usd=st.decimals(min_value=0, max_value=10**9, places=6), job=st.text(), basis=st.text())
-def test_any_name_and_any_amount_stays_one_line_and_exact(usd: Decimal, job: str, basis: str):
+def test_any_amount_stays_exact_and_any_name_may_be_shown(usd: Decimal, job: str, basis: str):
     entry = forecast_entry("1", str(usd), at(8), job=job, basis=basis)
     line = encode(entry)
-    assert decode(line) == entry
+    assert decode(line) == replace(entry, job=visible(job), basis=visible(basis))
     assert line.isascii()
     assert len(line.splitlines()) == 1
 
@@ -112,7 +114,9 @@ def test_after_a_cut_line_the_next_entry_has_a_line_of_its_own(ledger: Ledger):
     ("line", "said"),
     [
         ("[]", "not a JSON object"),
-        ('{"schema_version": 1, "kind": "guess"}', "kind: got 'guess'"),
+        ('{"schema_version": 1, "kind": "guess"}', "kind: got text 'guess'"),
+        ('{"schema_version": 1, "kind": []}', "kind: got a list"),
+        (f'{{"schema_version": {"9" * 5000}}}', "not a JSON object: nested too deep, or a number"),
         ('{"schema_version": 1, "kind": "forecast"}', "at: missing; give a time"),
         ("\\xff", "not a JSON object"),
     ],
@@ -149,7 +153,7 @@ def test_a_line_of_another_schema_version_is_refused_with_file_and_line(ledger: 
     ledger.append(*ENTRIES[:2])
     with ledger.path.open("a") as file:
         file.write('{"schema_version": 2, "kind": "forecast"}\n')
-    with pytest.raises(LedgerError, match=r"ledger\.jsonl:3: schema_version: got 2, expected 1"):
+    with pytest.raises(LedgerError, match=r"ledger\.jsonl:3: schema_version: got number 2,"):
         ledger.read()
 
 

@@ -22,7 +22,6 @@ from cost.prices.price import (
     Unit,
     covers_vm,
     node_sku,
-    unit_of,
 )
 from stacks.spec import StackSpec
 from stacks.spec.cost import ContractPriceSpec
@@ -149,9 +148,9 @@ def test_every_bad_contract_price_is_told_at_once(h100: StackSpec):
 def test_every_shipped_sku_has_a_known_name_its_unit_and_what_it_covers():
     for path in PRICES_DIR.glob("*.yaml"):
         for sku, price in PriceBook.load(path.stem).readings.items():
-            assert unit_of(sku) is price[0].unit, sku
+            assert UNITS[sku] is price[0].unit, sku
             assert covers_vm(sku) is price[0].covers_vm, sku
-    assert unit_of("cpu-d3/gpu") is None
+    assert "cpu-d3/gpu" not in UNITS
     assert "disk/network-ssd-io-m3" in UNITS
 
 

@@ -40,14 +40,21 @@ case "$*" in
     id=${held##*.}
     [ ! -e "$held" ] || echo "$id|$id|ann|red|main|PENDING|N/A|N/A|1|N/A||1|1:00|JobHeldUser|job"
   done ;;
+  *%F\\|%r\\|%k*) while IFS="|" read -r id name state comment; do
+    reason=None
+    [ ! -e "$NODE/held.$id" ] || reason=JobHeldUser
+    echo "$id|$reason|$comment"
+  done < "$NODE/queue" ;;
   *%F\\|%k*) awk -F'|' '{print $1 "|" $4}' "$NODE/queue" ;;
   *%A\\|%j*) awk -F'|' '{print $1 "|" $2 "|" $3 "|0:00|N/A|N/A|(null)|(None)"}' "$NODE/queue" ;;
 esac
 """
 _SCONTROL = """
 [ "$1" != release ] || { rm "$NODE/held.$2"; exit; }
-awk -F'|' -v id="$4" '$1 == id {print "JobId=" $1 " JobName=" $2 " JobState=" $3 \
-" Reason=None ExitCode=0:0"; found = 1} END {exit !found}' "$NODE/queue" ||
+reason=None
+[ ! -e "$NODE/held.$4" ] || reason=JobHeldUser
+awk -F'|' -v id="$4" -v reason="$reason" '$1 == id {print "JobId=" $1 " JobName=" $2 \
+" JobState=" $3 " Reason=" reason " ExitCode=0:0"; found = 1} END {exit !found}' "$NODE/queue" ||
 { echo "Invalid job id specified" >&2; exit 1; }
 """
 _SACCT = """

@@ -5,6 +5,10 @@ Account, nodes, limit and reason were added by hand as the same Slurm prints the
 
 from __future__ import annotations
 
+import os
+import subprocess
+import tracemalloc
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,9 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost.runs.ledger import BY_HAND
 from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Accounted, expand
+from infra.clients.ssh import Result
 from tests.unit.jobs.test_submit import Recorded
 
 OUTPUT = (Path(__file__).parent / "fixtures" / "accounting_22.05.txt").read_text(encoding="utf-8")
@@ -33,9 +39,58 @@ def test_times_are_asked_for_in_utc_whatever_the_cluster_s_zone_is() -> None:
     shell = Recorded(stdout=OUTPUT)
     asked(shell, "4", "6")
     (command,) = shell.asked
-    assert command.startswith("export TZ=UTC0 SLURM_BITSTR_LEN=0; squeue --all ")
+    assert command.startswith("export TZ=UTC0 SLURM_BITSTR_LEN=0; ")
+    assert "; squeue --all " in command
     assert "--starttime=2026-11-01T08:31:00 --endtime=2026-11-21T08:31:00" in command
     assert command.endswith("--jobs=4,6")
+
+
+@dataclass(frozen=True)
+class LoginNode:
+    """A real shell, whose Slurm has jobs of nobody and these two configurations."""
+
+    folder: Path
+
+    def __init__(self, folder: Path, slurmctld: str, slurmdbd: str) -> None:
+        object.__setattr__(self, "folder", folder)
+        config = "AccountingStorageType   = none\nPrivateData             = {}\nProctrackType = x"
+        for name, text in {
+            "scontrol": config.format(slurmctld),
+            "sacctmgr": config.format(slurmdbd),
+            "squeue": "",
+            "sacct": "",
+        }.items():
+            (folder / f"{name}.txt").write_text(text)
+            (folder / name).write_text(f"#!/bin/sh\ncat {folder}/{name}.txt\n")
+            (folder / name).chmod(0o755)
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        path = f"{self.folder}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-c", command], input=stdin, capture_output=True, env={"PATH": path}
+        )
+        out, err = done.stdout.decode(), done.stderr.decode()
+        return Result(command=command, exit_code=done.returncode, stdout=out, stderr=err)
+
+
+@pytest.mark.parametrize(
+    ("slurmctld", "slurmdbd", "is_private"),
+    [
+        ("none", "none", False),
+        ("accounts,users,usage", "none", False),
+        ("jobs", "none", True),
+        ("accounts,jobs,usage", "none", True),
+        ("none", "jobs", True),
+    ],
+)
+@pytest.mark.parametrize("account", [None, "phys"])
+def test_a_slurm_that_hides_jobs_of_others_is_told_by_its_configuration(
+    account: str | None, slurmctld: str, slurmdbd: str, is_private: bool, tmp_path: Path
+) -> None:
+    node = LoginNode(tmp_path, slurmctld, slurmdbd)
+    asked_for = {"since": NOW - timedelta(days=1), "until": NOW}
+    assert slurm.uses(node, "key", account=account, **asked_for).is_private == is_private
+    assert not slurm.uses(node, "key", mine=True, **asked_for).is_private, "nobody else counts"
 
 
 def test_the_queue_tells_what_is_not_over_also_what_never_became_eligible() -> None:
@@ -76,6 +131,26 @@ def test_a_requeued_job_paid_its_first_run_and_is_not_over() -> None:
     assert JOBS["1"].runs[0].ended_at is not None
 
 
+@pytest.mark.parametrize(
+    ("state", "worst_step", "end"),
+    [
+        ("REQUEUED", "0:0", BY_HAND),
+        ("REQUEUED", "75:0", "REQUEUED"),
+        ("REQUEUED", "0:15", "REQUEUED"),
+        ("NODE_FAIL", "0:0", "NODE_FAIL"),
+        ("COMPLETED", "0:0", "COMPLETED"),
+    ],
+)
+def test_a_requeue_by_hand_comes_while_every_step_ran_well(
+    state: str, worst_step: str, end: str
+) -> None:
+    """A job's supervisor asks for its own once its step has ended with 75, or was ended."""
+    times = "2026-11-21T08:30:13|2026-11-21T08:30:22"
+    row = f"1|1|a|ann|red|main|{state}|{times}|{worst_step}|8|cpu=8|worker-0\n"
+    (job,) = asked(Recorded(stdout=f"--\n{row}")).uses
+    assert [run.state for run in job.runs] == [end]
+
+
 def test_a_running_job_has_no_end_and_a_waiting_one_held_nothing() -> None:
     assert JOBS["5"].runs[0].ended_at is None
     assert (JOBS["6"].runs, JOBS["6"].is_finished) == ((), False)
@@ -86,7 +161,7 @@ def test_a_job_that_was_cancelled_before_its_start_is_over_and_held_nothing() ->
 
 
 def test_the_runs_of_a_preempted_job_are_one_job() -> None:
-    line = "8|8|train|anna|red|main|{}|2026-11-21T0{}:00:00|{}|2|cpu=2,gres/gpu=1|worker-{}\n"
+    line = "8|8|train|anna|red|main|{}|2026-11-21T0{}:00:00|{}|0:0|2|cpu=2,gres/gpu=1|worker-{}\n"
     rows = line.format("PREEMPTED", 1, "2026-11-21T02:00:00", 0) + line.format(
         "COMPLETED", 3, "2026-11-21T04:00:00", 1
     )
@@ -111,7 +186,7 @@ def test_a_task_names_its_array_and_those_that_never_started_are_counted(
     task: str, array_id: str | None, num_tasks: int
 ) -> None:
     times = "2026-11-21T01:00:00|2026-11-21T02:00:00"
-    rows = f"13|{task}|lr|anna|red|main|CANCELLED by 0|{times}|2|cpu=2,node=1|worker-0\n"
+    rows = f"13|{task}|lr|anna|red|main|CANCELLED by 0|{times}|0:0|2|cpu=2,node=1|worker-0\n"
     times = times.replace("02", "03")
     queue = f"13|{task}|anna|red|main|CANCELLED|{times}|2|N/A|worker-0|1|1:00|None|lr\n"
     for output in (f"--\n{rows}", f"{queue}--\n"):
@@ -172,3 +247,16 @@ def test_any_set_of_numbers_comes_back(numbers: set[int]) -> None:
 def test_what_is_no_list_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(JobsError, match="not a list of names"):
         expand(text)
+
+
+@pytest.mark.parametrize(
+    "text", [f"n[{','.join(['0-65535'] * 12)}]", f"{'n' * 1000}[0-65535]"], ids=["parts", "prefix"]
+)
+def test_a_line_of_more_than_a_cluster_is_refused_before_it_fills_the_memory(text: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(JobsError, match=r"more names than a cluster|not a list of names"):
+            expand(text)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()

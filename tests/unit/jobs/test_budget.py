@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("public_key_file")
 EMPTY = "--\n"
 FOUR = tuple(f"worker-{number}" for number in range(4))
 ENDED = (
-    "--\n1|1|finetune|anna|red|main|COMPLETED|2026-11-10T08:00:00|2026-11-10T10:00:00|512|"
+    "--\n1|1|finetune|anna|red|main|COMPLETED|2026-11-10T08:00:00|2026-11-10T10:00:00|0:0|512|"
     "cpu=512,gres/gpu=8,node=4|worker-[0-3]\n"
 )
 """Two hours on four nodes of 4.5688 USD: 36.5504 USD."""
@@ -125,13 +125,13 @@ def tasks(*states: str) -> str:
     The task that was last to start has the id of the array.
     """
     times = "2026-11-10T{:02d}:00:00|2026-11-10T{:02d}:00:00|"
-    parts = "512|cpu=512,gres/gpu=8,node=4|worker-[0-3]"
+    parts = "0:0|512|cpu=512,gres/gpu=8,node=4|worker-[0-3]"
     rows = [
         f"{20 if number + 1 == len(states) else 21 + number}|20_{number}|lr|anna|red|main|{state}|"
         + (
             times.format(6 + number, 7 + number) + parts
             if state == "COMPLETED"
-            else "Unknown|Unknown|512||None assigned"
+            else "Unknown|Unknown|0:0|512||None assigned"
         )
         for number, state in enumerate(states)
     ]
@@ -163,7 +163,7 @@ def test_tasks_that_were_cancelled_before_they_started_free_all_that_they_reserv
 ) -> None:
     of = books(tmp_path, usd="1000")
     of.file.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
-    ended = "CANCELLED by 0|None|2026-11-10T09:00:00|512||None assigned\n"
+    ended = "CANCELLED by 0|None|2026-11-10T09:00:00|0:0|512||None assigned\n"
     rest = f"20|20_[1-2%1]|lr|anna|red|main|{ended}"
     said = ask(of, Recorded(stdout=tasks("COMPLETED", "PENDING").partition("20|")[0] + rest))
     assert "($18.28 spent, $0.00 reserved" in said[-1]
@@ -173,7 +173,7 @@ def test_a_trial_is_held_against_its_part_of_the_forecast(tmp_path: Path) -> Non
     of = books(tmp_path)
     of.file.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
     done = Recorded(stdout=tasks("COMPLETED", "PENDING", "PENDING"))
-    note = ledger.note_actual(of, done, CLUSTER, "21")
+    note = ledger.note_actual(of, done, CLUSTER, "21", print)
     assert note.startswith("job 21: $18.28, 4.000 node-hours; forecast $40.00 (-54.3 %)")
 
 
@@ -182,7 +182,7 @@ def test_an_open_forecast_is_asked_for_by_its_id(tmp_path: Path) -> None:
     of = books(tmp_path)
     of.file.append(forecast_entry("4", "80", at(8)))
     cancelled = (
-        "--\n4|4|finetune|anna|red|main|CANCELLED|None|2026-11-10T08:30:17|2||None assigned\n"
+        "--\n4|4|finetune|anna|red|main|CANCELLED|None|2026-11-10T08:30:17|0:0|2||None assigned\n"
     )
     shell = Recorded(stdout=cancelled)
     said = ask(of, shell)
@@ -375,7 +375,7 @@ def test_the_ledger_alone_says_what_it_has_no_end_of(tmp_path: Path) -> None:
 def test_a_pulled_job_says_its_cost_beside_the_forecast(tmp_path: Path) -> None:
     of = books(tmp_path)
     of.file.append(forecast_entry("1", "30", at(8)))
-    text = ledger.note_actual(of, Recorded(stdout=ENDED), CLUSTER, "1")
+    text = ledger.note_actual(of, Recorded(stdout=ENDED), CLUSTER, "1", print)
     assert text == "job 1: $36.55, 8.000 node-hours; forecast $30.00 (+21.8 %)"
 
 
@@ -392,3 +392,11 @@ def test_a_forecast_of_a_stack_with_contract_prices_uses_them(tmp_path: Path) ->
     assert run.nodes_usd is not None
     assert run.nodes_usd < Decimal("36.5504")
     assert Ledger(tmp_path / "none").read().entries == ()
+
+
+def test_a_job_whose_name_no_terminal_shows_is_settled_once(tmp_path: Path) -> None:
+    of = books(tmp_path)
+    job = use("1", at(8), at(10), FOUR, name="\x1b[2J\udc80")
+    (entry,) = settled(of, job)
+    assert settled(of, job) == ()
+    assert of.file.read().entries == (replace(entry, job="\\x1b[2J\\udc80"),)

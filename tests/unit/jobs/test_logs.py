@@ -104,6 +104,18 @@ def test_the_log_of_a_job_is_its_own_and_before_users_had_folders_the_place_s(
     assert follow.path_of(Here(), outputs, job) == str(tmp_path / (name or there[0]))
 
 
+def test_what_is_no_size_of_a_log_is_an_error_in_one_line(tmp_path: Path) -> None:
+    """A folder in its place, or a line that ~/.bashrc prints to every command."""
+
+    class Here:
+        def run(self, command: str, *, stdin: bytes = b"") -> Result:
+            done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+            return Result(command=command, exit_code=0, stdout=done.stdout, stderr="")
+
+    with pytest.raises(JobsError, match=rf"{tmp_path}: the login node printed '0.n0' for a number"):
+        follow._size(cast("Connection", Here()), str(tmp_path))
+
+
 def test_a_log_that_is_not_disturbed_comes_once() -> None:
     assert followed(Cluster()) == (LOG, [])
 

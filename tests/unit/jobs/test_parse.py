@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from infra.clients import slurm
 from infra.clients.errors import JobsError
+from infra.clients.ssh import Result
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LINES = (FIXTURES / "scontrol_22.05.txt").read_text(encoding="utf-8").splitlines()
@@ -35,6 +36,15 @@ def test_a_cancelled_job_never_counts_as_success_though_its_exit_code_is_0() -> 
 
 def test_a_signal_reads_as_a_shell_would_say_it() -> None:
     assert JOBS["4"].status == 128 + 9
+
+
+@pytest.mark.parametrize(
+    ("accounted", "shown"), [("9:0", 137), ("0:9", 137), ("11:0", 139), ("3:0", 3), ("75:0", 75)]
+)
+def test_sacct_and_scontrol_say_one_number_of_a_killed_program(accounted: str, shown: int) -> None:
+    """The list said 9, as sacct takes 128 off what is over it, and the job's own page 137."""
+    (job,) = slurm.sacct(f"18|serve|FAILED|{accounted}|00:31|N|N|N|worker-0\n")
+    assert (job.exit_code, job.status) == (shown, shown)
 
 
 def test_a_name_with_spaces_and_bars_survives() -> None:
@@ -128,3 +138,49 @@ def test_only_success_has_status_0(code: int, signal: int) -> None:
             id="1", name="x", state=state, exit_code=slurm.exit_code(f"{code}:{signal}")
         )
         assert job.status != 0
+
+
+class Hostile:
+    """A login node that answers whatever is asked with this."""
+
+    def __init__(self, answer: str) -> None:
+        self.answer = answer
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        return Result(command=command, exit_code=0, stdout=self.answer, stderr="")
+
+
+@pytest.mark.parametrize("id_", ["..", "../../../home/me", "12/..", ".ssh", "", "1" * 30])
+def test_what_is_no_id_never_becomes_part_of_a_path(id_: str) -> None:
+    """`pull 12` of a node that said JobId=.. deleted every run of every stack here."""
+    end = "JobName=x JobState=COMPLETED ExitCode=0:0"
+    for answer in (f"JobId={id_} {end}\n", f"{id_}|x|COMPLETED|0:0|1|a|b|c|d\n"):
+        with pytest.raises(JobsError, match=f"Slurm printed '{id_}' for the id of a job"):
+            slurm.find(Hostile(answer), "12")
+    with pytest.raises(JobsError, match="for the id of a job"):
+        slurm.recent(Hostile(f"{id_}|x|RUNNING|1|2|3||x\n--\n"), days=1)
+
+
+USE = "1|{task}|u|a|p|RUNNING|2026-01-01T00:00:00|N/A|{cpus}|{gres}|{nodes}|{num}|1:00|None|j\n"
+GOOD = {"task": "1", "cpus": "2", "gres": "gpu:1", "nodes": "n1", "num": "1"}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"nodes": "n[1-999999999]"},
+        {"nodes": ",".join(["n[1-65000]"] * 9)},
+        {"nodes": f"n[{'0' * 99}1-9]"},
+        {"task": f"1_[0-{'9' * 30}]"},
+        {"cpus": "x"},
+        {"gres": f"gpu:{'9' * 5000}"},
+        {"num": "-1"},
+    ],
+)
+def test_numbers_that_no_cluster_has_are_refused_before_memory_is_taken_for_them(
+    odd: dict[str, str],
+) -> None:
+    assert slurm.queue(Hostile(USE.format(**GOOD)), "c")[0].gpus_per_node == 1
+    with pytest.raises(JobsError, match="Slurm printed"):
+        slurm.queue(Hostile(USE.format(**{**GOOD, **odd})), "c")
+    assert slurm.queue(Hostile(USE.format(**{**GOOD, "task": "1_[0-3:0]"})), "c")

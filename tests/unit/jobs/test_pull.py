@@ -261,6 +261,7 @@ HASH = "0" * 64
         (f"{HASH} -1 {{folder}}/results/7/a", "the cluster sent .* for a file; pull it again"),
         ("no listing", "the cluster sent 'no listing' for a file; pull it again"),
         (f"{HASH} 1 {{folder}}/results/7/../a", "a path outside the job's folder"),
+        (f"{HASH} 1 {{folder}}/results/7", "a path outside the job's folder"),
     ],
 )
 def test_a_hostile_listing_is_refused_before_a_byte_comes(

@@ -204,3 +204,33 @@ def test_a_target_outside_the_places_is_refused(target: str, reason: str) -> Non
 )
 def test_a_remote_source_keeps_its_name(source: str, name: str) -> None:
     assert default_name(source) == name
+
+
+@pytest.mark.parametrize("name", ["line\nbreak", "of\n7 two", "separator\u2028"])
+def test_what_others_keep_in_a_shared_place_has_any_name(
+    name: str, source: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "there"
+    target.mkdir()
+    (target / name).write_bytes(b"theirs")
+    push(LocalShell(), source, str(target), log=lambda _: None)
+    assert content_of(target) == {**content_of(source), name: b"theirs"}
+
+
+def test_what_others_closed_in_a_shared_place_keeps_nobody_from_pushing(
+    source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "find").write_text("#!/bin/sh\necho find: ./x: Permission denied >&2\nexit 1\n")
+    (tmp_path / "find").chmod(0o755)
+    target = tmp_path / "there"
+    push(LocalShell(path=tmp_path), source, str(target), log=lambda _: None)
+    assert content_of(target) == content_of(source)
+
+
+def test_a_filesystem_that_does_not_tell_its_free_space_is_refused(
+    source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "df").write_text("#!/bin/sh\necho Avail\necho -\n")
+    (tmp_path / "df").chmod(0o755)
+    with pytest.raises(JobsError, match="there: df printed '-' for a number"):
+        push(LocalShell(path=tmp_path), source, str(tmp_path / "there"), log=lambda _: None)

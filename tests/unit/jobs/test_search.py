@@ -248,7 +248,8 @@ def remembered(state: Path) -> None:
 def test_accounting_tells_tasks_that_the_queue_forgot_and_the_queue_is_never_late() -> None:
     cluster = Cluster(
         queue="15|12|2|RUNNING\n12|12|3|PENDING\n12|12|4|PENDING\n",
-        accounted="13|12_0|COMPLETED\n14|12_1|CANCELLED by 0\n15|12_2|PENDING\n9|9|FAILED\n",
+        accounted="13|12_0|COMPLETED\n14|12_1|CANCELLED by 0\n15|12_2|PENDING\n9|9|FAILED\n"
+        "16|12_5|\n",
     )
     found = {(task.job_id, task.number, task.state) for task in states_of(cluster, "lr")}
     assert found == {
@@ -257,6 +258,7 @@ def test_accounting_tells_tasks_that_the_queue_forgot_and_the_queue_is_never_lat
         ("15", 2, "RUNNING"),
         ("12", 3, "PENDING"),
         ("12", 4, "PENDING"),
+        ("16", 5, ""),
     }
 
 
@@ -264,7 +266,7 @@ def test_a_damaged_mark_is_no_run() -> None:
     @dataclass
     class Damaged(Cluster):
         def run(self, command: str, *, stdin: bytes = b"") -> Result:
-            text = '13\n{"search": "lr", "arr\n\n14\n[]\n{}\n'
+            text = f'13\n{{"search": "lr", "arr\n\n14\n[]\n{{}}\n15\n{"[" * 100_000}\n\n'
             return Result(command=command, exit_code=0, stdout=text, stderr="")
 
     assert runs_of(Damaged(), WITH_SEARCH, "lr") == ()
@@ -303,7 +305,10 @@ def test_what_has_no_result_says_why() -> None:
     assert leaderboard(SEARCH, (), (), {}).rows[0].state == "NOT SUBMITTED"
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "1.0", None])
+LONG = pytest.param(10**400, id="more than a float holds")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), LONG, True, "1.0", None])
 def test_a_metric_that_is_no_number_is_not_ranked(value: object) -> None:
     record = {"outcome": "PASS", "metrics": {"last_loss": value}}
     assert leaderboard(SEARCH, [trial_run("13", 0, record)], (), {}).best is None

@@ -22,6 +22,7 @@ from infra.jobs.server import ServerAddress
 from stacks.load import load_stack
 from stacks.spec.slurm import JobSpec
 from tests.another_user import Neighbour
+from tests.unit.jobs.test_submit import Recorded
 
 ROOT = Path(__file__).parents[3]
 
@@ -122,6 +123,27 @@ def test_the_port_of_a_life_before_a_requeue_is_not_asked_on_the_same_node() -> 
     address, _ = wait(login)
     assert address.port == 7860
     assert not any("6666" in each for each in login.asked)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({**ENDPOINT, "port": float("inf")}),
+        json.dumps({**ENDPOINT, "models": 7}),
+        json.dumps([ENDPOINT]),
+        "[" * 100_000,
+    ],
+)
+def test_a_file_that_says_no_address_is_an_error_in_one_line(text: str) -> None:
+    job = Job(id="7", name="serve", state="RUNNING")
+    with pytest.raises(JobsError, match=r"endpoint\.json: is damaged"):
+        server.read_address(Recorded(stdout=text), OUTPUTS, job)
+
+
+def test_a_host_that_is_no_text_is_no_node_of_the_job() -> None:
+    login = Login(state("RUNNING", NodeList="worker-0"))
+    login.stale = [{**ENDPOINT, "host": ["worker-0"]}]
+    assert wait(login)[0].host == "worker-0"
 
 
 def test_an_address_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.clients import slurm
-from infra.clients.errors import JobsError
+from infra.clients.errors import JobsError, UnknownJobError
 from infra.clients.pulumi import StackOutputs, outputs_from
 from infra.clients.ssh import Result
 from infra.jobs import history
@@ -119,6 +119,46 @@ def test_a_job_that_slurm_forgot_is_an_error_that_says_so() -> None:
     text = "slurm_load_jobs error: Invalid job id specified\nSlurm accounting storage is disabled\n"
     with pytest.raises(JobsError, match="Slurm knows no such job"):
         slurm.find(Recorded(stdout="", stderr=text, exit_code=1), "99")
+
+
+@dataclass(kw_only=True)
+class Forgetful:
+    """A slurmctld that lost job 12, which accounting has as PENDING; `queued`: what it lists."""
+
+    queued: str = "13\n"
+    private: str = ""
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        end = "0:0|00:00:00|2026-11-21T05:44:38|Unknown|Unknown|None assigned\n"
+        said, text = self.private, self.queued
+        if command.startswith("scontrol show job"):
+            said, text = "Invalid job id specified\n", f"12|allocation|PENDING|{end}"
+        elif "sacct " in command:
+            text = f"--\n12|allocation|PENDING|{end}13|tune|RUNNING|{end}"
+        return Result(command=command, exit_code=0, stdout=text, stderr=said)
+
+
+def test_a_job_that_accounting_alone_keeps_open_is_one_that_slurm_forgot() -> None:
+    """slurmctld was killed before it saved the job, whose start `logs` waited for for ever."""
+    text = "job 12: slurmctld has forgotten it.*accounting has no end of it.*runawayjobs"
+    with pytest.raises(UnknownJobError, match=text):
+        slurm.find(Forgetful(), "12")
+    lost, runs = slurm.recent(Forgetful(), days=7)
+    assert (lost.id, lost.state, lost.finished) == ("12", slurm.FORGOTTEN, True)
+    assert (runs.id, runs.state) == ("13", "RUNNING"), "it came after the queue was read"
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        Forgetful(queued="12\n13\n"),
+        Forgetful(queued="", private="PrivateData             = jobs,usage\n"),
+    ],
+    ids=["in the queue again", "hidden"],
+)
+def test_a_job_that_the_queue_may_still_have_is_not_forgotten(shell: Forgetful) -> None:
+    assert slurm.find(shell, "12").state == "PENDING"
+    assert [job.state for job in slurm.recent(shell, days=7)] == ["PENDING", "RUNNING"]
 
 
 @pytest.mark.feature("S001-94", "S002-45")

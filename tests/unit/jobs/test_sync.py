@@ -48,6 +48,16 @@ def content(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.parametrize("before", [None, 0o644])
+def test_the_lock_is_one_that_nobody_else_can_open(before: int | None, tmp_path: Path) -> None:
+    """Whoever may read a file may lock it, and kept its owner from sending for ever."""
+    lock = tmp_path / ".install.lock"
+    if before is not None:
+        lock.touch(before)
+    send(tmp_path, FILES)
+    assert lock.stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.feature("S002-30", "S003-74")
 def test_what_is_sent_lies_whole_under_its_hash_and_is_live_for_nobody_else(tmp_path: Path) -> None:
     release = send(tmp_path, FILES)

@@ -143,6 +143,7 @@ def test_while_one_is_made_a_second_one_is_refused(spec: StackSpec, wheels: Path
     """Both would write the same folder on the filesystem that they share."""
     lock = wheel(wheels, "1.0")
     made = make(spec, wheels, lock).path
+    assert Path(f"{made}.lock").stat().st_mode & 0o777 == 0o600, "else any user could hold it"
     with Path(f"{made}.lock").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(JobsError, match="another one is being made; wait for it"):
@@ -253,3 +254,15 @@ def test_the_shipped_lock_pins_the_wheels_of_cuda() -> None:
     text = transfer.lock_files(ROOT)[WORKLOADS_LOCK].decode()
     pinned = [line.split("==")[0] for line in text.splitlines() if "==" in line]
     assert {"torch", "nvidia-nccl-cu13"} <= set(pinned)
+
+
+def test_an_answer_that_is_none_of_the_script_s_is_told(spec: StackSpec) -> None:
+    """A ~/.bashrc may print to every command."""
+
+    class Chatty:
+        def run(self, command: str, *, stdin: bytes = b"") -> Result:
+            return Result(command=command, exit_code=0, stdout="made 3 4 welcome", stderr="")
+
+    files = {WORKLOADS_LOCK: b"--hash=sha256:"}
+    with pytest.raises(JobsError, match="unexpected answer: 'made 3 4 welcome'"):
+        transfer.make(Chatty(), spec, files, PackageSource())

@@ -184,10 +184,8 @@ class Cluster:
         said = "12\n"
         if "sha256sum" in command:
             said = f"{DATA_HASH}  /mnt/data\n"
-        elif "squeue" in command and "%r" in command:
-            said = HELD
         elif "squeue" in command and "submit_once sbatch" not in command:
-            said = "--\n"
+            said = HELD if "%r" in command else "--\n"
         elif "--test-only" in command:
             said = "#!/bin/bash\n"
         return Result(command=command, exit_code=0, stdout=said, stderr="")

@@ -88,6 +88,12 @@ def test_a_full_partition_is_refused_with_the_queue_and_the_start(rates: RunRate
         refuse_full(a_gpu(rates), look(shell, a_gpu(rates)))
 
 
+def test_a_line_of_a_profile_is_no_number_of_jobs(rates: RunRates) -> None:
+    shell = Recorded(stdout="2026-11-21T08:00:00\nwelcome\n", stderr=PLAN.format(minute=0))
+    with pytest.raises(JobsError, match="Slurm printed 'welcome' for a number"):
+        look(shell, a_gpu(rates))
+
+
 def test_what_slurm_would_never_start_is_told_in_its_words(rates: RunRates) -> None:
     said = "srun: error: Unable to allocate resources: Requested time limit is invalid\n"
     shell = Recorded(stdout="2026-11-21T08:00:00\n0\n", stderr=said, exit_code=1)

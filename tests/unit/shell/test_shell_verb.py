@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,10 +22,13 @@ from infra.clients.ssh import Endpoint
 from infra.clients.ssh import Result as Ran
 from infra.operate.sessions import ssh_config
 from tests.unit.jobs.test_submit import OUTPUTS
+from tests.unit.jobs.test_team import Clock
 from tests.unit.shell.login import Login
 
 RUNNER = CliRunner()
 FREE = "srun: Job 12 to start at 2026-11-21T08:00:00 using 1 processors on nodes worker-0\n"
+HELD = "12|12|root||main|PENDING|N/A|N/A|8|gpu:1||1|1:30:00|JobHeldUser|shell\n"
+"""The session's job as squeue shows it."""
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJIySg local login"
 
 
@@ -34,12 +39,15 @@ def login(
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
     made = Login(tmp_path)
     made.program("scancel", f'echo "$@" >> {tmp_path}/cancelled')
-    made.answer("squeue", "--\n", "Slurm accounting storage is disabled\n", 0)
+    made.answer("--format=%A", "12\n")
+    made.answer("sacct", "--\n", "Slurm accounting storage is disabled\n", 0)
+    made.answer("squeue", HELD)
     made.answers.insert(0, ("srun", _ran("2026-11-21T08:00:00\n0\n", FREE)))
 
     def read(stack: str, *_: object) -> StackOutputs:
         return replace(OUTPUTS, login_host_key=KEY)
 
+    monkeypatch.setattr("infra.jobs.ledger.datetime", Clock)
     monkeypatch.setattr("infra.cli.context.caller", read)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: made)
     yield made
@@ -55,11 +63,23 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What the ssh client was told; it ends at once with status 3."""
     told: list[list[str]] = []
 
-    def run(words: list[str], **_: object) -> SimpleNamespace:
-        told.append(words)
-        return SimpleNamespace(returncode=3)
+    class Client:
+        def __init__(self, words: list[str]) -> None:
+            told.append(words)
 
-    monkeypatch.setattr("infra.cli.jobs.shell.subprocess", SimpleNamespace(run=run))
+        def __enter__(self) -> Client:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def poll(self) -> None: ...
+
+        def terminate(self) -> None: ...
+
+        def wait(self) -> int:
+            return 3
+
+    monkeypatch.setattr("infra.cli.jobs.shell.subprocess", SimpleNamespace(Popen=Client))
     monkeypatch.setattr(
         "infra.cli.jobs.shell.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
     )
@@ -86,6 +106,54 @@ def test_a_terminal_says_its_price_runs_srun_with_a_pty_and_is_ended(
     name = remote.split()[1].removeprefix("--job-name=")
     assert (tmp_path / "cancelled").read_text() == f"--name={name}\n"
     assert f"{name} is told to end" in done.stderr
+
+
+def test_a_session_is_let_go_once_it_fits_beside_all_before_it(
+    login: Login, terminal: list[list[str]], tmp_path: Path
+) -> None:
+    done = run("shell", "--hours", "1.5")
+    assert done.exit_code == 3, done.output
+    assert " --hold " in terminal[0][-1]
+    assert "scontrol release 12" in login.asked
+    ledger = (tmp_path / "state/runs/local/ledger.jsonl").read_text()
+    (line,) = [json.loads(each) for each in ledger.splitlines()]
+    assert (line["kind"], line["job_id"], line["nodes_usd"]) == ("forecast", "12", "3.426600")
+
+
+@pytest.mark.parametrize("how", [(), ("--vscode",)])
+def test_a_session_that_came_after_one_that_takes_the_budget_is_taken_back(
+    how: tuple[str, ...], login: Login, terminal: list[list[str]]
+) -> None:
+    """Between the look and the start another member's session took what was left."""
+    login.program("srun", "sleep 60")
+    other = HELD.replace("12", "11").replace("root", "bob").replace("1:30:00", "30-00:00:00")
+    login.answers.insert(0, ("--all", _ran(other.replace("JobHeldUser", "Priority") + HELD, "")))
+    login.answers.insert(0, ("sacct", _ran("--\n", "Slurm accounting storage is disabled\n")))
+    done = run("shell", "--hours", "1.5", *how)
+    assert done.exit_code == 1
+    assert "reserved by bob" in done.stderr
+    assert "job 12 was taken back before it could start" in done.stderr
+    assert "scancel 12" in login.asked
+    assert not [each for each in login.asked if "release" in each]
+
+
+def test_a_session_of_which_nobody_can_decide_is_ended_and_not_waited_for(
+    login: Login, terminal: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its held srun never ends by itself; the terminal hung with the connection lost."""
+    sessions: list[subprocess.Popen[bytes]] = []
+
+    def client(*_: object) -> subprocess.Popen[bytes]:
+        sessions.append(subprocess.Popen(["sleep", "20"]))
+        return sessions[-1]
+
+    login.answers.insert(0, ("scontrol release", _ran("", "slurmctld is down", 1)))
+    monkeypatch.setattr("infra.cli.jobs.shell.subprocess", SimpleNamespace(Popen=client))
+    done = run("shell", "--hours", "1.5")
+    assert done.exit_code == 1
+    assert "slurmctld is down" in done.stderr
+    assert [each.returncode for each in sessions] == [-signal.SIGTERM]
+    assert (tmp_path / "cancelled").exists()
 
 
 def test_a_full_partition_is_refused_before_anything_is_held(

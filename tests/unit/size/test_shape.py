@@ -43,6 +43,8 @@ JUNK = st.recursive(
         ("SmolLM2-135M-Instruct", 134_515_008),
         ("Llama-2-7b-chat-hf", 6_738_415_616),
         ("qwen3-14b", 14_768_307_200),
+        ("qwen/qwen2-7b-instruct", 7_615_616_512),
+        ("meta-llama/Llama-2-7b-Chat-HF", 6_738_415_616),
     ],
 )
 def test_a_model_has_its_published_number_of_weights(model: str, weights: int) -> None:
@@ -170,14 +172,28 @@ def test_the_weights_of_a_layer_are_those_of_its_linear_layers_norms_and_biases(
     [
         ("num_local_experts", 8, "mixture of experts"),
         ("num_experts", 128, "mixture of experts"),
+        ("moe_num_experts", 8, "mixture of experts"),
+        ("num_experts_per_tok", 2, "mixture of experts"),
+        ("compression_config", {"quant_method": "compressed-tensors"}, "quantised already"),
+        ("architectures", "LlamaForSequenceClassification", "no causal language model"),
         ("quantization_config", {"quant_method": "gptq", "bits": 4}, "quantised already"),
         ("architectures", ["LlamaForSequenceClassification"], "no causal language model"),
+        ("is_encoder_decoder", True, "more than a decoder of text.*text_config"),
+        ("add_cross_attention", True, "more than a decoder of text"),
+        ("vision_config", {"hidden_size": 1280, "depth": 32}, "more than a decoder of text"),
+        ("audio_config", {"d_model": 1280}, "more than a decoder of text"),
     ],
 )
 def test_a_known_decoder_in_an_unknown_form_is_refused(key: str, value: Any, said: str) -> None:
     """Each was counted as a plain bf16 Llama."""
     with pytest.raises(SizeError, match=rf"c\.json\.{key}: .*{said}"):
         shape_from_config({**CONFIG, key: value}, name="m", at="c.json")
+
+
+def test_what_a_decoder_says_it_has_not_is_no_reason_to_refuse_it() -> None:
+    nothing = {"is_encoder_decoder": False, "add_cross_attention": False, "vision_config": None}
+    plain = shape_from_config(CONFIG, name="m", at="c.json")
+    assert shape_from_config({**CONFIG, **nothing}, name="m", at="c.json") == plain
 
 
 @pytest.mark.parametrize(
