@@ -11,6 +11,9 @@ import pulumi_kubernetes as kubernetes
 
 from infra.render.charts import Chart
 
+_MADE_ANEW = "of this stack installed it; made anew over its own objects"
+_CHANGED_AGAIN = "was killed while it changed it; changed again from its last whole revision"
+
 
 class CustomResources(pulumi.CustomResource):
     """Definitions of a chart's crds/, upgraded before the release of its version."""
@@ -51,7 +54,8 @@ def make_releases(
     """
     made: dict[str, pulumi.Resource] = dict(known or {})
     hooks = pulumi.ResourceHookBinding(
-        before_create=[_free_name(kubeconfig)], before_update=[_end_unfinished(kubeconfig)]
+        before_create=[_dropping(kubeconfig, "drop_unknown", _MADE_ANEW)],
+        before_update=[_dropping(kubeconfig, "drop_unfinished", _CHANGED_AGAIN)],
     )
     for chart in charts:
         definitions: list[pulumi.Resource] = []
@@ -87,34 +91,16 @@ def make_releases(
     return made
 
 
-def _free_name(
-    kubeconfig: pulumi.Input[str],
+def _dropping(
+    kubeconfig: pulumi.Input[str], what: Literal["drop_unknown", "drop_unfinished"], told: str
 ) -> Callable[[pulumi.ResourceHookArgs], Awaitable[None]]:
-    """Runs where the engine is about to make a release, and in no preview."""
+    """Runs where the engine is about to make or change a release, and in no preview."""
 
-    async def free_name(args: pulumi.ResourceHookArgs) -> None:
-        if await _drop(kubeconfig, args, "drop_unknown"):
-            pulumi.log.info(
-                f"release {(args.new_inputs or {})['name']}: an earlier run of this stack "
-                "installed it; made anew over its own objects"
-            )
+    async def drop(args: pulumi.ResourceHookArgs) -> None:
+        if await _drop(kubeconfig, args, what):
+            pulumi.log.info(f"release {(args.new_inputs or {})['name']}: an earlier run {told}")
 
-    return free_name
-
-
-def _end_unfinished(
-    kubeconfig: pulumi.Input[str],
-) -> Callable[[pulumi.ResourceHookArgs], Awaitable[None]]:
-    """Runs where the engine is about to change a release, and in no preview."""
-
-    async def end_unfinished(args: pulumi.ResourceHookArgs) -> None:
-        if await _drop(kubeconfig, args, "drop_unfinished"):
-            pulumi.log.info(
-                f"release {(args.new_inputs or {})['name']}: an earlier run was killed while it "
-                "changed it; changed again from its last whole revision"
-            )
-
-    return end_unfinished
+    return drop
 
 
 async def _drop(

@@ -85,16 +85,13 @@ def schedule_spec(client: KubeClient, namespace: str) -> Mapping[str, Any]:
 
 def longest_backup_s(client: KubeClient, namespace: str) -> float | None:
     """Seconds of the longest backup that the cluster remembers; None where none has ended."""
+    at = datetime.fromisoformat
     times = [
-        _time(done["lastTransitionTime"]) - _time(each["metadata"]["creationTimestamp"])
+        at(done["lastTransitionTime"]) - at(each["metadata"]["creationTimestamp"])
         for each in client.list(API_VERSION, BACKUP_KIND, namespace)
         if (done := condition(each, "Completed")) and done["reason"] == "Succeeded"
     ]
     return max((each.total_seconds() for each in times), default=None)
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
 
 
 _LONGEST_S: Final = 48 * 3600.0

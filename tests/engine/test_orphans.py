@@ -32,6 +32,7 @@ JAIL = (
     f"{_STACK}$soperator:infra:Filesystems::local",
     f"{_STACK}$soperator:infra:Filesystems${FILESYSTEM}::local-jail",
 )
+TARGETS = [f"--target={urn}" for urn in JAIL]
 Orphans = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -120,12 +121,12 @@ def test_two_stacks_of_one_project_never_list_or_delete_each_others(
 def up_of_the_jail(program: Program) -> set[str]:
     """Ids of filesystems in the state after an `up` of the jail and the state's id alone."""
     # It ends where the program wants what was left out.
-    targets = [f"--target={urn}" for urn in JAIL]
-    program("up", "--yes", "--skip-preview", "--stack=local", *targets)
+    program("up", "--yes", "--skip-preview", "--stack=local", *TARGETS)
     exported = program("stack", "export", "--stack=local").stdout
     return set(re.findall(r'"(computefilesystem-[a-z0-9]+)"', exported))
 
 
+@pytest.mark.timeout(900)  # the engine starts 24 times
 def test_a_second_backend_has_nothing_of_a_stack_before_it_is_given_over(
     program: Program, elsewhere: Program
 ) -> None:
@@ -133,7 +134,7 @@ def test_a_second_backend_has_nothing_of_a_stack_before_it_is_given_over(
     exported = program("stack", "export", "--stack=local").stdout
     (state_id,) = set(re.findall(r'"state-id": "([0-9a-f]{16})"', exported))
 
-    said = elsewhere.preview("local").text
+    said = elsewhere.preview("local", *TARGETS).text
     assert f"local: another state has this stack in project-e00p: state {state_id}" in said
     assert f"soperator cluster adopt state {state_id} --stack local" in said
     assert up_of_the_jail(elsewhere) == set()
@@ -157,9 +158,12 @@ def test_a_second_backend_has_nothing_of_a_stack_before_it_is_given_over(
     assert (done.returncode, "no resource of local" in done.stderr) == (1, True)
     done = cluster(elsewhere, "adopt", "state", state_id)
     assert done.returncode == 0, done.stderr
+    gone = program("destroy", "--yes", "--skip-preview", "--stack=local")
+    assert gone.returncode != 0
+    assert f"{jail}, which was taken from this state" in gone.stdout + gone.stderr
     assert up_of_the_jail(elsewhere) == {jail}
 
-    said = program.preview("local").text
+    said = program.preview("local", *TARGETS).text
     assert "local: another state has this stack in project-e00p" in said
     assert "to forget this state: `pulumi stack rm --force local`" in said
     gone = program("refresh", "--yes", "--skip-preview", "--stack=local")

@@ -36,14 +36,8 @@ from infra.render.nodes import node_group_spec, roles
 from stacks.spec import StackSpec
 
 STEPS: Final = (
-    "rendered",
-    "accepted",
-    "reconciled",
-    "pods valid",
-    "keys present",
-    "placed",
-    "claims bound",
-)
+    "rendered", "accepted", "reconciled", "pods valid", "keys present", "placed", "claims bound"
+)  # fmt: skip
 """Every step, in its order."""
 _KINDS: Final = (
     ("v1", "Namespace"),

@@ -111,19 +111,13 @@ class Cloud:
 
 
 KINDS: Final = {
-    "cluster": "mk8s.v1.ClusterService",
-    "filesystem": "compute.v1.FilesystemService",
-    "GPU cluster": "compute.v1.GpuClusterService",
-    "address": "vpc.v1.AllocationService",
-    "network": "vpc.v1.NetworkService",
-    "subnet": "vpc.v1.SubnetService",
-    "machine": "compute.v1.InstanceService",
-    "disk": "compute.v1.DiskService",
-    "bucket": "storage.v1.BucketService",
-    "service account": "iam.v1.ServiceAccountService",
-    "group": "iam.v1.GroupService",
-    "registry": "registry.v1.RegistryService",
-}
+    "cluster": "mk8s.v1.ClusterService", "filesystem": "compute.v1.FilesystemService",
+    "GPU cluster": "compute.v1.GpuClusterService", "address": "vpc.v1.AllocationService",
+    "network": "vpc.v1.NetworkService", "subnet": "vpc.v1.SubnetService",
+    "machine": "compute.v1.InstanceService", "disk": "compute.v1.DiskService",
+    "bucket": "storage.v1.BucketService", "service account": "iam.v1.ServiceAccountService",
+    "group": "iam.v1.GroupService", "registry": "registry.v1.RegistryService"
+}  # fmt: skip
 """What a stack makes under its project -> the service that lists it."""
 _UNITS: Final = {
     "size_bytes": 1 / (1 << 30),

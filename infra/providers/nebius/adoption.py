@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -30,6 +30,8 @@ _RESOURCE: Final = "resource"
 _LABELS: Final = ("managed-by", "stack", "project", _RESOURCE)
 STATE_ID: Final = "state-id"
 """Label that the program declares: who has the resource in its state, as a resource StateId."""
+_TAKEN: Final = "not-"
+"""Before the id of a state that lost the resource: until the next `up`, every other may take it."""
 
 
 def stack_labels(stack: str, project: str) -> dict[str, str]:
@@ -79,15 +81,27 @@ def adopt_state(state_id: str, stack: str) -> str:
     return f"`soperator cluster adopt state {shlex.quote(state_id)} --stack {stack}`"
 
 
+def is_others(state_id: str | None, own: Collection[str | None]) -> bool:
+    """Whether a resource with this label is for another state than these."""
+    if state_id is None or not state_id.startswith(_TAKEN):
+        return state_id not in (None, *own)
+    return any(is_taken(state_id, each) for each in own)
+
+
+def is_taken(state_id: str, own: str | None) -> bool:
+    """Whether the label says that `own` lost the resource to whoever deploys next."""
+    return state_id == f"{_TAKEN}{own}"
+
+
 def other_state(found: Mapping[str, str], declared: Mapping[str, str]) -> str | None:
     """Says of what is there that another state has it than the declared labels name, or None."""
-    state_id = found.get(STATE_ID)
-    if state_id in (None, declared.get(STATE_ID)):
+    state_id, own = found.get(STATE_ID), declared.get(STATE_ID)
+    if state_id is None or not is_others(state_id, (own,)):
         return None
-    return (
-        f"which state {state_id} of this stack has, in another backend, unless it is lost; to take "
-        f"all of it over: {adopt_state(state_id, found.get('stack', ''))}"
-    )
+    has = f"state {state_id} of this stack has, in another backend, unless it is lost"
+    if is_taken(state_id, own):
+        has = "was taken from this state"
+    return f"which {has}; to take all of it over: {adopt_state(state_id, found.get('stack', ''))}"
 
 
 def add(inputs: Values, urn: str) -> Values:
@@ -312,20 +326,11 @@ NODE_GROUP: Final = "nebius:mk8s/v1:NodeGroup"
 CLUSTER: Final = "nebius:mk8s/v1:Cluster"
 BUCKET: Final = "nebius:storage/v1:Bucket"
 TYPES: Final = (
-    CLUSTER,
-    "nebius:compute/v1:GpuCluster",
-    "nebius:compute/v1:Filesystem",
-    "nebius:compute/v1:Instance",
-    "nebius:compute/v1:Disk",
-    "nebius:vpc/v1:Allocation",
-    "nebius:vpc/v1:Subnet",
-    "nebius:vpc/v1:Network",
-    "nebius:iam/v2:AccessKey",
-    "nebius:iam/v1:Group",
-    "nebius:iam/v1:ServiceAccount",
-    BUCKET,
-    "nebius:registry/v1:Registry",
-)
+    CLUSTER, "nebius:compute/v1:GpuCluster", "nebius:compute/v1:Filesystem",
+    "nebius:compute/v1:Instance", "nebius:compute/v1:Disk", "nebius:vpc/v1:Allocation",
+    "nebius:vpc/v1:Subnet", "nebius:vpc/v1:Network", "nebius:iam/v2:AccessKey",
+    "nebius:iam/v1:Group", "nebius:iam/v1:ServiceAccount", BUCKET, "nebius:registry/v1:Registry"
+)  # fmt: skip
 """Types that stand directly in a project, users before what they use."""
 
 
@@ -346,7 +351,7 @@ class Owned:
 
     @property
     def state_id(self) -> str | None:
-        """Whose state has it; None where a destroy left it, or its last `up` gave none."""
+        """Whose state has it, or lost it; None where a destroy left it, or its `up` gave none."""
         return self.values["metadata"].get("labels", {}).get(STATE_ID)
 
 
@@ -369,13 +374,20 @@ def _labelled(api: Api, token: str, parent_id: str, stack: str, project: str) ->
             yield Owned(token=token, id=metadata.id, name=metadata.name, values=values)
 
 
-def release(api: Api, state_id: str, *, project_id: str, stack: str, project: str) -> list[Owned]:
-    """Takes the label of a state off all that it has, for the next `up` to take; returns them."""
+def release(
+    api: Api, state_id: str, *, project_id: str, stack: str, project: str, ends: bool = True
+) -> list[Owned]:
+    """Takes the label of a state off all that it has, for the next `up` to take; returns them.
+
+    A state that does not end is named as the one that lost them: it may destroy nothing of it.
+    """
     there = owned(api, project_id=project_id, stack=stack, project=project)
     had = [each for each in there if each.state_id == state_id]
     for each in had:
         labels = dict(each.values["metadata"]["labels"])
-        del labels[STATE_ID]
+        labels[STATE_ID] = f"{_TAKEN}{state_id}"
+        if ends:
+            del labels[STATE_ID]
         _relabel(api, ResourceType.of_token(api.schema, each.token), each.id, labels, each.name)
     return had
 

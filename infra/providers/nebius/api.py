@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Protocol
@@ -119,12 +119,12 @@ def tell(kind: str, value: Any) -> str:
     """One reason with its fix, such as the kind `quota_failure`."""
     match kind:
         case "quota_failure":
-            return _join(_quota(one) for one in value.violations)
+            return "; ".join(_quota(one) for one in value.violations)
         case "not_enough_resources":
-            wanted = _join(f"{v.resource_type}: {v.message}" for v in value.violations)
+            wanted = "; ".join(f"{v.resource_type}: {v.message}" for v in value.violations)
             return f"Nebius has no capacity now ({wanted}); try another region or fabric, or later"
         case "bad_request":
-            return _join(f"{v.field}: {v.message}" for v in value.violations)
+            return "; ".join(f"{v.field}: {v.message}" for v in value.violations)
         case "bad_resource_state" | "resource_conflict":
             return value.message
         case "resource_not_found":
@@ -137,10 +137,6 @@ def tell(kind: str, value: Any) -> str:
             return f"operation {value.conflicting_operation_id} still runs on {value.resource_id}"
         case _:
             return " ".join(f"{kind} {value}".split())
-
-
-def _join(parts: Iterable[str]) -> str:
-    return "; ".join(parts)
 
 
 def _quota(violation: Any) -> str:

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import ClassVar, Final
 
 from infra.providers.engine.provider import TEXT, Diff, Provider, ProviderError, Values
-from infra.providers.nebius.adoption import adopt_state, owned, release
+from infra.providers.nebius.adoption import adopt_state, is_others, is_taken, owned, release
 from infra.providers.nebius.api import Api, ApiError, explain
 from infra.providers.nebius.schema import Schema
 from infra.providers.nebius.sdk import EndpointError, cache_dir
@@ -104,13 +104,13 @@ def _refuse_second(api: Api, inputs: Values, own: str | None = None) -> None:
     """ProviderError where another state than `own` has any resource of the stack."""
     others: dict[str, list[str]] = {}
     for each in owned(api, **{key: inputs[key] for key in _INPUTS}):
-        if each.state_id not in (None, own):
+        if each.state_id and is_others(each.state_id, (own,)):
             others.setdefault(each.state_id, []).append(f"{each.type} {each.id}")
     stack = inputs["stack"]
     forget = f"; to forget this state: `pulumi stack rm --force {stack}`" if own else ""
     lines = [
-        f"{stack}: another state has this stack in {inputs['project_id']}: state "
-        f"{state_id} with {', '.join(ids[:_MOST_IDS])}"
+        f"{stack}: {'this state lost' if is_taken(state_id, own) else 'another state has'} this "
+        f"stack in {inputs['project_id']}: state {state_id} with {', '.join(ids[:_MOST_IDS])}"
         f"{f' and {len(ids) - _MOST_IDS} more' if ids[_MOST_IDS:] else ''}; use its backend or "
         "another name; where that state is lost, or should lose them, "
         f"{adopt_state(state_id, stack)}, then the next `pulumi up` takes them{forget}"

@@ -179,6 +179,46 @@ def test_what_another_state_took_over_is_refused_before_anything_ends(provider, 
     guards.delete(GUARD, guard, guards.update(GUARD, "", guard, state, taken, False))
 
 
+def test_a_state_that_was_taken_over_is_refused_before_the_next_up_of_the_other(
+    provider, declared, urn, served, monkeypatch
+):
+    """Its destroy would end all of it in the meantime."""
+    states, guards = StateIdProvider(), StateGuardProvider()
+    stack = {"project_id": "project-e00p", "stack": "taken", "project": "soperator-stack"}
+    spec = SimpleNamespace(name="taken", nebius=SimpleNamespace(project_id="project-e00p"))
+    own, _ = states.create(STATE_ID, "", stack, False)
+    inputs = of_state(declared(), own)
+    urn = urn.replace(":local:", ":taken:")
+    id_, state = provider.create(TYPE, urn, inputs, False)
+    monkeypatch.setattr(cloud, "known_ids", lambda _: frozenset())
+    assert f"1 resources are no longer state {own}'s: Filesystem {id_}" in cloud._release(
+        provider._api, spec, own
+    )
+    lost = f"taken: this state lost this stack in project-e00p.* Filesystem {id_}"
+    with pytest.raises(ProviderError, match=lost):
+        guards.delete(GUARD, "guard", {**stack, "state_id": own})
+    with pytest.raises(ProviderError, match=lost):
+        states.diff(STATE_ID, own, stack, stack, stack)
+    for touch in (
+        lambda: provider.delete(TYPE, id_, state),
+        lambda: provider.read(TYPE, id_, state, inputs),
+        lambda: provider.update(TYPE, urn, id_, state, inputs, False),
+    ):
+        with pytest.raises(ProviderError, match=f"{id_}, which was taken from this state"):
+            touch()
+    there = [*owned(provider._api, **stack)]
+    assert cloud._find(provider._api, spec) == (there, []), "whoever took it may purge it"
+    monkeypatch.setattr(cloud, "known_ids", lambda _: frozenset({own}))
+    assert cloud._find(provider._api, spec) == ([], there)
+    # By mistake, and back.
+    (marked,) = {each.state_id for each in there}
+    assert f"no longer state {marked}'s" in cloud._release(provider._api, spec, marked)
+    assert states.diff(STATE_ID, own, stack, stack, stack).detailed == {}
+    second, _ = states.create(STATE_ID, "", stack, False)
+    assert provider.create(TYPE, urn, of_state(declared(), second), False)[0] == id_
+    assert labels_of(served, id_)["state-id"] == second
+
+
 def test_what_is_taken_from_a_state_has_all_that_it_had(provider, served):
     """A node group has its user data, which is a secret, and an emulated cluster is enough."""
     stack = {"project_id": "project-e00p", "stack": "local", "project": "soperator-stack"}
