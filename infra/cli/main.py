@@ -150,7 +150,12 @@ class LazyGroup(TyperGroup):
         if " " in cmd_name or (words not in VERBS and words not in GROUPS):
             return None
         with interrupts.at_once():
-            return _load_group(words) if words in GROUPS else _load(cmd_name, VERBS[words])
+            if words in GROUPS:
+                return _load_group(words)
+            from infra.cli.output import never_silent
+
+            with never_silent(f"loading {words}", is_first=True):  # 10 s on a busy machine
+                return _load(cmd_name, VERBS[words])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None:

@@ -73,9 +73,13 @@ def at(text: str) -> None:
 
 
 @contextmanager
-def never_silent(doing: str, say: Callable[[str], None] = note) -> Iterator[None]:
+def never_silent(
+    doing: str, say: Callable[[str], None] = note, *, is_first: bool = False
+) -> Iterator[None]:
     """While the block runs, no QUIET_S go by without a line: what it is at, and how long."""
-    _now.at_s = time.monotonic()  # and not line_s: short parts would be silent together
+    _now.at_s = time.monotonic()
+    if is_first:  # of a command; else short parts would be silent together
+        _now.line_s = _now.at_s
     at(doing)
     ended = threading.Event()
     thread = threading.Thread(target=_repeat, args=(ended, say), daemon=True)
@@ -119,6 +123,7 @@ class ClusterText:
         self._lines = PlainLines()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="backslashreplace")
         self._held = ""
+        self.num_bytes = 0  # that came from the cluster
 
     def __enter__(self) -> Self:
         return self
@@ -128,6 +133,7 @@ class ClusterText:
 
     def write(self, chunk: bytes) -> None:
         """Writes a chunk, as far as it is whole."""
+        self.num_bytes += len(chunk)
         self._write(self._lines.feed(chunk), is_last=False)
 
     def _write(self, data: bytes, *, is_last: bool) -> None:

@@ -70,14 +70,7 @@ class KubeClient:
         params["force"] = "true" if force else "false"
         if dry_run:
             params["dryRun"] = "All"
-        return self._connection.request(
-            "PATCH",
-            self.path(target),
-            params=params,
-            body=json.dumps(target).encode(),
-            content_type="application/apply-patch+yaml",
-            subject=describe(target),
-        )
+        return self._apply(target, self.path(target), params)
 
     def create(self, target: Object, *, subresource: str = "", dry_run: bool = False) -> Object:
         """Create the object, or its subresource, and return it as stored.
@@ -97,9 +90,12 @@ class KubeClient:
     def apply_status(self, target: Object, *, field_manager: str = FIELD_MANAGER) -> Object:
         """Server-side apply of the status subresource."""
         params = {"fieldManager": field_manager, "force": "true"}
+        return self._apply(target, f"{self.path(target)}/status", params)
+
+    def _apply(self, target: Object, path: str, params: dict[str, str]) -> Object:
         return self._connection.request(
             "PATCH",
-            self.path(target) + "/status",
+            path,
             params=params,
             body=json.dumps(target).encode(),
             content_type="application/apply-patch+yaml",

@@ -33,16 +33,10 @@ from infra.providers.nebius.sdk import TOKEN_VARIABLE
 from infra.state import CHECKOUT, PORT_SETTING, Cache, Ports, State
 
 _PROGRAMS: Final = {
-    "etcd": "etcd-server",
-    "munged": "munge",
-    "slurmctld": "slurm-wlm",
-    "slurmd": "slurm-wlm",
-    "slurmdbd": "slurmdbd",
-    "mariadbd": "mariadb-server",
-    "/usr/sbin/sshd": "openssh-server",
-    "unshare": "util-linux",
-    "pivot_root": "util-linux",
-}
+    "etcd": "etcd-server", "munged": "munge", "slurmctld": "slurm-wlm", "slurmd": "slurm-wlm",
+    "slurmdbd": "slurmdbd", "mariadbd": "mariadb-server", "/usr/sbin/sshd": "openssh-server",
+    "unshare": "util-linux", "pivot_root": "util-linux"
+}  # fmt: skip
 """Program and the Debian package that brings it."""
 
 

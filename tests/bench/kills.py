@@ -140,6 +140,9 @@ def main() -> int:
             },
         }
         command = f"python -m tests.bench.kills{' --slurm' if options.slurm else ''}"
+        # Another Slurm than Debian's is a figure of its own.
+        if options.slurm and os.environ.get(pods.SLURM_SETTING):
+            command = f"{pods.SLURM_SETTING}=PREFIX {command}"
         known = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
         text = json.dumps(known | {command: result}, indent=2)
         RESULT.write_text(f"{text}\n", encoding="utf-8")

@@ -84,6 +84,7 @@ def accept(
         if folder is not None:
             certificate.refuse_full(folder)
     doing = f"acceptance of {stack}: its outputs and its login node"
+    output.note(doing)
     with output.never_silent(doing), given(results or []):
         if results:
             found: Result | None = merge([read(path) for path in results], {})

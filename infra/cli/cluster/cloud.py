@@ -49,6 +49,7 @@ from infra.providers.nebius.adoption import (
     get,
     hand_over,
     is_of,
+    is_others,
     other_state,
     owned,
     refuse_other_owner,
@@ -122,8 +123,9 @@ def _release(api: Api, spec: StackSpec, state_id: str) -> str:
             f"cluster adopt state {state_id}: is a state of this backend; what it has needs no one "
             "to take it over"
         )
+    project_id = spec.nebius.project_id
     had = release(
-        api, state_id, project_id=spec.nebius.project_id, stack=spec.name, project=PROJECT
+        api, state_id, project_id=project_id, stack=spec.name, project=PROJECT, ends=False
     )
     if not had:
         raise UserError(
@@ -157,7 +159,7 @@ def _label(api: Api, spec: StackSpec, kind: Kind, id_: str, role: str | None) ->
     labels = found["metadata"].get("labels", {})
     if is_of(labels, spec.name, PROJECT):
         known = known_ids(context.environ())
-        if labels.get(STATE_ID) not in {None, *known}:
+        if is_others(labels.get(STATE_ID), known):
             raise HandoverError(f"{id_}: is a {kind} {other_state(labels, {})}")
     if not hand_over(api, type_, found, wanted, stack=spec.name, project=PROJECT):
         return f"{id_} is this stack's already; `pulumi up --stack {spec.name}` takes it over"
@@ -231,7 +233,7 @@ def _find(api: Api, spec: StackSpec) -> tuple[list[Owned], list[Owned]]:
         raise UserError(explain(error, f"list of {project_id}", target=api.target)) from error
     known = known_ids(context.environ())
     unknown = [each for each in there if each.id not in known]
-    others = [each for each in unknown if each.state_id not in {None, *known}]
+    others = [each for each in unknown if is_others(each.state_id, known)]
     return [each for each in unknown if each not in others], others
 
 

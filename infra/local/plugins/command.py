@@ -360,15 +360,9 @@ class _Lines:
 REMOTE: Final = "command:remote:Command"
 COPY: Final = "command:remote:CopyToRemote"
 _COMMAND: Final = (
-    "addPreviousOutputInEnv",
-    "create",
-    "delete",
-    "environment",
-    "logging",
-    "stdin",
-    "triggers",
-    "update",
-)
+    "addPreviousOutputInEnv", "create", "delete", "environment", "logging", "stdin", "triggers",
+    "update"
+)  # fmt: skip
 _KNOWN: Final = {
     REMOTE: (*_COMMAND, "connection"),
     COPY: ("connection", "remotePath", "source", "triggers"),

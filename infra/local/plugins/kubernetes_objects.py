@@ -209,15 +209,9 @@ _REPLACED: Final[dict[str, tuple[str, ...]]] = {
 _MUTABLE: Final = {"ConfigMap": "enableConfigMapMutable", "Secret": "enableSecretMutable"}
 _SECRET_FIELDS: Final = ("data", "stringData")
 _SERVER_METADATA: Final = (
-    "creationTimestamp",
-    "deletionGracePeriodSeconds",
-    "deletionTimestamp",
-    "generation",
-    "managedFields",
-    "resourceVersion",
-    "selfLink",
-    "uid",
-)
+    "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "generation",
+    "managedFields", "resourceVersion", "selfLink", "uid"
+)  # fmt: skip
 _SUFFIX_LETTERS: Final = string.ascii_lowercase + string.digits
 _SUFFIX_LENGTH: Final = 8
 

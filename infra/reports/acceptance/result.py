@@ -29,30 +29,16 @@ SCHEMA_VERSION: Final = 1
 FILE_NAME: Final = "acceptance.json"
 _PUBLISHED: Final = "workloads/accept/acceptance.schema.json"
 STAGES: Final = (
-    "readiness",
-    "connectivity",
-    "collectives",
-    "compute",
-    "storage",
-    "training",
-    "soak",
-)
+    "readiness", "connectivity", "collectives", "compute", "storage", "training", "soak"
+)  # fmt: skip
 OUTCOMES: Final = ("PASS", "FAIL", "NOT_RUN")
 _SAME: Final = ("class", "platform", "preset", "num_nodes", "world_size", "backend")
 """What results of one cluster share."""
 _NEEDED: Final = {
-    "profile": str,
-    "stages": list,
-    "started_at": str,
-    "finished_at": str,
-    "outcome": str,
-    "run": dict,
-    "hardware": dict,
-    "versions": dict,
-    "nodes": list,
-    "checks": list,
-    "measurements": dict,
-}
+    "profile": str, "stages": list, "started_at": str, "finished_at": str, "outcome": str,
+    "run": dict, "hardware": dict, "versions": dict, "nodes": list, "checks": list,
+    "measurements": dict
+}  # fmt: skip
 
 
 class Profile(StrEnum):

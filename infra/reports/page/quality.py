@@ -96,22 +96,16 @@ _LOWER_IS_BETTER = frozenset(
 _HIGHER_IS_BETTER = ("accuracy", "tokens_per_s", "f1", "parsed", "bleu", "rouge", "exact_match")
 _SHARES = ("invented_share", "term_recall")
 _NAMES = {
-    "perplexity": "Perplexity on held-out rows",
-    "function_name_accuracy": "Function name accuracy",
-    "argument_accuracy": "Argument accuracy",
-    "argument_name_accuracy": "Argument name accuracy",
-    "bleu": "BLEU (0 to 100)",
-    "invented_share": "Numbers and names that the answer made up",
-    "term_recall": "Domain terms used",
-    "rouge1": "ROUGE-1",
-    "rouge2": "ROUGE-2",
-    "rougeL": "ROUGE-L",
-    "message_length_avg": "Average answer length (characters)",
+    "perplexity": "Perplexity on held-out rows", "function_name_accuracy": "Function name accuracy",
+    "argument_accuracy": "Argument accuracy", "argument_name_accuracy": "Argument name accuracy",
+    "bleu": "BLEU (0 to 100)", "invented_share": "Numbers and names that the answer made up",
+    "term_recall": "Domain terms used", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L", "message_length_avg": "Average answer length (characters)",
     "output_tokens_per_s": "Output tokens per second, one stream",
     "batch_output_tokens_per_s": "Output tokens per second, batch",
     "prefill_tokens_per_s": "Prompt tokens read per second, one stream",
-    "batch_prefill_tokens_per_s": "Prompt tokens read per second, batch",
-}
+    "batch_prefill_tokens_per_s": "Prompt tokens read per second, batch"
+}  # fmt: skip
 
 
 def evaluation_rows(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]]:

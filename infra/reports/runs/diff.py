@@ -19,19 +19,10 @@ HEADERS: Final = ("WHAT", "NAME", "UNIT", "FIRST", "SECOND", "CHANGE")
 _ABSENT: Final = object()
 # Endings of metrics' names; the longest that fits counts.
 _UNITS: Final = {
-    "_tokens_per_s_per_gpu": "tokens/s a GPU",
-    "_tokens_per_s": "tokens/s",
-    "_requests_per_s": "requests/s",
-    "_gb_per_s": "GB/s",
-    "_mib_per_s": "MiB/s",
-    "_percent": "%",
-    "_bytes": "bytes",
-    "_gib": "GiB",
-    "_ms": "ms",
-    "_s": "s",
-    "_usd": "USD",
-    "_loss": "nats",
-}
+    "_tokens_per_s_per_gpu": "tokens/s a GPU", "_tokens_per_s": "tokens/s",
+    "_requests_per_s": "requests/s", "_gb_per_s": "GB/s", "_mib_per_s": "MiB/s", "_percent": "%",
+    "_bytes": "bytes", "_gib": "GiB", "_ms": "ms", "_s": "s", "_usd": "USD", "_loss": "nats"
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
