@@ -38,7 +38,7 @@ def main(job: Job) -> None:
         Subject(name="tuned", model_dir=model_dir, tuned_dir=tuned_dir(job, config)),
     )
     with world(cpu_threads=config.cpu_threads) as here:
-        job.record.hardware = hardware.detect(hardware.device_name())
+        job.record.hardware = hardware.detect_for(config.dtype, remedy="evaluate.dtype: fp32")
         keep_config(job, config, here)
         _evaluate(job, config, here, *subjects)
 

@@ -39,7 +39,7 @@ def run_inference(job: Job, side: Side) -> None:
     tuned = tuned_dir(job, config) if side == "trained" else None
     job.places.data_path(config.dataset)
     with world(cpu_threads=config.cpu_threads) as here:
-        job.record.hardware = hardware.detect(hardware.device_name())
+        job.record.hardware = hardware.detect_for(config.dtype, remedy="evaluate.dtype: fp32")
         job.record.engine = "transformers"
         keep_config(job, config, here)
         subject = Subject(name=side, model_dir=model_dir, tuned_dir=tuned)

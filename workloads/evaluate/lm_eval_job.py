@@ -37,7 +37,7 @@ def main(job: Job) -> None:
             "the package lm-eval is not installed in the jobs' environment; install it there"
         )
     with world(cpu_threads=config.cpu_threads) as here:
-        job.record.hardware = hardware.detect(hardware.device_name())
+        job.record.hardware = hardware.detect_for(config.dtype, remedy="evaluate.dtype: fp32")
         if here.is_main:  # the harness deals its own rows; one rank is one model
             _run(job, config, here, model_dir, tuned)
         here.barrier()

@@ -97,8 +97,7 @@ def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
     if config.api_key_file is not None:
         key_file = job.places.expand(config.api_key_file, at="serve.api_key_file")
     key = api_key(key_file)
-    device = hardware.device_name()
-    job.record.hardware = hardware.detect(device)
+    job.record.hardware = hardware.detect_for(config.dtype, remedy="serve.dtype: fp32")
     job.record.engine = server.choose_engine(
         config, num_gpus=torch.cuda.device_count(), has_dora=weights.has_dora
     )

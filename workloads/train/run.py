@@ -109,12 +109,16 @@ def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None
         )
     if rank == 0:
         _keep_inputs(job, config, plan)
-        _name_data(job, task)
+        if task.data_file is not None:  # so that it can be run again with the same
+            job.record.artifacts["data_file"] = str(task.data_file)
+            job.record.data_hash = sha256(task.data_file)
     run = inputs.Run(
         job=job, config=config, task=task, model_dir=model_dir, strategy=strategy, plan=plan
     )
     with world(cpu_threads=config.cpu_threads, timeout_s=config.checkpoint.timeout_s) as here:
-        job.record.hardware = hardware.detect(hardware.device_name())
+        also = "train.method: lora and " if config.method == "qlora" else ""  # which has no fp32
+        remedy = f"{also}train.dtype: fp32"
+        job.record.hardware = hardware.detect_for(config.dtype, remedy=remedy)
         # Ranks with other held-out rows would wait for each other, some in a validation.
         inputs.refuse_other_rows(here, task.digest + task.eval_digest)
         _train(run, here, stop)
@@ -165,13 +169,6 @@ def _keep_inputs(job: Job, config: TrainConfig, plan: inputs.Plan | None) -> Non
     job.keep("config", "config.json", f"{text}\n")
     if plan is not None:
         job.keep("plan", inputs.PLAN_FILE, plan.path.read_text(encoding="utf-8"))
-
-
-def _name_data(job: Job, task: Task) -> None:
-    """Say in the record which data this run reads, so that it can be run again with the same."""
-    if task.data_file is not None:
-        job.record.artifacts["data_file"] = str(task.data_file)
-        job.record.data_hash = sha256(task.data_file)
 
 
 def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
