@@ -112,8 +112,10 @@ def finetune(
     base = own = ratio = None
     if evaluated is not None:
         base = _cost(spec.chat, units, evaluated)
-        ratio = _length_ratio(evaluated)
-        if ratio is not None:
+        metrics = evaluated.metrics
+        before, after = metrics.get(f"{BASE}{_LENGTH}"), metrics.get(_LENGTH)
+        if before and after:
+            ratio = after / before
             tokens = max(spec.chat.turns, int(rounded(spec.chat.output_tokens * ratio, Decimal(1))))
             own = _cost(replace(spec.chat, output_tokens=tokens), units, evaluated)
     found = Finetune(
@@ -205,11 +207,6 @@ def _cost(chat: ChatSpec, units: UnitCosts, record: RunRecord) -> ChatCost | Non
         prefill_basis=None if prefill is None else Basis.MEASURED,
     )
     return chat_cost(chat, speed, units.hourly)
-
-
-def _length_ratio(record: RunRecord) -> Decimal | None:
-    before, after = record.metrics.get(f"{BASE}{_LENGTH}"), record.metrics.get(_LENGTH)
-    return after / before if before and after else None
 
 
 def _served(spec: StackSpec, units: UnitCosts, line: Lineage) -> ChatCost | None:

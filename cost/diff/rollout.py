@@ -347,9 +347,8 @@ def _grown(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Step
 
 def _roll(roll: Roll) -> Step:
     nodes = f"{roll.count} node{'s' if roll.num_nodes > 1 else ''}"
-    surge = (
-        f"{roll.surge} beyond the number for {_surge_price(roll)}" if roll.surge else "none beyond"
-    )
+    price = "UNPRICED" if roll.surge_usd is None else usd_text(roll.surge_usd)
+    surge = f"{roll.surge} beyond the number for {price}" if roll.surge else "none beyond"
     jobs = "; jobs on them end" if roll.nodeset is not None else ""
     kubernetes = any(cause.subject == KUBERNETES_KEY for cause in roll.causes)
     return Step(
@@ -437,10 +436,6 @@ def _restarts_workers(key: str) -> bool:
 def _every_node(before: Mapping[str, str]) -> tuple[str, ...]:
     """Every Slurm node of the deployment."""
     return tuple(f"{name}-{at}" for name, most in nodesets(before) for at in range(most))
-
-
-def _surge_price(roll: Roll) -> str:
-    return "UNPRICED" if roll.surge_usd is None else usd_text(roll.surge_usd)
 
 
 def _duration(roll: Roll) -> str:

@@ -152,7 +152,8 @@ def _run_row(run: Forecast | UnknownRun) -> tuple[str, ...]:
 
 def _amount(run: Forecast | UnknownRun, spec: StackSpec) -> Amount:
     is_known = isinstance(run, Forecast)
-    job, partition = f"jobs[{run.job}]", _partition_of(run.job, spec)
+    job = f"jobs[{run.job}]"
+    partition = next((each.partition for each in spec.jobs if each.name == run.job), "")
     return Amount(
         name=f"per_run_usd[{run.job}]",
         label=f"$/run of {run.job}",
@@ -168,10 +169,6 @@ def _amount(run: Forecast | UnknownRun, spec: StackSpec) -> Amount:
             "preemption",
         ),
     )
-
-
-def _partition_of(job_name: str, spec: StackSpec) -> str:
-    return next((job.partition for job in spec.jobs if job.name == job_name), "")
 
 
 def plain_run(run: Forecast | UnknownRun) -> dict[str, object]:

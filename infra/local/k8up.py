@@ -442,7 +442,7 @@ class K8up:
 
     def _trim(self, jobs: list[Object]) -> None:
         """Removes the oldest of those that succeeded, beyond what they say themselves."""
-        done = [job for job in jobs if _reason(job) == "Succeeded"]
+        done = [job for job in jobs if condition(job, "Completed").get("reason") == "Succeeded"]
         for index, job in enumerate(reversed(done)):
             limit = job["spec"].get("successfulJobsHistoryLimit")
             if limit is not None and index >= limit:
@@ -518,7 +518,3 @@ def _job_name(job: Object) -> str:
 
 def _age(job: Object) -> tuple[str, str]:
     return job["metadata"]["creationTimestamp"], name_of(job)
-
-
-def _reason(job: Object) -> str:
-    return condition(job, "Completed").get("reason", "")

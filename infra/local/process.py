@@ -105,7 +105,9 @@ class Process:
     @property
     def alive(self) -> bool:
         """True while exactly this process runs (a zombie does not)."""
-        _reap(self.pid)
+        child = _children.get(self.pid)
+        if child is not None and child.poll() is not None:
+            del _children[self.pid]
         return self.boot_id == _boot_id() and _start_ticks(self.pid) == self.start_ticks
 
     @property
@@ -236,12 +238,6 @@ def _gone(process: Process, run_dir: Path, timeout_s: float) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def _reap(pid: int) -> None:
-    child = _children.get(pid)
-    if child is not None and child.poll() is not None:
-        del _children[pid]
 
 
 def _stat(pid: int) -> list[str] | None:

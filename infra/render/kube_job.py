@@ -331,7 +331,9 @@ def _places(
         _SHARED_MEMORY: {"name": "shm", "mountPath": _SHARED_MEMORY}
     }
     for place, path in _sorted_places(spec):
-        mount = _deepest(path, [*claimed, *own, *others])
+        known = (*claimed, *own, *others)
+        over = [each for each in known if PurePosixPath(path).is_relative_to(each)]
+        mount = max(over, key=len, default=None)
         if mount in others:
             raise RenderError(
                 f"{spec.name}: storage.places.{place}: {path} is on {others[mount]}, which pods "
@@ -346,8 +348,3 @@ def _places(
         volumes[name] = source
         mounts[mount] = {"name": name, "mountPath": mount}
     return volumes, tuple(mounts[path] for path in sorted(mounts))
-
-
-def _deepest(path: str, mounts: Sequence[str]) -> str | None:
-    over = [each for each in mounts if PurePosixPath(path).is_relative_to(each)]
-    return max(over, key=len, default=None)

@@ -25,7 +25,6 @@ from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing
 from stacks.spec.storage import (
     PLACES,
-    BackupSpec,
     DiskType,
     FilesystemSpec,
     FilesystemType,
@@ -96,8 +95,11 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
                 sku=f"filesystem/{storage.accounting.type}", count=storage.accounting.size_gib or 0
             ),
         )
-    if storage.backup is not None:
-        _check_schedules(storage.backup, findings)
+    if (backup := storage.backup) is not None:
+        schedules = {"schedule": backup.schedule, "prune_schedule": backup.prune_schedule}
+        for key, text in schedules.items():
+            problem = _schedule_problem(text)
+            findings.add("storage.backup-schedule", f"storage.backup.{key}", problem)
         if storage.purge_on_destroy:
             findings.add(
                 "storage.purge-and-backup",
@@ -172,12 +174,6 @@ def _check_deletion(
             "true, but storage.purge_on_destroy is true too, so destroy would be refused half-way; "
             "set one of them to false",
         )
-
-
-def _check_schedules(backup: BackupSpec, findings: Findings) -> None:
-    schedules = {"schedule": backup.schedule, "prune_schedule": backup.prune_schedule}
-    for key, text in schedules.items():
-        findings.add("storage.backup-schedule", f"storage.backup.{key}", _schedule_problem(text))
 
 
 def _check_weka(spec: StackSpec, findings: Findings) -> None:

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workloads.common import atomic
-from workloads.common.exit_codes import DataError, ExitCode
+from workloads.common.exit_codes import DataError
 from workloads.common.log import log
+from workloads.data.manifest import command
 
 
 def find_gguf(source: Path) -> Path:
@@ -82,12 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("source", type=Path, help="a .gguf file, or a folder with one")
     parser.add_argument("destination", type=Path, help="folder to write")
     options = parser.parse_args(arguments)
-    try:
-        convert(options.source, options.destination)
-    except DataError as error:
-        log(str(error))
-        return int(error.exit_code)
-    return int(ExitCode.OK)
+    return command(lambda: convert(options.source, options.destination))
 
 
 if __name__ == "__main__":

@@ -129,7 +129,8 @@ class LoadTest:
         config = self._config.open_loop
         if self._trace is not None:
             num_warm_up = min(self._num_warm_up(len(self._trace)), len(self._trace) - 2)
-            rate = _rate_per_s(self._trace)
+            length_s = self._trace[-1].at_s - self._trace[0].at_s
+            rate = (len(self._trace) - 1) / length_s if length_s > 0 else float(len(self._trace))
             await self._arrivals(self._trace, num_warm_up, "trace", rate)
         most = max((each.requests_per_s for each in self.found.points), default=0.0)
         rates = config.rates_per_s or tuple(share * most for share in config.shares)
@@ -218,8 +219,3 @@ def longest(lengths: Lengths) -> int:
 
 def _drawn(lengths: Lengths, count: int, seed: str) -> list[int] | list[None]:
     return [None] * count if lengths.mean is None else draw_lengths(lengths, count, seed)
-
-
-def _rate_per_s(arrivals: Sequence[Arrival]) -> float:
-    length_s = arrivals[-1].at_s - arrivals[0].at_s
-    return (len(arrivals) - 1) / length_s if length_s > 0 else float(len(arrivals))

@@ -380,7 +380,9 @@ class TransformersEngine:
                         code="out_of_memory",
                     ),
                 )
-                _free_memory()
+                with contextlib.suppress(ImportError):
+                    if torch.cuda.is_available():
+                        torch.cuda.empty_cache()
                 return True
             traceback.print_exception(error)
             failure = Failure(message=f"the engine failed: {reason}", code="engine_error")
@@ -423,9 +425,3 @@ class TransformersEngine:
             traceback.print_exception(error)
             failure = Failure(message=f"the engine failed: {error}", code="engine_error")
             self._fail(self._scheduler.running[move.target], failure)
-
-
-def _free_memory() -> None:
-    with contextlib.suppress(ImportError):
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()

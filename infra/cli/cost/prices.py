@@ -52,7 +52,8 @@ def prices(
         )
     else:
         _print(spec, book, prices, unused)
-        _tell_age(spec, prices, today)
+        for problem in price_age_problems(spec, prices, today):
+            note(str(problem))
     if not is_current:
         raise typer.Exit(1)
 
@@ -91,11 +92,6 @@ def _used(spec: StackSpec, book: PriceBook) -> list[Price]:
 
 def _today() -> date:
     return datetime.now(UTC).date()
-
-
-def _tell_age(spec: StackSpec, prices: Iterable[Price], today: date) -> None:
-    for problem in price_age_problems(spec, prices, today):
-        note(str(problem))
 
 
 def _rows(prices: Iterable[Price], today: date) -> list[tuple[object, ...]]:

@@ -32,6 +32,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -319,10 +320,6 @@ class Emulator:
         return other.FromString(message.SerializeToString())
 
 
-def _serialize(answer: Any) -> bytes:
-    return answer.SerializeToString()
-
-
 class Server(grpc.GenericRpcHandler):
     """Serves an emulator on a loopback port; unary calls only."""
 
@@ -343,7 +340,7 @@ class Server(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(
             serve,
             request_deserializer=self._schema.message(method.input_type.full_name).FromString,
-            response_serializer=_serialize,
+            response_serializer=methodcaller("SerializeToString"),
         )
 
     async def _serve(self, method: Any, request: Any, context: Any) -> Any:

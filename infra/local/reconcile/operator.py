@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
 from infra import files
@@ -353,19 +352,14 @@ def _image_mounts(cache: Cache) -> Sequence[Mount]:
         environment = None
     if environment is not None and environment.is_dir():
         mounts.append(Mount(path="/opt/soperator/venv", source=environment, read_only=True))
-        prefix = _interpreter_prefix(environment)
-        if prefix is not None and is_hidden(prefix):
+        python = environment / "bin" / "python"
+        prefix = python.resolve().parents[1]  # of the Python that the environment was made with
+        if python.exists() and is_hidden(prefix):
             mounts.append(Mount(path=str(prefix), source=prefix, read_only=True))
     for name, folder in (("models", cache.models), ("data", cache.data)):
         if folder.is_dir():
             mounts.append(Mount(path=f"/opt/soperator/{name}", source=folder, read_only=True))
     return mounts
-
-
-def _interpreter_prefix(environment: Path) -> Path | None:
-    """Where the Python is installed that a virtual environment was made with."""
-    python = environment / "bin" / "python"
-    return python.resolve().parents[1] if python.exists() else None
 
 
 def log(text: str) -> None:

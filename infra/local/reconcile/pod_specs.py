@@ -7,7 +7,7 @@ what nothing here checks: environment, ports, probes, security contexts. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -378,15 +378,11 @@ def _image(container: Mapping[str, Any]) -> str:
 
 
 def _secret(name: str, *keys: str) -> Object:
-    return {"secret": {"secretName": name, "items": _items(keys)}}
+    return {"secret": {"secretName": name, "items": [{"key": key, "path": key} for key in keys]}}
 
 
 def _config(name: str) -> Object:
     return {"configMap": {"name": name}}
-
-
-def _items(keys: Iterable[str]) -> list[Object]:
-    return [{"key": key, "path": key} for key in keys]
 
 
 def _host(path: str) -> Object:

@@ -170,7 +170,9 @@ def unbound(pods: Sequence[Pods], objects: Sequence[Object], nodes: Sequence[Obj
         for ordinal in range(one.count):
             for template in (*one.claims, *_ephemeral(one.spec)):
                 count += 1
-                claim = _own_claim(one, template, ordinal)
+                name, spec = template["metadata"]["name"], template["spec"]
+                name = f"{name}-{name_of(one.owner)}-{ordinal}"
+                claim = kube_object("v1", "PersistentVolumeClaim", name, one.namespace, spec=spec)
                 _, problem = volumes.bind(claim, _places(one.spec, nodes))
                 if problem:
                     obstacles[Obstacle(subject=describe(claim), cause=problem)] = None
@@ -239,11 +241,6 @@ def _ephemeral(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for volume in spec.get("volumes") or []:
         if template := (volume.get("ephemeral") or {}).get("volumeClaimTemplate"):
             yield {"metadata": {"name": volume["name"]}, "spec": template["spec"]}
-
-
-def _own_claim(one: Pods, template: Mapping[str, Any], ordinal: int) -> Object:
-    name = f"{template['metadata']['name']}-{name_of(one.owner)}-{ordinal}"
-    return kube_object("v1", "PersistentVolumeClaim", name, one.namespace, spec=template["spec"])
 
 
 def _database(one: Object) -> Pods:

@@ -121,7 +121,8 @@ class NebiusProvider(Provider):
         """
         request = kind.create_request(adoption.add(inputs, urn))
         for attempt in range(_REPLAYS):
-            key = _idempotency_key(urn, inputs, attempt)
+            declared = json.dumps([urn, inputs, attempt], sort_keys=True, default=str)
+            key = str(uuid.uuid5(_KEYS, declared))
             operation = self._api.call(kind.service, "Create", request, key=key)
             if not operation.HasField("status"):
                 return operation
@@ -135,7 +136,8 @@ class NebiusProvider(Provider):
         """Sends the whole declaration; ids and status stay known in a preview."""
         kind = self._type(type_)
         if preview:
-            return _grown(old_state, new)
+            metadata = {**old_state.get("metadata", {}), **new["metadata"]}
+            return {**old_state, **new, "metadata": metadata}
         what = f"update {_describe(kind, new)}"
         self._refuse_taken(self._seen(kind, id, what), new, what)
         request = kind.update_request(id, adoption.add(new, urn))
@@ -241,11 +243,6 @@ def _describe(kind: ResourceType, values: Values) -> str:
     return f"{kind.name} {name!r}" if isinstance(name, str) else kind.name
 
 
-def _idempotency_key(urn: str, inputs: Values, attempt: int) -> str:
-    declared = json.dumps([urn, inputs, attempt], sort_keys=True, default=str)
-    return str(uuid.uuid5(_KEYS, declared))
-
-
 def _with_told(kind: ResourceType, old_state: Values, values: Values) -> Values:
     """The values, with the secrets that their create told and a later read may not show again."""
     old, status = old_state.get("status", {}), values.get("status", {})
@@ -257,12 +254,6 @@ def _unborn(inputs: Values) -> Values:
     """What is known of a resource before it exists."""
     metadata = {**inputs["metadata"], "id": UNKNOWN}
     return {**inputs, "metadata": metadata, "status": UNKNOWN}
-
-
-def _grown(old_state: Values, new: Values) -> Values:
-    """What is known of a resource before its update: ids and status stay."""
-    metadata = {**old_state.get("metadata", {}), **new["metadata"]}
-    return {**old_state, **new, "metadata": metadata}
 
 
 _LOOK_AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0)

@@ -238,18 +238,13 @@ def _narrow(found: Any, declared: Any) -> Any:
         for key, value in declared.items():
             if key in found:
                 kept[key] = _narrow(found[key], value)
-            elif _is_zero(value) or _same_size(found, key, value):
-                kept[key] = value
+            elif value in (0, "", [], {}) or _same_size(found, key, value):
+                kept[key] = value  # a proto3 server says nothing for a value that is zero
         return kept
     if isinstance(found, list) and isinstance(declared, list):
         head = [_narrow(one, old) for one, old in zip(found, declared, strict=False)]
         return head + found[len(declared) :]
     return found
-
-
-def _is_zero(value: Any) -> bool:
-    """Whether a proto3 server says nothing for this value."""
-    return value in (0, "", False) or value in ([], {})
 
 
 def _same_size(found: dict[str, Any], key: str, value: Any) -> bool:

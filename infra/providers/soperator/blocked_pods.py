@@ -282,7 +282,7 @@ class _Look:
                 yield Cause(what=what, advice=advice, blamed=f"nodes {words}")
             return  # a node is on its way
         kept = [untolerated(each, spec) for each in matching]
-        if all(taints and not any(_passes(taint) for taint in taints) for taints in kept):
+        if all(each and not any(one.startswith(_SYSTEM_TAINTS) for one in each) for each in kept):
             what = f"it does not tolerate {kept[0][0]} of node {matching[0]['metadata']['name']}"
             advice = f"correct `taints` of `nodes` in the stack file, {_AGAIN}"
             yield Cause(what=what, advice=advice, blamed=f"taint {kept[0][0]}")
@@ -361,10 +361,6 @@ def _told_at(event: Object) -> str:
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return next((each for each in times if each), "")[:_SECONDS]
-
-
-def _passes(taint: str) -> bool:
-    return taint.startswith(_SYSTEM_TAINTS)
 
 
 def _asked(container: Mapping[str, Any], key: str) -> Any:

@@ -229,7 +229,9 @@ def _found(http: urllib3.PoolManager, repository: str, name: str, version: str) 
         fitting = [each for each in entries if _fits(str(each["version"]), version)]
         if not fitting:
             raise ChartError(f"{what}: {repository} has no such version; see {base}index.yaml")
-        chosen = max(fitting, key=lambda each: _order(str(each["version"])))
+        chosen = max(
+            fitting, key=lambda each: [*map(int, re.findall(r"\d+", str(each["version"])))]
+        )
         digest = str(chosen.get("digest") or "")
         if digest and ":" not in digest:
             digest = f"sha256:{digest}"
@@ -253,10 +255,6 @@ def _fits(version: str, wanted: str) -> bool:
         return version.removeprefix("v") == wanted.removeprefix("v")
     start = wanted.removesuffix(_ANY).removeprefix("v")
     return version.removeprefix("v").startswith(f"{start}.") and not re.search("[-+]", version)
-
-
-def _order(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
 def _get(
@@ -331,7 +329,8 @@ def apply_crds(
 
 def missing(client: KubeClient, names: Iterable[str]) -> list[str]:
     """Which of the definitions the API server does not have."""
-    return [name for name in names if client.get(_named(name)) is None]
+    asked = {name: kube_object("apiextensions.k8s.io/v1", KIND, name) for name in names}
+    return [name for name, each in asked.items() if client.get(each) is None]
 
 
 def digests(crds: Iterable[Object]) -> Mapping[str, str]:
@@ -357,7 +356,3 @@ def _lost(live: Object | None, crd: Object) -> Iterable[str]:
             "does not have; write them anew in a version of both, take it out of "
             "status.storedVersions, then run the command again"
         )
-
-
-def _named(name: str) -> Object:
-    return kube_object("apiextensions.k8s.io/v1", KIND, name)

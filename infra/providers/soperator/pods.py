@@ -179,7 +179,9 @@ class _Seen:
         if self._found:
             limit = f"this run ends if that is still so after {self._patience_s:g} s"
             return f"{in_one_line(self._found, namespace)} ({limit})"
-        return _summary(pods, missing) + (self._elsewhere if missing else "")
+        live: Mapping[str, Object] = {pod["metadata"]["name"]: pod for pod in pods}
+        summary = "; ".join(f"{name}: {_state(live.get(name))}" for name in missing)
+        return summary + (self._elsewhere if missing else "")
 
 
 def _elsewhere(client: KubeClient, namespace: str, own: Sequence[Object]) -> str:
@@ -200,12 +202,6 @@ def _elsewhere(client: KubeClient, namespace: str, own: Sequence[Object]) -> str
             if (name := pod["metadata"]["name"]) not in causes:
                 told += f"; {place}/{name}: {_state(pod)}"
     return told
-
-
-def _summary(pods: Sequence[Object], missing: Sequence[str]) -> str:
-    """What the missing pods do, in one line."""
-    live: Mapping[str, Object] = {pod["metadata"]["name"]: pod for pod in pods}
-    return "; ".join(f"{name}: {_state(live.get(name))}" for name in missing)
 
 
 def _state(pod: Object | None) -> str:

@@ -437,7 +437,11 @@ def prepare(calls: Calls, place: Place, folder: Path, backend: Backend) -> Prepa
             state.write_environment(f"file://{state.stacks_folder}", {})
             deployer.made.append(f"{state.stacks_folder}: keep a copy, it holds the states")
     else:
-        address = _bucket_address(deployer.bucket(), place.region)
+        bucket = deployer.bucket()
+        options = f"endpoint={bucket.domain_name}&region={place.region}&s3ForcePathStyle=true"
+        if bucket.domain_name.startswith(_LOOPBACK):  # which speaks no TLS
+            options += "&disableSSL=true"
+        address = f"s3://{bucket.name}?{options}"
         if not deployer.is_good("iam.v2.AccessKeyService", keys.get("access")):
             keys["access"], s3_id, secret = deployer.access_key(account)
             opened = {"AWS_ACCESS_KEY_ID": s3_id, "AWS_SECRET_ACCESS_KEY": secret}
@@ -449,13 +453,6 @@ def prepare(calls: Calls, place: Place, folder: Path, backend: Backend) -> Prepa
         state=state,
         passphrase=passphrase,
     )
-
-
-def _bucket_address(bucket: Bucket, region: str) -> str:
-    """As the engine takes it; an object storage on the loopback speaks no TLS."""
-    options = f"endpoint={bucket.domain_name}&region={region}&s3ForcePathStyle=true"
-    plain = "&disableSSL=true" if bucket.domain_name.startswith(_LOOPBACK) else ""
-    return f"s3://{bucket.name}?{options}{plain}"
 
 
 def _refuse_other_backend(state: ProjectState, backend: Backend) -> None:
