@@ -31,6 +31,12 @@ class Shell(Protocol):
     def run(self, command: str, *, stdin: bytes = b"") -> Result: ...
 
 
+class Carrier(Shell, Protocol):
+    """One that also waits for what takes as long as its data: hashes, copies, installations."""
+
+    def run_bytes(self, command: str, *, stdin: bytes = b"") -> tuple[Result, bytes]: ...
+
+
 def sbatch_command(
     script: str,
     args: Sequence[str],

@@ -14,19 +14,33 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
 import paramiko
+from paramiko.packet import Packetizer
 
 from infra.clients.errors import JobsError
 
 ROOT: Final = "root"
+QUICK_S: Final = 300.0
+"""Longest that a quick command may take; sbatch tries for 2 minutes where slurmctld is busy."""
+SLOWEST_BYTES_PER_S: Final = 16 << 10
+"""Of what is sent to a command, which has so much more time."""
+MOST_BYTES: Final = 64 << 20
+"""Most that one command may print: a node must not fill this machine's memory."""
+_MOST_LINE_BYTES: Final = 1 << 20
+_MOST_PACKET_BYTES: Final = 256 << 10
+"""PACKET_MAX_SIZE of OpenSSH (packet.c of 10.0p2); paramiko 5.1.0 takes up to 4 GiB."""
 _CONNECT_TIMEOUT_S = 15
+_HANDSHAKE_S = 3 * _CONNECT_TIMEOUT_S
+"""For banner, keys and authentication: paramiko limits each read of a banner, not the whole."""
 _KEEPALIVE_S = 15
 _CHUNK_BYTES = 1 << 16
+_LOST: Final = (OSError, EOFError, paramiko.SSHException)
+"""What paramiko raises of a connection that is gone."""
 _SESSION_WAIT_S = 60
 _SESSION_POLL_S = 0.1
 
@@ -132,44 +146,43 @@ class Connection:
                 f"{host}:{port}: the {'worker' if self.endpoint.node else 'login node'} cannot "
                 f"connect to it ({error.text}); is it up?"
             ) from error
-        except (OSError, EOFError, paramiko.SSHException) as error:
+        except _LOST as error:
             # One that does not answer in time is as good as ended: nothing waits on it any more.
             self._transport.close()
             raise self._lost(error) from error
 
     def hold(self, command: str) -> paramiko.Channel:
         """Starts `command` and returns its channel, standard input open."""
-        return self._open(command)
+        with self._within():
+            channel = self._session()
+            channel.exec_command(command)
+            return channel
 
     def run(self, command: str, *, stdin: bytes = b"") -> Result:
-        """Runs `command` in the user's shell and waits for its end."""
-        return self.run_bytes(command, stdin=stdin)[0]
+        """Runs `command`, which is quick by its nature, in the user's shell until its end."""
+        with self._within(len(stdin)):
+            return self.run_bytes(command, stdin=stdin)[0]
 
     def run_bytes(self, command: str, *, stdin: bytes = b"") -> tuple[Result, bytes]:
-        """As `run`, with standard output also as it came, for archives."""
-        channel = self._open(command)
+        """As `run`, for as long as its data takes; with standard output also as it came."""
+        channel = self.hold(command)
         try:
-            _feed(channel, stdin)
-            stdout, stderr = _drain(channel)
+            stdout, stderr = _exchange(channel, stdin)
             code = channel.recv_exit_status()
-        except (OSError, EOFError, paramiko.SSHException) as error:
-            raise self._lost(error) from error
         finally:
             close_channel(channel)
         if code < 0:
             raise self._lost(EOFError("closed by the other side"))
-        text = stdout.decode(errors="replace")
-        result = Result(
-            command=command, exit_code=code, stdout=text, stderr=stderr.decode(errors="replace")
-        )
-        return result, stdout
+        text, said = (each.decode(errors="replace") for each in (stdout, stderr))
+        return Result(command=command, exit_code=code, stdout=text, stderr=said), stdout
 
     def stream(self, command: str, *, poll_s: float, stdin: bytes = b"") -> Iterator[bytes]:
         """Output of `command` as it comes; b"" after each `poll_s` of silence, ends with it."""
-        channel = self._open(command)
+        channel = self.hold(command)
         try:
             if stdin:
-                _feed(channel, stdin)
+                with self._within(len(stdin)):
+                    _feed(channel, stdin)
             channel.settimeout(poll_s)
             while True:
                 try:
@@ -185,18 +198,10 @@ class Connection:
                         raise self._lost(EOFError("closed by the other side"))
                     return
                 yield chunk
-        except (OSError, EOFError, paramiko.SSHException) as error:
+        except _LOST as error:
             raise self._lost(error) from error
         finally:
             close_channel(channel)
-
-    def _open(self, command: str) -> paramiko.Channel:
-        try:
-            channel = self._session()
-            channel.exec_command(command)
-        except (OSError, EOFError, paramiko.SSHException) as error:
-            raise self._lost(error) from error
-        return channel
 
     def _session(self) -> paramiko.Channel:
         """A session of the connection; waits while sshd has as many on it as it takes."""
@@ -214,11 +219,48 @@ class Connection:
                     ) from error
             time.sleep(_SESSION_POLL_S)
 
+    @contextlib.contextmanager
+    def _within(self, num_bytes: int = 0) -> Generator[None]:
+        """Gives the connection up where a quick command, and what is sent to it, has no end."""
+        first = self._login or self  # the one that a worker's goes through
+        try:
+            with _limited(QUICK_S + num_bytes / SLOWEST_BYTES_PER_S, first._transport.close):
+                yield
+        except _LOST as error:
+            raise self._lost(error) from error
+
     def _lost(self, error: Exception) -> ConnectionLostError:
         reason = str(error) or type(error).__name__
         return ConnectionLostError(
             f"{self.endpoint}: the connection was lost ({reason}); jobs go on{_AGAIN}"
         )
+
+
+@contextlib.contextmanager
+def _limited(limit_s: float, end: Callable[[], None]) -> Generator[None]:
+    """Calls `end` after `limit_s`, which has to end what is within: TimeoutError.
+
+    paramiko's own limits are those of one read each.
+    """
+    late_at_s = time.monotonic() + limit_s
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (*_LOST, ConnectionLostError) as error:
+        if time.monotonic() < late_at_s:
+            raise
+        raise TimeoutError(f"not complete within {limit_s:.0f} s") from error
+    finally:
+        timer.cancel()
+
+
+class _Packets(Packetizer):
+    def read_all(self, n: int, check_rekey: bool = False) -> bytes:
+        if n > _MOST_PACKET_BYTES:
+            raise paramiko.SSHException(f"a packet of {n} bytes, which no SSH server sends")
+        return super().read_all(n, check_rekey)
 
 
 NODE_PORT: Final = 22
@@ -242,24 +284,13 @@ def _connect(endpoint: Endpoint, login: Connection | None) -> paramiko.Transport
             else "is the name right, and does it take SSH from this network (a VPN, a jump host)?"
         )
         raise ConnectionLostError(f"{endpoint}: {error.strerror or error}; {advice}") from error
-    transport = paramiko.Transport(sock)
+    transport = paramiko.Transport(sock, packetizer_class=_Packets)
     transport.banner_timeout = transport.auth_timeout = _CONNECT_TIMEOUT_S
     try:
         # `hostkey` also limits the key types on offer, so the pinned one is what is compared.
-        transport.connect(hostkey=host_key, username=endpoint.user, pkey=identity)
-    except paramiko.AuthenticationException as error:
-        transport.close()
-        advice = (
-            "add its public half to login.ssh_public_keys and run pulumi up, or give another key "
-            "with --identity"
-            if endpoint.is_built
-            else f"add its public half to ~/.ssh/authorized_keys of {endpoint.user}; where it is "
-            "there already, ask the administrators whether the account is locked or has expired, "
-            "and whether a key alone lets in"
-        )
-        key = f"key {endpoint.identity} was refused"
-        raise JobsError(f"{endpoint}: {key}; {advice}") from error
-    except (paramiko.SSHException, EOFError, OSError) as error:
+        with _limited(_HANDSHAKE_S, (login or transport).close):
+            transport.connect(hostkey=host_key, username=endpoint.user, pkey=identity)
+    except _LOST as error:
         transport.close()
         raise _handshake_error(endpoint, error) from error
     transport.set_keepalive(_KEEPALIVE_S)
@@ -273,16 +304,14 @@ def offered_host_key(host: str, port: int, kind: str | None = None) -> str:
     """
     at = f"{host}:{port}"
     try:
-        with contextlib.closing(socket.create_connection((host, port), _CONNECT_TIMEOUT_S)) as sock:
-            transport = paramiko.Transport(sock)
-            transport.banner_timeout = _CONNECT_TIMEOUT_S
-            try:
-                if kind is not None:
-                    transport.get_security_options().key_types = (kind,)
-                transport.start_client(timeout=_CONNECT_TIMEOUT_S)
-                key = transport.get_remote_server_key()
-            finally:
-                transport.close()
+        with (
+            contextlib.closing(socket.create_connection((host, port), _CONNECT_TIMEOUT_S)) as sock,
+            contextlib.closing(paramiko.Transport(sock, packetizer_class=_Packets)) as transport,
+        ):
+            if kind is not None:
+                transport.get_security_options().key_types = (kind,)
+            transport.start_client(timeout=_CONNECT_TIMEOUT_S)
+            key = transport.get_remote_server_key()
     except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
         reason = str(error) or type(error).__name__
         raise JobsError(
@@ -293,7 +322,17 @@ def offered_host_key(host: str, port: int, kind: str | None = None) -> str:
 
 
 def _handshake_error(endpoint: Endpoint, error: Exception) -> JobsError:
-    text = str(error) or type(error).__name__
+    text = str(error)[:200] or type(error).__name__
+    if isinstance(error, paramiko.AuthenticationException) and "timeout" not in text:
+        advice = (
+            "add its public half to login.ssh_public_keys and run pulumi up, or give another key "
+            "with --identity"
+            if endpoint.is_built
+            else f"add its public half to ~/.ssh/authorized_keys of {endpoint.user}; where it is "
+            "there already, ask the administrators whether the account is locked or has expired, "
+            "and whether a key alone lets in"
+        )
+        return JobsError(f"{endpoint}: key {endpoint.identity} was refused; {advice}")
     if "Bad host key" in text or "Incompatible ssh peer" in text or "no acceptable" in text:
         advice = (
             "if the login node was rebuilt run pulumi up, else someone is in between"
@@ -353,7 +392,7 @@ def _feed(channel: paramiko.Channel, stdin: bytes) -> None:
 
     What came of it is in its exit status, which a lost connection has none of.
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(*_LOST):
         channel.sendall(stdin)
         channel.shutdown_write()
 
@@ -364,26 +403,48 @@ def close_channel(channel: paramiko.Channel) -> None:
         channel.close()
 
 
-def _drain(channel: paramiko.Channel) -> tuple[bytes, bytes]:
-    """Both outputs to their end; stderr in a thread, as an unread one would block the command."""
-    stderr: list[bytes] = []
-    reader = threading.Thread(
-        target=lambda: stderr.append(channel.makefile_stderr("rb").read(MOST_BYTES)), daemon=True
-    )
-    reader.start()
-    stdout = channel.makefile("rb").read(MOST_BYTES + 1)
-    if len(stdout) > MOST_BYTES:
-        channel.close()
+def _exchange(channel: paramiko.Channel, stdin: bytes) -> tuple[bytes, bytes]:
+    """Sends standard input and reads both outputs to their end, all at once.
+
+    One after the other, a side that has much to say would wait for the other for ever.
+    """
+    outputs = bytearray(), bytearray()
+
+    def read(receive: Callable[[int], bytes], output: bytearray) -> None:
+        with contextlib.suppress(*_LOST):
+            while chunk := receive(_CHUNK_BYTES):
+                output += chunk
+                if sum(map(len, outputs)) > MOST_BYTES:
+                    break
+            else:
+                return
+        close_channel(channel)
+
+    readers = [
+        threading.Thread(target=read, args=each, daemon=True)
+        for each in zip((channel.recv, channel.recv_stderr), outputs, strict=True)
+    ]
+    for reader in readers:
+        reader.start()
+    _feed(channel, stdin)
+    for reader in readers:
+        reader.join()
+    if sum(map(len, outputs)) > MOST_BYTES:
         raise JobsError(
             f"a command on the login node printed more than {MOST_BYTES >> 20} MiB, which is not "
-            "read: look there what it prints, or copy the file by scp"
+            "read: ask for less, such as fewer days, or look there what it prints"
         )
-    reader.join()
-    return stdout, b"".join(stderr)
+    return bytes(outputs[0]), bytes(outputs[1])
 
 
-MOST_BYTES: Final = 1 << 30
-"""Of what one command prints and is read whole: a node must not fill this machine's memory."""
+def split_lines(held: bytes, chunk: bytes) -> tuple[list[str], bytes]:
+    """The lines that are whole now, and what is left; one that never ends is cut."""
+    *whole, held = (held + chunk).split(b"\n")
+    if len(held) > _MOST_LINE_BYTES:
+        whole, held = [*whole, held], b""
+    return [line.decode(errors="replace") for line in whole], held
+
+
 PATIENCE_S: Final = 120.0
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 10.0
@@ -411,9 +472,6 @@ _OPEN_S: Final = 60.0
 _PATIENCE_S: Final = 5.0
 """For the other side of a thing that ends."""
 _TUNNEL_CHUNK: Final = 1 << 16
-
-_LOST: Final = (OSError, EOFError, paramiko.SSHException)
-"""What paramiko raises of a connection that is gone."""
 
 
 class Tunnel:

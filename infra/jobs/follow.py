@@ -147,14 +147,17 @@ def path_of(shell: slurm.Shell, outputs: StackOutputs, job: Job) -> str:
     return before if is_older else own
 
 
-def read(connection: Connection, log_path: str) -> bytes:
-    """The log as it is now."""
-    result, content = connection.run_bytes(f"cat {shlex.quote(log_path)}")
-    if not result.ok:
+def read(
+    connection: Connection, log_path: str, write: Callable[[bytes], None], *, start: int = 0
+) -> None:
+    """Writes the log as it is now, but for its first `start` bytes."""
+    path = shlex.quote(log_path)
+    if not connection.run(f"test -r {path}").ok:
         raise JobsError(
             f"{log_path}: no log yet; the job has not started (see `soperator status -s STACK`)"
         )
-    return content
+    for chunk in connection.stream(f"tail --bytes=+{start + 1} {path}", poll_s=_POLL_S):
+        write(chunk)
 
 
 def _size(connection: Connection, log_path: str) -> int:

@@ -23,13 +23,12 @@ from infra.clients import slurm
 from infra.clients.errors import JobsError, last_words
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
-from infra.clients.ssh import Connection, ConnectionLostError, reopen
+from infra.clients.ssh import Connection, ConnectionLostError, reopen, split_lines
 from infra.jobs import recipes
 from infra.jobs.follow import in_words, outcome
 from infra.jobs.records import parse_object
 from stacks.machines import nodeset_of
 from stacks.spec import StackSpec
-from stacks.spec.nodes import WorkerSpec
 from stacks.spec.slurm import LOAD_MODULE, SERVE_MODULE, JobSpec
 
 KEY_VARIABLE: Final = "SOPERATOR_SERVE_API_KEY"
@@ -46,6 +45,7 @@ _HEALTH: Final = (
     "head -n 1 <&3"
 )
 _LAST_LINES: Final = 15
+_PIECE_BYTES: Final = 16 << 20  # of a log, with each look
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,14 +251,13 @@ class _JobLog:
 
     def read(self, connection: Connection, job: Job, log: Callable[[str], None]) -> None:
         path = shlex.quote(self._outputs.log_path(job.name, self._id))
-        found, new = connection.run_bytes(f"tail -c +{self._num_bytes + 1} {path}")
-        if not found.ok:
-            return
+        piece = f"tail -c +{self._num_bytes + 1} {path} | head -c {_PIECE_BYTES}"
+        new = connection.run_bytes(piece)[1]
         self._num_bytes += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")
+        lines, self._rest = split_lines(self._rest, new)
         for line in lines:
             # What is drawn over itself shows its last state; the run record is for programs.
-            text = line.decode(errors="replace").rpartition("\r")[2].rstrip()
+            text = line.rpartition("\r")[2].rstrip()
             if text and not text.startswith('{"schema'):
                 log(f"  {text}")
                 self.last = [*self.last[1 - _LAST_LINES :], text]
@@ -394,7 +393,8 @@ def choose(spec: StackSpec, jobs: Iterable[Job], wanted: str | None) -> Job:
 def job_settings(spec: StackSpec, server: Job) -> list[str]:
     """Where the server is, and on what: cost/ takes speeds of the same preset only."""
     settings = [f"load.target.serve_job={json.dumps(server.id)}"]
-    worker = _worker(spec, server.where)
+    nodeset = nodeset_of(spec, server.where or "")
+    worker = next((each for each in spec.nodes.workers if each.name == nodeset), None)
     if worker is not None:
         settings += _hardware(worker.platform, worker.preset)
     return settings
@@ -422,12 +422,6 @@ def settings(concurrency: str | None, rates: str | None, sets: Sequence[str]) ->
 
 def _hardware(platform: str, preset: str) -> list[str]:
     return [f"load.target.platform={platform}", f"load.target.preset={preset}"]
-
-
-def _worker(spec: StackSpec, where: str | None) -> WorkerSpec | None:
-    """The nodeset of a node."""
-    name = nodeset_of(spec, where or "")
-    return next((worker for worker in spec.nodes.workers if worker.name == name), None)
 
 
 def _numbers(option: str, text: str, kind: type[int] | type[float]) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Job, expand
-from infra.clients.ssh import Connection
+from infra.clients.ssh import Connection, split_lines
 
 GATE_PERCENT: Final = 80.0
 """A published rule of thumb: every GPU busier than this."""
@@ -201,9 +201,8 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[str]:
     """Whole lines; what srun itself has to say is an error of its own."""
     held = b""
     for chunk in chunks:
-        *whole, held = (held + chunk).split(b"\n")
-        for line in whole:
-            text = line.decode(errors="replace")
+        lines, held = split_lines(held, chunk)
+        for text in lines:
             if text.startswith("srun: error"):
                 raise JobsError(text.removeprefix("srun: "))
             yield text

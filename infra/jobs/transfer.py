@@ -23,7 +23,7 @@ from typing import Final
 from infra.clients import slurm
 from infra.clients.errors import JobsError, NothingThereError, last_words
 from infra.clients.pulumi import StackOutputs
-from infra.clients.slurm import Shell
+from infra.clients.slurm import Carrier, Shell
 from infra.clients.ssh import PATIENCE_S, Connection, ConnectionLostError, reopen
 from infra.jobs import history
 from infra.jobs.history import IS_OWN
@@ -147,7 +147,7 @@ def destination(places: Mapping[str, str], target: str, *, name: str) -> str:
 
 
 def push(
-    shell: Shell, source: Path, target: str, *, log: Callable[[str], None], dry_run: bool = False
+    shell: Carrier, source: Path, target: str, *, log: Callable[[str], None], dry_run: bool = False
 ) -> Pushed:
     """Makes the absolute path `target` on the cluster equal to `source`; extra files stay."""
     files = _files(source)
@@ -192,7 +192,7 @@ def _files(source: Path) -> list[_File]:
     return files
 
 
-def _listing(shell: Shell, folder: str) -> tuple[int, dict[str, int]]:
+def _listing(shell: Carrier, folder: str) -> tuple[int, dict[str, int]]:
     """Free bytes, and the size of every file that is there already."""
     free, _, listed = _run(shell, _LIST.format(folder=shlex.quote(folder))).partition("\n")
     pairs = (entry.partition(" ") for entry in listed.split("\0"))
@@ -200,7 +200,7 @@ def _listing(shell: Shell, folder: str) -> tuple[int, dict[str, int]]:
     return slurm.count(free, f"{folder}: df"), sizes
 
 
-def _present(shell: Shell, folder: str, files: list[_File]) -> dict[str, str]:
+def _present(shell: Carrier, folder: str, files: list[_File]) -> dict[str, str]:
     """SHA-256 of those files on the cluster."""
     if not files:
         return {}
@@ -210,7 +210,9 @@ def _present(shell: Shell, folder: str, files: list[_File]) -> dict[str, str]:
     return {name.removeprefix("./"): digest for digest, name in pairs}
 
 
-def _send(shell: Shell, folder: str, file: _File, *, have: int, log: Callable[[str], None]) -> None:
+def _send(
+    shell: Carrier, folder: str, file: _File, *, have: int, log: Callable[[str], None]
+) -> None:
     part, final = (shlex.quote(str(PurePosixPath(folder) / n)) for n in (file.part, file.name))
     if have:
         log(f"{file.name}: continued at {have} of {file.size_bytes} bytes")
@@ -230,8 +232,8 @@ def _send(shell: Shell, folder: str, file: _File, *, have: int, log: Callable[[s
     _run(shell, f"sync -- {part} && mv -fT -- {part} {final}")
 
 
-def _run(shell: Shell, command: str, *, stdin: bytes = b"") -> str:
-    result = shell.run(command, stdin=stdin)
+def _run(shell: Carrier, command: str, *, stdin: bytes = b"") -> str:
+    result, _ = shell.run_bytes(command, stdin=stdin)
     if not result.ok:
         reason = result.stderr.strip() or f"exit {result.exit_code}"
         raise JobsError(f"push: {reason}; look at owner and free space, then push again")
@@ -534,10 +536,12 @@ def lock_files(root: Path, lock: Path | None = None) -> dict[str, bytes]:
     return {WORKLOADS_LOCK: content, BOOTSTRAP_LOCK: bootstrap.read_bytes()}
 
 
-def make(shell: Shell, spec: StackSpec, files: Mapping[str, bytes], source: PackageSource) -> Venv:
+def make(
+    shell: Carrier, spec: StackSpec, files: Mapping[str, bytes], source: PackageSource
+) -> Venv:
     """Makes the environment of the lock the live one; making it twice changes nothing."""
     lock = files[WORKLOADS_LOCK]
-    result = shell.run(venv_script(spec, lock, source), stdin=pack(files))
+    result, _ = shell.run_bytes(venv_script(spec, lock, source), stdin=pack(files))
     if not result.ok:
         message = result.stderr.strip() or "no message"
         if result.exit_code == _NOTHING_TRIED:

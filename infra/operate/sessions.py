@@ -27,7 +27,7 @@ from cost.resources.estimate import RunRates
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, count, refused
-from infra.clients.ssh import Connection, close_channel
+from infra.clients.ssh import Connection, close_channel, split_lines
 from infra.render.sbatch import WHO, gpu_options, memory_mib, place_words
 from stacks.machines import cpus_per_rank, dominant_share
 from stacks.spec import StackSpec
@@ -449,8 +449,8 @@ class Guard:
                 return
             if not chunk:
                 return
-            *whole, self._held = (self._held + chunk).split(b"\n")
-            self._lines += [line.decode(errors="replace") for line in whole]
+            lines, self._held = split_lines(self._held, chunk)
+            self._lines += lines
 
     def close(self) -> bool:
         """Ends what it guards; whether the login node said that it is done."""

@@ -255,7 +255,7 @@ def logs(
         job = _find(connection, outputs, job_id)
         path = job_log.path_of(connection, outputs, job)
         if not follow:
-            shown.write(job_log.read(connection, path))
+            job_log.read(connection, path, shown.write)
             return
         try:
             job = job_log.follow(
@@ -270,7 +270,7 @@ def logs(
         except UnknownJobError:
             # Slurm has forgotten it, before or meanwhile: its record tells how it ended, or nobody.
             job = job if job.finished else _find(connection, outputs, job_id)
-            shown.write(job_log.read(connection, path)[shown.num_bytes :])
+            job_log.read(connection, path, shown.write, start=shown.num_bytes)
     _end(job, stack)
 
 

@@ -24,7 +24,7 @@ from cost.runs.forecast import SECONDS_PER_HOUR
 from cost.runs.ledger import ActualEntry, Entry, LineError, VersionError, actuals, decode
 from cost.runs.recipes import recipe_of, with_settings
 from infra.clients.errors import JobsError
-from infra.clients.slurm import Shell
+from infra.clients.slurm import Carrier
 from infra.jobs import history
 from infra.jobs.history import Submission
 from infra.jobs.records import losses, read_object
@@ -416,14 +416,14 @@ def settings_of(run: Run, job: JobSpec, files: Mapping[str, bytes]) -> tuple[str
     return sets
 
 
-def check_data(run: Run, shell: Shell) -> str | None:
+def check_data(run: Run, shell: Carrier) -> str | None:
     """Refuses data that is gone or is other data now; a line where it cannot be told."""
     if run.data_file is None or run.data_hash is None:
         if run.record.kind != "train":
             return None
         return f"run {run.name} has no data hash in its record: its data is not checked"
     path = shlex.quote(run.data_file)
-    result = shell.run(f"test -r {path} || exit {_GONE_EXIT}; sha256sum -- {path}")
+    result, _ = shell.run_bytes(f"test -r {path} || exit {_GONE_EXIT}; sha256sum -- {path}")
     if result.exit_code == _GONE_EXIT:
         raise JobsError(
             f"run {run.name}: its data {run.data_file} is not on the cluster any more: bring it "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from infra.cli.main import app
 from infra.clients.errors import UnknownJobError
 from infra.clients.slurm import Job
-from infra.clients.ssh import Result
 from infra.jobs import history
 from infra.jobs.follow import in_words
 from tests.unit.jobs.login_node import planned
@@ -83,8 +82,8 @@ class Lost(Forgetful):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def run_bytes(self, command: str) -> tuple[Result, bytes]:
-        return Result(command=command, exit_code=0, stdout="", stderr=""), b"first\nlast\n"
+    def stream(self, command: str, *, poll_s: float) -> Iterator[bytes]:
+        yield b"first\nlast\n"[int(command.split("+")[1].split()[0]) - 1 :]
 
 
 @pytest.fixture

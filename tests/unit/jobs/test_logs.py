@@ -150,11 +150,11 @@ def test_the_verb_follows_to_the_end_unless_it_is_told_not_to(
     cluster = Cluster(ended=ENDED.replace("COMPLETED ExitCode=0:0", "FAILED ExitCode=3:0"))
     asked: list[str] = []
 
-    def read(command: str) -> tuple[Result, bytes]:
+    def read(command: str, *, poll_s: float) -> Iterator[bytes]:
         asked.append(command)
-        return cluster.run(command), LOG
+        return Cluster.stream(cluster, command, poll_s=poll_s)
 
-    cluster.run_bytes = read  # type: ignore[attr-defined]
+    cluster.stream = read  # type: ignore[method-assign]
     paths = [lambda name, number, at=at: f"/{at}/{name}_{number}.log" for at in ("logs", "before")]
     outputs = SimpleNamespace(log_path=paths[0], before=SimpleNamespace(log_path=paths[1]))
     monkeypatch.setattr(context, "caller", lambda stack, identity: outputs)
@@ -162,7 +162,7 @@ def test_the_verb_follows_to_the_end_unless_it_is_told_not_to(
     monkeypatch.setattr(context, "node_watch", lambda stack: lambda job: None)
     shown = CliRunner().invoke(app, ["logs", "12", *words])
     assert (shown.stdout, shown.exit_code) == (LOG.decode(), 3 if is_followed else 0)
-    assert asked == ([] if is_followed else ["cat /logs/finetune_12.log"])
+    assert [" -F " in command for command in asked] == [is_followed]
 
 
 def test_after_the_patience_the_last_refusal_is_told() -> None:

@@ -39,6 +39,10 @@ class LocalShell:
             stderr=done.stderr.decode(),
         )
 
+    def run_bytes(self, command: str, *, stdin: bytes = b"") -> tuple[Result, bytes]:
+        result = self.run(command, stdin=stdin)
+        return result, result.stdout.encode()
+
     @property
     def pieces(self) -> int:
         """How many pieces of files were sent."""

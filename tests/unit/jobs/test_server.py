@@ -78,7 +78,7 @@ class Login:
 
     def run_bytes(self, command: str, *, stdin: bytes = b"") -> tuple[Result, bytes]:
         start = int(command.split("+")[1].split()[0]) - 1
-        assert command.endswith("/logs/serve_7.log")
+        assert "/logs/serve_7.log | head -c " in command
         return Result(command=command, exit_code=0, stdout="", stderr=""), self.log[start:]
 
 

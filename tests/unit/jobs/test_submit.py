@@ -54,6 +54,9 @@ class Recorded:
             command=command, exit_code=self.exit_code, stdout=self.stdout, stderr=self.stderr
         )
 
+    def run_bytes(self, command: str, *, stdin: bytes = b"") -> tuple[Result, bytes]:
+        return self.run(command, stdin=stdin), self.stdout.encode()
+
 
 @pytest.mark.feature("S000-09", "S000-11", "S001-31")
 def test_a_submission_is_one_round_trip_with_the_dependency_and_the_settings() -> None:

@@ -47,6 +47,10 @@ class Here:
             stderr=done.stderr.decode(),
         )
 
+    def run_bytes(self, command: str, *, stdin: bytes = b"") -> tuple[Result, bytes]:
+        result = self.run(command, stdin=stdin)
+        return result, result.stdout.encode()
+
 
 def wheel(folder: Path, version: str) -> bytes:
     """Writes a wheel of the package `tiny` and returns its line of a lock file."""
@@ -259,7 +263,8 @@ def test_the_shipped_lock_pins_the_wheels_of_cuda() -> None:
 def test_an_answer_that_is_none_of_the_script_s_is_told(spec: StackSpec) -> None:
     """A ~/.bashrc may print to every command."""
 
-    class Chatty:
+    @dataclass(frozen=True)
+    class Chatty(Here):
         def run(self, command: str, *, stdin: bytes = b"") -> Result:
             return Result(command=command, exit_code=0, stdout="made 3 4 welcome", stderr="")
 

@@ -190,6 +190,10 @@ class Cluster:
             said = "#!/bin/bash\n"
         return Result(command=command, exit_code=0, stdout=said, stderr="")
 
+    def run_bytes(self, command: str, *, stdin: bytes = b"") -> tuple[Result, bytes]:
+        result = self.run(command, stdin=stdin)
+        return result, result.stdout.encode()
+
 
 def test_the_verb_shows_first_and_submits_when_told(
     state: Path, files: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch
