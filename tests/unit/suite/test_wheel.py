@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,14 @@ def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_other_code() -> Iterator[None]:
+    """Without the PYTHONPATH of who runs the tests: it would win over the wheel."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONPATH", raising=False)
+        yield
 
 
 @pytest.fixture(scope="module")
