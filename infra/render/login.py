@@ -120,7 +120,7 @@ def places_script(spec: StackSpec) -> str:
     """Makes shared places root's with a folder for every user, and the folders of code and Python.
 
     A user's folder is the user's alone (0700); there is one on each shared mount too, which
-    acceptance measures by. Prints a line for a place into which others could write, and fails,
+    acceptance measures by. Prints one line of the places into which others could write, and fails,
     when all were looked at, where one or what leads to it is somebody else's. Nothing that is
     there is followed or written to; folders of users that are no more become root's.
     """
@@ -132,7 +132,7 @@ def places_script(spec: StackSpec) -> str:
     # Last: those that lie in a place are looked at when that is root's.
     ours = (spec.code_path, f"{spec.code_path}/releases", str(Path(spec.python_env_path).parent))
     made += [f"roots {shlex.quote(path)} || failed=1" for path in ours]
-    return "\n".join([shell_file("roots"), shell_file("places"), *made, '[ -z "$failed" ]'])
+    return "\n".join([shell_file("roots"), shell_file("places"), *made, "finish"])
 
 
 def members(spec: StackSpec) -> tuple[UserSpec, ...]:

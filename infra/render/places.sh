@@ -1,13 +1,13 @@
-# Shared places that are root's, with a folder in each for every user: place PATH NAME...
+# Shared places that are root's, with a folder in each for every user: place PATH NAME..., then
+# finish, which says in one line which of them others could write into until now.
 set -eu
 umask 022
 failed=
+moved=
 place() {
   place=$1
   shift
-  roots "$place" "; each user's next files go to $place/users/NAME, and what is there stays \
-(checkpoints are found once root moves them there, with chown -R NAME:)" &&
-    roots "$place/users" || {
+  said=$(roots "$place") && moved=$moved${said:+, $place} && roots "$place/users" || {
     failed=1
     return
   }
@@ -28,4 +28,9 @@ place() {
       failed=1
     fi
   done
+}
+finish() {
+  [ -z "$moved" ] || echo "${moved#, }: root's now; each user's next files go to users/NAME in each," \
+    "and what is there stays (checkpoints are found once root moves them there, with chown -R NAME:)"
+  [ -z "$failed" ]
 }

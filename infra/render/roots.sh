@@ -1,5 +1,5 @@
-# roots PATH [WORDS]: makes the folder its user's alone (root's, where root runs this), and says WORDS
-# where others could write into it; or says what is in the way there, above it or where a link on the
+# roots PATH: makes the folder its user's alone (root's, where root runs this), and says so where
+# others could write into it; or says what is in the way there, above it or where a link on the
 # way leads, and fails: whoever can write into one of these can exchange what lies below. A sticky
 # folder is no way in: its entries are moved by their owners only, and each is looked at. After PATH/.
 # nothing is changed, as a folder that others write into is in the way then too.
@@ -46,6 +46,6 @@ roots() {
   done
   if [ $((0$(stat -L -c %a "$1") & 022)) != 0 ]; then
     chmod go-w,-t "$1"
-    echo "$1: $roots_me's now${2-}"
+    echo "$1: $roots_me's now"
   fi
 }

@@ -297,21 +297,26 @@ def test_every_member_has_a_folder_of_the_own_in_places_that_are_roots(rooted: S
 
 
 @as_root
-def test_a_place_that_everybody_wrote_to_becomes_roots_and_keeps_what_is_there(
+def test_places_that_everybody_wrote_to_become_roots_in_one_line_and_keep_what_is_there(
     rooted: StackSpec,
 ) -> None:
-    results = Path(rooted.storage.places["results"])
-    older = results / "11" / "run_record.json"
-    older.parent.mkdir(parents=True)
+    """As `up` left them where users were declared, when every job was root's."""
+    shared = {path for name, path in rooted.storage.places.items() if name != "scratch"}
+    for path in sorted(shared):
+        Path(path).mkdir(parents=True, exist_ok=True)
+        Path(path).chmod(0o1777)
+    older = Path(rooted.storage.places["results"]) / "11" / "run_record.json"
+    older.parent.mkdir()
     older.write_text("{}")
-    results.chmod(0o1777)
     first, second = made(rooted), made(rooted)
     assert first.stdout == (
-        f"{results}: root's now; each user's next files go to {results}/users/NAME, and what is "
-        "there stays (checkpoints are found once root moves them there, with chown -R NAME:)\n"
+        f"{', '.join(sorted(shared))}: root's now; each user's next files go to users/NAME in "
+        "each, and what is there stays (checkpoints are found once root moves them there, with "
+        "chown -R NAME:)\n"
     )
     assert (first.returncode, second.returncode, second.stdout) == (0, 0, "")
-    assert results.stat().st_mode & 0o7777 == 0o755
+    for path in shared:
+        assert Path(path).stat().st_mode & 0o7777 == 0o755, path
     assert older.read_text() == "{}"
 
 
