@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 SUBMISSION: Final = "submission.json"
 _ID: Final = re.compile(r"[0-9]{1,18}")
 IS_OWN: Final = """
-is_own() { [ "$(stat -c %u -- "$1")" = "$(stat -c %u -- "${1%/*}")" ]; } 2> /dev/null
+is_own() { { stat -c %u -- "${1%/*}"; id -u; } | grep -qx "$(stat -c %u -- "$1")"; } 2> /dev/null
 """
-"""Shell function: whether a file is its folder's owner's. Into the places everybody could write
-once, so that what lies in one may be a neighbour's, by the name of a job that was to come."""
+"""Shell function: whether a file is its folder's owner's or the caller's. Everybody wrote into the
+places once: what lies there may be a neighbour's, by the name of a job that was to come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -20,6 +22,8 @@ from infra.clients.errors import JobsError
 from infra.clients.slurm import Job
 from infra.clients.ssh import Connection, ConnectionLostError, Result
 from infra.jobs import follow
+from infra.jobs.history import IS_OWN
+from tests.another_user import UID, Neighbour
 from tests.unit.jobs.test_submit import OUTPUTS
 
 LOG = b"step 1\nstep 2\nstep 3\n"
@@ -168,3 +172,20 @@ def test_the_verb_follows_to_the_end_unless_it_is_told_not_to(
 def test_after_the_patience_the_last_refusal_is_told() -> None:
     with pytest.raises(JobsError, match="nobody answers"):
         followed(Cluster(3, away=99), patience_s=0)
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_in_a_place_of_root_the_callers_own_files_of_before_are_found_and_no_neighbours(
+    neighbour: Neighbour, shell: str
+) -> None:
+    """Who typed `sbatch jobs/NAME` there has results beside those of root's jobs."""
+    place = neighbour.folder / "place"
+    for name in ("of-root", "of-caller", "of-another"):
+        (place / name).mkdir(parents=True)
+    os.chown(place / "of-caller", UID, UID)
+    (place / "link").symlink_to("of-caller")
+    for name in ("of-another", "link"):
+        os.chown(place / name, 5, 60, follow_symlinks=False)
+    names = "of-root of-caller of-another link nothing"
+    asked = f"{IS_OWN}for name in {names}; do ! is_own place/$name || echo $name; done"
+    assert neighbour.run(f"{shell} -euc {shlex.quote(asked)}").split() == ["of-root", "of-caller"]
