@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator
@@ -59,6 +60,7 @@ from stacks.load import STACKS_DIR
 from stacks.spec import StackSpec
 from stacks.spec.cost import BudgetSpec, RunForecastSpec
 from stacks.spec.slurm import ACCEPT_MODULE, AxisSpec, Goal, JobSpec, SearchSpec, TrialSpec
+from tests import another_user
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 from tests.unit.jobs.raw import submit
 
@@ -336,6 +338,55 @@ def test_a_schedule_submits_its_pipeline_from_inside_a_job(
         for name, number in zip(("probe", "second"), ids, strict=True)
     ]
     assert [job.state for job in ended] == ["COMPLETED", "COMPLETED"]
+
+
+def test_a_neighbour_exchanges_nothing_of_a_schedule_nor_keeps_it_back(
+    cluster: JobsCluster, connection: Connection
+) -> None:
+    """Not its file, a folder above it, the link to what is live, its log; nor by a job's name."""
+    code, logs = cluster.outputs.code_path, cluster.outputs.places["logs"]
+    schedules, mine = f"{code}/current/schedules", "/tmp/mine"
+    tries = (
+        f"echo id > {schedules}/second",
+        f"rm -f {schedules}/second",
+        f"mv -T {mine} {schedules}/second",
+        f"mv -T {schedules} {schedules}.other",
+        f"ln -sfn {mine} {code}/current",
+        f"mv -T {code}/releases {code}/releases.other",
+        f"mv -T {code} {code}.other",
+        f"mv -T {Path(code).parent} {Path(code).parent}.other",
+        f"echo id > {code}/jobs/second",
+        # What `up` writes on its way to a scrontab, which root reads.
+        f"ln -s {mine} {code}/.scheduled.new",
+        f"ln -s {mine} {logs}/schedule-second_1.log",
+        f"mv -T {logs} {logs}.other",
+        "mv -T /home/deployer /home/deployer.other",
+    )
+    lies = f"find {code} {logs} -printf '%p %l %u %m %s %C@\\n' | sort"
+    with cluster.root() as root:
+
+        def neighbour(command: str) -> Result:
+            become = f"setpriv --reuid={another_user.UID} --regid={another_user.UID}"
+            return root.run(f"cd /tmp && {become} --clear-groups bash -c {shlex.quote(command)}")
+
+        before = root.run(lies).stdout
+        assert neighbour(f"echo 'echo soperator: second is job 1' > {mine}").ok
+        for command in tries:
+            done = neighbour(command)
+            assert (done.ok, "ermission denied" in done.stderr) == (False, True), command
+        assert root.run(lies).stdout == before
+        # Whose job of these names is not over, the schedule would wait for, were it the deployer's.
+        waiting = neighbour("sbatch --parsable --hold --job-name=probe -o /dev/null --wrap=true")
+        assert waiting.ok, waiting.stderr
+        said = connection.run(
+            f"cd /tmp && srun --ntasks=1 --cpus-per-task=1 --mem=64M bash {schedules}/second"
+        )
+        root.run(f"scancel {waiting.stdout.strip()}; rm {mine}")
+    ids = re.findall(r"is job (\d+)", said.stdout)
+    assert len(ids) == 2, said
+    follow.follow(
+        connection, cluster.outputs.log_path("second", ids[1]), ids[1], write=lambda _chunk: None
+    )
 
 
 @pytest.mark.feature("S002-79")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -178,6 +179,38 @@ def test_a_requeue_by_hand_is_told_from_that_of_a_job(team: Team) -> None:
         assert ends() == {"own": "REQUEUED", "hand": BY_HAND if is_early else "REQUEUED"}
     finally:
         team.as_root(f"scancel {' '.join(ids.values())}")
+        team.wait_until_all_ended(60)
+
+
+def test_a_neighbour_neither_queues_a_job_again_nor_ends_changes_or_enters_it(team: Team) -> None:
+    """Of the same account, where root, the owner and Slurm's operators may."""
+    words = "--account=phys --time=5 --requeue --output=/dev/null"
+    asked = f"cd /tmp; sbatch --parsable --job-name=probe {words} --wrap='sleep 240'"
+    job_id = team.as_root(f"su bob -c {shlex.quote(asked)}").strip()
+    shown = f"squeue --noheader --jobs={job_id} --format='%T|%j|%l|%k|%S'"
+    team.stand.wait(lambda: "RUNNING" in team.as_root(shown), "the job", 60)
+    before, script = team.as_root(shown), f"/tmp/script-{job_id}"
+    tries = (
+        f"scontrol requeue {job_id}",
+        f"scontrol requeuehold {job_id}",
+        f"scontrol hold {job_id}",
+        f"scontrol suspend {job_id}",
+        f"scontrol update JobId={job_id} Comment=mine Name=mine",
+        f"scontrol write batch_script {job_id} {script}",
+        f"scancel {job_id}",
+        f"scancel --signal=USR1 --batch {job_id}",
+        f"srun --overlap --jobid={job_id} true",
+    )
+    try:
+        for command in tries:
+            done = team.stand.ssh(f"su ann -c {shlex.quote(f'cd /tmp; {command}')}")
+            # Slurm 22.05 ends a refused `write` with 0.
+            assert re.search("denied|Invalid user id", done.stdout + done.stderr), (command, done)
+        assert team.as_root(f"ls {script} 2>/dev/null; {shown}") == before
+        restarts = f"scontrol show job {job_id} | grep -o 'Restarts=[0-9]*'"
+        assert team.as_root(restarts).strip() == "Restarts=0"
+    finally:
+        team.as_root(f"scancel {job_id}")
         team.wait_until_all_ended(60)
 
 
