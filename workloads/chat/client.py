@@ -133,7 +133,7 @@ class Reply:
         """Take one choice of a chunk that came at `now_s`."""
         delta = choice.get("delta") or {}
         text = delta.get("content") or ""
-        thought = delta.get("reasoning_content") or ""
+        thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
         calls = delta.get("tool_calls") or ()
         self.text += text
         self.thought += thought

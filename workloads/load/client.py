@@ -309,7 +309,9 @@ class ChatClient:
                 "load.target.api_key_file"
             )
         try:
-            found = [_served(each) for each in json.loads(bytes(answer.body))["data"]]
+            cards = json.loads(bytes(answer.body))["data"]
+            lengths = {card["id"]: card.get("max_model_len") for card in cards}
+            found = [_served(card, lengths.get(card.get("parent"))) for card in cards]
             if answer.status != 200 or not found:
                 raise ValueError
         except (ValueError, KeyError, TypeError) as error:
@@ -371,8 +373,8 @@ class ChatClient:
         return values | ({"ignore_eos": True} if self._ignore_eos else {})
 
 
-def _served(card: Mapping[str, Any]) -> ServedModel:
-    length = card.get("max_model_len")
+def _served(card: Mapping[str, Any], base_tokens: object) -> ServedModel:
+    length = card.get("max_model_len") or base_tokens  # vLLM's card of an adapter has none
     return ServedModel(
         name=str(card["id"]),
         engine=_ENGINES.get(card.get("owned_by", "")),

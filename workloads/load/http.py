@@ -285,6 +285,8 @@ class HttpClient:
 
 
 _DONE = b"[DONE]"
+_WRITTEN = ("content", "tool_calls", "reasoning", "reasoning_content")
+"""What an event says of an answer; a thought is the last of them in vLLM before 0.12."""
 
 
 class ChatEvents:
@@ -337,12 +339,7 @@ class ChatEvents:
                 raise HttpError("stream_error", _message(value["error"]))
             choices = value["choices"]
             if choices:
-                delta = choices[0]["delta"]
-                if (
-                    delta.get("content")
-                    or delta.get("tool_calls")
-                    or delta.get("reasoning_content")
-                ):
+                if any(map(choices[0]["delta"].get, _WRITTEN)):
                     self.times_s.append(now_s)
                 if self._on_choice is not None:
                     self._on_choice(choices[0], now_s)
