@@ -19,6 +19,7 @@ from tests.unit.monitoring.exported import EXPORTED
 from workloads.common import publish
 from workloads.common.exit_codes import WorkloadError
 from workloads.common.publish import Publisher
+from workloads.recipes.serve import ServeConfig
 from workloads.serve import server
 from workloads.serve.metrics import GpuUse, ServeMetrics
 from workloads.serve.scheduler import Load
@@ -208,15 +209,20 @@ def test_a_filesystem_that_hangs_does_not_hold_the_end_of_a_job(
 
 
 VLLM = """
-import http.server, sys
+import http.server, os, signal, socket, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200)
+        is_metrics = self.path == "/metrics"
+        has_key = self.headers["Authorization"] == "Bearer " + os.environ["VLLM_API_KEY"]
+        self.send_response(200 if has_key == is_metrics else 401)
         self.end_headers()
         self.wfile.write(b"vllm:num_requests_running 1.0\\n")
-        self.server.is_over = self.path == "/metrics"
+        self.server.is_over = is_metrics
     def log_message(self, *words): ...
-server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+signal.alarm(60)
+class Server(http.server.HTTPServer):
+    address_family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+server = Server((sys.argv[1], int(sys.argv[2])), Handler)
 server.is_over = False
 while not server.is_over:
     server.handle_request()
@@ -234,16 +240,22 @@ def signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_the_page_of_vllm_is_published_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    """A stand-in that ends when its page was read: an end that nobody asked for is an error."""
+    """A stand-in that ends when its page was read: an end that nobody asked for is an error.
+
+    It is asked where it listens, and gets the key for the page alone: until it answers, somebody
+    else may have its port.
+    """
     monkeypatch.delenv(publish.URL_VARIABLE, raising=False)
     (port,) = free_ports(1)
     ready: list[int] = []
-    words = [sys.executable, "-c", VLLM, str(port)]
+    words = [sys.executable, "-c", VLLM, host, str(port)]
+    config = ServeConfig(host=host)
     with pytest.raises(WorkloadError, match="vLLM ended with 0"):
-        server.run_vllm(words, port, "a-key", lambda: ready.append(1), results_dir=tmp_path)
+        server.run_vllm(words, config, port, "a-key", lambda: ready.append(1), results_dir=tmp_path)
     assert ready == [1]
     assert (tmp_path / "metrics.prom").read_bytes() == b"vllm:num_requests_running 1.0\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ from workloads.recipes.serve import ServeConfig
 from workloads.serve import server
 from workloads.serve import weights as weights_module
 from workloads.serve.__main__ import main, recipe_arguments
+from workloads.serve.app import VllmGuard
 from workloads.serve.metrics import ServeMetrics
 from workloads.serve.weights import Weights, find_weights
 from workloads.train.run_folder import publish_evaluated
@@ -379,6 +381,9 @@ def test_vllm_gets_the_same_settings_and_its_key_by_environment(
         template(name).save_pretrained(tmp_path)
         own = server.vllm_command(config, replace(weights, tokenizer_dir=tmp_path), tmp_path, 8000)
         assert own[own.index("--tool-call-parser") + 1] == parser
+    # Its own key guards /v1 alone: /invocations answers chats too.
+    module, _, name = options["--middleware"].rpartition(".")
+    assert getattr(importlib.import_module(module), name) is VllmGuard
     assert not any("key" in word for word in words)
     monkeypatch.setattr(server, "is_installed", lambda: True)
     assert server.choose_engine(serve_config(), num_gpus=1) == "vllm"
@@ -436,7 +441,7 @@ def test_an_engine_program_that_ends_by_itself_is_a_failure(
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     words = [sys.executable, "-c", "raise SystemExit(3)"]
     with pytest.raises(WorkloadError, match="vLLM ended with 3"):
-        server.run_vllm(words, 1, "a-key", lambda: None, results_dir=tmp_path)
+        server.run_vllm(words, serve_config(), 1, "a-key", lambda: None, results_dir=tmp_path)
 
 
 def test_one_notice_by_two_signals_drains_vllm_and_the_same_again_ends_it(
@@ -464,8 +469,8 @@ def test_one_notice_by_two_signals_drains_vllm_and_the_same_again_ends_it(
 
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(server.subprocess, "Popen", lambda words, env: Program())
-    monkeypatch.setattr(server, "page", lambda port, name: b"")
-    server.run_vllm(["vllm"], 1, "a-key", told, results_dir=tmp_path)
+    monkeypatch.setattr(server, "page", lambda *_: b"")
+    server.run_vllm(["vllm"], serve_config(), 1, "a-key", told, results_dir=tmp_path)
     assert sent == [signal.SIGTERM] * 2
 
 

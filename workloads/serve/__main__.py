@@ -126,7 +126,7 @@ def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
             log(staged.text)
         folder = staged.path if staged is not None else weights.model_dir
         words = server.vllm_command(config, weights, folder, port)
-        server.run_vllm(words, port, key, ready, results_dir=job.results_dir)
+        server.run_vllm(words, config, port, key, ready, results_dir=job.results_dir)
         return
     server.serve(job, config, weights, key, listener, ready)
 

@@ -7,6 +7,7 @@ goes. Every error has OpenAI's form.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import secrets
@@ -52,7 +53,7 @@ class ChatServer:
         self._engine = engine
         self._grammars = grammars
         self._tokenizer = tokenizer
-        self._config = config
+        self.config = config
         self._names = names
         """Model name -> whether the adapter answers."""
         self._metrics = metrics
@@ -60,11 +61,6 @@ class ChatServer:
         self._seeds = random.Random(config.seed)
         self._created = int(time.time())
         self.is_healthy = True
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
-        return self._config.is_loopback
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -99,8 +95,8 @@ class ChatServer:
 
     async def chat(self, request: Request) -> Response | EventStream:
         """A chat, whole or as a stream."""
-        body = await read_body(request, self._config.limits)
-        asked = parse_chat(body, self._config.limits, self._config.template_options)
+        body = await read_body(request, self.config.limits)
+        asked = parse_chat(body, self.config.limits, self.config.template_options)
         if asked.model not in self._names:
             raise self._unknown_model(asked.model)
         make = self._generation
@@ -120,7 +116,7 @@ class ChatServer:
         return answers.models(
             self._names,
             created=self._created,
-            context_tokens=self._config.limits.context_tokens,
+            context_tokens=self.config.limits.context_tokens,
         )
 
     def _unknown_model(self, name: str) -> ApiError:
@@ -132,14 +128,14 @@ class ChatServer:
         )
 
     def _generation(self, asked: ChatRequest) -> scheduler.Generation:
-        template = {**({} if self._config.thinking else {"enable_thinking": False})}
+        template = {**({} if self.config.thinking else {"enable_thinking": False})}
         try:
             ids = prompt_ids(
                 self._tokenizer, asked.messages, asked.tools, {**template, **asked.template}
             )
         except DataError as error:
             raise bad_request(str(error), "messages") from error
-        limits = self._config.limits
+        limits = self.config.limits
         room = limits.context_tokens - len(ids)
         if room < (asked.max_tokens or 1):
             wanted = f" and max_tokens is {asked.max_tokens}" if asked.max_tokens else ""
@@ -173,15 +169,10 @@ class ChatServer:
         """Hand all choices to the engine; each of them has a seed of its own."""
         seeds = [first.sampling.seed + index for index in range(asked.num_choices)]
         generations = [first] + [
-            scheduler.Generation(
-                prompt_ids=first.prompt_ids,
-                max_tokens=first.max_tokens,
+            replace(
+                first,
                 sampling=replace(first.sampling, seed=seed),
-                stop=first.stop,
-                ignore_eos=first.ignore_eos,
-                num_logprobs=first.num_logprobs,
                 constraint=first.constraint and first.constraint.copy(),
-                is_tuned=first.is_tuned,
             )
             for seed in seeds[1:]
         ]
@@ -225,7 +216,7 @@ class ChatServer:
             tools=[new_tools() for _ in generations],
             cancel=cancel,
             end=lambda index: self._engine.cancel(generations[index].number),
-            timeout_s=self._config.limits.request_timeout_s,
+            timeout_s=self.config.limits.request_timeout_s,
         )
 
 
@@ -233,7 +224,7 @@ def make_app(server: ChatServer, *, api_key: str | None) -> Starlette:
     """Return the ASGI application."""
     return Starlette(
         routes=server.routes(),
-        middleware=[Middleware(KeyGuard, api_key=api_key, is_loopback=server.is_loopback)],
+        middleware=[Middleware(KeyGuard, api_key=api_key, is_loopback=server.config.is_loopback)],
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -309,6 +300,7 @@ async def unless_gone(request: Request, work: Any) -> Response:
 
 
 OPEN_PATHS = frozenset({"/health"})
+ON_LOOPBACK = "SOPERATOR_SERVE_ON_LOOPBACK"
 HAS_KEY = "has_key"
 """In the scope of a request that brought the key: its connection makes room for no other."""
 
@@ -360,6 +352,17 @@ class KeyGuard:
             message="no API key, or a wrong one; send 'Authorization: Bearer KEY'",
             code="invalid_api_key",
         )
+
+
+class VllmGuard(KeyGuard):
+    """The same before vLLM, by its --middleware: its own key leaves /invocations to everybody.
+
+    That route answers chats as /v1 does (docs/serving.md).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        key, is_loopback = os.environ["VLLM_API_KEY"], ON_LOOPBACK in os.environ
+        super().__init__(app, api_key=key, is_loopback=is_loopback)
 
 
 def _is_loopback(host: str) -> bool:

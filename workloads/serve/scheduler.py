@@ -58,7 +58,7 @@ class Generation:
     """Which tokens may come next, where the answer must have a form; of this answer alone."""
     is_tuned: bool = False
     """Whether the adapter's rows answer."""
-    number: int = field(default_factory=lambda: next(_numbers))
+    number: int = field(init=False, default_factory=lambda: next(_numbers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

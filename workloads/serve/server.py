@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import importlib.util
 import json
 import os
@@ -20,8 +21,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -40,7 +39,7 @@ from workloads.common.tool_calls import OWN_FORM
 from workloads.data.chat_template import call_form
 from workloads.job import Job
 from workloads.recipes.serve import ServeConfig
-from workloads.serve.app import HAS_KEY, ChatServer, make_app
+from workloads.serve.app import HAS_KEY, ON_LOOPBACK, ChatServer, VllmGuard, make_app
 from workloads.serve.engine import TransformersEngine
 from workloads.serve.load import Loaded, load
 from workloads.serve.metrics import ServeMetrics, gpu_reader
@@ -51,8 +50,6 @@ NOTICE_S = "SOPERATOR_NOTICE_S"
 """Seconds between the notice of a preemptible node and its end; unset elsewhere."""
 _CLOSE_S = 5
 """Time to send what was written when the engine has stopped."""
-
-
 HEAD_S = 10.0
 """Time in which a connection must bring the whole head of a request, its first and each further."""
 MOST_CONNECTIONS = 512
@@ -176,7 +173,6 @@ class Serving:
         self._chat = chat
         self._engine = engine
         self._drain_s = drain_s(config)
-        self._config = config
         self._listener = listener
         self._uvicorn = _Uvicorn(http_config(app, config))
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -295,23 +291,18 @@ def choose_engine(config: ServeConfig, *, num_gpus: int, has_dora: bool = False)
             f"serve.gpus: {config.gpus}, this job has {num_gpus}; raise gpus_per_node of the job, "
             "or lower it"
         )
-    if has_dora and (config.engine == "vllm" or config.gpus > 1):
-        key = "serve.engine: vllm" if config.engine == "vllm" else f"serve.gpus: {config.gpus}"
+    is_vllm = config.engine == "vllm" or config.gpus > 1
+    key = "serve.engine: vllm" if config.engine == "vllm" else f"serve.gpus: {config.gpus}"
+    if is_vllm and has_dora:
         raise ConfigError(
             f"{key}, but the adapter is DoRA's (use_dora), which vLLM does not load; merge it "
             "(train.export_merged) and name that by serve.merged, or take transformers on one "
             "GPU"
         )
-    if config.engine == "vllm" and not is_installed():
+    if is_vllm and not is_installed():
         raise ConfigError(
-            "serve.engine: vllm, which is not installed in this Python environment; install it "
-            "there, or take transformers"
-        )
-    if config.gpus > 1 and not is_installed():
-        raise ConfigError(
-            f"serve.gpus: {config.gpus}, but the transformers engine has its model on one GPU and "
-            "vllm, which divides it, is not installed in this Python environment; install it "
-            "there, or start a server for each GPU"
+            f"{key} takes vLLM, which is not installed in this Python environment; install it "
+            "there, or take transformers, a server for each GPU"
         )
     if num_gpus > config.gpus:
         log(f"{config.gpus} of {num_gpus} GPUs of this job are used (serve.gpus)")
@@ -330,6 +321,7 @@ def vllm_command(config: ServeConfig, weights: Weights, model_dir: Path, port: i
     words += ["--max-model-len", str(limits.context_tokens), "--seed", str(config.seed)]
     words += ["--max-num-seqs", str(limits.max_concurrency)]
     words += ["--tensor-parallel-size", str(config.gpus)]
+    words += ["--middleware", f"{VllmGuard.__module__}.{VllmGuard.__name__}"]
     # Without it vLLM, 0.18 and later, aborts what runs at once (its v1/engine/core.py).
     words += ["--shutdown-timeout", str(int(drain_s(config)))]
     form = call_form(load_tokenizer(weights.tokenizer_dir)) or OWN_FORM
@@ -358,6 +350,7 @@ def _lora_rank(adapter_dir: Path) -> int:
 
 def run_vllm(
     words: list[str],
+    config: ServeConfig,
     port: int,
     key: str,
     ready: Callable[[], None],
@@ -365,7 +358,9 @@ def run_vllm(
     results_dir: Path,
 ) -> None:
     """Run vLLM until a signal ends it, its metrics published; an unasked end is an error."""
-    process = subprocess.Popen(words, env={**os.environ, "VLLM_API_KEY": key})
+    told = {"VLLM_API_KEY": key} | ({ON_LOOPBACK: "1"} if config.is_loopback else {})
+    process = subprocess.Popen(words, env={**os.environ, **told})
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
     asked: list[str] = []
 
     def stop(number: int, frame: object) -> None:
@@ -376,11 +371,11 @@ def run_vllm(
 
     for number in _SIGNALS:
         signal.signal(number, stop)
-    while process.poll() is None and page(port, "health") is None:
+    while process.poll() is None and page(host, port, "health") is None:
         time.sleep(_POLL_S)
     if process.poll() is None:
         ready()
-    with Publisher(lambda: page(port, "metrics"), results_dir=results_dir, kind="serve"):
+    with Publisher(lambda: page(host, port, "metrics", key), results_dir=results_dir, kind="serve"):
         status = process.wait()
     if not asked:
         raise WorkloadError(f"vLLM ended with {status}; see its lines above")
@@ -389,10 +384,12 @@ def run_vllm(
         raise PreemptedError(f"stopped by {asked[0]}; vLLM ended with {status}")
 
 
-def page(port: int, name: str) -> bytes | None:
-    """Return vLLM's own page of that name; None where it does not answer, or not well."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=2) as answer:
-            return answer.read()
-    except (urllib.error.URLError, OSError):
-        return None
+def page(host: str, port: int, name: str, key: str = "") -> bytes | None:
+    """Return a page of vLLM; None where it does not answer, or not well."""
+    with contextlib.closing(http.client.HTTPConnection(host, port, timeout=2)) as connection:
+        try:
+            connection.request("GET", f"/{name}", headers={"Authorization": f"Bearer {key}"})
+            answer = connection.getresponse()
+            return answer.read() if answer.status == 200 else None
+        except OSError:
+            return None
