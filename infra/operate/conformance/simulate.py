@@ -76,14 +76,6 @@ def _poke(client: KubeClient, namespace: str, age_s: int) -> None:
             client.merge_patch(item, {"metadata": {"annotations": annotations}})
 
 
-def stopped(client: KubeClient, namespace: str) -> bool:
-    """Whether the cluster is to have no pods."""
-    clusters = client.list(*_CLUSTER, namespace)
-    return all(
-        str(each["spec"].get("maintenance", "")).startswith("downscale") for each in clusters
-    )
-
-
 def _missing(client: KubeClient, namespace: str) -> list[str]:
     found: list[str] = []
     sets = {name_of(each) for each in client.list(*_SETS[0], namespace)}
@@ -92,7 +84,10 @@ def _missing(client: KubeClient, namespace: str) -> list[str]:
             found.append(f"NodeSet {name_of(nodeset)} has no StatefulSet")
     for cluster in client.list(*_CLUSTER, namespace):
         status = cluster.get("status") or {}
-        if status.get("phase") != "Available" and not stopped(client, namespace):
+        # Either is said once everything was made, and is the end where there are to be no pods.
+        is_stopped = str(cluster["spec"].get("maintenance", "")).startswith("downscale")
+        ended = ("Available", "Not available") if is_stopped else ("Available",)
+        if status.get("phase") not in ended:
             conditions = [
                 f"{each['type']} is {each['status']}: {each.get('message', '')}"
                 for each in status.get("conditions") or []
