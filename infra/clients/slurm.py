@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
@@ -144,24 +144,19 @@ def _forgotten(shell: Shell, ids: Sequence[str]) -> list[str]:
 
 def cancel(shell: Shell, ids: Sequence[str]) -> None:
     """Ends these jobs, running or not."""
-    result = shell.run(shlex.join(["scancel", *(job_id(each) for each in ids)]))
-    if not result.ok:
-        raise refused("scancel", result)
+    asked(shell, "scancel", shlex.join(["scancel", *(job_id(each) for each in ids)]))
 
 
 def id_of(shell: Shell, name: str) -> str | None:
     """Id of the user's one job with this name that runs or waits; None: there is none."""
-    result = shell.run(f"squeue --me --noheader --name={shlex.quote(name)} --format=%A")
-    if not result.ok:
-        raise refused("squeue", result)
-    return job_id(result.stdout.split()[0]) if result.stdout.split() else None
+    command = f"squeue --me --noheader --name={shlex.quote(name)} --format=%A"
+    found = asked(shell, "squeue", command).split()
+    return job_id(found[0]) if found else None
 
 
 def release(shell: Shell, wanted: str) -> None:
     """Lets a job go that was submitted with `hold`."""
-    result = shell.run(shlex.join(["scontrol", "release", job_id(wanted)]))
-    if not result.ok:
-        raise refused("scontrol release", result)
+    asked(shell, "scontrol release", shlex.join(["scontrol", "release", job_id(wanted)]))
 
 
 def job_id(text: str) -> str:
@@ -172,6 +167,14 @@ def job_id(text: str) -> str:
             "them"
         )
     return text
+
+
+def asked(shell: Shell, what: str, command: str) -> str:
+    """What the command printed; JobsError where it did not work. `what`: how that names it."""
+    result = shell.run(command)
+    if not result.ok:
+        raise refused(what, result)
+    return result.stdout
 
 
 def refused(what: str, result: Result) -> JobsError:
@@ -199,7 +202,7 @@ ACTIVE_STATES = frozenset({
     "SPECIAL_EXIT", "POWER_UP_NODE", "EXPEDITING"
 })  # fmt: skip
 _ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
-_ABSENT = frozenset({"", "N/A", "Unknown", "None", "(null)", "None assigned"})
+_ABSENT = frozenset({"", "N/A", "n/a", "Unknown", "None", "(null)", "None assigned"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,16 +257,22 @@ def submitted_id(output: str) -> str:
     return found.group(1)
 
 
+def rows_of(output: str, who: str, form: str, *, name: int) -> Iterator[list[str]]:
+    """The fields of each line; the one with the number `name` alone may hold the separator."""
+    num_fields = len(re.split("[|,]", form))
+    for line in filter(str.strip, output.splitlines()):
+        *first, rest = line.split("|", name)
+        fields = [*first, *rest.rsplit("|", num_fields - name - 1)]
+        if len(fields) != num_fields:
+            raise JobsError(f"{who} printed {line!r}, which is not {form!r}")
+        yield fields
+
+
 def squeue(output: str) -> tuple[Job, ...]:
     """Jobs of `squeue --noheader --format=SQUEUE_FORMAT`."""
     jobs = []
-    for line in filter(str.strip, output.splitlines()):
-        # A job name may hold the separator: the last six fields and the first never do.
-        job_id, _, rest = line.partition("|")
-        fields = rest.rsplit("|", 6)
-        if len(fields) != 7:
-            raise JobsError(f"squeue printed {line!r}, which is not {SQUEUE_FORMAT!r}")
-        name, state, elapsed, submitted, started, needs, where = fields
+    for fields in rows_of(output, "squeue", SQUEUE_FORMAT, name=1):
+        job_id, name, state, elapsed, submitted, started, needs, where = fields
         # Of a job that ended without success Slurm may print how, in parentheses.
         is_reason = where.startswith("(") and state not in ACTIVE_STATES
         jobs.append(
@@ -284,12 +293,8 @@ def squeue(output: str) -> tuple[Job, ...]:
 def sacct(output: str) -> tuple[Job, ...]:
     """Jobs of `sacct --noheader --parsable2 --allocations --format=SACCT_FIELDS`."""
     jobs = []
-    for line in filter(str.strip, output.splitlines()):
-        job_id, _, rest = line.partition("|")
-        fields = rest.rsplit("|", 7)
-        if len(fields) != 8:
-            raise JobsError(f"sacct printed {line!r}, which is not {SACCT_FIELDS!r}")
-        name, state, code, elapsed, submitted, started, ended, where = fields
+    for fields in rows_of(output, "sacct", SACCT_FIELDS, name=1):
+        job_id, name, state, code, elapsed, submitted, started, ended, where = fields
         state = _state(state)
         jobs.append(
             Job(
@@ -413,30 +418,6 @@ class Accounted:
         return tuple(each for each in self.queue if not each.is_finished)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """One stretch of one job's life; a requeued job has several under one id."""
-
-    job_id: str
-    name: str
-    user: str
-    account: str
-    partition: str
-    state: str
-    started_at: datetime | None
-    ended_at: datetime | None
-    nodes: tuple[str, ...]
-    cpus_per_node: int
-    array_id: str | None
-    num_tasks: int
-    gpus_per_node: int = 0
-    num_nodes: int = 0
-    limit_s: int | None = None
-    is_held: bool = False
-    end: str = ""
-    """Of this stretch, in a ledger's words."""
-
-
 def uses(
     shell: Shell,
     cluster: str,
@@ -473,18 +454,18 @@ def uses(
         raise refused("squeue", result)
     if not result.ok and has_accounting:
         raise refused("sacct", result)
-    in_queue = squeue_rows(queued)
-    rows = sacct_rows(accounted) if has_accounting else in_queue
+    in_queue = squeue_rows(queued, cluster)
+    rows = sacct_rows(accounted, cluster) if has_accounting else in_queue
     # Accounting may be late by seconds; the queue knows best what is not over.
-    active = {row.job_id for row in in_queue if row.state in ACTIVE_STATES}
-    found = _joined(rows, active, cluster)
+    active = {row.job_id for row in in_queue if not row.is_finished}
+    found = _joined(rows, active)
     runs = {use.job_id: use.runs for use in found}
     return Accounted(
         uses=found,
         # Accounting knows the earlier runs of a job that was queued again.
         queue=tuple(
             replace(use, runs=max(use.runs, runs.get(use.job_id, ()), key=len))
-            for use in _joined(in_queue, active, cluster)
+            for use in _joined(in_queue, active)
         ),
         has_accounting=has_accounting,
         is_private="PrivateData" in result.stderr,
@@ -495,11 +476,9 @@ def queue(
     shell: Shell, cluster: str, *, mine: bool = False, account: str | None = None
 ) -> tuple[JobUse, ...]:
     """`Accounted.queue` alone, for which nobody asks the accounting."""
-    result = shell.run(f"export TZ=UTC0 SLURM_BITSTR_LEN=0; {_squeue_use(mine, account)}")
-    if not result.ok:
-        raise refused("squeue", result)
-    rows = squeue_rows(result.stdout)
-    return _joined(rows, {row.job_id for row in rows if row.state in ACTIVE_STATES}, cluster)
+    command = f"export TZ=UTC0 SLURM_BITSTR_LEN=0; {_squeue_use(mine, account)}"
+    rows = squeue_rows(asked(shell, "squeue", command), cluster)
+    return _joined(rows, {row.job_id for row in rows if not row.is_finished})
 
 
 def _squeue_use(mine: bool, account: str | None) -> str:
@@ -508,36 +487,29 @@ def _squeue_use(mine: bool, account: str | None) -> str:
     return f"squeue {me}--all --noheader --states=all --format={shlex.quote(_QUEUE_USE)}"
 
 
-def sacct_rows(output: str) -> tuple[_Row, ...]:
-    """Rows of `sacct --noheader --parsable2 --allocations --format=SACCT_FIELDS`, each once."""
-    rows: dict[tuple[str, datetime | None], _Row] = {}
-    for line in filter(str.strip, output.splitlines()):
-        job_id, _, rest = line.partition("|")
-        task, _, rest = rest.partition("|")
-        fields = rest.rsplit("|", 10)
-        if len(fields) != 11:
-            raise JobsError(f"sacct printed {line!r}, which is not {_SACCT_USE!r}")
-        *texts, worst_step, cpus, tres, nodes = fields
+def sacct_rows(output: str, cluster: str) -> tuple[JobUse, ...]:
+    """Each stretch of a job's life, which has several under one id where it was queued again."""
+    rows: dict[tuple[str, tuple[datetime, ...]], JobUse] = {}
+    for fields in rows_of(output, "sacct", _SACCT_USE, name=2):
+        job_id, task, *texts, worst_step, cpus, tres, nodes = fields
         found = re.search(r"(?:^|,)gres/gpu=(\d+)", tres)
-        row = _row(job_id, task, texts, nodes, cpus)
-        gpus = count(found.group(1)) // max(1, len(row.nodes)) if found else 0
+        row = _row(cluster, job_id, task, texts, nodes, cpus)
         by_hand = row.state == "REQUEUED" and worst_step == "0:0"
-        rows[row.job_id, row.started_at] = replace(
-            row, gpus_per_node=gpus, end=BY_HAND if by_hand else row.state
+        rows[row.job_id, tuple(run.started_at for run in row.runs)] = replace(
+            row,
+            gpus_per_node=count(found.group(1)) // max(1, len(expand(nodes))) if found else 0,
+            runs=tuple(replace(run, state=BY_HAND) if by_hand else run for run in row.runs),
         )
     return tuple(rows.values())
 
 
-def squeue_rows(output: str) -> tuple[_Row, ...]:
-    """Rows of `squeue --noheader --states=all --format=SQUEUE_FORMAT`."""
-    rows: list[_Row] = []
-    for line in filter(str.strip, output.splitlines()):
-        fields = line.split("|", 14)
-        if len(fields) != 15:
-            raise JobsError(f"squeue printed {line!r}, which is not {_QUEUE_USE!r}")
+def squeue_rows(output: str, cluster: str) -> tuple[JobUse, ...]:
+    """Rows of `squeue --noheader --states=all --format=_QUEUE_USE`."""
+    rows: list[JobUse] = []
+    for fields in rows_of(output, "squeue", _QUEUE_USE, name=14):
         job_id, task, *texts, cpus, gres, nodes, num_nodes, limit, reason, name = fields
         found = re.search(r"\bgpu(?::[^:,=]+)?[:=](\d+)", gres)
-        row = _row(job_id, task, [name, *texts], nodes, cpus, num_nodes=count(num_nodes))
+        row = _row(cluster, job_id, task, [name, *texts], nodes, cpus, num_nodes=count(num_nodes))
         rows.append(
             replace(
                 row,
@@ -550,25 +522,32 @@ def squeue_rows(output: str) -> tuple[_Row, ...]:
 
 
 def _row(
-    job_id: str, task: str, texts: Sequence[str], nodes: str, cpus: str, *, num_nodes: int = 0
-) -> _Row:
+    cluster: str,
+    job_id: str,
+    task: str,
+    texts: Sequence[str],
+    nodes: str,
+    cpus: str,
+    *,
+    num_nodes: int = 0,
+) -> JobUse:
     """A row without its GPUs; `texts` are name, user, account, partition, state, start and end."""
     name, user, account, partition, state, start, end = texts
-    on = expand(nodes)
-    # sacct prints `CANCELLED by 0`.
-    word = state.split()[0] if state.split() else state
+    on, word, began = expand(nodes), _state(state), _time(start)
+    # The queue shows when a running job would end at the latest.
+    ended = None if word in ACTIVE_STATES - {"REQUEUED"} else _time(end)
+    held = began and on and Occupancy(started_at=began, ended_at=ended, nodes=on, state=word)
     array_id, num_tasks = _array(task)
-    return _Row(
+    return JobUse(
+        cluster=cluster,
         job_id=_id(job_id),
         name=name,
         user=user,
         account="" if account == "(null)" else account,
         partition=partition,
         state=word,
-        started_at=_time(start),
-        # The queue shows when a running job would end at the latest.
-        ended_at=None if word in ACTIVE_STATES - {"REQUEUED"} else _time(end),
-        nodes=on,
+        is_finished=word not in ACTIVE_STATES,
+        runs=(held,) if held else (),
         cpus_per_node=count(cpus) // max(1, len(on), num_nodes),
         array_id=array_id,
         num_tasks=num_tasks,
@@ -599,43 +578,22 @@ def _array(task: str) -> tuple[str | None, int]:
     return found[1], max(1, number)
 
 
-def _joined(rows: Iterable[_Row], active: set[str], cluster: str) -> tuple[JobUse, ...]:
+def _joined(rows: Iterable[JobUse], active: set[str]) -> tuple[JobUse, ...]:
     """One job for each id; what it is now is what its last row says."""
-    by_id: dict[str, list[_Row]] = {}
+    by_id: dict[str, list[JobUse]] = {}
     for row in rows:
         by_id.setdefault(row.job_id, []).append(row)
     latest = datetime.max.replace(tzinfo=UTC)
     found: list[JobUse] = []
     for job_id, lives in by_id.items():
-        lives.sort(key=lambda row: row.started_at or latest)
-        last = lives[-1]
+        lives.sort(key=lambda row: row.runs[0].started_at if row.runs else latest)
         found.append(
-            JobUse(
-                cluster=cluster,
-                job_id=job_id,
-                name=last.name,
-                user=last.user,
-                account=last.account,
-                partition=last.partition,
-                state=last.state,
-                is_finished=last.state not in ACTIVE_STATES and job_id not in active,
-                runs=tuple(
-                    Occupancy(
-                        started_at=row.started_at,
-                        ended_at=row.ended_at,
-                        nodes=row.nodes,
-                        state=row.end or row.state,
-                    )
-                    for row in lives
-                    if row.started_at is not None and row.nodes
-                ),
+            replace(
+                lives[-1],
+                is_finished=lives[-1].is_finished and job_id not in active,
+                runs=tuple(run for row in lives for run in row.runs),
                 cpus_per_node=max(row.cpus_per_node for row in lives),
                 gpus_per_node=max(row.gpus_per_node for row in lives),
-                array_id=last.array_id,
-                num_tasks=last.num_tasks,
-                num_nodes=last.num_nodes,
-                limit_s=last.limit_s,
-                is_held=last.is_held,
             )
         )
     return tuple(sorted(found, key=lambda use: (len(use.job_id), use.job_id)))
@@ -653,15 +611,9 @@ def _slurm_time(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-_NO_NODES = frozenset({"", "None assigned", "(null)", "None", "N/A", "n/a"})
-
-
 def expand(text: str) -> tuple[str, ...]:
     """Every node name in the order of the text; none where no node was assigned."""
-    text = text.strip()
-    if text in _NO_NODES:
-        return ()
     try:
-        return expand_nodes(text)
+        return expand_nodes(_present(text) or "")
     except ValueError as error:
         raise JobsError(f"Slurm printed the nodes {error}") from error

@@ -17,7 +17,7 @@ from typing import Any, Final
 from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import outputs_from
-from infra.clients.slurm import Job, Shell, expand, refused
+from infra.clients.slurm import Job, Shell, asked, expand, refused
 from infra.providers.soperator.blocked_pods import (
     PATIENCE_S,
     Cause,
@@ -193,15 +193,12 @@ def jobs_on(shell: Shell, nodes: Collection[str]) -> tuple[Job, ...]:
     """Jobs that hold one of the nodes now, in the order of squeue."""
     states = "RUNNING,SUSPENDED,COMPLETING"
     # Not --nodelist: squeue refuses a list with one name that it does not know.
-    result = shell.run(
-        f"squeue --noheader --states={states} --format={shlex.quote(slurm.SQUEUE_FORMAT)}"
-    )
-    if not result.ok:
-        raise refused("squeue", result)
+    form = shlex.quote(slurm.SQUEUE_FORMAT)
+    printed = asked(shell, "squeue", f"squeue --noheader --states={states} --format={form}")
     wanted = frozenset(nodes)
     return tuple(
         job
-        for job in slurm.squeue(result.stdout)
+        for job in slurm.squeue(printed)
         if job.where is not None and not wanted.isdisjoint(expand(job.where))
     )
 

@@ -21,7 +21,7 @@ from cost.runs.searches import SearchCost, search_cost
 from cost.runs.spend import spend
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
-from infra.clients.slurm import ACTIVE_STATES, Shell, refused
+from infra.clients.slurm import ACTIVE_STATES, Shell, refused, rows_of
 from infra.jobs.history import IS_OWN, EquivalentJobs
 from infra.jobs.ledger import JobLedger, settle_from
 from infra.jobs.recipes import PreparedJob, Request, prepare
@@ -211,10 +211,7 @@ def _run(job_id: str, trial: str, record: str) -> TrialRun | None:
 
 def _queued(output: str) -> Sequence[TaskState]:
     tasks: list[TaskState] = []
-    for line in output.splitlines():
-        fields = line.split("|")
-        if len(fields) != 4:
-            raise JobsError(f"squeue printed {line!r}, which is not {_QUEUE!r}")
+    for fields in rows_of(output, "squeue", _QUEUE, name=3):
         job_id, array_id, number, state = (field.strip() for field in fields)
         if number.isdecimal():
             tasks.append(

@@ -39,7 +39,7 @@ from infra import files
 from infra.clients import slurm
 from infra.clients.errors import JobsError, last_words
 from infra.clients.pulumi import StackOutputs
-from infra.clients.slurm import Shell, dependency, refused, sbatch_command
+from infra.clients.slurm import Shell, asked, dependency, refused, sbatch_command
 from infra.clients.ssh import Connection, ConnectionLostError, Result, reopen
 from infra.jobs import history, recipes, transfer
 from infra.jobs.history import EquivalentJobs, Submission, oldest_id, submission_from
@@ -403,11 +403,9 @@ def _records(
     path = _seal_path(state, outputs.stack)
     if not path.exists():
         return []
-    result = shell.run(_script(outputs, "records"))
-    if not result.ok:
-        raise refused("records of submissions", result)
+    printed = asked(shell, "records of submissions", _script(outputs, "records"))
     found: list[tuple[Submission, tuple[Entry, ...], bool]] = []
-    for line in result.stdout.split("\n", _MOST_RECORDS)[:_MOST_RECORDS]:
+    for line in printed.split("\n", _MOST_RECORDS)[:_MOST_RECORDS]:
         seal, _, text = line.partition(" ")
         if len(line) > _MOST_RECORD_BYTES or not hmac.compare_digest(
             seal.encode(), _seal(path, text).encode()

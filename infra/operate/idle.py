@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from infra.clients import slurm
 from infra.clients.errors import JobsError, KubeError
-from infra.clients.slurm import Shell, refused
+from infra.clients.slurm import Shell, asked
 from infra.render import names
 from stacks.schedule import end_of
 from stacks.spec import StackSpec
@@ -83,10 +83,8 @@ def activity(
 
 def _started_at(shell: Shell, stack: str) -> datetime:
     """When the controller started: before that nothing is known of a new or resumed cluster."""
-    result = shell.run("export TZ=UTC0; scontrol show config")
-    if not result.ok:
-        raise refused("scontrol show config", result)
-    found = _BOOT.search(result.stdout)
+    config = asked(shell, "scontrol show config", "export TZ=UTC0; scontrol show config")
+    found = _BOOT.search(config)
     if found is None:
         raise JobsError(f"scontrol show config: no BOOT_TIME; look with `soperator ssh -s {stack}`")
     return datetime.fromisoformat(found[1]).replace(tzinfo=UTC)
@@ -259,10 +257,9 @@ _PARTITION: Final = re.compile(r"^PartitionName=(\S+) .*?\bState=(\S+)", re.MULT
 
 def hold(shell: Shell) -> tuple[str, ...]:
     """Names of the partitions that took jobs and now take none; all of them, or an error."""
-    result = shell.run("scontrol show partition --all --oneliner")
-    if not result.ok:
-        raise refused("scontrol show partition", result)
-    partitions = tuple(name for name, state in _PARTITION.findall(result.stdout) if state == "UP")
+    command = "scontrol show partition --all --oneliner"
+    shown = _PARTITION.findall(asked(shell, "scontrol show partition", command))
+    partitions = tuple(name for name, state in shown if state == "UP")
     try:
         _update(shell, partitions, "DRAIN")
     except BaseException:
@@ -284,9 +281,7 @@ def how_to_release(stack: str, partitions: Sequence[str]) -> str:
 
 def _update(shell: Shell, partitions: Sequence[str], state: str) -> None:
     for name in partitions:
-        result = shell.run(_command(name, state))
-        if not result.ok:
-            raise refused(f"scontrol update PartitionName={name}", result)
+        asked(shell, f"scontrol update PartitionName={name}", _command(name, state))
 
 
 def _command(partition: str, state: str) -> str:
