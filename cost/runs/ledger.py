@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -36,6 +37,15 @@ Text = Annotated[str, _shown]
 """Names that users and Slurm give, as a terminal may show them; empty where Slurm has none."""
 
 
+def _job_id(value: object) -> tuple[object, str | None]:
+    is_number = isinstance(value, str) and re.fullmatch(r"[0-9]{0,18}", value)
+    return value, None if is_number else f"expected a number such as '12', got {described(value)}"
+
+
+JobId = Annotated[str, _job_id]
+"""Empty before its submission, as in the record that the login node keeps; never in a ledger."""
+
+
 class LineError(ValueError):
     """A line that is no entry."""
 
@@ -50,7 +60,7 @@ class ForecastEntry:
 
     at: datetime
     job: Text
-    job_id: Text
+    job_id: JobId
     cluster: Text
     """Host key of the login node: job ids start again at 1 on a cluster that was made anew."""
     num_nodes: CountOrZero
@@ -91,7 +101,7 @@ class ActualEntry:
 
     at: datetime
     job: Text
-    job_id: Text
+    job_id: JobId
     cluster: Text
     user: Text
     partition: Text
@@ -103,7 +113,7 @@ class ActualEntry:
     """US dollars of its nodes; None when their price is not known."""
     padding_percent: Amount | None
     """Share of its training that was padding, from its run record."""
-    array_id: Text | None = None
+    array_id: JobId | None = None
     """Id of the array that it is a task of; None for a job that is none."""
     num_tasks: int = 1
     """More than one where tasks that never started were cancelled together, under one id."""
@@ -120,7 +130,7 @@ class OverrideEntry:
 
     at: datetime
     job: Text
-    job_id: Text
+    job_id: JobId
     cluster: Text
     user: Text
     """Who gave --force, as this machine knows them."""
@@ -322,7 +332,10 @@ def _parse(content: bytes, path: Path) -> Content:
         if not line.strip():
             continue
         try:
-            entries.append(decode(line))
+            entry = decode(line)
+            if not entry.job_id:
+                raise LineError("job_id: expected a number such as '12', got text ''")
+            entries.append(entry)
         except LineError as error:
             problems.append(f"{path}:{number}: {error}; this line is left out")
         except VersionError as error:

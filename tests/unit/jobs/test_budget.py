@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -271,6 +272,25 @@ def test_a_damaged_line_is_said_and_the_rest_still_counts(tmp_path: Path) -> Non
     of.file.path.write_bytes(of.file.path.read_bytes()[:-9])
     with pytest.raises(JobsError, match=r"\$36\.00 left"):
         ask(of, Recorded(stdout=EMPTY), submit=never)
+
+
+@pytest.mark.parametrize("number", ["12x", "", "-1", "1_2", "\u0663", "9" * 5000, 12])
+def test_a_line_whose_job_is_no_number_is_said_and_the_rest_still_counts(
+    number: object, tmp_path: Path
+) -> None:
+    """Edited by hand, it ended every submit and spend in a traceback."""
+    of = books(tmp_path)
+    of.file.append(forecast_entry("1", "64", at(9)), forecast_entry("2", "1", at(9)))
+    first, second = of.file.path.read_text().splitlines()
+    second = json.dumps({**json.loads(second), "job_id": number})
+    of.file.path.write_text(f"{first}\n{second}\n")
+    with pytest.raises(JobsError, match=r"\$36\.00 left"):
+        ask(of, Recorded(stdout=EMPTY), submit=never)
+    period = {"cluster": CLUSTER, "since": at(0, day=1), "until": at(12), "now": at(12)}
+    (note,) = ledger.report_of_cluster(of, Recorded(stdout=EMPTY), **period).notes
+    allowed = "job_id: expected a number such as '12', got"
+    assert note.startswith(f"{of.file.path}:2: {allowed}")
+    assert note.endswith("; this line is left out")
 
 
 def test_a_dry_run_says_that_the_budget_would_refuse_and_writes_nothing(tmp_path: Path) -> None:
