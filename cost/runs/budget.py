@@ -251,9 +251,7 @@ def queue_charge(rates: RunRates, use: JobUse, now: datetime) -> Charge:
     if not use.is_finished:
         open_run = next((run for run in use.runs if run.ended_at is None), None)
         began = now if open_run is None else open_run.started_at
-        stop = end
-        if use.limit_s is not None and use.limit_s < (end - began).total_seconds():
-            stop = max(now, began + timedelta(seconds=use.limit_s))
+        stop = max(now, use.end_at_most(began, end))
         nodes = None if open_run is None else open_run.nodes
         usd = _usd([so_far, _run_usd(rates, use, nodes, now, stop, start, end)])
     return Charge(

@@ -68,10 +68,10 @@ class JobUse:
     """More than one where tasks that never started stand under one id."""
     account: str = ""
     """Slurm account; empty where Slurm keeps none."""
-    num_nodes: int = 0
-    """Nodes that it asks for, each task of an array; known of the queue alone, as what follows."""
     limit_s: int | None = None
     """Seconds of a run after which Slurm ends it; None: never."""
+    num_nodes: int = 0
+    """Nodes that it asks for, each task of an array; known of the queue alone, as what follows."""
     is_held: bool = False
     """Whether it waits for its user to let it go."""
 
@@ -79,6 +79,12 @@ class JobUse:
     def forecast_key(self) -> tuple[str, str]:
         """Cluster and id under which its submission was forecast: an array has one forecast."""
         return self.cluster, self.array_id or self.job_id
+
+    def end_at_most(self, began: datetime, latest: datetime) -> datetime:
+        """When a run that began then has ended: at its time limit, or at `latest` before that."""
+        if self.limit_s is None or self.limit_s >= (latest - began).total_seconds():
+            return latest
+        return began + timedelta(seconds=self.limit_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,7 @@ def find(shell: Shell, wanted: str) -> Job:
     is_gone = _GONE in result.stderr
     if result.ok and (jobs := sacct(result.stdout)):
         job = next((job for job in reversed(jobs) if job.id == number), jobs[-1])
-        if is_gone and not job.finished and _forgotten(shell, [number]):
+        if is_gone and not job.finished and forgotten(shell, [number]):
             raise UnknownJobError(f"job {number}: {FORGOTTEN_MEANS}")
         return job
     if result.ok or is_gone:
@@ -116,7 +116,7 @@ def recent(shell: Shell, *, days: int, mine: bool = False) -> tuple[Job, ...]:
     jobs = {job.id: job for job in sacct(accounted)}
     listed = {job.id: job for job in squeue(queued)}
     not_listed = [each for each in jobs if each not in listed and not jobs[each].finished]
-    jobs |= {each: replace(jobs[each], state=FORGOTTEN) for each in _forgotten(shell, not_listed)}
+    jobs |= {each: replace(jobs[each], state=FORGOTTEN) for each in forgotten(shell, not_listed)}
     for job in listed.values():
         # The queue is never late, accounting may be by seconds; only accounting has exit codes.
         if job.id not in jobs or not job.finished:
@@ -132,7 +132,7 @@ FORGOTTEN_MEANS = (
 )
 
 
-def _forgotten(shell: Shell, ids: Sequence[str]) -> list[str]:
+def forgotten(shell: Shell, ids: Sequence[str]) -> list[str]:
     """Those of these jobs, open in accounting, that slurmctld lists nowhere; it is asked last."""
     if not ids:
         return []
@@ -389,7 +389,7 @@ def _present(text: str) -> str | None:
 
 _SACCT_USE = (
     "JobIDRaw,JobID,JobName,User,Account,Partition,State,Start,End,DerivedExitCode,AllocCPUS,"
-    "AllocTRES,NodeList"
+    "AllocTRES,Timelimit,NodeList"
 )
 _QUEUE_USE = "%A|%i|%u|%a|%P|%T|%S|%e|%C|%b|%N|%D|%l|%r|%j"
 _HELD = "JobHeldUser"
@@ -491,13 +491,14 @@ def sacct_rows(output: str, cluster: str) -> tuple[JobUse, ...]:
     """Each stretch of a job's life, which has several under one id where it was queued again."""
     rows: dict[tuple[str, tuple[datetime, ...]], JobUse] = {}
     for fields in rows_of(output, "sacct", _SACCT_USE, name=2):
-        job_id, task, *texts, worst_step, cpus, tres, nodes = fields
+        job_id, task, *texts, worst_step, cpus, tres, limit, nodes = fields
         found = re.search(r"(?:^|,)gres/gpu=(\d+)", tres)
         row = _row(cluster, job_id, task, texts, nodes, cpus)
         by_hand = row.state == "REQUEUED" and worst_step == "0:0"
         rows[row.job_id, tuple(run.started_at for run in row.runs)] = replace(
             row,
             gpus_per_node=count(found.group(1)) // max(1, len(expand(nodes))) if found else 0,
+            limit_s=slurm_seconds(limit),
             runs=tuple(replace(run, state=BY_HAND) if by_hand else run for run in row.runs),
         )
     return tuple(rows.values())

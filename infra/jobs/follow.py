@@ -218,6 +218,7 @@ class OutcomeClass(StrEnum):
     TIMEOUT = "TIMEOUT"
     PREEMPTED = "PREEMPTED"
     CANCELLED = "CANCELLED"
+    FORGOTTEN = slurm.FORGOTTEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,14 +235,10 @@ class Outcome:
 
 # States of https://slurm.schedmd.com/job_state_codes.html (read 2026-11-21); the rest is FAILED.
 _OF_STATE: Final = {
-    "COMPLETED": OutcomeClass.COMPLETED,
+    **{str(each): each for each in OutcomeClass},
     "OUT_OF_MEMORY": OutcomeClass.OOM,
-    "NODE_FAIL": OutcomeClass.NODE_FAIL,
     "BOOT_FAIL": OutcomeClass.NODE_FAIL,
-    "TIMEOUT": OutcomeClass.TIMEOUT,
     "DEADLINE": OutcomeClass.TIMEOUT,
-    "PREEMPTED": OutcomeClass.PREEMPTED,
-    "CANCELLED": OutcomeClass.CANCELLED,
     "REVOKED": OutcomeClass.CANCELLED,
 }
 _OF_EXIT_CODE: Final = {

@@ -129,7 +129,7 @@ def settle(
         before = known.get((use.cluster, use.job_id))
         # Who shared a node before `since` is not known any more: what was written before stands.
         is_cut = any(run.started_at < since for run in use.runs)
-        if not use.is_finished or (before is not None and is_cut):
+        if not use.is_finished or (before and is_cut and before.state == use.state):
             continue
         entry = ActualEntry(
             at=now,
@@ -177,8 +177,30 @@ def settle_from(
         mine=ledger.is_alone,
         account=ledger.account,
     )
+    active = {use.job_id for use in accounted.queued}
+    still = {use.job_id for use in accounted.uses if not use.is_finished} - active
+    lost, known = slurm.forgotten(shell, sorted(still)), actuals(entries)
+    settled = tuple(
+        _lost(use, known.get((cluster, use.job_id)), now) if use.job_id in lost else use
+        for use in accounted.uses
+    )
+    accounted = replace(accounted, uses=settled)
     settle(opened, accounted, ledger, since=since, now=now)
     return accounted
+
+
+def _lost(use: JobUse, before: ActualEntry | None, now: datetime) -> JobUse:
+    """A job that slurmctld forgot, as one that ended: when that was first seen, or at its limit.
+
+    Its nodes were its own no longer than that; where it never started it had none.
+    """
+    runs = tuple(
+        replace(run, ended_at=run.ended_at or use.end_at_most(run.started_at, now))
+        for run in use.runs
+    )
+    if before is not None and before.state == slurm.FORGOTTEN and len(before.runs) == len(runs):
+        runs = before.runs
+    return replace(use, state=slurm.FORGOTTEN, is_finished=True, runs=runs)
 
 
 def plain(amount: Decimal) -> Decimal:

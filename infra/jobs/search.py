@@ -21,7 +21,7 @@ from cost.runs.searches import SearchCost, search_cost
 from cost.runs.spend import spend
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
-from infra.clients.slurm import ACTIVE_STATES, Shell, refused, rows_of
+from infra.clients.slurm import ACTIVE_STATES, FORGOTTEN, Shell, forgotten, refused, rows_of
 from infra.jobs.history import IS_OWN, EquivalentJobs
 from infra.jobs.ledger import JobLedger, settle_from
 from infra.jobs.recipes import PreparedJob, Request, prepare
@@ -183,10 +183,13 @@ def states_of(shell: Shell, search: str) -> tuple[TaskState, ...]:
     queued, separator, accounted = result.stdout.partition("--\n")
     if not separator or (not result.ok and "accounting storage" not in result.stderr):
         raise refused("squeue", result)
-    tasks = {task.job_id: task for task in _accounted(accounted)}
+    tasks, in_queue = {task.job_id: task for task in _accounted(accounted)}, _queued(queued)
+    listed = {task.job_id for task in in_queue}
+    not_listed = [each for each in tasks if each not in listed and tasks[each].is_active]
+    tasks |= {each: replace(tasks[each], state=FORGOTTEN) for each in forgotten(shell, not_listed)}
     # Waiting tasks share the id of the array until they start: they are told apart by number.
     waiting: list[TaskState] = []
-    for task in _queued(queued):
+    for task in in_queue:
         if task.state == "PENDING":
             waiting.append(task)
         elif task.job_id not in tasks or task.is_active:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -120,6 +120,7 @@ def _jobs(
             output.note(f"job {job.id}: {slurm.FORGOTTEN_MEANS}")
         if job.state != slurm.FORGOTTEN or job.id not in names:  # accounting may lack its name
             names[job.id] = job.name
+    jobs = tuple(replace(job, name=names[job.id]) for job in jobs)
     ends = {job.id: follow.expected(job, hours.get(job.id)) for job in jobs}
     shows_ends = job_id is not None or format is Format.JSON
     servers = _servers(stack) if shows_ends else frozenset[str]()
@@ -128,7 +129,6 @@ def _jobs(
             [
                 {
                     **asdict(job),
-                    "name": names[job.id],
                     "reason": why(job, names) if job.waits else None,
                     "expected": ends[job.id],
                     "outcome": (end := outcome(job, stack, is_server=job.name in servers))
@@ -146,7 +146,7 @@ def _jobs(
         [
             (
                 job.id,
-                names[job.id],
+                job.name,
                 job.state,
                 job.exit_code,
                 job.elapsed,

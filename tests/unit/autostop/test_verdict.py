@@ -17,7 +17,9 @@ NOW = datetime(2026, 11, 21, 18, tzinfo=UTC)
 BOOT = (
     "Configuration data as of 2026-11-21T18:00:00\nBOOT_TIME               = 2026-11-20T08:00:00\n"
 )
-SACCT = "{0}|{0}|{1}|{2}|red|{3}|{4}|{5}|{6}|0:0|8|billing=8,cpu=8,gres/gpu=1,node=1|worker-0\n"
+SACCT = (
+    "{0}|{0}|{1}|{2}|red|{3}|{4}|{5}|{6}|0:0|8|billing=8,cpu=8,gres/gpu=1,node=1|1:00|worker-0\n"
+)
 
 
 @pytest.fixture

@@ -102,6 +102,10 @@ def test_a_job_that_slurmctld_lost_has_its_name_and_is_explained_once(
         ["13", "tune", "RUNNING", "-"],
     ]
     assert done.stderr.count("job 12: slurmctld has forgotten it") == 1
+    plain = CliRunner().invoke(app, ["status", "--stack", "local", "--format", "json"]).stdout
+    found = json.loads(plain)[0]
+    assert (found["name"], found["outcome"]["kind"]) == ("finetune", "FORGOTTEN")
+    assert found["outcome"]["next_step"].startswith("soperator submit finetune -s local ")
 
 
 ENDS = {

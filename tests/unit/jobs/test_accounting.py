@@ -146,7 +146,7 @@ def test_a_requeue_by_hand_comes_while_every_step_ran_well(
 ) -> None:
     """A job's supervisor asks for its own once its step has ended with 75, or was ended."""
     times = "2026-11-21T08:30:13|2026-11-21T08:30:22"
-    row = f"1|1|a|ann|red|main|{state}|{times}|{worst_step}|8|cpu=8|worker-0\n"
+    row = f"1|1|a|ann|red|main|{state}|{times}|{worst_step}|8|cpu=8|1:00|worker-0\n"
     (job,) = asked(Recorded(stdout=f"--\n{row}")).uses
     assert [run.state for run in job.runs] == [end]
 
@@ -161,7 +161,8 @@ def test_a_job_that_was_cancelled_before_its_start_is_over_and_held_nothing() ->
 
 
 def test_the_runs_of_a_preempted_job_are_one_job() -> None:
-    line = "8|8|train|anna|red|main|{}|2026-11-21T0{}:00:00|{}|0:0|2|cpu=2,gres/gpu=1|worker-{}\n"
+    times = "2026-11-21T0{}:00:00|{}"
+    line = f"8|8|train|anna|red|main|{{}}|{times}|0:0|2|cpu=2,gres/gpu=1|1:00|worker-{{}}\n"
     rows = line.format("PREEMPTED", 1, "2026-11-21T02:00:00", 0) + line.format(
         "COMPLETED", 3, "2026-11-21T04:00:00", 1
     )
@@ -186,7 +187,7 @@ def test_a_task_names_its_array_and_those_that_never_started_are_counted(
     task: str, array_id: str | None, num_tasks: int
 ) -> None:
     times = "2026-11-21T01:00:00|2026-11-21T02:00:00"
-    rows = f"13|{task}|lr|anna|red|main|CANCELLED by 0|{times}|0:0|2|cpu=2,node=1|worker-0\n"
+    rows = f"13|{task}|lr|anna|red|main|CANCELLED by 0|{times}|0:0|2|cpu=2,node=1|1:00|worker-0\n"
     times = times.replace("02", "03")
     queue = f"13|{task}|anna|red|main|CANCELLED|{times}|2|N/A|worker-0|1|1:00|None|lr\n"
     for output in (f"--\n{rows}", f"{queue}--\n"):

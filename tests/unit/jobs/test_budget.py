@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +15,7 @@ from cost.runs.forecast import Forecast
 from cost.runs.ledger import ActualEntry, ForecastEntry, Ledger, OverrideEntry
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Accounted
+from infra.clients.ssh import Result
 from infra.jobs import ledger
 from infra.jobs.history import Submission
 from infra.jobs.ledger import (
@@ -34,7 +35,7 @@ EMPTY = "--\n"
 FOUR = tuple(f"worker-{number}" for number in range(4))
 ENDED = (
     "--\n1|1|finetune|anna|red|main|COMPLETED|2026-11-10T08:00:00|2026-11-10T10:00:00|0:0|512|"
-    "cpu=512,gres/gpu=8,node=4|worker-[0-3]\n"
+    "cpu=512,gres/gpu=8,node=4|1-00:00:00|worker-[0-3]\n"
 )
 """Two hours on four nodes of 4.5688 USD: 36.5504 USD."""
 
@@ -126,17 +127,25 @@ def tasks(*states: str) -> str:
     The task that was last to start has the id of the array.
     """
     times = "2026-11-10T{:02d}:00:00|2026-11-10T{:02d}:00:00|"
-    parts = "0:0|512|cpu=512,gres/gpu=8,node=4|worker-[0-3]"
+    parts = "0:0|512|cpu=512,gres/gpu=8,node=4|1-00:00:00|worker-[0-3]"
     rows = [
         f"{20 if number + 1 == len(states) else 21 + number}|20_{number}|lr|anna|red|main|{state}|"
         + (
             times.format(6 + number, 7 + number) + parts
             if state == "COMPLETED"
-            else "Unknown|Unknown|0:0|512||None assigned"
+            else "Unknown|Unknown|0:0|512||1-00:00:00|None assigned"
         )
         for number, state in enumerate(states)
     ]
     return "--\n" + "".join(f"{row}\n" for row in rows)
+
+
+class Listed(Recorded):
+    """A shell whose queue has these tasks still when it is asked once more."""
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        result = super().run(command, stdin=stdin)
+        return result if "sacct " in command else replace(result, stdout="20\n21\n22\n")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +164,7 @@ def test_the_trials_of_a_search_are_spent_or_reserved_and_never_both(
     """An array has one forecast, and each of its tasks an id."""
     of = books(tmp_path, usd="1000")
     of.file.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
-    said = ask(of, Recorded(stdout=tasks(*states)))
+    said = ask(of, Listed(stdout=tasks(*states)))
     assert f"({spent} spent, {reserved} reserved" in said[-1]
 
 
@@ -164,7 +173,7 @@ def test_tasks_that_were_cancelled_before_they_started_free_all_that_they_reserv
 ) -> None:
     of = books(tmp_path, usd="1000")
     of.file.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
-    ended = "CANCELLED by 0|None|2026-11-10T09:00:00|0:0|512||None assigned\n"
+    ended = "CANCELLED by 0|None|2026-11-10T09:00:00|0:0|512||1:00:00|None assigned\n"
     rest = f"20|20_[1-2%1]|lr|anna|red|main|{ended}"
     said = ask(of, Recorded(stdout=tasks("COMPLETED", "PENDING").partition("20|")[0] + rest))
     assert "($18.28 spent, $0.00 reserved" in said[-1]
@@ -178,12 +187,82 @@ def test_a_trial_is_held_against_its_part_of_the_forecast(tmp_path: Path) -> Non
     assert note.startswith("job 21: $18.28, 4.000 node-hours; forecast $40.00 (-54.3 %)")
 
 
+@dataclass(kw_only=True)
+class Lost:
+    """A slurmctld that lost job 1, which accounting keeps open; `queued`: ids that it lists."""
+
+    state: str = "RUNNING"
+    start: str = "2026-11-10T08:00:00"
+    end: str = "Unknown"
+    limit: str = "1-00:00:00"
+    queued: str = "9\n"
+
+    def run(self, command: str, *, stdin: bytes = b"") -> Result:
+        nodes = "None assigned" if self.start == "Unknown" else "worker-[0-3]"
+        row = (
+            f"--\n1|1|finetune|anna|red|main|{self.state}|{self.start}|{self.end}|0:0|512|"
+            f"cpu=512,gres/gpu=8,node=4|{self.limit}|{nodes}\n"
+        )
+        text = row if "sacct " in command else self.queued
+        return Result(command=command, exit_code=0, stdout=text, stderr="")
+
+
+NODE_USD = Decimal("4.5688")
+FORGOTTEN = {
+    "never started": (Lost(state="PENDING", start="Unknown"), 0),
+    "lost while it ran": (Lost(), 4),
+    "no limit": (Lost(limit="UNLIMITED"), 4),
+    "over its limit": (Lost(limit="01:30:00"), Decimal("1.5")),
+}
+
+
+@pytest.mark.parametrize(("shell", "hours"), FORGOTTEN.values(), ids=FORGOTTEN)
+def test_a_job_that_slurmctld_forgot_costs_what_it_had_at_most_and_reserves_nothing(
+    shell: Lost, hours: Decimal, tmp_path: Path
+) -> None:
+    """It held its forecast all month, and `spend` charged it to the end of time."""
+    of = books(tmp_path, "1000")
+    of.file.append(forecast_entry("1", "80", at(8)))
+    usd = 4 * NODE_USD * hours
+    for until in (at(12), at(23), at(12, day=29)):
+        report = ledger.report_of_cluster(
+            of, shell, cluster=CLUSTER, since=at(0, day=1), until=until, now=until
+        )
+        assert [row.job.use.state for row in report.rows] == ["FORGOTTEN"] * bool(hours)
+        assert report.spend.jobs_usd == usd
+        assert report.budget is not None
+        assert (report.budget.spent_usd, report.budget.reserved_usd) == (usd, 0)
+    assert [type(entry) for entry in of.file.read().entries] == [ForecastEntry, ActualEntry]
+
+
+def test_an_end_in_accounting_counts_instead_of_what_was_not_seen(tmp_path: Path) -> None:
+    """`sacctmgr show runawayjobs` gives a lost job one, also of another month."""
+    of = books(tmp_path, "1000")
+    start = "2026-10-31T23:00:00"
+    period = {"cluster": CLUSTER, "since": at(0, day=1), "until": at(12), "now": at(12)}
+    ledger.report_of_cluster(of, Lost(start=start), **period)
+    ended = Lost(state="COMPLETED", start=start, end="2026-11-01T01:00:00")
+    report = ledger.report_of_cluster(of, ended, **period)
+    assert report.budget is not None
+    assert report.budget.spent_usd == report.spend.jobs_usd == 4 * NODE_USD
+
+
+def test_a_job_that_the_queue_has_again_goes_on(tmp_path: Path) -> None:
+    of = books(tmp_path, "1000")
+    of.file.append(forecast_entry("1", "80", at(8)))
+    period = {"cluster": CLUSTER, "since": at(0, day=1), "until": at(12), "now": at(12)}
+    report = ledger.report_of_cluster(of, Lost(queued="1\n"), **period)
+    assert report.budget is not None
+    assert (report.budget.spent_usd, report.budget.reserved_usd) == (0, 80)
+
+
 def test_an_open_forecast_is_asked_for_by_its_id(tmp_path: Path) -> None:
     """A job that was cancelled before it could start is in no period of sacct."""
     of = books(tmp_path)
     of.file.append(forecast_entry("4", "80", at(8)))
     cancelled = (
-        "--\n4|4|finetune|anna|red|main|CANCELLED|None|2026-11-10T08:30:17|0:0|2||None assigned\n"
+        "--\n4|4|finetune|anna|red|main|CANCELLED|None|2026-11-10T08:30:17|0:0|2||1:00:00|"
+        "None assigned\n"
     )
     shell = Recorded(stdout=cancelled)
     said = ask(of, shell)

@@ -35,6 +35,7 @@ def ended(state: str, exit_code: int | None = None) -> Job:
         ("FAILED", 75, "PREEMPTED"),
         ("CANCELLED", 0, "CANCELLED"),
         ("LAUNCH_FAILED", None, "FAILED"),
+        ("FORGOTTEN", None, "FORGOTTEN"),
     ],
 )
 def test_every_end_has_its_class_and_a_next_step(
@@ -49,7 +50,9 @@ def test_every_end_has_its_class_and_a_next_step(
 
 def test_every_class_can_be_reached() -> None:
     states = ("COMPLETED", "FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT", "PREEMPTED")
-    kinds = {outcome(ended(state, 1), "local").kind for state in (*states, "CANCELLED")}  # type: ignore[union-attr]
+    kinds = {
+        outcome(ended(state, 1), "local").kind for state in (*states, "CANCELLED", "FORGOTTEN")
+    }  # type: ignore[union-attr]
     assert kinds == set(OutcomeClass)
 
 

@@ -52,6 +52,8 @@ class Cluster:
     """Job id -> array id, settings, record."""
     queue: str = ""
     accounted: str = ""
+    known: str = "--\n"
+    """Ids that the queue lists when it is asked once more."""
     asked: list[str] = field(default_factory=list)
     stdin: list[bytes] = field(default_factory=list)
 
@@ -67,7 +69,7 @@ class Cluster:
         elif command.startswith("squeue --array"):
             text = f"{self.queue}--\n{self.accounted}"
         elif "squeue" in command and "submit_once" not in command:
-            text = "--\n"
+            text = self.known
         return Result(command=command, exit_code=0, stdout=text, stderr="")
 
 
@@ -260,6 +262,16 @@ def test_accounting_tells_tasks_that_the_queue_forgot_and_the_queue_is_never_lat
         ("12", 4, "PENDING"),
         ("16", 5, ""),
     }
+
+
+@pytest.mark.parametrize(("known", "state"), [("15\n", "RUNNING"), ("--\n", "FORGOTTEN")])
+def test_a_task_that_slurmctld_forgot_is_not_on_its_way(known: str, state: str) -> None:
+    """Accounting calls it RUNNING for ever, and the search waited for it."""
+    cluster = Cluster(queue="14|12|1|RUNNING\n", accounted="14|12_1|RUNNING\n15|12_2|RUNNING\n")
+    cluster.known = known
+    found = {task.job_id: task for task in states_of(cluster, "lr")}
+    assert (found["15"].state, found["15"].is_active) == (state, state == "RUNNING")
+    assert found["14"].is_active
 
 
 def test_a_damaged_mark_is_no_run() -> None:
