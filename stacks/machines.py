@@ -71,7 +71,8 @@ def _numbers(ranges: str, text: str) -> Iterator[str]:
     """`0-1,3` -> 0, 1, 3; leading zeros stay."""
     for part in ranges.split(","):
         first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or len(part) > 2 * _MOST_DIGITS:
+        is_range = first.isdecimal() and (last.isdecimal() or not dash)
+        if not is_range or len(part) > 2 * _MOST_DIGITS or int(last or first) < int(first):
             raise ValueError(f"{text[:80]!r} is not a list of names")
         for number in range(int(first), int(last or first) + 1):
             yield f"{number:0{len(first)}d}"

@@ -213,27 +213,23 @@ def _run(job_id: str, trial: str, record: str) -> TrialRun | None:
 
 
 def _queued(output: str) -> Sequence[TaskState]:
-    tasks: list[TaskState] = []
-    for fields in rows_of(output, "squeue", _QUEUE, name=3):
-        job_id, array_id, number, state = (field.strip() for field in fields)
-        if number.isdecimal():
-            tasks.append(
-                TaskState(job_id=job_id, array_id=array_id, number=int(number), state=state)
-            )
-    return tasks
+    rows = (map(str.strip, each) for each in rows_of(output, "squeue", _QUEUE, name=3))
+    return [
+        TaskState(job_id=job_id, array_id=array_id, number=int(number), state=state)
+        for job_id, array_id, number, state in rows
+        if number.isdecimal()
+    ]
 
 
 def _accounted(output: str) -> Sequence[TaskState]:
     """Tasks of sacct; waiting ones are those of the queue, which is never late."""
-    tasks: list[TaskState] = []
-    for line in output.splitlines():
-        fields = line.split("|")
-        found = re.fullmatch(r"(\d+)_(\d+)", fields[1]) if len(fields) == 3 else None
-        state, *_ = fields[-1].split() or [""]  # of `CANCELLED by 0`, and of nothing
-        if found is not None and state != "PENDING":
-            array_id, number = found.group(1), int(found.group(2))
-            tasks.append(TaskState(job_id=fields[0], array_id=array_id, number=number, state=state))
-    return tasks
+    # The state's first word is its name, as of `CANCELLED by 0`.
+    rows = re.findall(r"^(\d+)\|(\d+)_(\d{1,9})\|(\S*)", output, re.MULTILINE)
+    return [
+        TaskState(job_id=job_id, array_id=array_id, number=int(number), state=state)
+        for job_id, array_id, number, state in rows
+        if state != "PENDING"
+    ]
 
 
 NOT_SUBMITTED = "NOT SUBMITTED"

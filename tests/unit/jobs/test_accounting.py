@@ -244,7 +244,9 @@ def test_any_set_of_numbers_comes_back(numbers: set[int]) -> None:
     assert expand(text) == tuple(f"worker-{number}" for number in sorted(numbers))
 
 
-@pytest.mark.parametrize("text", ["worker-[0-", "worker-[a-b]", "[0]", "w-[1-]"])
+@pytest.mark.parametrize(
+    "text", ["worker-[0-", "worker-[a-b]", "[0]", "w-[1-]", "n[9-1]", "n[1,010-9]"]
+)
 def test_what_is_no_list_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(JobsError, match="not a list of names"):
         expand(text)
