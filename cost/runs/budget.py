@@ -184,8 +184,9 @@ def month_budget(
     members; each is taken for a job of that member which neither ledger nor queue know.
     """
     start, end = month_of(now)
-    ended, expected = actuals(entries), forecasts(entries)
-    parts = open_parts(entries)
+    again = {each.key for each in queue if not each.is_spent}
+    ended = {key: each for key, each in actuals(entries).items() if key not in again}
+    expected, parts = forecasts(entries), open_parts(entries)
     charges: list[Charge] = []
     for key, actual in ended.items():
         part = _part_in(actual, start, end)

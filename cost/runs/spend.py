@@ -24,6 +24,7 @@ from cost.report.layout import (
     money,
     number,
     render_report,
+    rounded,
     usd_text,
 )
 from cost.resources.estimate import RunRates
@@ -68,6 +69,8 @@ class JobUse:
     """More than one where tasks that never started stand under one id."""
     account: str = ""
     """Slurm account; empty where Slurm keeps none."""
+    told_by: str = ""
+    """The member whose own word it is; empty where Slurm or this machine's ledger knows it."""
     limit_s: int | None = None
     """Seconds of a run after which Slurm ends it; None: never."""
     num_nodes: int = 0
@@ -129,6 +132,12 @@ class Spend:
         return total_usd(self.jobs)
 
     @property
+    def told_twice_usd(self) -> Decimal:
+        """Of `jobs_usd` what members tell of hours that others' jobs pay too: it is in no bill."""
+        rest_usd = self.idle_usd + self.control_plane_usd + self.storage_usd - self.bill_usd
+        return max(_ZERO, rounded(self.jobs_usd + rest_usd, Decimal("0.000001")))
+
+    @property
     def idle_share(self) -> Decimal | None:
         """Part of the worker nodes' US dollars that no job used, 0 to 1; None without any."""
         workers_usd = self.jobs_usd + self.idle_usd
@@ -142,6 +151,7 @@ class _Stay:
     start_s: Decimal
     end_s: Decimal
     job: int
+    told_by: str
     weight: Decimal
 
 
@@ -226,6 +236,7 @@ def _stays(
                         start_s=span_s(start - since),
                         end_s=span_s(end - since),
                         job=index,
+                        told_by=use.told_by,
                         weight=dominant_share(worker, use.gpus_per_node, use.cpus_per_node),
                     )
                 )
@@ -235,7 +246,8 @@ def _stays(
 def _shared(stays: Sequence[_Stay], least_weight: Decimal) -> Iterable[tuple[int, Decimal]]:
     """(job, seconds of the node) for each stretch in which the same jobs are on one node.
 
-    `least_weight`: of all of them together; what they do not have of it is nobody's here.
+    `least_weight`: of all of them together; what they do not have of it is nobody's here. A
+    member's word changes what the own jobs cost alone.
     """
     events = sorted(
         (moment, is_end, index)
@@ -245,9 +257,13 @@ def _shared(stays: Sequence[_Stay], least_weight: Decimal) -> Iterable[tuple[int
     active: dict[int, _Stay] = {}
     before = _ZERO
     for moment, is_end, index in events:
-        weights = max(least_weight, sum((stay.weight for stay in active.values()), _ZERO))
+        weights: dict[str, Decimal] = defaultdict(Decimal)
+        for stay in active.values():
+            weights[stay.told_by] += stay.weight
         for stay in active.values() if moment > before else ():
-            yield stay.job, (moment - before) * stay.weight / weights
+            seen = weights[""] if stay.told_by else _ZERO
+            of_all = max(least_weight, seen + weights[stay.told_by])
+            yield stay.job, (moment - before) * stay.weight / of_all
         before = moment
         if is_end:
             del active[index]
@@ -489,11 +505,13 @@ def _sums_table(report: SpendReport, by: By, sums: Sequence[Mapping[str, object]
 
 def parts(spend: Spend) -> tuple[tuple[str, Decimal], ...]:
     """What the bill of the period is made of; the parts add up to `bill_usd`."""
+    twice_usd = spend.told_twice_usd
     return (
         ("jobs", spend.jobs_usd),
         ("idle workers", spend.idle_usd),
         ("control plane", spend.control_plane_usd),
         ("storage", spend.storage_usd),
+        *([("told twice", -twice_usd)] if twice_usd else []),
     )
 
 
@@ -621,6 +639,7 @@ def _plain(report: SpendReport) -> dict[str, object]:
         "idle_share": number(spend.idle_share),
         "control_plane_usd": exact_money(spend.control_plane_usd),
         "storage_usd": exact_money(spend.storage_usd),
+        "told_twice_usd": exact_money(spend.told_twice_usd),
         "padding_usd": exact_money(report.padding_usd),
         "jobs": [_plain_job(row) for row in report.rows],
         "users": _plain_groups(spend, lambda use: use.user),

@@ -584,7 +584,9 @@ def report_of_cluster(
     seen = frozenset((use.cluster, use.job_id) for use in accounted.uses)
     uses = (*accounted.uses, *uses_of(content.entries, but=seen))
     seen |= {(use.cluster, use.job_id) for use in uses}
-    uses += tuple(replace(x, user=who) for who in told for x in uses_of(told[who], but=seen))
+    uses += tuple(
+        replace(use, user=who, told_by=who) for who in told for use in uses_of(told[who], but=seen)
+    )
     if accounted.is_private:
         notes.append(PRIVATE)
     charges = [queue_charge(ledger.rates, use, now) for use in accounted.queue]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost.runs.budget import month_budget
+from cost.runs.budget import Charge, month_budget
 from cost.runs.ledger import Entry, Ledger, LedgerError, LineError, OverrideEntry, decode, encode
 from stacks.errors import visible
 from stacks.spec.cost import BudgetSpec
@@ -230,6 +230,21 @@ def test_a_forecast_is_reserved_until_the_actual_takes_its_place():
 def test_the_newest_actual_of_a_job_counts_and_only_once():
     entries = (actual_entry("1", "30", at(8), at(10)), actual_entry("1", "20", at(8), at(10)))
     assert left(*entries) == 80
+
+
+def test_a_job_that_is_in_the_queue_again_after_its_end_counts_as_the_queue_has_it():
+    """Requeued by hand, or taken for lost while slurmctld came back."""
+    key = (CLUSTER, "1")
+    runs = Charge(
+        key=key,
+        array_key=key,
+        usd=Decimal(50),
+        so_far_usd=Decimal(20),
+        is_spent=False,
+        job="finetune",
+    )
+    month = month_budget(BUDGET, [actual_entry("1", "20", at(8), at(10))], at(12), [runs])
+    assert (month.spent_usd, month.reserved_usd) == (0, 50)
 
 
 def test_the_same_number_on_another_cluster_is_another_job():

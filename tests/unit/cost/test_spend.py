@@ -164,6 +164,21 @@ def test_jobs_idle_nodes_control_plane_and_storage_are_the_bill(
     assert all(amount >= 0 for _, amount in parts(total))
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(found=st.lists(uses(), max_size=6), told=st.lists(uses(), max_size=6))
+def test_no_member_s_word_changes_what_another_s_job_costs(
+    rates: RunRates, found: Sequence[JobUse], told: Sequence[JobUse]
+):
+    of_bob = [replace(each, told_by="bob") for each in told]
+    lies = [replace(each, told_by="mallory") for each in (*found, *told)]
+    honest, lied = day(rates, *found, *of_bob), day(rates, *found, *of_bob, *lies)
+    for before, total in ((day(rates, *found), honest), (honest, lied)):
+        pairs = zip(usd(before), usd(total), strict=False)
+        assert all(abs((a or 0) - (b or 0)) < Decimal("1e-15") for a, b in pairs)
+        of_parts = sum((amount for _, amount in parts(total)), Decimal(0))
+        assert abs(of_parts - total.bill_usd) < Decimal("1e-6")
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(found=st.lists(uses(), max_size=8), cut=st.integers(min_value=1, max_value=1439))
 def test_two_periods_cost_what_the_whole_does(rates: RunRates, found: Sequence[JobUse], cut: int):

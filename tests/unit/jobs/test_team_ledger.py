@@ -22,7 +22,7 @@ import pytest
 from cost.report.layout import Format
 from cost.runs.budget import MonthBudget
 from cost.runs.ledger import Entry, encode
-from cost.runs.spend import By, render_spend
+from cost.runs.spend import By, SpendReport, parts, render_spend
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
 from infra.jobs.history import Submission
@@ -344,6 +344,40 @@ def test_who_claims_what_nobody_else_saw_is_named_by_what_it_refuses(tmp_path: P
     asked = Asked(books(tmp_path, Path("/team")))
     with pytest.raises(JobsError, match=r"told by mallory \$1,000,000\.00 \(job 99\), bob \$9\.00"):
         asked.submit(shell)
+
+
+def costs(of: JobLedger, *told: str) -> tuple[dict[str, Decimal | None], SpendReport]:
+    """What `spend` says of each user's jobs where these lines are told."""
+    period = {"cluster": CLUSTER, "since": at(0, day=1), "until": at(12), "now": at(12)}
+    report = report_of_cluster(of, Teller("".join(told)), **period)
+    of_parts = sum((usd for _, usd in parts(report.spend)), Decimal(0))
+    assert abs(of_parts - report.spend.bill_usd) < Decimal("1e-6")
+    return {row.job.use.user: row.job.nodes_usd for row in report.rows}, report
+
+
+def test_nobody_s_word_changes_what_another_s_job_costs(tmp_path: Path) -> None:
+    """A job that mallory said was on the same nodes took half of what ann's and carl's cost."""
+    of = books(tmp_path, Path("/team"))
+    of.file.append(actual_entry("1", "18.2752", at(8), at(9), user="ann"))
+    carl = f"carl\t{encode(actual_entry('2', '9', at(10), at(11)))}\n"
+    lies = "".join(
+        f"mallory\t{encode(actual_entry(str(number), '1', at(8), at(11)))}\n"
+        for number in range(3, 6)
+    )
+    hour_usd = 4 * Decimal("4.5688")
+    alone, honest = costs(of, carl)
+    assert alone == {"ann": hour_usd, "carl": hour_usd}
+    both, lied = costs(of, carl, lies)
+    assert {user: both[user] for user in alone} == alone
+    assert honest.spend.told_twice_usd == 0
+    claimed = lied.spend.jobs_usd - honest.spend.jobs_usd
+    # Three hours of each node: of the first ann had a share with them, of the second nobody.
+    assert abs(claimed - hour_usd * (Decimal("0.75") + 2)) < Decimal("1e-6")
+    assert abs(lied.spend.told_twice_usd - hour_usd * Decimal("1.75")) < Decimal("1e-6")
+    assert lied.spend.bill_usd == honest.spend.bill_usd
+    for form in Format:
+        text = render_spend(lied, form)
+        assert "told twice" in text or form is Format.JSON
 
 
 @dataclass
