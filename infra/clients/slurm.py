@@ -537,7 +537,11 @@ def _row(
     on, word, began = expand(nodes), _state(state), _time(start)
     # The queue shows when a running job would end at the latest.
     ended = None if word in ACTIVE_STATES - {"REQUEUED"} else _time(end)
-    held = began and on and Occupancy(started_at=began, ended_at=ended, nodes=on, state=word)
+    runs = (
+        ()
+        if began is None
+        else (Occupancy(started_at=began, ended_at=ended, nodes=on, state=word),)
+    )
     array_id, num_tasks = _array(task)
     return JobUse(
         cluster=cluster,
@@ -548,7 +552,7 @@ def _row(
         partition=partition,
         state=word,
         is_finished=word not in ACTIVE_STATES,
-        runs=(held,) if held else (),
+        runs=runs if on else (),
         cpus_per_node=count(cpus) // max(1, len(on), num_nodes),
         array_id=array_id,
         num_tasks=num_tasks,
