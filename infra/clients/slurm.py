@@ -537,11 +537,7 @@ def _row(
     on, word, began = expand(nodes), _state(state), _time(start)
     # The queue shows when a running job would end at the latest.
     ended = None if word in ACTIVE_STATES - {"REQUEUED"} else _time(end)
-    runs = (
-        ()
-        if began is None
-        else (Occupancy(started_at=began, ended_at=ended, nodes=on, state=word),)
-    )
+    runs = [Occupancy(started_at=began, ended_at=ended, nodes=on, state=word)] if began else []
     array_id, num_tasks = _array(task)
     return JobUse(
         cluster=cluster,
@@ -552,7 +548,7 @@ def _row(
         partition=partition,
         state=word,
         is_finished=word not in ACTIVE_STATES,
-        runs=runs if on else (),
+        runs=tuple(runs if on else ()),
         cpus_per_node=count(cpus) // max(1, len(on), num_nodes),
         array_id=array_id,
         num_tasks=num_tasks,

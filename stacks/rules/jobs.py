@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Final
 
 from stacks.load import StackError
+from stacks.machines import expand_nodes
 from stacks.rules import Findings
 from stacks.rules.naming import check_unique, name_problem, path_problem
 from stacks.rules.slurm_conf import HIDDEN, check_line
@@ -56,6 +57,12 @@ def check_jobs(spec: StackSpec, findings: Findings) -> None:
     """Partitions first, then the jobs that use them."""
     if spec.attached is None:
         _check_partitions(spec, findings)
+    for index, nodeset in enumerate(spec.attached.nodesets if spec.attached else ()):
+        try:
+            expand_nodes(nodeset.nodes)
+        except ValueError as error:
+            problem = f"{error}; write what sinfo shows, such as gpu[01-16], or attach once more"
+            findings.add("attached.nodes", f"attached.nodesets[{index}].nodes", problem)
     check_unique(spec.jobs, "jobs", findings, "jobs.name-twice", key="name")
     for index, job in enumerate(spec.jobs):
         _check_job(spec, job, f"jobs[{index}]", findings)

@@ -224,6 +224,16 @@ def test_a_key_that_attach_once_wrote_is_refused_as_gone(tmp_path: Path) -> None
         load_config(given, "lab")
 
 
+@pytest.mark.parametrize("nodes", ["gpu[16-01]", "gpu[01-", "gpu[a]"])
+def test_nodes_that_are_no_list_are_refused_with_their_path(tmp_path: Path, nodes: str) -> None:
+    """They were first read where a job's node was looked for, and that error named no key."""
+    given = config(tmp_path)
+    given["soperator-stack:attached"]["nodesets"][0]["nodes"] = nodes
+    (problem,) = check(load_config(given, "lab"))
+    assert (problem.rule, problem.path) == ("attached.nodes", "lab.attached.nodesets[0].nodes")
+    assert f"{nodes!r} is not a list of names; write what sinfo shows" in problem.message
+
+
 def test_a_schedule_is_refused_where_nothing_writes_it(tmp_path: Path) -> None:
     job = {"name": "look", "module": "workloads.look", "recipe": "look", "partition": "main"}
     spec = load_config(config(tmp_path, jobs=[{**job, "schedule": "@daily"}]), "lab")
