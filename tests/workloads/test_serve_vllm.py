@@ -40,6 +40,7 @@ MODEL = "SmolLM2-135M-Instruct"
 VARIABLE = "SOPERATOR_VLLM"
 WAIT_S = 900.0
 """A start beside other work took minutes."""
+pytestmark = pytest.mark.timeout(2 * WAIT_S)
 
 
 # Its recorded answers
