@@ -392,7 +392,7 @@ _SACCT_USE = (
     "AllocTRES,Timelimit,NodeList"
 )
 _QUEUE_USE = "%A|%i|%u|%a|%P|%T|%S|%e|%C|%b|%N|%D|%l|%r|%j"
-_HELD = "JobHeldUser"
+_HELD = "JobHeldUser", "PENDING"
 # slurmctld hides jobs from squeue, slurmdbd hides them from sacct.
 _PRIVATE = "{ scontrol show config; sacctmgr show config; } 2>&1 | grep '^PrivateData .*jobs' >&2"
 _SEPARATOR = "--"
@@ -437,9 +437,8 @@ def uses(
     whose = '--user="$(id -un)"' if mine else "--allusers"
     if account is not None and not mine:
         whose += f" --accounts={shlex.quote(account)}"
-    command = (
-        f"sacct {whose} --duplicates --noheader --parsable2 --allocations --format={_SACCT_USE}"
-    )
+    form = f"--noheader --parsable2 --allocations --format={_SACCT_USE}"
+    command = f"sacct {whose} --duplicates {form}"
     asked = [f"{command} --starttime={_slurm_time(since)} --endtime={_slurm_time(until)}"]
     if ids:
         asked.append(f"{command} --jobs={','.join(job_id(each) for each in ids)}")
@@ -511,14 +510,9 @@ def squeue_rows(output: str, cluster: str) -> tuple[JobUse, ...]:
         job_id, task, *texts, cpus, gres, nodes, num_nodes, limit, reason, name = fields
         found = re.search(r"\bgpu(?::[^:,=]+)?[:=](\d+)", gres)
         row = _row(cluster, job_id, task, [name, *texts], nodes, cpus, num_nodes=count(num_nodes))
-        rows.append(
-            replace(
-                row,
-                gpus_per_node=count(found.group(1)) if found else 0,
-                limit_s=slurm_seconds(limit),
-                is_held=reason == _HELD and row.state == "PENDING",
-            )
-        )
+        num_gpus, is_held = count(found[1]) if found else 0, (reason, row.state) == _HELD
+        limit_s = slurm_seconds(limit)
+        rows.append(replace(row, gpus_per_node=num_gpus, limit_s=limit_s, is_held=is_held))
     return tuple(rows)
 
 
@@ -568,15 +562,10 @@ def _array(task: str) -> tuple[str | None, int]:
     found = _TASK.match(task.strip())
     if found is None:
         return None, 1
-    number = 1
-    if found[3] is not None:
-        texts = [re.split("[-:]", each) for each in found[3].split(",") if each]
-        ranges = [[count(number) for number in each] for each in texts]
-        number = sum(
-            len(range(each[0], each[1] + 1, max(1, *each[2:], 1))) if len(each) > 1 else 1
-            for each in ranges
-        )
-    return found[1], max(1, number)
+    texts = [re.split("[-:]", each) for each in (found[3] or "").split(",") if each]
+    ranges = [[count(number) for number in each] for each in texts]  # first, last, step
+    sizes = (len(range(each[0], each[:2][-1] + 1, max(1, *each[2:], 1))) for each in ranges)
+    return found[1], max(1, sum(sizes))
 
 
 def _joined(rows: Iterable[JobUse], active: set[str]) -> tuple[JobUse, ...]:
@@ -584,20 +573,30 @@ def _joined(rows: Iterable[JobUse], active: set[str]) -> tuple[JobUse, ...]:
     by_id: dict[str, list[JobUse]] = {}
     for row in rows:
         by_id.setdefault(row.job_id, []).append(row)
-    latest = datetime.max.replace(tzinfo=UTC)
-    found: list[JobUse] = []
-    for job_id, lives in by_id.items():
-        lives.sort(key=lambda row: row.runs[0].started_at if row.runs else latest)
-        found.append(
-            replace(
-                lives[-1],
-                is_finished=lives[-1].is_finished and job_id not in active,
-                runs=tuple(run for row in lives for run in row.runs),
-                cpus_per_node=max(row.cpus_per_node for row in lives),
-                gpus_per_node=max(row.gpus_per_node for row in lives),
-            )
-        )
+    found = (_of_id(lives, is_active=job_id in active) for job_id, lives in by_id.items())
     return tuple(sorted(found, key=lambda use: (len(use.job_id), use.job_id)))
+
+
+def _of_id(lives: Sequence[JobUse], *, is_active: bool) -> JobUse:
+    """The job of these rows; accounting has no end of one that slurmctld lost with its id.
+
+    The next job got that id: what is open ends where the next row begins, or at its limit.
+    """
+    first, latest = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+    unstarted = {True: latest, False: latest if is_active else first}
+    starts = (row.runs[0].started_at if row.runs else unstarted[row.is_finished] for row in lives)
+    rows = sorted(zip(starts, lives, strict=True), key=lambda each: each[0])
+    runs: list[Occupancy] = []
+    for (began, row), after in zip(rows, [*(start for start, _ in rows[1:]), latest], strict=True):
+        end = row.end_at_most(began, after) if after < latest else None
+        runs += [replace(run, ended_at=run.ended_at or end) for run in row.runs]
+    return replace(
+        rows[-1][1],
+        is_finished=rows[-1][1].is_finished and not is_active,
+        runs=tuple(runs),
+        cpus_per_node=max(row.cpus_per_node for row in lives),
+        gpus_per_node=max(row.gpus_per_node for row in lives),
+    )
 
 
 def _time(text: str) -> datetime | None:

@@ -172,6 +172,30 @@ def test_the_runs_of_a_preempted_job_are_one_job() -> None:
     assert (job.state, job.is_finished) == ("COMPLETED", True)
 
 
+LOST = "9|9|old|anna|red|main|{}|{}|Unknown|0:0|2|cpu=2|1:00:00|{}\n"
+NEXT = (
+    "9|9|new|bob|red|main|COMPLETED|2026-11-21T0{}:00|2026-11-21T08:00:00|0:0|2|cpu=2|1:00:00|w-1\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("lost", "begins", "ends"),
+    [
+        (("RUNNING", "2026-11-21T02:00:00", "w-0"), "7:00", ["03:00", "08:00"]),  # its limit
+        (("RUNNING", "2026-11-21T02:00:00", "w-0"), "2:30", ["02:30", "08:00"]),
+        (("PENDING", "Unknown", "None assigned"), "7:00", ["08:00"]),
+    ],
+)
+def test_a_job_that_slurm_lost_has_ended_where_the_next_one_has_its_id(
+    lost: tuple[str, str, str], begins: str, ends: list[str]
+) -> None:
+    """A slurmctld that is killed before it saves loses the number too; both are one id there."""
+    (job,) = asked(Recorded(stdout=f"--\n{LOST.format(*lost)}{NEXT.format(begins)}")).uses
+    assert (job.user, job.name, job.is_finished) == ("bob", "new", True)
+    assert [f"{run.ended_at:%H:%M}" for run in job.runs if run.ended_at] == ends
+    assert all(run.ended_at for run in job.runs)
+
+
 @pytest.mark.parametrize(
     ("task", "array_id", "num_tasks"),
     [
