@@ -41,6 +41,8 @@ class _Door(paramiko.ServerInterface):
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         if self._harm == "silent authentication":
             _never()
+        if self._harm == "no authentication":
+            raise EOFError  # which ends the connection
         return paramiko.common.AUTH_SUCCESSFUL
 
     def check_channel_request(self, kind: str, chanid: int) -> int:

@@ -11,6 +11,7 @@ import binascii
 import contextlib
 import json
 import logging
+import re
 import socket
 import threading
 import time
@@ -29,7 +30,7 @@ QUICK_S: Final = 300.0
 """Longest that a quick command may take; sbatch tries for 2 minutes where slurmctld is busy."""
 SLOWEST_BYTES_PER_S: Final = 16 << 10
 """Of what is sent to a command, which has so much more time."""
-MOST_BYTES: Final = 64 << 20
+MOST_BYTES: Final = 128 << 20
 """Most that one command may print: a node must not fill this machine's memory."""
 _MOST_LINE_BYTES: Final = 1 << 20
 _MOST_PACKET_BYTES: Final = 256 << 10
@@ -39,6 +40,7 @@ _HANDSHAKE_S = 3 * _CONNECT_TIMEOUT_S
 """For banner, keys and authentication: paramiko limits each read of a banner, not the whole."""
 _KEEPALIVE_S = 15
 _CHUNK_BYTES = 1 << 16
+_UNANSWERED: Final = re.compile("timeout|EOF")  # in auth_handler.py of paramiko 5.1.0
 _LOST: Final = (OSError, EOFError, paramiko.SSHException)
 """What paramiko raises of a connection that is gone."""
 _SESSION_WAIT_S = 60
@@ -180,9 +182,8 @@ class Connection:
         """Output of `command` as it comes; b"" after each `poll_s` of silence, ends with it."""
         channel = self.hold(command)
         try:
-            if stdin:
-                with self._within(len(stdin)):
-                    _feed(channel, stdin)
+            if stdin:  # while it is read: either side may have more to say than the other holds
+                threading.Thread(target=_feed, args=(channel, stdin), daemon=True).start()
             channel.settimeout(poll_s)
             while True:
                 try:
@@ -323,7 +324,7 @@ def offered_host_key(host: str, port: int, kind: str | None = None) -> str:
 
 def _handshake_error(endpoint: Endpoint, error: Exception) -> JobsError:
     text = str(error)[:200] or type(error).__name__
-    if isinstance(error, paramiko.AuthenticationException) and "timeout" not in text:
+    if isinstance(error, paramiko.AuthenticationException) and not _UNANSWERED.search(text):
         advice = (
             "add its public half to login.ssh_public_keys and run pulumi up, or give another key "
             "with --identity"
@@ -432,7 +433,7 @@ def _exchange(channel: paramiko.Channel, stdin: bytes) -> tuple[bytes, bytes]:
     if sum(map(len, outputs)) > MOST_BYTES:
         raise JobsError(
             f"a command on the login node printed more than {MOST_BYTES >> 20} MiB, which is not "
-            "read: ask for less, such as fewer days, or look there what it prints"
+            "read: ask for less (fewer days, a smaller folder), or look there what it prints"
         )
     return bytes(outputs[0]), bytes(outputs[1])
 

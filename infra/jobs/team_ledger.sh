@@ -77,6 +77,7 @@ find "${files[@]}" -printf "%T@ %U %D:%i %s %p\0" | sort -znr | choose | sort -z
   name=${record%%$'\t'*}
   # What lies there now may be another thing, but of the same owner still: a link or a pipe is not followed.
   timeout 10 dd if="${record#*$'\t'}" iflag=nofollow,nonblock,fullblock bs="$most_bytes" count=1 status=none |
-    NAME=${name#* } awk 'NF { print ENVIRON["NAME"] "\t" $0 }' # also ends a line that has no end
+    # No entry is so short: without its name before each of a million short lines, what is printed is no more than what is read.
+    NAME=${name#* } awk 'length >= 40 || (NF && !short++) { print ENVIRON["NAME"] "\t" $0 }' # also ends a line that has no end
   : # what cannot be read is said, and keeps nobody from the rest
 done

@@ -4,7 +4,7 @@
 export LC_ALL=C LANG=C TZ=UTC0 SLURM_TIME_FORMAT=standard
 part() { printf '\n@%s %s\n' "$nonce" "$1"; }
 # The script itself is standard input, which a wrapper of sinfo that calls ssh would read to its end.
-soon() { timeout 60 "$@" 2>&1 < /dev/null; }
+soon() { timeout 30 "$@" 2>&1 < /dev/null; }
 me=$(id -un)
 part who
 printf '%s\n' "$me" "${HOME:-/}" "$(uname -n)" "${SHELL:-/bin/sh}"

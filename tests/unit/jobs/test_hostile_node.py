@@ -67,7 +67,9 @@ _CLIENT = """
     from pathlib import Path
     from infra.clients.errors import JobsError
     from infra.clients.ssh import Connection, Endpoint
-    from infra.clients import slurm
+    from infra.clients import slurm, ssh
+
+    ssh.MOST_BYTES = 64 << 20  # half of it, in half of the time
 
     host_key, port, identity = sys.argv[1:]
     door = Endpoint(host="127.0.0.1", port=int(port), host_key=host_key, identity=Path(identity))
@@ -118,9 +120,11 @@ def test_who_never_answers_the_key_has_not_refused_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the node that is broken, and nobody has to add a key there."""
-    monkeypatch.setattr(ssh, "_CONNECT_TIMEOUT_S", 1)
+    monkeypatch.setattr(ssh, "_CONNECT_TIMEOUT_S", 5)
     with within(60), pytest.raises(ConnectionLostError, match="no SSH session: Authentication ti"):
         Connection(node("silent authentication"))
+    with pytest.raises(ConnectionLostError, match="no SSH session: Authentication failed: tr"):
+        Connection(node("no authentication"))
 
 
 def test_a_packet_of_gibibytes_is_not_read(node: Node) -> None:
@@ -149,10 +153,10 @@ def test_what_is_slow_by_its_nature_is_waited_for(
 ) -> None:
     """A log that is followed, a transfer, a session: they drip for as long as they want to."""
     with Connection(node("dripping answer")) as connection:
-        monkeypatch.setattr(ssh, "QUICK_S", 0.5)
+        monkeypatch.setattr(ssh, "QUICK_S", 3)
         began_s = time.monotonic()
         for _ in connection.stream("tail -F log", poll_s=0.2):
-            if time.monotonic() - began_s > 1.5:
+            if time.monotonic() - began_s > 5:
                 break
         assert connection.is_open
 
@@ -161,6 +165,8 @@ def test_what_is_sent_and_what_is_told_do_not_wait_for_each_other(node: Node) ->
     """A node that reads nothing before all of its answer is read, of both more than a window."""
     with Connection(node("output before input")) as connection, within(60):
         assert len(connection.run("bash -s", stdin=b"x" * (8 << 20)).stdout) == 8 << 20
+        streamed = connection.stream("bash -s", poll_s=0.2, stdin=b"x" * (8 << 20))
+        assert sum(map(len, streamed)) == 8 << 20
 
 
 def test_a_line_that_never_ends_is_cut(node: Node) -> None:

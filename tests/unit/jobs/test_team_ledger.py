@@ -209,6 +209,20 @@ def test_what_is_more_than_a_file_holds_stands_in_the_next(
 
 
 @OF_OTHERS
+def test_short_lines_of_a_member_are_not_printed_each_with_a_name(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Four MiB of them would be twenty, and of two members more than a command may print."""
+    line = encode(actual_entry("5", "9", at(8), at(9)))
+    wrote = Login(BOB).run(f"yes x | head -c 400000 > {folder}/x; echo '{line}' >> {folder}/x")
+    assert wrote.ok
+    said = list[str]()
+    assert month(books(tmp_path / "a", folder), ANN, said.append).left_usd == 91
+    (damaged,) = said
+    assert damaged.startswith("budget.ledger: 1 lines of 20012 are left out, the first of them:")
+
+
+@OF_OTHERS
 def test_what_is_not_read_of_a_member_is_said(folder: Path, tmp_path: Path) -> None:
     """Of many files the newest, of a long one the start, and none of one that is locked up."""
     line = encode(actual_entry("5", "9", at(8), at(9)))
