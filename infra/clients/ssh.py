@@ -182,8 +182,9 @@ class Connection:
         """Output of `command` as it comes; b"" after each `poll_s` of silence, ends with it."""
         channel = self.hold(command)
         try:
-            if stdin:  # while it is read: either side may have more to say than the other holds
-                threading.Thread(target=_feed, args=(channel, stdin), daemon=True).start()
+            if stdin:
+                with self._within(len(stdin)):
+                    _feed(channel, stdin)
             channel.settimeout(poll_s)
             while True:
                 try:

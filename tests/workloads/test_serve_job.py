@@ -183,7 +183,9 @@ def test_a_model_over_several_gpus_is_refused_where_nothing_divides_it(
     monkeypatch.setattr(server, "is_installed", lambda: False)
     with pytest.raises(ConfigError, match=r"serve.gpus: 4, this job has 2; raise gpus_per_node"):
         server.choose_engine(serve_config(gpus=4), num_gpus=2)
-    with pytest.raises(ConfigError, match=r"serve.gpus: 2, but the transformers engine .* install"):
+    with pytest.raises(
+        ConfigError, match=r"serve.gpus: 2 takes vLLM, which is not installed .*; install"
+    ):
         server.choose_engine(serve_config(gpus=2), num_gpus=2)
     assert server.choose_engine(serve_config(), num_gpus=2) == "transformers"
 

@@ -63,7 +63,7 @@ def within(limit_s: float) -> Iterator[None]:
 
 
 _CLIENT = """
-    import resource, sys
+    import re, sys
     from pathlib import Path
     from infra.clients.errors import JobsError
     from infra.clients.ssh import Connection, Endpoint
@@ -78,7 +78,9 @@ _CLIENT = """
             slurm.recent(connection, days=31)
     except JobsError as error:
         print(error)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+    # getrusage keeps the peak of the process that it was forked from.
+    peak_kib = re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]
+    print(int(peak_kib) >> 10)
 """
 
 
@@ -165,8 +167,6 @@ def test_what_is_sent_and_what_is_told_do_not_wait_for_each_other(node: Node) ->
     """A node that reads nothing before all of its answer is read, of both more than a window."""
     with Connection(node("output before input")) as connection, within(60):
         assert len(connection.run("bash -s", stdin=b"x" * (8 << 20)).stdout) == 8 << 20
-        streamed = connection.stream("bash -s", poll_s=0.2, stdin=b"x" * (8 << 20))
-        assert sum(map(len, streamed)) == 8 << 20
 
 
 def test_a_line_that_never_ends_is_cut(node: Node) -> None:
