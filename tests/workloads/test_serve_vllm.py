@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ from tests.workloads.test_serve_http import NAMED, OTHER, WEATHER, json_schema, 
 from workloads.chat.client import Client, Reply, _refusal, server_models
 from workloads.load.client import ChatClient, ServedModel, read_metrics
 from workloads.load.http import Answer, ChatEvents
+from workloads.serve import server
 from workloads.serve.app import ON_LOOPBACK, VllmGuard
 
 ANSWERS: dict[str, Any] = json.loads(
@@ -155,6 +157,22 @@ def _status(method: str, path: str, headers: dict[str, str]) -> int:
     asyncio.run(VllmGuard(app)(scope, receive, send))  # type: ignore[arg-type]
     (status,) = seen
     return status
+
+
+@pytest.mark.parametrize(
+    "answer", [b"220 no web server\r\n", b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx"]
+)
+def test_what_answers_at_vllms_port_without_http_is_not_vllm(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            client, _ = listener.accept()
+            with client:
+                client.recv(1 << 16)
+                client.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        assert server.page("127.0.0.1", listener.getsockname()[1], "health") is None
 
 
 # vLLM itself

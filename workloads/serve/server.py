@@ -391,5 +391,5 @@ def page(host: str, port: int, name: str, key: str = "") -> bytes | None:
             connection.request("GET", f"/{name}", headers={"Authorization": f"Bearer {key}"})
             answer = connection.getresponse()
             return answer.read() if answer.status == 200 else None
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return None
