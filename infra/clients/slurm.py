@@ -578,9 +578,9 @@ def _joined(rows: Iterable[JobUse], active: set[str]) -> tuple[JobUse, ...]:
 
 
 def _of_id(lives: Sequence[JobUse], *, is_active: bool) -> JobUse:
-    """The job of these rows; accounting has no end of one that slurmctld lost with its id.
+    """One job of all rows under its id; slurmctld may lose a job and give its id to the next one.
 
-    The next job got that id: what is open ends where the next row begins, or at its limit.
+    What accounting leaves open of the lost one ends where the next begins, or at its time limit.
     """
     first, latest = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
     unstarted = {True: latest, False: latest if is_active else first}
