@@ -33,6 +33,7 @@ from infra.clients.ssh import Connection, Result
 from infra.jobs.ledger import OverBudgetError, admit_session, open_ledger
 from infra.operate.sessions import ask
 from tests.bench.team import Laptop, Team, measure, problems, running_team
+from workloads.common import atomic, exit_codes, log, supervise
 
 pytestmark = pytest.mark.local
 
@@ -152,8 +153,13 @@ class Root:
 
 
 def test_a_requeue_by_hand_is_told_from_that_of_a_job(team: Team) -> None:
-    """One step ends with 75 before its job asks, as the supervisor's does; the other still runs."""
-    own = "srun bash -c 'exit 75'; scontrol requeue $SLURM_JOB_ID; sleep 60"
+    """One step ends with 75 and its supervisor asks; the other still runs."""
+    for module in (atomic, exit_codes, log, supervise):
+        source = Path(module.__file__ or "").read_text()
+        path = f"/home/bob/own/{module.__name__.replace('.', '/')}.py"
+        team.as_root(f"mkdir -p $(dirname {path}); printf %s {shlex.quote(source)} > {path}")
+    supervised = "python3 -m workloads.common.supervise --max-nodes 1 --save-s 5"
+    own = f"cd /home/bob/own; {supervised} -- srun bash -c 'exit 75'; sleep 60"
     hand = "srun bash -c 'trap \"exit 75\" TERM; sleep 60 & wait'; sleep 60"
     ids = {}
     for name, life in {"own": own, "hand": hand}.items():

@@ -233,6 +233,30 @@ def test_a_server_that_was_told_to_end_comes_back_unless_it_was_cancelled(
             signal.signal(number, handler)
 
 
+@pytest.mark.parametrize(("num_looks", "is_heard"), [(3, True), (10**9, False)])
+def test_a_job_asks_for_its_requeue_once_slurm_has_heard_how_its_step_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_looks: int, is_heard: bool
+) -> None:
+    """It asked at once, and the accounting took the requeue for one by hand while all ran well."""
+    program = tmp_path / "scontrol"
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("workloads.common.supervise._POLL_S", 0.01)
+    monkeypatch.setattr("workloads.common.supervise._HEARD_S", 0.1, raising=False)
+    looks: list[tuple[str, ...]] = []
+
+    def ask(*command: str) -> str:
+        assert not (tmp_path / "asked").exists()
+        looks.append(command)
+        return "12.batch" if len(looks) > num_looks else "12.0\n12.batch"
+
+    assert Job(id="12", partition="main", ask=ask).requeue()
+    assert (tmp_path / "asked").read_text() == "requeue 12\n"
+    assert set(looks) == {("squeue", "-h", "-s", "-j", "12", "-o", "%i")}
+    assert (len(looks) == num_looks + 1) is is_heard
+
+
 @pytest.mark.parametrize("status", [15, 143])
 def test_a_rank_that_its_node_ended_before_it_could_hear_is_no_failure(
     tmp_path: Path, status: int

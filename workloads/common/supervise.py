@@ -40,6 +40,8 @@ _TOLD_BY = (signal.SIGUSR1, signal.SIGTERM)
 _AWAKE_S = 0.01
 _ASK_S = 5.0
 """A controller that does not answer must not keep this process from seeing the end of its step."""
+_HEARD_S = 2.0
+"""The end of a step on a node that is gone may never be heard of."""
 LEAVING = frozenset({"DRAIN", "FAIL", "POWER_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
 """Flags of a node that goes while its job still runs: `scontrol show node`, State=."""
 
@@ -80,11 +82,10 @@ class Job:
     def num_available_nodes(self) -> int:
         """Return the nodes that a new start could have: idle ones, and those that it holds."""
         held = self.ask("squeue", "-h", "-j", self.id, "-o", "%N")
-        found = {"idle": self.ask("sinfo", "-h", "-p", self.partition, "-o", "%D %t")}
+        sinfo = "sinfo", "-h", "-p", self.partition, "-o", "%D %t"
+        found = {"idle": self.ask(*sinfo)}
         if held:
-            found["alloc mix"] = self.ask(
-                "sinfo", "-h", "-p", self.partition, "-n", held, "-o", "%D %t"
-            )
+            found["alloc mix"] = self.ask(*sinfo, "-n", held)
         number = 0
         for states, lines in found.items():
             for line in lines.splitlines():
@@ -109,8 +110,14 @@ class Job:
 
     def requeue(self) -> bool:
         """Put it back into the queue; False when Slurm refuses."""
-        done = subprocess.run(["scontrol", "requeue", self.id], capture_output=True, check=False)
-        return done.returncode == 0
+        # Slurm accounts a requeue with what its steps ended with, and hears of an end after srun
+        # does (22.05: slurmstepd tells srun, then cleans up, then tells slurmctld).
+        until_s = time.monotonic() + _HEARD_S
+        steps = "squeue", "-h", "-s", "-j", self.id, "-o", "%i"
+        while re.search(r"\.\d+$", self.ask(*steps), re.MULTILINE) and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+        requeue = "scontrol", "requeue", self.id
+        return subprocess.run(requeue, capture_output=True, check=False).returncode == 0
 
 
 @dataclass(slots=True)
@@ -212,8 +219,7 @@ class Supervisor:
         step = subprocess.Popen(self.command)
         guard = Guard(step, self.preemptible, self.nodes_file, self.exit_file, self.save_s)
 
-        def pass_on(number: int, frame: FrameType | None) -> None:
-            del frame
+        def pass_on(number: int, _: FrameType | None) -> None:
             if not self.is_stopping:
                 log(f"{signal.Signals(number).name}: the ranks save and end")
             self.is_stopping = True
@@ -229,11 +235,8 @@ class Supervisor:
         while step.poll() is None:
             guard.rest()
             now_s = time.monotonic()
-            if (
-                self.preemptible
-                and not self.is_stopping
-                and now_s - watched_s >= self.watch_every_s
-            ):
+            is_due = now_s - watched_s >= self.watch_every_s
+            if self.preemptible and not self.is_stopping and is_due:
                 watched_s = now_s
                 if leaving := self.job.leaving_nodes(self.nodes, self.preemptible):
                     log(f"{', '.join(leaving)} is drained or about to stop")
@@ -299,26 +302,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     command = [word for index, word in enumerate(options.command) if index or word != "--"]
-    environment = os.environ
+    environ = os.environ
     return Supervisor(
-        job=Job(
-            id=environment["SLURM_JOB_ID"], partition=environment.get("SLURM_JOB_PARTITION", "")
-        ),
+        job=Job(id=environ["SLURM_JOB_ID"], partition=environ.get("SLURM_JOB_PARTITION", "")),
         command=command,
         max_nodes=options.max_nodes,
         nodes_file=_path("SOPERATOR_NODES_FILE"),
         exit_file=_path("SOPERATOR_EXIT_FILE"),
         save_s=options.save_s,
-        nodes=environment.get("SLURM_JOB_NODELIST", ""),
+        nodes=environ.get("SLURM_JOB_NODELIST", ""),
         preemptible=options.preemptible,
         serves=options.serves,
-        look_every_s=float(environment.get("SOPERATOR_LOOK_EVERY_S", "60")),
+        look_every_s=float(environ.get("SOPERATOR_LOOK_EVERY_S", "60")),
     ).run()
 
 
 def _path(name: str) -> Path | None:
-    value = os.environ.get(name)
-    return Path(value) if value else None
+    return Path(value) if (value := os.environ.get(name)) else None
 
 
 if __name__ == "__main__":
