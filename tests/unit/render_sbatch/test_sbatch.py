@@ -264,11 +264,15 @@ def test_a_node_gives_the_launcher_the_cpus_of_all_its_ranks(spec: StackSpec) ->
 def test_a_rank_has_its_gpus_share_of_the_nodes_cpus(spec: StackSpec) -> None:
     """64 vCPUs and 2 GPUs a node: 32 for each GPU, unless the stack says otherwise."""
     half = render_sbatch(spec, replace(JOB, gpus_per_node=1))
+    assert "#SBATCH --gpus-per-node=1\n" in half
     assert "#SBATCH --cpus-per-task=32\n" in half
     assert "OMP_NUM_THREADS=32\n" in half
-    assert "#SBATCH --cpus-per-task=64\n" in render_sbatch(spec, JOB)
+    whole = render_sbatch(spec, JOB)
+    assert "#SBATCH --gpus-per-node=2\n" in whole
+    assert "#SBATCH --cpus-per-task=64\n" in whole
     no_gpu = render_sbatch(spec, replace(JOB, nodes=1, gpus_per_node=0))
     assert "#SBATCH --cpus-per-task=1\n" in no_gpu
+    assert "--gpus-per-node" not in no_gpu
 
 
 def test_a_server_of_several_gpus_is_one_process_with_all_their_cpus(spec: StackSpec) -> None:
@@ -422,6 +426,58 @@ def test_a_node_without_one_of_the_places_is_refused_with_its_path(
     refused = subprocess.run(words, env=here, capture_output=True, text=True)
     assert refused.returncode == 78
     assert f"{tmp_path / place} cannot be " in refused.stderr
+
+
+@pytest.mark.feature("S000-37")
+def test_no_rank_is_launched_before_each_node_has_looked_at_its_mounts_and_places(
+    spec: StackSpec, tmp_path: Path
+) -> None:
+    """The script as Slurm runs it from its checks on, srun on each of two nodes in turn."""
+    text = render_sbatch(spec, JOB)
+    checks = text[text.index("# Every node must see") :]
+    programs = {
+        "srun": 'while [ "$1" != bash ]; do shift; done\nfor _ in 0 1; do "$@" || exit; done',
+        "mountpoint": f'echo "$2" >> {tmp_path}/asked; [ ! -e {tmp_path}/unmounted ]',
+        "scontrol": "echo worker-0",
+        "python": f'echo "$*" >> {tmp_path}/launched',
+    }
+    for name, body in programs.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{body}\n")
+        program.chmod(0o755)
+    places = {name: tmp_path / name for name in ("data", "model", "chkpt", "results", "scratch")}
+    environment = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "SOPERATOR_PYTHON": str(tmp_path / "bin" / "python"),
+        "SOPERATOR_JOB": "train",
+        "SLURM_JOB_NODELIST": "worker-[0-1]",
+        **{f"SOPERATOR_PLACE_{name.upper()}": str(path) for name, path in places.items()},
+    }
+    for path in places.values():
+        path.mkdir()
+
+    def run() -> tuple[int, str]:
+        words = ["bash", "-euo", "pipefail", "-c", f"inputs=0 run={tmp_path}\n{checks}"]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    (tmp_path / "unmounted").touch()
+    code, said = run()
+    assert (code, "is not mounted" in said) == (78, True), said
+    (tmp_path / "unmounted").unlink()
+    places["model"].rmdir()
+    code, said = run()
+    assert (code, f"{places['model']} cannot be read" in said) == (78, True), said
+    assert not (tmp_path / "launched").exists()
+    places["model"].mkdir()
+    (tmp_path / "asked").unlink()
+    assert run() == (0, "")
+    assert "workloads.common.supervise" in (tmp_path / "launched").read_text()
+    mounts = (tmp_path / "asked").read_text().split()
+    assert {each: mounts.count(each) for each in mounts} == dict.fromkeys(
+        ("/home", "/mnt/data", "/mnt/model", "/mnt/chkpt", "/mnt/memory"), 2
+    ), "each node looks at each mount that holds a place or the code"
 
 
 @pytest.mark.feature("S000-35", "S002-02", "S003-53")
