@@ -71,10 +71,13 @@ class _Door(paramiko.ServerInterface):
                 channel.sendall(b"x" * (8 << 20))
                 while channel.recv(1 << 16):
                     pass
+            elif self._harm == "failing read":
+                channel.sendall(b"the first line\n")
+                channel.sendall_stderr(b"tail: error reading 'job.log': Input/output error\n")
             elif self._harm == "one long line":
                 while True:
                     channel.sendall(b"x" * (32 << 10))
-            channel.send_exit_status(0)
+            channel.send_exit_status(int(self._harm == "failing read"))
             channel.close()
 
 

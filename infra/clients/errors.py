@@ -17,6 +17,14 @@ class StackPausedError(JobsError):
     """The stack is paused: nobody can enter."""
 
 
+class EndedError(JobsError):
+    """A command whose output came as it was made ended with another exit status than 0."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class NothingThereError(JobsError):
     """The job left nothing on the cluster, or not yet."""
 

@@ -23,7 +23,7 @@ from typing import Final, Self
 import paramiko
 from paramiko.packet import Packetizer
 
-from infra.clients.errors import JobsError
+from infra.clients.errors import EndedError, JobsError, last_words
 
 ROOT: Final = "root"
 QUICK_S: Final = 300.0
@@ -182,10 +182,9 @@ class Connection:
         """Output of `command` as it comes; b"" after each `poll_s` of silence, ends with it."""
         channel = self.hold(command)
         try:
-            if stdin:
-                with self._within(len(stdin)):
-                    _feed(channel, stdin)
             channel.settimeout(poll_s)
+            if stdin:
+                threading.Thread(target=_feed, args=(channel, stdin), daemon=True).start()
             while True:
                 try:
                     chunk = channel.recv(_CHUNK_BYTES)
@@ -196,8 +195,12 @@ class Connection:
                     continue
                 if not chunk:
                     # A connection that is cut ends the output too, without an exit status.
-                    if channel.recv_exit_status() < 0:
+                    if (code := channel.recv_exit_status()) < 0:
                         raise self._lost(EOFError("closed by the other side"))
+                    if code:
+                        stderr = channel.recv_stderr(_CHUNK_BYTES).decode(errors="replace")
+                        said = f"{last_words(stderr)} (exit status {code})"
+                        raise EndedError(f"{self.endpoint}: {said}", code)
                     return
                 yield chunk
         except _LOST as error:
@@ -394,8 +397,11 @@ def _feed(channel: paramiko.Channel, stdin: bytes) -> None:
 
     What came of it is in its exit status, which a lost connection has none of.
     """
+    num_sent = 0
     with contextlib.suppress(*_LOST):
-        channel.sendall(stdin)
+        while num_sent < len(stdin):
+            with contextlib.suppress(TimeoutError):  # a reader's time limit is the channel's
+                num_sent += channel.send(stdin[num_sent : num_sent + _CHUNK_BYTES])
         channel.shutdown_write()
 
 

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from infra.clients import slurm
-from infra.clients.errors import JobsError, NothingThereError, last_words
+from infra.clients.errors import EndedError, JobsError, NothingThereError, last_words
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Carrier, Shell
 from infra.clients.ssh import PATIENCE_S, Connection, ConnectionLostError, reopen
@@ -246,8 +246,6 @@ FORWARDED = (
     "AWS_ENDPOINT_URL", "AWS_REGION"
 )  # fmt: skip
 """Variables of the user's own shell that the download gets."""
-_FETCH_POLL_S = 1.0
-_END = re.compile(rb"\nsoperator-exit (\d+)\n\Z")
 
 
 def default_name(source: str) -> str:
@@ -276,23 +274,14 @@ def fetch(
     command = (
         f"cd {shlex.quote(code_path)}/current && "
         'python=$(sed -n \'s/.*"python_env_path": "\\(.*\\)".*/\\1/p\' configs/stack.json) && '
-        f'PYTHONPATH=$PWD "$python/bin/python" -m workloads.data.download {words} 2>&1; '
-        "printf '\\nsoperator-exit %s\\n' $?"
+        f'PYTHONPATH=$PWD "$python/bin/python" -m workloads.data.download {words} 2>&1'
     )
-    tail = b""
     stdin = (json.dumps(credentials) + "\n").encode()
-    for chunk in connection.stream(command, poll_s=_FETCH_POLL_S, stdin=stdin):
-        # The last bytes are held back: they may be the status.
-        tail += chunk
-        if len(tail) > 32:
-            write(tail[:-32])
-            tail = tail[-32:]
-    end = _END.search(tail)
-    write(tail[: end.start()] + b"\n" if end else tail)
-    if end is None:
-        raise JobsError(f"{source}: the connection ended first; the same command continues it")
-    if end.group(1) != b"0":
-        raise JobsError(f"{source}: not there (exit {end.group(1).decode()}); see the lines above")
+    try:
+        for chunk in connection.stream(command, poll_s=_POLL_S, stdin=stdin):
+            write(chunk)
+    except EndedError as error:
+        raise JobsError(f"{source}: not there (exit {error.exit_code}); see above") from error
 
 
 LOG_NAME: Final = "job.log"

@@ -75,7 +75,8 @@ def check_labels(path: str, group: NodeGroupSpec, findings: Findings) -> None:
     for key, value in group.labels.items():
         at = f"{path}.labels.{key}"
         prefix, slash, name = key.rpartition("/")
-        fits = _LABEL_NAME.fullmatch(name) and (not slash or _is_subdomain(prefix))
+        is_subdomain = len(prefix) <= _SUBDOMAIN_MAX and _SUBDOMAIN.fullmatch(prefix)
+        fits = _LABEL_NAME.fullmatch(name) and (not slash or is_subdomain)
         if not fits or (value and not _LABEL_NAME.fullmatch(value)):
             findings.add(
                 "nodes.label-form",
@@ -94,10 +95,6 @@ def check_labels(path: str, group: NodeGroupSpec, findings: Findings) -> None:
                 at,
                 f"'{key}': mk8s ignores labels of {' and '.join(_SYSTEM)}; choose another prefix",
             )
-
-
-def _is_subdomain(text: str) -> bool:
-    return len(text) <= _SUBDOMAIN_MAX and _SUBDOMAIN.fullmatch(text) is not None
 
 
 def _check_created(worker: WorkerSpec, path: str, findings: Findings) -> None:

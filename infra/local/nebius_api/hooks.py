@@ -289,10 +289,6 @@ def _profile(call: Call) -> Any:
     return answer
 
 
-def _estimate(call: Call) -> Any:
-    return estimate(call.schema, call.request, call.answer())
-
-
 def _secret(call: Call) -> Any:
     key = call.store.resources[call.request.id]
     answer = call.answer(secret=store.secret(key.metadata.id))
@@ -324,7 +320,9 @@ def _compatibility_matrix(call: Call) -> Any:
 
 
 HOOKS: Final[Mapping[str, Callable[[Call], Any]]] = {
-    "nebius.billing.v1.CalculatorService/EstimateBatch": _estimate,
+    "nebius.billing.v1.CalculatorService/EstimateBatch": lambda call: estimate(
+        call.schema, call.request, call.answer()
+    ),
     "nebius.iam.v1.AccessKeyService/GetSecretOnce": _secret,
     "nebius.iam.v1.ProfileService/Get": _profile,
     "nebius.iam.v1.TokenExchangeService/Exchange": _exchange_token,

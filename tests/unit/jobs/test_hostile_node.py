@@ -19,6 +19,7 @@ import paramiko
 import pytest
 
 from infra.clients import ssh
+from infra.clients.errors import EndedError
 from infra.clients.ssh import Connection, ConnectionLostError, Endpoint
 from infra.jobs import top
 
@@ -167,6 +168,27 @@ def test_what_is_sent_and_what_is_told_do_not_wait_for_each_other(node: Node) ->
     """A node that reads nothing before all of its answer is read, of both more than a window."""
     with Connection(node("output before input")) as connection, within(60):
         assert len(connection.run("bash -s", stdin=b"x" * (8 << 20)).stdout) == 8 << 20
+
+
+def test_the_names_of_a_hundred_thousand_files_do_not_keep_their_bytes_from_coming(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pull` names its files to a node that sends the first of them before it has read the last."""
+    monkeypatch.setattr(ssh, "QUICK_S", 5)
+    monkeypatch.setattr(ssh, "SLOWEST_BYTES_PER_S", 8 << 20)
+    with Connection(node("output before input")) as connection, within(60):
+        stream = connection.stream("bash -s", poll_s=0.05, stdin=b"x" * (8 << 20))
+        assert sum(map(len, stream)) == 8 << 20
+
+
+def test_what_a_command_could_not_read_is_no_end_of_it(node: Node) -> None:
+    """`logs` ended with 0 after half of a log that a failing filesystem held."""
+    with Connection(node("failing read")) as connection:
+        came = connection.stream("tail --bytes=+1 job.log", poll_s=0.2)
+        assert next(came) == b"the first line\n"
+        with pytest.raises(EndedError, match=r"'job.log': Input/output error") as caught:
+            next(came)
+        assert caught.value.exit_code == 1
 
 
 def test_a_line_that_never_ends_is_cut(node: Node) -> None:

@@ -20,7 +20,7 @@ def gone(*_: object) -> NoReturn:
 def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
     monkeypatch.setattr("infra.clients.ssh._connect", lambda *_: SimpleNamespace(close=gone))
     channel = SimpleNamespace(
-        sendall=gone,
+        send=gone,
         close=gone,
         settimeout=lambda _: None,
         recv=lambda _: b"",

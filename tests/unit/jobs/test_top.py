@@ -264,7 +264,7 @@ def test_a_screen_shows_the_newest_of_every_node_and_judges_every_gpu() -> None:
     screen = watch(login)
     assert login.command == (
         "srun --jobid=12 --overlap --nodes=2 --ntasks=2 --ntasks-per-node=1 --mem=0 --unbuffered "
-        "bash /code/current/workloads/monitoring/check_gpu_util.sh --raw 2 0 2>&1"
+        "bash /code/current/workloads/monitoring/check_gpu_util.sh --raw 2 0 2>&1; true"
     )
     assert screen.rows() == [
         ("worker-0", 0, "50 %", "61,000 of 81,559 MiB", "300 of 700 W"),
