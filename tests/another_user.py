@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
@@ -35,6 +36,43 @@ def run_python(imports: str, code: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+_LISTENS = f"""
+import encodings.idna, os, socket, sys
+os.setgroups([]); os.setresgid({UID}, {UID}, {UID}); os.setresuid({UID}, {UID}, {UID})
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+try:
+    listener.bind(("127.0.0.1", int(sys.argv[1])))
+    listener.listen()
+except OSError as error:
+    sys.exit(print(error.strerror))
+print("listens", flush=True)
+while True:
+    client, _ = listener.accept()
+    client.settimeout(5)
+    try:
+        print(repr(client.recv(1 << 16)), flush=True)
+        client.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\nok")
+    except OSError:
+        pass
+    client.close()
+"""
+
+
+@contextlib.contextmanager
+def listening(port: int) -> Iterator[subprocess.Popen[str]]:
+    """A server of that user at a port of 127.0.0.1, if it gets it: its first line says so or why.
+
+    It answers whatever is asked with 200; the lines after are what it was sent.
+    """
+    words = [sys.executable, "-c", _LISTENS, str(port)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 class Runs:

@@ -421,7 +421,7 @@ def test_a_pass_that_is_made_again_after_out_of_memory_changes_no_answer(
 def test_a_lost_device_ends_everything_and_says_so(tokenizer: Any) -> None:
     lost: list[BaseException] = []
     engine, passes = scripted_engine(tokenizer, lambda asked: [65])
-    engine._on_lost = lost.append
+    engine.on_lost = lost.append
 
     class AcceleratorError(RuntimeError):
         pass

@@ -14,12 +14,16 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
+from starlette.applications import Starlette
 
+from tests import another_user
 from tests.another_user import Neighbour
+from tests.ports import free_ports
 from tests.workloads.conftest import template
 from workloads.common.exit_codes import ConfigError, DataError, ExitCode, WorkloadError
 from workloads.common.places import Places
@@ -296,6 +300,49 @@ def test_a_port_that_is_taken_is_refused_with_its_number(places: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use"):
             listen(serve_config(port=port))
+
+
+@another_user.as_root
+def test_nobody_takes_the_port_of_a_server_that_still_loads() -> None:
+    """Its weights take minutes, and then it would tell an address of somebody else."""
+    with (
+        server.listen(serve_config(port=0)) as own,
+        another_user.listening(own.getsockname()[1]) as neighbour,
+    ):
+        assert neighbour.stdout is not None
+        assert neighbour.stdout.readline() == "Address already in use\n"
+
+
+def test_a_server_that_cannot_listen_says_no_address() -> None:
+    config = serve_config(port=0)
+    gone = server.listen(config)
+    gone.close()
+    engine: Any = SimpleNamespace(start=lambda: None)
+    serving = server.Serving(Starlette(), engine, engine, config, gone)
+    with pytest.raises((OSError, ValueError)):
+        serving.run(lambda: pytest.fail("an address was told"))
+
+
+@another_user.as_root
+def test_a_neighbour_at_the_port_of_vllm_is_not_taken_for_it_nor_gets_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM binds the port itself, a while after it was started, and may die before its metrics."""
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    (port,) = free_ports(1)
+    ready: list[int] = []
+    words = [sys.executable, "-c", "import time; time.sleep(2)"]
+    with another_user.listening(port) as neighbour:
+        assert neighbour.stdout is not None
+        assert neighbour.stdout.readline() == "listens\n"
+        config = serve_config(engine="vllm")
+        with pytest.raises(WorkloadError, match="vLLM ended with 0"):
+            server.run_vllm(
+                words, config, port, "a-key", lambda: ready.append(1), results_dir=tmp_path
+            )
+        neighbour.kill()
+        told = neighbour.stdout.read()
+    assert (ready, "a-key" in told, "Authorization" in told) == ([], False, False), told
 
 
 @pytest.mark.feature("S000-72", "S003-43")

@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,29 +38,23 @@ _LONG_BODY_BYTES = 2**16
 """Above it the prompt is made in a thread, as a grammar is: the loop must go on sending tokens."""
 
 
+@dataclass(eq=False)
 class ChatServer:
     """Everything behind the routes of one server."""
 
-    def __init__(
-        self,
-        engine: scheduler.Engine,
-        tokenizer: Any,
-        config: ServeConfig,
-        names: Mapping[str, bool],
-        metrics: ServeMetrics,
-        grammars: Grammars,
-    ) -> None:
-        self._engine = engine
-        self._grammars = grammars
-        self._tokenizer = tokenizer
-        self.config = config
-        self._names = names
-        """Model name -> whether the adapter answers."""
-        self._metrics = metrics
+    _engine: scheduler.Engine
+    _tokenizer: Any
+    config: ServeConfig
+    _names: Mapping[str, bool]
+    """Model name -> whether the adapter answers."""
+    _metrics: ServeMetrics
+    _grammars: Grammars
+    is_healthy: bool = True
+
+    def __post_init__(self) -> None:
         self._mailbox = Mailbox()
-        self._seeds = random.Random(config.seed)
+        self._seeds = random.Random(self.config.seed)
         self._created = int(time.time())
-        self.is_healthy = True
 
     def routes(self) -> list[Route]:
         """Return the routes."""

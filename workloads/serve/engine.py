@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol
 
 import torch
@@ -206,25 +207,19 @@ class Passes(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class TransformersEngine:
     """Continuous batching over one model; `start` it once, `stop` it once."""
 
-    def __init__(
-        self,
-        passes: Passes,
-        scheduler: Scheduler,
-        tokenizer: Any,
-        *,
-        stop_ids: frozenset[int],
-        kv_total_tokens: int,
-        on_lost: Callable[[BaseException], None] = lambda error: None,
-    ) -> None:
-        self._passes = passes
-        self._scheduler = scheduler
-        self._tokenizer = tokenizer
-        self._stop_ids = stop_ids
-        self._kv_total_tokens = kv_total_tokens
-        self._on_lost = on_lost
+    _passes: Passes
+    _scheduler: Scheduler
+    _tokenizer: Any
+    _: KW_ONLY
+    stop_ids: frozenset[int]
+    kv_total_tokens: int
+    on_lost: Callable[[BaseException], None] = lambda error: None
+
+    def __post_init__(self) -> None:
         self._answers: dict[int, Answer] = {}
         self._cancelled: set[int] = set()
         self._changed = threading.Condition()
@@ -240,7 +235,7 @@ class TransformersEngine:
     def submit(self, asked: Items[tuple[Generation, Sink]]) -> None:
         """Take all of them or none (QueueFullError, StoppingError)."""
         answers = [
-            Answer(generation, sink, self._tokenizer, self._stop_ids) for generation, sink in asked
+            Answer(generation, sink, self._tokenizer, self.stop_ids) for generation, sink in asked
         ]
         with self._changed:
             if self._is_stopping:
@@ -263,7 +258,7 @@ class TransformersEngine:
                 num_running=len(self._scheduler.running),
                 num_waiting=len(self._scheduler.waiting),
                 kv_used_tokens=self._scheduler.num_cached,
-                kv_total_tokens=self._kv_total_tokens,
+                kv_total_tokens=self.kv_total_tokens,
             )
 
     def stop(self, drain_s: float) -> int:
@@ -395,7 +390,7 @@ class TransformersEngine:
                 self._fail(answer.sequence, failure)
                 self._num_returned += 1
             self._changed.notify_all()
-        self._on_lost(error)
+        self.on_lost(error)
         return False
 
     def _fail(self, sequence: Sequence, failure: Failure) -> None:

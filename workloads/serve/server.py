@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -133,12 +134,14 @@ class _Uvicorn(uvicorn.Server):
 
 
 def listen(config: ServeConfig) -> socket.socket:
-    """Return the bound socket; a port that is taken is refused with its number."""
+    """Return the socket, which listens; a port that is taken is refused with its number."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((config.host, config.port))
+        # At once: a port that is only bound, any user takes who sets SO_REUSEADDR too and listens.
+        listener.listen()
     except OSError as error:
         listener.close()
         raise ConfigError(
@@ -159,28 +162,25 @@ def drain_s(config: ServeConfig) -> float:
     return min(config.drain_s, most_s)
 
 
+@dataclass(eq=False)
 class Serving:
     """One server from its first request to its end."""
 
-    def __init__(
-        self,
-        app: Starlette,
-        chat: ChatServer,
-        engine: TransformersEngine,
-        config: ServeConfig,
-        listener: socket.socket,
-    ) -> None:
-        self._chat = chat
-        self._engine = engine
+    app: InitVar[Starlette]
+    _chat: ChatServer
+    _engine: TransformersEngine
+    config: InitVar[ServeConfig]
+    _listener: socket.socket
+    _loop: asyncio.AbstractEventLoop | None = None
+    _stopping: asyncio.Task[None] | None = None
+    _signal_name: str = ""
+    _lost: BaseException | None = None
+    _num_returned: int = 0
+
+    def __post_init__(self, app: Starlette, config: ServeConfig) -> None:
         self._drain_s = drain_s(config)
-        self._listener = listener
         self._uvicorn = _Uvicorn(http_config(app, config))
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Task[None] | None = None
         self._told_by: set[str] = set()
-        self._signal_name = ""
-        self._lost: BaseException | None = None
-        self._num_returned = 0
 
     def run(self, ready: Callable[[], None]) -> None:
         """Serve until a signal; PreemptedError when answers had to be returned unfinished."""
@@ -207,7 +207,8 @@ class Serving:
         serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]))
         while not self._uvicorn.started and not serving.done():
             await asyncio.sleep(0.01)
-        ready()
+        if self._uvicorn.started:
+            ready()
         await serving
         if self._stopping is not None:
             await self._stopping
@@ -385,11 +386,23 @@ def run_vllm(
 
 
 def page(host: str, port: int, name: str, key: str = "") -> bytes | None:
-    """Return a page of vLLM; None where it does not answer, or not well."""
+    """Return a page of vLLM; None where it does not answer, or not well, or others may answer."""
+    before = _listeners(port)
     with contextlib.closing(http.client.HTTPConnection(host, port, timeout=2)) as connection:
         try:
+            connection.connect()
+            # The same ones all the while: so it is theirs, and a neighbour's never gets the key.
+            if {uid for uid, _ in before} != {str(os.geteuid())} or _listeners(port) != before:
+                return None
             connection.request("GET", f"/{name}", headers={"Authorization": f"Bearer {key}"})
             answer = connection.getresponse()
             return answer.read() if answer.status == 200 else None
         except (OSError, http.client.HTTPException):
             return None
+
+
+def _listeners(port: int) -> set[tuple[str, str]]:
+    """Owner and inode of each socket here that listens at the port (proc_pid_net(5))."""
+    tables = [each for each in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if each.exists()]
+    rows = [line.split() for table in tables for line in table.read_text().splitlines()]
+    return {(row[7], row[9]) for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"}
