@@ -39,11 +39,9 @@ def is_listening(port: int) -> bool:
     """Whether a server listens on 127.0.0.1:port, without disturbing it by a connection."""
     # gRPC listens on an IPv6 socket that is mapped to 127.0.0.1.
     wanted = (f"0100007F:{port:04X}", f"0000000000000000FFFF00000100007F:{port:04X}")
-    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
-        lines = table.read_text().splitlines() if table.exists() else []
-        if any(line.split()[1] in wanted and line.split()[3] == "0A" for line in lines):
-            return True
-    return False
+    tables = [each for each in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if each.exists()]
+    rows = [line.split() for table in tables for line in table.read_text().splitlines()]
+    return any(row[1] in wanted and row[3] == "0A" for row in rows)
 
 
 def is_free(port: int) -> bool:

@@ -174,7 +174,7 @@ def test_an_answer_that_takes_longer_than_a_call_may_is_asked_for_again(
     life: Life, monkeypatch: pytest.MonkeyPatch, phase: str, when: str
 ) -> None:
     """The slow call may be the one that changes the cloud: what it made is taken over."""
-    monkeypatch.setattr(life.provider._api, "_call_s", 1.0)
+    monkeypatch.setattr(life.provider._api, "call_s", 1.0)
     deployment = life.begin(phase)
     change = r"\.(Create|Update|Delete)$"
     life.cloud.plant(code="SLOW", seconds=60, when=when, method=change)

@@ -7,7 +7,7 @@ volume waits and says why, and what the resources do not declare does not exist.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
@@ -79,25 +79,20 @@ def make_plan(
     return Plan(cluster=maker.cluster(nodesets), nodesets=nodesets, refused=tuple(refused))
 
 
+@dataclass(eq=False)
 class _Maker:
     """The plan of one cluster; the scheduler counts what its pods take."""
 
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        cluster: Object,
-        places: Places,
-        ports: Ports,
-        worker_port: Callable[[str], int],
-    ) -> None:
-        self._snapshot = snapshot
-        self._cluster = cluster
-        self._spec = cluster["spec"]
-        self._namespace = cluster["metadata"]["namespace"]
-        self._places = places
-        self._ports = ports
-        self._worker_port = worker_port
-        self._scheduler = Scheduler(snapshot.all("Node"))
+    _snapshot: Snapshot
+    _cluster: Object
+    _places: Places
+    _ports: Ports
+    _worker_port: Callable[[str], int]
+
+    def __post_init__(self) -> None:
+        self._spec = self._cluster["spec"]
+        self._namespace = self._cluster["metadata"]["namespace"]
+        self._scheduler = Scheduler(self._snapshot.all("Node"))
         self._sources = {item["name"]: item for item in self._spec.get("volumeSources") or []}
         self._filters = {item["name"]: item for item in self._spec["k8sNodeFilters"]}
 

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import cached_property
 from typing import Any, Final, Protocol
 
@@ -192,30 +192,26 @@ class Say(Protocol):
     def __call__(self, line: str, *, passing: bool = False) -> None: ...
 
 
+@dataclass(eq=False)
 class Watch:
     """What one wait has told so far."""
 
-    def __init__(
-        self,
-        what: str,
-        kind: str,
-        schema: Schema,
-        say: Say,
-        look: Callable[[str], Any | None] = lambda _id: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`look` fetches the resource of an id; `what` is such as `create NodeGroup 'worker'`."""
-        self._what = what
+    _what: str
+    """Such as `create NodeGroup 'worker'`."""
+    kind: InitVar[str]
+    _schema: Schema
+    _say: Say
+    _look: Callable[[str], Any | None] = lambda _id: None
+    """Fetches the resource of an id."""
+    _clock: Callable[[], float] = time.monotonic
+    _told: str = ""
+    _is_late: bool = False
+    cause: str | None = None
+    """The first thing that the API blamed."""
+
+    def __post_init__(self, kind: str) -> None:
         self.pace = PACES.get(kind, OTHER)
-        self._schema = schema
-        self._say = say
-        self._look = look
-        self._clock = clock
-        self._began = clock()
-        self._told = ""
-        self._is_late = False
-        self.cause: str | None = None
-        """The first thing that the API blamed."""
+        self._began = self._clock()
 
     @property
     def passed_s(self) -> float:
@@ -322,21 +318,15 @@ class UnfinishedError(Exception):
     """A wait ended before its operation, which goes on in the cloud; the next run waits on."""
 
 
+@dataclass(eq=False)
 class Api:
     """The API that the environment names."""
 
-    def __init__(
-        self,
-        schema: Schema,
-        cancelled: threading.Event,
-        *,
-        call_s: float = _CALL_S,
-        back_off_s: tuple[float, ...] = _BACK_OFF_S,
-    ) -> None:
-        self.schema = schema
-        self._cancelled = cancelled
-        self._call_s = call_s
-        self._back_off_s = back_off_s
+    schema: Schema
+    _cancelled: threading.Event
+    _: KW_ONLY
+    call_s: float = _CALL_S
+    back_off_s: tuple[float, ...] = _BACK_OFF_S
 
     @cached_property
     def _sdk(self) -> Any:
@@ -391,11 +381,11 @@ class Api:
         channel = self._sdk if name == service.full_name else Constant(route, self._sdk)
         metadata["x-idempotency-key"] = metadata.get("x-idempotency-key") or new_key()
         headers = [(header, value) for header, value in metadata.items() if value is not None]
-        for pause in (*self._back_off_s, None):
+        for pause in (*self.back_off_s, None):
             sent: Any = Request(
                 channel, name, method, request, answer,
-                metadata=headers, timeout=self._call_s, retries=1, route=route,
-                auth_options=_report_auth_errors(), auth_timeout=self._call_s,
+                metadata=headers, timeout=self.call_s, retries=1, route=route,
+                auth_options=_report_auth_errors(), auth_timeout=self.call_s,
             )  # fmt: skip
             # Without this a call to a dead address waits out its whole timeout.
             sent.wait_for_ready = False

@@ -71,6 +71,19 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _refuse_neighbour(target: str) -> None:
+    """Refuse a port at which another user of this machine listens: he would get the token."""
+    end = f":{int(target.rpartition(':')[2]):04X}"
+    tables = [each for each in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if each.exists()]
+    rows = [line.split() for table in tables for line in table.read_text().splitlines()]
+    for _, local, _, state, _, _, _, uid, *_ in rows:
+        if local.endswith(end) and state == "0A" and int(uid) not in (0, os.geteuid()):
+            raise EndpointError(
+                f"{ENDPOINT_VARIABLE}: at {target} a program of uid {uid} listens, who would get "
+                "the token; have it ended, or name another port"
+            )
+
+
 @cache
 def shared_sdk() -> SDK:
     """The SDK of this process, made at the first call."""
@@ -90,6 +103,7 @@ def make_sdk(**options: Any) -> SDK:
     elif key is not None:
         options["credentials_file_name"] = str(key)
     if target := loopback_target():
+        _refuse_neighbour(target)
         from nebius.base.options import INSECURE
         from nebius.base.resolver import Constant
 

@@ -8,6 +8,8 @@ import pytest
 
 from infra.providers.nebius import sdk
 from infra.providers.nebius.sdk import EndpointError, loopback_target, make_sdk
+from tests import another_user
+from tests.ports import free_ports
 
 
 @pytest.fixture
@@ -50,6 +52,20 @@ def test_the_emulator_without_a_token_says_so(endpoint, monkeypatch):
     monkeypatch.delenv("NEBIUS_IAM_TOKEN", raising=False)
     with pytest.raises(EndpointError, match="soperator env"):
         make_sdk()
+
+
+@another_user.as_root
+def test_a_neighbour_at_the_port_of_the_emulator_gets_no_token(endpoint, monkeypatch):
+    """Who waits there while nothing runs would be the owner's equal once it does."""
+    (port,) = free_ports(1)
+    endpoint(f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("NEBIUS_IAM_TOKEN", "a-token")
+    make_sdk().sync_close()
+    with another_user.listening(port) as neighbour:
+        assert neighbour.stdout is not None
+        assert neighbour.stdout.readline() == "listens\n"
+        with pytest.raises(EndpointError, match=f"127.0.0.1:{port} a program of uid 65534 listens"):
+            make_sdk()
 
 
 def test_a_key_that_others_can_read_is_refused(endpoint, monkeypatch, tmp_path):
