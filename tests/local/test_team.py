@@ -32,7 +32,7 @@ from infra.clients.pulumi import attached_outputs
 from infra.clients.ssh import Connection, Result
 from infra.jobs.ledger import OverBudgetError, admit_session, open_ledger
 from infra.operate.sessions import ask
-from tests.bench.team import Laptop, Team, measure, problems, running_team
+from tests.bench.team import USERS, Laptop, Team, measure, problems, running_team
 from workloads.common import atomic, exit_codes, log, supervise
 
 pytestmark = pytest.mark.local
@@ -218,6 +218,61 @@ def test_a_neighbour_neither_queues_a_job_again_nor_ends_changes_or_enters_it(te
     finally:
         team.as_root(f"scancel {job_id}")
         team.wait_until_all_ended(60)
+
+
+# What `scrontab -u` asks of slurmctld, without the look at its caller that the command has before;
+# Debian's Slurm has the library and no command.
+SCRONTAB = """
+import ctypes, sys
+verb, uid, text = sys.argv[1], int(sys.argv[2]), " ".join(sys.argv[3:]).encode() + b"\\n"
+slurm = ctypes.CDLL(open("/tmp/library").readline().strip(), ctypes.RTLD_GLOBAL)
+slurm.slurm_init(None)
+slurm.slurm_update_crontab.restype = ctypes.c_void_p
+if verb == "list":
+    held, disabled = ctypes.c_char_p(), ctypes.c_char_p()
+    code = slurm.slurm_request_crontab(uid, ctypes.byref(held), ctypes.byref(disabled))
+    print(code, (held.value or b"").decode())
+elif verb == "remove":
+    print(slurm.slurm_remove_crontab(uid, uid))
+else:
+    slurm.slurm_update_crontab(uid, uid, text, None)
+"""
+
+
+def test_a_neighbour_neither_reads_nor_writes_the_schedules_of_another(team: Team) -> None:
+    """Asked as `scrontab -u` does; root, who may, shows that the same words work."""
+    team.as_root(f"printf %s {shlex.quote(SCRONTAB)} > /tmp/scron.py; chmod 755 /tmp/scron.py")
+    prefix = "$(dirname $(dirname $(command -v scontrol)))/lib"
+    team.as_root(f"find {prefix} -name libslurmfull.so > /tmp/library; chmod 644 /tmp/library")
+    bob, line = USERS["bob"], "0 0 1 1 * /bin/true"
+
+    def asks(user: str, words: str) -> str:
+        return team.as_root(f"su {user} -c 'cd /tmp; python3 /tmp/scron.py {words}'").strip()
+
+    asks("bob", f'write {bob} "{line}"')
+    assert asks("bob", f"list {bob}") == f"0 {line}"
+    try:
+        code, _, held = asks("ann", f"list {bob}").partition(" ")
+        assert (code != "0", held) == (True, "")
+        asks("ann", f'write {bob} "* * * * * id"')
+        assert asks("ann", f"remove {bob}") != "0"
+        assert asks("bob", f"list {bob}") == f"0 {line}"
+        if team.as_root("command -v scrontab || true"):
+            tries = {
+                "-u bob -l": "",
+                "-u bob -r": "",
+                "-u bob -": "* * * * * id",
+                "-": "#SCRON --uid=bob\n* * * * * id",
+            }
+            for words, text in tries.items():
+                asked = f"printf '{text}\n' | su ann -c 'cd /tmp; scrontab {words}'"
+                done = team.stand.ssh(asked)
+                assert (done.returncode != 0, line in done.stdout) == (True, False), (words, done)
+            assert asks("bob", f"list {bob}") == f"0 {line}"
+        asks("root", f'write {bob} "1 {line}"')
+        assert asks("root", f"list {bob}") == f"0 1 {line}"
+    finally:
+        assert asks("root", f"remove {bob}") == "0"
 
 
 def test_of_two_sessions_in_one_second_the_first_alone_starts(team: Team, tmp_path: Path) -> None:
