@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
 from workloads.common.exit_codes import DataError, ExitCode
+from workloads.common.models import load_tokenizer
 from workloads.data import dataset_tokenize
 from workloads.data.chat_template import (
     ChatRenderer,
@@ -291,7 +292,7 @@ def test_unless_told_otherwise_there_is_a_worker_for_each_cpu(
 
     def pool(tasks: Any, model_dir: Path, config: TokenizeConfig, num_workers: int) -> Any:
         started.append(num_workers)
-        return dataset_tokenize._blocks_here(tasks, model_dir, config)
+        return map(dataset_tokenize.TokenWorker(load_tokenizer(model_dir), config).tokenize, tasks)
 
     monkeypatch.setattr(dataset_tokenize, "_BLOCK_LINES", 32)
     monkeypatch.setattr(dataset_tokenize, "_blocks_of_workers", pool)

@@ -107,7 +107,7 @@ def tokenize_file(
     done, rejects = Tokenized(), Rejects(rejected)
     with Writer(output) as writer:
         blocks = (
-            _blocks_here(tasks, model_dir, config)
+            map(TokenWorker(load_tokenizer(model_dir), config).tokenize, tasks)
             if num_workers < 2
             else _blocks_of_workers(tasks, model_dir, config, num_workers)
         )
@@ -141,11 +141,6 @@ def _tasks(source: Path) -> Iterator[Task]:
                 offset, size_bytes, first = offset + size_bytes, 0, number + 1
         if size_bytes:
             yield Task(path=source, offset=offset, size_bytes=size_bytes, first_line=first)
-
-
-def _blocks_here(tasks: Sequence[Task], model_dir: Path, config: TokenizeConfig) -> Iterator[Block]:
-    worker = TokenWorker(load_tokenizer(model_dir), config)
-    return map(worker.tokenize, tasks)
 
 
 def _blocks_of_workers(

@@ -52,11 +52,8 @@ class Form:
     @property
     def is_free(self) -> bool:
         """Whether any text will do: no grammar is needed."""
-        return not (self.must_call or self.schema is not None or self._has_strict)
-
-    @property
-    def _has_strict(self) -> bool:
-        return any(function.get("strict") for function in self.functions.values())
+        has_strict = any(function.get("strict") for function in self.functions.values())
+        return not (self.must_call or self.schema is not None or has_strict)
 
 
 class Constraint:
@@ -252,15 +249,13 @@ class RowSampler:
             ends = [each for each in self._stop_ids if each < len(logits_V)]
             logits_V[ends] = -torch.inf
         if seen := self._prompt_ids | self._counts.keys():
-            self._repeat_less(logits_V, torch.tensor(list(seen), device=logits_V.device))
+            ids = torch.tensor(list(seen), device=logits_V.device)
+            penalty, values = self.sampling.repetition_penalty, logits_V[ids]
+            logits_V[ids] = torch.where(values > 0, values / penalty, values * penalty)
         if self._counts:
             self._punish(logits_V)
         if self._constraint is not None:
             self._constraint.mask(logits_V)
-
-    def _repeat_less(self, logits_V: torch.Tensor, seen: torch.Tensor) -> None:
-        penalty, values = self.sampling.repetition_penalty, logits_V[seen]
-        logits_V[seen] = torch.where(values > 0, values / penalty, values * penalty)
 
     def _punish(self, logits_V: torch.Tensor) -> None:
         ids = torch.tensor(list(self._counts), device=logits_V.device)

@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -245,7 +245,7 @@ class Trainer:
         # A stop leaves the validation of its step to the run that goes on.
         self._validate(done=state.progress.step >= self.num_steps or self.has_stopped_early)
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows") as worker:
-            waiting = self._ask(worker, state.progress.position)
+            waiting = worker.submit(self._batches, state.progress.position)
             while state.progress.step < self.num_steps and not self.has_stopped_early:
                 before_s = self.ledger.seconds["data_wait"]
                 with self.ledger.spend("data_wait"):
@@ -253,7 +253,8 @@ class Trainer:
                 if self.metrics:
                     self.metrics.waited(self.ledger.seconds["data_wait"] - before_s)
                 # The next step's rows are put together while this one computes.
-                waiting = self._ask(worker, state.progress.position + self._rows_per_step)
+                position = state.progress.position + self._rows_per_step
+                waiting = worker.submit(self._batches, position)
                 result, stop, late = self._step(batches)
                 throughput.add(result)
                 self._report(result)
@@ -343,9 +344,6 @@ class Trainer:
         step = self.state.progress.step
         self._check_finite(f"held-out rows after step {step}", loss_sum, 0.0)
         return measure.EvalResult(step=step - 1, eval_loss=loss_sum / num_labels)
-
-    def _ask(self, worker: ThreadPoolExecutor, position: int) -> Future[list[Any]]:
-        return worker.submit(self._batches, position)
 
     def _batches(self, position: int) -> list[Any]:
         dealt = self._dealt(self.stream, position, self._rows_per_step)
