@@ -133,7 +133,7 @@ def test_a_step_that_stands_ends_the_rank_with_what_it_was_doing(
     told: list[HungError] = []
     with Watchdog(0.05, fail=told.append) as watchdog:
         watchdog.beat("step 7")
-        watchdog._thread.join()
+        watchdog._thread.join(60)  # one that never fails would be waited for without end
     assert told[0].exit_code is ExitCode.HUNG
     assert str(told[0]).startswith("step 7 did not end within 0.05 s")
     assert "test_a_step_that_stands" in capfd.readouterr().err, "the stack shows who waits"

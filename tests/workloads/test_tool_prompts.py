@@ -109,7 +109,7 @@ def served(tokenizer: Any, row: dict[str, Any]) -> list[int]:
     return list(prompt_ids(tokenizer, asked.messages, asked.tools, {"enable_thinking": False}))
 
 
-@pytest.mark.feature("S001-07")
+@pytest.mark.feature("S001-06", "S001-07")
 @pytest.mark.parametrize("name", [*NAMES, "no tools"])
 def test_training_evaluation_and_serving_have_one_prompt_token_by_token(
     name: str, places: Path, monkeypatch: pytest.MonkeyPatch

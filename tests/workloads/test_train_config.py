@@ -39,7 +39,8 @@ def test_create_training_arguments_reads_a_bare_section_and_a_recipe(tmp_path: P
     bare = create_training_arguments(write(tmp_path, BASE))
     assert bare == TrainConfig(dataset="prepared", max_steps=3, learning_rate=2e-5)
     recipe = write(tmp_path, {"model": "m", "train": BASE}, "recipe.json")
-    assert create_training_arguments(recipe, ["train.max_steps=7"]).max_steps == 7
+    for file in (recipe, tmp_path / "config.json"):
+        assert create_training_arguments(file, ["train.max_steps=7"]).max_steps == 7
     text = "dataset: prepared\nmax_steps: 3\nlearning_rate: 2.0e-5\n"
     (tmp_path / "config.yaml").write_text(text)
     assert create_training_arguments(tmp_path / "config.yaml") == bare
