@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pwd
 import shutil
 import signal
 import stat
@@ -343,6 +344,26 @@ def test_a_neighbour_at_the_port_of_vllm_is_not_taken_for_it_nor_gets_the_key(
         neighbour.kill()
         told = neighbour.stdout.read()
     assert (ready, "a-key" in told, "Authorization" in told) == ([], False, False), told
+
+
+def test_vllm_keeps_what_it_compiles_where_no_neighbour_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neighbour: Neighbour
+) -> None:
+    """Torch loads pickles and libraries from there, by default of a name in /tmp that all know."""
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    monkeypatch.setenv("TMPDIR", str(neighbour.folder))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    neighbour.run(f"umask 0; mkdir torchinductor_{user}; echo > torchinductor_{user}/theirs")
+    seen = tmp_path / "seen"
+    code = "from torch._inductor.runtime.cache_dir_utils import cache_dir; "
+    code += f"import os; open('{seen}', 'w').write(str(os.listdir(cache_dir())))"
+    config, words = serve_config(engine="vllm"), [sys.executable, "-c", code]
+    (port,) = free_ports(1)
+    with pytest.raises(WorkloadError, match="vLLM ended with 0"):
+        server.run_vllm(words, config, port, "a-key", lambda: None, results_dir=tmp_path)
+    assert seen.read_text() == "[]"
 
 
 @pytest.mark.feature("S000-72", "S003-43")
