@@ -111,9 +111,9 @@ def render_slurm_conf(settings: SlurmSettings) -> str:
     )
 
 
-def render_cgroup_conf() -> str:
-    """cgroup.conf of a Slurm that would ask for cgroups of its own before any plugin needs them."""
-    return "CgroupPlugin=disabled\n"
+def render_cgroup_conf(setup: SlurmSetup) -> str:
+    """cgroup.conf of one that asks for cgroups before any plugin needs them; the word is 24.05's."""
+    return "CgroupPlugin=disabled\n" if setup.version >= "24.05" else ""
 
 
 def render_plugstack_conf(setup: SlurmSetup) -> str:

@@ -103,7 +103,7 @@ class SharedFolder:
         pod.write_power_programs(self.folder, settings.setup.path)
         self._write("gres.conf", conf.render_gres_conf(settings.workers))
         if settings.setup.prefix is not None:
-            self._write("cgroup.conf", conf.render_cgroup_conf())
+            self._write("cgroup.conf", conf.render_cgroup_conf(settings.setup))
             profile = Path("/etc/profile").read_text()
             self._write(PROFILE, conf.render_profile(profile, settings.setup))
         else:  # Debian's 22.05 refuses what the newer one needs

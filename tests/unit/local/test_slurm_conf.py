@@ -15,6 +15,11 @@ from infra.local.slurm.pod import SlurmSetup
 STATIC = "CPUs=64 Boards=1 SocketsPerBoard=1 CoresPerSocket=32 ThreadsPerCore=2 Gres=gpu:l40s:2"
 
 
+@pytest.fixture(autouse=True)
+def _of_the_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlurmSetup, "version", "25.11.3")
+
+
 def settings() -> SlurmSettings:
     """Two GPU workers and accounting, as the local stack declares."""
     workers = tuple(
@@ -112,6 +117,23 @@ def test_debians_slurm_gets_no_line_that_it_refuses() -> None:
     text = conf.render_slurm_conf(replace(settings(), setup=SlurmSetup()))
     assert "MetricsType" not in text
     assert "ReconfigFlags" not in text
+
+
+@pytest.mark.parametrize(
+    ("version", "has_metrics", "cgroup_conf"),
+    [
+        ("23.11.11", False, ""),
+        ("24.11.7", False, "CgroupPlugin=disabled\n"),
+        ("25.11.3", True, "CgroupPlugin=disabled\n"),
+        ("26.05.3", True, "CgroupPlugin=disabled\n"),
+    ],
+)
+def test_a_slurm_from_source_gets_no_line_that_its_version_refuses(
+    version: str, has_metrics: bool, cgroup_conf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlurmSetup, "version", version)
+    assert ("MetricsType" in conf.render_slurm_conf(settings())) is has_metrics
+    assert conf.render_cgroup_conf(settings().setup) == cgroup_conf
 
 
 def test_nothing_is_private_as_in_the_real_file() -> None:
