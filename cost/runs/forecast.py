@@ -20,7 +20,7 @@ from typing import Final
 from cost.report.layout import rounded
 from cost.resources.estimate import RunRates
 from cost.run_record import Kind, Outcome, RunRecord
-from cost.runs.ledger import BY_HAND, Entry, actuals
+from cost.runs.ledger import Entry, actuals
 from cost.runs.recipes import max_steps
 from cost.traced import decimal, named
 from stacks.machines import nodeset_of
@@ -140,12 +140,10 @@ def learned(spec: StackSpec, entries: Sequence[Entry]) -> StackSpec:
     The declared rate counts as one preemption in the node-days that it says one takes (the mean of
     a gamma distribution with that prior), so that a first lucky day proves nothing and a declared
     guess fades. A stretch that another one follows met a preemption, as the supervisor queues a job
-    again that had its notice, but for PREEMPTED, a requeue by hand and where the next has more
-    nodes: the job grew. A server ends well before its requeue, so that each of its requeues counts.
+    again that had its notice, but for PREEMPTED, a requeue by hand and a next one on more nodes.
     """
     declared = spec.preemption
     names = {each.name for each in spec.nodes.workers if each.billing is Billing.PREEMPTIBLE}
-    servers = {job.name for job in spec.jobs if job.is_server}
     num_preemptions, node_s, last = 0, Decimal(0), None
     for entry in actuals(entries).values():
         met = [
@@ -159,9 +157,8 @@ def learned(spec: StackSpec, entries: Sequence[Entry]) -> StackSpec:
             node_s += num_nodes * Decimal(int((run.ended_at - run.started_at).total_seconds()))
             last = run.ended_at if last is None else max(last, run.ended_at)
         num_preemptions += bool(met) and entry.state == "NODE_FAIL"
-        taken = {*_TAKEN, BY_HAND} if entry.job in servers else _TAKEN
         num_preemptions += sum(
-            run.state in taken and num_nodes >= num_later
+            run.state in _TAKEN and num_nodes >= num_later
             for (run, num_nodes), (_, num_later) in pairwise(met)
         )
     if declared is None or last is None:

@@ -80,7 +80,7 @@ class ForecastEntry:
 
 
 BY_HAND: Final = "REQUEUED by hand"
-"""A requeue while all steps ran well (seen on 22.05 alone): a job asks for its own after them."""
+"""A requeue while a step still ran: a job asks for its own after them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -437,9 +437,10 @@ def uses(
     whose = '--user="$(id -un)"' if mine else "--allusers"
     if account is not None and not mine:
         whose += f" --accounts={shlex.quote(account)}"
-    form = f"--noheader --parsable2 --allocations --format={_SACCT_USE}"
-    command = f"sacct {whose} --duplicates {form}"
-    asked = [f"{command} --starttime={_slurm_time(since)} --endtime={_slurm_time(until)}"]
+    command = f"sacct {whose} --duplicates --noheader --parsable2 --format={_SACCT_USE}"
+    period = f"--starttime={_slurm_time(since)} --endtime={_slurm_time(until)}"
+    # With their steps come those alone that were queued again: Slurm reads steps job by job.
+    asked = [f"{command} --allocations {period}", f"{command} --state=REQUEUED {period}"]
     if ids:
         asked.append(f"{command} --jobs={','.join(job_id(each) for each in ids)}")
     private = "" if mine else f" {_PRIVATE};"
@@ -487,19 +488,30 @@ def _squeue_use(mine: bool, account: str | None) -> str:
 
 
 def sacct_rows(output: str, cluster: str) -> tuple[JobUse, ...]:
-    """Each stretch of a job's life, which has several under one id where it was queued again."""
+    """Each stretch of a job's life, which has several under one id where it was queued again.
+
+    Its steps follow it where they were asked for: before a job's own requeue all have ended, and
+    what a hand queues again has one that ends later. Without steps the worst one's code tells.
+    """
     rows: dict[tuple[str, tuple[datetime, ...]], JobUse] = {}
-    for fields in rows_of(output, "sacct", _SACCT_USE, name=2):
-        job_id, task, *texts, worst_step, cpus, tres, limit, nodes = fields
+    ends: list[str] = []
+    for fields in reversed([*rows_of(output, "sacct", _SACCT_USE, name=2)]):
+        *texts, worst_step, cpus, tres, limit, nodes = fields
+        if "." in texts[0]:
+            ends += texts[-1:] if texts[0].rpartition(".")[2].isdecimal() else []  # not `1.batch`
+            continue
         found = re.search(r"(?:^|,)gres/gpu=(\d+)", tres)
-        row = _row(cluster, job_id, task, texts, nodes, cpus)
-        by_hand = row.state == "REQUEUED" and worst_step == "0:0"
-        rows[row.job_id, tuple(run.started_at for run in row.runs)] = replace(
+        row = _row(cluster, texts, nodes, cpus)
+        # `Unknown`, the end of a step that goes on, is after each time as text too.
+        is_last = max(ends) <= texts[-1] if ends else worst_step != "0:0"
+        by_hand, ends = row.state == "REQUEUED" and not is_last, []
+        row = replace(
             row,
             gpus_per_node=count(found.group(1)) // max(1, len(expand(nodes))) if found else 0,
             limit_s=slurm_seconds(limit),
             runs=tuple(replace(run, state=BY_HAND) if by_hand else run for run in row.runs),
         )
+        rows.setdefault((row.job_id, tuple(run.started_at for run in row.runs)), row)
     return tuple(rows.values())
 
 
@@ -509,25 +521,16 @@ def squeue_rows(output: str, cluster: str) -> tuple[JobUse, ...]:
     for fields in rows_of(output, "squeue", _QUEUE_USE, name=14):
         job_id, task, *texts, cpus, gres, nodes, num_nodes, limit, reason, name = fields
         found = re.search(r"\bgpu(?::[^:,=]+)?[:=](\d+)", gres)
-        row = _row(cluster, job_id, task, [name, *texts], nodes, cpus, num_nodes=count(num_nodes))
+        row = _row(cluster, [job_id, task, name, *texts], nodes, cpus, count(num_nodes))
         num_gpus, is_held = count(found[1]) if found else 0, (reason, row.state) == _HELD
         limit_s = slurm_seconds(limit)
         rows.append(replace(row, gpus_per_node=num_gpus, limit_s=limit_s, is_held=is_held))
     return tuple(rows)
 
 
-def _row(
-    cluster: str,
-    job_id: str,
-    task: str,
-    texts: Sequence[str],
-    nodes: str,
-    cpus: str,
-    *,
-    num_nodes: int = 0,
-) -> JobUse:
-    """A row without its GPUs; `texts` are name, user, account, partition, state, start and end."""
-    name, user, account, partition, state, start, end = texts
+def _row(cluster: str, texts: Sequence[str], nodes: str, cpus: str, num_nodes: int = 0) -> JobUse:
+    """A row without its GPUs; `texts`: both ids, name, user, account, partition, state, times."""
+    job_id, task, name, user, account, partition, state, start, end = texts
     on, word, began = expand(nodes), _state(state), _time(start)
     # The queue shows when a running job would end at the latest.
     ended = None if word in ACTIVE_STATES - {"REQUEUED"} else _time(end)

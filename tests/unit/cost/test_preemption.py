@@ -274,14 +274,8 @@ def preemptible(rate: str) -> StackSpec:
         ("1", [ended("7", (0, 3), (3, 6), first="NODE_FAIL")], "0.1538", "1 preemptions in 12"),
         ("1", [ended("7", (0, 3), (3, 6), first="")], "0.1538", "1 preemptions in 12"),
         ("1", [ended("7", (0, 3), (3, 6), first="PREEMPTED")], "0.0769", "0 preemptions in 12"),
-        # Its user queued it again; of a server nobody can tell.
+        # Its user queued it again.
         ("1", [ended("7", (0, 3), (3, 6), first=BY_HAND)], "0.0769", "0 preemptions in 12"),
-        (
-            "1",
-            [replace(ended("7", (0, 3), (3, 6), first=BY_HAND), job="serve")],
-            "0.1538",
-            "1 preemptions in 12",
-        ),
         # It was queued again to have its second node back.
         ("1", [ended("7", (0, 3), (3, 6), num_first=1)], "0.1", "0 preemptions in 9.00"),
         # The newest word of a job counts, once.

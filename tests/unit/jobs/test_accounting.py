@@ -23,7 +23,8 @@ from infra.clients.slurm import Accounted, expand
 from infra.clients.ssh import Result
 from tests.unit.jobs.test_submit import Recorded
 
-OUTPUT = (Path(__file__).parent / "fixtures" / "accounting_22.05.txt").read_text(encoding="utf-8")
+FIXTURES = Path(__file__).parent / "fixtures"
+OUTPUT = (FIXTURES / "accounting_22.05.txt").read_text(encoding="utf-8")
 OFF = "Slurm accounting storage is disabled\n"
 NOW = datetime(2026, 11, 21, 8, 31, tzinfo=UTC)
 
@@ -141,14 +142,39 @@ def test_a_requeued_job_paid_its_first_run_and_is_not_over() -> None:
         ("COMPLETED", "0:0", "COMPLETED"),
     ],
 )
-def test_a_requeue_by_hand_comes_while_every_step_ran_well(
+def test_a_requeue_of_a_job_without_steps_is_told_by_the_worst_code(
     state: str, worst_step: str, end: str
 ) -> None:
-    """A job's supervisor asks for its own once its step has ended with 75, or was ended."""
+    """It had none, or Slurm keeps none (AccountingStorageEnforce=nosteps)."""
     times = "2026-11-21T08:30:13|2026-11-21T08:30:22"
     row = f"1|1|a|ann|red|main|{state}|{times}|{worst_step}|8|cpu=8|1:00|worker-0\n"
     (job,) = asked(Recorded(stdout=f"--\n{row}")).uses
     assert [run.state for run in job.runs] == [end]
+
+
+@pytest.mark.parametrize("version", ["22.05", "25.11"])
+def test_a_requeue_by_hand_has_a_step_that_ends_after_it(version: str) -> None:
+    """Steps of both kinds end with 75 or well; a job's own comes once all of them have ended.
+
+    25.11 gives the code of a requeue's steps to the job, 22.05 that of those before it.
+    """
+    text = (FIXTURES / f"requeues_{version}.txt").read_text(encoding="utf-8")
+    found = {use.name: use.runs[0].state for use in asked(Recorded(stdout=text)).uses}
+    assert found == {
+        "own": "REQUEUED", "own-server": "REQUEUED", "hand": BY_HAND, "hand-server": BY_HAND
+    }  # fmt: skip
+
+
+def test_a_step_that_still_saves_ends_after_the_requeue() -> None:
+    """The batch script's own, `.batch`, always does."""
+    times = "2026-11-21T08:30:13|2026-11-21T08:30:22"
+    row = f"1|1|a|ann|red|main|REQUEUED|{times}|75:0|8||1:00|worker-0\n"
+    step = "1.{}|1.{}|a||red||{}|2026-11-21T08:30:14|{}||8|||worker-0\n"
+    batch = step.format("batch", "batch", "CANCELLED", "2026-11-21T08:30:23")
+    for end, told in (("Unknown", BY_HAND), ("2026-11-21T08:30:22", "REQUEUED")):
+        text = f"--\n{row}{row}{batch}{step.format(0, 0, 'FAILED', end)}"
+        (job,) = asked(Recorded(stdout=text)).uses
+        assert [run.state for run in job.runs] == [told]
 
 
 def test_a_running_job_has_no_end_and_a_waiting_one_held_nothing() -> None:
