@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -40,6 +40,8 @@ class Part:
     what: str
     tests: tuple[str, ...]
     """Folders and files that one pytest runs."""
+    others: tuple[str, ...] = ()
+    """Those of them that every other version in the folder takes: `slurm-24.11.7`, and so on."""
     variable: str = ""
     """Environment variable of other suites, and what of the folder it names."""
     inside: str = ""
@@ -76,6 +78,13 @@ PARTS: Final = (
         name="slurm",
         what="tests/local on Soperator's own version of Slurm",
         tests=("tests/local",),
+        others=(
+            "tests/local/test_attach.py",
+            "tests/local/test_team.py",
+            "tests/local/test_jobs.py",
+            "tests/local/test_partitions.py",
+            "tests/local/test_serve_job.py",
+        ),
         variable="SOPERATOR_SLURM",
         inside="slurm-25.11.3",
         programs=("sbin/slurmctld", "sbin/slurmd", "bin/sbatch"),
@@ -147,14 +156,31 @@ class Result:
         ]
 
 
+def parts(folder: str) -> tuple[Part, ...]:
+    """The parts, and one for each other version of a part's programs that lies in the folder."""
+    found: list[Part] = []
+    for part in PARTS:
+        found.append(part)
+        stem = part.inside.rpartition("-")[0]
+        lying = sorted(Path(folder).glob(f"{stem}-*")) if folder and part.others else []
+        found += [
+            replace(part, name=each.name, what=f"jobs and money on {each.name}", inside=each.name,
+                    tests=part.others, others=())
+            for each in lying
+            if each.name != part.inside
+        ]  # fmt: skip
+    return tuple(found)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the parts that are asked for, all by default."""
     folder = os.environ.get(SOURCES, "")
-    known = {part.name: part for part in PARTS}
+    every = parts(folder)
+    known = {part.name: part for part in every}
     if unknown := [name for name in arguments if name not in known]:
         print(f"PARTS: no {', '.join(unknown)} (has: {', '.join(known)})", file=sys.stderr)
         return 2
-    asked = [known[name] for name in arguments] or list(PARTS)
+    asked = [known[name] for name in arguments] or list(every)
     results: list[Result] = []
     groups = [[part] for part in asked if part.variable]
     # Parts of this folder share one pytest, and with it what came up.

@@ -119,6 +119,21 @@ def test_a_part_without_its_programs_names_them(monkeypatch, tmp_path, capsys):
     assert "slurm-25.11.3 has no sbin/slurmctld, no sbin/slurmd" in capsys.readouterr().out
 
 
+def test_each_other_version_of_slurm_in_the_folder_is_a_part(monkeypatch, tmp_path, capsys):
+    for name in ("slurm-24.11.7", "slurm-25.11.3", "slurm-26.05.3", "soperator-5.0.0"):
+        (tmp_path / name).mkdir()
+    found = {part.name: part for part in runner.parts(str(tmp_path))}
+    assert set(found) - {part.name for part in runner.PARTS} == {"slurm-24.11.7", "slurm-26.05.3"}
+    assert found["slurm-26.05.3"].tests == found["slurm"].others
+    assert set(found["slurm"].others) <= {
+        str(path.relative_to(CHECKOUT)) for path in (CHECKOUT / "tests/local").iterdir()
+    }
+    monkeypatch.setenv(SOURCES, str(tmp_path))
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
+    assert runner.main(["slurm-26.05.3"]) == runner.NOT_RUN
+    assert f"{tmp_path}/slurm-26.05.3 has no sbin/slurmctld" in capsys.readouterr().out
+
+
 def test_the_results_have_what_each_checkout_says_of_its_version(monkeypatch, tmp_path):
     monkeypatch.setenv(SOURCES, str(tmp_path))
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
