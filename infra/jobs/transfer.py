@@ -206,8 +206,8 @@ def _present(shell: Carrier, folder: str, files: list[_File]) -> dict[str, str]:
         return {}
     names = "\0".join(f"./{file.name}" for file in files).encode()
     text = _run(shell, f"cd {shlex.quote(folder)} && xargs -0 sha256sum --zero --", stdin=names)
-    pairs = (line.split(None, 1) for line in text.split("\0") if line)
-    return {name.removeprefix("./"): digest for digest, name in pairs}
+    pairs = (line.partition("  ") for line in text.split("\0"))
+    return {name.removeprefix("./"): digest for digest, _, name in pairs}
 
 
 def _send(
@@ -222,7 +222,7 @@ def _send(
         source.seek(have)
         while piece := source.read(_PIECE_BYTES):
             _run(shell, f"cat >> {part}", stdin=piece)
-    digest = _run(shell, f"sha256sum -- {part}").split()[0].removeprefix("\\")
+    digest = _run(shell, f"sha256sum -- {part}").removeprefix("\\").partition(" ")[0]
     if digest != file.sha256:
         _run(shell, f"rm -f -- {part}")
         raise JobsError(

@@ -135,6 +135,22 @@ def test_a_file_that_arrives_changed_never_gets_its_name(source: Path, tmp_path:
     assert content_of(target) == {}
 
 
+@pytest.mark.parametrize("answer", ["", "\\n", "x", "x\\0", "  \\0"])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_node_whose_hashes_are_none_is_told_in_one_line(
+    source: Path, tmp_path: Path, answer: str, is_there: bool
+) -> None:
+    there, programs = tmp_path / "there", tmp_path / "bin"
+    if is_there:
+        push(LocalShell(), source, str(there), log=lambda _: None)
+    programs.mkdir()
+    (programs / "sha256sum").write_text(f"#!/bin/sh\ncat > /dev/null\nprintf '{answer}'\n")
+    (programs / "sha256sum").chmod(0o755)
+    with pytest.raises(JobsError, match="arrived with another hash") as caught:
+        push(LocalShell(path=programs), source, str(there), log=lambda _: None)
+    assert "\n" not in str(caught.value)
+
+
 def test_too_little_space_is_refused_before_a_byte_is_sent(source: Path, tmp_path: Path) -> None:
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
