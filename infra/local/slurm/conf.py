@@ -112,7 +112,7 @@ def render_slurm_conf(settings: SlurmSettings) -> str:
 
 
 def render_cgroup_conf(setup: SlurmSetup) -> str:
-    """cgroup.conf of one that asks for cgroups before any plugin needs them; the word is 24.05's."""
+    """cgroup.conf of one that asks for cgroups before a plugin needs them; 24.05 has the word."""
     return "CgroupPlugin=disabled\n" if setup.version >= "24.05" else ""
 
 
