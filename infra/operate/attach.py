@@ -274,8 +274,8 @@ def nodesets_of(lines: Sequence[str]) -> tuple[FoundNodeset, ...]:
 def gpus_of(gres: str) -> tuple[int, str | None]:
     """Number and first type of `gpu:h100:8(S:0-1),gpu:a100:2,shard:4`; parts of GPUs count not."""
     count, kind = 0, None
-    for each in re.split(r",(?![^(]*\))", gres):
-        found = re.fullmatch(r"gpu(?::([^:()]+))??(?::(\d{1,18}))?(?:\(.*\))?", each.strip())
+    for each in re.sub(r"\([^()]*\)", "", gres).split(","):
+        found = re.fullmatch(r"gpu(?::([^:()]+))??(?::(\d{1,18}))?", each.strip())
         if found is not None:
             count += int(found[2] or 1)
             kind = kind or found[1]

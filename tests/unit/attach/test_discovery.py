@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -335,6 +336,14 @@ def test_the_version_of_every_release_is_read(line: str, version: str | None) ->
 )
 def test_gpus_are_counted_whatever_else_is_declared(gres: str, gpus: tuple[int, str]) -> None:
     assert gpus_of(gres) == gpus
+
+
+@pytest.mark.parametrize("piece", [",", "gpu,", "(", "gpu:a(,", ")("])
+def test_a_list_without_end_of_a_hostile_node_is_read_at_once(piece: str) -> None:
+    """A look from each comma to the end took 35 s for 40,000 characters; a megabyte may come."""
+    began_s = time.monotonic()
+    gpus_of(piece * (1_000_000 // len(piece)))
+    assert time.monotonic() - began_s < 20
 
 
 def test_lines_that_are_not_fields_are_no_association() -> None:
