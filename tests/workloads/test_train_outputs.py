@@ -296,12 +296,13 @@ def test_a_checkpoint_of_slices_falls_on_every_interval_and_on_the_end(
 
 
 @pytest.mark.feature("S002-37")
-def test_an_example_of_just_the_length_is_learned(places: Path, run: Any) -> None:
+def test_an_epoch_learns_every_example_also_one_of_just_the_length(places: Path, run: Any) -> None:
     run("prepare-data")
     rows = read_parquet(places / "data" / "prepared" / "tokens_train.parquet")
     options = (f"train.sequence_length={max(rows.lengths)}", "train.overlong=refuse")
-    code, record = run("train", "train.max_steps=1", *options)
+    code, record = run("train", "train.max_steps=null", "train.epochs=1", *options)
     assert code == 0, record
+    assert record["metrics"]["num_useful_tokens"] == rows.num_tokens
 
 
 def test_examples_that_are_too_long_are_cut_when_asked_and_counted(places: Path, run: Any) -> None:
