@@ -326,7 +326,7 @@ def run_and_be_forgotten(team: Team, of: Laptop, *, seen: bool) -> float:
     """A job of a few seconds; its cost as far as its owner looked at it, which Slurm forgets."""
     ((job_id, _),) = of.submit(1)
     began_s = time.monotonic()
-    while team.queued("%T") == ["RUNNING"] or "PENDING" in team.queued("%T"):
+    while job_id in team.queued("%A"):  # also as COMPLETING, which has no end to tell yet
         assert time.monotonic() - began_s < 60
     usd = 0.0
     if seen:
