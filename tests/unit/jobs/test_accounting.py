@@ -152,11 +152,11 @@ def test_a_requeue_of_a_job_without_steps_is_told_by_the_worst_code(
     assert [run.state for run in job.runs] == [end]
 
 
-@pytest.mark.parametrize("version", ["22.05", "25.11"])
+@pytest.mark.parametrize("version", ["22.05", "25.11", "26.05"])
 def test_a_requeue_by_hand_has_a_step_that_ends_after_it(version: str) -> None:
     """Steps of both kinds end with 75 or well; a job's own comes once all of them have ended.
 
-    25.11 gives the code of a requeue's steps to the job, 22.05 that of those before it.
+    25.11 and 26.05 give the code of a requeue's steps to the job, 22.05 that of those before it.
     """
     text = (FIXTURES / f"requeues_{version}.txt").read_text(encoding="utf-8")
     found = {use.name: use.runs[0].state for use in asked(Recorded(stdout=text)).uses}
