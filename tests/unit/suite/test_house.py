@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
 MOST_FILES = 401
-MOST_LINES = 95_667
+MOST_LINES = 95_655
 MOST_CHILDREN = 12
 
 
