@@ -29,7 +29,7 @@ from tests.local.slurm_stand import CLUSTER, Stand, running_stand
 
 USERS = {"ann": 20011, "bob": 20012}
 ACCOUNT = "phys"
-_FORGETFUL = "MinJobAge=2\n"
+_FORGETFUL = "MinJobAge=20\n"  # long enough for its owner to look
 LIMIT_S = 60
 """Time limit of a job, which has a node for itself: at a dollar a second, so many dollars."""
 

@@ -187,7 +187,8 @@ def test_a_requeue_by_hand_is_told_from_that_of_a_job(team: Team) -> None:
 
     def ends(*known: str) -> dict[str, str]:
         uses = slurm.uses(Root(team), "key", ids=known, **asked_for).uses
-        return {use.name: use.runs[0].state for use in uses if use.job_id in ids.values()}
+        known_runs = {use.name: use.runs for use in uses if use.job_id in ids.values()}
+        return {name: runs[0].state if runs else "" for name, runs in known_runs.items()}
 
     told = {name: "REQUEUED" if name.startswith("own") else BY_HAND for name in ids}
     try:

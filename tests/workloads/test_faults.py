@@ -243,7 +243,7 @@ def test_a_job_asks_for_its_requeue_once_slurm_has_heard_how_its_step_ended(
     program.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr("workloads.common.supervise._POLL_S", 0.01)
-    monkeypatch.setattr("workloads.common.supervise._HEARD_S", 0.1, raising=False)
+    monkeypatch.setattr("workloads.common.supervise._HEARD_S", 60 if is_heard else 0.1)
     looks: list[tuple[str, ...]] = []
 
     def ask(*command: str) -> str:

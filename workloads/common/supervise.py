@@ -40,7 +40,7 @@ _TOLD_BY = (signal.SIGUSR1, signal.SIGTERM)
 _AWAKE_S = 0.01
 _ASK_S = 5.0
 """A controller that does not answer must not keep this process from seeing the end of its step."""
-_HEARD_S = 2.0
+_HEARD_S = 5.0
 """The end of a step on a node that is gone may never be heard of."""
 LEAVING = frozenset({"DRAIN", "FAIL", "POWER_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
 """Flags of a node that goes while its job still runs: `scontrol show node`, State=."""
