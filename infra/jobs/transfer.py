@@ -272,9 +272,9 @@ def fetch(
     words = shlex.join([source, target, *options])
     # The Python environment stands in what `pulumi up` delivered; the login node shares it.
     command = (
-        f"cd {shlex.quote(code_path)}/current && "
+        f"{{ cd {shlex.quote(code_path)}/current && "
         'python=$(sed -n \'s/.*"python_env_path": "\\(.*\\)".*/\\1/p\' configs/stack.json) && '
-        f'PYTHONPATH=$PWD "$python/bin/python" -m workloads.data.download {words} 2>&1'
+        f'PYTHONPATH=$PWD "$python/bin/python" -m workloads.data.download {words}; }} 2>&1'
     )
     stdin = (json.dumps(credentials) + "\n").encode()
     try:
