@@ -167,7 +167,7 @@ def parts(folder: str) -> tuple[Part, ...]:
             replace(part, name=each.name, what=f"jobs and money on {each.name}", inside=each.name,
                     tests=part.others, others=())
             for each in lying
-            if each.name != part.inside
+            if each.is_dir() and each.name != part.inside
         ]  # fmt: skip
     return tuple(found)
 
