@@ -63,7 +63,9 @@ try:
             if here.is_main:
                 line = {"step": step, "world": here.world_size, "loss": loss}
                 os.write(1, (json.dumps(line) + "\\n").encode())
-            if here_file.with_suffix(".long").exists():  # nothing but its own signal tells it
+            # Of all ranks or of none, whichever looked before the file was there.
+            (is_long,) = here.sum([float(here_file.with_suffix(".long").exists())])
+            if is_long:  # nothing but its own signal tells it
                 os.write(1, (json.dumps({"long": here.rank}) + "\\n").encode())
                 until = time.monotonic() + 120
                 while not stop and time.monotonic() < until:
