@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from infra.clients.errors import JobsError
+from infra.clients.errors import EndedError, JobsError
 from infra.clients.ssh import Result
 from infra.jobs import transfer as pushing
-from infra.jobs.transfer import default_name, destination, push
+from infra.jobs.transfer import default_name, destination, fetch, push
 
 PLACES = {"data": "/mnt/data", "model": "/mnt/model", "scratch": "/mnt/memory"}
 
@@ -254,3 +255,25 @@ def test_a_filesystem_that_does_not_tell_its_free_space_is_refused(
     (tmp_path / "df").chmod(0o755)
     with pytest.raises(JobsError, match="there: df printed '-' for a number"):
         push(LocalShell(path=tmp_path), source, str(tmp_path / "there"), log=lambda _: None)
+
+
+def test_what_keeps_a_download_from_starting_is_written_out(tmp_path: Path) -> None:
+    """Where no code was delivered, `see above` pointed at nothing."""
+
+    class Streams:
+        def stream(self, command: str, *, poll_s: float, stdin: bytes) -> Iterator[bytes]:
+            done = subprocess.run(["sh", "-c", command], input=stdin, capture_output=True)
+            yield done.stdout
+            raise EndedError("no message", done.returncode)
+
+    said = bytearray()
+    with pytest.raises(JobsError, match=r"hf://a/b: not there \(exit [12]\); see above"):
+        fetch(
+            Streams(),  # type: ignore[arg-type]
+            code_path=str(tmp_path / "none"),
+            source="hf://a/b",
+            target="/mnt/model/a/b",
+            environ={},
+            write=said.extend,
+        )
+    assert b"none/current" in said
