@@ -304,6 +304,7 @@ def test_of_two_sessions_in_one_second_the_first_alone_starts(team: Team, tmp_pa
             asked = replace(asked, options=(*asked.options, "--hold"))
             words = [*client_words(outputs, of.key), asked.srun("true")]
             session = stack.enter_context(subprocess.Popen(words, stderr=subprocess.PIPE))
+            stack.callback(session.kill)  # or its exit waits for ever, and hides what failed
             connection = stack.enter_context(Connection(outputs.endpoint(of.key)))
             known = partial(slurm.id_of, connection, asked.name)
             team.stand.wait(lambda known=known: known() is not None, "the session", 30)
@@ -312,8 +313,11 @@ def test_of_two_sessions_in_one_second_the_first_alone_starts(team: Team, tmp_pa
         with pytest.raises(OverBudgetError, match=r"reserved by ann \$60.00"):
             held["bob"][1]()
         assert held["ann"][1]()
-        assert held["ann"][0].wait(60) == 0
-        assert held["bob"][0].wait(60) != 0
+        for user, (session, _) in held.items():
+            poll = session.poll
+            team.stand.wait(lambda poll=poll: poll() is not None, f"end of {user}'s session", 60)
+        assert held["ann"][0].returncode == 0
+        assert held["bob"][0].returncode != 0
 
 
 @pytest.fixture(scope="module")

@@ -221,7 +221,10 @@ def test_an_interrupted_plugin_leaves_quietly(number):
         assert process.stdout is not None
         assert process.stdout.readline().strip().isdigit()
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        try:
+            out, err = process.communicate(timeout=20)
+        finally:
+            process.kill()  # or its exit waits for ever, and hides that this one was in vain
     assert (process.returncode, out, err) == (0, "", "")
 
 
