@@ -163,8 +163,12 @@ def test_a_requeue_by_hand_is_told_from_that_of_a_job(team: Team) -> None:
         team.as_root(f"mkdir -p $(dirname {path}); printf %s {shlex.quote(source)} > {path}")
     supervised = "python3 -m workloads.common.supervise --max-nodes 1 --save-s 5"
     home = "cd /home/bob/own"
-    # The file says that the shell has its trap.
-    saves = "trap 'sleep 2; exit {}' TERM; touch /home/bob/saves-$SLURM_JOB_ID; sleep 60 & wait"
+    # The file says that the shell has its trap. A shell that was told and whose child was ended
+    # runs its trap before its next command: there has to be one.
+    saves = (
+        "trap 'sleep 2; exit {}' TERM; touch /home/bob/saves-$SLURM_JOB_ID; "
+        "while :; do sleep 0.2; done"
+    )
     lives = {
         "own": f"{home}; {supervised} -- srun bash -c 'exit 75'; sleep 60",
         "own-server": f"{home}; {supervised} --serves -- srun true; sleep 60",
