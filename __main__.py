@@ -7,8 +7,7 @@ from pathlib import Path
 import pulumi
 from pulumi.runtime.config import CONFIG, get_config_env
 
-from cost.bill.bill import bill
-from cost.bill.left_running import left_running_lines
+from cost.bill.bill import bill, left_running_lines
 from cost.bill.table import render
 from cost.diff import snapshot
 from cost.diff.table import change

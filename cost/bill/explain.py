@@ -19,7 +19,7 @@ from cost.chat.speeds import ChatCost, Speed, chat_cost
 from cost.chat.table import operating_text, speed_text
 from cost.chat.unit_costs import NotKnown, RunCost, unit_costs
 from cost.choose.limits import Limit, limits
-from cost.prices.api_prices import ApiPrice, ApiPriceBook
+from cost.prices.book import ApiPrice, ApiPriceBook
 from cost.prices.price import HOURS_PER_MONTH, Price
 from cost.report.explanation import Explanation, Figure, Input
 from cost.report.layout import span

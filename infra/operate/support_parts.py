@@ -22,7 +22,7 @@ from typing import Any, Final
 from infra.clients.kube import KubeClient, Object
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell
-from infra.render.values.observability import LOGS, MONITORING
+from infra.render.values.pods import LOGS, MONITORING
 from infra.state import CHECKOUT, DEFAULT_STACK, State
 from stacks.load import STACKS_DIR
 from stacks.spec import StackSpec

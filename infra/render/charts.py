@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from infra.render.values.nodesets import nodesets_values
-from infra.render.values.observability import LOGS, MONITORING, chart_values
-from infra.render.values.pods import preset_of
+from infra.render.values.pods import LOGS, MONITORING, chart_values, preset_of
 from infra.render.values.slurm_cluster import (
     TIMEOUT_S,
     active_checks_values,

@@ -20,7 +20,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from infra.render.names import shell_file
-from infra.render.values.observability import METRICS_IMPORT
+from infra.render.values.pods import METRICS_IMPORT
 from stacks.catalog import slurmd_amounts
 from stacks.errors import UserError
 from stacks.machines import MEMORY, cpus_per_rank, expand_nodes, paths_of_one_node, shared_mounts

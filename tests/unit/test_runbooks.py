@@ -24,8 +24,7 @@ from typer import Context
 
 from infra.cli.main import app
 from infra.render.charts import platform_charts
-from infra.render.monitoring.alerts import alerts
-from infra.render.monitoring.objects import dashboards
+from infra.render.monitoring.objects import alerts, dashboards
 from infra.render.sbatch import render_sbatch
 from stacks.load import load_stack
 from stacks.spec import StackSpec

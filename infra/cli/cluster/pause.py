@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from cost.bill.left_running import pause_saving
+from cost.bill.bill import pause_saving
 from cost.run_record import FILE_NAME
 from infra import files
 from infra.cli import context, output

@@ -18,9 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from cost.bill.bill import Bill, bill
-from cost.bill.chat_report import SharedBill, render_chats
 from cost.bill.explain import explain as explanation_of
-from cost.bill.table import bill_page, render
+from cost.bill.table import SharedBill, bill_page, render, render_chats
 from cost.chat.unit_costs import NotKnown
 from cost.choose.alternatives import alternatives, alternatives_part, parse_shortage
 from cost.diff.compare import render_compare

@@ -19,14 +19,16 @@ from typing import Any, Final
 from infra.clients.errors import KubeError
 from infra.clients.kube_rules import Object, describe
 from infra.components.recorder import Registered, declare
-from infra.operate.conformance import pod_checks, simulate
+from infra.operate.conformance import pod_checks
 from infra.operate.conformance.charts import Helm, RenderError, load_all, whole
 from infra.operate.conformance.cluster import (
     Accepted,
     ApiServer,
     Cluster,
+    NotReconciledError,
     OperatorError,
     last_word,
+    reconciled,
     soperator,
 )
 from infra.operate.conformance.pod_checks import Looked, Obstacle
@@ -207,8 +209,8 @@ class ComeUp:
         admitted = cluster.accept(own, namespace)
         obstacles += [_refusal(text) for text in admitted.refused]
         try:
-            simulate.reconciled(cluster.client, namespace, databases=True)
-        except (simulate.NotReconciledError, KubeError) as error:
+            reconciled(cluster.client, namespace, databases=True)
+        except (NotReconciledError, KubeError) as error:
             # One that has ended refuses everything, by its webhooks.
             cause = f"{error}; the operator's last word: {last_word(log)}"
             obstacles.append(Obstacle(subject=f"SlurmCluster in {namespace}", cause=cause))

@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
 
-from cost.bill.chat_report import plain_chat, plain_operating
+from cost.bill.table import plain_chat, plain_operating
 from cost.chat.break_even import api_costs
 from cost.chat.charts import load_charts, load_table
 from cost.chat.finetune import BASE, Finetune, Payback, asked_tuned, finetune
 from cost.chat.speeds import ChatCost, why_it_prices_nothing
 from cost.chat.table import NO_POINT, answer_text
 from cost.chat.unit_costs import NotKnown, RunCost, submit_command
-from cost.prices.api_prices import ApiPriceBook
+from cost.prices.book import ApiPriceBook
 from cost.report.layout import UNKNOWN, Format, Report, Table, render_report, small_usd_text
 from cost.run_record import RunRecord
 from infra.reports.page import training

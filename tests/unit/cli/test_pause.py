@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import stacks.load
-from cost.bill.left_running import pause_saving
+from cost.bill.bill import pause_saving
 from cost.prices.book import PriceBook
 from infra.cli.jobs.submit import prepare
 from infra.cli.main import app

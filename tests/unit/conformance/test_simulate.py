@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.operate.conformance.simulate import NotReconciledError, reconciled
+from infra.operate.conformance.cluster import NotReconciledError, reconciled
 
 NODESET = {"metadata": {"name": "worker"}}
 

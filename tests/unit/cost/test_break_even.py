@@ -28,8 +28,7 @@ from cost.chat.break_even import (
     plain_break_even,
 )
 from cost.chat.unit_costs import Inputs, NotKnown, UnitCosts, unit_costs
-from cost.prices.api_prices import ApiPrice, ApiPriceBook
-from cost.prices.book import PriceBook
+from cost.prices.book import ApiPrice, ApiPriceBook, PriceBook
 from cost.report.layout import WIDTH, Format, Report, render_report
 from cost.resources.estimate import estimate
 from stacks.errors import Level

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cost.bill.bill import Bill, bill
-from cost.bill.chat_report import SharedBill, render_chats
+from cost.bill.table import SharedBill, render_chats
 from cost.prices.book import PriceBook
 from cost.report.layout import WIDTH, Format
 from stacks.spec.cost import AssumedSpeedSpec, ChatSpec

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from cost.bill.left_running import left_running_lines, pause_saving
+from cost.bill.bill import left_running_lines, pause_saving
 from cost.prices.book import PriceBook
 from cost.report.layout import usd_text
 from cost.resources.estimate import estimate

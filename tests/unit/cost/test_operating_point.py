@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from cost.bill.bill import Bill, bill
-from cost.bill.chat_report import render_chats
 from cost.bill.explain import explain
-from cost.bill.table import render
+from cost.bill.table import render, render_chats
 from cost.chat.speeds import Basis, speeds
 from cost.chat.table import chat_notes
 from cost.chat.unit_costs import NotKnown

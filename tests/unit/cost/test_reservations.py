@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost.bill.bill import bill
-from cost.bill.left_running import Reservation
+from cost.bill.bill import Reservation, bill
 from cost.chat.unit_costs import Part
 from cost.prices.book import layered
 from stacks.spec import StackSpec

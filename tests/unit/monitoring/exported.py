@@ -18,7 +18,7 @@ SOURCES: Final[Mapping[str, str]] = MappingProxyType(
         "train": "workloads/train/measure.py",
         "serve": "workloads/serve/metrics.py",
         "vllm": "https://docs.vllm.ai/en/stable/usage/metrics/, read 2026-11-21",
-        "records": "infra/render/monitoring/alerts.py",
+        "records": "infra/render/monitoring/objects.py",
         "vmalert": "https://docs.victoriametrics.com/victoriametrics/vmalert/, alerts state on "
         "restarts, read 2026-11-21",
     }

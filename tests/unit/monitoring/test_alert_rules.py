@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from cost.resources.estimate import Burn
-from infra.render.monitoring.alerts import INTERVAL_S, STACK_USD, usd_of_a_day
-from infra.render.monitoring.objects import rule_groups
+from infra.render.monitoring.objects import INTERVAL_S, STACK_USD, rule_groups, usd_of_a_day
 from stacks.spec import StackSpec
 from tests.unit.monitoring.conftest import BURN
 from tests.unit.monitoring.test_dashboards import questions

@@ -16,7 +16,7 @@ from cost.resources.estimate import Burn
 from infra.render.charts import notifier_values
 from infra.render.monitoring.objects import config_map, custom_resources, dashboards, rule_groups
 from infra.render.sbatch import metrics_environment
-from infra.render.values.observability import METRICS_IMPORT, chart_values
+from infra.render.values.pods import METRICS_IMPORT, chart_values
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cluster import AlertsSpec

@@ -11,7 +11,7 @@ import pytest
 from infra.render import names
 from infra.render.charts import Chart, cluster_charts, platform_charts
 from infra.render.values.nodesets import nodesets_values
-from infra.render.values.observability import chart_values
+from infra.render.values.pods import chart_values
 from infra.render.values.slurm_cluster import active_checks_values, slurm_cluster_values
 from infra.render.values.storage import storage_values
 from stacks.catalog import find_preset
