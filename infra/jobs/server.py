@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shlex
 import signal
 import socket
@@ -299,11 +300,14 @@ class ChatPage:
         options: Sequence[str] = (),
     ) -> None:
         """`url` is the server's up to /v1; `record` keeps votes and times, without any text."""
-        self.address = f"http://{HOST}:{port}/"
+        token = secrets.token_urlsafe()
+        # With --share Gradio asks for a password instead, and leaves the token where it is.
+        self.address = f"http://{HOST}:{port}/?token={token}"
         self._port = port
         words = [sys.executable, "-m", "workloads.chat", "--url", url, "--port", str(port)]
         words += ["--record", str(record), "--until-stdin-ends", *options]
         environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
+        environment["SOPERATOR_CHAT_TOKEN"] = token
         if key is not None:
             environment[KEY_VARIABLE] = key
         # Ctrl-C is for who started it, which then closes everything in order. Its end, however it

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from infra.clients.ssh import Tunnel
 from infra.jobs.server import ChatPage
 from infra.setup.tools.packages import MODEL
 from infra.state import CHECKOUT, Cache
+from tests.another_user import Neighbour, neighbour  # noqa: F401 (a fixture)
 from tests.ports import free_ports
 from tests.ssh_stand import SshStand, login_node
 
@@ -189,6 +191,26 @@ def _few_tokens(page: Page) -> None:
 def ask(page: Page, question: str) -> None:
     page.get_by_label("Question").fill(question)
     page.get_by_label("Question").press("Enter")
+
+
+def test_another_user_of_this_machine_gets_nothing_of_the_page(
+    tab: Tab,
+    stand: Stand,
+    neighbour: Neighbour,  # noqa: F811
+) -> None:
+    asks = """
+import sys, urllib.error, urllib.request
+for path in sys.argv[2:]:
+    try:
+        print(urllib.request.urlopen(sys.argv[1] + path, timeout=20).status)
+    except urllib.error.HTTPError as error:
+        print(error.code)
+"""
+    address = stand.address.partition("?")[0].rstrip("/")
+    paths = ["/", "/config", "/gradio_api/info", "/?token=", "/gradio_api/startup-events"]
+    words = shlex.join(["python3", "-c", asks, address, *paths])
+    assert neighbour.run(words).split() == ["401", "401", "401", "401", "200"]
+    assert "token" not in tab.page.url
 
 
 @pytest.mark.feature("S000-48", "S000-51", "S000-52")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -586,7 +587,9 @@ def test_a_link_is_shared_only_when_asked_for_and_then_with_a_password(
     serve()
     alone = done[0]
     assert (alone["share"], alone["auth"], alone["server_name"]) == (False, None, "127.0.0.1")
-    assert "shared" not in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "shared" not in told
+    assert re.search(r": http://127\.0\.0\.1:\d+/\?token=\S{40,}\n", told)
     done, serve = launched(monkeypatch, "https://1a2b.gradio.live", "--share")
     serve()
     user, password = done[0]["auth"]
@@ -637,24 +640,34 @@ def test_an_address_that_is_none_is_refused() -> None:
             Client([url], None)
 
 
-def guarded(path: str, headers: dict[str, str], *, is_shared: bool = False) -> int:
-    """The status that the page's guard gives a request; 200 is the page's own."""
-    statuses: list[int] = []
+TOKEN = "of-this-page"
+COOKIE = f"soperator-chat-7861={TOKEN}"
+OWN = {"host": "127.0.0.1:7861", "cookie": COOKIE}
+
+
+def guarded(
+    path: str, headers: dict[str, str], *, token: str | None = TOKEN, query: str = ""
+) -> tuple[int, dict[str, str]]:
+    """Status and headers that the page's guard gives a request; 200 is the page's own."""
+    answers: list[tuple[int, dict[str, str]]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def send(message: Any) -> None:
-        statuses.extend([message["status"]] if "status" in message else [])
+        if "status" in message:
+            pairs = [(name.decode(), value.decode()) for name, value in message["headers"]]
+            answers.append((message["status"], dict(pairs)))
 
     async def receive() -> Any:
         return {"type": "http.request", "body": b""}
 
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "path": path, "headers": raw, "method": "POST"}
-    asyncio.run(PageGuard(app, is_shared=is_shared)(scope, receive, send))
-    (status,) = statuses
-    return status
+    scope["query_string"] = query.encode()
+    asyncio.run(PageGuard(app, token=token)(scope, receive, send))
+    (answer,) = answers
+    return answer
 
 
 @pytest.mark.parametrize(
@@ -671,13 +684,53 @@ def guarded(path: str, headers: dict[str, str], *, is_shared: bool = False) -> i
     ],
 )
 def test_a_page_elsewhere_sends_nothing_to_this_one(origin: str | None, status: int) -> None:
-    headers = {"host": "127.0.0.1:7861"} | ({} if origin is None else {"origin": origin})
-    assert guarded("/gradio_api/queue/join", headers) == status
+    headers = OWN | ({} if origin is None else {"origin": origin})
+    assert guarded("/gradio_api/queue/join", headers)[0] == status
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_the_page_takes_no_files(is_shared: bool) -> None:
+@pytest.mark.parametrize("path", ["/", "/config", "/gradio_api/queue/join", "/gradio_api/info"])
+@pytest.mark.parametrize(
+    ("cookie", "query"),
+    [
+        ("", ""),
+        ("soperator-chat-7861=", "token="),
+        ("soperator-chat-7861=of-another-page", "token=of-another-page"),
+        (f"soperator-chat-7862={TOKEN}", "token=%ff%00"),
+        (f"token={TOKEN}", f"Token={TOKEN}"),
+    ],
+)
+def test_whoever_has_no_token_gets_nothing_of_the_page(path: str, cookie: str, query: str) -> None:
+    """Every user of a machine reaches its loopback ports."""
+    headers = {"host": "127.0.0.1:7861", "cookie": cookie}
+    assert guarded(path, headers, query=query)[0] == 401
+
+
+def test_the_printed_address_opens_the_page_and_leaves_its_token_in_no_address() -> None:
+    host = {"host": "127.0.0.1:7861"}
+    status, headers = guarded("/", host, query=f"token={TOKEN}")
+    assert (status, headers["location"]) == (303, "/")
+    words = {word.lower() for word in headers["set-cookie"].split("; ")}
+    assert words >= {COOKIE, "httponly", "samesite=lax", "path=/"}
+    assert guarded("/", OWN)[0] == 200
+    # Gradio asks its own page before anybody has the address.
+    assert guarded("/gradio_api/startup-events", host)[0] == 200
+    # A shared page has Gradio's password in the place of the token.
+    assert guarded("/", {"host": "1a2b.gradio.live"}, token=None)[0] == 200
+
+
+def test_a_websocket_is_not_let_in() -> None:
+    asked: list[Any] = []
+
+    async def app(*given: Any) -> None:
+        asked.extend(given)
+
+    asyncio.run(PageGuard(app, token=TOKEN)({"type": "websocket", "path": "/"}, app, app))
+    assert asked == []
+
+
+@pytest.mark.parametrize("token", [TOKEN, None])
+def test_the_page_takes_no_files(token: str | None) -> None:
     """60 MB of anybody's were kept, until the disk is full."""
-    headers = {"host": "127.0.0.1:7861", "origin": "http://127.0.0.1:7861"}
+    headers = {**OWN, "origin": "http://127.0.0.1:7861"}
     for path in ("/gradio_api/upload", "/gradio_api/upload_progress"):
-        assert guarded(path, headers, is_shared=is_shared) == 403
+        assert guarded(path, headers, token=token)[0] == 403

@@ -83,6 +83,8 @@ def serve(options: argparse.Namespace, over: threading.Event) -> None:
     from workloads.chat.dialogue import Dialogue
 
     password = secrets.token_urlsafe(12) if options.share else None
+    # Of whoever started the page, who prints its address.
+    token = os.environ.get("SOPERATOR_CHAT_TOKEN") or secrets.token_urlsafe()
     dialogue = Dialogue(client, models, arms)
     names = {client.urls[0]: options.server} if options.server else {}
     blocks = page.Page(dialogue, names).blocks
@@ -100,7 +102,7 @@ def serve(options: argparse.Namespace, over: threading.Event) -> None:
         footer_links=[],
         theme=page.theme(),
         css_paths=[page.CSS],
-        app_kwargs={"middleware": [Middleware(PageGuard, is_shared=options.share)]},
+        app_kwargs={"middleware": [Middleware(PageGuard, token=None if password else token)]},
     )
     if options.share and blocks.share_url is None:
         blocks.close(verbose=False)
@@ -108,7 +110,8 @@ def serve(options: argparse.Namespace, over: threading.Event) -> None:
             "--share: Gradio's relay gave no link; look whether this machine reaches the Internet, "
             "or leave --share out"
         )
-    log(f"chat with {' and '.join(each.label for each in models)}: http://{HOST}:{port}/")
+    opens = "" if password else f"?token={token}"
+    log(f"chat with {' and '.join(each.label for each in models)}: http://{HOST}:{port}/{opens}")
     if password:
         # The password opens this run's page only, so the terminal may show it.
         log(f"shared: {blocks.share_url}, user {_USER}, password {password}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any, Final
 
 import gradio as gr
 from gradio.themes import Base, Default
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from workloads.chat import conversation as conversations
@@ -78,6 +80,8 @@ _POLICY: Final = (
     "base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
 )
 _UPLOAD: Final = "/gradio_api/upload"
+_STARTED: Final = "/gradio_api/startup-events"
+"""Gradio asks it of itself, and tells nothing but that the page is up."""
 _HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": _POLICY,
     "Referrer-Policy": "no-referrer",
@@ -86,36 +90,55 @@ _HEADERS: Final[Mapping[str, str]] = {
 
 
 class PageGuard:
-    """Adds the policy to every answer; refuses other host names where only this machine may ask."""
+    """Adds the policy to every answer; refuses other hosts, other pages and whoever has no token.
 
-    def __init__(self, app: ASGIApp, *, is_shared: bool) -> None:
+    Any user of this machine reaches a port of 127.0.0.1. The address that was printed has the
+    token; it is changed for a cookie, so that it stays in no link and no picture of the page.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str | None) -> None:
+        """`token` None: the page is shared, and Gradio asks for its password."""
         self._app = app
-        self._is_shared = is_shared
+        self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or refuse with 421 or 403."""
-        if scope["type"] != "http":
+        """Answer, or refuse with 401, 403 or 421."""
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-            return
-        host = Headers(scope=scope).get("host", "")
-        if not self._is_shared and host_name(host) not in LOOPBACK:
-            refusal = PlainTextResponse("open this page as http://127.0.0.1:PORT\n", 421)
-            await refusal(scope, receive, send)
-            return
-        origin = Headers(scope=scope).get("origin")
-        is_foreign = origin is not None and origin.partition("://")[2] != host
-        if scope["path"].startswith(_UPLOAD) or (is_foreign and not self._is_shared):
-            await PlainTextResponse("this page takes no files and no other page\n", 403)(
-                scope, receive, send
-            )
-            return
+        elif scope["type"] == "http":  # the page has no WebSocket
+            await (self._own_answer(Request(scope)) or self._app_guarded)(scope, receive, send)
 
+    async def _app_guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
         await self._app(scope, receive, guarded)
+
+    def _own_answer(self, request: Request) -> Response | None:
+        """None: the page's own is due."""
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if self._token is not None and host_name(host) not in LOOPBACK:
+            return PlainTextResponse("open this page as http://127.0.0.1:PORT\n", 421)
+        is_foreign = origin is not None and origin.partition("://")[2] != host
+        path = request.scope["path"]
+        if path.startswith(_UPLOAD) or (is_foreign and self._token is not None):
+            return PlainTextResponse("this page takes no files and no other page\n", 403)
+        if self._token is None or path == _STARTED:
+            return None
+        # A browser gives a cookie to every port of a host: another page's has another name.
+        cookie = f"soperator-chat-{host.rpartition(':')[2]}"
+        if path == "/" and self._is_token(request.query_params.get("token", "")):
+            answer = RedirectResponse("/", 303)
+            answer.set_cookie(cookie, self._token, httponly=True, samesite="lax")
+            return answer
+        if self._is_token(request.cookies.get(cookie, "")):
+            return None
+        return PlainTextResponse("open the whole address that was printed, with its token\n", 401)
+
+    def _is_token(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode(), (self._token or "").encode())
 
 
 def host_name(host: str) -> str:

@@ -48,7 +48,7 @@ def test_a_page_that_does_not_end_is_killed_with_its_children(
     assert not page.is_running
 
 
-def test_a_key_goes_by_the_environment_alone(
+def test_key_and_token_go_by_the_environment_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "of-another-server")
@@ -56,6 +56,7 @@ def test_a_key_goes_by_the_environment_alone(
     program.parent.mkdir()
     program.write_text(_TELLS)
     told: list[tuple[str, str]] = []
+    tokens: list[str] = []
     for number, key in enumerate(("the-key-of-this-server", None)):
         record = tmp_path / str(number)
         page = ChatPage("http://x/v1", port=0, key=key, record=record, checkout=tmp_path)
@@ -63,5 +64,10 @@ def test_a_key_goes_by_the_environment_alone(
         page.close()
         words, environment = json.loads(record.read_text())
         told.append((str(words), environment.get(KEY_VARIABLE, "none")))
+        tokens.append(environment["SOPERATOR_CHAT_TOKEN"])
+        assert page.address.endswith(f"/?token={tokens[-1]}")
+        assert tokens[-1] not in words
+    assert len(tokens[0]) >= 40
+    assert tokens[0] != tokens[1]
     assert [key for _, key in told] == ["the-key-of-this-server", "none"]
     assert "the-key" not in told[0][0]

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
 MOST_FILES = 395
-MOST_LINES = 95_590
+MOST_LINES = 95_620
 MOST_CHILDREN = 12
 
 
