@@ -1,4 +1,4 @@
-"""Where things are kept on this machine: the state folder, the cache, and the loopback ports.
+"""Where things are kept on this machine: the state folder, the cache, the ports and who has one.
 
 Owns the names in `.soperator/` and in the cache, and the reading of SOPERATOR_STATE,
 SOPERATOR_CACHE and SOPERATOR_LOCAL_PORT_BASE. Makes no folder and starts nothing.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,10 +57,9 @@ class State:
     def user_key(self) -> Path:
         """Private key of the user who deploys: beside SOPERATOR_SSH_PUBLIC_KEY_FILE, else ours."""
         declared = os.environ.get("SOPERATOR_SSH_PUBLIC_KEY_FILE", "")
-        own = self.ssh_key
-        return (
-            Path(declared.removesuffix(".pub")).expanduser() if declared.endswith(".pub") else own
-        )
+        if not declared.endswith(".pub"):
+            return self.ssh_key
+        return Path(declared.removesuffix(".pub")).expanduser()
 
     @property
     def ssh_public_key(self) -> Path:
@@ -189,6 +189,34 @@ class Ports:
                 "declare fewer nodes in nodes.workers"
             )
         return self.base + 20 + index
+
+
+LISTENS: Final = "0A"
+ESTABLISHED: Final = "01"
+"""A socket that its process has closed belongs to uid 0 in the tables, and is in another state."""
+
+
+def tcp_sockets(state: str) -> list[tuple[str, str, int]]:
+    """Own end, far end and owner of each TCP socket here in a state (proc_pid_net(5))."""
+    tables = [each for each in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if each.exists()]
+    rows = [line.split() for table in tables for line in table.read_text().splitlines()]
+    return [(row[1], row[2], int(row[7])) for row in rows if row[3] == state]
+
+
+def tcp_ends(host: str, port: int) -> tuple[str, ...]:
+    """How the name of whoever gets a connection to an address ends in the tables.
+
+    It is that address or any; one of IPv4 ends as in the table of IPv4 where its socket is of IPv6.
+    """
+    found = {socket.inet_pton(each[0], str(each[4][0])) for each in socket.getaddrinfo(host, port)}
+    names = ["".join(f"{word:08X}" for word in memoryview(each).cast("I")) for each in found]
+    return tuple(f"{each}:{port:04X}" for name in names for each in (name, "0" * len(name)))
+
+
+def listeners(host: str, port: int) -> set[int]:
+    """Users of this machine who would get a connection to an address."""
+    ends = tcp_ends(host, port)
+    return {uid for own, _, uid in tcp_sockets(LISTENS) if own.endswith(ends)}
 
 
 def _folder(environ: Mapping[str, str], name: str, default: Path) -> Path:

@@ -41,10 +41,11 @@ def run_python(imports: str, code: str) -> str:
 _LISTENS = f"""
 import encodings.idna, os, socket, sys
 os.setgroups([]); os.setresgid({UID}, {UID}, {UID}); os.setresuid({UID}, {UID}, {UID})
-listener = socket.socket()
+host = sys.argv[2]
+listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 try:
-    listener.bind(("127.0.0.1", int(sys.argv[1])))
+    listener.bind((host, int(sys.argv[1])))
     listener.listen()
 except OSError as error:
     sys.exit(print(error.strerror))
@@ -62,12 +63,12 @@ while True:
 
 
 @contextlib.contextmanager
-def listening(port: int) -> Iterator[subprocess.Popen[str]]:
-    """A server of that user at a port of 127.0.0.1, if it gets it: its first line says so or why.
+def listening(port: int, host: str = "127.0.0.1") -> Iterator[subprocess.Popen[str]]:
+    """A server of that user at a port of an address, if it gets it: its first line says so or why.
 
     It answers whatever is asked with 200; the lines after are what it was sent.
     """
-    words = [sys.executable, "-c", _LISTENS, str(port)]
+    words = [sys.executable, "-c", _LISTENS, str(port), host]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process

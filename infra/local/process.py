@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from infra import files
-from infra.state import PORT_SETTING
+from infra.state import PORT_SETTING, listeners
 from stacks.errors import UserError
 
 
@@ -37,11 +37,7 @@ _IN_USE: Final = "is in use by another program"
 
 def is_listening(port: int) -> bool:
     """Whether a server listens on 127.0.0.1:port, without disturbing it by a connection."""
-    # gRPC listens on an IPv6 socket that is mapped to 127.0.0.1.
-    wanted = (f"0100007F:{port:04X}", f"0000000000000000FFFF00000100007F:{port:04X}")
-    tables = [each for each in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if each.exists()]
-    rows = [line.split() for table in tables for line in table.read_text().splitlines()]
-    return any(row[1] in wanted and row[3] == "0A" for row in rows)
+    return bool(listeners(_HOST, port))
 
 
 def is_free(port: int) -> bool:

@@ -37,7 +37,7 @@ from infra import files
 from infra.providers.nebius.api import Api, ApiError, explain
 from infra.providers.nebius.resource_type import Validator
 from infra.providers.nebius.schema import Schema
-from infra.providers.nebius.sdk import cache_dir, loopback_target
+from infra.providers.nebius.sdk import loopback_target
 from stacks.catalog import STRIPED_DISK_STEP_GIB
 from stacks.errors import UserError
 from stacks.spec import StackSpec
@@ -257,7 +257,7 @@ class _Calculator:
     """The calculator of the API that the environment names."""
 
     def __init__(self) -> None:
-        self._api = Api(Schema(cache_dir()), threading.Event())
+        self._api = Api(Schema(), threading.Event())
         self._service = self._api.schema.services[_SERVICE]
         self._validator = Validator(self._api.schema)
 

@@ -59,7 +59,7 @@ from infra.providers.nebius.api import Api, ApiError, explain
 from infra.providers.nebius.provider import remove
 from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.schema import Schema
-from infra.providers.nebius.sdk import EndpointError, cache_dir
+from infra.providers.nebius.sdk import EndpointError
 from infra.providers.soperator.teardown import destroy as tear_down
 from infra.render.kube_cluster import filesystem_spec
 from infra.render.names import filesystems, submount_tag
@@ -141,7 +141,7 @@ def _release(api: Api, spec: StackSpec, state_id: str) -> str:
 
 
 def _api() -> Api:
-    return Api(Schema(cache_dir()), threading.Event())
+    return Api(Schema(), threading.Event())
 
 
 def _label(api: Api, spec: StackSpec, kind: Kind, id_: str, role: str | None) -> str:

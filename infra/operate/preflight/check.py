@@ -15,7 +15,7 @@ from typing import Any, Final
 from infra.providers.nebius import adoption
 from infra.providers.nebius.api import Api
 from infra.providers.nebius.schema import Schema
-from infra.providers.nebius.sdk import cache_dir, shared_sdk
+from infra.providers.nebius.sdk import shared_sdk
 from infra.providers.soperator.teardown import CLAIM_LABEL
 from infra.render.names import NODESET_NAME_LABEL
 from stacks.catalog import find_preset
@@ -69,7 +69,7 @@ class Cloud:
     """The API that the environment names, for the length of one pre-flight check."""
 
     def __init__(self, *, within_s: float) -> None:
-        self.schema = Schema(cache_dir())
+        self.schema = Schema()
         self.given_up = threading.Event()
         """Set when the time is over: nothing is asked again."""
         self._api = Api(self.schema, self.given_up, call_s=within_s, back_off_s=(0.2,))

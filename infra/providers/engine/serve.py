@@ -9,13 +9,11 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
-from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
@@ -38,6 +36,7 @@ from infra.providers.engine.provider import (
     reveal,
     unmarshal,
 )
+from infra.state import ESTABLISHED, tcp_ends, tcp_sockets
 from stacks.errors import visible
 
 
@@ -55,11 +54,6 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(0)
-
-
-_TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_ESTABLISHED: Final = "01"
-"""A socket that its process has closed belongs to uid 0 in the tables, and is in another state."""
 
 
 class OwnerOnly(grpc.ServerInterceptor):
@@ -100,23 +94,15 @@ class OwnerOnly(grpc.ServerInterceptor):
 
 def _uid_of(peer: str, port: int) -> int | None:
     """Who holds the other end of a connection to our port of 127.0.0.1, as gRPC names it."""
-    address, _, peer_port = unquote(peer).rpartition(":")
-    host = address.rpartition(":")[2].strip("]")
     try:
-        theirs, ours = _end(host, int(peer_port)), _end(_HOST, port)
+        host, peer_port = unquote(peer).replace("]", "").split(":")[-2:]
+        theirs, ours = tcp_ends(host, int(peer_port)), tcp_ends(_HOST, port)
     except (OSError, ValueError):  # no address of IPv4: none that can reach us
         return None
-    for table in _TABLES:
-        for line in table.read_text().splitlines() if table.exists() else []:
-            # An IPv4 address of an IPv6 socket ends as the one of an IPv4 socket is written.
-            _, local, remote, state, _, _, _, uid, *_ = line.split()
-            if local.endswith(theirs) and remote.endswith(ours) and state == _ESTABLISHED:
-                return int(uid)
+    for own, far, uid in tcp_sockets(ESTABLISHED):
+        if own.endswith(theirs) and far.endswith(ours):
+            return uid
     return None
-
-
-def _end(host: str, port: int) -> str:
-    return f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
 
 
 _HOST: Final = "127.0.0.1"

@@ -21,7 +21,7 @@ from typing import Any, Final
 from infra.providers.nebius.api import Api, ApiError, explain
 from infra.providers.nebius.resource_type import ResourceType, find_changes, shrunk
 from infra.providers.nebius.schema import Schema, plain
-from infra.providers.nebius.sdk import EndpointError, cache_dir
+from infra.providers.nebius.sdk import EndpointError
 from stacks.spec import StackSpec
 
 Values = dict[str, Any]
@@ -425,7 +425,7 @@ def discovered(spec: StackSpec) -> StackSpec:
 
 
 def _subnets(path: str, project: str) -> list[Any]:
-    api = Api(Schema(cache_dir()), threading.Event())
+    api = Api(Schema(), threading.Event())
     try:
         # Those of a stack on their way out are no choice.
         found = children(api, ResourceType.of_token(api.schema, _SUBNET), project)

@@ -27,7 +27,7 @@ from infra.providers.nebius.adoption import find_namesake, find_twin, obstacle, 
 from infra.providers.nebius.api import GONE, Api, ApiError, UnfinishedError, Watch, explain
 from infra.providers.nebius.resource_type import ResourceType, find_changes, shrunk
 from infra.providers.nebius.schema import Schema, plain
-from infra.providers.nebius.sdk import EndpointError, cache_dir
+from infra.providers.nebius.sdk import EndpointError
 
 Values = dict[str, Any]
 _KEYS: Final = uuid.UUID("6f0f6d0e-5d0c-4a53-9d0e-0b6d3f3a7c11")
@@ -46,7 +46,7 @@ class NebiusProvider(Provider):
 
     @cached_property
     def _schema(self) -> Schema:
-        return Schema(cache_dir())
+        return Schema()
 
     @cached_property
     def _api(self) -> Api:

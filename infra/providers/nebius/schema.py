@@ -27,6 +27,7 @@ from google.protobuf.message import Message
 
 from infra.files import write
 from infra.providers.engine.provider import UNKNOWN, Secret
+from infra.state import Cache
 
 METADATA: Final = "nebius.common.v1.ResourceMetadata"
 OPERATION: Final = "nebius.common.v1.Operation"
@@ -89,8 +90,8 @@ def enum_of(field: FieldDescriptor) -> EnumDescriptor:
 class Schema:
     """Descriptors, message classes and field options of the whole API."""
 
-    def __init__(self, cache_dir: Path) -> None:
-        self.files = descriptor_set(cache_dir)
+    def __init__(self, cache_dir: Path | None = None) -> None:
+        self.files = descriptor_set(cache_dir or Cache.from_environ().root)
         self.pool = descriptor_pool.DescriptorPool()
         self.services: dict[str, Service] = {}
         self._services_of: dict[str, list[str]] = defaultdict(list)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from infra.state import listeners
 from stacks.errors import UserError
 from stacks.files import read_bytes
 
@@ -38,16 +39,9 @@ class EndpointError(UserError):
     """The environment does not say how to reach the API safely; one line, with what to do."""
 
 
-def cache_dir() -> Path:
-    """Folder of what is built once per version: $SOPERATOR_CACHE or ~/.cache/soperator-stack."""
-    default = Path.home() / ".cache" / "soperator-stack"
-    return Path(os.environ.get("SOPERATOR_CACHE") or default).expanduser()
-
-
 def loopback_target() -> str | None:
     """`127.0.0.1:PORT` of the emulator, or None where the real cloud is meant."""
-    value = os.environ.get(ENDPOINT_VARIABLE, "")
-    if not value:
+    if not (value := os.environ.get(ENDPOINT_VARIABLE)):
         return None
     url = urlsplit(value)
     if url.scheme != "http" or not url.hostname or not url.port or url.path not in ("", "/"):
@@ -73,15 +67,12 @@ def _is_loopback(host: str) -> bool:
 
 def _refuse_neighbour(target: str) -> None:
     """Refuse a port at which another user of this machine listens: he would get the token."""
-    end = f":{int(target.rpartition(':')[2]):04X}"
-    tables = [each for each in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if each.exists()]
-    rows = [line.split() for table in tables for line in table.read_text().splitlines()]
-    for _, local, _, state, _, _, _, uid, *_ in rows:
-        if local.endswith(end) and state == "0A" and int(uid) not in (0, os.geteuid()):
-            raise EndpointError(
-                f"{ENDPOINT_VARIABLE}: at {target} a program of uid {uid} listens, who would get "
-                "the token; have it ended, or name another port"
-            )
+    host, _, port = target.rpartition(":")
+    for uid in listeners(host.strip("[]"), int(port)) - {0, os.geteuid()}:
+        raise EndpointError(
+            f"{ENDPOINT_VARIABLE}: at {target} a program of uid {uid} listens, who would get the "
+            "token; have it ended, or name another port"
+        )
 
 
 @cache
@@ -125,8 +116,7 @@ _KEY_BYTES: Final = 1 << 20
 
 def key_file() -> Path | None:
     """File of the service account's key, None where the environment names none."""
-    value = os.environ.get(KEY_FILE_VARIABLE)
-    if not value:
+    if not (value := os.environ.get(KEY_FILE_VARIABLE)):
         return None
     path = Path(value).expanduser()
     try:
@@ -182,9 +172,5 @@ def exec_credential() -> str:
         if expires_at.tzinfo is None:
             expires_at = expires_at.replace(tzinfo=UTC)
         status["expirationTimestamp"] = expires_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    credential = {
-        "apiVersion": "client.authentication.k8s.io/v1",
-        "kind": "ExecCredential",
-        "status": status,
-    }
-    return json.dumps(credential)
+    what = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+    return json.dumps({**what, "status": status})

@@ -17,7 +17,7 @@ from infra.providers.engine.provider import TEXT, Diff, Provider, ProviderError,
 from infra.providers.nebius.adoption import adopt_state, is_others, is_taken, owned, release
 from infra.providers.nebius.api import Api, ApiError, explain
 from infra.providers.nebius.schema import Schema
-from infra.providers.nebius.sdk import EndpointError, cache_dir
+from infra.providers.nebius.sdk import EndpointError
 
 TYPE: Final = "soperator:cloud:StateId"
 GUARD: Final = "soperator:cloud:StateGuard"
@@ -36,7 +36,7 @@ class _OfState(Provider):
 
     @cached_property
     def _api(self) -> Api:
-        return Api(Schema(cache_dir()), self.cancelled)
+        return Api(Schema(), self.cancelled)
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Generator[None]:
@@ -77,7 +77,7 @@ class StateIdProvider(_OfState):
     def _ask(self, inputs: Values, own: str | None = None) -> None:
         # A preview needs no cloud: where none answers, the pre-flight check has said so.
         with contextlib.suppress(ApiError, EndpointError):
-            short = Api(Schema(cache_dir()), self.cancelled, call_s=_ASK_S, back_off_s=())
+            short = Api(Schema(), self.cancelled, call_s=_ASK_S, back_off_s=())
             _refuse_second(short, inputs, own)
 
 

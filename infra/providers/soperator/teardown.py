@@ -26,7 +26,7 @@ from infra.providers.nebius.api import Api, ApiError, UnfinishedError, explain
 from infra.providers.nebius.provider import remove
 from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.schema import Schema
-from infra.providers.nebius.sdk import EndpointError, cache_dir
+from infra.providers.nebius.sdk import EndpointError
 from infra.render.names import kube_object
 from infra.state import CHECKOUT
 
@@ -135,7 +135,7 @@ class TeardownProvider(Provider):
 
     @cached_property
     def _api(self) -> Api:
-        return Api(Schema(cache_dir()), self.cancelled)
+        return Api(Schema(), self.cancelled)
 
 
 CSI_DRIVER: Final = "compute.csi.nebius.com"

@@ -30,7 +30,6 @@ from infra.clients.errors import JobsError
 from infra.providers.nebius.api import Api, ApiError, explain
 from infra.providers.nebius.resource_type import Validator
 from infra.providers.nebius.schema import Schema
-from infra.providers.nebius.sdk import cache_dir
 from stacks.errors import UserError
 
 
@@ -45,7 +44,7 @@ class Calls:
     """The API that the environment names."""
 
     def __init__(self) -> None:
-        self._schema = Schema(cache_dir())
+        self._schema = Schema()
         self._api = Api(self._schema, threading.Event())
         self._rules = Validator(self._schema)
 

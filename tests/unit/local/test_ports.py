@@ -32,6 +32,24 @@ def test_a_port_without_a_listener_is_free(taken: int) -> None:
     assert not process.is_listening(free)
 
 
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        ("0.0.0.0", True),
+        ("::", True),
+        ("::ffff:127.0.0.1", True),
+        ("::1", False),
+        ("127.0.0.2", False),
+    ],
+)
+def test_who_listens_on_every_address_listens_on_ours(host: str, is_ours: bool) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as server:
+        server.bind((host, 0))
+        server.listen()
+        assert process.is_listening(server.getsockname()[1]) is is_ours
+
+
 @pytest.mark.parametrize("words", [process.in_use, process.login_in_use])
 def test_both_refusals_name_the_port_and_are_known_as_such(words: object) -> None:
     text = words(30022)  # pyright: ignore

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -55,17 +56,41 @@ def test_the_emulator_without_a_token_says_so(endpoint, monkeypatch):
 
 
 @another_user.as_root
-def test_a_neighbour_at_the_port_of_the_emulator_gets_no_token(endpoint, monkeypatch):
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [("127.0.0.1", each) for each in ("127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1")]
+    + [("127.0.0.1", "::ffff:0.0.0.0"), ("[::1]", "::1"), ("[::1]", "::")]
+    + [("localhost", "127.0.0.1"), ("localhost", "0.0.0.0")],
+)
+def test_a_neighbour_at_the_port_of_the_emulator_gets_no_token(endpoint, monkeypatch, ours, theirs):
     """Who waits there while nothing runs would be the owner's equal once it does."""
     (port,) = free_ports(1)
-    endpoint(f"http://127.0.0.1:{port}")
+    endpoint(f"http://{ours}:{port}")
     monkeypatch.setenv("NEBIUS_IAM_TOKEN", "a-token")
     make_sdk().sync_close()
-    with another_user.listening(port) as neighbour:
+    with another_user.listening(port, theirs) as neighbour:
         assert neighbour.stdout is not None
         assert neighbour.stdout.readline() == "listens\n"
-        with pytest.raises(EndpointError, match=f"127.0.0.1:{port} a program of uid 65534 listens"):
+        told = re.escape(f"{ours}:{port} a program of uid 65534 listens")
+        with pytest.raises(EndpointError, match=told):
             make_sdk()
+
+
+@another_user.as_root
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("127.0.0.1", "127.0.0.2"), ("127.0.0.1", "::1"), ("[::1]", "0.0.0.0")]
+)
+def test_a_neighbour_at_the_same_port_of_another_address_is_no_reason_to_refuse(
+    endpoint, monkeypatch, ours, theirs
+):
+    """Nothing that is sent to ours can come to him."""
+    (port,) = free_ports(1)
+    endpoint(f"http://{ours}:{port}")
+    monkeypatch.setenv("NEBIUS_IAM_TOKEN", "a-token")
+    with another_user.listening(port, theirs) as neighbour:
+        assert neighbour.stdout is not None
+        assert neighbour.stdout.readline() == "listens\n"
+        make_sdk().sync_close()
 
 
 def test_a_key_that_others_can_read_is_refused(endpoint, monkeypatch, tmp_path):
