@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import importlib
 import json
 import os
 import pwd
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -325,15 +327,16 @@ def test_a_server_that_cannot_listen_says_no_address() -> None:
 
 
 @another_user.as_root
+@pytest.mark.parametrize("theirs", ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"])
 def test_a_neighbour_at_the_port_of_vllm_is_not_taken_for_it_nor_gets_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    theirs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM binds the port itself, a while after it was started, and may die before its metrics."""
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     (port,) = free_ports(1)
     ready: list[int] = []
     words = [sys.executable, "-c", "import time; time.sleep(2)"]
-    with another_user.listening(port) as neighbour:
+    with another_user.listening(port, theirs) as neighbour:
         assert neighbour.stdout is not None
         assert neighbour.stdout.readline() == "listens\n"
         config = serve_config(engine="vllm")
@@ -344,6 +347,43 @@ def test_a_neighbour_at_the_port_of_vllm_is_not_taken_for_it_nor_gets_the_key(
         neighbour.kill()
         told = neighbour.stdout.read()
     assert (ready, "a-key" in told, "Authorization" in told) == ([], False, False), told
+
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    """Answers as vLLM does once it is up."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"up")
+
+
+@another_user.as_root
+@pytest.mark.parametrize(
+    ("ours", "asked", "theirs"),
+    [
+        ("127.0.0.1", "127.0.0.1", "127.0.0.2"),
+        ("127.0.0.1", "127.0.0.1", "::1"),
+        ("::1", "::1", "127.0.0.1"),
+        ("127.0.0.1", "localhost", "127.0.0.2"),
+    ],
+)
+def test_a_neighbour_at_the_same_port_of_another_address_keeps_vllm_not_down(
+    ours: str, asked: str, theirs: str
+) -> None:
+    """A loopback has many addresses, and each job of a shared node may choose its own."""
+
+    class Server(http.server.HTTPServer):
+        address_family = socket.AF_INET6 if ":" in ours else socket.AF_INET
+
+    with Server((ours, free_ports(1)[0]), Healthy) as vllm:
+        threading.Thread(target=vllm.serve_forever, daemon=True).start()
+        with another_user.listening(vllm.server_port, theirs) as neighbour:
+            assert neighbour.stdout is not None
+            assert neighbour.stdout.readline() == "listens\n"
+            said = server.page(asked, vllm.server_port, "health")
+        vllm.shutdown()
+    assert said == b"up"
 
 
 def test_vllm_keeps_what_it_compiles_where_no_neighbour_comes(

@@ -389,12 +389,12 @@ def run_vllm(
 
 def page(host: str, port: int, name: str, key: str = "") -> bytes | None:
     """Return a page of vLLM; None where it does not answer, or not well, or others may answer."""
-    before = _listeners(port)
     with contextlib.closing(http.client.HTTPConnection(host, port, timeout=2)) as connection:
         try:
+            seen = _listeners(host, port)
             connection.connect()
             # The same ones all the while: so it is theirs, and a neighbour's never gets the key.
-            if {uid for uid, _ in before} != {str(os.geteuid())} or _listeners(port) != before:
+            if {uid for uid, _ in seen} != {str(os.geteuid())} or _listeners(host, port) != seen:
                 return None
             connection.request("GET", f"/{name}", headers={"Authorization": f"Bearer {key}"})
             answer = connection.getresponse()
@@ -403,8 +403,12 @@ def page(host: str, port: int, name: str, key: str = "") -> bytes | None:
             return None
 
 
-def _listeners(port: int) -> set[tuple[str, str]]:
-    """Owner and inode of each socket here that listens at the port (proc_pid_net(5))."""
+def _listeners(host: str, port: int) -> set[tuple[str, str]]:
+    """Owner and inode of each socket here that takes connections to it (proc_pid_net(5))."""
+    # It, or any address; one of IPv4 is written at the end of a row of IPv6 as in one of its own.
+    found = {socket.inet_pton(each[0], str(each[4][0])) for each in socket.getaddrinfo(host, port)}
+    names = ["".join(f"{word:08X}" for word in memoryview(each).cast("I")) for each in found]
+    ends = tuple(f"{each}:{port:04X}" for name in names for each in (name, "0" * len(name)))
     tables = [each for each in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if each.exists()]
     rows = [line.split() for table in tables for line in table.read_text().splitlines()]
-    return {(row[7], row[9]) for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"}
+    return {(row[7], row[9]) for row in rows if row[1].endswith(ends) and row[3] == "0A"}
