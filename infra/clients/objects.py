@@ -6,6 +6,8 @@ first call: a preview makes none.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -54,28 +56,21 @@ class Place:
     def read(self) -> bytes | None:
         """The content of the object, or None where there is none."""
         import obstore
-        from obstore.exceptions import BaseError
 
-        try:
-            return obstore.get(self._store(), self.key).bytes().to_bytes()
-        except FileNotFoundError as error:
-            if "NoSuchBucket" in str(error):
-                raise StorageError(f"{self}: there is no bucket {self.bucket!r}") from error
-            return None
-        except BaseError as error:
-            raise self._refused(error) from error
+        with self._store() as store:
+            try:
+                return obstore.get(store, self.key).bytes().to_bytes()
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+                return None
 
     def below(self) -> tuple[Listed, ...]:
         """Every object whose key starts with this one, by key."""
         import obstore
-        from obstore.exceptions import BaseError
 
-        try:
-            found = [each for page in obstore.list(self._store(), self.key) for each in page]
-        except FileNotFoundError as error:
-            raise StorageError(f"{self}: there is no bucket {self.bucket!r}") from error
-        except BaseError as error:
-            raise self._refused(error) from error
+        with self._store() as store:
+            found = [each for page in obstore.list(store, self.key) for each in page]
         listed = (
             Listed(
                 key=each["path"],
@@ -89,47 +84,45 @@ class Place:
     def write(self, content: bytes) -> None:
         """Makes the object, or writes over it."""
         import obstore
-        from obstore.exceptions import BaseError
 
-        try:
-            obstore.put(self._store(), self.key, content, use_multipart=False)
-        except FileNotFoundError as error:
-            raise StorageError(f"{self}: there is no bucket {self.bucket!r}") from error
-        except BaseError as error:
-            raise self._refused(error) from error
+        with self._store() as store:
+            obstore.put(store, self.key, content, use_multipart=False)
 
     def remove(self) -> None:
         """Deletes the object; one that is gone, or whose bucket is, is no error."""
         import obstore
+
+        with self._store() as store, contextlib.suppress(FileNotFoundError):
+            obstore.delete(store, self.key)
+
+    @contextlib.contextmanager
+    def _store(self) -> Iterator[S3Store]:
+        """The bucket's store; what it refuses in the block is a StorageError."""
         from obstore.exceptions import BaseError
-
-        try:
-            obstore.delete(self._store(), self.key)
-        except FileNotFoundError:
-            return
-        except BaseError as error:
-            raise self._refused(error) from error
-
-    def _store(self) -> S3Store:
         from obstore.store import S3Store
 
-        return S3Store(
-            self.bucket,
-            endpoint=self.endpoint,
-            region=self.region,
-            access_key_id=self.access_key_id,
-            secret_access_key=self.secret_access_key,
-            virtual_hosted_style_request=False,
-            client_options={
-                "allow_http": self.endpoint.startswith("http://"),
-                "connect_timeout": timedelta(seconds=_CONNECT_S),
-                "timeout": timedelta(seconds=_CALL_S),
-            },
-            retry_config={
-                "max_retries": _RETRIES,
-                "retry_timeout": timedelta(seconds=_RETRY_S),
-            },
-        )
+        try:
+            yield S3Store(
+                self.bucket,
+                endpoint=self.endpoint,
+                region=self.region,
+                access_key_id=self.access_key_id,
+                secret_access_key=self.secret_access_key,
+                virtual_hosted_style_request=False,
+                client_options={
+                    "allow_http": self.endpoint.startswith("http://"),
+                    "connect_timeout": timedelta(seconds=_CONNECT_S),
+                    "timeout": timedelta(seconds=_CALL_S),
+                },
+                retry_config={
+                    "max_retries": _RETRIES,
+                    "retry_timeout": timedelta(seconds=_RETRY_S),
+                },
+            )
+        except FileNotFoundError as error:
+            raise StorageError(f"{self}: there is no bucket {self.bucket!r}") from error
+        except BaseError as error:
+            raise self._refused(error) from error
 
     def _refused(self, error: Exception) -> StorageError:
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError

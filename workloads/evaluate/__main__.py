@@ -14,7 +14,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from workloads.common import atomic, hardware
+from workloads.common import hardware
 from workloads.common.dist import World, world
 from workloads.common.log import log, tell
 from workloads.common.places import Places
@@ -47,9 +47,7 @@ def keep_config(job: Job, config: EvaluateConfig, here: World) -> None:
     """Write the settings in force beside the record."""
     if here.is_main:
         values = {"recipe": job.recipe.name, "model": job.recipe.model, "evaluate": asdict(config)}
-        path = job.results_dir / "config.json"
-        atomic.write_text(path, json.dumps(values, indent=2) + "\n")
-        job.record.artifacts["config"] = str(path)
+        job.keep("config", "config.json", json.dumps(values, indent=2) + "\n")
 
 
 def _evaluate(job: Job, config: EvaluateConfig, here: World, base: Subject, tuned: Subject) -> None:
@@ -71,10 +69,9 @@ def _evaluate(job: Job, config: EvaluateConfig, here: World, base: Subject, tune
     _record(job, config, result)
     if here.is_main:
         text = json.dumps(result, indent=2, ensure_ascii=False)
-        path = job.results_dir / "evaluation.json"
-        atomic.write_text(path, text + "\n")
+        job.keep("evaluation", "evaluation.json", text + "\n")
         assert tuned.tuned_dir is not None
-        job.record.artifacts |= {"evaluation": str(path), "adapter_dir": str(tuned.tuned_dir)}
+        job.record.artifacts["adapter_dir"] = str(tuned.tuned_dir)
         publish_evaluated(job.places.path("chkpt"), tuned.tuned_dir)
         tell(text)
     here.barrier()

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workloads.common import atomic, hardware
+from workloads.common import hardware
 from workloads.common.dist import World, world
 from workloads.common.exit_codes import ConfigError, DataError, NotRunError
 from workloads.evaluate.subject import check_base, tuned_dir
@@ -65,9 +65,7 @@ def _run(job: Job, config: EvaluateConfig, here: World, model_dir: Path, tuned: 
         if not isinstance(made, Mapping) or not made.get("results"):
             raise DataError(f"lm-eval gave no results for {', '.join(config.lm_eval_tasks)}")
         results[name] = made["results"]
-    path = job.results_dir / "lm_eval.json"
-    atomic.write_text(path, json.dumps(results, indent=2, default=str) + "\n")
-    job.record.artifacts["lm_eval"] = str(path)
+    job.keep("lm_eval", "lm_eval.json", json.dumps(results, indent=2, default=str) + "\n")
     for prefix, name in (("", "finetuned_model"), ("base_", "base_model")):
         for task, metrics in results[name].items():
             for metric, value in metrics.items():

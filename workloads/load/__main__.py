@@ -13,7 +13,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError, WorkloadError
 from workloads.common.hardware import Hardware
 from workloads.common.log import log
@@ -103,10 +102,8 @@ def main(job: Job) -> None:
     try:
         asyncio.run(test.run())
     finally:
-        path = job.results_dir / RESULT_FILE
         text = json.dumps(report.to_json(found, config, server.url), indent=2)
-        atomic.write_text(path, text + "\n")
-        job.record.artifacts["load"] = str(path)
+        job.keep("load", RESULT_FILE, text + "\n")
         if server.adapter_dir is not None:
             job.record.artifacts["adapter_dir"] = server.adapter_dir
         job.record.engine = found.engine
@@ -135,10 +132,8 @@ def _describe(job: Job, config: LoadConfig) -> None:
         num_nodes=1,
         num_gpus_declared=0,
     )
-    path = job.results_dir / "config.json"
-    recipe = dataclasses.replace(job.recipe, load=config)
-    atomic.write_text(path, json.dumps(dataclasses.asdict(recipe), indent=2, default=dict) + "\n")
-    job.record.artifacts["config"] = str(path)
+    recipe = dataclasses.asdict(dataclasses.replace(job.recipe, load=config))
+    job.keep("config", "config.json", json.dumps(recipe, indent=2, default=dict) + "\n")
 
 
 def _prompts(job: Job, config: LoadConfig):

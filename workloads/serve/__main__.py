@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from workloads.common import atomic, hardware
+from workloads.common import hardware
 from workloads.common.exit_codes import ExitCode
 from workloads.common.log import log
 from workloads.job import Job, end, run_job, section
@@ -103,8 +103,7 @@ def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
     )
     job.record.model = weights.served_name
     settings = json.dumps(dataclasses.asdict(job.recipe), indent=2, default=dict)
-    atomic.write_text(job.results_dir / "config.json", settings + "\n")
-    job.record.artifacts |= {"config": str(job.results_dir / "config.json")}
+    job.keep("config", "config.json", settings + "\n")
     if weights.adapter_dir is not None:
         job.record.artifacts["adapter_dir"] = str(weights.adapter_dir)
     listener = server.listen(config)

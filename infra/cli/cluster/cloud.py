@@ -348,12 +348,9 @@ def _exists(cluster_id: str) -> bool:
     try:
         api = _api()
         service = ResourceType.of_token(api.schema, CLUSTER).service
-        api.call(service, "Get", api.request(service, "Get", id=cluster_id))
-    except ApiError as error:
-        return not error.is_not_found
-    except EndpointError:
+        return api.find(service, id=cluster_id) is not None
+    except (ApiError, EndpointError):
         return True
-    return True
 
 
 def support_bundle(

@@ -19,9 +19,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 from nebius.base.fieldmask_parser import parse as parse_mask
 
 from infra.local.nebius_api import errors
-from infra.local.nebius_api.states import GIB, check_quota, set_state, size_bytes
+from infra.local.nebius_api.states import GIB, check_quota, set_state
 from infra.local.nebius_api.store import Operation, Store
-from infra.providers.nebius.resource_type import Validator
+from infra.providers.nebius.resource_type import Validator, size_bytes
 from infra.providers.nebius.schema import OPERATION, Schema, is_google, is_map, message_of
 from stacks.catalog import FABRICS, PLATFORMS, STRIPED_DISK_STEP_GIB
 

@@ -22,8 +22,9 @@ from jwt.types import Options
 
 from infra.local.nebius_api import store
 from infra.local.nebius_api.errors import ApiError, bad_request, unauthenticated
-from infra.local.nebius_api.states import GIB, enum_name, size_bytes
+from infra.local.nebius_api.states import GIB
 from infra.local.nebius_api.store import Store
+from infra.providers.nebius.resource_type import enum_name, size_bytes
 from infra.providers.nebius.schema import Schema
 from stacks.catalog import PLATFORMS, find_preset
 from stacks.files import parse_yaml

@@ -16,23 +16,12 @@ from google.protobuf import json_format
 from infra.local.nebius_api import store
 from infra.local.nebius_api.errors import quota_failure
 from infra.local.nebius_api.store import Store
+from infra.providers.nebius.resource_type import enum_name, size_bytes
 from infra.providers.nebius.schema import Schema
 from stacks.catalog import FABRICS, PLATFORMS, find_preset
 from stacks.rules.quotas import ADDRESSES_PER_NODE
 
 GIB: Final = 1 << 30
-_UNITS: Final = {
-    "size_bytes": 1,
-    "size_kibibytes": 1 << 10,
-    "size_mebibytes": 1 << 20,
-    "size_gibibytes": GIB,
-}
-
-
-def size_bytes(spec: Any) -> int:
-    """Size of a disk or filesystem in bytes, whichever unit its spec uses."""
-    unit = spec.WhichOneof("size")
-    return getattr(spec, unit) * _UNITS[unit] if unit else 0
 
 
 def num_nodes(group: Any) -> int:
@@ -45,12 +34,6 @@ def num_nodes(group: Any) -> int:
 def gpu_quota(platform: str) -> str:
     """Name of the GPU quota of a platform: `gpu-h100-sxm` -> `compute.instance.gpu.h100`."""
     return f"compute.instance.gpu.{platform.split('-')[1]}"
-
-
-def enum_name(message: Any, field: str) -> str:
-    """`network-ssd` for the value of an enum field."""
-    values = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
-    return values[getattr(message, field)].name.lower().replace("_", "-")
 
 
 def _filesystem(resource: Any) -> Counter[str]:

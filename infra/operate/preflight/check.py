@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from infra.providers.nebius import adoption
 from infra.providers.nebius.api import Api
+from infra.providers.nebius.resource_type import enum_name, size_bytes
 from infra.providers.nebius.schema import Schema
 from infra.providers.nebius.sdk import shared_sdk
 from infra.providers.soperator.teardown import CLAIM_LABEL
@@ -119,12 +120,6 @@ KINDS: Final = {
     "group": "iam.v1.GroupService", "registry": "registry.v1.RegistryService"
 }  # fmt: skip
 """What a stack makes under its project -> the service that lists it."""
-_UNITS: Final = {
-    "size_bytes": 1 / (1 << 30),
-    "size_kibibytes": 1 / (1 << 20),
-    "size_mebibytes": 1 / 1024,
-    "size_gibibytes": 1,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +226,8 @@ def num_nodes(group: Any) -> int:
 
 
 def _type(disk: Any) -> str:
-    names = disk.DESCRIPTOR.fields_by_name["type"].enum_type.values_by_number
-    return names[disk.type].name.lower().replace("_", "-")
+    return enum_name(disk, "type")
 
 
 def _gib(disk: Any) -> int:
-    unit = disk.WhichOneof("size")
-    return round(getattr(disk, unit) * _UNITS[unit]) if unit else 0
+    return round(size_bytes(disk) / (1 << 30))

@@ -153,16 +153,10 @@ def find_namesake(api: Api, kind: ResourceType, inputs: Values) -> Any | None:
         return None
     if "GetByName" not in kind.service.methods_by_name:
         return None
-    request = api.request(
+    found = api.find(
         kind.service, "GetByName", parent_id=metadata["parent_id"], name=metadata["name"]
     )
-    try:
-        found = api.call(kind.service, "GetByName", request)
-    except ApiError as error:
-        if error.is_not_found:
-            return None
-        raise
-    return None if _leaves(kind, found) else found
+    return None if found is None or _leaves(kind, found) else found
 
 
 def declared_as(kind: ResourceType, found: Values, inputs: Values) -> Values:

@@ -353,6 +353,15 @@ class Api:
             service, service.full_name, method, fields, self.schema.message(answer), metadata
         )
 
+    def find(self, service: ServiceDescriptor, method: str = "Get", **fields: Any) -> Any | None:
+        """The resource that a call asks for, or None where it is not there."""
+        try:
+            return self.call(service, method, self.request(service, method, **fields))
+        except ApiError as error:
+            if error.is_not_found:
+                return None
+            raise
+
     def request(self, service: ServiceDescriptor, method: str, **fields: Any) -> Any:
         """A new request message of a method."""
         name = service.methods_by_name[method].input_type.full_name

@@ -126,7 +126,9 @@ class NebiusProvider(Provider):
             operation = self._api.call(kind.service, "Create", request, key=key)
             if not operation.HasField("status"):
                 return operation
-            if not operation.status.code and self._find(kind, operation.resource_id) is not None:
+            if operation.status.code:
+                continue
+            if self._api.find(kind.service, id=operation.resource_id) is not None:
                 return operation
         raise ApiError("ABORTED", f"created and destroyed {_REPLAYS} times in a day; rename it")
 
@@ -191,7 +193,7 @@ class NebiusProvider(Provider):
     def _seen(self, kind: ResourceType, id_: str, what: str) -> Any | None:
         """What is there now, or None."""
         try:
-            return self._find(kind, id_)
+            return self._api.find(kind.service, id=id_)
         except (ApiError, EndpointError) as error:
             raise self._refusal(error, what) from error
 
@@ -208,16 +210,9 @@ class NebiusProvider(Provider):
             self.engine.info(urn, line, passing=passing)
 
         prefix = self._schema.kind(kind.resource)
-        return Watch(what, prefix, self._schema, say, lambda id_: self._find(kind, id_))
-
-    def _find(self, kind: ResourceType, id_: str) -> Any | None:
-        request = self._api.request(kind.service, "Get", id=id_)
-        try:
-            return self._api.call(kind.service, "Get", request)
-        except ApiError as error:
-            if error.is_not_found:
-                return None
-            raise
+        return Watch(
+            what, prefix, self._schema, say, lambda id_: self._api.find(kind.service, id=id_)
+        )
 
     def _known(self, kind: ResourceType, id_: str, inputs: Values) -> Values:
         """What is known of a resource whose wait ended; the API may be away."""
@@ -227,7 +222,7 @@ class NebiusProvider(Provider):
             return {**inputs, "metadata": {**inputs["metadata"], "id": id_}, "status": {}}
 
     def _state(self, kind: ResourceType, id_: str) -> Values:
-        found = self._find(kind, id_)
+        found = self._api.find(kind.service, id=id_)
         if found is None:
             raise ApiError("NOT_FOUND", f"{id_} was deleted while it was being changed")
         return plain(self._schema, found)

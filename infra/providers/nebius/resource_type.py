@@ -91,6 +91,20 @@ SIZES: Final = {
     "size_gibibytes": 1 << 30,
 }
 """Fields that say one size in different units: bytes of one."""
+
+
+def size_bytes(spec: Any) -> int:
+    """Size of a disk or filesystem in bytes, whichever unit its message uses."""
+    unit = spec.WhichOneof("size")
+    return getattr(spec, unit) * SIZES[unit] if unit else 0
+
+
+def enum_name(message: Any, field: str) -> str:
+    """`network-ssd` for the value of an enum field."""
+    values = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
+    return values[getattr(message, field)].name.lower().replace("_", "-")
+
+
 _validating = threading.Lock()
 
 

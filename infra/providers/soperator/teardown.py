@@ -313,14 +313,8 @@ class Disks:
 
     def _find(self, id_: str) -> Any | None:
         """The disk where it exists in our project."""
-        service = self._kind.service
-        try:
-            found = self._api.call(service, "Get", self._api.request(service, "Get", id=id_))
-        except ApiError as error:
-            if error.is_not_found:
-                return None
-            raise
-        return found if found.metadata.parent_id == self._project_id else None
+        found = self._api.find(self._kind.service, id=id_)
+        return None if found is None or found.metadata.parent_id != self._project_id else found
 
 
 UNREACHABLE: Final = "PULUMI_K8S_DELETE_UNREACHABLE"
