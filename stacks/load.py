@@ -23,7 +23,7 @@ from stacks.catalog import attached_hardware, canonical_platform, find_preset
 from stacks.errors import UserError, nearest
 from stacks.files import MAX_BYTES, is_map, parse_yaml, read_text
 from stacks.spec import StackSpec
-from stacks.spec.attached import AttachedNodesetSpec, AttachedSpec, NodePriceSpec
+from stacks.spec.cluster import AttachedNodesetSpec, AttachedSpec, NodePriceSpec
 from stacks.spec.decode import Decoder, Nodes
 from stacks.spec.nodes import NodeGroupSpec
 from stacks.spec.storage import PLACES

@@ -21,8 +21,7 @@ from cost.chat.unit_costs import NotKnown, RunCost, unit_costs
 from cost.choose.limits import Limit, limits
 from cost.prices.book import ApiPrice, ApiPriceBook
 from cost.prices.price import HOURS_PER_MONTH, Price
-from cost.report.explanation import Explanation, Figure, Input
-from cost.report.layout import span
+from cost.report.layout import Explanation, Figure, Input, span
 from cost.resources.component import CostComponent, Scope
 from cost.resources.estimate import estimate, run_rates, total_of
 from cost.runs.forecast import Disturbance, Forecast, forecasts

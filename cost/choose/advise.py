@@ -37,10 +37,12 @@ from cost.choose.servers import (
 )
 from cost.prices.book import PriceBook
 from cost.prices.price import UnknownPrice
-from cost.report.explanation import Explanation, Figure, Input
 from cost.report.layout import (
     UNKNOWN,
+    Explanation,
+    Figure,
     Format,
+    Input,
     Report,
     Table,
     headed,

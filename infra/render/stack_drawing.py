@@ -11,7 +11,7 @@ from infra.render.login import memory_text
 from stacks.catalog import GIB
 from stacks.machines import MEMORY, node_groups
 from stacks.spec import StackSpec
-from stacks.spec.attached import AttachedSpec
+from stacks.spec.cluster import AttachedSpec
 from stacks.spec.nodes import Billing, NodeGroupSpec, WorkerSpec
 from stacks.spec.storage import FilesystemSpec, SubmountSpec
 

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stacks.spec.attached import AttachedSpec, ChargeSpec, NodePriceSpec
-from stacks.spec.cluster import ClusterSpec, NebiusSpec, SoperatorSpec
+from stacks.spec.cluster import (
+    AttachedSpec,
+    ChargeSpec,
+    ClusterSpec,
+    NebiusSpec,
+    NodePriceSpec,
+    SoperatorSpec,
+)
 from stacks.spec.cost import (
     BudgetSpec,
     ChatSpec,

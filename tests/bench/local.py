@@ -28,7 +28,7 @@ from infra.clients.pulumi import StackOutputs, read_outputs
 from infra.clients.slurm import ACTIVE_STATES
 from infra.clients.ssh import Connection
 from infra.jobs import follow
-from infra.setup.demo import engine
+from infra.setup.demo import runner
 from infra.state import CHECKOUT, State
 
 STACK = "local"
@@ -137,7 +137,7 @@ def _log_delays(connection: Connection, outputs: StackOutputs) -> list[float]:
 
 
 def _pulumi(verb: str, folder: Path, *options: str) -> None:
-    engine.run(
+    runner.run(
         [verb, "--skip-preview", *options],
         stack=STACK,
         environ=_environ(),

@@ -28,8 +28,7 @@ from cost.diff.snapshot import take
 from cost.diff.table import SIDES, StackChange, comment, csv_rows, plain_diff, render_diff
 from cost.prices.book import PRICES_DIR, PriceBook, layered, price_age_problems
 from cost.prices.price import PriceBookError
-from cost.report.explanation import render_explanation
-from cost.report.layout import Format, Report, csv_text, page, render_report
+from cost.report.layout import Format, Report, csv_text, page, render_explanation, render_report
 from cost.runs.invoice import Invoice, read_invoice
 from cost.runs.spend import By, month_of, render_spend
 from infra.cli import context

@@ -14,8 +14,7 @@ from cost.choose.advise import explain_candidate, render_advice
 from cost.choose.demand import SLO_NAMES, Ask, Promise
 from cost.choose.servers import measured_curves
 from cost.prices.book import PriceBook
-from cost.report.explanation import render_explanation
-from cost.report.layout import Format
+from cost.report.layout import Format, render_explanation
 from cost.run_record import RunRecord
 from cost.size import answer
 from cost.size.memory import Serving

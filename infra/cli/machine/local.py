@@ -212,9 +212,9 @@ def _pulumi_up(state: Path, progress: Progress, stage: str) -> None:
 
 
 def _engine(verb: str, state: Path, progress: Progress) -> str:
-    from infra.setup.demo import engine
+    from infra.setup.demo import runner
 
-    return engine.run(
+    return runner.run(
         [verb, "--skip-preview"],
         stack=_STACK,
         environ=_environ(),

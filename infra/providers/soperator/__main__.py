@@ -2,7 +2,7 @@
 
 from infra.providers.engine.provider import Dispatch
 from infra.providers.engine.serve import serve
-from infra.providers.soperator import crds, keys, pods, state_id, teardown, uploads
+from infra.providers.soperator import crds, keys, pods, teardown, uploads
 
 VERSION = "0.1.0"
 
@@ -15,7 +15,7 @@ if __name__ == "__main__":
         uploads.TYPE: uploads.ObjectProvider(),
         crds.TYPE: crds.CustomResourcesProvider(),
         pods.TYPE: pods.PodsStartedProvider(),
-        state_id.TYPE: state_id.StateIdProvider(),
-        state_id.GUARD: state_id.StateGuardProvider(),
+        keys.STATE_ID: keys.StateIdProvider(),
+        keys.STATE_GUARD: keys.StateGuardProvider(),
     }
     serve(Dispatch(by_type), "soperator", VERSION)

@@ -26,7 +26,7 @@ from infra.local import cloud, offline
 from infra.operate.support_parts import Part
 from infra.reports.acceptance import certificate
 from infra.reports.acceptance.result import AcceptError
-from infra.setup.demo import engine, runner
+from infra.setup.demo import runner
 from infra.setup.demo.runner import Progress
 from infra.setup.tools import __main__ as setup
 from infra.setup.tools.step import Step
@@ -150,7 +150,7 @@ def test_pulumi_in_the_demo_says_what_it_printed_last(
     def up() -> None:
         progress = Progress()
         with progress.stage("pulumi up"):
-            engine.run(
+            runner.run(
                 ["up"],
                 stack="local",
                 environ={"PATH": path},
@@ -175,7 +175,7 @@ def test_the_start_the_jobs_and_the_report_of_the_demo_are_not_silent(
 def test_the_search_for_what_a_demo_left_is_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "run", lambda *_, **__: "")
+    monkeypatch.setattr(runner, "run", lambda *_, **__: "")
     monkeypatch.setattr(local, "_local", lambda _verb: None)
     monkeypatch.setattr(runner, "find", lambda *_: slow() or [])
     text = said(lambda: local._take_down(tmp_path, Progress()))

@@ -24,7 +24,7 @@ from infra.clients.ssh import Result
 from infra.local import offline
 from infra.local.process import LocalError
 from infra.operate.restore import JailSnapshot, Plan
-from infra.setup.demo import engine, runner
+from infra.setup.demo import runner
 from infra.state import State
 from stacks.load import load_stack
 from tests.unit.local.test_locks import lock_of
@@ -375,7 +375,7 @@ def test_what_a_killed_pulumi_was_making_is_forgotten(tmp_path: Path) -> None:
     path = lock_of(tmp_path, 2**22 + 1)
     said: list[str] = []
     environ = pulumi(tmp_path, f"echo $@ >> {tmp_path}/asked")
-    engine.release_lock("local", backend=tmp_path, environ=environ, say=said.append)
+    runner.release_lock("local", backend=tmp_path, environ=environ, say=said.append)
     assert not path.exists()
     (forget,) = (tmp_path / "asked").read_text().splitlines()
     assert forget.startswith("refresh --clear-pending-creates --target urn:pulumi:local::")
@@ -385,7 +385,7 @@ def test_what_a_killed_pulumi_was_making_is_forgotten(tmp_path: Path) -> None:
 def test_the_failure_of_pulumi_shows_its_errors_and_names_the_file(tmp_path: Path) -> None:
     environ = pulumi(tmp_path, "echo noise; echo 'error: quota of GPUs is 0'; exit 3")
     with pytest.raises(Exception, match=r"ended with 3(.|\n)*log\nerror: quota of GPUs is 0"):
-        engine.run(["up"], stack="x", environ=environ, log=tmp_path / "log", say=print)
+        runner.run(["up"], stack="x", environ=environ, log=tmp_path / "log", say=print)
 
 
 def test_what_was_there_before_is_no_leftover(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from stacks.check import check
 from stacks.errors import Level
 from stacks.load import load_stack, stack_names
 from stacks.spec import StackSpec
-from stacks.spec.attached import AttachedSpec, NodePriceSpec
+from stacks.spec.cluster import AttachedSpec, NodePriceSpec
 
 HERE = Path(__file__).parents[2] / "conformance"
 NEVER = {

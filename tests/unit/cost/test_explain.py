@@ -14,8 +14,7 @@ import pytest
 from cost.bill.bill import Bill, bill
 from cost.bill.explain import explain, explanations
 from cost.prices.book import PriceBook, layered
-from cost.report.explanation import Figure, render_explanation
-from cost.report.layout import Format
+from cost.report.layout import Figure, Format, render_explanation
 from cost.run_record import RunRecord
 from stacks.errors import UserError
 from stacks.load import load_stack

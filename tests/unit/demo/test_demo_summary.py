@@ -140,7 +140,7 @@ def test_a_long_answer_is_cut_and_an_empty_one_is_named(spec: StackSpec, state: 
 
 
 def test_the_counts_of_pulumi_become_a_remark() -> None:
-    from infra.setup.demo.engine import changes
+    from infra.setup.demo.runner import changes
 
     assert changes("x\nResources:\n    + 52 created\n\nDuration: 28s\n") == "resources: 52 created"
     done = "\nResources:\n    ~ 1 updated\n    +-2 replaced\n    3 changes. 48 unchanged\n"

@@ -21,7 +21,7 @@ from infra.render.delivery import WORKLOADS_LOCK, PackageSource, venv_script, ve
 from stacks.errors import UserError
 from stacks.load import load_stack
 from stacks.spec import StackSpec
-from stacks.spec.attached import AttachedSpec
+from stacks.spec.cluster import AttachedSpec
 
 ROOT = Path(__file__).resolve().parents[3]
 

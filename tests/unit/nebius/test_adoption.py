@@ -11,8 +11,12 @@ from infra.local.nebius_api.states import set_state
 from infra.providers.engine.provider import ProviderError, Secret
 from infra.providers.engine.serve import _line
 from infra.providers.nebius.adoption import owned, release
-from infra.providers.soperator.state_id import GUARD, StateGuardProvider, StateIdProvider
-from infra.providers.soperator.state_id import TYPE as STATE_ID
+from infra.providers.soperator.keys import (
+    STATE_GUARD,
+    STATE_ID,
+    StateGuardProvider,
+    StateIdProvider,
+)
 
 TYPE = "nebius:compute/v1:Filesystem"
 _names = (f"kept-{number}" for number in itertools.count())
@@ -159,12 +163,12 @@ def test_what_another_state_took_over_is_refused_before_anything_ends(provider, 
     states, guards = StateIdProvider(), StateGuardProvider()
     stack = {"project_id": "project-e00p", "stack": "guarded", "project": "soperator-stack"}
     own, _ = states.create(STATE_ID, "", stack, False)
-    guard, state = guards.create(GUARD, "", {**stack, "state_id": own}, False)
-    assert guards.check(GUARD, {}, state) == (state, [])
+    guard, state = guards.create(STATE_GUARD, "", {**stack, "state_id": own}, False)
+    assert guards.check(STATE_GUARD, {}, state) == (state, [])
     urn = urn.replace(":local:", ":guarded:")
     id_ = provider.create(TYPE, urn, of_state(declared(), own), False)[0]
     assert states.diff(STATE_ID, own, stack, stack, stack).detailed == {}
-    guards.delete(GUARD, guard, state)
+    guards.delete(STATE_GUARD, guard, state)
     release(provider._api, own, **stack)
     inputs = of_state(declared(), "b" * 16)
     assert provider.create(TYPE, urn, inputs, False)[0] == id_
@@ -172,11 +176,11 @@ def test_what_another_state_took_over_is_refused_before_anything_ends(provider, 
     with pytest.raises(ProviderError, match=refused):
         states.diff(STATE_ID, own, stack, stack, stack)
     with pytest.raises(ProviderError, match=refused):
-        guards.delete(GUARD, guard, state)
+        guards.delete(STATE_GUARD, guard, state)
     taken = {**state, "state_id": "b" * 16}
-    change = guards.diff(GUARD, guard, state, state, taken)
+    change = guards.diff(STATE_GUARD, guard, state, state, taken)
     assert (change.replaces, [*change.detailed]) == ((), ["state_id"]), "it would refuse its end"
-    guards.delete(GUARD, guard, guards.update(GUARD, "", guard, state, taken, False))
+    guards.delete(STATE_GUARD, guard, guards.update(STATE_GUARD, "", guard, state, taken, False))
 
 
 def test_a_state_that_was_taken_over_is_refused_before_the_next_up_of_the_other(
@@ -196,7 +200,7 @@ def test_a_state_that_was_taken_over_is_refused_before_the_next_up_of_the_other(
     )
     lost = f"taken: this state lost this stack in project-e00p.* Filesystem {id_}"
     with pytest.raises(ProviderError, match=lost):
-        guards.delete(GUARD, "guard", {**stack, "state_id": own})
+        guards.delete(STATE_GUARD, "guard", {**stack, "state_id": own})
     with pytest.raises(ProviderError, match=lost):
         states.diff(STATE_ID, own, stack, stack, stack)
     for touch in (
