@@ -115,6 +115,18 @@ def _text_table(table: Table) -> list[str]:
     return [*lines, rule]
 
 
+def aligned(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
+    """The rows as lines of columns; `right` are the columns of numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        GAP.join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
 def _text_row(row: tuple[str, ...], widths: Sequence[int], num_text_columns: int) -> list[str]:
     """One line, and more where the first cell is too long for its column."""
     first, more = row[0], list[str]()

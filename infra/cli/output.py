@@ -53,11 +53,10 @@ def print_json(value: Any) -> None:
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Left-aligned columns, two spaces apart."""
-    cells = [list(headers), *([_text(value) for value in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
-    for row in cells:
-        line = "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True))
-        print(line.rstrip())
+    from cost.report.layout import aligned
+
+    for line in aligned([list(headers), *([_text(value) for value in row] for row in rows)]):
+        print(line)
 
 
 def note(text: str) -> None:

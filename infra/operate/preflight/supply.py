@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from cost.report.layout import aligned
 from infra.operate.preflight.check import (
     Cloud,
     Finding,
@@ -205,14 +206,7 @@ def table(shortfalls: list[Shortfall]) -> str:
     head = ("QUOTA", "NEEDS", "OWN", "USED", "LIMIT", "MISSING")
     rows = [(one.quota, one.needs, one.own, one.used, one.limit, one.missing) for one in shortfalls]
     cells = [head, *(tuple(map(str, row[:1])) + _amounts(row[0], row[1:]) for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    lines = []
-    for row in cells:
-        left = row[0].ljust(widths[0])
-        lines.append(
-            "  ".join([left, *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        )
-    return "\n".join(f"  {line}" for line in lines)
+    return "\n".join(f"  {line}" for line in aligned(cells, right=range(1, len(head))))
 
 
 def _amounts(quota: str, amounts: tuple[int, ...]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from cost.bill.bill import Bill
 from cost.chat.speeds import ChatCost
 from cost.chat.table import lengths_text
 from cost.chat.unit_costs import UnitCosts, unit_costs
+from cost.report.layout import aligned
 from cost.run_record import Kind, LoadPoint, RunRecord
 from infra.jobs.records import read_object
 from infra.reports.page import training
@@ -313,15 +314,4 @@ def _next(outcomes: Outcomes, page: Path, *, kept: bool) -> list[str]:
 
 
 def _aligned(rows: Sequence[Row], *, right: Sequence[int] = ()) -> list[str]:
-    """The rows as lines of columns; `right` are the columns of numbers."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        (
-            "  "
-            + "  ".join(
-                cell.rjust(width) if column in right else cell.ljust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-        ).rstrip()
-        for row in rows
-    ]
+    return [f"  {line}" for line in aligned(rows, right=right)]
