@@ -8,11 +8,13 @@ environment of jinja2, in which HTML is escaped and a name that nobody gave is a
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +67,25 @@ def _all(descriptor: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
+
+
+@contextmanager
+def alone(path: Path, refusal: Exception) -> Iterator[None]:
+    """The lock of a file, which is made, or of a folder that is there; `refusal` where it is held.
+
+    It dies with its holder.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = os.O_DIRECTORY if path.is_dir() else os.O_CREAT
+    descriptor = os.open(path, os.O_RDONLY | kind, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise refusal from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def environment(

@@ -6,7 +6,6 @@ it holds, infra/render/login.py how it becomes the live one).
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -14,8 +13,7 @@ import re
 import shlex
 import shutil
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -25,6 +23,7 @@ from infra.clients.errors import EndedError, JobsError, NothingThereError, last_
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Carrier, Shell
 from infra.clients.ssh import PATIENCE_S, Connection, ConnectionLostError, reopen
+from infra.files import alone
 from infra.jobs import history
 from infra.jobs.history import IS_OWN
 from infra.render.delivery import (
@@ -327,8 +326,11 @@ def pull(
     files = _list(connection, outputs, job_name, job_id)
     target = history.run_folder(state, outputs.stack, job_id)
     part = target.with_name(f".{job_id}.part")
+    # Two pulls would mix their bytes.
+    busy = f"{part}: another pull of this job is on its way here; wait for its end"
     try:
-        with _alone(part):
+        part.mkdir(parents=True, exist_ok=True)
+        with alone(part, JobsError(busy)):
             _drop_others(part, files)
             _refuse_more_than_fits(part, files)
             _bring(connection, part, files, patience_s)
@@ -342,23 +344,6 @@ def pull(
             f"{part}: {error.strerror or error}; what came stays there: mend it and pull again"
         ) from error
     return target
-
-
-@contextmanager
-def _alone(part: Path) -> Generator[None]:
-    """The folder for this pull; refused where another fills it, which would mix their bytes."""
-    part.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(part, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise JobsError(
-                f"{part}: another pull of this job is on its way here; wait for its end"
-            ) from error
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _bring(

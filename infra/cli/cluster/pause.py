@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -211,12 +210,7 @@ def _only_one(stack: str, act: bool) -> Iterator[None]:
         return
     # The name that a checkout from before the groups locks too.
     path = context.state_root() / f"reap-{stack}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"{stack}: another autostop of it is at work; wait") from error
+    with files.alone(path, UserError(f"{stack}: another autostop of it is at work; wait")):
         yield
 
 

@@ -7,12 +7,9 @@ is down.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra import files
 from infra.cli import context, output
 from infra.cli.output import Format, never_silent, note, print_json, print_table
 from infra.state import CHECKOUT
@@ -161,7 +159,11 @@ def demo(
     state = context.state_root()
     if os.geteuid() != 0:
         raise UserError("demo: needs root for mount namespaces and Slurm's daemons; run it as root")
-    with _alone(state / "demo" / "lock"):
+    busy = (
+        f"demo: another one runs with {state}; wait for it, or give this one its own "
+        "SOPERATOR_STATE and SOPERATOR_LOCAL_PORT_BASE"
+    )
+    with files.alone(state / "demo" / "lock", UserError(busy)):
         progress = Progress()
         progress.say("this checkout and its state folder")
         with output.never_silent("this checkout and its state folder", progress.say):
@@ -303,18 +305,3 @@ def _local(verb: str) -> None:
             line = child.stdout.readline()
     if child.returncode != 0:
         raise UserError(f"demo: `soperator local {verb}` ended with {child.returncode}; see above")
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One demo at a time for one state folder; the lock dies with its holder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"demo: another one runs with {path.parent.parent}; wait for it, or give this one "
-                "its own SOPERATOR_STATE and SOPERATOR_LOCAL_PORT_BASE"
-            ) from error
-        yield
