@@ -21,7 +21,6 @@ from infra.cli.machine.env import Target, environment
 from infra.cli.machine.env import prepare as prepare_engine
 from infra.providers.nebius.sdk import KEY_FILE_VARIABLE, TOKEN_VARIABLE
 from infra.setup.project import stack_file
-from infra.setup.project.ask import Options, fill, worker_choices
 from infra.setup.project.project import (
     Backend,
     Calls,
@@ -30,6 +29,7 @@ from infra.setup.project.project import (
     prepare,
     variables_of,
 )
+from infra.setup.project.stack_file import Options, fill, worker_choices
 from infra.state import CHECKOUT
 from stacks.errors import UserError
 from stacks.load import STACKS_DIR

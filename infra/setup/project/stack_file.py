@@ -2,24 +2,34 @@
 
 Left open are: one nodeset, the roles at the sizes that the recipe calls sufficient, 3,072 GiB of
 filesystems under the 5 TiB quota of a new project.
+
+Questions of `soperator init`, with prices beside the choices: fill(options, ...) -> Answers.
+Asks only on a terminal; elsewhere what is missing is refused at once, every option in one go.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
-from cost.prices.book import layered
+from cost.prices.book import PriceBook, layered
+from cost.prices.price import HOURS_PER_MONTH, UnknownPrice
 from cost.resources.estimate import price_problems
+from cost.resources.lines import preset_rate
+from infra import files
 from infra.clients.passphrase import SALT, make_salt, opens
-from infra.files import fill
+from infra.setup.project.project import Place
+from stacks.catalog import FABRICS, PLATFORMS, Preset
 from stacks.check import check
 from stacks.errors import Level, Problem, UserError
 from stacks.files import parse_yaml
 from stacks.load import StackError, load_config, load_stack
+from stacks.rules.access import STACK_NAME_MAX
+from stacks.rules.naming import name_problem
 from stacks.spec import StackSpec
 
 
@@ -48,7 +58,7 @@ def stack_text(answers: Answers, salt: str) -> str:
     """The whole file; `salt` belongs to the passphrase of the project's state."""
     keys = json.dumps(list(answers.ssh_public_keys))
     template = Path(__file__).with_name("stack.yaml.j2")
-    return f"{fill(template, answers=answers, salt=salt, ssh_public_keys=keys)}\n"
+    return f"{files.fill(template, answers=answers, salt=salt, ssh_public_keys=keys)}\n"
 
 
 _ANY_SALT: Final = "v1:AAAAAAAAAAA=:v1:AAAAAAAAAAAAAAAA:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=="
@@ -131,3 +141,175 @@ def refuse_other_passphrase(path: Path, passphrase: str) -> None:
             f"{path}: its encryptionsalt is of another passphrase; bring the passphrase file "
             "of whoever made it, or choose another --name"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One platform and preset that workers may have in the region."""
+
+    platform: str
+    preset: Preset
+    usd_per_hour: Decimal | None
+    """For one node on demand, without its disk; None where no price is known."""
+    fabrics: tuple[str, ...]
+    """Fabrics that its nodes may join there."""
+
+    @property
+    def name(self) -> str:
+        """As the option takes it, such as `gpu-h100-sxm/8gpu-128vcpu-1600gb`."""
+        return f"{self.platform}/{self.preset.name}"
+
+    @property
+    def price(self) -> str:
+        """US dollars an hour and a month for one node, as printed."""
+        if self.usd_per_hour is None:
+            return "UNPRICED"
+        month = self.usd_per_hour * HOURS_PER_MONTH
+        return f"${self.usd_per_hour:,.2f} an hour, ${month:,.2f} a month"
+
+
+def worker_choices(region: str, book: PriceBook) -> tuple[Choice, ...]:
+    """Every preset with GPUs in the region, then those without."""
+    found: list[Choice] = []
+    for platform in PLATFORMS.values():
+        if region not in platform.regions:
+            continue
+        for preset in platform.presets.values():
+            rate = preset_rate(platform.name, preset.name, book)
+            fabrics = tuple(
+                fabric.name
+                for fabric in FABRICS.values()
+                if preset.allows_gpu_cluster
+                and (fabric.region, fabric.platform) == (region, platform.name)
+            )
+            found.append(
+                Choice(
+                    platform=platform.name,
+                    preset=preset,
+                    usd_per_hour=None if isinstance(rate, UnknownPrice) else rate.usd,
+                    fabrics=fabrics,
+                )
+            )
+    return tuple(sorted(found, key=lambda choice: not choice.preset.gpus))
+
+
+Ask = Callable[[str, str], str]
+"""Question and default -> the answer; the default may be empty."""
+_SHOWN = 12
+_SHARED_MEMORY_PART = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line gave; None asks."""
+
+    name: str | None
+    worker: str | None
+    """`PLATFORM/PRESET`."""
+    nodes: int | None
+    fabric: str | None
+    ssh_keys: tuple[str, ...]
+
+    @property
+    def names_only(self) -> bool:
+        """Whether nothing is said of the stack but its name."""
+        said = (self.worker, self.nodes, self.fabric, self.ssh_keys or None)
+        return self.name is not None and all(value is None for value in said)
+
+
+def missing_options(options: Options) -> list[str]:
+    """Options that have no answer, as the command line spells them."""
+    given = {
+        "--name": options.name,
+        "--worker": options.worker,
+        "--nodes": options.nodes,
+        "--ssh-key": options.ssh_keys or None,
+    }
+    return [option for option, value in given.items() if value is None]
+
+
+def fill(options: Options, place: Place, choices: Sequence[Choice], ask: Ask | None) -> Answers:
+    """Every answer; without `ask` the missing ones are an UserError that lists the choices."""
+    missing = missing_options(options)
+    if missing and ask is None:
+        listed = "\n".join(f"  {line}" for line in choice_lines(choices))
+        raise UserError(
+            f"{', '.join(missing)}: not given, and there is no terminal to ask on; give them\n"
+            f"--worker is one of, for one node in {place.region}:\n{listed}"
+        )
+    answer = ask or (lambda question, default: default)
+    name = options.name or answer("Name of the stack", "prod")
+    worker = options.worker or answer(
+        "\n".join((*choice_lines(choices), "Workers, PLATFORM/PRESET")), ""
+    )
+    choice = next((each for each in choices if each.name == worker), None)
+    problems = _problems(options, name)
+    if choice is None:
+        have = "\n".join(f"  {line}" for line in choice_lines(choices))
+        problems.append(f"--worker: '{worker}' is not offered in {place.region}; one of:\n{have}")
+    elif ask is None and _wants_fabric(options, choice, options.nodes or 0):
+        problems.append(
+            f"--fabric: {choice.name} joins an InfiniBand fabric; give one of: "
+            f"{', '.join(choice.fabrics)}"
+        )
+    if problems or choice is None:
+        raise UserError("\n".join(problems))
+    nodes = options.nodes or _whole(answer(f"Number of workers ({choice.price} each)", "2"))
+    keys = options.ssh_keys or (answer("Public key of who may enter", _own_key()),)
+    fabric = options.fabric
+    if _wants_fabric(options, choice, nodes):
+        fabric = answer(f"Fabric ({', '.join(choice.fabrics)})", choice.fabrics[0])
+    return Answers(
+        name=name,
+        tenant_id=place.tenant_id,
+        project_id=place.project_id,
+        region=place.region,
+        platform=choice.platform,
+        preset=choice.preset.name,
+        gpus=choice.preset.gpus,
+        shared_memory_gib=max(1, choice.preset.memory_gib // _SHARED_MEMORY_PART),
+        nodes=nodes,
+        fabric=fabric,
+        ssh_public_keys=tuple(_key(each) for each in keys),
+    )
+
+
+def _problems(options: Options, name: str) -> list[str]:
+    """What is wrong with a name and with the keys that were given; the rules look at the rest."""
+    problem = name_problem(name, longest=STACK_NAME_MAX)
+    found = [] if problem is None else [f"--name: {problem}"]
+    found += [
+        f"--ssh-key: '{each}' is no file; make one with `ssh-keygen -t ed25519` and give the path "
+        "of its .pub, or give the line of a key itself"
+        for each in options.ssh_keys
+        if _key(each) != each and not Path(each).expanduser().is_file()
+    ]
+    return found
+
+
+def choice_lines(choices: Sequence[Choice]) -> list[str]:
+    """One line a preset with GPUs, with its price; CPU presets as many as fit."""
+    shown = [each for each in choices if each.preset.gpus]
+    shown += [each for each in choices if not each.preset.gpus][: max(2, _SHOWN - len(shown))]
+    width = max((len(each.name) for each in shown), default=0)
+    return [f"{each.name.ljust(width)}  {each.price}" for each in shown]
+
+
+def _wants_fabric(options: Options, choice: Choice, nodes: int) -> bool:
+    return options.fabric is None and bool(choice.fabrics) and nodes > 1
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise UserError(f"--nodes: '{text}' is not a number of nodes; give 1 or more")
+    return int(text)
+
+
+def _own_key() -> str:
+    found = sorted((Path.home() / ".ssh").glob("id_*.pub"))
+    return str(found[0]) if found else ""
+
+
+def _key(text: str) -> str:
+    """A key line as it is; a path as the loader reads it."""
+    return text if " " in text or text.startswith("file:") else f"file:{text}"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cost.prices.book import PriceBook
-from infra.setup.project.ask import Options, fill, worker_choices
 from infra.setup.project.project import Place
+from infra.setup.project.stack_file import Options, fill, worker_choices
 from stacks.errors import UserError
 
 PLACE = Place(tenant_id="tenant-e00t", project_id="project-e00p", region="eu-north1")
