@@ -365,18 +365,12 @@ def _key_file(
 def _expand(name: str, environ: Mapping[str, str]) -> tuple[Path, str | None]:
     """The path with $VARS and ~ replaced, and the first variable that is not set."""
     values = {KEY_FILE_VARIABLE: _DEFAULT_KEY_FILE, **{k: v for k, v in environ.items() if v}}
-    unset: list[str] = []
-
-    def replace(match: re.Match[str]) -> str:
-        variable = match[1] or match[2]
-        if variable not in values:
-            unset.append(variable)
-        return values.get(variable, "")
-
-    text = re.sub(r"\$(?:(\w+)|\{(\w+)\})", replace, name)
+    variable = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+    text = variable.sub(lambda each: values.get(each[1] or each[2], ""), name)
     if text == "~" or text.startswith("~/"):
         text = values.get("HOME", str(Path.home())) + text[1:]
-    return Path(text), unset[0] if unset else None
+    named = (each[1] or each[2] for each in variable.finditer(name))
+    return Path(text), next((each for each in named if each not in values), None)
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:

@@ -211,6 +211,11 @@ class Root(LazyGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            if os.path.expanduser("~") == "~":  # noqa: PTH111  # pathlib would raise
+                raise UserError(
+                    f"HOME: not set, and passwd has no uid {os.geteuid()}; what is kept for you "
+                    "(cache, keys) has no place: export HOME=FOLDER, one of your own"
+                )
             with _flushed():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -242,9 +247,8 @@ def _flushed() -> Iterator[None]:
             sys.stdout.flush()
     except OSError as error:
         # Other files are their commands' to explain.
-        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            raise
-        if error.filename:
+        broken = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
+        if error.errno not in broken or error.filename:
             raise
         # The rest goes nowhere: the interpreter would try once more at its end, and say so.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

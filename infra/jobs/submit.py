@@ -183,7 +183,7 @@ class Submitter:
             run=request.run,
             cluster=self.outputs.login_host_key,
             now=datetime.now(UTC),
-            user=_user(),
+            user=own_name(),
             force=force,
             num_tasks=len(request.tasks),
         )
@@ -569,7 +569,7 @@ def _locked(state: Path, stack: str, log: Callable[[str], None] | None) -> Gener
         os.close(descriptor)
 
 
-def _user() -> str:
+def own_name() -> str:
     """Who submits, as this machine knows them; the number where it has no name for them."""
     try:
         return getuser()

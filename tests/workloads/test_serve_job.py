@@ -349,6 +349,32 @@ def test_a_neighbour_at_the_port_of_vllm_is_not_taken_for_it_nor_gets_the_key(
     assert (ready, "a-key" in told, "Authorization" in told) == ([], False, False), told
 
 
+def test_vllm_starts_for_a_user_of_a_container_who_has_no_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither HOME nor a line in passwd: what is compiled lies with the job's results."""
+
+    def nobody(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    for name in ("HOME", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    code = "import os, sys; open(sys.argv[1], 'w').write(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    words = [sys.executable, "-c", code, str(tmp_path / "said")]
+    with pytest.raises(WorkloadError, match="vLLM ended with 0"):
+        server.run_vllm(
+            words,
+            serve_config(engine="vllm"),
+            free_ports(1)[0],
+            "a-key",
+            lambda: None,
+            results_dir=tmp_path,
+        )
+    assert (tmp_path / "said").read_text() == f"{tmp_path}/.cache/torchinductor"
+
+
 class Healthy(http.server.BaseHTTPRequestHandler):
     """Answers as vLLM does once it is up."""
 

@@ -360,7 +360,8 @@ def run_vllm(
 ) -> None:
     """Run vLLM until a signal ends it, its metrics published; an unasked end is an error."""
     # What vLLM compiles beside its model lies by default where any user may have put a program.
-    kernels = {"TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache" / "torchinductor")}
+    home = Path(os.environ.get("HOME") or results_dir)  # a container's user may have none
+    kernels = {"TORCHINDUCTOR_CACHE_DIR": str(home / ".cache" / "torchinductor")}
     told = {"VLLM_API_KEY": key} | ({ON_LOOPBACK: "1"} if config.is_loopback else {})
     process = subprocess.Popen(words, env={**kernels, **os.environ, **told})
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)

@@ -7,7 +7,6 @@ import shlex
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
-from getpass import getuser
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final
 
@@ -19,6 +18,7 @@ from infra.clients.pulumi import attached_outputs
 from infra.clients.ssh import Connection, Endpoint, offered_host_key
 from infra.clients.ssh_key import fingerprint
 from infra.jobs import transfer
+from infra.jobs.submit import own_name
 from infra.operate import attach as discovery
 from infra.operate.attach import Found, compress
 from infra.render.delivery import code_files
@@ -77,7 +77,7 @@ def attach(
     door = Door(
         host=found["host"],
         port=int(found["port"] or 22),
-        user=user or found["user"] or getuser(),
+        user=user or found["user"] or own_name(),
         host_key="",
         identity=_identity(key, known),
         folder="",
