@@ -185,24 +185,25 @@ class Connection:
             channel.settimeout(poll_s)
             if stdin:
                 threading.Thread(target=_feed, args=(channel, stdin), daemon=True).start()
+            said = b""
             while True:
-                try:
+                chunk = None
+                with contextlib.suppress(TimeoutError):
                     chunk = channel.recv(_CHUNK_BYTES)
-                except TimeoutError:
-                    if not self._transport.is_active():
-                        raise self._lost(EOFError("closed by the other side")) from None
-                    yield b""
+                if channel.recv_stderr_ready():
+                    # Its end is told; what nobody reads would fill the window and hold the command.
+                    said = (said + channel.recv_stderr(MOST_BYTES))[-_CHUNK_BYTES:]
+                if chunk or (chunk is None and self._transport.is_active()):
+                    yield chunk or b""
                     continue
-                if not chunk:
-                    # A connection that is cut ends the output too, without an exit status.
-                    if (code := channel.recv_exit_status()) < 0:
-                        raise self._lost(EOFError("closed by the other side"))
-                    if code:
-                        stderr = channel.recv_stderr(_CHUNK_BYTES).decode(errors="replace")
-                        said = f"{last_words(stderr)} (exit status {code})"
-                        raise EndedError(f"{self.endpoint}: {said}", code)
-                    return
-                yield chunk
+                # A connection that is cut ends the output too, without an exit status.
+                code = -1 if chunk is None else channel.recv_exit_status()
+                if code < 0:
+                    raise self._lost(EOFError("closed by the other side"))
+                if code:
+                    words = last_words(said.decode(errors="replace"))
+                    raise EndedError(f"{self.endpoint}: {words} (exit status {code})", code)
+                return
         except _LOST as error:
             raise self._lost(error) from error
         finally:

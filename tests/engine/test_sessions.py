@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,3 +69,20 @@ def test_a_command_that_ends_before_it_read_its_input_has_its_exit_status(tmp_pa
         assert said == b"said\n"
         with pytest.raises(ConnectionLostError):
             login.run("kill -9 $PPID", stdin=more_than_a_window)
+
+
+@pytest.mark.parametrize("num_lines", [5_000, 200_000])
+def test_a_streamed_command_that_fails_is_told_by_its_last_line(
+    tmp_path: Path, num_lines: int
+) -> None:
+    """However much it said before: more than a chunk, and more than sshd sends unread (2 MiB)."""
+    command = f"yes 'warning: one of many' | head -n {num_lines} >&2; echo out; "
+    command += "echo 'rsync: the reason' >&2; exit 3"
+    with running_sshd(tmp_path) as server, connection(server, tmp_path) as login:
+        out: list[bytes] = []
+        end = threading.Timer(30, login.close)
+        end.start()
+        with pytest.raises(JobsError, match=r": rsync: the reason \(exit status 3\)$"):
+            out.extend(login.stream(command, poll_s=0.1))
+        end.cancel()
+    assert b"".join(out) == b"out\n"

@@ -25,6 +25,7 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
         settimeout=lambda _: None,
         recv=lambda _: b"",
         recv_stderr=lambda _: b"",
+        recv_stderr_ready=lambda: False,
         recv_exit_status=lambda: -1,
     )
     monkeypatch.setattr(Connection, "hold", lambda *_: channel)
