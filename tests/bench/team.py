@@ -29,7 +29,7 @@ from tests.local.slurm_stand import CLUSTER, Stand, running_stand
 
 USERS = {"ann": 20011, "bob": 20012}
 ACCOUNT = "phys"
-_FORGETFUL = "MinJobAge=20\n"  # long enough for its owner to look
+_FORGETFUL = "MinJobAge=45\n"  # long enough for its owner to look
 LIMIT_S = 60
 """Time limit of a job, which has a node for itself: at a dollar a second, so many dollars."""
 
@@ -220,7 +220,8 @@ def _work(laptop: Laptop, count: int, barrier: Any, answer: Path) -> None:
 def at_once(laptops: list[Laptop], count: int) -> list[Any]:
     """What became of `count` submissions, which the laptops begin at the same time."""
     fork = multiprocessing.get_context("spawn")
-    barrier, share = fork.Barrier(len(laptops)), count // len(laptops)
+    # With its time-out who waits for one that died ends, and the log says so.
+    barrier, share = fork.Barrier(len(laptops), timeout=120), count // len(laptops)
     workers = [
         fork.Process(target=_work, args=(each, share, barrier, each.folder / "answer"))
         for each in laptops
@@ -229,7 +230,8 @@ def at_once(laptops: list[Laptop], count: int) -> list[Any]:
         worker.start()
     for worker in workers:
         worker.join()
-    assert [worker.exitcode for worker in workers] == [0] * len(laptops)
+    said = [(each.folder / "log").read_text()[-3000:] for each in laptops]
+    assert [worker.exitcode for worker in workers] == [0] * len(laptops), said
     return [row for each in laptops for row in json.loads((each.folder / "answer").read_text())]
 
 

@@ -33,7 +33,7 @@ from stacks.spec import StackSpec
 from stacks.spec.slurm import PartitionSpec
 from tests.ports import free_ports
 
-_READY_S = 60.0
+_READY_S = 120.0
 _MOUNTS = ("/home", "/mnt/data", "/mnt/chkpt", "/mnt/model", "/mnt/memory")
 
 

@@ -39,7 +39,8 @@ NAMESPACE = "soperator"
 NODESET_LABEL = "slurm.nebius.ai/nodeset"
 STORAGE, CLUSTER, NODESETS = "helm-slurm-cluster-storage", "helm-slurm-cluster", "helm-nodesets"
 TAGS = ("jail", "controller-spool", "accounting", "jail-submount-data", "jail-submount-home")
-WAIT_S = 60.0
+WAIT_S = 120.0
+"""A wait ends when it is met; on a busy machine daemons of two clusters start side by side."""
 
 Values = dict[str, dict[str, Any]]
 
@@ -331,7 +332,10 @@ class Stand:
         argv += ["-o", f"UserKnownHostsFile={known_hosts}", "-o", "BatchMode=yes"]
         argv += ["-o", "StrictHostKeyChecking=yes", "-o", "IdentitiesOnly=yes", *options]
         argv += ["root@127.0.0.1", command]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        try:
+            return subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        except subprocess.TimeoutExpired as error:  # as the client ends where it lost its server
+            return subprocess.CompletedProcess(argv, 255, "", str(error))
 
     def submit(self, script: str, *options: str) -> str:
         """Submit a batch script in /mnt/data; its job id."""

@@ -25,7 +25,7 @@ PROJECT = "project-e00p"
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 
 
-def wait(is_met: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+def wait(is_met: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
     """Poll until `is_met`."""
     deadline = time.monotonic() + timeout_s
     while not is_met():

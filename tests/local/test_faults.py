@@ -28,9 +28,9 @@ from stacks.spec.nodes import Billing
 from stacks.spec.slurm import JobSpec, PartitionSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 
-pytestmark = pytest.mark.local
-
 _WAIT_S = 240.0
+# A test waits several times, and a wait that is in vain has to say for what.
+pytestmark = [pytest.mark.local, pytest.mark.timeout(4 * _WAIT_S)]
 # Beside `main`: queues whose jobs make room for those of `urgent`, each in its own way.
 PREEMPTED = {"requeue": "PreemptMode=REQUEUE", "cancel": "PreemptMode=CANCEL GraceTime=30"}
 _QUEUES = (
@@ -52,10 +52,10 @@ from workloads.train.run import stop_request
 here_file = Path(os.environ["SOPERATOR_PLACE_CHKPT"], os.environ["SLURM_JOB_ID"])
 code = ExitCode.OK
 try:
-    with stop_request() as stop, world(cpu_threads=1, timeout_s=30) as here, stop.deferred():
+    with stop_request() as stop, world(cpu_threads=1, timeout_s=120) as here, stop.deferred():
         os.write(1, (json.dumps({"pid": os.getpid(), "rank": here.rank}) + "\\n").encode())
         run = tiny_run.make_run(here, here_file, resume="requeue", stop=stop, keep=3,
-                                config=CheckpointConfig(timeout_s=30))
+                                config=CheckpointConfig(timeout_s=120))
         run.checkpoints.load(run.state)
         while True:
             step = run.state.progress.step + 1

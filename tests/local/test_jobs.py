@@ -221,7 +221,7 @@ def test_four_ranks_on_two_nodes_have_four_numbers_and_one_master(
 
     While it runs `top` samples both: without its number of nodes srun started on the first alone.
     """
-    submission = start(cluster, connection, "ranks", "sleep=10")
+    submission = start(cluster, connection, "ranks", "sleep=30")
     deadline = time.monotonic() + 60
     while (job := slurm.find(connection, submission.job_id)).state != "RUNNING":
         assert time.monotonic() < deadline
@@ -310,7 +310,8 @@ def test_own_jobs_are_listed_without_those_of_others(
 def test_a_job_after_a_failed_one_is_cancelled_instead_of_waiting_for_ever(
     cluster: JobsCluster, connection: Connection
 ) -> None:
-    first = start(cluster, connection, "probe", "sleep=2", "exit=3")
+    # It has to fail after the looks at the second one.
+    first = start(cluster, connection, "probe", "sleep=20", "exit=3")
     second = start(cluster, connection, "second", after=first.job_id)
     waiting = slurm.find(connection, second.job_id)
     queued = {job.id: job for job in slurm.recent(connection, days=1)}[second.job_id]

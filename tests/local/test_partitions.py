@@ -61,7 +61,7 @@ def test_a_long_queue_for_training_holds_up_no_job_of_the_other_partition(
             outputs, code = cluster.outputs, hash_files(files)
             return submit(connection, outputs, job, code_hash=code, sets=sets)
 
-        training = [start("whole", "sleep=6") for _ in range(3)]
+        training = [start("whole", "sleep=20") for _ in range(3)]
         served = start("serve")
         assert finish(connection, served)[0] == 0
         queue = {job.id: job for job in slurm.recent(connection, days=1)}

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(pulumi_binary() is None, reason="no pulumi: run `make setup`"),
 ]
-LIMIT_S = 120
+LIMIT_S = 240
 """Within it `up` has to end, whatever it waits for."""
 PROGRAM = """
 import os

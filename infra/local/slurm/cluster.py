@@ -29,7 +29,7 @@ _REQUEUE: Final = (
     "squeue --noheader --states=RUNNING,SUSPENDED --format=%i"
     " | xargs --no-run-if-empty scontrol requeue"
 )
-_REQUEUE_S: Final = 5.0
+_REQUEUE_S: Final = 30.0
 _FIRST_RETRY_S: Final = 0.5
 _LAST_RETRY_S: Final = 10.0
 
