@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import shlex
 import signal
 import socket
@@ -28,6 +27,7 @@ from infra.clients.ssh import Connection, ConnectionLostError, reopen, split_lin
 from infra.jobs import recipes
 from infra.jobs.follow import in_words, outcome
 from infra.jobs.records import parse_object
+from infra.state import listeners
 from stacks.machines import nodeset_of
 from stacks.spec import StackSpec
 from stacks.spec.slurm import LOAD_MODULE, SERVE_MODULE, JobSpec
@@ -295,12 +295,15 @@ class ChatPage:
         *,
         port: int,
         key: str | None,
+        token: str,
         record: Path,
         checkout: Path,
         options: Sequence[str] = (),
     ) -> None:
-        """`url` is the server's up to /v1; `record` keeps votes and times, without any text."""
-        token = secrets.token_urlsafe()
+        """`url` is the server's up to /v1; `record` keeps votes and times, without any text.
+
+        A browser that opened a page with the token goes on with the next one that has it.
+        """
         # With --share Gradio asks for a password instead, and leaves the token where it is.
         self.address = f"http://{HOST}:{port}/?token={token}"
         self._port = port
@@ -363,7 +366,9 @@ def free_port(wanted: int) -> int:
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
-        return probe.connect_ex((HOST, port)) == 0
+        is_up = probe.connect_ex((HOST, port)) == 0
+    # Somebody else's while the page starts would get the prompts; without /proc none is known.
+    return is_up and not listeners(HOST, port) - {os.geteuid()}
 
 
 def load_job(spec: StackSpec) -> JobSpec:

@@ -78,7 +78,13 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
         record = folder / "chat.jsonl"
         called = [f"--server={_CALLED}"]
         page = ChatPage(
-            tunnel.url, port=page_port, key=_KEY, record=record, checkout=CHECKOUT, options=called
+            tunnel.url,
+            port=page_port,
+            key=_KEY,
+            token="of-the-chat-tests",
+            record=record,
+            checkout=CHECKOUT,
+            options=called,
         )
         closing.callback(page.close)
         page.wait_until_up()
@@ -328,7 +334,7 @@ def test_one_model_is_neither_compared_with_itself_nor_given_an_adapter(
         closing.callback(server.server_close)
         closing.callback(server.shutdown)
         record = tmp_path / "chat.jsonl"
-        chat = ChatPage(url, port=port, key=None, record=record, checkout=CHECKOUT)
+        chat = ChatPage(url, port=port, key=None, token="t", record=record, checkout=CHECKOUT)
         closing.callback(chat.close)
         chat.wait_until_up()
         page = closing.enter_context(browser.new_context()).new_page()

@@ -646,7 +646,12 @@ OWN = {"host": "127.0.0.1:7861", "cookie": COOKIE}
 
 
 def guarded(
-    path: str, headers: dict[str, str], *, token: str | None = TOKEN, query: str = ""
+    path: str,
+    headers: dict[str, str],
+    *,
+    token: str | None = TOKEN,
+    query: str = "",
+    method: str = "POST",
 ) -> tuple[int, dict[str, str]]:
     """Status and headers that the page's guard gives a request; 200 is the page's own."""
     answers: list[tuple[int, dict[str, str]]] = []
@@ -663,7 +668,7 @@ def guarded(
         return {"type": "http.request", "body": b""}
 
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "path": path, "headers": raw, "method": "POST"}
+    scope = {"type": "http", "path": path, "headers": raw, "method": method}
     scope["query_string"] = query.encode()
     asyncio.run(PageGuard(app, token=token)(scope, receive, send))
     (answer,) = answers
@@ -710,12 +715,18 @@ def test_the_printed_address_opens_the_page_and_leaves_its_token_in_no_address()
     status, headers = guarded("/", host, query=f"token={TOKEN}")
     assert (status, headers["location"]) == (303, "/")
     words = {word.lower() for word in headers["set-cookie"].split("; ")}
-    assert words >= {COOKIE, "httponly", "samesite=lax", "path=/"}
+    assert words >= {COOKIE, "httponly", "samesite=strict", "path=/"}
     assert guarded("/", OWN)[0] == 200
     # Gradio asks its own page before anybody has the address.
-    assert guarded("/gradio_api/startup-events", host)[0] == 200
+    assert guarded("/gradio_api/startup-events", host, method="GET")[0] == 200
+    assert guarded("/gradio_api/startup-events", host)[0] == 401
     # A shared page has Gradio's password in the place of the token.
     assert guarded("/", {"host": "1a2b.gradio.live"}, token=None)[0] == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:7861; x=1", "localhost:a b", "[::1]", "127.0.0.1", ""])
+def test_a_host_that_is_no_loopback_address_with_a_port_is_refused(host: str) -> None:
+    assert guarded("/", {"host": host}, query=f"token={TOKEN}")[0] == 421
 
 
 def test_a_websocket_is_not_let_in() -> None:

@@ -81,7 +81,7 @@ _POLICY: Final = (
 )
 _UPLOAD: Final = "/gradio_api/upload"
 _STARTED: Final = "/gradio_api/startup-events"
-"""Gradio asks it of itself, and tells nothing but that the page is up."""
+"""Gradio asks it of its own page; the answer tells nothing but that the page is up."""
 _HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": _POLICY,
     "Referrer-Policy": "no-referrer",
@@ -90,7 +90,7 @@ _HEADERS: Final[Mapping[str, str]] = {
 
 
 class PageGuard:
-    """Adds the policy to every answer; refuses other hosts, other pages and whoever has no token.
+    """Refuses other hosts, other pages and whoever has no token; adds the policy to all else.
 
     Any user of this machine reaches a port of 127.0.0.1. The address that was printed has the
     token; it is changed for a cookie, so that it stays in no link and no picture of the page.
@@ -119,19 +119,21 @@ class PageGuard:
     def _own_answer(self, request: Request) -> Response | None:
         """None: the page's own is due."""
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        if self._token is not None and host_name(host) not in LOOPBACK:
+        port = host.rpartition(":")[2]
+        is_ours = host_name(host) in LOOPBACK and port.isdecimal()
+        if self._token is not None and not is_ours:
             return PlainTextResponse("open this page as http://127.0.0.1:PORT\n", 421)
         is_foreign = origin is not None and origin.partition("://")[2] != host
         path = request.scope["path"]
         if path.startswith(_UPLOAD) or (is_foreign and self._token is not None):
             return PlainTextResponse("this page takes no files and no other page\n", 403)
-        if self._token is None or path == _STARTED:
+        if self._token is None or (request.method, path) == ("GET", _STARTED):
             return None
         # A browser gives a cookie to every port of a host: another page's has another name.
-        cookie = f"soperator-chat-{host.rpartition(':')[2]}"
+        cookie = f"soperator-chat-{port}"
         if path == "/" and self._is_token(request.query_params.get("token", "")):
             answer = RedirectResponse("/", 303)
-            answer.set_cookie(cookie, self._token, httponly=True, samesite="lax")
+            answer.set_cookie(cookie, self._token, httponly=True, samesite="strict")
             return answer
         if self._is_token(request.cookies.get(cookie, "")):
             return None

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shlex
 import subprocess
 import sys
@@ -107,6 +108,7 @@ def serve(
         results = outputs.results_path(job_id)
         file = server.key_file(CHECKOUT, outputs, wanted, sets or (), results=results)
         opened = closing.enter_context(contextlib.ExitStack())
+        token = secrets.token_urlsafe()
         while True:
             # A server that is started anew makes a new key.
             key = server.read_key(
@@ -116,6 +118,7 @@ def serve(
                 context.tunnel(opened, outputs, identity, address).url,
                 port=page_port,
                 key=key,
+                token=token,
                 record=_record(outputs, job_id),
                 checkout=CHECKOUT,
                 options=[

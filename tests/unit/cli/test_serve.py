@@ -95,6 +95,7 @@ def test_the_page_asks_the_running_server_through_the_tunnel_with_its_key(
     assert done.stdout == "http://127.0.0.1:7861/\n", done.output
     ((url, options),) = pages
     assert (url, options["port"], options["key"]) == (tunnel.url, port, "its key")
+    assert len(options["token"]) >= 40
     assert options["options"] == ["--server=job 12 on worker-0"], "no public link unless asked for"
     assert cluster.cancelled == [], "it ran before this command"
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
 MOST_FILES = 390
-MOST_LINES = 95_528
+MOST_LINES = 95_539
 MOST_CHILDREN = 12
 
 
