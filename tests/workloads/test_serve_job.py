@@ -13,6 +13,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -352,13 +353,15 @@ def test_a_neighbour_at_the_port_of_vllm_is_not_taken_for_it_nor_gets_the_key(
 def test_vllm_starts_for_a_user_of_a_container_who_has_no_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither HOME nor a line in passwd: what is compiled lies with the job's results."""
+    """Neither HOME nor a line in passwd: what is compiled lies in a new folder of its own."""
 
     def nobody(uid: int) -> None:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
 
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     monkeypatch.setattr(pwd, "getpwuid", nobody)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     for name in ("HOME", "TORCHINDUCTOR_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     code = "import os, sys; open(sys.argv[1], 'w').write(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
@@ -372,7 +375,10 @@ def test_vllm_starts_for_a_user_of_a_container_who_has_no_home(
             lambda: None,
             results_dir=tmp_path,
         )
-    assert (tmp_path / "said").read_text() == f"{tmp_path}/.cache/torchinductor"
+    folder = Path((tmp_path / "said").read_text().removesuffix("/.cache/torchinductor"))
+    made = folder.stat()
+    assert (made.st_mode & 0o777, made.st_uid) == (0o700, os.geteuid())
+    assert folder.is_relative_to(tmp_path / "temporary")
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):

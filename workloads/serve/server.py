@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import InitVar, dataclass
@@ -360,7 +361,7 @@ def run_vllm(
 ) -> None:
     """Run vLLM until a signal ends it, its metrics published; an unasked end is an error."""
     # What vLLM compiles beside its model lies by default where any user may have put a program.
-    home = Path(os.environ.get("HOME") or results_dir)  # a container's user may have none
+    home = Path(os.environ.get("HOME") or tempfile.mkdtemp())  # a container's user may have none
     kernels = {"TORCHINDUCTOR_CACHE_DIR": str(home / ".cache" / "torchinductor")}
     told = {"VLLM_API_KEY": key} | ({ON_LOOPBACK: "1"} if config.is_loopback else {})
     process = subprocess.Popen(words, env={**kernels, **os.environ, **told})
