@@ -82,7 +82,9 @@ def test_a_streamed_command_that_fails_is_told_by_its_last_line(
         out: list[bytes] = []
         end = threading.Timer(30, login.close)
         end.start()
-        with pytest.raises(JobsError, match=r": rsync: the reason \(exit status 3\)$"):
-            out.extend(login.stream(command, poll_s=0.1))
-        end.cancel()
+        try:
+            with pytest.raises(JobsError, match=r": rsync: the reason \(exit status 3\)$"):
+                out.extend(login.stream(command, poll_s=0.1))
+        finally:
+            end.cancel()
     assert b"".join(out) == b"out\n"
