@@ -29,6 +29,7 @@ setup-tests:
 	@$(PYTHON3) -m infra.setup.tools --tests
 
 demo: as-root setup ## Run the main job on `local`: up, fine-tune, evaluate, serve, load, report (DESTROY=1, REDUCED=1)
+	@echo "demo: soperator local demo $(DEMO_OPTIONS)"
 	@$(SOPERATOR) local demo $(DEMO_OPTIONS)
 
 test: setup-tests ## Set up, then run the whole test suite, in parallel where its parts allow

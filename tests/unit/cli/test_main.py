@@ -214,6 +214,7 @@ def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 _INTERRUPTED_AT = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == os.environ["INTERRUPTED_AT"]:
