@@ -206,7 +206,7 @@ def _endpoint(path: Path, log: Path) -> dict[str, Any]:
 @pytest.mark.feature("S000-50")
 @pytest.mark.timeout(600)
 def test_ctrl_c_closes_page_tunnel_and_the_job_that_was_submitted_for_it(
-    cluster: JobsCluster, tmp_path: Path
+    cluster: JobsCluster, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     (port,) = free_ports(1)
     words = ["serve", "--open", "--port", str(port), "--sync", "-i", str(cluster.identity)]
@@ -222,11 +222,15 @@ def test_ctrl_c_closes_page_tunnel_and_the_job_that_was_submitted_for_it(
             stdout=subprocess.PIPE,
             stderr=stderr,
         )
+    request.addfinalizer(command.kill)
     assert command.stdout is not None
-    address = command.stdout.readline().decode().strip()
+    opens = command.stdout.readline().decode().strip()
     said = errors.read_text()
+    address, _, token = opens.partition("?token=")
     assert address == f"http://127.0.0.1:{port}/", said
-    assert "<gradio-app" in httpx.get(address).text
+    assert httpx.get(address).status_code == 401
+    assert "<gradio-app" in httpx.get(opens, follow_redirects=True).text
+    assert not [line for line in _command_lines() if token in line]
     pages = _processes(f"--port {port}")
     assert len(pages) == 1
     key = cluster.path(key_file).read_text().strip()

@@ -158,7 +158,7 @@ def test_a_step_that_lacked_something_is_not_run(counted, not_run, outcome):
 def test_an_operator_that_was_given_nothing_or_made_nothing_is_not_run(
     admitted, made, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(come_up.simulate, "reconciled", lambda *_, **__: None)
+    monkeypatch.setattr(come_up, "reconciled", lambda *_, **__: None)
     live = [{"metadata": {"ownerReferences": [{}]}}] * made
     monkeypatch.setattr(ComeUp, "_look", lambda *_: live)
     cluster = SimpleNamespace(accept=lambda *_: Accepted(count=admitted), client=None)
