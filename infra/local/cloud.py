@@ -90,7 +90,7 @@ EMULATOR: Final = "nebius-api"
 OBJECT_STORAGE: Final = "object-storage"
 RECONCILER: Final = "reconcile"
 SERVICES: Final = (EMULATOR, OBJECT_STORAGE, "etcd", "kube-apiserver", RECONCILER)
-_READY_S: Final = 60.0
+_READY_S: Final = 300.0
 _POLL_S: Final = 0.05
 _LATENCY: Final = "latency"
 """File beside the emulator's state: seconds of every operation."""
