@@ -42,7 +42,7 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, asked, dependency, refused, sbatch_command
 from infra.clients.ssh import Connection, ConnectionLostError, Result, reopen
 from infra.jobs import history, recipes, transfer
-from infra.jobs.history import EquivalentJobs, Submission, oldest_id, submission_from
+from infra.jobs.history import EquivalentJobs, Submission, Submitted, oldest_id, submission_from
 from infra.jobs.ledger import (
     Admit,
     BudgetRequest,
@@ -79,15 +79,6 @@ class AlreadyQueuedError(JobsError):
         what = f"is {held}" if held else "runs or waits"
         super().__init__(f"{job}: job {job_id} of the same code and settings {what}")
         self.submission = submission
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
-    """The job of a request."""
-
-    submission: Submission
-    is_equivalent: bool
-    """Whether it had been submitted before."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,12 +26,12 @@ from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Connection
-from infra.jobs import pipeline as pipelines_of
-from infra.jobs import recipes
+from infra.jobs import history, recipes
 from infra.jobs import submit as submitting
+from infra.jobs.history import Submitted
 from infra.jobs.ledger import JobLedger, budget_lines, check_together, lines_together, open_ledger
 from infra.jobs.recipes import Request
-from infra.jobs.submit import Submitted, Submitter
+from infra.jobs.submit import Submitter
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 from stacks.schedule import pipeline as pipeline_of
@@ -216,7 +216,7 @@ def _submit_job(
     }
     with options.entered(outputs) as connection:
         submitter = prepared.submitter(connection, outputs, sync=options.sync)
-        known = pipelines_of.find_equivalent(
+        known = history.find_equivalent(
             [job],
             {job.name: sets},
             submitter.equivalent,
@@ -268,7 +268,7 @@ def _submit_pipeline(
     jobs = pipeline_of(spec, last.name)
     for job in jobs:
         submitting.check_job(outputs, job.name)
-    by_job = pipelines_of.settings_by_job(sets, jobs, last.name)
+    by_job = history.settings_by_job(sets, jobs, last.name)
     prepared = prepare(spec, jobs, by_job)
     ledger, requests = prepared.ledger, prepared.requests
     cost = pipelines.pipeline_cost(jobs, ledger.rates, ledger.records, by_job)
@@ -280,13 +280,13 @@ def _submit_pipeline(
     with options.entered(outputs) as connection:
         submitter = prepared.submitter(connection, outputs, sync=options.sync)
         equivalent = submitter.equivalent
-        known = pipelines_of.find_equivalent(jobs, by_job, equivalent, again=options.again)
+        known = history.find_equivalent(jobs, by_job, equivalent, again=options.again)
         rest = replace(cost, steps=tuple(each for each in steps if known[each.job.name] is None))
         what, usd, now = f"pipeline to {last.name}", rest.forecast_usd, datetime.now(UTC)
         if options.dry_run:
             for line in lines_together(ledger, what, usd, now):
                 output.note(line)
-            text = pipelines_of.dry_run(
+            text = history.pipeline_text(
                 jobs,
                 known,
                 lambda job, ids: submitter.dry_run(requests[job.name], after=ids),
@@ -304,7 +304,7 @@ def _submit_pipeline(
                 now=now,
                 log=output.note,
             )
-        sent = pipelines_of.submit_pipeline(
+        sent = history.submit_pipeline(
             jobs,
             known,
             equivalent,

@@ -19,8 +19,8 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
 from infra.clients.ssh import Result
 from infra.jobs import follow, history, recipes, transfer
-from infra.jobs.history import Submission
-from infra.jobs.submit import Submitted, Submitter
+from infra.jobs.history import Submission, Submitted
+from infra.jobs.submit import Submitter
 from infra.setup.demo import runner, serving
 from infra.setup.demo.runner import Runner, Step
 from infra.setup.demo.serving import roles, serve_and_load

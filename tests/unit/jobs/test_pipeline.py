@@ -12,9 +12,15 @@ import pytest
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
 from infra.jobs import history, submit
-from infra.jobs.history import EquivalentJobs, Submission
-from infra.jobs.pipeline import dry_run, find_equivalent, settings_by_job, submit_pipeline
-from infra.jobs.submit import Submitted
+from infra.jobs.history import (
+    EquivalentJobs,
+    Submission,
+    Submitted,
+    find_equivalent,
+    pipeline_text,
+    settings_by_job,
+    submit_pipeline,
+)
 from stacks.spec.slurm import JobSpec
 from tests.unit.jobs.test_submit import HASH, OUTPUTS
 
@@ -111,7 +117,7 @@ def test_what_is_left_waits_for_another_job_though_what_it_needs_counts(queue: Q
     queue.set_all("CANCELLED", "2", "3", "4")
     queue.sent.clear()
     counts = find_equivalent(JOBS, {}, queue.equivalent)
-    shown = dry_run(JOBS, counts, queue.show, after="99")
+    shown = pipeline_text(JOBS, counts, queue.show, after="99")
     assert "--dependency=afterok:1:99" in shown
     assert "--dependency=afterok:$TUNE:$BASE'" in shown
     submit_pipeline(JOBS, counts, queue.equivalent, queue.send, after="99")
@@ -175,7 +181,7 @@ def test_the_first_jobs_wait_for_the_job_that_the_user_names(queue: Queue) -> No
 
 def test_a_dry_run_shows_every_sbatch_and_sends_none(queue: Queue) -> None:
     submitted(queue, JOBS[:1])
-    text = dry_run(JOBS, find_equivalent(JOBS, {}, queue.equivalent), queue.show)
+    text = pipeline_text(JOBS, find_equivalent(JOBS, {}, queue.equivalent), queue.show)
     lines = [line for line in text.splitlines() if line.startswith("# ")]
     options = "--kill-on-invalid-dep=yes --export=ALL"
     assert lines == [
