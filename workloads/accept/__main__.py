@@ -85,9 +85,9 @@ def run() -> NoReturn:
     """Run the job, or judge recorded results."""
     arguments = sys.argv[1:]
     if "--judge" in arguments:
-        from workloads.accept.recorded import main as judge
+        from workloads.accept.suite import judge_files
 
-        end(judge(arguments))
+        end(judge_files(arguments))
     if not {"--recipe", "--config"} & {each.partition("=")[0] for each in arguments}:
         arguments = ["--recipe", DEFAULT_RECIPE, *arguments]
     end(run_job("accept", main, arguments))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from workloads.accept.gates import Check, gates_for, overall
-from workloads.accept.recorded import Recorded, judge, main, read_benchmark
+from workloads.accept.suite import Recorded, judge_files, judge_recorded, read_benchmark
 from workloads.common.exit_codes import DataError, ExitCode
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -27,7 +27,7 @@ def _runs() -> list[Recorded]:
 
 def _checks(runs: list[Recorded]) -> dict[str, list[Check]]:
     found: dict[str, list[Check]] = {}
-    for check in judge(runs, gates_for("gpu-h100-sxm", 8)):
+    for check in judge_recorded(runs, gates_for("gpu-h100-sxm", 8)):
         found.setdefault(check.id, []).append(check)
     return found
 
@@ -98,7 +98,7 @@ def test_a_bus_factor_of_the_wrong_world_is_caught() -> None:
 @pytest.mark.feature("S001-59")
 def test_the_command_fails_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--judge", *map(str, FILES), "--platform", "gpu-h100-sxm"]
-    assert main(words) is ExitCode.FAILED
+    assert judge_files(words) is ExitCode.FAILED
     printed = capsys.readouterr().out
     assert re.search(r"^FAIL +training.scaling_efficiency .* 20\.67 percent", printed, re.MULTILINE)
     assert printed.endswith("FAIL\n")

@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
-MOST_FILES = 389
-MOST_LINES = 95_532
+MOST_FILES = 388
+MOST_LINES = 95_510
 MOST_CHILDREN = 12
 
 
