@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from tests.bench.chats import chats_of
 from tests.bench.data_pipeline import pipeline
 from tests.bench.machine import describe
-from workloads.data import calls
+from workloads.data.chats import read_bfcl
 from workloads.data.dataset_tokenize import tokenize_file
 from workloads.data.token_rows import TokenRows, pack, read_parquet
 from workloads.data.token_worker import TokenizeConfig
@@ -191,7 +191,7 @@ def _write_texts(source: Path, texts: Path) -> None:
 def packing(folder: Path) -> dict[str, Any]:
     """Return the share of positions that hold a token in packed rows of 4,096."""
     source = folder / "bfcl.jsonl"
-    source.write_bytes(b"".join(chat.to_line() for chat in calls.read_bfcl(BFCL, BFCL_CATEGORIES)))
+    source.write_bytes(b"".join(chat.to_line() for chat in read_bfcl(BFCL, BFCL_CATEGORIES)))
     config = TokenizeConfig(max_tokens=_SEQUENCE_LENGTH)
     tokenize_file(source, folder / "bfcl.parquet", BytesIO(), model_dir=MODEL, config=config)
     return {

@@ -77,10 +77,10 @@ def main() -> int:
 
 def _prompts(cache: Cache, tokenizer: Any, rows: int) -> list[list[int]]:
     """The questions without the offer of functions: short prompts, as chats mostly are."""
-    from workloads.data import calls
     from workloads.data.chat_template import prompt_text
+    from workloads.data.chats import read_bfcl
 
-    chats = calls.read_bfcl(cache.data / "bfcl")[:rows]
+    chats = read_bfcl(cache.data / "bfcl")[:rows]
     texts = [
         prompt_text(tokenizer, [turn for turn in chat.messages if turn["role"] == "user"])
         for chat in chats

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.workloads.conftest import EXCERPT, make_tokenizer
 from workloads.common.exit_codes import DataError, ExitCode
-from workloads.data import calls as bfcl_calls
 from workloads.data.chat_template import encode, prompt_text, render
+from workloads.data.chats import calls_of, read_bfcl
 from workloads.data.token_rows import IGNORED, Example, collate, pack, read_parquet
 
 CHAT = (
@@ -175,13 +175,13 @@ def test_packed_rows_give_the_logits_and_the_loss_of_single_rows(model: Any) -> 
 
 @pytest.mark.feature("S001-06")
 def test_bfcl_references_are_calls_with_optional_arguments_left_out() -> None:
-    chats = {chat.id: chat for chat in bfcl_calls.read_bfcl(EXCERPT)}
+    chats = {chat.id: chat for chat in read_bfcl(EXCERPT)}
     assert len(chats) == 20
-    (call,) = bfcl_calls.calls_of(chats["simple_python_0"].messages[-1])
+    (call,) = calls_of(chats["simple_python_0"].messages[-1])
     assert call.arguments == {"base": 10, "height": 5}
     assert [each["name"] for each in chats["simple_python_0"].functions] == [call.name]
     # Required by the function, though its answer marks it as optional.
-    (call,) = bfcl_calls.calls_of(chats["simple_python_17"].messages[-1])
+    (call,) = calls_of(chats["simple_python_17"].messages[-1])
     assert call.arguments == {"number": 450, "formatted": True}
 
 

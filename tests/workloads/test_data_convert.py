@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.common.tool_calls import ToolCall, parse_calls, render
-from workloads.data import calls
-from workloads.data.chats import parse_line, raw_rows, read_jsonl
-from workloads.data.dataset_convert import from_row, main
+from workloads.data.chats import calls_of, for_template, parse_line, read_bfcl, read_jsonl
+from workloads.data.dataset_convert import from_row, main, raw_rows
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=12),
@@ -43,7 +42,7 @@ def test_glaive_rows_become_messages_with_calls_as_data() -> None:
     chat = from_row(glaive(call), "glaive", at="x:1")
     roles = [m["role"] for m in chat.messages]
     assert roles == ["system", "user", "assistant", "tool", "assistant"]
-    assert calls.calls_of(chat.messages[2]) == [ToolCall(name="rate", arguments={"of": "it's"})]
+    assert calls_of(chat.messages[2]) == [ToolCall(name="rate", arguments={"of": "it's"})]
     assert chat.messages[3]["tool_call_id"] == chat.messages[2]["tool_calls"][0]["id"]
     # The functions are offered by the chat template, in its own words.
     assert chat.messages[0]["content"] == "You are a helpful assistant."
@@ -123,7 +122,7 @@ def test_openai_tool_calls_become_our_call_form(arguments: dict[str, Any]) -> No
         "tool",
         "assistant",
     ]
-    assert calls.calls_of(chat.messages[2]) == [ToolCall(name="f", arguments=arguments)]
+    assert calls_of(chat.messages[2]) == [ToolCall(name="f", arguments=arguments)]
     assert parse_line(chat.to_line(), at="x") == chat
 
 
@@ -131,7 +130,7 @@ def test_openai_tools_stay_data_and_become_text_where_a_template_knows_none() ->
     chat = from_row(openai_row("{}"), "messages", at="x:1")
     assert chat.messages[0]["content"] == "Be brief."
     assert [function["name"] for function in chat.functions] == ["f"]
-    plain, options = calls.for_template(chat.messages, chat.functions, knows_tools=False)
+    plain, options = for_template(chat.messages, chat.functions, knows_tools=False)
     assert plain[0]["content"].startswith("Be brief.\n\nYou call functions.")
     assert '{"name": "f", "parameters": {}}' in plain[0]["content"]
     assert parse_calls(plain[2]["content"]) == [ToolCall(name="f")]
@@ -249,7 +248,7 @@ def test_a_json_array_is_read_piece_by_piece_as_json_reads_it_whole(
 
     path = tmp_path_factory.mktemp("json") / "rows.json"
     path.write_text(json.dumps(values, indent=indent), encoding="utf-8")
-    with patch("workloads.data.chats._READ_CHARS", read_chars):
+    with patch("workloads.data.dataset_convert._READ_CHARS", read_chars):
         assert [row for _, row in raw_rows("json", path)] == values
 
 
@@ -429,7 +428,7 @@ def test_a_row_of_bfcl_ends_where_its_line_ends(tmp_path: Path) -> None:
     row = {"id": "irrelevance_0", "question": asked, "function": [{"name": "f", "parameters": {}}]}
     path = tmp_path / "BFCL_v4_irrelevance.json"
     path.write_text(json.dumps(row, ensure_ascii=False) + "\r\n\n", encoding="utf-8")
-    (chat,) = calls.read_bfcl(tmp_path, ("irrelevance",))
+    (chat,) = read_bfcl(tmp_path, ("irrelevance",))
     assert chat.messages[0]["content"] == asked[0][0]["content"]
 
 
@@ -447,10 +446,10 @@ def test_a_bfcl_row_of_several_calls_asks_for_all_of_them(tmp_path: Path) -> Non
     ):
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps({"id": "parallel_0", **row}))
-    (chat,) = calls.read_bfcl(tmp_path, ("parallel",))
+    (chat,) = read_bfcl(tmp_path, ("parallel",))
     assert [m["role"] for m in chat.messages] == ["system", "user", "assistant"]
     assert chat.messages[0]["content"] == "Be brief."
-    assert calls.calls_of(chat.messages[-1]) == [
+    assert calls_of(chat.messages[-1]) == [
         ToolCall(name="f", arguments={"x": {"a": 1, "b": 2.5}}),
         ToolCall(name="g", arguments={"x": 4}),
     ]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from workloads.common.exit_codes import ExitCode
-from workloads.data.calls import text_of
+from workloads.data.chats import text_of
 from workloads.evaluate.comparison import comparison
 
 

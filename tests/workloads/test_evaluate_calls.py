@@ -16,8 +16,7 @@ from infra.setup.tools.packages import CHECKER, DATA
 from infra.state import Cache
 from tests.workloads.conftest import EXCERPT
 from workloads.common.tool_calls import ToolCall, render
-from workloads.data import calls as bfcl_calls
-from workloads.data.chats import Chat
+from workloads.data.chats import NO_CALL, OPTIONAL, Chat, bfcl_files, read_bfcl, reference_call
 from workloads.evaluate.scores import call_scores
 
 FUNCTION = {
@@ -130,7 +129,7 @@ def test_whole_numbers_equal_floats_and_true_is_not_1() -> None:
 
 
 def test_an_optional_argument_may_be_left_out_where_the_possible_answer_says_so() -> None:
-    row = next(each for each in bfcl_calls.read_bfcl(EXCERPT) if each.id == "simple_python_0")
+    row = next(each for each in read_bfcl(EXCERPT) if each.id == "simple_python_0")
     answer = call(row.group, base=10, height=5)
     assert call_scores(row, row.messages[-1]["content"], answer)["argument_name_accuracy"] == 1.0
 
@@ -193,15 +192,13 @@ def test_every_verdict_is_that_of_bfcls_own_scorer(
     folder: Path = Cache.from_environ().data / DATA
     disagreements: list[str] = []
     verdicts = {True: 0, False: 0}
-    for row in bfcl_calls.read_bfcl(folder, (category,)):
+    for row in read_bfcl(folder, (category,)):
         if not row.possible_answers:
             continue
         (answer,) = row.possible_answers
         ((name, allowed),) = answer.items()
         function = next(each for each in row.functions if each["name"] == name)
-        reference = bfcl_calls.reference_call(
-            answer, required=function["parameters"].get("required", ())
-        )
+        reference = reference_call(answer, required=function["parameters"].get("required", ()))
         for arguments in variants(json.loads(json.dumps(dict(reference.arguments)))):
             try:
                 theirs = check(
@@ -236,7 +233,7 @@ def several(calls: list[ToolCall], answers: tuple[Any, ...]) -> Iterator[list[To
     for index, one in enumerate(calls):
         (allowed,) = answers[index].values()
         for name, values in allowed.items():
-            for value in [each for each in values if each != bfcl_calls.OPTIONAL][1:]:
+            for value in [each for each in values if each != OPTIONAL][1:]:
                 if not isinstance(value, (dict, list)):
                     changed = ToolCall(name=one.name, arguments={**one.arguments, name: value})
                     yield [*calls[:index], changed, *calls[index + 1 :]]
@@ -253,12 +250,10 @@ def test_every_verdict_on_several_calls_is_that_of_bfcls_own_scorer(
     check, language = checker
     disagreements: list[str] = []
     verdicts = {True: 0, False: 0}
-    for row in bfcl_calls.read_bfcl(Cache.from_environ().data / DATA, (category,)):
+    for row in read_bfcl(Cache.from_environ().data / DATA, (category,)):
         answers = row.possible_answers
         needed = {each["name"]: each["parameters"].get("required", ()) for each in row.functions}
-        reference = [
-            bfcl_calls.reference_call(each, required=needed[next(iter(each))]) for each in answers
-        ]
+        reference = [reference_call(each, required=needed[next(iter(each))]) for each in answers]
         for calls in several(reference, answers):
             try:
                 theirs = check(
@@ -288,7 +283,7 @@ def test_bfcls_rows_that_fit_no_function_want_no_call(category: str) -> None:
     folder = Cache.from_environ().data / DATA
     if not folder.is_dir():
         pytest.skip(f"{folder}: absent; make setup brings BFCL's rows")
-    rows = [row for row in bfcl_calls.read_bfcl(folder, (category,)) if row.functions]
+    rows = [row for row in read_bfcl(folder, (category,)) if row.functions]
     assert len(rows) > 200
     for row in rows:
         reference = row.messages[-1]["content"]
@@ -307,7 +302,7 @@ def test_rows_that_want_no_call_are_divided_like_others(tmp_path: Path) -> None:
     ]  # fmt: skip
     path = tmp_path / "BFCL_v4_irrelevance.json"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    chats = bfcl_calls.read_bfcl(tmp_path, ("irrelevance",))
+    chats = read_bfcl(tmp_path, ("irrelevance",))
     assert [chat.group for chat in chats] == ["f0", "f1", "f2"]
-    assert [chat.messages[-1]["content"] for chat in chats] == [bfcl_calls.NO_CALL] * 3
-    assert bfcl_calls.files(tmp_path, ("irrelevance",)) == [path]
+    assert [chat.messages[-1]["content"] for chat in chats] == [NO_CALL] * 3
+    assert bfcl_files(tmp_path, ("irrelevance",)) == [path]

@@ -8,11 +8,10 @@ import pytest
 
 from tests.workloads.conftest import EXCERPT
 from workloads.common.tool_calls import ToolCall, render
-from workloads.data import calls
-from workloads.data.calls import text_of
+from workloads.data.chats import read_bfcl, reference_call, text_of
 from workloads.evaluate.scores import call_scores
 
-CHATS = {chat.id.removeprefix("simple_python_"): chat for chat in calls.read_bfcl(EXCERPT)}
+CHATS = {chat.id.removeprefix("simple_python_"): chat for chat in read_bfcl(EXCERPT)}
 
 
 def verdict(row: str, text: str) -> tuple[float, ...]:
@@ -60,7 +59,7 @@ def test_allowed_variants_are_right(row: str, arguments: dict[str, Any]) -> None
     chat = CHATS[row]
     ((_, allowed),) = chat.possible_answers[0].items()
     # Arguments that a case does not speak of come from the reference.
-    reference = calls.reference_call(
+    reference = reference_call(
         chat.possible_answers[0], required=chat.functions[0]["parameters"]["required"]
     ).arguments
     assert set(arguments) <= set(allowed)

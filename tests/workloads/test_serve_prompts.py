@@ -11,7 +11,7 @@ import pytest
 from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer, template
 from workloads.common.exit_codes import DataError
 from workloads.common.places import Places
-from workloads.data.calls import system_prompt
+from workloads.data.chats import system_prompt
 from workloads.recipes.serve import Limits, ServeConfig
 from workloads.serve import weights
 from workloads.serve.load import load

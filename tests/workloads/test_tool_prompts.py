@@ -16,9 +16,8 @@ from workloads.common.dist import world
 from workloads.common.exit_codes import DataError
 from workloads.common.tool_calls import CallForm, parse_calls
 from workloads.data.__main__ import main as prepare
-from workloads.data.calls import calls_of, read_openai
 from workloads.data.chat_template import as_answer, call_form, render
-from workloads.data.chats import read_jsonl
+from workloads.data.chats import calls_of, read_jsonl, read_openai
 from workloads.data.token_rows import IGNORED, read_parquet
 from workloads.evaluate.held_out import HeldOut, context, last_turn
 from workloads.evaluate.scores import call_scores

@@ -16,8 +16,7 @@ from workloads.common.exit_codes import DataError
 from workloads.common.log import log
 from workloads.common.models import load_tokenizer
 from workloads.data.chat_template import check_tokenizer
-from workloads.data.chats import kind_of
-from workloads.data.dataset_convert import convert, rejects_path, source_files
+from workloads.data.dataset_convert import convert, kind_of, rejects_path, source_files
 from workloads.data.dataset_split import split_file, split_names
 from workloads.data.dataset_tokenize import tokenize_file
 from workloads.data.manifest import Step, read_manifest

@@ -19,8 +19,14 @@ from weakref import WeakKeyDictionary
 
 from workloads.common.exit_codes import DataError
 from workloads.common.tool_calls import CallForm, ToolCall, parse_calls
-from workloads.data.calls import Functions, calls_of, for_template, number_calls, with_calls
-from workloads.data.chats import Message
+from workloads.data.chats import (
+    Functions,
+    Message,
+    calls_of,
+    for_template,
+    number_calls,
+    with_calls,
+)
 from workloads.data.token_rows import TokenRows
 
 Messages = Sequence[Message]

@@ -1,23 +1,29 @@
-"""The one row format of prepared data, a chat; raw rows of parquet, JSON, JSON lines and CSV."""
+"""A chat, the one row format of prepared data, and the function calls in it.
+
+Owns how a chat template gets functions and calls, OpenAI's rows, and BFCL's categories.
+"""
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, zip_longest
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TextIO
+from typing import Any
 
+from workloads.common import tool_calls
 from workloads.common.exit_codes import DataError
-from workloads.data.manifest import files_of
+from workloads.common.tool_calls import CLOSE, OPEN, ToolCall
+from workloads.recipes.data import BFCL_NO_CALL, BFCL_SIMPLE
 
 ROLES = ("system", "user", "assistant", "tool")
 Message = Mapping[str, Any]
 """`role`, `content`, `tool_calls` as OpenAI has them, `arguments` as an object, `tool_call_id`."""
+Functions = Sequence[Mapping[str, Any]]
+"""Descriptions of functions: name, description, parameters."""
+_FORM = f'{OPEN}\n{{"name": "function_name", "arguments": {{"argument": "value"}}}}\n{CLOSE}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,200 +139,244 @@ def read_jsonl(path: Path) -> list[Chat]:
     return list(iter_jsonl(path))
 
 
-ENDINGS = {"parquet": ".parquet", "jsonl": ".jsonl", "json": ".json", "csv": ".csv"}
-_READ_CHARS = 1 << 20
-_PARQUET_ROWS = 256
-_NO_VALUE = (ValueError, OverflowError)
-"""Text that is not UTF-8, a time that Python has no date for."""
-_NEVER_CLOSED = "unexpected end of data"
-"""csv's own words at the end of a file inside quotes; all rows behind them would be one reject."""
-_KEEP_BYTES = "surrogateescape"
-"""What is not UTF-8 stays recognisable, so that its row alone is refused when it is written."""
+def system_prompt(functions: Functions) -> str:
+    """Return the message: one line of JSON a function, then the form of a call."""
+    lines = "\n".join(json.dumps(dict(function), ensure_ascii=False) for function in functions)
+    return f"You call functions. The functions you may use:\n{lines}\nTo call one, write:\n{_FORM}"
 
 
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row that is not what its file's kind asks for."""
-
-    text: str
-    reason: str
+def calls_of(message: Message) -> list[ToolCall]:
+    """Return the calls that a message makes."""
+    found = [tool_calls.call_of(each["function"]) for each in message.get("tool_calls") or ()]
+    return [each for each in found if each is not None]
 
 
-def kind_of(path: Path) -> str:
-    """Return the kind of the file, or of the files in the folder, by their endings."""
-    found = sorted(
-        kind
-        for kind, ending in ENDINGS.items()
-        if (path.suffix == ending if path.is_file() else files_of(path, ending))
-    )
-    if len(found) != 1:
-        got = f"holds {' and '.join(found)} files" if found else "has none of the known endings"
-        raise DataError(
-            f"{path}: {got}; expected one kind of {', '.join(ENDINGS.values())}; name the kind"
-        )
-    return found[0]
+def text_of(message: Message) -> str:
+    """Return the message as text, its calls in our form."""
+    calls = "\n".join(map(tool_calls.render, calls_of(message)))
+    return f"{message['content']}\n{calls}".strip() if calls else message["content"]
 
 
-def raw_rows(kind: str, path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield ("file:row number", row) of every row below `path`, files in the order of their names.
+def for_template(
+    messages: Sequence[Message], functions: Functions, *, knows_tools: bool
+) -> tuple[Sequence[Message], dict[str, Any]]:
+    """Return messages and options of apply_chat_template that offer `functions`.
 
-    The number is the line in JSON lines, the line where the row ends in CSV, else the row's number.
+    A template that knows no tools would drop them and the calls: it gets both as text.
     """
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder")
-    files = files_of(path, ENDINGS[kind])
-    if not files:
-        raise DataError(f"{path}: has no {ENDINGS[kind]} file")
-    read = {"parquet": _parquet, "jsonl": _jsonl, "json": _json, "csv": _csv}[kind]
-    for file in files:
-        name = file.name if path.is_file() else str(file.relative_to(path))
-        for number, row in read(file):
-            yield f"{name}:{number}", row
+    if knows_tools:
+        tools = [{"type": "function", "function": dict(each)} for each in functions]
+        return messages, {"tools": tools} if tools else {}
+    plain = [{"role": each["role"], "content": text_of(each)} for each in messages]
+    if functions:
+        offer = system_prompt(functions)
+        if plain[0]["role"] == "system":
+            offer = f"{plain.pop(0)['content']}\n\n{offer}"
+        plain.insert(0, {"role": "system", "content": offer})
+    return plain, {}
 
 
-def _jsonl(file: Path) -> Iterator[tuple[int, Any]]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                text = line.decode("utf-8", errors="replace").rstrip("\r\n")
-                yield number, BadRow(text, f"is not JSON: {error}")
+def read_openai(row: Mapping[str, Any], *, at: str) -> tuple[list[dict[str, Any]], Functions]:
+    """Return the row's messages in our form and the functions on offer."""
+    messages = _value(row.get("messages"), at=f"{at}: messages")
+    if not isinstance(messages, (list, tuple)):
+        raise DataError(f"{at}: 'messages' is {type(messages).__name__}, expected a list")
+    functions = _functions(_value(row.get("tools"), at=f"{at}: tools"), at=at)
+    made = [_message(message, at=f"{at}: messages[{i}]") for i, message in enumerate(messages)]
+    return number_calls(made), functions
 
 
-def _parquet(file: Path) -> Iterator[tuple[int, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _message(message: Any, *, at: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise DataError(f"{at} is {type(message).__name__}, expected a mapping")
+    role, content = message.get("role"), _content(message.get("content"), at=at)
+    calls = message.get("tool_calls") or ()
+    if not isinstance(calls, (list, tuple)):
+        raise DataError(f"{at}.tool_calls is {type(calls).__name__}, expected a list")
+    if message.get("function_call"):  # the API's form before November 2023
+        calls = [{"function": message["function_call"]}]
+    names = {"developer": "system", "function": "tool"}
+    made = {"role": names.get(role, role) if isinstance(role, str) else role, "content": content}
+    if calls:
+        if content is not None and not isinstance(content, str):
+            raise DataError(f"{at}.content is {type(content).__name__}, expected text")
+        ids = (call.get("id") if isinstance(call, Mapping) else None for call in calls)
+        made |= with_calls(content or "", [_call(call, at=at) for call in calls], ids)
+    elif message.get("tool_call_id") is not None:
+        made["tool_call_id"] = message["tool_call_id"]
+    return made
 
-    number = 0
+
+def with_calls(content: str, calls: Sequence[ToolCall], ids: Iterable[Any] = ()) -> dict[str, Any]:
+    """Return an assistant's message that makes `calls`."""
+    functions = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)
+    made = [
+        {"id": given, "type": "function", "function": function}
+        for function, given in zip_longest(functions, ids)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": made}
+
+
+def number_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Number the calls, and the results by their calls: in their order where they have no id.
+
+    Mistral's template takes ids of nine characters; chats that differ in ids alone are equal.
+    """
+    numbers = (f"{number:09d}" for number in count())
+    waiting: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            number = next(numbers)
+            waiting[str(call["id"] or number)] = call["id"] = number
+        if message["role"] == "tool":
+            first = next(iter(waiting), "")
+            given = str(message.get("tool_call_id"))
+            message["tool_call_id"] = waiting.pop(given if given in waiting else first, "0" * 9)
+    return messages
+
+
+def _content(content: Any, *, at: str) -> Any:
+    """Return the text of a list of parts joined; images and sound are refused."""
+    if not isinstance(content, (list, tuple)):
+        return content
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text":
+            raise DataError(f"{at}.content has a part that is not text: {str(part)[:80]}")
+    return "".join(str(part.get("text", "")) for part in content)
+
+
+def _call(call: Any, *, at: str) -> ToolCall:
+    body = call.get("function", call) if isinstance(call, Mapping) else call
+    parsed = tool_calls.call_of(body)
+    if parsed is None:
+        raise DataError(f"{at}: tool call cannot be read: {json.dumps(call, default=str)[:200]}")
+    return parsed
+
+
+def _functions(tools: Any, *, at: str) -> Functions:
+    if not tools:
+        return []
+    if not isinstance(tools, Sequence):
+        raise DataError(f"{at}: 'tools' is {type(tools).__name__}, expected a list")
+    functions = [t.get("function", t) if isinstance(t, Mapping) else t for t in tools]
+    for index, function in enumerate(functions):
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise DataError(f"{at}: tools[{index}] has no function name: {str(function)[:80]}")
+    return functions
+
+
+def _value(value: Any, *, at: str) -> Any:
+    if not isinstance(value, str):
+        return value
     try:
-        with pq.ParquetFile(file) as table:
-            for batch in table.iter_batches(batch_size=_PARQUET_ROWS, use_threads=False):
-                for row in _batch_rows(batch):
-                    number += 1
-                    yield number, row
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{file}: cannot be read as parquet: {error}") from error
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{at} is text that is not JSON: {error}") from error
 
 
-def _batch_rows(batch: Any) -> Iterator[Any]:
-    """Yield the rows of a batch; one by one where a value has no Python form, to name the row."""
-    try:
-        yield from batch.to_pylist()
+OPTIONAL = ""
+"""In a list of allowed values: the argument may be left out."""
+NO_CALL = "None of these functions fits the question."
+"""Reference of a row that wants no call: BFCL has none, as it only asks whether there is a call."""
+
+
+def reference_call(possible_answer: Mapping[str, Any], *, required: Collection[str]) -> ToolCall:
+    """Return the call made of the first allowed values, optional arguments left out.
+
+    Two rows mark an argument as optional that their function requires; it stays in.
+    """
+    ((name, arguments),) = possible_answer.items()
+    allowed = {
+        argument: [value for value in values if value != OPTIONAL]
+        for argument, values in arguments.items()
+        if OPTIONAL not in values or argument in required
+    }
+    return ToolCall(
+        name=name,
+        arguments={argument: _plain(values[0]) for argument, values in allowed.items() if values},
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` with the first allowed value inside dictionaries, which hold lists of them."""
+    if isinstance(value, dict):
+        return {key: _plain(allowed[0]) for key, allowed in _allowed(value) if allowed}
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return [_plain(item) for item in value]
+    return value
+
+
+def read_bfcl(folder: Path, categories: Sequence[str] = BFCL_SIMPLE) -> list[Chat]:
+    """Return the chats of bfcl-eval's data folder, category by category in file order."""
+    return [chat for category in categories for chat in _read_category(folder, category)]
+
+
+def bfcl_files(folder: Path, categories: Sequence[str] = BFCL_SIMPLE) -> list[Path]:
+    """Return the files that `read_bfcl` takes."""
+    found: list[Path] = []
+    for category in categories:
+        name = f"BFCL_v4_{category}.json"
+        found.append(folder / name)
+        if category not in BFCL_NO_CALL:
+            found.append(folder / "possible_answer" / name)
+    return found
+
+
+def _read_category(folder: Path, category: str) -> Iterator[Chat]:
+    questions, *possible_answers = bfcl_files(folder, (category,))
+    if not possible_answers:
+        yield from (_chat_without_call(row) for row in _lines(questions))
         return
-    except _NO_VALUE:
-        pass  # nothing was yielded yet: to_pylist makes all rows first
-    for index in range(batch.num_rows):
-        try:
-            row = batch.slice(index, 1).to_pylist()[0]
-        except _NO_VALUE as error:
-            row = BadRow("", f"has a value that cannot be read: {error}")
-        yield row
+    answers = {row["id"]: row for row in _lines(possible_answers[0])}
+    for row in _lines(questions):
+        answer = answers.get(row["id"])
+        if answer is None:
+            raise DataError(f"{questions}: {row['id']} has no possible answer")
+        yield _chat(row, answer["ground_truth"])
 
 
-def _json(file: Path) -> Iterator[tuple[int, Any]]:
-    """Rows of one JSON array; only what is not decoded yet stays in memory."""
-    decoder = json.JSONDecoder()
-    number = 0
-    with file.open(encoding="utf-8", errors=_KEEP_BYTES) as source:
-        buffer = _skip(source, "").lstrip("\ufeff")
-        if not buffer.startswith("["):
-            raise DataError(
-                f"{file}: a JSON file holds one array of rows, this one starts with "
-                f"{buffer[:1]!r}; name the kind jsonl for one object a line"
-            )
-        buffer = _skip(source, buffer[1:])
-        while not buffer.startswith("]"):
-            number += 1
-            row, buffer = _next_value(decoder, source, buffer, at=f"{file}:{number}")
-            yield number, row
-            buffer = _skip(source, buffer)
-            if buffer.startswith(","):
-                buffer = _skip(source, buffer[1:])
-            elif not buffer.startswith("]"):
-                raise DataError(f"{file}:{number}: is not followed by a comma or a bracket")
+def _allowed(value: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the allowed values of each key; live rows also hold the value itself, not a list."""
+    for key, allowed in value.items():
+        values = allowed if isinstance(allowed, list) else [allowed]
+        yield key, [] if OPTIONAL in values else values
 
 
-def _next_value(
-    decoder: json.JSONDecoder, source: TextIO, buffer: str, *, at: str
-) -> tuple[Any, str]:
-    wanted = _READ_CHARS
-    while True:
-        try:
-            row, end = decoder.raw_decode(buffer)
-            if end < len(buffer):  # a number at the end of the buffer may go on
-                return row, buffer[end:]
-            reason: Exception | str = "the file ends inside the array"
-        except RecursionError as error:
-            raise DataError(f"{at}: is not JSON that can be read: {error}") from error
-        except ValueError as error:
-            reason = error
-        # Twice as much each time, so that one very long row is not decoded again and again.
-        more = source.read(wanted)
-        if not more:
-            raise DataError(f"{at}: is not JSON: {reason}")
-        buffer, wanted = buffer + more, 2 * wanted
+def _chat(row: Mapping[str, Any], ground_truth: Sequence[Mapping[str, Any]]) -> Chat:
+    required = {each["name"]: each["parameters"].get("required", ()) for each in row["function"]}
+    calls = [
+        reference_call(truth, required=required.get(next(iter(truth)), ()))
+        for truth in ground_truth
+    ]
+    return Chat(
+        id=row["id"],
+        messages=(*_question(row), *number_calls([with_calls("", calls)])),
+        group=calls[0].name,
+        functions=tuple(row["function"]),
+        possible_answers=tuple(ground_truth),
+    )
 
 
-def _skip(source: TextIO, buffer: str) -> str:
-    """Return `buffer` without leading white space, filled where nothing is left."""
-    while not (buffer := buffer.lstrip()):
-        buffer = source.read(_READ_CHARS)
-        if not buffer:
-            return ""
-    return buffer
+def _chat_without_call(row: Mapping[str, Any]) -> Chat:
+    return Chat(
+        id=row["id"],
+        messages=(*_question(row), {"role": "assistant", "content": NO_CALL}),
+        group=str(row["function"][0]["name"]) if row["function"] else row["id"],
+        functions=tuple(row["function"]),
+    )
 
 
-def _csv(file: Path) -> Iterator[tuple[int, Any]]:
-    with _long_fields(), file.open(encoding="utf-8-sig", errors=_KEEP_BYTES, newline="") as source:
-        lines: list[str] = []  # of the row that is read now
-        rows = csv.DictReader(_remembered(source, lines), strict=True)
-        num_columns = _num_columns(rows, file)
-        while True:
-            lines.clear()
-            try:
-                row = next(rows)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                number = rows.reader.line_num
-                first = number - len(lines) + 1
-                if str(error) == _NEVER_CLOSED:
-                    raise DataError(
-                        f"{file}:{first}: a quote of this row is never closed; write quotes inside "
-                        "a quoted field twice"
-                    ) from error
-                where = "" if first == number else f"lines {first} to {number}: "
-                yield number, BadRow("".join(lines).rstrip("\r\n"), f"{where}is not CSV: {error}")
-                continue
-            if None in row or None in row.values():
-                text = ",".join(str(value) for value in row.values())
-                reason = f"does not have the {num_columns} fields of the header"
-                yield rows.line_num, BadRow(text, reason)
-            else:
-                yield rows.line_num, row
+def _question(row: Mapping[str, Any]) -> list[Message]:
+    """Return the turns that are asked."""
+    return [{"role": m["role"], "content": m["content"]} for m in row["question"][0]]
 
 
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Lets a field be of any length; the limit is one of the process, so it is put back."""
-    before = csv.field_size_limit(sys.maxsize)
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise DataError(f"{path}: missing; take the data folder of bfcl-eval 2026.3.23")
     try:
-        yield
-    finally:
-        csv.field_size_limit(before)
-
-
-def _remembered(source: TextIO, lines: list[str]) -> Iterator[str]:
-    for line in source:
-        lines.append(line)
-        yield line
-
-
-def _num_columns(rows: csv.DictReader[str], file: Path) -> int:
-    try:
-        return len(rows.fieldnames or ())
-    except csv.Error as error:
-        raise DataError(f"{file}:1: the header cannot be read as CSV: {error}") from error
+        # Not splitlines(): JSON may hold U+2028 and U+0085 as they are, and they end no line of it.
+        lines = path.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines if line.strip()]
+    except ValueError as error:
+        raise DataError(f"{path}: is not JSON lines: {error}") from error

@@ -1,33 +1,242 @@
 """Raw rows to chats, one JSON object a line; rows that cannot be read go to a file of rejects.
 
-Owns the stream: one row in memory.
+Owns how rows of parquet, JSON, JSON lines and CSV are read, and the stream: one row in memory.
 Usage: python -m workloads.data.dataset_convert rows.parquet chats.jsonl [--format glaive]
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO, TextIO, get_args
 
 from workloads.common import tool_calls
 from workloads.common.atomic import new_file
 from workloads.common.exit_codes import DataError
 from workloads.common.log import log
 from workloads.common.tool_calls import UNREADABLE
-from workloads.data import calls
-from workloads.data.chats import ENDINGS, BadRow, Chat, check_messages, group_of, kind_of, raw_rows
+from workloads.data.chats import (
+    Chat,
+    Functions,
+    Message,
+    bfcl_files,
+    check_messages,
+    group_of,
+    number_calls,
+    read_bfcl,
+    read_openai,
+    with_calls,
+)
 from workloads.data.manifest import Step, command, files_of
 from workloads.recipes.data import Format, SourceConfig, from_options
 
 _ROW_CHARS = 2000
 _REPORTED = 5
+ENDINGS = {"parquet": ".parquet", "jsonl": ".jsonl", "json": ".json", "csv": ".csv"}
+_READ_CHARS = 1 << 20
+_PARQUET_ROWS = 256
+_NO_VALUE = (ValueError, OverflowError)
+"""Text that is not UTF-8, a time that Python has no date for."""
+_NEVER_CLOSED = "unexpected end of data"
+"""csv's own words at the end of a file inside quotes; all rows behind them would be one reject."""
+_KEEP_BYTES = "surrogateescape"
+"""What is not UTF-8 stays recognisable, so that its row alone is refused when it is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that is not what its file's kind asks for."""
+
+    text: str
+    reason: str
+
+
+def kind_of(path: Path) -> str:
+    """Return the kind of the file, or of the files in the folder, by their endings."""
+    found = sorted(
+        kind
+        for kind, ending in ENDINGS.items()
+        if (path.suffix == ending if path.is_file() else files_of(path, ending))
+    )
+    if len(found) != 1:
+        got = f"holds {' and '.join(found)} files" if found else "has none of the known endings"
+        raise DataError(
+            f"{path}: {got}; expected one kind of {', '.join(ENDINGS.values())}; name the kind"
+        )
+    return found[0]
+
+
+def raw_rows(kind: str, path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield ("file:row number", row) of every row below `path`, files in the order of their names.
+
+    The number is the line in JSON lines, the line where the row ends in CSV, else the row's number.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")
+    files = files_of(path, ENDINGS[kind])
+    if not files:
+        raise DataError(f"{path}: has no {ENDINGS[kind]} file")
+    read = {"parquet": _parquet, "jsonl": _jsonl, "json": _json, "csv": _csv}[kind]
+    for file in files:
+        name = file.name if path.is_file() else str(file.relative_to(path))
+        for number, row in read(file):
+            yield f"{name}:{number}", row
+
+
+def _jsonl(file: Path) -> Iterator[tuple[int, Any]]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                text = line.decode("utf-8", errors="replace").rstrip("\r\n")
+                yield number, BadRow(text, f"is not JSON: {error}")
+
+
+def _parquet(file: Path) -> Iterator[tuple[int, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(file) as table:
+            for batch in table.iter_batches(batch_size=_PARQUET_ROWS, use_threads=False):
+                for row in _batch_rows(batch):
+                    number += 1
+                    yield number, row
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{file}: cannot be read as parquet: {error}") from error
+
+
+def _batch_rows(batch: Any) -> Iterator[Any]:
+    """Yield the rows of a batch; one by one where a value has no Python form, to name the row."""
+    try:
+        yield from batch.to_pylist()
+        return
+    except _NO_VALUE:
+        pass  # nothing was yielded yet: to_pylist makes all rows first
+    for index in range(batch.num_rows):
+        try:
+            row = batch.slice(index, 1).to_pylist()[0]
+        except _NO_VALUE as error:
+            row = BadRow("", f"has a value that cannot be read: {error}")
+        yield row
+
+
+def _json(file: Path) -> Iterator[tuple[int, Any]]:
+    """Rows of one JSON array; only what is not decoded yet stays in memory."""
+    decoder = json.JSONDecoder()
+    number = 0
+    with file.open(encoding="utf-8", errors=_KEEP_BYTES) as source:
+        buffer = _skip(source, "").lstrip("\ufeff")
+        if not buffer.startswith("["):
+            raise DataError(
+                f"{file}: a JSON file holds one array of rows, this one starts with "
+                f"{buffer[:1]!r}; name the kind jsonl for one object a line"
+            )
+        buffer = _skip(source, buffer[1:])
+        while not buffer.startswith("]"):
+            number += 1
+            row, buffer = _next_value(decoder, source, buffer, at=f"{file}:{number}")
+            yield number, row
+            buffer = _skip(source, buffer)
+            if buffer.startswith(","):
+                buffer = _skip(source, buffer[1:])
+            elif not buffer.startswith("]"):
+                raise DataError(f"{file}:{number}: is not followed by a comma or a bracket")
+
+
+def _next_value(
+    decoder: json.JSONDecoder, source: TextIO, buffer: str, *, at: str
+) -> tuple[Any, str]:
+    wanted = _READ_CHARS
+    while True:
+        try:
+            row, end = decoder.raw_decode(buffer)
+            if end < len(buffer):  # a number at the end of the buffer may go on
+                return row, buffer[end:]
+            reason: Exception | str = "the file ends inside the array"
+        except RecursionError as error:
+            raise DataError(f"{at}: is not JSON that can be read: {error}") from error
+        except ValueError as error:
+            reason = error
+        # Twice as much each time, so that one very long row is not decoded again and again.
+        more = source.read(wanted)
+        if not more:
+            raise DataError(f"{at}: is not JSON: {reason}")
+        buffer, wanted = buffer + more, 2 * wanted
+
+
+def _skip(source: TextIO, buffer: str) -> str:
+    """Return `buffer` without leading white space, filled where nothing is left."""
+    while not (buffer := buffer.lstrip()):
+        buffer = source.read(_READ_CHARS)
+        if not buffer:
+            return ""
+    return buffer
+
+
+def _csv(file: Path) -> Iterator[tuple[int, Any]]:
+    with _long_fields(), file.open(encoding="utf-8-sig", errors=_KEEP_BYTES, newline="") as source:
+        lines: list[str] = []  # of the row that is read now
+        rows = csv.DictReader(_remembered(source, lines), strict=True)
+        num_columns = _num_columns(rows, file)
+        while True:
+            lines.clear()
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                number = rows.reader.line_num
+                first = number - len(lines) + 1
+                if str(error) == _NEVER_CLOSED:
+                    raise DataError(
+                        f"{file}:{first}: a quote of this row is never closed; write quotes inside "
+                        "a quoted field twice"
+                    ) from error
+                where = "" if first == number else f"lines {first} to {number}: "
+                yield number, BadRow("".join(lines).rstrip("\r\n"), f"{where}is not CSV: {error}")
+                continue
+            if None in row or None in row.values():
+                text = ",".join(str(value) for value in row.values())
+                reason = f"does not have the {num_columns} fields of the header"
+                yield rows.line_num, BadRow(text, reason)
+            else:
+                yield rows.line_num, row
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Lets a field be of any length; the limit is one of the process, so it is put back."""
+    before = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _remembered(source: TextIO, lines: list[str]) -> Iterator[str]:
+    for line in source:
+        lines.append(line)
+        yield line
+
+
+def _num_columns(rows: csv.DictReader[str], file: Path) -> int:
+    try:
+        return len(rows.fieldnames or ())
+    except csv.Error as error:
+        raise DataError(f"{file}:1: the header cannot be read as CSV: {error}") from error
 
 
 class Rejects:
@@ -79,7 +288,7 @@ _OFFER = " with access to the following functions. Use them if required -"
 """What comes in front of a row's functions, which the chat template offers in words of its own."""
 
 
-def read_glaive(row: Mapping[str, Any], *, at: str) -> tuple[list[dict[str, Any]], calls.Functions]:
+def read_glaive(row: Mapping[str, Any], *, at: str) -> tuple[list[dict[str, Any]], Functions]:
     """Return the messages of the row's `system` and `chat`, and the functions on offer."""
     chat = row.get("chat")
     if not isinstance(chat, str):
@@ -95,7 +304,7 @@ def read_glaive(row: Mapping[str, Any], *, at: str) -> tuple[list[dict[str, Any]
             messages.append(_with_calls(content, at=at))
         else:
             messages.append({"role": _ROLES[name], "content": content})
-    return calls.number_calls(messages), functions
+    return number_calls(messages), functions
 
 
 def _with_calls(content: str, *, at: str) -> dict[str, Any]:
@@ -104,10 +313,10 @@ def _with_calls(content: str, *, at: str) -> dict[str, Any]:
     made = tool_calls.parse_calls(content)
     if not made:
         raise DataError(f"{at}: function call cannot be read: {content[:200]!r}")
-    return calls.with_calls(before, made)
+    return with_calls(before, made)
 
 
-def _functions(system: str) -> tuple[str, calls.Functions]:
+def _functions(system: str) -> tuple[str, Functions]:
     """Return the text without the functions that it lists as JSON objects, and the functions."""
     decoder = json.JSONDecoder(strict=False)
     found: list[Mapping[str, Any]] = []
@@ -128,9 +337,9 @@ def from_row(row: Any, format: str, *, at: str, keep: Sequence[str] = ()) -> Cha
     """Return the chat in one raw row of `format`; `keep` names columns to carry along."""
     if not isinstance(row, Mapping):
         raise DataError(f"{at}: is {type(row).__name__}, expected an object with columns")
-    functions: calls.Functions = ()
+    functions: Functions = ()
     if format == "messages":
-        messages, functions = calls.read_openai(row, at=at)
+        messages, functions = read_openai(row, at=at)
     elif format == "system_user_assistant":
         messages = _columns(row, at=at)
     else:
@@ -163,7 +372,7 @@ def _columns(row: Mapping[str, Any], *, at: str) -> list[dict[str, Any]]:
     ]
 
 
-def _stripped(messages: Sequence[calls.Message]) -> tuple[calls.Message, ...]:
+def _stripped(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return `messages` with the assistant's turns bare of white space around them.
 
     A newline in front would share a token with the one that ends the generation prompt.
@@ -211,14 +420,14 @@ def convert(source: SourceConfig, path: Path, chats: BinaryIO, rejected: BinaryI
 
 def _rows(source: SourceConfig, path: Path) -> Iterator[tuple[str, Any]]:
     if source.kind == "bfcl":
-        return ((chat.id, chat) for chat in calls.read_bfcl(path, source.categories))
+        return ((chat.id, chat) for chat in read_bfcl(path, source.categories))
     return raw_rows(source.kind, path)
 
 
 def source_files(source: SourceConfig, path: Path) -> list[Path]:
     """Return the files that `convert` reads, for a manifest."""
     if source.kind == "bfcl":
-        return calls.files(path, source.categories)
+        return bfcl_files(path, source.categories)
     return files_of(path, ENDINGS[source.kind])
 
 

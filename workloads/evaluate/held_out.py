@@ -15,9 +15,8 @@ from workloads.common.exit_codes import DataError
 from workloads.common.log import log
 from workloads.common.models import load_tokenizer
 from workloads.common.places import Places
-from workloads.data.calls import text_of
 from workloads.data.chat_template import as_answer, prompt_text, render
-from workloads.data.chats import Chat, iter_jsonl, read_jsonl
+from workloads.data.chats import Chat, iter_jsonl, read_jsonl, text_of
 from workloads.data.manifest import read_manifest, read_object, sha256
 from workloads.data.token_rows import Example, TokenRows, read_parquet
 from workloads.evaluate.resampling import Sampling

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from workloads.common.tool_calls import ToolCall, parse_calls
-from workloads.data.calls import OPTIONAL, text_of
-from workloads.data.chats import Chat
+from workloads.data.chats import OPTIONAL, Chat, text_of
 from workloads.evaluate.held_out import HeldOut, last_turn
 from workloads.evaluate.resampling import Array, Measured, mean_of, perplexity_of
 

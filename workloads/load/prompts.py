@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from workloads.common.exit_codes import ConfigError, DataError
-from workloads.data.calls import for_template
+from workloads.data.chats import for_template
 from workloads.recipes.load import MOST_TOKENS, Lengths, LoadConfig
 from workloads.recipes.reader import parse, require
 

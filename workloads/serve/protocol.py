@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.data import calls
 from workloads.data.chat_template import prompt_text
+from workloads.data.chats import read_openai
 from workloads.recipes.serve import MAX_TOP_LOGPROBS, Limits
 from workloads.serve.sampling import Form
 from workloads.serve.scheduler import Sampling
@@ -413,6 +413,6 @@ def prompt_ids(
     template: Mapping[str, Any],
 ) -> tuple[int, ...]:
     """Return the tokens of the chat up to where the answer starts; DataError says what is wrong."""
-    plain, functions = calls.read_openai({"messages": messages, "tools": tools}, at="request")
+    plain, functions = read_openai({"messages": messages, "tools": tools}, at="request")
     text = prompt_text(tokenizer, plain, functions, **template)
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
