@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from workloads.common.exit_codes import ExitCode
+from workloads.evaluate.__main__ import category_of
 from workloads.evaluate.compare_models import main, percent
 from workloads.evaluate.comparison import change_percent, improvement_percent, spread
-from workloads.evaluate.inference import category_of
 from workloads.evaluate.subject import FORMAT
 
 HEADER: dict[str, Any] = {

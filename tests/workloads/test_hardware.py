@@ -112,7 +112,7 @@ def test_training_evaluation_and_serving_say_it_at_their_start(
     monkeypatch.setattr("workloads.train.run.open_task", lambda *_, **__: task)
     monkeypatch.setattr("workloads.train.run._keep_inputs", lambda *_: None)
     monkeypatch.setattr("workloads.train.inputs.refuse_other_rows", started)
-    monkeypatch.setattr("workloads.evaluate.__main__.keep_config", started)
+    monkeypatch.setattr("workloads.evaluate.__main__._keep_config", started)
     words = ["--recipe", str(recipe_file)]
     adapted = ["--set", f"evaluate.adapter={adapter}"]
     job = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workloads.evaluate.inference import run_inference
+from workloads.evaluate.__main__ import run_inference
 from workloads.job import Job, end, run_job
 
 
