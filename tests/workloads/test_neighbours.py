@@ -27,7 +27,7 @@ from workloads.common.models import load_model, load_tokenizer
 from workloads.job import run_job
 from workloads.recipes.reader import parse
 from workloads.recipes.train import TrainConfig
-from workloads.serve.load import consolidated
+from workloads.serve.weights import consolidated
 from workloads.train.model import build_empty_model
 from workloads.train.run_folder import Candidate, candidate, digest
 
@@ -57,7 +57,7 @@ def load(folder: Path, found: Candidate) -> None:
 
 def serve(found: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read it as `serve.checkpoint` does; the settings of its run are not asked for."""
-    monkeypatch.setattr("workloads.serve.load._settings", lambda *_: None)
+    monkeypatch.setattr("workloads.serve.weights._settings", lambda *_: None)
     consolidated(found, model_dir=found.path, places=None)  # type: ignore[arg-type]
 
 

@@ -289,7 +289,7 @@ def test_what_is_put_together_from_a_checkpoint_goes_with_its_server(
         return made[0]
 
     monkeypatch.setattr("workloads.serve.weights.candidate", lambda _: checkpoint)
-    monkeypatch.setattr("workloads.serve.load.consolidated", consolidated)
+    monkeypatch.setattr("workloads.serve.weights.consolidated", consolidated)
     words = ["--base", "tiny", "--checkpoint", str(checkpoint), "--engine", "vllm"]
     assert run_job("serve", main, recipe_arguments(words)) is ExitCode.BAD_CONFIG
     assert [folder.exists() for folder in made] == [False]

@@ -14,7 +14,7 @@ from workloads.common.places import Places
 from workloads.data.chats import system_prompt
 from workloads.recipes.serve import Limits, ServeConfig
 from workloads.serve import weights
-from workloads.serve.load import load
+from workloads.serve.engine import load
 from workloads.serve.protocol import prompt_ids
 from workloads.serve.weights import find_weights
 

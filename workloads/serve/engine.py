@@ -1,4 +1,4 @@
-"""The transformers engine, in a thread of its own: plan, run, sample, tell.
+"""The transformers engine, in a thread of its own: plan, run, sample, tell; and how it is loaded.
 
 A failure stays with its request, or with the requests of a pass that fails as a whole. A cancelled
 request frees its row in the next turn. Shapes: B rows of the batch, T tokens, V vocabulary.
@@ -7,21 +7,34 @@ request frees its row in the next turn. Shapes: B rows of the batch, T tokens, V
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from workloads.common.exit_codes import ExitCode, exit_code_of, reason_of
+from workloads.common.exit_codes import ConfigError, ExitCode, exit_code_of, reason_of
 from workloads.common.log import log
+from workloads.common.models import load_model, load_tokenizer, torch_dtype
+from workloads.common.places import Places
+from workloads.data.chat_template import check_tokenizer
+from workloads.evaluate.generate import stop_token_ids
+from workloads.recipes.serve import ServeConfig
 from workloads.serve import sampling
-from workloads.serve.rows import AdapterRows, RowCache
-from workloads.serve.sampling import RowSampler
+from workloads.serve.rows import (
+    AdapterRows,
+    RowCache,
+    attach_adapter,
+    bytes_per_row,
+    check_model,
+)
+from workloads.serve.sampling import Grammars, RowSampler
 from workloads.serve.scheduler import (
     Chunk,
     Delta,
@@ -38,6 +51,7 @@ from workloads.serve.scheduler import (
     Turn,
 )
 from workloads.serve.text import TextStream
+from workloads.serve.weights import Weights, forget_cached, stage
 
 _MOST_PADDING = 0.25
 """Padding in a pass over chunks, as a share of their tokens; above it they are read apart."""
@@ -192,7 +206,7 @@ _STOPPED = Failure(
 
 
 class Passes(Protocol):
-    """The model as the loop sees it: runner.Runner, or a stand-in of a test."""
+    """The model as the loop sees it: Runner, or a stand-in of a test."""
 
     def read(self, chunks: Items[Chunk]) -> Any:
         """Return the logits behind each chunk."""
@@ -420,3 +434,118 @@ class TransformersEngine:
             traceback.print_exception(error)
             failure = Failure(message=f"the engine failed: {error}", code="engine_error")
             self._fail(self._scheduler.running[move.target], failure)
+
+
+_RESERVE = 0.1
+"""Share of the free device memory left to the passes themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A ready engine."""
+
+    engine: TransformersEngine
+    tokenizer: Any
+    grammars: Grammars
+    metrics: dict[str, float | int]
+    device: torch.device
+
+
+def load(
+    config: ServeConfig,
+    weights: Weights,
+    places: Places,
+    *,
+    on_lost: Callable[[BaseException], None],
+) -> Loaded:
+    """Return the engine, not yet started."""
+    if config.cpu_threads:
+        torch.set_num_threads(config.cpu_threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = load_tokenizer(weights.tokenizer_dir)
+    check_tokenizer(tokenizer)
+    metrics: dict[str, float | int] = {}
+    if config.compare_cold_start:
+        forget_cached(weights.model_dir)
+        metrics["load_unstaged_s"] = _seconds(lambda: _model(config, weights.model_dir, device))
+        gc.collect()
+        forget_cached(weights.model_dir)
+    folder = weights.model_dir
+    metrics["is_staged"] = 0
+    if config.stage == "auto":
+        staged = stage(folder, places)
+        log(staged.text)
+        folder = staged.path
+        metrics["is_staged"] = int(staged.is_staged)
+        if staged.is_staged:
+            metrics |= {"stage_copy_s": staged.copy_s, "staged_bytes": staged.num_bytes}
+    began = time.monotonic()
+    model = _model(config, folder, device)
+    metrics["load_s"] = time.monotonic() - began
+    if config.compare_cold_start and metrics["is_staged"]:
+        log(
+            f"weights are read in {metrics['load_s']:.2f} s from the RAM disk (after a copy of "
+            f"{metrics['stage_copy_s']:.2f} s) and in {metrics['load_unstaged_s']:.2f} s without it"
+        )
+    check_model(model.config, context_tokens=config.limits.context_tokens)
+    stop_ids = stop_token_ids(model, tokenizer)
+    rows = None
+    if weights.adapter_dir is not None:
+        model, rows = attach_adapter(model, weights.adapter_dir)
+    dtype = torch_dtype(config.dtype)
+    _check_room(model.config, config, dtype, device)
+    cache = RowCache(
+        model.config,
+        num_rows=config.limits.max_concurrency,
+        context_tokens=config.limits.context_tokens,
+        dtype=dtype,
+        device=device,
+    )
+    engine = TransformersEngine(
+        Runner(model, cache, rows),
+        Scheduler(
+            num_rows=config.limits.max_concurrency,
+            max_queue=config.limits.max_queue,
+            prefill_tokens=config.prefill_tokens,
+        ),
+        tokenizer,
+        stop_ids=stop_ids,
+        kv_total_tokens=config.limits.max_concurrency * config.limits.context_tokens,
+        on_lost=on_lost,
+    )
+    return Loaded(
+        engine=engine,
+        tokenizer=tokenizer,
+        grammars=Grammars(tokenizer, stop_ids),
+        metrics=metrics,
+        device=device,
+    )
+
+
+def _model(config: ServeConfig, folder: Path, device: torch.device) -> Any:
+    return load_model(folder, dtype=torch_dtype(config.dtype), device=device)
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def _check_room(
+    model_config: Any, config: ServeConfig, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Refuse a cache that does not fit beside the weights, with the rows that would."""
+    if device.type != "cuda":
+        return
+    limits = config.limits
+    row = bytes_per_row(model_config, context_tokens=limits.context_tokens, dtype=dtype)
+    free, total = torch.cuda.mem_get_info(device)
+    room = free - _RESERVE * total
+    if row * limits.max_concurrency > room:
+        fits = max(0, int(room // row))
+        raise ConfigError(
+            f"serve.limits: {limits.max_concurrency} rows of {limits.context_tokens} tokens are "
+            f"{row * limits.max_concurrency / 2**30:.1f} GiB of KV cache, {room / 2**30:.1f} GiB "
+            f"are free beside the weights; {fits} rows fit: lower max_concurrency or context_tokens"
+        )

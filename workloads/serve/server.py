@@ -42,8 +42,7 @@ from workloads.data.chat_template import call_form
 from workloads.job import Job
 from workloads.recipes.serve import ServeConfig
 from workloads.serve.app import HAS_KEY, ON_LOOPBACK, ChatServer, VllmGuard, make_app
-from workloads.serve.engine import TransformersEngine
-from workloads.serve.load import Loaded, load
+from workloads.serve.engine import Loaded, TransformersEngine, load
 from workloads.serve.metrics import ServeMetrics, gpu_reader
 from workloads.serve.weights import Weights
 

@@ -1,5 +1,8 @@
 """What the settings name, checked without a tensor: weights, their copy on the RAM disk, the key.
 
+A checkpoint of a run is put together first: its slices are read through torch DCP, whatever number
+of ranks wrote them, and written as `final/` would be; the optimizer's are not read.
+
 A key never stands in an argument, a log or a file that others can read. That no copy can be made is
 no error: a server without a RAM disk reads its weights where they lie.
 """
@@ -18,15 +21,30 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.common.log import log
+from workloads.common.models import torch_dtype
 from workloads.common.places import Places
+from workloads.common.record import job_id
 from workloads.data.manifest import read_object
 from workloads.evaluate.subject import check_base
+from workloads.recipes.reader import parse
 from workloads.recipes.serve import AUTO, ServeConfig
-from workloads.train.run_folder import EVALUATED, candidate, resolve_adapter
+from workloads.recipes.train import TrainConfig
+from workloads.train.run_folder import (
+    CONFIG,
+    EVALUATED,
+    FULL_WEIGHTS,
+    Candidate,
+    candidate,
+    resolve_adapter,
+)
+
+if TYPE_CHECKING:
+    import torch
 
 ADAPTER_CONFIG, MODEL_CONFIG = "adapter_config.json", "config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -70,8 +88,6 @@ def find_weights(config: ServeConfig, model: str, places: Places) -> Weights:
         folder = _existing(resolve_adapter(places.expand(config.checkpoint, at=at)), at)
         own_dir = None
         if (found := candidate(folder)) is not None:
-            from workloads.serve.load import consolidated
-
             base_dir = places.model_dir(model)
             config = replace(config, served_name=config.served_name or base_dir.name)
             folder = own_dir = consolidated(found, model_dir=base_dir, places=places)
@@ -158,6 +174,87 @@ def _named(
         served_name=served,
         tuned_name=tuned,
     )
+
+
+_PREFIX = "model."
+
+
+def consolidated(found: Candidate, *, model_dir: Path, places: Places) -> Path:
+    """Return a new folder with the weights of a checkpoint: an adapter, or a whole model."""
+    if problem := found.problem():
+        raise DataError(f"{found.path}: {problem}; name another checkpoint, or the run's final/")
+    config = _settings(found, places)
+    weights = _weights(found.path)
+    target = places.path("results") / job_id() / f"served-{found.path.name}"
+    with atomic.new_directory(target, replace=True) as partial:
+        if config.has_adapters:
+            _write_adapter(partial, weights, model_dir=model_dir, config=config)
+        else:
+            _write_model(partial, weights, found=found, config=config)
+    log(f"weights of {found.path} put together in {target}")
+    return target
+
+
+def _settings(found: Candidate, places: Places) -> TrainConfig:
+    """Return the train settings of the run; a second run of one job id is called `12-2`."""
+    run = found.path.parent.name
+    for name in dict.fromkeys((run, run.partition("-")[0])):
+        path = places.path("results") / name / "config.json"
+        if path.is_file():
+            try:
+                return parse(TrainConfig, read_object(path).get("train"), at=f"{path}: train")
+            except ConfigError as error:
+                raise DataError(f"{error}; the run was made by another version") from error
+    raise DataError(
+        f"{found.path}: the settings of its run are not in "
+        f"{places.path('results') / run}/config.json; pull them there, or serve the run's final/"
+    )
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return every trained weight whole, in host memory, by its name in the model."""
+    import torch
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+
+    from workloads.train.checkpoint_state import Planner, Reader
+
+    reader = Reader(folder)
+    try:
+        values: dict[str, Any] = {
+            key: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for key, entry in reader.read_metadata().state_dict_metadata.items()
+            if key.startswith(_PREFIX) and isinstance(entry, TensorStorageMetadata)
+        }
+        dcp_load(values, storage_reader=reader, planner=Planner(), no_dist=True)
+    except (CheckpointException, OSError, ValueError) as error:
+        raise DataError(f"{folder}: cannot be read: {error}") from error
+    return {key.removeprefix(_PREFIX): value for key, value in values.items()}
+
+
+def _write_adapter(
+    target: Path, weights: dict[str, torch.Tensor], *, model_dir: Path, config: TrainConfig
+) -> None:
+    import torch
+
+    from workloads.train.model import build_empty_model
+
+    model = build_empty_model(model_dir, config, device=torch.device("cpu"))
+    # A model without weights does not know which folder it is of; the adapter must say it.
+    model.peft_config["default"].base_model_name_or_path = str(model_dir)
+    model.save_pretrained(target, state_dict=weights)
+
+
+def _write_model(
+    target: Path, weights: dict[str, torch.Tensor], *, found: Candidate, config: TrainConfig
+) -> None:
+    from safetensors.torch import save_file
+
+    dtype = torch_dtype(config.dtype)
+    whole = {name: weight.to(dtype).contiguous() for name, weight in weights.items()}
+    save_file(whole, target / FULL_WEIGHTS, metadata={"format": "pt"})
+    shutil.copyfile(found.path / CONFIG, target / CONFIG)
 
 
 FOLDER = "serve-weights"

@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
-MOST_FILES = 386
-MOST_LINES = 95_494
+MOST_FILES = 385
+MOST_LINES = 95_485
 MOST_CHILDREN = 12
 
 
