@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import signal
 import sys
 import threading
@@ -258,6 +259,28 @@ def test_the_page_of_vllm_is_published_as_it_is(
         server.run_vllm(words, config, port, "a-key", lambda: ready.append(1), results_dir=tmp_path)
     assert ready == [1]
     assert (tmp_path / "metrics.prom").read_bytes() == b"vllm:num_requests_running 1.0\n"
+
+
+RANKS = """
+import json, os, pathlib, sys, tempfile
+there = pathlib.Path(tempfile.gettempdir())
+(there / "vllm_dist_1").write_text("where the ranks listen")
+seen = [str(there), oct(there.stat().st_mode & 0o777), os.environ["GLOO_SOCKET_IFNAME"]]
+pathlib.Path(sys.argv[1]).write_text(json.dumps(seen))
+"""
+
+
+@pytest.mark.usefixtures("signals")
+def test_ranks_of_vllm_meet_where_no_neighbour_looks_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They find each other by a file in the temporary folder, and listen where gloo is told to."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    words = [sys.executable, "-c", RANKS, str(tmp_path / "seen")]
+    with pytest.raises(WorkloadError, match="vLLM ended with 0"):
+        server.run_vllm(words, ServeConfig(), 1, "a-key", lambda: None, results_dir=tmp_path)
+    folder, mode, interface = json.loads((tmp_path / "seen").read_text())
+    assert (mode, interface, Path(folder).exists()) == ("0o700", "lo", False)
 
 
 def test_vllms_metrics_in_the_list_are_read_nowhere_else_than_on_its_page() -> None:

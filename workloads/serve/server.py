@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import InitVar, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,8 +62,7 @@ def http_config(app: Starlette, config: ServeConfig, **more: Any) -> uvicorn.Con
 
     One too many ends another: the one that for the longest has asked nothing with the key.
     """
-    limits = config.limits
-    most = max(MOST_CONNECTIONS, 2 * (limits.max_concurrency + limits.max_queue))
+    most = max(MOST_CONNECTIONS, 2 * (config.limits.max_concurrency + config.limits.max_queue))
     head_s, base = HEAD_S, cast("Any", H11Protocol)
 
     class Bounded(base):
@@ -319,8 +319,8 @@ def vllm_command(config: ServeConfig, weights: Weights, model_dir: Path, port: i
     words += ["--model", str(model_dir), "--tokenizer", str(weights.tokenizer_dir)]
     words += ["--served-model-name", weights.served_name, "--host", config.host]
     words += ["--port", str(port), "--dtype", _DTYPES[config.dtype]]
-    words += ["--max-model-len", str(limits.context_tokens), "--seed", str(config.seed)]
-    words += ["--max-num-seqs", str(limits.max_concurrency)]
+    words += ["--seed", str(config.seed), "--max-num-seqs", str(limits.max_concurrency)]
+    words += ["--max-model-len", str(limits.context_tokens)]
     words += ["--tensor-parallel-size", str(config.gpus)]
     words += ["--middleware", f"{VllmGuard.__module__}.{VllmGuard.__name__}"]
     # Without it vLLM, 0.18 and later, aborts what runs at once (its v1/engine/core.py).
@@ -340,13 +340,12 @@ def vllm_command(config: ServeConfig, weights: Weights, model_dir: Path, port: i
 def _lora_rank(adapter_dir: Path) -> int:
     """The smallest rank that vLLM makes room for and the adapter fits into."""
     rank = json.loads((adapter_dir / "adapter_config.json").read_text("utf-8"))["r"]
-    for most in _LORA_RANKS:
-        if rank <= most:
-            return most
-    raise ConfigError(
-        f"{adapter_dir}: rank {rank}, vLLM takes at most {_LORA_RANKS[-1]}; merge it "
-        "(train.export_merged) and name that by serve.merged"
-    )
+    if rank > _LORA_RANKS[-1]:
+        raise ConfigError(
+            f"{adapter_dir}: rank {rank}, vLLM takes at most {_LORA_RANKS[-1]}; merge it "
+            "(train.export_merged) and name that by serve.merged"
+        )
+    return next(most for most in _LORA_RANKS if rank <= most)
 
 
 def run_vllm(
@@ -359,28 +358,32 @@ def run_vllm(
     results_dir: Path,
 ) -> None:
     """Run vLLM until a signal ends it, its metrics published; an unasked end is an error."""
-    # What vLLM compiles beside its model lies by default where any user may have put a program.
-    home = Path(os.environ.get("HOME") or tempfile.mkdtemp())  # a container's user may have none
-    kernels = {"TORCHINDUCTOR_CACHE_DIR": str(home / ".cache" / "torchinductor")}
-    told = {"VLLM_API_KEY": key} | ({ON_LOOPBACK: "1"} if config.is_loopback else {})
-    process = subprocess.Popen(words, env={**kernels, **os.environ, **told})
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
-    asked: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as private:
+        # What vLLM compiles beside its model lies by default where any user may have put a program.
+        home = os.environ.get("HOME") or private  # a container's user may have none
+        kernels = {"TORCHINDUCTOR_CACHE_DIR": f"{home}/.cache/torchinductor"}
+        told = {"VLLM_API_KEY": key} | ({ON_LOOPBACK: "1"} if config.is_loopback else {})
+        # Its ranks, all on this node, find each other by a file there and run what they are sent.
+        told |= {"TMPDIR": private, "GLOO_SOCKET_IFNAME": "lo"}
+        process = subprocess.Popen(words, env={**kernels, **os.environ, **told})
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
+        asked: list[str] = []
 
-    def stop(number: int, frame: object) -> None:
-        asked.append(signal.Signals(number).name)
-        # Once: a node's own signal and the supervisor's are one notice.
-        if len(asked) == 1 or asked.count(asked[-1]) > 1:
-            process.send_signal(signal.SIGTERM)
+        def stop(number: int, frame: object) -> None:
+            asked.append(signal.Signals(number).name)
+            # Once: a node's own signal and the supervisor's are one notice.
+            if len(asked) == 1 or asked.count(asked[-1]) > 1:
+                process.send_signal(signal.SIGTERM)
 
-    for number in _SIGNALS:
-        signal.signal(number, stop)
-    while process.poll() is None and page(host, port, "health") is None:
-        time.sleep(_POLL_S)
-    if process.poll() is None:
-        ready()
-    with Publisher(lambda: page(host, port, "metrics", key), results_dir=results_dir, kind="serve"):
-        status = process.wait()
+        for number in _SIGNALS:
+            signal.signal(number, stop)
+        while process.poll() is None and page(host, port, "health") is None:
+            time.sleep(_POLL_S)
+        if process.poll() is None:
+            ready()
+        read = partial(page, host, port, "metrics", key)
+        with Publisher(read, results_dir=results_dir, kind="serve"):
+            status = process.wait()
     if not asked:
         raise WorkloadError(f"vLLM ended with {status}; see its lines above")
     log(f"vLLM ended with {status} after {asked[0]}")
