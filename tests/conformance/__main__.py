@@ -83,6 +83,7 @@ PARTS: Final = (
             "tests/local/test_team.py",
             "tests/local/test_jobs.py",
             "tests/local/test_partitions.py",
+            "tests/local/test_schedules.py",
             "tests/local/test_serve_job.py",
         ),
         variable="SOPERATOR_SLURM",

@@ -1,6 +1,7 @@
 """A real Slurm cluster with a login node for one test module: no Kubernetes, no Pulumi, no model.
 
-Two workers, the declared places as folders, and this interpreter as the jobs' environment.
+Two workers, the declared places as folders, and this interpreter as the jobs' environment. A probe
+stands for the workloads: it says what it sees.
 """
 
 from __future__ import annotations
@@ -21,17 +22,22 @@ import pytest
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import ROOT, Connection
-from infra.jobs import transfer
+from infra.jobs import follow, transfer
+from infra.jobs.history import Submission
 from infra.local.slurm import conf, daemons
 from infra.local.slurm import pod as pods
 from infra.local.slurm.cluster import SlurmRuntime
 from infra.local.slurm.conf import Partition, SlurmSettings, WorkerNode
 from infra.local.slurm.pod import Mount, PodSpec, SlurmSetup
+from infra.render.delivery import hash_files, schedule_script
 from infra.render.login import activate_script, members, places_script, users_script
+from infra.render.sbatch import render_sbatch, render_search
+from infra.state import CHECKOUT
 from stacks.load import load_stack
 from stacks.spec import StackSpec
-from stacks.spec.slurm import PartitionSpec
+from stacks.spec.slurm import AxisSpec, Goal, JobSpec, PartitionSpec, SearchSpec, TrialSpec
 from tests.ports import free_ports
+from tests.unit.jobs.raw import submit
 
 _READY_S = 120.0
 _MOUNTS = ("/home", "/mnt/data", "/mnt/chkpt", "/mnt/model", "/mnt/memory")
@@ -223,3 +229,95 @@ def _outputs(spec: StackSpec, port: int, shared: Path) -> StackOutputs:
         jobs={job.name: f"soperator submit {job.name} --stack jobs" for job in spec.jobs},
         users={each.name: each.ssh_public_keys for each in members(spec)},
     )
+
+
+# What a job of ours does without a model: says what it sees, writes a record, ends as it is told.
+PROBE = """
+import json, os, pathlib, sys, time
+rank = int(os.environ.get("RANK", 0))
+sets = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+shown = ("SOPERATOR_PLACE_CHKPT", "SOPERATOR_CODE_HASH", "SOPERATOR_PLATFORM", "SOPERATOR_PRESET")
+shown += ("NCCL_IB_DISABLE", "MASTER_ADDR")
+seen = {key: os.environ[key] for key in shown if key in os.environ}
+seen |= {"rank": rank, "argv": sys.argv[1:], "cwd": os.getcwd(), "node": os.uname().nodename}
+# At once, as ranks of a node share the pipe, and short: srun breaks lines at 1024 characters.
+os.write(1, (json.dumps(seen) + "\\n").encode())
+for number in range(int(sets.get("lines", 0))):
+    print(f"line {number}", flush=True)
+    time.sleep(float(sets.get("every", 0)))
+results = pathlib.Path(os.environ["SOPERATOR_PLACE_RESULTS"], os.environ["SLURM_JOB_ID"])
+results.mkdir(parents=True, exist_ok=True)
+code = int(sets.get("exit", 0))
+record = {"outcome": "FAIL" if code else "PASS", "exit_code": code, "job": "probe"}
+record |= {"metrics": {"score": float(sets.get("score", 0))}}
+(results / "run_record.json").write_text(json.dumps(record))
+time.sleep(float(sets.get("sleep", 0)))
+if int(sets.get("fail_rank", 0)) == rank:
+    sys.exit(int(sets.get("exit", 0)))
+time.sleep(float(sets.get("linger", 0)))
+"""
+
+
+def probe_spec(spec: StackSpec) -> StackSpec:
+    """The local stack with jobs that run in a second."""
+    probe = JobSpec(name="probe", module="workloads.probe", recipe="none")
+    ranks = replace(probe, name="ranks", nodes=2, gpus_per_node=2, cpus_per_task=4)
+    second = replace(probe, name="second", after=("probe",), schedule="@daily")
+    return replace(spec, jobs=(probe, ranks, second), searches=(SEARCH,))
+
+
+SEARCH = SearchSpec(
+    name="trials",
+    job="probe",
+    metric="score",
+    goal=Goal.HIGHEST,
+    grid=(AxisSpec(key="score", values=("1", "2")),),
+    trials=(TrialSpec(settings=("score=3", "exit=3")),),
+    at_once=2,
+)
+
+
+def release(spec: StackSpec) -> dict[str, bytes]:
+    """What `pulumi up` would deliver, with the probe as the only workload."""
+    launcher = (CHECKOUT / "workloads" / "common").glob("*.py")
+    files = {path.relative_to(CHECKOUT).as_posix(): path.read_bytes() for path in launcher}
+    sampler = "workloads/monitoring/check_gpu_util.sh"
+    files[sampler] = (CHECKOUT / sampler).read_bytes()
+    files |= {"workloads/__init__.py": b"", "workloads/probe.py": PROBE.encode()}
+    files |= {f"jobs/{job.name}": render_sbatch(spec, job).encode() for job in spec.jobs}
+    files |= {f"jobs/{each.name}": render_search(spec, each).encode() for each in spec.searches}
+    # Without its scrontab, which Debian's Slurm has no command for.
+    job = next(job for job in spec.jobs if job.schedule is not None)
+    return files | {f"schedules/{job.name}": schedule_script(spec, job).encode()}
+
+
+@contextlib.contextmanager
+def probe_cluster(folder: Path) -> Iterator[JobsCluster]:
+    """One whose stack declares the jobs of `probe_spec`."""
+    identity = folder / "id"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", identity], check=True)
+    public = Path(f"{identity}.pub").read_text().strip()
+    with running_cluster(folder, public, identity) as made:
+        spec = probe_spec(made.spec)
+        names = [*(job.name for job in spec.jobs), *(search.name for search in spec.searches)]
+        outputs = replace(made.outputs, jobs=dict.fromkeys(names, ""))
+        yield replace(made, spec=spec, outputs=outputs)
+
+
+def start(
+    cluster: JobsCluster, connection: Connection, job: str, *sets: str, after: str | None = None
+) -> Submission:
+    digest = hash_files(release(cluster.spec))
+    return submit(connection, cluster.outputs, job, code_hash=digest, sets=sets, after=after)
+
+
+def finish(connection: Connection, submission: Submission) -> tuple[int, str]:
+    """Exit status and log of the job, through `logs`."""
+    received = bytearray()
+    job = follow.follow(
+        connection,
+        submission.log_path,
+        submission.job_id,
+        write=lambda chunk: received.extend(chunk),
+    )
+    return job.status, received.decode()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shlex
 import subprocess
 import time
 from collections.abc import Iterator
@@ -49,8 +48,7 @@ from infra.jobs.search import (
 from infra.jobs.submit import AlreadyQueuedError, Submitter
 from infra.operate import sessions
 from infra.operate.sessions import Guard, ask
-from infra.render.delivery import code_files, hash_files, schedule_files, schedule_script
-from infra.render.sbatch import render_sbatch, render_search
+from infra.render.delivery import code_files, hash_files
 from infra.reports.acceptance import certificate
 from infra.reports.acceptance.result import STAGES
 from infra.setup.demo.runner import Runner, run_chain
@@ -59,84 +57,17 @@ from stacks.errors import UserError
 from stacks.load import STACKS_DIR
 from stacks.spec import StackSpec
 from stacks.spec.cost import BudgetSpec, RunForecastSpec
-from stacks.spec.slurm import ACCEPT_MODULE, AxisSpec, Goal, JobSpec, SearchSpec, TrialSpec
-from tests import another_user
-from tests.local.jobs_cluster import JobsCluster, running_cluster
+from stacks.spec.slurm import ACCEPT_MODULE, JobSpec
+from tests.local.jobs_cluster import SEARCH, JobsCluster, finish, probe_cluster, release, start
 from tests.unit.jobs.raw import submit
 
 pytestmark = pytest.mark.local
 
-# What a job of ours does without a model: says what it sees, writes a record, ends as it is told.
-PROBE = """
-import json, os, pathlib, sys, time
-rank = int(os.environ.get("RANK", 0))
-sets = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
-shown = ("SOPERATOR_PLACE_CHKPT", "SOPERATOR_CODE_HASH", "SOPERATOR_PLATFORM", "SOPERATOR_PRESET")
-shown += ("NCCL_IB_DISABLE", "MASTER_ADDR")
-seen = {key: os.environ[key] for key in shown if key in os.environ}
-seen |= {"rank": rank, "argv": sys.argv[1:], "cwd": os.getcwd(), "node": os.uname().nodename}
-# At once, as ranks of a node share the pipe, and short: srun breaks lines at 1024 characters.
-os.write(1, (json.dumps(seen) + "\\n").encode())
-for number in range(int(sets.get("lines", 0))):
-    print(f"line {number}", flush=True)
-    time.sleep(float(sets.get("every", 0)))
-results = pathlib.Path(os.environ["SOPERATOR_PLACE_RESULTS"], os.environ["SLURM_JOB_ID"])
-results.mkdir(parents=True, exist_ok=True)
-code = int(sets.get("exit", 0))
-record = {"outcome": "FAIL" if code else "PASS", "exit_code": code, "job": "probe"}
-record |= {"metrics": {"score": float(sets.get("score", 0))}}
-(results / "run_record.json").write_text(json.dumps(record))
-time.sleep(float(sets.get("sleep", 0)))
-if int(sets.get("fail_rank", 0)) == rank:
-    sys.exit(int(sets.get("exit", 0)))
-time.sleep(float(sets.get("linger", 0)))
-"""
-
-
-def probe_spec(spec: StackSpec) -> StackSpec:
-    """The local stack with jobs that run in a second."""
-    probe = JobSpec(name="probe", module="workloads.probe", recipe="none")
-    ranks = replace(probe, name="ranks", nodes=2, gpus_per_node=2, cpus_per_task=4)
-    second = replace(probe, name="second", after=("probe",), schedule="@daily")
-    return replace(spec, jobs=(probe, ranks, second), searches=(SEARCH,))
-
-
-SEARCH = SearchSpec(
-    name="trials",
-    job="probe",
-    metric="score",
-    goal=Goal.HIGHEST,
-    grid=(AxisSpec(key="score", values=("1", "2")),),
-    trials=(TrialSpec(settings=("score=3", "exit=3")),),
-    at_once=2,
-)
-
-
-def release(spec: StackSpec) -> dict[str, bytes]:
-    """What `pulumi up` would deliver, with the probe as the only workload."""
-    launcher = (CHECKOUT / "workloads" / "common").glob("*.py")
-    files = {path.relative_to(CHECKOUT).as_posix(): path.read_bytes() for path in launcher}
-    sampler = "workloads/monitoring/check_gpu_util.sh"
-    files[sampler] = (CHECKOUT / sampler).read_bytes()
-    files |= {"workloads/__init__.py": b"", "workloads/probe.py": PROBE.encode()}
-    files |= {f"jobs/{job.name}": render_sbatch(spec, job).encode() for job in spec.jobs}
-    files |= {f"jobs/{each.name}": render_search(spec, each).encode() for each in spec.searches}
-    # Without its scrontab, which Debian's Slurm has no command for.
-    job = next(job for job in spec.jobs if job.schedule is not None)
-    return files | {f"schedules/{job.name}": schedule_script(spec, job).encode()}
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
-    folder = tmp_path_factory.mktemp("jobs")
-    identity = folder / "id"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", identity], check=True)
-    public = Path(f"{identity}.pub").read_text().strip()
-    with running_cluster(folder, public, identity) as made:
-        spec = probe_spec(made.spec)
-        names = [*(job.name for job in spec.jobs), *(search.name for search in spec.searches)]
-        outputs = replace(made.outputs, jobs=dict.fromkeys(names, ""))
-        yield replace(made, spec=spec, outputs=outputs)
+    with probe_cluster(tmp_path_factory.mktemp("jobs")) as made:
+        yield made
 
 
 @pytest.fixture
@@ -163,25 +94,6 @@ def demo_runner(
         git_revision=None,
         say=(said if said is not None else []).append,
     )
-
-
-def start(
-    cluster: JobsCluster, connection: Connection, job: str, *sets: str, after: str | None = None
-) -> Submission:
-    digest = hash_files(release(cluster.spec))
-    return submit(connection, cluster.outputs, job, code_hash=digest, sets=sets, after=after)
-
-
-def finish(connection: Connection, submission: Submission) -> tuple[int, str]:
-    """Exit status and log of the job, through `logs`."""
-    received = bytearray()
-    job = follow.follow(
-        connection,
-        submission.log_path,
-        submission.job_id,
-        write=lambda chunk: received.extend(chunk),
-    )
-    return job.status, received.decode()
 
 
 @pytest.mark.feature("S000-09", "S000-38", "S002-30", "S003-74")
@@ -321,73 +233,6 @@ def test_a_job_after_a_failed_one_is_cancelled_instead_of_waiting_for_ever(
     assert slurm.find(connection, first.job_id).exit_code == 3
     assert slurm.find(connection, second.job_id).state == "CANCELLED"
     assert status != 0
-
-
-@pytest.mark.feature("S000-11", "S000-116", "S002-85")
-def test_a_schedule_submits_its_pipeline_from_inside_a_job(
-    cluster: JobsCluster, connection: Connection
-) -> None:
-    """As scrontab runs it: a small job that submits the others, each after what it needs."""
-    script = f"{cluster.outputs.code_path}/current/schedules/second"
-    said = connection.run(f"cd /tmp && srun --ntasks=1 --cpus-per-task=1 --mem=64M bash {script}")
-    assert said.ok, said.stderr
-    ids = re.findall(r"is job (\d+)", said.stdout)
-    ended = [
-        follow.follow(
-            connection, cluster.outputs.log_path(name, number), number, write=lambda _chunk: None
-        )
-        for name, number in zip(("probe", "second"), ids, strict=True)
-    ]
-    assert [job.state for job in ended] == ["COMPLETED", "COMPLETED"]
-
-
-def test_a_neighbour_exchanges_nothing_of_a_schedule_nor_keeps_it_back(
-    cluster: JobsCluster, connection: Connection
-) -> None:
-    """Not its file, a folder above it, the link to what is live, its log; nor by a job's name."""
-    code, logs = cluster.outputs.code_path, cluster.outputs.places["logs"]
-    schedules, mine = f"{code}/current/schedules", "/tmp/mine"
-    tries = (
-        f"echo id > {schedules}/second",
-        f"rm -f {schedules}/second",
-        f"mv -T {mine} {schedules}/second",
-        f"mv -T {schedules} {schedules}.other",
-        f"ln -sfn {mine} {code}/current",
-        f"mv -T {code}/releases {code}/releases.other",
-        f"mv -T {code} {code}.other",
-        f"mv -T {Path(code).parent} {Path(code).parent}.other",
-        f"echo id > {code}/jobs/second",
-        # What `up` writes on its way to a scrontab, which root reads.
-        f"ln -s {mine} {code}/.scheduled.new",
-        f"ln -s {mine} {logs}/schedule-second_1.log",
-        f"mv -T {logs} {logs}.other",
-        "mv -T /home/deployer /home/deployer.other",
-    )
-    lies = f"find {code} {logs} -printf '%p %l %u %m %s %C@\\n' | sort"
-    with cluster.root() as root:
-
-        def neighbour(command: str) -> Result:
-            become = f"setpriv --reuid={another_user.UID} --regid={another_user.UID}"
-            return root.run(f"cd /tmp && {become} --clear-groups bash -c {shlex.quote(command)}")
-
-        before = root.run(lies).stdout
-        assert neighbour(f"echo 'echo soperator: second is job 1' > {mine}").ok
-        for command in tries:
-            done = neighbour(command)
-            assert (done.ok, "ermission denied" in done.stderr) == (False, True), command
-        assert root.run(lies).stdout == before
-        # Whose job of these names is not over, the schedule would wait for, were it the deployer's.
-        waiting = neighbour("sbatch --parsable --hold --job-name=probe -o /dev/null --wrap=true")
-        assert waiting.ok, waiting.stderr
-        said = connection.run(
-            f"cd /tmp && srun --ntasks=1 --cpus-per-task=1 --mem=64M bash {schedules}/second"
-        )
-        root.run(f"scancel {waiting.stdout.strip()}; rm {mine}")
-    ids = re.findall(r"is job (\d+)", said.stdout)
-    assert len(ids) == 2, said
-    follow.follow(
-        connection, cluster.outputs.log_path("second", ids[1]), ids[1], write=lambda _chunk: None
-    )
 
 
 @pytest.mark.feature("S002-79")
@@ -828,43 +673,3 @@ def test_a_quick_acceptance_of_both_nodes_is_certified(
     assert checked == {**found, "signed_by": fingerprint(public)}
     (evidence,) = found["evidence"]
     assert (evidence["job_id"], evidence["attested"]) == (found["runs"][0]["job_id"], False)
-
-
-@pytest.mark.feature("S000-116", "S002-85", "S004-30")
-def test_a_schedule_submits_at_its_time_until_it_is_taken_out(
-    cluster: JobsCluster, connection: Connection
-) -> None:
-    """Each run is a job of its own; what Slurm keeps of a schedule is no run of it."""
-    if not connection.run("command -v scrontab").ok:
-        pytest.skip(
-            "needs a Slurm with scrontab, which the project does not ship: SOPERATOR_SLURM=PREFIX "
-            "(docs/contracts/local-stack.md)"
-        )
-    jobs = tuple(
-        replace(job, schedule="* * * * *" if job.name == "probe" else None)
-        for job in cluster.spec.jobs
-    )
-    spec = replace(cluster.spec, jobs=jobs)
-    own = "0 0 1 1 * /bin/true"
-    assert connection.run("scrontab -", stdin=f"{own}\n".encode()).ok
-    before = set(_jobs_named(connection, "probe"))
-    texts = {path: text.encode() for path, text in schedule_files(spec).items()}
-    cluster.deliver(release(cluster.spec) | texts)
-    deadline_s = time.monotonic() + 180
-    while not (made := set(_jobs_named(connection, "probe")) - before):
-        assert time.monotonic() < deadline_s, connection.run("squeue -a; scrontab -l").stdout
-        time.sleep(1)
-    (job,) = made
-    received = bytearray()
-    path = cluster.outputs.log_path("probe", job)
-    assert follow.follow(connection, path, job, write=received.extend).status == 0
-    assert json.loads(received.decode().splitlines()[0])["rank"] == 0
-    cluster.deliver(release(cluster.spec))
-    assert connection.run("scrontab -l").stdout.strip() == own
-    assert _jobs_named(connection, "schedule-probe", "--states=PENDING") == []
-    assert connection.run("scrontab -r").ok
-
-
-def _jobs_named(connection: Connection, name: str, *options: str) -> list[str]:
-    states = " ".join(options) or "--states=all"
-    return connection.run(f"squeue -h --name={name} {states} -o %A").stdout.split()

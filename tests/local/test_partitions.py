@@ -15,8 +15,13 @@ from infra.jobs.history import Submission
 from infra.render.delivery import hash_files
 from stacks.load import load_stack
 from stacks.spec.slurm import JobSpec
-from tests.local.jobs_cluster import JobsCluster, running_cluster
-from tests.local.test_jobs import finish, probe_spec, release
+from tests.local.jobs_cluster import (
+    JobsCluster,
+    finish,
+    probe_spec,
+    release,
+    running_cluster,
+)
 from tests.unit.jobs.raw import submit
 
 pytestmark = pytest.mark.local
