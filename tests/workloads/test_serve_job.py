@@ -495,6 +495,27 @@ def test_the_kind_of_a_filesystem_is_that_of_its_deepest_mount() -> None:
     assert weights_module.filesystem_of(Path("/proc/self")) == "proc"
 
 
+@pytest.mark.parametrize("has_level", [False, True], ids=["before", "0.32"])
+def test_vllm_holds_arguments_to_their_schema_where_it_can(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, has_level: bool
+) -> None:
+    """By itself it takes any JSON for the arguments of a call that must be made."""
+    (tmp_path / "vllm" / "tool_parsers").mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").write_text("raise ImportError('it is not imported')")
+    if has_level:
+        (tmp_path / "vllm" / "tool_parsers" / "tool_strict_level.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    weights = Weights(
+        model_dir=tmp_path,
+        tokenizer_dir=model_dir,
+        adapter_dir=None,
+        served_name="m",
+        tuned_name="m-tuned",
+    )
+    text = " ".join(server.vllm_command(serve_config(), weights, tmp_path, 8000))
+    assert ("--tool-strict-level parameter" in text) is has_level
+
+
 def test_vllm_gets_the_same_settings_and_its_key_by_environment(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

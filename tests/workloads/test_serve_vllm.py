@@ -412,7 +412,8 @@ def test_vllm_must_call(vllm: Vllm, choice: Any, stream: bool) -> None:
     (call,) = reply.calls
     assert call["name"] in ("get_weather", "other")
     assert reply.finish in ("tool_calls", "stop", "length")
-    if reply.finish != "length":
+    # Of a function without parameters it takes any JSON as arguments.
+    if reply.finish != "length" and call["name"] == "get_weather":
         assert isinstance(json.loads(call["arguments"]), dict)
 
 

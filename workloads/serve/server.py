@@ -329,6 +329,11 @@ def vllm_command(config: ServeConfig, weights: Weights, model_dir: Path, port: i
     parser = {"arguments": "hermes", "parameters": "llama3_json"}[form.arguments]
     parser = "mistral" if form.has_id else parser
     words += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
+    found = importlib.util.find_spec("vllm")
+    places = map(Path, (found and found.submodule_search_locations) or ())
+    if any((each / "tool_parsers" / "tool_strict_level.py").exists() for each in places):
+        # 0.32 has it. Else arguments of a call that must be made are any JSON, also a mere text.
+        words += ["--tool-strict-level", "parameter"]
     if weights.adapter_dir is not None:
         words += ["--enable-lora", "--max-lora-rank", str(_lora_rank(weights.adapter_dir))]
         words += ["--lora-modules", f"{weights.tuned_name}={weights.adapter_dir}"]
