@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -18,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.ports import free_ports
 from tests.unit.monitoring.exported import EXPORTED
 from workloads.common import publish
-from workloads.common.exit_codes import WorkloadError
+from workloads.common.exit_codes import PreemptedError, WorkloadError
 from workloads.common.publish import Publisher
 from workloads.recipes.serve import ServeConfig
 from workloads.serve import server
@@ -259,6 +261,38 @@ def test_the_page_of_vllm_is_published_as_it_is(
         server.run_vllm(words, config, port, "a-key", lambda: ready.append(1), results_dir=tmp_path)
     assert ready == [1]
     assert (tmp_path / "metrics.prom").read_bytes() == b"vllm:num_requests_running 1.0\n"
+
+
+STAYS = """
+import http.server, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.alarm(60)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_vllm_that_stays_after_its_drain_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.32 waits for ever for the reader of an answer that it gave up."""
+    monkeypatch.delenv(publish.URL_VARIABLE, raising=False)
+    monkeypatch.setattr(server, "_CLOSE_S", 0.5)
+    (port,) = free_ports(1)
+    words = [sys.executable, "-c", STAYS, str(port)]
+
+    def stop() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    config = ServeConfig(drain_s=0.5)
+    began_s = time.monotonic()
+    with pytest.raises(PreemptedError, match="stopped by SIGTERM; vLLM ended with -9"):
+        server.run_vllm(words, config, port, "a-key", stop, results_dir=tmp_path)
+    assert time.monotonic() - began_s < 50, "before the stand-in's own end"
 
 
 RANKS = """

@@ -626,6 +626,9 @@ def test_one_notice_by_two_signals_drains_vllm_and_the_same_again_ends_it(
         def send_signal(self, number: int) -> None:
             sent.append(number)
 
+        def kill(self) -> None:
+            sent.append(signal.SIGKILL)
+
     def told() -> None:
         for number in (signal.SIGUSR1, signal.SIGTERM):
             handlers[number](number, None)

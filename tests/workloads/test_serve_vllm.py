@@ -29,6 +29,7 @@ from infra.state import CHECKOUT
 from tests.unit.monitoring.exported import EXPORTED
 from tests.workloads.test_serve_http import NAMED, OTHER, WEATHER, json_schema, say
 from workloads.chat.client import Client, Reply, _refusal, server_models
+from workloads.common.exit_codes import ExitCode
 from workloads.load.client import ChatClient, ServedModel, read_metrics
 from workloads.load.http import Answer, ChatEvents
 from workloads.serve import server
@@ -287,7 +288,7 @@ def _adapter(folder: Path, model: Path) -> Path:
     }
     folder.mkdir()
     save_file(
-        {name: 0.05 * each for name, each in weights.items()}, folder / "adapter_model.safetensors"
+        {name: 0.5 * each for name, each in weights.items()}, folder / "adapter_model.safetensors"
     )
     (folder / "adapter_config.json").write_text(
         json.dumps(
@@ -549,4 +550,5 @@ def test_vllm_lets_end_what_can_and_cuts_what_cannot(vllm: Vllm) -> None:
     assert (told["short"].finish, told["short"].error) == ("length", None)
     assert told["long"].finish == "failed"
     assert took_s >= DRAIN_S
-    assert code == 0
+    assert code in (0, ExitCode.PREEMPTED), "killed where it waits for the reader of the long one"
+    assert took_s < DRAIN_S + 60

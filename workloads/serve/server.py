@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import InitVar, dataclass
@@ -379,6 +380,11 @@ def run_vllm(
             # Once: a node's own signal and the supervisor's are one notice.
             if len(asked) == 1 or asked.count(asked[-1]) > 1:
                 process.send_signal(signal.SIGTERM)
+            if len(asked) == 1:
+                # 0.32 gives up an answer that takes too long, and waits for its reader for ever.
+                late = threading.Timer(drain_s(config) + _CLOSE_S, process.kill)
+                late.daemon = True
+                late.start()
 
         for number in _SIGNALS:
             signal.signal(number, stop)
