@@ -416,6 +416,26 @@ def test_at_another_world_size_a_step_keeps_its_rows_and_at_the_same_one_they_mu
         equal.checkpoints.load(equal.state)
 
 
+@pytest.mark.parametrize("before", ["ddp", "fsdp", None], ids=["same", "other", "older"])
+def test_going_on_under_another_strategy_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: str | None
+) -> None:
+    saved(tmp_path, 2)
+    folder = tmp_path / "proof" / "run" / "checkpoint-2"
+    state, marker = folder / STATE, folder / SHARDED.marker
+    values = json.loads(state.read_text())
+    assert values.pop("strategy") == "ddp"
+    state.write_text(json.dumps(values if before is None else {**values, "strategy": before}))
+    was = json.loads(marker.read_text())
+    files = {**was["files"], STATE: asdict(digest(state))}
+    marker.write_text(json.dumps({**was, "files": files}))
+    run = run_in(tmp_path, resume=str(folder))
+    assert run.checkpoints.load(run.state)
+    told = capsys.readouterr()
+    said = "warning: train.strategy: saved under fsdp, goes on under ddp" in told.out + told.err
+    assert said is (before == "fsdp")
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     run = run_in(tmp_path, resume=str(tmp_path / "proof" / "run" / "checkpoint-1"))

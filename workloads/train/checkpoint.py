@@ -334,6 +334,12 @@ class FolderCheckpoints:
         log(f"resumed from {chosen.path} at step {saved.step}{how}")
         if not is_same_size:
             log(f"world size {self._world.world_size}: a step keeps its {saved.rows_per_step} rows")
+        before = values.get("strategy", state.strategy)  # older ones have none
+        if before != state.strategy:
+            log(
+                f"warning: train.strategy: saved under {before}, goes on under {state.strategy}, "
+                "which adds gradients up in another order: losses differ in their last digits"
+            )
         return True
 
     def _read(self, chosen: Candidate, state: TrainState, *, with_rng: bool) -> None:
@@ -427,6 +433,7 @@ class FolderCheckpoints:
         if not self._world.is_main:
             return {}
         progress = {**asdict(state.progress), "step": step, "world_size": self._world.world_size}
+        progress["strategy"] = state.strategy
         files = {
             CONFIG: json_writer(self._model_config),
             STATE: json_writer(json.dumps(progress)),
