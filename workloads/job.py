@@ -59,8 +59,8 @@ class Job:
         end(code)
 
 
-def parse_arguments(kind: str, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return `--recipe`, `--set` and `--resume` of the command line."""
+def argument_parser(kind: str) -> argparse.ArgumentParser:
+    """Return the parser of `--recipe`, `--set` and, of a training, `--resume`."""
     parser = argparse.ArgumentParser(prog=f"python -m workloads.{kind}")
     parser.add_argument(
         "--recipe",
@@ -72,14 +72,14 @@ def parse_arguments(kind: str, arguments: Sequence[str] | None) -> argparse.Name
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     if kind == "train":
         parser.add_argument("--resume", help="auto, requeue, never, or a checkpoint folder")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def run_job(
     kind: str, main: Callable[[Job], None], arguments: Sequence[str] | None = None
 ) -> ExitCode:
     """Run `main`; write the run record, also for a failure; return the exit code."""
-    options = parse_arguments({"prepare-data": "data"}.get(kind, kind), arguments)
+    options = argument_parser({"prepare-data": "data"}.get(kind, kind)).parse_args(arguments)
     # `--resume X` is short for `--set train.resume=X`.
     if getattr(options, "resume", None):
         options.overrides.append(f"train.resume={options.resume}")

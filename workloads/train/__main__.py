@@ -6,7 +6,6 @@ Usage: torchrun --nproc-per-node=2 -m workloads.train --recipe smollm2_135m_lora
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from workloads.common.exit_codes import ConfigError, ExitCode, WorkloadError, re
 from workloads.common.log import log
 from workloads.common.models import find
 from workloads.common.places import Places
-from workloads.job import end, run_job, section
+from workloads.job import argument_parser, end, run_job, section
 from workloads.recipes import Recipe, load_recipe
 from workloads.recipes.train import TrainConfig
 from workloads.train import inputs
@@ -35,10 +34,7 @@ _HARDWARE = re.compile(r"_(\d+)x[a-z][a-z0-9]*$")
 
 def show_plan(arguments: Sequence[str] | None = None) -> ExitCode:
     """Print the plan of a recipe; return the exit code, that of a refusal where the run has one."""
-    parser = argparse.ArgumentParser(prog="python -m workloads.train")
-    parser.add_argument("--recipe", "--config", dest="recipe", required=True)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
-    parser.add_argument("--resume")
+    parser = argument_parser("train")
     parser.add_argument(FLAG, action="store_true")
     parser.add_argument(
         "--ranks",

@@ -31,7 +31,7 @@ from workloads.common.log import log
 from workloads.common.places import Places
 from workloads.common.record import RunRecord, job_id
 from workloads.data.manifest import files_of
-from workloads.job import Job, parse_arguments, section
+from workloads.job import Job, argument_parser, section
 from workloads.recipes import load_recipe
 from workloads.recipes.reader import parse, require
 from workloads.recipes.train import STRATEGIES, TrainConfig
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
 
     What is refused ends the job before a rank starts, so the run record is written here.
     """
-    options = parse_arguments("train", arguments)
+    options = argument_parser("train").parse_args(arguments)
     record = RunRecord(kind="train", recipe=options.recipe)
     try:
         expected = os.environ.get(INPUTS_VARIABLE)

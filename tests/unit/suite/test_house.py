@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
 MOST_FILES = 385
-MOST_LINES = 95_499
+MOST_LINES = 95_503
 MOST_CHILDREN = 12
 LARGER = {"workloads/train": 13}
-"""Folders that are still larger, and how much; none may join them."""
+"""Folders that are still larger, and how many children they have; none may join them."""
 MOST_LINES_OF_A_FILE = 800
 
 
