@@ -22,8 +22,8 @@ from tests.local.jobs_cluster import JobsCluster, running_cluster
 
 pytestmark = pytest.mark.local
 _WAIT_S = 120.0
-_BEGIN_S = 5
-"""Until then the controller's save says that the job waits."""
+_BEGIN_S = 15
+"""Longer than the controller takes to save that the job waits (5 s, SAVE_MAX_WAIT)."""
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,7 @@ def _forget_its_start(cluster: JobsCluster, root: Connection, job_id: str, since
     saved, kept = cluster.folder / "spool" / "job_state", cluster.folder / "kept"
     _until(lambda: saved.exists() and saved.stat().st_mtime > since_s, "the job's save")
     shutil.copy(saved, kept)
+    assert slurm.find(root, job_id).state == "PENDING"
     _until(lambda: slurm.find(root, job_id).state == "RUNNING", "the job's start")
     cluster.lose(conf.CONTROLLER)
     _until(lambda: not pods.processes(cluster.runtime.folder, conf.CONTROLLER), "the loss")

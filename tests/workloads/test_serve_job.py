@@ -495,7 +495,7 @@ def test_the_kind_of_a_filesystem_is_that_of_its_deepest_mount() -> None:
     assert weights_module.filesystem_of(Path("/proc/self")) == "proc"
 
 
-@pytest.mark.parametrize("has_level", [False, True], ids=["before", "0.32"])
+@pytest.mark.parametrize("has_level", [False, True], ids=["without", "with"])
 def test_vllm_holds_arguments_to_their_schema_where_it_can(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, has_level: bool
 ) -> None:

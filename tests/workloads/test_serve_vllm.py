@@ -430,6 +430,17 @@ def test_vllm_may_call(vllm: Vllm) -> None:
         assert answer.choices[0].message.content or answer.choices[0].message.tool_calls
 
 
+def test_vllm_takes_any_schema_of_a_call_that_may_be_made(vllm: Vllm) -> None:
+    """Agents send what their own models of arguments give, and not all of it can be kept to."""
+    cities = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"cities": cities}}
+    function = {"type": "function", "function": {"name": "sort", "parameters": schema}}
+    answer = vllm.client().chat.completions.create(
+        model=MODEL, messages=say("hello"), tools=[function], max_tokens=8
+    )
+    assert answer.choices[0].message.content or answer.choices[0].message.tool_calls
+
+
 def test_vllm_keeps_a_form(vllm: Vllm) -> None:
     schema = {
         "type": "object",

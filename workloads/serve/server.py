@@ -333,7 +333,7 @@ def vllm_command(config: ServeConfig, weights: Weights, model_dir: Path, port: i
     found = importlib.util.find_spec("vllm")
     places = map(Path, (found and found.submodule_search_locations) or ())
     if any((each / "tool_parsers" / "tool_strict_level.py").exists() for each in places):
-        # 0.32 has it. Else arguments of a call that must be made are any JSON, also a mere text.
+        # 0.32.0 has it. Else arguments of a call that must be made are any JSON, also a mere text.
         words += ["--tool-strict-level", "parameter"]
     if weights.adapter_dir is not None:
         words += ["--enable-lora", "--max-lora-rank", str(_lora_rank(weights.adapter_dir))]
@@ -369,7 +369,8 @@ def run_vllm(
         home = os.environ.get("HOME") or private  # a container's user may have none
         kernels = {"TORCHINDUCTOR_CACHE_DIR": f"{home}/.cache/torchinductor"}
         told = {"VLLM_API_KEY": key} | ({ON_LOOPBACK: "1"} if config.is_loopback else {})
-        # Its ranks, all on this node, find each other by a file there and run what they are sent.
+        # Its ranks, all on this node, run what they are sent: they meet by a file and sockets in
+        # TMPDIR, and gloo listens on loopback.
         told |= {"TMPDIR": private, "GLOO_SOCKET_IFNAME": "lo"}
         process = subprocess.Popen(words, env={**kernels, **os.environ, **told})
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)

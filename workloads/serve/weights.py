@@ -1,4 +1,4 @@
-"""What the settings name, checked without a tensor: weights, their copy on the RAM disk, the key.
+"""What the settings name, looked at before it is loaded: weights, their RAM disk copy, the key.
 
 A checkpoint of a run is put together first: its slices are read through torch DCP, whatever number
 of ranks wrote them, and written as `final/` would be; the optimizer's are not read.
