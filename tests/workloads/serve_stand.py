@@ -24,7 +24,7 @@ WAIT_S = 120.0
 """Of a busy machine: what hangs ends, and no answer is measured by it."""
 
 
-class ScriptedPasses:
+class ScriptedPasses(Runner):
     """Stands in for a model: says `script(generation)`, and keeps what a KV cache would hold."""
 
     def __init__(self, script: Callable[[Generation], Sequence[int]], *, size: int) -> None:

@@ -53,17 +53,18 @@ class Lines:
 def test_a_slow_evaluation_says_how_many_rows_are_done_at_what_rate(
     run: Any, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workloads.evaluate import generate
+    from transformers import LlamaForCausalLM
+
     from workloads.evaluate.__main__ import main
 
     assert run("prepare-data")[0] == run("train", "train.max_steps=1")[0] == 0
-    forward = generate._forward
+    forward = LlamaForCausalLM.forward
 
-    def slow(*arguments: Any) -> Any:
+    def slow(*arguments: Any, **named: Any) -> Any:
         time.sleep(SLOW_S)
-        return forward(*arguments)
+        return forward(*arguments, **named)
 
-    monkeypatch.setattr(generate, "_forward", slow)
+    monkeypatch.setattr(LlamaForCausalLM, "forward", slow)
     lines = Lines(monkeypatch)
     sets = ("evaluate.batch_size=2", "evaluate.max_new_tokens=16", "evaluate.num_speed_tokens=6")
     words = [word for each in sets for word in ("--set", each)]

@@ -17,7 +17,7 @@ from workloads.common.models import load_model, load_tokenizer
 from workloads.evaluate.subject import load_tuned
 from workloads.serve import rows as row_parts
 from workloads.serve import sampling
-from workloads.serve.engine import TransformersEngine, group_by_length
+from workloads.serve.engine import TransformersEngine, batches
 from workloads.serve.rows import RowCache
 from workloads.serve.sampling import RowSampler
 from workloads.serve.scheduler import Generation, Sampling, StoppingError
@@ -521,9 +521,9 @@ def test_a_model_that_does_not_attend_fully_is_refused() -> None:
 
 
 def test_chunks_are_read_with_those_of_like_length() -> None:
-    assert group_by_length([10, 100, 9, 95, 10]) == [[1, 3], [0, 4, 2]]
-    assert group_by_length([7]) == [[0]]
-    assert group_by_length([8, 8, 8]) == [[0, 1, 2]]
+    assert batches([10, 100, 9, 95, 10], batch_size=5) == [[1, 3], [0, 4, 2]]
+    assert batches([7], batch_size=1) == [[0]]
+    assert batches([8, 8, 8], batch_size=3) == [[0, 1, 2]]
 
 
 def test_only_later_chunks_of_a_prompt_need_a_mask(model: Any) -> None:

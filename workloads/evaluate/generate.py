@@ -82,7 +82,7 @@ def generate(
 
     `work` gets where this batch is.
     """
-    from transformers import DynamicCache
+    from transformers import GenerationConfig, StoppingCriteriaList
 
     device = model.device
     length = max(map(len, prompts))
@@ -91,64 +91,46 @@ def generate(
     for row, prompt in enumerate(prompts):
         input_ids_BT[row, length - len(prompt) :] = torch.tensor(prompt, device=device)
         mask_BT[row, length - len(prompt) :] = 1
-    position_ids_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
+    moments_s: list[float] = []
 
-    cache = DynamicCache(config=model.config)
-    outputs: list[list[int]] = [[] for _ in prompts]
-    running = [True] * len(prompts)
-    rows = list(range(len(prompts)))  # the stream in each place of the batch
-    num_decoded = 0
-    started_s = _clock(device)
-    next_B = _forward(model, input_ids_BT, mask_BT, position_ids_BT, cache)
-    prefilled_s = _clock(device)
-    for step in range(max_new_tokens):
+    def chosen(ids_BT: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Take note of a further token of each stream; stop none."""
+        if not moments_s:
+            moments_s.append(_clock(device))
         if work is not None:
-            work.detail = f"{len(prompts)} at once, token {step + 1} of {max_new_tokens} at most"
-        for row, token in zip(rows, next_B.tolist(), strict=True):
-            if not running[row]:
-                continue
-            num_decoded += step > 0
-            if token in stop_ids:
-                running[row] = False
-            else:
-                outputs[row].append(token)
-        if step + 1 == max_new_tokens or not any(running):
-            break
-        left = [place for place, row in enumerate(rows) if running[row]]
-        if len(left) <= len(rows) // 2:  # fewer rows to compute; a copy of the cache pays from here
-            keep = torch.tensor(left, device=device)
-            cache.batch_select_indices(keep)
-            next_B, mask_BT = next_B[keep], mask_BT[keep]
-            position_ids_BT = position_ids_BT[keep]
-            rows = [rows[place] for place in left]
-        mask_BT = torch.nn.functional.pad(mask_BT, (0, 1), value=1)
-        position_ids_BT = position_ids_BT[:, -1:] + 1
-        next_B = _forward(model, next_B[:, None], mask_BT, position_ids_BT, cache)
+            made = ids_BT.shape[1] - length
+            work.detail = f"{len(prompts)} at once, token {made} of {max_new_tokens} at most"
+        return torch.zeros(len(ids_BT), dtype=torch.bool, device=device)
+
+    own = model.generation_config
+    # What a call leaves open comes from the model's: penalties, which are not greedy.
+    model.generation_config = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        pad_token_id=pad_id,
+        eos_token_id=sorted(stop_ids) or None,
+    )
+    started_s = _clock(device)
+    try:
+        ids_BT = model.generate(
+            input_ids_BT, attention_mask=mask_BT, stopping_criteria=StoppingCriteriaList([chosen])
+        )
+    finally:
+        model.generation_config = own
+    ended_s = _clock(device)
+    outputs: list[tuple[int, ...]] = []
+    num_decoded = 0
+    for ids in ids_BT[:, length:].tolist():
+        end = next((place for place, token in enumerate(ids) if token in stop_ids), len(ids))
+        outputs.append(tuple(ids[:end]))
+        num_decoded += min(end + 1, len(ids)) - 1
     return Generated(
-        token_ids=tuple(map(tuple, outputs)),
+        token_ids=tuple(outputs),
         num_prompt_tokens=sum(map(len, prompts)),
-        prefill_s=prefilled_s - started_s,
-        decode_s=_clock(device) - prefilled_s,
+        prefill_s=moments_s[0] - started_s,
+        decode_s=ended_s - moments_s[0],
         num_decoded=num_decoded,
     )
-
-
-def _forward(
-    model: Any,
-    input_ids_BT: torch.Tensor,
-    mask_BT: torch.Tensor,
-    position_ids_BT: torch.Tensor,
-    cache: Any,
-) -> torch.Tensor:
-    logits_B1V = model(
-        input_ids=input_ids_BT,
-        attention_mask=mask_BT,
-        position_ids=position_ids_BT,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    ).logits
-    return logits_B1V[:, -1].argmax(-1)
 
 
 def _clock(device: torch.device) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -24,7 +24,7 @@ from workloads.common.log import log
 from workloads.common.models import load_model, load_tokenizer, torch_dtype
 from workloads.common.places import Places
 from workloads.data.chat_template import check_tokenizer
-from workloads.evaluate.generate import stop_token_ids
+from workloads.evaluate.generate import batches, stop_token_ids
 from workloads.recipes.serve import ServeConfig
 from workloads.serve import sampling
 from workloads.serve.rows import (
@@ -53,24 +53,6 @@ from workloads.serve.scheduler import (
 from workloads.serve.text import TextStream
 from workloads.serve.weights import Weights, forget_cached, stage
 
-_MOST_PADDING = 0.25
-"""Padding in a pass over chunks, as a share of their tokens; above it they are read apart."""
-
-
-def group_by_length(counts: Items[int]) -> list[list[int]]:
-    """Return the places of `counts` in groups of like lengths, the longest first."""
-    groups: list[list[int]] = []
-    longest = held = 0
-    for index in sorted(range(len(counts)), key=lambda each: -counts[each]):
-        padding = longest * (len(groups[-1]) + 1 if groups else 0) - held - counts[index]
-        if groups and padding <= _MOST_PADDING * (held + counts[index]):
-            groups[-1].append(index)
-            held += counts[index]
-        else:
-            groups.append([index])
-            longest = held = counts[index]
-    return groups
-
 
 class Runner:
     """A model with its cache."""
@@ -83,7 +65,8 @@ class Runner:
     @torch.inference_mode()
     def read(self, chunks: Items[Chunk]) -> torch.Tensor:
         """Read the chunks; return the logits behind each one's last token, B x V."""
-        groups = group_by_length([each.end - each.start for each in chunks])
+        lengths = [each.end - each.start for each in chunks]
+        groups = batches(lengths, batch_size=len(chunks))
         parts = [self._read([chunks[index] for index in group]) for group in groups]
         if len(parts) == 1 and groups[0] == list(range(len(chunks))):
             return parts[0]
@@ -205,27 +188,11 @@ _STOPPED = Failure(
 )
 
 
-class Passes(Protocol):
-    """The model as the loop sees it: Runner, or a stand-in of a test."""
-
-    def read(self, chunks: Items[Chunk]) -> Any:
-        """Return the logits behind each chunk."""
-        ...
-
-    def decode(self, running: Items[Sequence], decoding: Items[Sequence]) -> Any:
-        """Return the logits behind each of `decoding`."""
-        ...
-
-    def move(self, move: Move) -> None:
-        """Let one row take the place of another."""
-        ...
-
-
 @dataclass(eq=False)
 class TransformersEngine:
     """Continuous batching over one model; `start` it once, `stop` it once."""
 
-    _passes: Passes
+    _passes: Runner
     _scheduler: Scheduler
     _tokenizer: Any
     _: KW_ONLY
