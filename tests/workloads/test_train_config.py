@@ -335,11 +335,11 @@ def test_seed_001_is_read_with_its_zero_3_config_and_its_success_criteria() -> N
     assert (train.gate.max_loss, train.gate.min_tokens_per_s_per_gpu) == (0.5, 2000)
 
 
-@pytest.mark.feature("S002-32", "S002-38", "S002-40", "S002-75")
+@pytest.mark.feature("S002-32", "S002-38", "S002-40", "S002-42", "S002-75")
 def test_seed_002_saves_the_original_and_a_checkpoint_every_5_epochs() -> None:
     train = train_of("qwen2_7b_lora_original_16xh100")
     assert (train.save_original, train.checkpoint_every_epochs, train.strategy) == (True, 5, "ddp")
-    assert train.export_merged
+    assert (train.export_merged, train.keep_in) == (True, "model")
 
 
 @pytest.mark.feature("S002-33")

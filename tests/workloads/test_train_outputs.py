@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from tests.workloads.test_train_parts import scalars_of
 from workloads.common.exit_codes import ExitCode
 from workloads.common.models import load_tokenizer
+from workloads.common.places import Places
 from workloads.data.token_rows import read_parquet
 from workloads.job import run_job
 from workloads.train import measure, strategy
@@ -110,6 +112,29 @@ def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
     assert 0 < metrics["num_useful_tokens"] <= metrics["num_computed_positions"]
     assert 0 < metrics["median_train_step_s"] <= metrics["p99_train_step_s"]
     assert metrics["p99_train_step_s"] < metrics["train_time_s"]
+
+
+@pytest.mark.feature("S002-41", "S002-42")
+def test_models_are_kept_beside_those_that_are_downloaded_and_found_there_by_name(
+    places: Path, model_dir: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 002 keeps the original and the trained model in the models' folder."""
+    shutil.copytree(model_dir, places / "model" / model_dir.name)
+    monkeypatch.setenv("SOPERATOR_PLACE_MODEL", str(places / "model"))
+    run("prepare-data")
+    options = ("train.keep_in=model", "train.save_original=true", "train.export_merged=true")
+    assert run("train", *options, "train.max_steps=2")[0] == 0
+    folder = places / "model" / "finetune" / "12"
+    made = {path.name for path in folder.iterdir()}
+    assert {"original", "checkpoint-2", "final", "merged"} <= made
+    assert not (places / "chkpt" / "finetune").exists()
+    assert (places / "model" / "latest").read_text() == "finetune/12/final\n"
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    code, record = run("train", *options, "train.max_steps=3", "train.resume=auto")
+    assert code == 0, record
+    saved = {path.name for path in (folder.parent / "13").glob("checkpoint-*")}
+    assert saved == {"checkpoint-3"}, "it went on after the second step"
+    assert Places().model_dir("finetune/12/merged") == folder / "merged", "as a recipe names it"
 
 
 @pytest.mark.feature("S002-36")

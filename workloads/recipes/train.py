@@ -62,7 +62,7 @@ STRATEGIES = ("ddp", "fsdp", "hsdp", "offload")
 RESUMABLE = (
     "attention", "checkpoint", "checkpoint_every", "checkpoint_every_epochs", "compile",
     "cpu_threads", "epochs", "eval", "export_merged", "gate", "gradient_accumulation",
-    "gradient_checkpointing", "keep_last", "liger", "loss_chunk_tokens", "max_steps",
+    "gradient_checkpointing", "keep_in", "keep_last", "liger", "loss_chunk_tokens", "max_steps",
     "micro_batch_size", "resume", "save_original", "schedule", "strategy", "warmup_steps",
 )  # fmt: skip
 """Keys that may differ between a run and its resumption."""
@@ -161,6 +161,9 @@ class TrainConfig:
     """How the run is spread over ranks; auto follows the plan that was shipped with the job.
     hsdp: fsdp inside each node, the same on every node. offload: fsdp with the shards in the
     node's memory."""
+    keep_in: Literal["chkpt", "model"] = "chkpt"
+    """Place of its checkpoints and models; model: beside those that are downloaded, where recipes
+    find them by name."""
     save_original: bool = False
     """Copy the model beside the run before the first step."""
     export_merged: bool = False

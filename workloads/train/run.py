@@ -94,7 +94,7 @@ def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None
     # Paths first: a missing one is told before torch is imported and a GPU is taken.
     model, places = job.recipe.model, job.places
     model_dir, dataset = inputs.find_inputs(model, config, places)
-    places.path("chkpt")
+    places.path(config.keep_in)
     rank, _, world_size = environment_rank()
     plan = inputs.checked_plan(
         inputs.read_plan(), model=model, config=config, world_size=world_size
@@ -218,7 +218,7 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
     )
     timeout_s = config.checkpoint.timeout_s
     checkpoints = FolderCheckpoints(
-        folder=run_folder(job.places, resume=config.resume),
+        folder=run_folder(job.places, resume=config.resume, keep_in=config.keep_in),
         world=here,
         config=config.checkpoint,
         keep_last=config.keep_last,

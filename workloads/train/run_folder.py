@@ -278,12 +278,16 @@ class RunFolder:
         return any(folder.is_dir() and any(folder.iterdir()) for folder in folders)
 
 
-def run_folder(places: Places, *, resume: str) -> RunFolder:
-    """Return this run's folders, not yet settled; without a place elastic both kinds share one."""
-    chkpt = places.path("chkpt")
+def run_folder(places: Places, *, resume: str, keep_in: str) -> RunFolder:
+    """Return this run's folders in the place `keep_in`, not yet settled.
+
+    Elastic checkpoints of the place chkpt have a place of their own where the stack names one.
+    """
+    chkpt = places.path(keep_in)
+    is_apart = keep_in == "chkpt" and places.has("elastic")
     return RunFolder(
         chkpt=chkpt,
-        elastic=places.path("elastic") if places.has("elastic") else chkpt,
+        elastic=places.path("elastic") if is_apart else chkpt,
         resume=resume,
         job=job_name("train"),
         own_id=job_id(),
