@@ -36,12 +36,15 @@ from stacks.load import STACKS_DIR
 
 
 def init(
-    project: Annotated[str, typer.Option(help="Project id, as the console shows it.")] = "",
+    project: Annotated[
+        str, typer.Option(envvar="NEBIUS_PROJECT_ID", help="Project id, as the console shows it.")
+    ] = "",
     tenant: Annotated[
-        str | None, typer.Option(help="Tenant id; checked against the project's own.")
+        str | None,
+        typer.Option(envvar="NEBIUS_TENANT_ID", help="Tenant id; must be the project's."),
     ] = None,
     region: Annotated[
-        str | None, typer.Option(help="Region; checked against the project's own.")
+        str | None, typer.Option(envvar="NEBIUS_REGION", help="Region; must be the project's.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the stack.")] = None,
     worker: Annotated[str | None, typer.Option(help="PLATFORM/PRESET of the workers.")] = None,

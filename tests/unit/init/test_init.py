@@ -206,6 +206,24 @@ def test_without_a_terminal_all_missing_options_are_named_with_the_choices(serve
     assert "--project: not given" in init(folder).stderr
 
 
+@pytest.mark.feature("S003-54")
+def test_the_environment_names_project_tenant_and_region_and_an_option_wins(
+    served: Any, whole: Any, monkeypatch: pytest.MonkeyPatch
+):
+    folder, _, key = whole
+    wrong = {"PROJECT_ID": "project-e00gone", "TENANT_ID": "tenant-e00x", "REGION": "eu-west1"}
+    for name, value in wrong.items():
+        monkeypatch.setenv(f"NEBIUS_{name}", value)
+    options = (*GIVEN, "--fabric", "fabric-6")
+    assert "--project: 'project-e00gone' is no project" in init(folder, *options, key=key).stderr
+    monkeypatch.setenv("NEBIUS_PROJECT_ID", PROJECT)
+    assert "is in 'tenant-e00t', not in" in init(folder, *options, key=key).stderr
+    own_region = ("--tenant", TENANT)
+    assert "is in 'eu-north1'" in init(folder, *options, *own_region, key=key).stderr
+    monkeypatch.setenv("NEBIUS_REGION", "eu-north1")
+    assert init(folder, *options, *own_region, key=key).exit_code == 0
+
+
 def test_answers_that_break_a_rule_are_refused_by_that_rule(served: Any, whole: Any):
     folder, _, key = whole
     result = init(folder, "--project", PROJECT, *GIVEN, "--fabric", "fabric-7", key=key)
