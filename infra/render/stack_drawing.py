@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -13,6 +14,7 @@ from stacks.machines import MEMORY, node_groups
 from stacks.spec import StackSpec
 from stacks.spec.cluster import AttachedSpec
 from stacks.spec.nodes import Billing, NodeGroupSpec, WorkerSpec
+from stacks.spec.slurm import SERVE_MODULE
 from stacks.spec.storage import FilesystemSpec, SubmountSpec
 
 Kind = Literal["plain", "gpu", "disk", "outside"]
@@ -157,7 +159,7 @@ def stack_svg(spec: StackSpec) -> str:
     """The whole stack as one SVG: people, cluster, node groups, filesystems, what is beside it."""
     drawing = Drawing(f"Architecture of the stack {spec.name}")
     if spec.attached is not None:
-        _attached(drawing, spec, spec.attached)
+        _flows(drawing, spec, 0, _attached(drawing, spec, spec.attached) + _GAP)
         return drawing.text()
     top = _FRAME_TITLE * 3 + _GAP
     inner = _LEFT + 3 * _GAP
@@ -206,11 +208,47 @@ def stack_svg(spec: StackSpec) -> str:
         drawing.box(box)
     _people(drawing, spec, {box.title: box for box in services})
     _uses(drawing, spec, workers[0].middle, cluster_bottom, disks, beside)
+    _flows(drawing, spec, inner, bottom + _GAP)
     return drawing.text()
 
 
-def _attached(drawing: Drawing, spec: StackSpec, attached: AttachedSpec) -> None:
-    """What is known of a cluster that others run: its door, its nodes, and the user's jobs."""
+_FLOWS: Final = {
+    "workloads.data": ("Training", ("data",), "data"),
+    "workloads.train": ("Training", ("data", "model"), "chkpt"),
+    "workloads.evaluate": ("Inference", ("data", "model", "chkpt"), "results"),
+    SERVE_MODULE: ("Inference", ("model", "chkpt"), ""),
+}
+"""Module -> what its jobs belong to, the places that they read, and the one they write, if any."""
+
+
+def _flows(drawing: Drawing, spec: StackSpec, x: float, y: float) -> None:
+    """Data flow of training and of inference: for each module what its jobs read and write."""
+    for module, (purpose, read, written) in _FLOWS.items():
+        jobs = [job.name for job in spec.jobs if f"{job.module}.".startswith(f"{module}.")]
+        if not jobs:
+            continue
+        source = Box(title="read", lines=_folders(spec, *read), kind="disk")
+        work = Box(title=f"{purpose}: {module}", lines=tuple(jobs), kind="gpu")
+        target = (
+            Box(title="written", lines=_folders(spec, written), kind="disk")
+            if written
+            else Box(title="you", lines=("answers, over SSH",), kind="outside")
+        )
+        row = _rows([source, work, target], x, y)
+        row = [replace(box, x=box.x + 2 * _GAP * place) for place, box in enumerate(row)]
+        for before, after in itertools.pairwise(row):
+            drawing.arrow(before.x + before.width, y + 20, after.x, y + 20)
+        for box in row:
+            drawing.box(box)
+        y = row[0].bottom + _GAP
+
+
+def _folders(spec: StackSpec, *places: str) -> tuple[str, ...]:
+    return tuple(f"{each}: {spec.storage.places.get(each, 'not declared')}" for each in places)
+
+
+def _attached(drawing: Drawing, spec: StackSpec, attached: AttachedSpec) -> float:
+    """What is known of a cluster that others run: its door, nodes, jobs; its lower edge in px."""
     lines = (f"Slurm {attached.slurm}", f"as {attached.user}", attached.folder)
     login = Box(title=f"login node {attached.host}", lines=lines)
     nodes = [
@@ -225,9 +263,10 @@ def _attached(drawing: Drawing, spec: StackSpec, attached: AttachedSpec) -> None
         )
         for each in attached.nodesets
     ]
-    slurm = _slurm(spec)[:2]
-    for box in _rows([login, *nodes, *slurm], 0, 0):
+    placed = _rows([login, *nodes, *_slurm(spec)[:2]], 0, 0)
+    for box in placed:
         drawing.box(box)
+    return placed[-1].bottom
 
 
 def _rows(boxes: Sequence[Box], x: float, y: float) -> list[Box]:

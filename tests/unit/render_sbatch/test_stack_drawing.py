@@ -65,6 +65,39 @@ def test_what_is_declared_is_in_it(spec: StackSpec) -> None:
     assert "container registry" in words(stack_svg(larger))
 
 
+@pytest.mark.feature("S002-90")
+@pytest.mark.parametrize(
+    ("stack", "module", "flow"),
+    [
+        ("h100-prod", "Training: workloads.train", ("data", "model", "chkpt")),
+        ("h100-prod", "Inference: workloads.evaluate", ("data", "model", "chkpt", "results")),
+        ("l40s-dev", "Training: workloads.data", ("data", "data")),
+        ("l40s-dev", "Inference: workloads.serve", ("model", "chkpt")),
+    ],
+)
+def test_arrows_lead_from_what_jobs_read_over_them_to_what_they_write(
+    stack: str, module: str, flow: tuple[str, ...], public_key_file: Path
+) -> None:
+    spec = load_stack(stack)
+    jobs = [job.name for job in spec.jobs if job.module.startswith(module.partition(": ")[2])]
+    *read, written = [f"{place}: {spec.storage.places[place]}" for place in flow]
+    told = ["read", *read, module, *jobs, "written", written]
+    if module.endswith("serve"):
+        told = ["read", *read, written, module, *jobs, "you", "answers, over SSH"]
+    svg = stack_svg(spec)
+    assert "\n".join(told) in words(svg)
+    # Of one row: arrows from each box to the next, and the boxes side by side.
+    (work,) = [
+        each for each in ElementTree.fromstring(svg).iter(f"{SVG}text") if each.text == module
+    ]
+    row = [box for box in boxes(svg) if box[1] <= float(work.get("y", "")) <= box[3]]
+    source, job, target = sorted(row)
+    arrows = re.findall(r'd="M(\d+) (\d+)L(\d+) (\d+)" marker-end', svg)
+    level = [tuple(map(float, each)) for each in arrows]
+    for before, after in ((source, job), (job, target)):
+        assert (before[2], before[1] + 20, after[0], before[1] + 20) in level
+
+
 def test_the_fabric_of_a_worker_set_is_named(public_key_file: Path) -> None:
     assert "InfiniBand fabric-6" in words(stack_svg(load_stack("h100-prod")))
 
