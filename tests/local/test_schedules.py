@@ -41,9 +41,20 @@ def connection(cluster: JobsCluster) -> Iterator[Connection]:
 def test_a_schedule_submits_its_pipeline_from_inside_a_job(
     cluster: JobsCluster, connection: Connection
 ) -> None:
-    """As scrontab runs it: a small job that submits the others, each after what it needs."""
+    """As scrontab runs it: a small job that submits the others, each after what it needs.
+
+    While one of the last time is not over it submits nothing, so that one run follows the other.
+    """
     script = f"{cluster.outputs.code_path}/current/schedules/second"
-    said = connection.run(f"cd /tmp && srun --ntasks=1 --cpus-per-task=1 --mem=64M bash {script}")
+    line = f"cd /tmp && srun --ntasks=1 --cpus-per-task=1 --mem=64M bash {script}"
+    held = connection.run("sbatch --parsable --hold --job-name=probe -o /dev/null --wrap=true")
+    last = held.stdout.strip()
+    said = connection.run(line)
+    assert said.ok, said.stderr
+    words = f"soperator: second is not submitted: probe ({last}) of the last time is not over\n"
+    assert said.stdout == words
+    assert connection.run(f"scancel {last}").ok
+    said = connection.run(line)
     assert said.ok, said.stderr
     ids = re.findall(r"is job (\d+)", said.stdout)
     ended = [
