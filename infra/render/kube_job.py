@@ -150,7 +150,7 @@ def how_to_run(spec: StackSpec, pods: Pods, *reads: str, file: str | None = None
         f"  kubectl apply -f {file} && {kubectl} get pods -w -l {label}",
         (
             f"  {kubectl} logs -f -l {label} --all-containers --prefix "
-            f"--max-log-requests={pods.nodes}"
+            f"--max-log-requests={pods.nodes} --tail=-1"  # by a label kubectl begins with 10 lines
         ),
         *(f"  {kubectl} {line}" for line in reads),
         f"  kubectl delete -f {file}",

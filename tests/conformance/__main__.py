@@ -117,8 +117,8 @@ PARTS: Final = (
     ),
     Part(
         name="controllers",
-        what="kruise, mariadb-operator and k8up take what is theirs",
-        tests=(f"{_HERE}/test_controllers.py",),
+        what="kruise, mariadb-operator, k8up and kubectl take what is theirs",
+        tests=(f"{_HERE}/test_controllers.py", f"{_HERE}/test_kubectl.py"),
     ),
     Part(
         name="5.0.0",

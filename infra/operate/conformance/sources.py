@@ -82,7 +82,8 @@ def _checkout(*, says: str = _FIRST_WORD, **row: str) -> Checkout:
 
 _TABLES: Final = _read()
 CHECKOUTS: Final = {name: _checkout(**row) for name, row in _TABLES["checkouts"].items()}
-HELM: Final = "v3.21.4"
+RELEASED: Final = {"helm": "helm/helm v3.21.4", "kubectl": "kubernetes/kubernetes v1.36.0"}
+"""Name in FOLDER/bin -> repository on GitHub and tag, of what has no checkout there."""
 PROGRAMS: Final[Mapping[str, tuple[str, str]]] = _TABLES["programs"]
 """Name in FOLDER/bin -> checkout and Go package that it is built from."""
 CHARTS: Final[Mapping[str, str]] = _TABLES["charts"]
@@ -174,9 +175,9 @@ class Sources:
 
 
 def built_by(program: str, folder: str) -> str:
-    """The command that builds a program of a checkout in the folder; Helm has none there."""
-    if program == "helm":
-        return f"copy it there (Helm {HELM}, https://github.com/helm/helm)"
+    """The command that builds a program of a checkout in the folder, or where it is from."""
+    if program in RELEASED:
+        return f"copy it there (https://github.com/{RELEASED[program]})"
     checkout, package = PROGRAMS.get(program) or (program.replace("-operator", "", 1), "./cmd")
     return f"go -C {folder}/{checkout} build -o {folder}/bin/{program} {package}"
 

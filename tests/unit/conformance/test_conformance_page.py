@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.operate.conformance.sources import CHECKOUTS, HELM, OUTSIDE, PROGRAMS, built_by
+from infra.operate.conformance.sources import CHECKOUTS, OUTSIDE, PROGRAMS, RELEASED, built_by
+from infra.state import KUBE_APISERVER_VERSION
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
@@ -64,7 +65,9 @@ def test_the_command_that_builds_a_program_is_on_the_page(program):
 
 
 def test_the_version_of_helm_is_its_tag():
-    assert f"| `bin/helm` | https://github.com/helm/helm {HELM}, " in PAGE
+    for name, place in RELEASED.items():
+        assert f"| `bin/{name}` | https://github.com/{place}, " in PAGE
+    assert RELEASED["kubectl"].endswith(f" v{KUBE_APISERVER_VERSION}"), "of its server's version"
 
 
 @pytest.mark.parametrize("release", OUTSIDE)

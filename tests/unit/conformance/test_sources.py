@@ -62,8 +62,7 @@ def test_a_missing_program_is_named_with_its_place(tmp_path):
     with pytest.raises(NotRunError) as refused:
         Sources(tmp_path).program("helm")
     assert str(refused.value) == (
-        f"no program {tmp_path}/bin/helm: "
-        "copy it there (Helm v3.21.4, https://github.com/helm/helm)"
+        f"no program {tmp_path}/bin/helm: copy it there (https://github.com/helm/helm v3.21.4)"
     )
 
 
