@@ -307,7 +307,7 @@ def test_an_answer_at_its_limit_says_length(server: Stand) -> None:
         assert answer.choices[0].finish_reason == "length"
 
 
-@pytest.mark.feature("S000-17", "S000-55")
+@pytest.mark.feature("S000-06", "S000-17", "S000-55")
 def test_base_and_tuned_are_two_models_of_one_server(server: Stand) -> None:
     client = server.client()
     assert [model.id for model in client.models.list()] == ["tiny", "tiny-tuned"]
@@ -397,12 +397,15 @@ def test_a_declared_option_reaches_the_template() -> None:
 @pytest.mark.feature("S000-16")
 def test_thinking_of_the_settings_reaches_the_template_of_every_chat() -> None:
     switch = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
-    lengths: list[int] = []
+    lengths: list[list[int]] = []
     for thinking in (True, False):
         with stand(make_tokenizer(CHAT_TEMPLATE + switch), thinking=thinking) as running:
             body = {"model": "tiny", "messages": say("hello")}
-            lengths.append(running.post(json.dumps(body).encode())[1]["usage"]["prompt_tokens"])
-    assert lengths[1] - lengths[0] == len("<think></think>")
+            asked = (body, {**body, "tools": [WEATHER]}, {**body, "stream": False, "n": 2})
+            answers = [running.post(json.dumps(each).encode())[1] for each in asked]
+            lengths.append([each["usage"]["prompt_tokens"] for each in answers])
+    added = [without - thought for thought, without in zip(*lengths, strict=True)]
+    assert added == 3 * [len("<think></think>")]
 
 
 def test_words_of_the_library_itself_cannot_be_declared() -> None:
