@@ -39,9 +39,22 @@ class Hello(http.server.BaseHTTPRequestHandler):
         pass
 
 
+WORKER = "127.0.0.2"
+"""Where the server is as the login node sees it: not on that node itself."""
+
+
 @pytest.fixture
 def server() -> Iterator[int]:
-    listener = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hello)
+    yield from serving("127.0.0.1")
+
+
+@pytest.fixture
+def worker() -> Iterator[int]:
+    yield from serving(WORKER)
+
+
+def serving(host: str) -> Iterator[int]:
+    listener = http.server.ThreadingHTTPServer((host, 0), Hello)
     thread = threading.Thread(target=listener.serve_forever)
     thread.start()
     yield listener.server_address[1]
@@ -69,8 +82,8 @@ class Said:
 
 
 @contextlib.contextmanager
-def tunnel(stand: SshStand, port: int, said: Said) -> Iterator[str]:
-    opened = Tunnel(stand.endpoint, "127.0.0.1", port, log=said)
+def tunnel(stand: SshStand, port: int, said: Said, *, host: str = "127.0.0.1") -> Iterator[str]:
+    opened = Tunnel(stand.endpoint, host, port, log=said)
     try:
         assert opened.url == f"http://127.0.0.1:{opened.port}/v1"
         assert opened._listener.getsockname()[0] == "127.0.0.1", "nobody beside this machine"
@@ -95,10 +108,11 @@ def refusal(url: str) -> str:
 
 
 @pytest.mark.feature("S000-50")
+@pytest.mark.allow_hosts(["127.0.0.1", WORKER])
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_lost_tunnel_is_told_and_comes_back_by_itself(tmp_path: Path, server: int) -> None:
+def test_a_lost_tunnel_is_told_and_comes_back_by_itself(tmp_path: Path, worker: int) -> None:
     said = Said()
-    with login_node(tmp_path) as stand, tunnel(stand, server, said) as url:
+    with login_node(tmp_path) as stand, tunnel(stand, worker, said, host=WORKER) as url:
         assert get(url) == b"hello"
         stand.lose()
         said.wait_for("is lost; reconnecting")
