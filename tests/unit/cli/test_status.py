@@ -59,6 +59,9 @@ def test_one_job_is_shown_with_its_end_its_times_and_its_nodes(cluster: Cluster)
     (limited,) = rows("5")[1:]
     assert limited[2:4] == ["RUNNING", "-"]
     assert " ".join(limited[6:]) == "worker-[0-1] ends 2026-11-21T06:44:40 at the latest"
+    told = CliRunner().invoke(app, ["status", "1", "--stack", "local"]).stderr
+    assert "FAILED: it ended with exit code 3; " in told
+    assert "soperator logs 1 -s local" in told
 
 
 @pytest.mark.feature("S000-61", "S002-44", "S003-80")
