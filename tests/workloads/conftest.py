@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,13 @@ def places(tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
+
+
+@pytest.fixture
+def ram_disk() -> Iterator[Path]:
+    """A folder of this test on a real tmpfs, which every Linux has there."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 RECIPE: dict[str, Any] = {

@@ -441,16 +441,11 @@ def test_vllm_keeps_what_it_compiles_where_no_neighbour_comes(
 
 
 @pytest.mark.feature("S000-72", "S003-43")
-def test_weights_are_staged_to_a_ram_disk_once(
-    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    own = Places({"SOPERATOR_PLACE_SCRATCH": str(scratch)})
-    monkeypatch.setattr(weights_module, "filesystem_of", lambda path: "tmpfs")
+def test_weights_are_staged_to_a_ram_disk_once(ram_disk: Path, model_dir: Path) -> None:
+    own = Places({"SOPERATOR_PLACE_SCRATCH": str(ram_disk)})
     first = weights_module.stage(model_dir, own)
     assert first.is_staged
-    assert first.path.is_relative_to(scratch)
+    assert first.path.is_relative_to(ram_disk)
     weights = "model.safetensors"
     assert (first.path / weights).read_bytes() == (model_dir / weights).read_bytes()
     assert first.num_bytes == sum(path.stat().st_size for path in model_dir.iterdir())

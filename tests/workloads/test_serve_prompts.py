@@ -13,7 +13,6 @@ from workloads.common.exit_codes import DataError
 from workloads.common.places import Places
 from workloads.data.chats import system_prompt
 from workloads.recipes.serve import Limits, ServeConfig
-from workloads.serve import weights
 from workloads.serve.engine import load
 from workloads.serve.protocol import prompt_ids
 from workloads.serve.weights import find_weights
@@ -87,10 +86,9 @@ def test_what_the_template_refuses_is_told() -> None:
 
 @pytest.mark.feature("S000-72")
 def test_a_cold_start_is_measured_with_and_without_the_ram_disk(
-    places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    places: Path, ram_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "filesystem_of", lambda path: "tmpfs")
-    monkeypatch.setenv("SOPERATOR_PLACE_SCRATCH", str(tmp_path))
+    monkeypatch.setenv("SOPERATOR_PLACE_SCRATCH", str(ram_disk))
     limits = Limits(context_tokens=64, max_concurrency=1)
     config = ServeConfig(dtype="fp32", compare_cold_start=True, cpu_threads=1, limits=limits)
     own = Places()
