@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from infra.clients import slurm
+from infra.clients.ssh import Result
 from infra.render.login import teams_script, users_script
 from stacks.load import KEY_FILE_VARIABLE, load_stack
 from stacks.spec import StackSpec
@@ -84,6 +86,40 @@ def test_a_declared_user_logs_in_and_submits_under_the_own_name_and_account(
     assert said == ["ann", "/home/ann", "worker-1"]
     wanted = f"sacct -X -n -P -j {job} -o user,account,state"
     stand.wait(lambda: stand.ssh(wanted).stdout.strip() == "ann|red|COMPLETED", "her job's record")
+
+
+@pytest.mark.feature("S001-32", "S002-44")
+def test_own_jobs_are_those_of_who_asks(
+    stand: Stand, spec: StackSpec, keys: dict[str, Path]
+) -> None:
+    """Those that wait, which the queue has, and those that ended, which accounting has."""
+    set_up(stand, spec)
+    words = "sbatch --parsable --wrap true"
+    hers = {
+        ssh(stand, "ann", keys["ann"], f"cd && {words} --account=red {each}").stdout.strip()
+        for each in ("--hold", "--wait")
+    }
+    others = {stand.ssh(f"{words} {each}").stdout.strip() for each in ("--hold", "--wait")}
+
+    class Ann:
+        def run(self, command: str, *, stdin: bytes = b"") -> Result:
+            assert not stdin
+            done = ssh(stand, "ann", keys["ann"], command)
+            return Result(
+                command=command,
+                exit_code=done.returncode,
+                stdout=done.stdout,
+                stderr=done.stderr,
+            )
+
+    def seen(*, mine: bool) -> set[str]:
+        return {job.id for job in slurm.recent(Ann(), days=1, mine=mine)}
+
+    stand.wait(lambda: hers | others <= seen(mine=False), "the jobs of both in the list of all")
+    mine = seen(mine=True)
+    assert hers <= mine
+    assert not others & mine
+    assert stand.ssh(f"scancel {' '.join(hers | others)}").returncode == 0
 
 
 def test_a_user_without_an_account_may_enter_and_not_submit(
