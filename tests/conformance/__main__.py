@@ -117,8 +117,12 @@ PARTS: Final = (
     ),
     Part(
         name="controllers",
-        what="kruise, mariadb-operator, k8up and kubectl take what is theirs",
-        tests=(f"{_HERE}/test_controllers.py", f"{_HERE}/test_kubectl.py"),
+        what="kruise, mariadb-operator, k8up, Kubeflow's operator and kubectl take what is theirs",
+        tests=(
+            f"{_HERE}/test_controllers.py",
+            f"{_HERE}/test_kubectl.py",
+            f"{_HERE}/test_training_operator.py",
+        ),
     ),
     Part(
         name="5.0.0",
