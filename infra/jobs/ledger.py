@@ -673,19 +673,18 @@ def _report(
     since: datetime,
     until: datetime,
 ) -> SpendReport:
-    inside = tuple(use for use in uses if _is_inside(use, since, until))
+    inside = tuple(
+        use
+        for use in uses
+        if any(
+            run.started_at < until and (run.ended_at is None or run.ended_at > since)
+            for run in use.runs
+        )
+    )
     return spend_report(
         spend(ledger.rates, inside, since=since, until=until),
         content.entries,
         heading=ledger.spec.bill_heading,
         budget=month,
         notes=(*content.problems, *notes),
-    )
-
-
-def _is_inside(use: JobUse, since: datetime, until: datetime) -> bool:
-    """Whether any run of the job reaches into the period."""
-    return any(
-        run.started_at < until and (run.ended_at is None or run.ended_at > since)
-        for run in use.runs
     )

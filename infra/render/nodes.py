@@ -77,8 +77,10 @@ def cloud_init(group: NodeGroupSpec, users: Sequence[NodeUserSpec]) -> str | Non
     if users:
         document["users"] = ["default", *map(user_entry, users)]
     if isinstance(group, WorkerSpec):
-        if group.nvidia_config_lines:
-            files += _driver_files(group.nvidia_config_lines)
+        if lines := group.nvidia_config_lines:
+            options = "\n".join(lines) + "\n"
+            files.append({"path": _MODPROBE, "permissions": "0644", "content": options})
+            files.append(every_boot_script("10-nvidia-config", _driver_check(lines)))
         if group.local_nvme is not None:
             document["packages"] = ["mdadm", "nvme-cli"]
             files.append(every_boot_script("20-local-nvme", _nvme_script(group.local_nvme)))
@@ -106,13 +108,6 @@ def user_entry(user: NodeUserSpec) -> dict[str, Any]:
 def every_boot_script(name: str, text: str) -> dict[str, str]:
     """A file of `write_files` that runs at every boot."""
     return {"path": f"{_EVERY_BOOT}/{name}", "permissions": "0755", "content": text}
-
-
-def _driver_files(lines: Sequence[str]) -> list[dict[str, str]]:
-    return [
-        {"path": _MODPROBE, "permissions": "0644", "content": "\n".join(lines) + "\n"},
-        every_boot_script("10-nvidia-config", _driver_check(lines)),
-    ]
 
 
 def _driver_check(lines: Sequence[str]) -> str:

@@ -289,6 +289,8 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
     ]
     checks = check_script(job, made_on_nodes=held)
     python = f"{spec.python_env_path}/bin/python" if job.container is None else CONTAINER_PYTHON
+    # Where the user's own releases lie; of an attached cluster all of them do.
+    own = shlex.quote(spec.code_path) if spec.attached else own_code(spec.name, "$user")
     lines = [
         "#!/bin/bash",
         f"# Job {job.name} of stack {spec.name}; pulumi up renders and replaces it: do not edit.",
@@ -300,7 +302,7 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         "# A job keeps the release that soperator submitted it with, also when it is queued again.",
         WHO,
         f"release=${{{RELEASE_VARIABLE}:+releases/${RELEASE_VARIABLE}}}",
-        f"own_code={_own_code(spec)}",
+        f"own_code={own}",
         "code=$own_code/$release",
         "[[ -n $release && -e $code.whole ]] ||",
         f'  code=$(readlink -f {shlex.quote(spec.code_path)}/"${{release:-current}}")',
@@ -337,11 +339,6 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _own_code(spec: StackSpec) -> str:
-    """Word of a shell: where the user's own releases lie; of an attached cluster all of them do."""
-    return own_code(spec.name, "$user") if spec.attached is None else shlex.quote(spec.code_path)
 
 
 def _any_python(spec: StackSpec, job: JobSpec) -> list[str]:

@@ -163,7 +163,10 @@ def stack_svg(spec: StackSpec) -> str:
         return drawing.text()
     top = _FRAME_TITLE * 3 + _GAP
     inner = _LEFT + 3 * _GAP
-    services = _rows(_services(spec), inner, top)
+    # Node groups that run the cluster itself, one box each.
+    around = [(role, group) for role, _, group in node_groups(spec) if role != "worker"]
+    boxes = [Box(title=role, lines=_machine_lines(group)) for role, group in around]
+    services = _rows(boxes, inner, top)
     workers = _rows(
         [_worker(each) for each in spec.nodes.workers], inner, services[-1].bottom + _GAP
     )
@@ -286,15 +289,6 @@ def _rows(boxes: Sequence[Box], x: float, y: float) -> list[Box]:
 def _equally_high(row: Sequence[Box]) -> list[Box]:
     height = max((box.least_height for box in row), default=0.0)
     return [replace(box, height=height) for box in row]
-
-
-def _services(spec: StackSpec) -> list[Box]:
-    """Node groups that run the cluster itself, one box each."""
-    return [
-        Box(title=role, lines=_machine_lines(group))
-        for role, _, group in node_groups(spec)
-        if role != "worker"
-    ]
 
 
 def _machine_lines(group: NodeGroupSpec) -> tuple[str, ...]:

@@ -104,7 +104,13 @@ _MATRIX: Final = "nebius mk8s node-group get-compatibility-matrix"
 def check_versions(spec: StackSpec, findings: Findings) -> None:
     """Versions that are known, that this program can deploy, and that go together."""
     _check_soperator(spec, findings)
-    _check_system(spec, findings)
+    if spec.cluster.os not in SYSTEMS:
+        findings.add(
+            "cluster.os-unknown",
+            "cluster.os",
+            f"'{spec.cluster.os}' is not in {_TABLE} (has: {', '.join(SYSTEMS)}); only "
+            f"the API can tell: {_MATRIX}",
+        )
     _check_kubernetes(spec, findings)
 
 
@@ -132,16 +138,6 @@ def _check_soperator(spec: StackSpec, findings: Findings) -> None:
             "cluster.kubernetes_version",
             f"'{kubernetes}' is older than Soperator {row.version} works with; take "
             f"{row.kubernetes_min} or newer",
-        )
-
-
-def _check_system(spec: StackSpec, findings: Findings) -> None:
-    if spec.cluster.os not in SYSTEMS:
-        findings.add(
-            "cluster.os-unknown",
-            "cluster.os",
-            f"'{spec.cluster.os}' is not in {_TABLE} (has: {', '.join(SYSTEMS)}); only "
-            f"the API can tell: {_MATRIX}",
         )
 
 

@@ -53,7 +53,12 @@ def check_workers(spec: StackSpec, findings: Findings) -> None:
     """Every nodeset beyond its hardware, and the users of the nodes."""
     for index, worker in enumerate(spec.nodes.workers):
         path = f"nodes.workers[{index}]"
-        _check_created(worker, path, findings)
+        if worker.created_nodes is not None and worker.created_nodes > worker.min_nodes:
+            findings.add(
+                "nodes.created-order",
+                f"{path}.created_nodes",
+                f"{worker.created_nodes} is more than min_nodes ({worker.min_nodes})",
+            )
         _check_strategy(worker.strategy, f"{path}.strategy", findings)
         _check_capacity(worker, path, findings)
         _check_features(worker, path, findings)
@@ -95,15 +100,6 @@ def check_labels(path: str, group: NodeGroupSpec, findings: Findings) -> None:
                 at,
                 f"'{key}': mk8s ignores labels of {' and '.join(_SYSTEM)}; choose another prefix",
             )
-
-
-def _check_created(worker: WorkerSpec, path: str, findings: Findings) -> None:
-    if worker.created_nodes is not None and worker.created_nodes > worker.min_nodes:
-        findings.add(
-            "nodes.created-order",
-            f"{path}.created_nodes",
-            f"{worker.created_nodes} is more than min_nodes ({worker.min_nodes})",
-        )
 
 
 def _check_strategy(strategy: StrategySpec, path: str, findings: Findings) -> None:
