@@ -29,6 +29,7 @@ from infra.jobs import follow, server, transfer
 from infra.render.delivery import code_files, hash_files
 from infra.state import CHECKOUT, PULUMI_VERSION
 from stacks.spec.nodes import Billing
+from stacks.spec.slurm import PartitionSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 from tests.ports import free_ports
 from tests.unit.jobs.raw import submit
@@ -37,6 +38,12 @@ from tests.workloads.conftest import make_tokenizer
 pytestmark = pytest.mark.local
 
 _READY_S = 240.0
+# As in test_faults.py: of `main`, `cancel` makes room for `urgent`, whose jobs nothing ends.
+_QUEUES = (
+    PartitionSpec(name="main", config="Default=YES State=UP OverSubscribe=YES"),
+    PartitionSpec(name="urgent", config="State=UP PriorityTier=10 PreemptMode=OFF"),
+    PartitionSpec(name="cancel", config="State=UP PreemptMode=CANCEL GraceTime=30"),
+)
 _SETS = (
     "model=tiny",
     "serve.port=0",
@@ -53,14 +60,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", identity], check=True)
     public = Path(f"{identity}.pub").read_text().strip()
     # Slurm holds a requeued job back as long as its old credential is good: 2 minutes by default.
-    with running_cluster(folder, public, identity, credential_s=15) as made:
+    with running_cluster(folder, public, identity, credential_s=15, partitions=_QUEUES) as made:
         _make_model(made.path("/mnt/model/tiny"))
         workers = tuple(
             replace(each, billing=Billing.PREEMPTIBLE) for each in made.spec.nodes.workers
         )
-        yield replace(
-            made, spec=replace(made.spec, nodes=replace(made.spec.nodes, workers=workers))
-        )
+        slurm_spec = replace(made.spec.slurm, partitions=_QUEUES)
+        nodes = replace(made.spec.nodes, workers=workers)
+        yield replace(made, spec=replace(made.spec, nodes=nodes, slurm=slurm_spec))
 
 
 def _make_model(folder: Path) -> None:
@@ -163,9 +170,17 @@ def test_a_served_job_answers_through_the_login_node_and_ends_clean(cluster: Job
 
 
 @pytest.mark.timeout(600)
-def test_a_server_whose_node_is_taken_comes_back_by_itself(cluster: JobsCluster) -> None:
-    """It ended well within the notice, so Slurm called the job COMPLETED, and that was all."""
-    job = next(job for job in cluster.spec.jobs if job.is_server)
+@pytest.mark.parametrize("partition", ["main", "cancel"])
+def test_a_server_whose_node_is_taken_comes_back_by_itself(
+    cluster: JobsCluster, partition: str
+) -> None:
+    """It ended well within the notice, so Slurm called the job COMPLETED, and that was all.
+
+    Of its own preemption Slurm tells steps alone when the grace time begins, and this server is in
+    none: it took chats until Slurm killed it, and with CANCEL it never came back.
+    """
+    served = next(job for job in cluster.spec.jobs if job.is_server)
+    job = replace(served, partition=partition)
     files = code_files(CHECKOUT, replace(cluster.spec, jobs=(job,)))
     outputs = replace(cluster.outputs, jobs={job.name: ""})
     with Connection(outputs.endpoint(cluster.identity)) as connection:
@@ -177,10 +192,15 @@ def test_a_server_whose_node_is_taken_comes_back_by_itself(cluster: JobsCluster)
         key = (results / "api_key").read_text()
         where = slurm.find(connection, submitted.job_id).where
         assert where is not None
-        cluster.lose(where, signal.SIGTERM)
+        if partition == "main":
+            cluster.lose(where, signal.SIGTERM)
+        else:
+            urgent = "sbatch -p urgent --nodes=2 --exclusive --output=/dev/null --wrap 'sleep 2'"
+            assert connection.run(f"cd /tmp && {urgent}").ok
         deadline = time.monotonic() + _READY_S
         while "back into the queue" not in log.read_text():
             assert time.monotonic() < deadline, log.read_text()
+            assert "Slurm ends this job itself" not in log.read_text(), log.read_text()
             threading.Event().wait(0.2)
         cluster.bring_back()
         again = server.wait_until_up(connection, outputs, submitted.job_id, log=lambda _: None)

@@ -233,6 +233,31 @@ def test_a_server_that_was_told_to_end_comes_back_unless_it_was_cancelled(
             signal.signal(number, handler)
 
 
+@pytest.mark.parametrize(
+    ("said", "code"), [("2026-11-27T08:46:03", 0), ("N/A", 3), ("NOT_SET", 3), ("", 3)]
+)
+def test_a_server_is_told_when_slurm_makes_room_for_another_job(
+    tmp_path: Path, said: str, code: int
+) -> None:
+    """Of the grace time Slurm tells steps alone; a server that is none took chats until its end."""
+
+    def ask(*command: str) -> str:
+        known = {"PreemptTime": said, "%T": "RUNNING", "%L": "1-00:00:00"}
+        return known.get(command[-1], "")  # no node leaves
+
+    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        made, job = supervisor(tmp_path, 0, ask)
+        told = "sys.exit(0 if signal.sigtimedwait([signal.SIGUSR1], 4) else 3)"
+        program = "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])"
+        made.command = [sys.executable, "-S", "-c", f"{program}; {told}"]
+        made.serves, made.preemptible = True, ("worker",)
+        assert (made.run(), job.requeued) == (code, code == 0)
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(("num_looks", "is_heard"), [(3, True), (10**9, False)])
 def test_a_job_asks_for_its_requeue_once_slurm_has_heard_how_its_step_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_looks: int, is_heard: bool

@@ -104,6 +104,10 @@ class Job:
                 found.append(line.split()[0].partition("=")[2])
         return found
 
+    def is_preempted(self) -> bool:
+        """Whether its grace time runs: Slurm tells steps of it, and no batch script."""
+        return self.ask("squeue", "-h", "-j", self.id, "-O", "PreemptTime")[:1].isdigit()
+
     def signal_steps(self) -> None:
         """Send SIGUSR1 to every task by Slurm's daemons, as srun would."""
         subprocess.Popen(["scancel", "--signal=USR1", self.id], stdin=subprocess.DEVNULL)
@@ -240,6 +244,9 @@ class Supervisor:
                 watched_s = now_s
                 if leaving := self.job.leaving_nodes(self.nodes, self.preemptible):
                     log(f"{', '.join(leaving)} is drained or about to stop")
+                    pass_on(signal.SIGUSR1, None)
+                elif self.serves and self.job.is_preempted():
+                    log("Slurm makes room for another job")
                     pass_on(signal.SIGUSR1, None)
             if now_s - looked_s >= self.look_every_s:
                 looked_s = now_s
