@@ -26,6 +26,7 @@ from stacks.spec import StackSpec
 from stacks.spec.cluster import AttachedNodesetSpec, AttachedSpec, NodePriceSpec
 from stacks.spec.decode import Decoder, Nodes
 from stacks.spec.nodes import NodeGroupSpec
+from stacks.spec.slurm import WHOLE_NODES
 from stacks.spec.storage import PLACES
 
 PROJECT: Final = "soperator-stack"
@@ -157,7 +158,8 @@ def _without_infrastructure(
         {
             "name": each.name,
             "nodesets": list(each.nodesets),
-            "config": f"Default={'YES' if each.default else 'NO'} MaxTime={each.max_time}",
+            "config": f"Default={'YES' if each.default else 'NO'} MaxTime={each.max_time}"
+            f"{f' {WHOLE_NODES}' if each.whole_nodes else ''}",
         }
         for each in attached.partitions
     ]

@@ -20,7 +20,7 @@ from typing import Final
 from stacks.spec import StackSpec
 from stacks.spec.cluster import HOME, Observability
 from stacks.spec.nodes import IMAGE_PATH, MachineSpec, NodeGroupSpec, WorkerSpec
-from stacks.spec.slurm import JobSpec
+from stacks.spec.slurm import WHOLE_NODES, JobSpec
 
 
 def node_groups(spec: StackSpec) -> Iterator[tuple[str, str, NodeGroupSpec]]:
@@ -267,7 +267,19 @@ def cpus_per_rank(nodesets: Sequence[WorkerSpec], job: JobSpec) -> int:
     return min(preset.vcpus // preset.gpus for preset in presets if preset is not None)
 
 
-def dominant_share(worker: WorkerSpec, gpus: int, cpus: int) -> Decimal:
-    """The larger of a job's shares of a node's CPUs and GPUs; above 0, so that all pay."""
+def workers_of(spec: StackSpec, partition: str) -> tuple[WorkerSpec, ...]:
+    """Nodesets of the partition of this name, all when it names none; none where it is none."""
+    found = next((each for each in spec.slurm.partitions if each.name == partition), None)
+    if found is None or not found.nodesets:
+        return () if found is None else spec.nodes.workers
+    return tuple(worker for worker in spec.nodes.workers if worker.name in found.nodesets)
+
+
+def share_of_node(
+    spec: StackSpec, partition: str, worker: WorkerSpec, gpus: int, cpus: int
+) -> Decimal:
+    """The larger of a job's parts of CPUs and GPUs, above 0; all where nodes are given whole."""
+    if any(each.name == partition and WHOLE_NODES in each.config for each in spec.slurm.partitions):
+        return Decimal(1)
     of_gpus = Decimal(gpus) / worker.gpus if worker.gpus else Decimal(0)
     return max(of_gpus, Decimal(max(1, cpus)) / max(1, worker.vcpus))

@@ -24,7 +24,7 @@ from cost.runs.forecast import Forecast, UnknownRun, forecasts
 from stacks.catalog import FABRICS, PLATFORMS, REGIONS, Preset
 from stacks.check import check
 from stacks.errors import Level, UserError, nearest
-from stacks.rules.jobs import nodesets_of
+from stacks.machines import workers_of
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec
 from stacks.spec.slurm import JobSpec
@@ -158,8 +158,7 @@ def _counts(
 
 def _names(spec: StackSpec, job: JobSpec) -> list[str]:
     """Nodesets of the job's partition."""
-    partition = next((part for part in spec.slurm.partitions if part.name == job.partition), None)
-    return [] if partition is None else [item.name for item in nodesets_of(spec, partition)]
+    return [item.name for item in workers_of(spec, job.partition)]
 
 
 def _is_alone(spec: StackSpec, job: JobSpec, nodeset: str) -> bool:

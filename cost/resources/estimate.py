@@ -13,8 +13,7 @@ from cost.resources.component import CostComponent, Scope, Section
 from cost.resources.lines import components, node_rate
 from cost.traced import named
 from stacks.errors import Problem
-from stacks.machines import cpus_per_rank, dominant_share
-from stacks.rules.jobs import nodesets_of
+from stacks.machines import cpus_per_rank, share_of_node, workers_of
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, NodeGroupSpec, WorkerSpec
 from stacks.spec.slurm import JobSpec
@@ -157,14 +156,8 @@ class RunRates:
 
     def workers_of(self, job: JobSpec) -> tuple[WorkerSpec, ...]:
         """Nodesets of the job's partition whose nodes have the GPUs that it asks for."""
-        partition = next(
-            (each for each in self.spec.slurm.partitions if each.name == job.partition), None
-        )
-        return tuple(
-            worker
-            for worker in (() if partition is None else nodesets_of(self.spec, partition))
-            if worker.gpus >= job.gpus_per_node
-        )
+        of = workers_of(self.spec, job.partition)
+        return tuple(worker for worker in of if worker.gpus >= job.gpus_per_node)
 
     def dearest(self, job: JobSpec) -> WorkerSpec | None:
         """The nodes that a forecast prices: the dearest that the job may get."""
@@ -185,7 +178,7 @@ class RunRates:
         if usd is None or self.spec.attached is None:
             return usd
         cpus = cpus_per_rank(self.workers_of(job), job) * max(1, job.gpus_per_node)
-        return usd * dominant_share(worker, job.gpus_per_node, cpus)
+        return usd * share_of_node(self.spec, job.partition, worker, job.gpus_per_node, cpus)
 
     def share_usd(
         self, nodes_usd: Decimal | None, num_nodes: int, hours: Decimal

@@ -26,8 +26,7 @@ from cost.runs.ledger import (
     open_parts,
 )
 from cost.runs.spend import By, JobUse, month_of, span_s
-from stacks.machines import dominant_share, nodeset_of
-from stacks.rules.jobs import nodesets_of
+from stacks.machines import nodeset_of, share_of_node, workers_of
 from stacks.spec.cost import BudgetSpec
 from stacks.spec.nodes import WorkerSpec
 
@@ -285,25 +284,24 @@ def _run_usd(
     hours = max(_ZERO, span_s(min(stop, end) - max(began, start))) / _SECONDS_PER_HOUR
     workers = {worker.name: worker for worker in rates.spec.nodes.workers}
 
-    def rate(worker: WorkerSpec | None) -> Decimal | None:
+    def rate(worker: WorkerSpec | None, partition: str) -> Decimal | None:
         usd = None if worker is None else rates.node_usd_per_hour[worker.name]
         if usd is None or worker is None or rates.spec.attached is None:
             return usd
         # What a job of others' cluster pays of a node; all of it where it may have asked for GPUs
         # in a way that the queue does not show.
-        share = dominant_share(worker, use.gpus_per_node, use.cpus_per_node)
+        share = share_of_node(rates.spec, partition, worker, use.gpus_per_node, use.cpus_per_node)
         return usd * (share if use.gpus_per_node or not worker.gpus else 1)
 
     if nodes is not None:
-        named = _usd([rate(workers.get(nodeset_of(rates.spec, node))) for node in nodes])
+        of = [workers.get(nodeset_of(rates.spec, node)) for node in nodes]
+        named = _usd([rate(worker, use.partition) for worker in of])
         return None if named is None else named * hours
-    partitions = {each.name: each for each in rates.spec.slurm.partitions}
     fits: list[Decimal | None] = []
     for name in use.partition.split(","):
         # One that the stack does not declare may have any of its nodes.
-        known = partitions.get(name)
-        these = nodesets_of(rates.spec, known) if known else rates.spec.nodes.workers
-        fits += [rate(worker) for worker in these if worker.gpus >= use.gpus_per_node]
+        these = workers_of(rates.spec, name) or rates.spec.nodes.workers
+        fits += [rate(worker, name) for worker in these if worker.gpus >= use.gpus_per_node]
     if not fits or None in fits:
         return None
     return max(filter(None, fits), default=_ZERO) * use.num_nodes * use.num_tasks * hours

@@ -38,7 +38,7 @@ from cost.runs.ledger import (
     actuals,
     forecasts,
 )
-from stacks.machines import dominant_share, nodeset_of
+from stacks.machines import nodeset_of, share_of_node
 
 if TYPE_CHECKING:
     from cost.runs.budget import MonthBudget
@@ -222,6 +222,7 @@ def _stays(
     stays: dict[str, list[_Stay]] = defaultdict(list)
     foreign: set[str] = set()
     for index, use in enumerate(uses):
+        gpus, cpus = use.gpus_per_node, use.cpus_per_node
         for run in use.runs:
             start, end = max(run.started_at, since), min(run.ended_at or until, until)
             if end <= start:
@@ -237,7 +238,7 @@ def _stays(
                         end_s=span_s(end - since),
                         job=index,
                         told_by=use.told_by,
-                        weight=dominant_share(worker, use.gpus_per_node, use.cpus_per_node),
+                        weight=share_of_node(rates.spec, use.partition, worker, gpus, cpus),
                     )
                 )
     return stays, tuple(sorted(foreign))

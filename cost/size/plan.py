@@ -18,7 +18,7 @@ from cost.size.choice import Gpus, Verdict, best, verdicts
 from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError, load_shape
 from cost.size.training import GIB, Dtype, Method, Training, usable_bytes, usable_host_bytes
 from stacks.catalog import PLATFORMS
-from stacks.rules.jobs import nodesets_of
+from stacks.machines import workers_of
 from stacks.spec import StackSpec
 from stacks.spec.decode import AmountOrZero, CountOrZero, Decoder
 from stacks.spec.nodes import WorkerSpec
@@ -215,8 +215,7 @@ def make_plan(
 
 def _smallest(spec: StackSpec, job: JobSpec) -> WorkerSpec:
     """Of the nodes that Slurm may give the job, those with the least memory a rank."""
-    partition = next((each for each in spec.slurm.partitions if each.name == job.partition), None)
-    workers = () if partition is None else nodesets_of(spec, partition)
+    workers = workers_of(spec, job.partition)
     fitting = [each for each in workers if each.hardware and each.gpus >= job.gpus_per_node]
     if not fitting:
         raise SizeError(

@@ -19,7 +19,7 @@ from cost.size.memory import trained_weights
 from cost.size.plan import Plan
 from cost.size.training import BYTES_PER_GB
 from stacks.files import is_map
-from stacks.rules.jobs import nodesets_of
+from stacks.machines import workers_of
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing
 from stacks.spec.slurm import JobSpec
@@ -89,8 +89,7 @@ def saving(
     records: Sequence[RunRecord],
 ) -> Saving | None:
     """What the job has to save when it is told; None on nodes that are not taken."""
-    partition = next((each for each in spec.slurm.partitions if each.name == job.partition), None)
-    workers = () if partition is None else nodesets_of(spec, partition)
+    workers = workers_of(spec, job.partition)
     if not any(each.billing is Billing.PREEMPTIBLE for each in workers):
         return None
     per_weight = BYTES_PER_WEIGHT

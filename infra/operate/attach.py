@@ -10,7 +10,7 @@ import re
 import secrets
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -60,6 +60,8 @@ class FoundPartition:
     qos: tuple[str, ...] | None = None
     """QOS that it takes; None takes all."""
     is_up: bool = True
+    whole_nodes: bool = False
+    """Whether it gives whole nodes, whatever a job asks for."""
 
     def takes(self, account: str | None) -> bool:
         """Whether jobs of the account may run there."""
@@ -169,8 +171,10 @@ def read(parts: Mapping[str, Sequence[str]], at: str) -> Found:
             f"{at}: Slurm shows {user} no node ({_first(parts['nodes']) or 'sinfo lists none'}); "
             "ask the administrators whether Slurm is up, and for a partition that you may use"
         )
-    partitions = partitions_of(nodes, parts["partitions"])
     config = dict(_pair(line) for line in parts["config"] if "=" in line)
+    partitions = partitions_of(nodes, parts["partitions"])
+    if config.get("SelectType") == "select/linear":  # it knows nodes alone
+        partitions = tuple(replace(each, whole_nodes=True) for each in partitions)
     enforces = _words(config.get("AccountingStorageEnforce", "none"))
     associations = associations_of(parts["associations"])
     if enforces & {"associations", "all", "limits", "qos"} and not associations:
@@ -304,6 +308,8 @@ def partitions_of(nodes: Sequence[str], shown: Sequence[str]) -> tuple[FoundPart
             if _set_or_all(fields.get("AllowQos", "ALL")) is None
             else tuple(fields["AllowQos"].split(",")),
             is_up=fields.get("State", "UP") == "UP",
+            whole_nodes=fields.get("OverSubscribe") == "EXCLUSIVE"
+            or fields.get("Exclusive") in ("NODE", "TOPO"),  # so says 26.05
         )
     return tuple(found.values())
 

@@ -29,7 +29,7 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, count, refused
 from infra.clients.ssh import Connection, close_channel, split_lines
 from infra.render.sbatch import WHO, gpu_options, memory_mib, place_words
-from stacks.machines import cpus_per_rank, dominant_share
+from stacks.machines import cpus_per_rank, share_of_node
 from stacks.spec import StackSpec
 from stacks.spec.nodes import WorkerSpec
 from stacks.spec.slurm import JobSpec
@@ -116,7 +116,7 @@ def ask(
         memory_mib=memory_mib(spec, workers, job) if gpus else _MIB_PER_CPU * cpus_found,
         minutes=math.ceil(hours * _MINUTES_PER_HOUR),
         options=(*gpu_options(spec, gpus), *spec.charge.options),
-        usd_per_hour=_usd_per_hour(rates, workers, gpus, cpus_found),
+        usd_per_hour=_usd_per_hour(rates, workers, queue, gpus, cpus_found),
     )
 
 
@@ -147,15 +147,15 @@ def _partition(spec: StackSpec, name: str | None) -> str:
 
 
 def _usd_per_hour(
-    rates: RunRates, workers: Sequence[WorkerSpec], gpus: int, cpus: int
+    rates: RunRates, workers: Sequence[WorkerSpec], queue: str, gpus: int, cpus: int
 ) -> Decimal | None:
-    """The larger of the shares of GPUs and CPUs, as cost/runs/spend.py divides a shared node."""
+    """The session's share of the dearest node, as cost/runs/spend.py divides a shared one."""
     found: list[Decimal] = []
     for worker in workers:
         usd = rates.node_usd_per_hour[worker.name]
         if usd is None:
             return None
-        found.append(usd * dominant_share(worker, gpus, cpus))
+        found.append(usd * share_of_node(rates.spec, queue, worker, gpus, cpus))
     return max(found)
 
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Final
 
 from stacks.load import StackError
-from stacks.machines import expand_nodes
+from stacks.machines import expand_nodes, workers_of
 from stacks.rules import Findings
 from stacks.rules.naming import check_unique, name_problem, path_problem
 from stacks.rules.slurm_conf import HIDDEN, check_line
@@ -68,13 +68,6 @@ def check_jobs(spec: StackSpec, findings: Findings) -> None:
         _check_job(spec, job, f"jobs[{index}]", findings)
     _check_order(spec, findings)
     _check_servers(spec, findings)
-
-
-def nodesets_of(spec: StackSpec, partition: PartitionSpec) -> tuple[WorkerSpec, ...]:
-    """Workers of a partition: the named nodesets, or all when it names none."""
-    if not partition.nodesets:
-        return spec.nodes.workers
-    return tuple(worker for worker in spec.nodes.workers if worker.name in partition.nodesets)
 
 
 def _check_partitions(spec: StackSpec, findings: Findings) -> None:
@@ -147,7 +140,7 @@ def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> 
         return
     _check_time(job, partition, path, findings)
     _check_faults(job, path, findings)
-    _check_notice(job, nodesets_of(spec, partition), path, findings)
+    _check_notice(job, workers_of(spec, partition.name), path, findings)
     if partition.name == HIDDEN:
         findings.add(
             "jobs.hidden",
@@ -155,7 +148,7 @@ def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> 
             "'hidden' is for Soperator's active checks, which wait while the job runs; "
             "use another partition",
         )
-    _check_fit(job, nodesets_of(spec, partition), path, findings)
+    _check_fit(job, workers_of(spec, partition.name), path, findings)
 
 
 def _check_time(job: JobSpec, partition: PartitionSpec, path: str, findings: Findings) -> None:

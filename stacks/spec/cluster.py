@@ -236,6 +236,8 @@ class AttachedPartitionSpec:
     """Whether Slurm takes it where a job names none."""
     max_time: str = "UNLIMITED"
     """Longest time of a job, as Slurm writes it."""
+    whole_nodes: bool = False
+    """Whether Slurm gives, and so charges, whole nodes, whatever a job asks for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,10 @@ class PartitionSpec:
     """Rest of its line in slurm.conf."""
 
 
+WHOLE_NODES: Final = "OverSubscribe=EXCLUSIVE"
+"""In the line of a partition whose jobs get whole nodes, whatever they ask for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QosSpec:
     """One quality of service: how urgent jobs are and what one user or all may hold."""

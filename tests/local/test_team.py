@@ -151,6 +151,29 @@ def test_what_another_member_submits_by_hand_is_reserved_whatever_it_says(
     team.state("UP")
 
 
+def test_where_slurm_gives_whole_nodes_a_job_is_forecast_and_charged_as_such(
+    team: Team, tmp_path: Path
+) -> None:
+    """One CPU of 64: $0.94 was its most, and Slurm gave and accounted all CPUs of the node."""
+    team.as_root("scontrol update PartitionName=main OverSubscribe=EXCLUSIVE")
+    try:
+        ann = laptop(team, "ann", tmp_path, "{usd_per_month: 100000}")
+        path = ann.folder / "stacks/Pulumi.lab.yaml"
+        path.write_text(path.read_text().replace("cpus_per_task: 64", "cpus_per_task: 1"))
+        said = ann.run("submit", "look", "-s", "lab", "--dry-run").output
+        assert "Its time limit allows at most $60.00" in said
+        ((job_id, _),) = ann.submit(1)
+        team.wait_until_all_ended(120, [job_id])
+        (row,) = (row for row in team.rows("JobIDRaw,AllocCPUS,ElapsedRaw") if row[0] == job_id)
+        text = ann.run("cost", "spend", "-s", "lab", "--format", "json").stdout
+        (usd,) = (
+            each["nodes_usd"] for each in json.loads(text)["jobs"] if each["job_id"] == job_id
+        )
+        assert (row[1], float(usd)) == ("64", float(row[2])), "a dollar a second for a whole node"
+    finally:
+        team.as_root("scontrol update PartitionName=main OverSubscribe=NO")
+
+
 @dataclass(frozen=True)
 class Root:
     """The login node as root, for the product's own questions."""

@@ -93,6 +93,7 @@ def found_text(door: Door, found: Found) -> str:
         ]
         limits = f"name: {json.dumps(each.name)}, nodesets: {json.dumps(of)}"
         limits += f", default: {json.dumps(each.default)}, max_time: {json.dumps(each.max_time)}"
+        limits += ", whole_nodes: true" if each.whole_nodes else ""
         who = "" if each.accounts is None else f" accounts {', '.join(sorted(each.accounts))}"
         who += "" if each.qos is None else f" QOS {', '.join(each.qos)}"
         state = "" if each.is_up else " not up"

@@ -23,6 +23,7 @@ from cost.bill.table import render
 from cost.prices.book import layered
 from cost.report.layout import Format
 from cost.resources.estimate import estimate, run_rates
+from cost.runs.budget import queue_charge
 from cost.runs.forecast import UnknownRun, forecast
 from cost.runs.ledger import Occupancy
 from cost.runs.spend import JobUse, render_spend, spend, spend_report
@@ -48,7 +49,7 @@ from stacks.load import StackError, load_config, load_stack
 from stacks.machines import nodeset_of
 from stacks.spec import StackSpec
 from stacks.spec.slurm import SearchSpec, TrialSpec
-from tests.unit.attach.test_discovery import AT, found
+from tests.unit.attach.test_discovery import AT, PARTITIONS, PARTS, found
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGJGVJRcWE02OPAsk5Nx3B3O4RMs6uxZK6tZKMTZEYFN"
 DOOR = Door(
@@ -61,15 +62,18 @@ DOOR = Door(
 )
 
 
+Parts = dict[str, tuple[str, ...]]
+
+
 def attached(folder: Path, **parts: tuple[str, ...]) -> tuple[Path, StackSpec]:
     seen = found(**parts)
     path, _, spec = write(folder, "lab", DOOR, seen, choose(seen, AT))
     return path, spec
 
 
-def config(folder: Path, **changes: object) -> dict[str, Any]:
+def config(folder: Path, parts: Parts | None = None, **changes: object) -> dict[str, Any]:
     """The configuration of the file that attach writes, with these keys changed."""
-    path, _ = attached(folder)
+    path, _ = attached(folder, **(parts or {}))
     document = yaml.safe_load(path.read_text(encoding="utf-8"))["config"]
     return {**document, **{f"soperator-stack:{key}": value for key, value in changes.items()}}
 
@@ -404,6 +408,40 @@ def test_a_forecast_charges_what_spend_charges_of_the_same_job(
     assert run.at_most_usd == charged.jobs_usd > 0
     whole = spend(rates, (use("gpu01", cpus=64, gpus=2),), **period).jobs_usd
     assert (run.at_most_usd == whole) == (gpus == 2)
+
+
+@pytest.mark.parametrize(
+    ("parts", "usd_elsewhere"),
+    [
+        ({"partitions": (f"{PARTITIONS[0]} OverSubscribe=EXCLUSIVE", PARTITIONS[1])}, 4),
+        ({"config": (*PARTS["config"], "SelectType              = select/linear")}, 8),
+    ],
+)
+def test_where_slurm_gives_whole_nodes_every_price_is_of_whole_nodes(
+    parts: Parts, usd_elsewhere: int, tmp_path: Path
+) -> None:
+    """A forecast said half of what the same hour was then charged, and a budget let it in by that.
+
+    Two of the CPUs that a node has belong to Slurm's own daemons (CoreSpecCount).
+    """
+    document = config(tmp_path, parts, node_prices=[full("nvidia-l40s"), full("cpu")])
+    spec = load_config(document, "lab")
+    rates = run_rates(spec, estimate(spec, layered(spec)), layered(spec))
+    look = next(job for job in spec.jobs if job.name == "look")
+    usd = {}
+    for name in ("main", "debug"):
+        job = replace(look, partition=name, gpus_per_node=1, time_limit="01:00:00")
+        run = forecast(job, rates, ())
+        assert isinstance(run, UnknownRun)
+        usd[name] = run.at_most_usd
+    assert usd == {"main": 8, "debug": usd_elsewhere}
+    asked = ask(rates, gpus=0, cpus=1, partition="main", hours=1)
+    assert asked.usd_per_hour == 8
+    period = {"since": START, "until": START + timedelta(hours=10)}
+    assert spend(rates, (use("gpu01", cpus=62, gpus=1),), **period).jobs_usd == 8
+    ran = use("c9", cpus=1)
+    waits = replace(ran, state="PENDING", is_finished=False, runs=(), num_nodes=1, limit_s=3600)
+    assert queue_charge(rates, waits, START).usd == 8
 
 
 def test_a_job_that_slurm_forgot_still_costs_what_it_cost(tmp_path: Path) -> None:

@@ -402,6 +402,38 @@ def test_whatever_a_node_says_is_read_or_refused_in_one_line(text: str) -> None:
         assert len(str(error).splitlines()) == 1  # noqa: PT017 (any text may do)
 
 
+@pytest.mark.parametrize(
+    ("said", "hides_jobs"), [("none", False), ("accounts,jobs", True), ("jobs,usage", True)]
+)
+def test_a_slurm_that_hides_jobs_of_others_is_seen(said: str, hides_jobs: bool) -> None:
+    config = (*PARTS["config"], f"PrivateData             = {said}")
+    assert found(config=config).hides_jobs is hides_jobs
+
+
+@pytest.mark.parametrize(
+    ("words", "selects", "whole_nodes"),
+    [
+        ("OverSubscribe=EXCLUSIVE", "select/cons_tres", [True, False]),
+        ("OverSubscribe=NO", "select/cons_tres", [False, False]),
+        ("OverSubscribe=FORCE:4", "select/cons_res", [False, False]),
+        ("OverSubscribe=NO", "select/linear", [True, True]),
+        ("Exclusive=NODE OverSubscribe=NO", "select/cons_tres", [True, False]),
+        ("Exclusive=TOPO OverSubscribe=NO", "select/cons_tres", [True, False]),
+        ("Exclusive=USER OverSubscribe=NO", "select/cons_tres", [False, False]),
+        ("ExclusiveUser=YES OverSubscribe=NO", "select/cons_tres", [False, False]),
+    ],
+)
+def test_partitions_that_give_whole_nodes_are_seen(
+    words: str, selects: str, whole_nodes: list[bool]
+) -> None:
+    """As 22.05.8 to 25.11.3, and 26.05.3 print it; select/linear gives whole nodes everywhere."""
+    seen = found(
+        partitions=(f"{PARTITIONS[0]} {words} OverTimeLimit=NONE", PARTITIONS[1]),
+        config=(*PARTS["config"], f"SelectType              = {selects}"),
+    )
+    assert [each.whole_nodes for each in seen.partitions] == whole_nodes
+
+
 def test_a_partition_without_words_of_scontrol_takes_everybody() -> None:
     (main, _) = partitions_of(NODES, ["scontrol: error: something"])
     assert main == FoundPartition(name="main", default=True, max_time="UNLIMITED")

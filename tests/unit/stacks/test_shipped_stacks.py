@@ -10,8 +10,7 @@ import pytest
 
 from stacks.check import check
 from stacks.load import STACKS_DIR, load_stack
-from stacks.machines import MEMORY
-from stacks.rules.jobs import nodesets_of
+from stacks.machines import MEMORY, workers_of
 from stacks.schedule import pipeline
 from stacks.spec import StackSpec
 from stacks.spec.storage import DiskType
@@ -38,7 +37,7 @@ def test_four_l40s_workers_train_and_one_serves(stack: StackSpec):
     names = {
         partition.name: [
             f"{worker.name}-{ordinal}"
-            for worker in nodesets_of(stack, partition)
+            for worker in workers_of(stack, partition.name)
             for ordinal in range(worker.max_nodes)
         ]
         for partition in stack.slurm.partitions
