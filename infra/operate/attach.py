@@ -110,6 +110,8 @@ class Found:
     default_account: str | None = None
     folders: tuple[OwnFolder, ...] = ()
     quota: tuple[str, ...] = ()
+    hides_jobs: bool = False
+    """Whether users see their own jobs alone."""
 
 
 def discover(shell: Shell, at: str) -> Found:
@@ -209,6 +211,7 @@ def read(parts: Mapping[str, Sequence[str]], at: str) -> Found:
         default_account=next((each for each in default if each in known), None),
         folders=folders,
         quota=tuple(parts["quota"]) if any("blocks" in each for each in parts["quota"]) else (),
+        hides_jobs="jobs" in _words(config.get("PrivateData", "")),
     )
 
 

@@ -145,16 +145,17 @@ class Laptop:
         assert done.exit_code == code, f"{words}\n{done.output}\n{done.exception!r}"
         return done
 
-    def attach(self, budget: str) -> None:
-        """Attaches, and declares what a person would."""
+    def attach(self, budget: str) -> str:
+        """Attaches, and declares what a person would; what attach said."""
         from infra.clients.ssh_key import fingerprint
 
         (self.folder / "stacks").mkdir(parents=True, exist_ok=True)
-        self.run(
+        done = self.run(
             *("attach", f"{self.user}@127.0.0.1:{self.port}", "--stack", "lab"),
             *("--key", str(self.key), "--host-key", fingerprint(self.host_key)),
         )
         self.declare(budget)
+        return done.stderr
 
     def declare(self, budget: str) -> None:
         """Writes price, budget and a job that has a node for itself into the stack file."""

@@ -197,6 +197,8 @@ def _say(found: Found, spec: StackSpec, path: Path, *, is_update: bool) -> None:
         f"Slurm {found.version}, accounting {'kept' if found.has_accounting else 'not kept'}; "
         f"Python {found.python_version} at {found.python}; files below {spec.attached.folder}"
     )
+    if found.hides_jobs:
+        note("Slurm hides others' jobs (PrivateData=jobs): a budget knows what budget.ledger tells")
     priced = {each.nodeset for each in spec.node_prices}
     if unpriced := [name for name in names if name not in priced]:
         note(f"{', '.join(unpriced)}: UNPRICED until node_prices of {path} says what a node costs")
