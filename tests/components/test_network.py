@@ -51,6 +51,7 @@ def test_a_company_name_is_a_label_of_every_cloud_resource(
     assert set(named.values()) == {"your-company"}
 
 
+@pytest.mark.feature("S002-23")
 def test_a_network_that_the_stack_brings_gets_a_subnet(
     deployed: Deploy, load: Callable[[str], StackSpec]
 ) -> None:

@@ -481,6 +481,25 @@ def test_the_page_promises_no_equal_answers_at_temperature_0() -> None:
     assert Page(dialogue()[0])._temperature.label == "Temperature (0: likeliest word)"
 
 
+@pytest.mark.feature("S000-48")
+def test_every_control_of_the_page_does_what_it_says() -> None:
+    from workloads.chat.page import Page
+
+    page = Page(dialogue()[0])
+
+    def does(part: Any, event: str) -> set[str | None]:
+        functions = page.blocks.fns.values()
+        return {each.name for each in functions if (part._id, event) in each.targets}
+
+    assert does(page._send, "click") == does(page._question, "submit") == {"_ask"}
+    assert does(page._stop, "click") == {"_stopped"}
+    assert "_renew" in does(page._new, "click")
+    assert "_exported" in does(page._export, "click")
+    assert all(does(button, "click") for button in page._votes.values())
+    assert {"_opened", "_looked"} <= does(page.blocks, "load")
+    assert does(page._timer, "tick") == {"_looked"}
+
+
 def test_whatever_starts_a_conversation_ends_the_answers_of_the_one_before() -> None:
     from workloads.chat.page import Page
 

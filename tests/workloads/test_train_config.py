@@ -367,6 +367,8 @@ def test_seed_003_divides_the_model_and_saves_both_kinds() -> None:
     train = train_of("qwen2_7b_full_4xh200")
     assert (train.strategy, train.dtype, train.gradient_checkpointing) == ("fsdp", "bf16", True)
     assert (train.checkpoint_every, train.checkpoint.elastic_every) == (300, 1000)
+    # Epochs would take the place of the steps, which say nothing then.
+    assert train.checkpoint_every_epochs is None
     page = (STACKS_DIR.parent / "docs" / "training.md").read_text(encoding="utf-8")
     said = "FSDP2, checkpoints every 300 steps, elastic ones every 1,000"
     assert f"\n| `qwen2_7b_full_4xh200` | 003 | {said} |" in page

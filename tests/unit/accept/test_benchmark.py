@@ -72,7 +72,7 @@ def test_health_writes_a_dated_result_to_the_given_file(tmp_path: Path) -> None:
     assert "`python -m json.tool FILE` shows the result" in page
 
 
-@pytest.mark.feature("S001-56", "S001-62")
+@pytest.mark.feature("S001-56", "S001-62", "S001-63")
 def test_distributed_without_torchrun_is_not_run_and_never_0(tmp_path: Path) -> None:
     code, result = _run("distributed", tmp_path / "benchmark.json")
     assert code is ExitCode.NOT_RUN
@@ -84,6 +84,7 @@ def test_distributed_without_torchrun_is_not_run_and_never_0(tmp_path: Path) -> 
     assert point["tokens_per_s"] == pytest.approx(16 / point["seconds"])
 
 
+@pytest.mark.feature("S001-63")
 def test_gpus_that_should_be_there_and_are_not_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,23 @@ def test_a_real_df_is_read() -> None:
     assert (own.path, own.kind is None, own.node) == ("/tmp", False, None)
 
 
+@pytest.mark.feature("S000-81")
+def test_df_is_asked_for_the_columns_that_are_read_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of df(1), --output; what it prints follows their order."""
+    (tmp_path / "df").write_text(
+        "#!/bin/sh\necho head\n"
+        r"echo $* | sed 's/.*--output=\([^ ]*\).*/\1/; s/fstype/ext4/; s/size/100/; "
+        "s/used/30/; s/avail/60/; s#target#/#; s/,/ /g'\n"
+    )
+    (tmp_path / "df").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found, _ = usage(Here(), {"/": "root"})
+    assert (found.kind, found.size_bytes) == ("ext4", 100)
+    assert (found.used_bytes, found.free_bytes) == (30, 60)
+
+
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Slurm's commands: sinfo prints the file `nodes`; srun runs here and keeps its words."""

@@ -25,6 +25,7 @@ def test_a_failed_job_has_its_exit_code_and_its_times() -> None:
     assert (job.elapsed, job.ended, job.where) == ("00:00:01", "2026-11-21T05:44:39", "worker-0")
 
 
+@pytest.mark.feature("S001-94")
 def test_a_job_that_was_cancelled_before_its_start_ran_for_no_time() -> None:
     """Slurm prints RunTime=20778-05:44:40 for it: the days since 1970."""
     assert (JOBS["2"].state, JOBS["2"].elapsed, JOBS["2"].started) == ("CANCELLED", None, None)
@@ -34,6 +35,7 @@ def test_a_cancelled_job_never_counts_as_success_though_its_exit_code_is_0() -> 
     assert (JOBS["2"].exit_code, JOBS["2"].status) == (0, 1)
 
 
+@pytest.mark.feature("S001-94")
 def test_a_signal_reads_as_a_shell_would_say_it() -> None:
     assert JOBS["4"].status == 128 + 9
 
@@ -47,6 +49,7 @@ def test_sacct_and_scontrol_say_one_number_of_a_killed_program(accounted: str, s
     assert (job.exit_code, job.status) == (shown, shown)
 
 
+@pytest.mark.feature("S001-94")
 def test_a_name_with_spaces_and_bars_survives() -> None:
     assert JOBS["4"].name == "a|b c"
 
@@ -59,6 +62,7 @@ def test_a_running_job_has_no_exit_code_and_no_end_but_a_limit() -> None:
     assert job.where == "worker-[0-1]"
 
 
+@pytest.mark.feature("S001-94")
 def test_a_waiting_job_says_why() -> None:
     assert (JOBS["6"].where, JOBS["6"].started) == ("JobHeldUser", None)
 

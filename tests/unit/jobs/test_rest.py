@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from infra.clients.slurm import Job, scontrol_job, squeue
 from infra.jobs.follow import rest_lines, waiting_for, why
 from infra.jobs.history import Submission
@@ -47,6 +49,7 @@ def test_a_wait_names_the_jobs_and_what_their_failure_means() -> None:
     assert why(JOBS[4], NAMES) == "waits until enough nodes are free"
 
 
+@pytest.mark.feature("S001-94")
 def test_the_queue_and_one_job_tell_the_same_need() -> None:
     one = scontrol_job(
         "JobId=12 JobName=tune JobState=PENDING Reason=Dependency "

@@ -72,6 +72,39 @@ def test_every_variable_of_the_recipe_has_a_key_that_exists_or_a_reason():
         assert why if keys == "-" else set(keys.split()) <= known, variable
 
 
+OTHER_WORDS = {
+    *("nccl_benchmark_enable", "nccl_benchmark_schedule", "nccl_benchmark_min_threshold"),
+    *("telemetry_enabled", "dcgm_exporter_enabled", "sizing_tier_override"),
+}
+"""Variables whose key has none of their words: what it does is called otherwise here."""
+PARTS = {
+    "filestore_jail_submounts": "storage.submounts[]",
+    **{f"filestore_{name}": f"storage.{name}" for name in ("controller_spool", "jail")},
+    "filestore_accounting": "storage.accounting",
+    "slurm_nodeset_workers": "nodes.workers[]",
+    **{f"slurm_nodeset_{name}": f"nodes.{name}" for name in ("system", "controller", "login")},
+    **{f"slurm_nodeset_{name}": f"nodes.{name}" for name in ("accounting", "nfs")},
+}
+"""The recipe's own parts of an installation, and the section that is the same part here."""
+
+
+def words_of(names: str) -> set[str]:
+    """Words of variables or keys, without the plural."""
+    return {word.rstrip("s") for word in re.findall(r"[a-z0-9]+", names.replace("_", " "))}
+
+
+@pytest.mark.feature("S000-64")
+def test_a_variable_of_the_recipe_leads_to_the_key_of_the_same_thing():
+    rows = read_table(DOCS / "recipe-variables.tsv").rows
+    found = {variable: keys for _, variable, keys, _ in rows if keys != "-"}
+    for variable, keys in found.items():
+        shared = words_of(variable) & words_of(keys)
+        assert bool(shared) != (variable in OTHER_WORDS), variable
+        part = PARTS.get(variable, "")
+        assert all(f"{key}.".startswith(part and f"{part}.") for key in keys.split()), variable
+    assert PARTS.keys() <= found.keys()
+
+
 def recipe_variables() -> set[str]:
     """Names in the first column of the tables of variables, of our notes about the recipe."""
     notes = SHARED / "reference" / "terraform-recipe.md"
