@@ -467,6 +467,13 @@ def test_rows_of_like_length_share_a_micro_batch() -> None:
     assert [{row.num_tokens for row in batch} for batch in batches] == [{9}, {1}]
 
 
+@pytest.mark.feature("S000-12")
+def test_the_order_of_rows_is_the_seeds_own_in_every_process() -> None:
+    """A process keeps an order that it has made: two runs in one cannot tell where it is from."""
+    stream = Stream(packs=range(6), seed=7)
+    assert stream.rows(0, 12) == [4, 2, 1, 3, 0, 5, 4, 2, 3, 1, 5, 0]
+
+
 @dataclass(frozen=True)
 class Row:
     num_tokens: int
