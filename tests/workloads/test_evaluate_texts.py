@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from workloads.data.chats import Chat
+from workloads.evaluate.comparison import metric_report
 from workloads.evaluate.generate import ModelRows
 from workloads.evaluate.held_out import HeldOut
+from workloads.evaluate.resampling import Sampling
 from workloads.evaluate.scores import (
     bleu_of,
     bleu_parts,
@@ -185,6 +187,14 @@ def test_an_answer_may_draw_on_the_chat_and_on_the_reference() -> None:
 def test_one_name_in_two_forms_of_unicode_is_one() -> None:
     composed, apart = "in Nestl\u00e9", "in Nestle\u0301"
     assert invented_share(composed, apart) == invented_share(apart, composed) == 0.0
+
+
+@pytest.mark.feature("S000-121")
+def test_fewer_inventions_and_more_terms_are_an_improvement() -> None:
+    sampling = Sampling(resamples=10, confidence=0.95, seed=0)
+    for name, before, after in (("invented_share", 0.5, 0.25), ("term_recall", 0.5, 0.75)):
+        found = metric_report(name, [before] * 4, [after] * 4, sampling)
+        assert found["improvement_percent"] == 50, name
 
 
 def test_message_length_is_in_characters() -> None:

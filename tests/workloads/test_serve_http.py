@@ -307,7 +307,7 @@ def test_an_answer_at_its_limit_says_length(server: Stand) -> None:
         assert answer.choices[0].finish_reason == "length"
 
 
-@pytest.mark.feature("S000-06", "S000-17", "S000-55")
+@pytest.mark.feature("S000-06", "S000-17", "S000-55", "S002-86")
 def test_base_and_tuned_are_two_models_of_one_server(server: Stand) -> None:
     client = server.client()
     assert [model.id for model in client.models.list()] == ["tiny", "tiny-tuned"]

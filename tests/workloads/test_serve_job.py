@@ -222,7 +222,7 @@ def test_a_key_of_another_user_or_behind_a_link_is_refused(neighbour: Neighbour)
         weights_module.api_key(neighbour.folder / "link", {})
 
 
-@pytest.mark.feature("S000-55")
+@pytest.mark.feature("S000-55", "S002-86")
 def test_endpoint_json_says_where_the_server_is_and_never_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

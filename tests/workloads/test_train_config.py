@@ -211,7 +211,7 @@ def test_a_value_of_the_recipe_wins_over_deepspeeds(
     assert "train.strategy='ddp' wins over DeepSpeed's 'fsdp'" in capsys.readouterr().err
 
 
-@pytest.mark.feature("S001-11")
+@pytest.mark.feature("S001-11", "S004-22")
 def test_offload_types_and_optimizer_of_deepspeed_are_mapped() -> None:
     mapped = map_deepspeed(
         {

@@ -62,6 +62,7 @@ def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
     monkeypatch.setattr(strategy, "log", said.append)
     monkeypatch.setattr(Trainer, "run", _that_finds_the_original(Trainer.run))
     code, record = run("train", "train.save_original=true", "train.export_merged=true",
+                       "train.lora.dropout=0.05",
                        'train.gate={"max_loss": 99, "min_tokens_per_s_per_gpu": 1}')  # fmt: skip
     assert code == 0, record
     folder = places / "chkpt" / "finetune" / "12"
@@ -88,11 +89,8 @@ def test_a_lora_run_leaves_original_adapter_merged_summary_and_events(
     config = json.loads((results / "config.json").read_text())
     assert config["train"]["lora"]["rank"] == 4
     made = json.loads((folder / "final" / "adapter_config.json").read_text())
-    assert (made["r"], made["lora_alpha"], set(made["target_modules"])) == (
-        4,
-        8,
-        {"q_proj", "v_proj"},
-    )
+    assert (made["r"], made["lora_alpha"], made["lora_dropout"]) == (4, 8, 0.05)
+    assert set(made["target_modules"]) == {"q_proj", "v_proj"}
     summary = (results / "train_12_summary.txt").read_text()
     for words in ("gate: PASS", "PASS    final/", "NOT RUN tokens/s/GPU", "last_loss"):
         assert words in summary
@@ -320,7 +318,7 @@ def test_a_checkpoint_of_slices_falls_on_every_interval_and_on_the_end(
     assert all(list(path.glob("*.distcp")) for path in saved)
 
 
-@pytest.mark.feature("S002-37")
+@pytest.mark.feature("S001-30", "S002-37")
 def test_an_epoch_learns_every_example_also_one_of_just_the_length(places: Path, run: Any) -> None:
     run("prepare-data")
     rows = read_parquet(places / "data" / "prepared" / "tokens_train.parquet")
