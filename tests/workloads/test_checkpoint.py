@@ -391,7 +391,7 @@ def test_a_sharded_one_of_another_size_is_refused_where_the_recipe_wants_that(
     assert lenient.state.progress.step == 3
 
 
-@pytest.mark.feature("S003-29")
+@pytest.mark.feature("S003-29", "S003-30")
 def test_at_another_world_size_a_step_keeps_its_rows_and_at_the_same_one_they_must_be_equal(
     tmp_path: Path,
 ) -> None:

@@ -360,6 +360,7 @@ def test_a_signal_before_a_rank_can_take_it_is_no_failure(
     [
         (3, "1 idle", False),
         (3, "4 idle", True),
+        (1, "4 idle", True),
         (4, "9 idle", False),
         (3, "4 idle*", False),
         (3, "4 idle~\n2 down*", False),
@@ -375,12 +376,26 @@ def test_a_job_grows_when_nodes_that_answer_were_seen_twice(
     said: list[str] = []
     monkeypatch.setattr("workloads.common.supervise.log", said.append)
     assert made.can_grow() is grows
-    told = "4 nodes are there again, 3 are in use: saving to use them"
+    told = f"4 nodes are there again, {used} are in use: saving to use them"
     assert said == ([told] if grows else [])
     made, _ = supervisor(tmp_path, 0, answers(nodes=nodes))
     seen = iter((4, used, 4))
     made.job.num_available_nodes = lambda: next(seen)  # type: ignore[method-assign]
     assert not any(made.can_grow() for _ in range(3)), "one that went again is not counted twice"
+
+
+@pytest.mark.feature("S003-30", "S003-50")
+def test_a_new_start_could_have_idle_nodes_of_its_partition_and_those_that_it_holds() -> None:
+    def ask(*command: str) -> str:
+        if command[0] == "squeue":
+            return "worker-[0-2]"
+        of_partition = ("sinfo", "-h", "-p", "main", "-o", "%D %t")
+        if command == of_partition:
+            return "2 idle\n4 alloc\n1 mix\n8 idle*\n16 idle~"
+        assert command == (*of_partition, "-n", "worker-[0-2]")
+        return "1 alloc\n1 mix\n1 alloc*"
+
+    assert Job(id="12", partition="main", ask=ask).num_available_nodes() == 4
 
 
 @pytest.mark.feature("S001-38")
