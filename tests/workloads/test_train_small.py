@@ -94,7 +94,8 @@ def test_images_that_were_written_in_part_are_refused(
 PIXELS = np.random.default_rng(5).normal(0, 1, (3, 3, 32, 32)).astype(np.float32)
 MASKS = np.stack([np.full((32, 32), kind) for kind in (0, 1, 2)])
 MASKS[:, :8] = 255
-BOXES = np.array([[[0.5, 0.5, 0.5, 0.5], [0.25, 0.75, 0.5, 0.5]], [[0.5, 0.5, 1, 1]] * 2,
+# Wider than high: width and height are told apart.
+BOXES = np.array([[[0.5, 0.5, 0.5, 0.25], [0.25, 0.75, 0.5, 0.4]], [[0.5, 0.5, 1, 1]] * 2,
                   [[0, 0, 0, 0]] * 2])  # fmt: skip
 OBJECTS = np.array([[1, 0], [1, -1], [-1, -1]])
 OF_PIXELS: dict[str, Any] = {"task": "semantic_segmentation", "dtype": "fp32"}
