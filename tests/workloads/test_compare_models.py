@@ -178,6 +178,12 @@ def test_the_command_line_of_seed_002_runs_word_for_word(
     ]
     assert main(named) == ExitCode.OK
     assert report.read_bytes() == by_folders
+    found = json.loads(by_folders)
+    assert found["original_results"] == str(tmp_path / "original")
+    assert found["trained_results"] == str(tmp_path / "trained")
+    other = tmp_path / "of_today.json"
+    assert main([*named[:-1], str(other)]) == ExitCode.OK
+    assert other.read_bytes() == by_folders
     named[1] = str(tmp_path / "trained" / "rows.jsonl")
     capsys.readouterr()
     assert main(named) == ExitCode.BAD_DATA
