@@ -91,6 +91,26 @@ def test_images_that_were_written_in_part_are_refused(
         opened(tmp_path, model_dir, task="image_classification")
 
 
+@pytest.mark.feature("S002-77")
+@pytest.mark.parametrize(
+    ("task", "model"), [("text_classification", "bert"), ("text_to_text", "t5")]
+)
+def test_a_text_has_the_loss_among_longer_ones_that_it_has_alone(task: Any, model: str) -> None:
+    """Nobody reads the padding."""
+    import torch
+
+    config = TrainConfig(
+        dataset="generated", task=task, method="full", dtype="fp32", max_steps=1, learning_rate=0.1
+    )
+    made = open_task(config, model=f"generated/{model}", model_dir=None, dataset=None)
+    cpu = torch.device("cpu")
+    loss = made.loss(made.build(cpu).eval(), cpu)
+    rows = made.rows[:6]
+    assert len({made.length(row) for row in rows}) > 2
+    alone = [loss(made.collate([row])) for row in rows]
+    torch.testing.assert_close(loss(made.collate(rows)), sum(alone))
+
+
 PIXELS = np.random.default_rng(5).normal(0, 1, (3, 3, 32, 32)).astype(np.float32)
 MASKS = np.stack([np.full((32, 32), kind) for kind in (0, 1, 2)])
 MASKS[:, :8] = 255
