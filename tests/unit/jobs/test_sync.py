@@ -82,6 +82,7 @@ def test_two_laptops_of_one_user_send_one_after_the_other(
     assert not (tmp_path / "code" / "was_not_locked").exists()
 
 
+@pytest.mark.feature("S003-74")
 def test_an_older_release_stays_and_is_not_sent_a_second_time(tmp_path: Path) -> None:
     first = send(tmp_path, FILES)
     inode = (tmp_path / "releases" / first).stat().st_ino

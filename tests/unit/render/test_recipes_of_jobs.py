@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from infra.render.delivery import recipe_problems, run_configs
 from stacks.load import STACKS_DIR, load_stack
 from stacks.spec import StackSpec
@@ -29,6 +31,7 @@ def test_every_recipe_without_a_file_is_told_with_its_path(public_key_file: Path
     assert recipe_problems(CHECKOUT, load_stack("local")) == []
 
 
+@pytest.mark.feature("S001-10")
 def test_a_recipe_in_yaml_is_uploaded_as_it_is(public_key_file: Path):
     recipe = "qwen2_7b_lora_zero3_16xh100"
     spec = with_recipes(load_stack("h100-prod"), recipe)
