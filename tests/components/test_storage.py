@@ -76,6 +76,7 @@ def test_a_stack_that_declares_no_bucket_has_none(deployed: Deploy, stack: str) 
     assert deployed(stack).of(BUCKET) == []
 
 
+@pytest.mark.feature("S002-66")
 @pytest.mark.parametrize("stack", ["h100-prod", "l40s-dev"])
 def test_backups_and_configs_have_a_bucket_each_and_only_configs_keep_versions(
     deployed: Deploy, stack: str

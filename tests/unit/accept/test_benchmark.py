@@ -48,7 +48,7 @@ def _run(mode: str, output: Path, *words: str) -> tuple[ExitCode, dict[str, Any]
     return code, json.loads(output.read_text())
 
 
-@pytest.mark.feature("S001-13", "S001-62")
+@pytest.mark.feature("S001-13", "S001-62", "S001-64")
 def test_the_modes_are_those_of_seed_001_and_full_is_everything() -> None:
     assert list(MODES) == ["health", "single", "distributed", "full"]
     assert MODES["full"] == STAGES

@@ -29,7 +29,7 @@ def test_the_page_has_the_measured_figures_and_says_what_was_not_measured() -> N
     assert re.search(r"[\d.]+ GB", row("disk")[0])
 
 
-@pytest.mark.feature("S003-81", "S003-86")
+@pytest.mark.feature("S003-71", "S003-81", "S003-86")
 @pytest.mark.parametrize(
     ("first", "of_environment", "of_image"),
     [

@@ -198,6 +198,7 @@ def test_keys_of_other_programs_are_ignored(config: dict[str, Any]):
     assert load_config(mapping, "demo", environ={}) == load(config)
 
 
+@pytest.mark.feature("S002-22")
 def test_a_key_without_its_project_is_refused(config: dict[str, Any]):
     with pytest.raises(StackError, match=r"demo\.prices: unknown key; write 'soperator-stack"):
         load_config({**namespaced(config), "prices": "x"}, "demo", environ={})
