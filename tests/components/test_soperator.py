@@ -65,6 +65,11 @@ def test_observability_comes_with_classes_for_its_disks(
     found = releases(deployed(changed(load("h100-prod"), observability=level)))
     assert found.keys() >= OBSERVABILITY | {"storageclasses", "soperator-dcgm-exporter"}
     assert found["storageclasses"].urn in found["metrics"].depends_on
+    asked = [
+        found["metrics"].inputs["values"]["vmsingle"]["spec"]["resources"]["limits"]["memory"],
+        found["vm-logs"].inputs["values"]["server"]["resources"]["limits"]["memory"],
+    ]
+    assert asked == (["24Gi", "2Gi"] if level is Observability.FULL else ["2Gi", "1Gi"])
 
 
 @pytest.mark.feature("S003-42", "S003-66")

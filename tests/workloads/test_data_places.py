@@ -61,7 +61,7 @@ def test_the_sample_runs_through_convert_split_and_tokenise(
     assert len(read_parquet(tokens)) == NUM_ROWS - len(held)
 
 
-@pytest.mark.feature("S000-23", "S000-27")
+@pytest.mark.feature("S000-23", "S000-27", "S002-31")
 def test_the_modules_by_hand_make_what_prepare_data_makes(
     places: Path, run: Run, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,20 +71,22 @@ def test_the_modules_by_hand_make_what_prepare_data_makes(
     assert record["metrics"]["num_train_dropped"] > 0
     hand = places / "hand"
     hand.mkdir()
-    chats, train, tokens = (
-        str(hand / name) for name in ("chats.jsonl", "chats_train.jsonl", "tokens_train.parquet")
-    )
+    names = ("chats.jsonl", "chats_train.jsonl", "chats_test.jsonl")
+    tokens = ("tokens_train.parquet", "tokens_test.parquet")
+    chats, *sides = (str(hand / name) for name in names)
+    tokenize = ("--model", str(model_dir), "--max-tokens", "1100")
     for module, *words in (
         ("dataset_convert", str(EXCERPT), chats, "--kind", "bfcl"),
         ("dataset_split", chats, "--test-ratio", "0.3", "--rand-sort", "--seed", "3"),
-        ("dataset_tokenize", train, tokens, "--model", str(model_dir), "--max-tokens", "1100"),
+        ("dataset_tokenize", sides[0], str(hand / tokens[0]), *tokenize),
+        ("dataset_tokenize", sides[1], str(hand / tokens[1]), *tokenize),
     ):
         monkeypatch.setattr(sys, "argv", [module, *words])
-        monkeypatch.delitem(sys.modules, f"workloads.data.{module}")
+        monkeypatch.delitem(sys.modules, f"workloads.data.{module}", raising=False)
         with pytest.raises(SystemExit) as ended:
             runpy.run_module(f"workloads.data.{module}", run_name="__main__")
         assert ended.value.code == 0
-    for name in ("chats.jsonl", "chats_train.jsonl", "chats_test.jsonl", "tokens_train.parquet"):
+    for name in (*names, *tokens):
         assert (hand / name).read_bytes() == (places / "data/prepared" / name).read_bytes(), name
 
 

@@ -89,6 +89,8 @@ def test_sixteen_h100_share_one_fabric_and_stay_under_the_quota(stack: StackSpec
     (worker,) = stack.nodes.workers
     assert (worker.platform, worker.preset) == ("gpu-h100-sxm", "8gpu-128vcpu-1600gb")
     assert (worker.max_nodes, worker.infiniband_fabric) == (2, "fabric-6")
+    train = [job for job in stack.jobs if job.module == "workloads.train"]
+    assert [job.nodes * job.gpus_per_node for job in train] == 3 * [16], "each takes all of them"
     assert stack.nebius.region == "eu-north1"
     assert mounts(stack) == {
         "/mnt/training": 2 * TIB,
