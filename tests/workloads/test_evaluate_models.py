@@ -133,14 +133,18 @@ def test_4_bits_of_a_model_that_is_64_wide_give_nearly_its_logits(tmp_path: Path
         assert found > least
 
 
+@pytest.mark.feature("S003-43")
 def test_a_precision_that_cannot_be_loaded_is_not_run_with_its_reason(
-    trained: Any, monkeypatch: pytest.MonkeyPatch
+    trained: Any, places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from workloads.evaluate import __main__ as evaluate
 
-    real = evaluate.load_precision
+    (places / "scratch").mkdir()
+    monkeypatch.setenv("SOPERATOR_PLACE_SCRATCH", str(places / "scratch"))
+    real, folders = evaluate.load_precision, set[Path]()
 
     def no_8_bit(subject: Any, precision: Any, *rest: Any) -> Any:
+        folders.add(rest[-1])
         if precision == "8bit":
             raise RuntimeError("no kernel\nfor this device")
         return real(subject, precision, *rest)
@@ -152,6 +156,7 @@ def test_a_precision_that_cannot_be_loaded_is_not_run_with_its_reason(
         "outcome": "NOT RUN",
         "reason": "RuntimeError: no kernel for this device",
     }
+    assert folders == {places / "scratch"}, "whole copies are no results, which are kept"
 
 
 @pytest.mark.parametrize(
