@@ -117,7 +117,7 @@ def test_a_wrong_setting_is_refused_with_its_path(values: dict[str, Any], messag
     assert message in str(caught.value)
 
 
-@pytest.mark.feature("S000-55", "S000-57")
+@pytest.mark.feature("S000-54", "S000-55", "S000-57")
 def test_base_adapter_merged_and_checkpoint_are_found(
     places: Path, model_dir: Path, tmp_path: Path
 ) -> None:

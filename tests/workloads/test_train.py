@@ -38,10 +38,10 @@ def adapter(places: Path, job_id: str = "12") -> dict[str, torch.Tensor]:
     return load_file(places / "chkpt" / "finetune" / job_id / "final" / "adapter_model.safetensors")
 
 
-def losses(places: Path, job_id: str = "12") -> list[float]:
-    """Returns the loss curve of a run."""
+def losses(places: Path, job_id: str = "12", *, name: str = "loss") -> list[float]:
+    """Returns the loss curve of a run, or that of another figure."""
     lines = (places / "results" / job_id / "loss_curve.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss"] for line in lines]
+    return [json.loads(line)[name] for line in lines]
 
 
 def launch(
@@ -80,6 +80,9 @@ def test_two_ranks_give_the_losses_and_weights_of_one(
     record = json.loads(result.stdout.splitlines()[-1])
     assert (record["world_size"], record["outcome"]) == (2, "PASS")
     assert losses(places, "13") == pytest.approx(losses(places, "12"), rel=1e-5)
+    # Adam gives the same weights for a gradient of any scale, so they do not tell it.
+    norms = [losses(places, job_id, name="grad_norm") for job_id in ("12", "13")]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
     one, two = adapter(places, "12"), adapter(places, "13")
     assert one.keys() == two.keys()
     for name in one:

@@ -206,6 +206,9 @@ def test_a_running_job_is_as_the_queue_has_it_and_an_ended_one_as_accounting() -
     running, ended = slurm.recent(shell, days=7)
     assert (running.id, running.state, running.where) == ("5", "RUNNING", "worker-0")
     assert (ended.id, ended.state, ended.exit_code) == ("6", "FAILED", 3)
+    # By itself sacct shows a user no jobs of others, which squeue lists.
+    assert shell.asked[0].startswith("squeue --noheader ")
+    assert "; sacct --allusers --noheader " in shell.asked[0]
 
 
 @pytest.mark.feature("S001-32", "S002-44")

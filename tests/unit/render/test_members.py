@@ -108,8 +108,11 @@ def test_a_user_is_made_once_and_keeps_the_key_of_the_cluster(spec: StackSpec, n
     assert node.keys("ann") == ["internal", *OURS]
 
 
-def test_a_changed_key_replaces_the_old_one(spec: StackSpec, node: Node) -> None:
-    node.run(script(spec, user("ann", "ssh-ed25519 OLD a", "ssh-ed25519 OTHER a")))
+@pytest.mark.feature("S002-24")
+def test_a_changed_key_replaces_the_old_ones(spec: StackSpec, node: Node) -> None:
+    old = "ssh-ed25519 OLD a", "ssh-ed25519 OTHER a"
+    node.run(script(spec, user("ann", *old)))
+    assert node.keys("ann") == ["internal", OURS[0], *old, OURS[-1]]
     node.run(script(spec, user("ann")))
     assert node.keys("ann") == ["internal", *OURS]
 

@@ -31,6 +31,15 @@ def test_the_rule_of_seed_004_needs_no_model() -> None:
     assert "Llama-2-70b fp32" in out
 
 
+@pytest.mark.feature("S004-15")
+def test_the_memory_of_a_gpu_is_asked_for_as_an_option() -> None:
+    given = "--rule", "2024-deck", "--gpu-mem", "80", "--format", "json"
+    code, out, _ = run("Llama-2-7b", *given)
+    values = json.loads(out)
+    assert (code, values["gpu_memory_gb"]) == (0, 80)
+    assert values["rows"][0]["deck_gpus"] == 2, "four of 40 GB"
+
+
 def test_serving_counts_streams() -> None:
     code, out, _ = run(
         "Qwen3-8B", "--serve", "--streams", "8", "--seq", "10000", "--format", "json"
