@@ -16,7 +16,14 @@ import torch
 
 from workloads.common import record
 from workloads.common.exit_codes import ExitCode, HungError, exit_code_of, reason_of
-from workloads.common.launch import agent_class, cause_of, main, may_restart, say_why
+from workloads.common.launch import (
+    agent_class,
+    cause_of,
+    main,
+    may_restart,
+    say_why,
+    shell_status,
+)
 from workloads.common.supervise import Guard, Job, Supervisor
 from workloads.train.loop import Watchdog
 
@@ -61,6 +68,12 @@ def test_only_what_may_not_come_again_is_tried_again() -> None:
     again = {ExitCode.DISTRIBUTED, ExitCode.DATA_LOADER, ExitCode.HUNG, ExitCode.DEVICE}
     assert {code for code in ExitCode if may_restart(code)} == again
     assert may_restart(-signal.SIGKILL)
+
+
+@pytest.mark.feature("S001-38")
+def test_a_rank_that_a_signal_ended_is_no_success_of_its_job() -> None:
+    found = [shell_status(each) for each in (0, ExitCode.BAD_DATA, -signal.SIGKILL)]
+    assert found == [0, 65, 137]
 
 
 @pytest.mark.parametrize(
