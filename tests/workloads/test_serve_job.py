@@ -41,7 +41,7 @@ from workloads.serve.__main__ import main, recipe_arguments
 from workloads.serve.app import VllmGuard
 from workloads.serve.metrics import ServeMetrics
 from workloads.serve.weights import Weights, find_weights
-from workloads.train.run_folder import publish_evaluated
+from workloads.train.run_folder import EVALUATED, point
 
 READY_S = 200.0
 CHECKOUT = Path(__file__).parents[2]
@@ -134,13 +134,13 @@ def test_base_adapter_merged_and_checkpoint_are_found(
         assert found.names == ("tiny", "tiny-tuned")
     auto = serve_config(adapter="auto")
     assert find_weights(auto, "tiny", own).names == ("tiny",), "trained is not evaluated"
-    publish_evaluated(places / "chkpt", folder)
+    point(places / "chkpt" / EVALUATED, folder)
     try_out = adapter(places / "chkpt" / "finetune" / "13" / "final")
     (places / "chkpt" / "latest").write_text("finetune/13/final\n")
     assert find_weights(auto, "tiny", own).adapter_dir == folder, "a later try takes its place"
-    publish_evaluated(places / "chkpt", try_out)
+    point(places / "chkpt" / EVALUATED, try_out)
     assert find_weights(auto, "tiny", own).adapter_dir == try_out
-    publish_evaluated(places / "chkpt", adapter(tmp_path / "other", base="Qwen3-14B"))
+    point(places / "chkpt" / EVALUATED, adapter(tmp_path / "other", base="Qwen3-14B"))
     assert find_weights(auto, "tiny", own).names == ("tiny",)
     assert find_weights(auto, "tiny", Places({"SOPERATOR_PLACE_MODEL": str(model_dir.parent)}))
     merged = tmp_path / "merged"

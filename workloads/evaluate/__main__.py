@@ -38,7 +38,7 @@ from workloads.evaluate.scores import measured, row_scores
 from workloads.evaluate.subject import Header, Subject, load_precision, tuned_dir
 from workloads.job import Job, end, run_job, section
 from workloads.recipes.evaluate import EvaluateConfig
-from workloads.train.run_folder import publish_evaluated
+from workloads.train.run_folder import EVALUATED, point
 
 if TYPE_CHECKING:
     from workloads.evaluate.generate import ModelRows
@@ -88,7 +88,7 @@ def _evaluate(job: Job, config: EvaluateConfig, here: World, base: Subject, tune
         job.keep("evaluation", "evaluation.json", text + "\n")
         assert tuned.tuned_dir is not None
         job.record.artifacts["adapter_dir"] = str(tuned.tuned_dir)
-        publish_evaluated(job.places.path("chkpt"), tuned.tuned_dir)
+        point(job.places.path("chkpt") / EVALUATED, tuned.tuned_dir)
         tell(text)
     here.barrier()
 

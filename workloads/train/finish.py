@@ -415,7 +415,7 @@ def _write(run: Run, here: World, folder: RunFolder) -> None:
     if verdict(found) == "FAIL":
         log(f"{run_folder.LATEST} stays as it is: nobody evaluates or serves what failed its gate")
     else:
-        run_folder.publish(folder)
+        run_folder.publish(folder, job.places)
     text = summary_text(
         job=job_id(),
         recipe=job.recipe.name,

@@ -1,9 +1,10 @@
 """The folders of a run: `<place>/<job>/<run>/`, its checkpoints, and pointers to finished weights.
 
 `checkpoint-N/` and `final/` lie below the place chkpt, `elastic-checkpoint-N/` below the place
-elastic. A checkpoint is good when its marker is there and every file that the marker lists has the
-size and the SHA-256 it had. `<chkpt>/<job>/final` is a link; `<chkpt>/latest` names what trained
-last (evaluate reads it), `<chkpt>/evaluated` what passed its evaluation last (serve reads it).
+elastic, unless train.keep_in names another for both. A checkpoint is good when its marker is there
+and every file that the marker lists has the size and the SHA-256 it had. `<place>/<job>/final` is a
+link; `<chkpt>/latest` names what trained last (evaluate reads it), wherever it lies, and
+`<chkpt>/evaluated` what passed its evaluation last (serve reads it).
 """
 
 from __future__ import annotations
@@ -304,21 +305,20 @@ def was_restarted() -> bool:
     return any(int(os.environ.get(name) or 0) > 0 for name in counts)
 
 
-def publish(folder: RunFolder) -> None:
-    """Point `<chkpt>/<job>/final` and `<chkpt>/latest` at the finished adapter of this run."""
+def publish(folder: RunFolder, places: Places) -> None:
+    """Point `<job>/final` beside the run and `<chkpt>/latest` at the run's finished weights."""
     link = folder.path.parent / "final"
     partial = link.with_name(f".final.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     partial.symlink_to(Path(folder.path.name) / "final")
     partial.replace(link)
-    atomic.write_text(folder.chkpt / LATEST, f"{folder.final.relative_to(folder.chkpt)}\n")
+    point((places.path("chkpt") if places.has("chkpt") else folder.chkpt) / LATEST, folder.final)
 
 
-def publish_evaluated(chkpt: Path, tuned_dir: Path) -> None:
-    """Point `<chkpt>/evaluated` at what passed its evaluation: servers take it from there."""
-    inside = tuned_dir.is_relative_to(chkpt)
-    text = tuned_dir.relative_to(chkpt) if inside else tuned_dir
-    atomic.write_text(chkpt / EVALUATED, f"{text}\n")
+def point(pointer: Path, to: Path) -> None:
+    """Let the file name a folder of weights; relative where both lie in one place."""
+    inside = to.is_relative_to(pointer.parent)
+    atomic.write_text(pointer, f"{to.relative_to(pointer.parent) if inside else to}\n")
 
 
 def resolve_adapter(path: Path) -> Path:
