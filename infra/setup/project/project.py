@@ -393,9 +393,9 @@ def find_place(
         found = calls.get("iam.v2.ProjectService", "Get", id=project_id)
     except UnseenError as error:
         raise UserError(
-            f"--project: '{project_id}' is no project that this credential can see; copy the id "
-            "from the console (its list of projects) or from `nebius iam project list --parent-id "
-            "TENANT`, or give the credential of a member of that project"
+            f"--project or NEBIUS_PROJECT_ID: '{project_id}' is no project that this credential "
+            "can see; copy the id from the console (its list of projects) or from `nebius iam "
+            "project list --parent-id TENANT`, or give the credential of a member of that project"
         ) from error
     place = Place(
         tenant_id=found.metadata.parent_id, project_id=project_id, region=found.spec.region
@@ -403,8 +403,8 @@ def find_place(
     problems = [
         f"{option}: {project_id} is in '{real}', not in '{given}'; give '{real}', or leave it out"
         for option, given, real in (
-            ("--tenant", tenant_id, place.tenant_id),
-            ("--region", region, place.region),
+            ("--tenant or NEBIUS_TENANT_ID", tenant_id, place.tenant_id),
+            ("--region or NEBIUS_REGION", region, place.region),
         )
         if given is not None and given != real
     ]

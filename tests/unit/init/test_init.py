@@ -177,10 +177,10 @@ def test_the_key_that_was_made_signs_in_as_the_deployer(
         (("--project", "p-1"), "starts with 'project-'"),
         (
             ("--project", "project-e00gone"),
-            "--project: 'project-e00gone' is no project that this credential can see; copy the id",
+            "'project-e00gone' is no project that this credential can see; copy the id",
         ),
         (("--project", PROJECT, "--tenant", "tenant-e00x"), "is in 'tenant-e00t', not in"),
-        (("--project", PROJECT, "--region", "eu-west1"), "--region: project-e00p is in 'eu-n"),
+        (("--project", PROJECT, "--region", "eu-west1"), "REGION: project-e00p is in 'eu-n"),
     ],
 )
 def test_a_place_that_is_not_there_is_refused_before_anything_is_made(
@@ -215,11 +215,14 @@ def test_the_environment_names_project_tenant_and_region_and_an_option_wins(
     for name, value in wrong.items():
         monkeypatch.setenv(f"NEBIUS_{name}", value)
     options = (*GIVEN, "--fabric", "fabric-6")
-    assert "--project: 'project-e00gone' is no project" in init(folder, *options, key=key).stderr
+    said = init(folder, *options, key=key).stderr
+    assert "--project or NEBIUS_PROJECT_ID: 'project-e00gone' is no project" in said
     monkeypatch.setenv("NEBIUS_PROJECT_ID", PROJECT)
-    assert "is in 'tenant-e00t', not in" in init(folder, *options, key=key).stderr
+    said = init(folder, *options, key=key).stderr
+    assert "--tenant or NEBIUS_TENANT_ID: project-e00p is in 'tenant-e00t', not in" in said
     own_region = ("--tenant", TENANT)
-    assert "is in 'eu-north1'" in init(folder, *options, *own_region, key=key).stderr
+    said = init(folder, *options, *own_region, key=key).stderr
+    assert "--region or NEBIUS_REGION: project-e00p is in 'eu-north1', not in" in said
     monkeypatch.setenv("NEBIUS_REGION", "eu-north1")
     assert init(folder, *options, *own_region, key=key).exit_code == 0
 
