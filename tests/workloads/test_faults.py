@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -266,6 +267,32 @@ def test_a_server_is_told_when_slurm_makes_room_for_another_job(
         made.command = [sys.executable, "-S", "-c", f"{program}; {told}"]
         made.serves, made.preemptible = True, ("worker",)
         assert (made.run(), job.requeued) == (code, code == 0)
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("of", ["PreemptTime", "worker-0"])
+def test_a_server_that_is_told_during_a_look_is_not_told_again(tmp_path: Path, of: str) -> None:
+    """The same signal twice is an order to hurry: answers that had time to end were cut."""
+    drained = "NodeName=worker-0 Arch=x86_64 State=ALLOCATED+DRAIN ThreadsPerCore=1"
+
+    def ask(*command: str) -> str:
+        if command[-1] == of:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+            return drained if of == "worker-0" else "2026-11-27T08:46:03"
+        return {"%T": "RUNNING", "%L": "1-00:00:00"}.get(command[-1], "")
+
+    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        made, job = supervisor(tmp_path, 0, ask)
+        told = "wait([signal.SIGUSR1], 4) and not wait([signal.SIGUSR1], 2)"
+        program = "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])"
+        words = f"{program}; wait = signal.sigtimedwait; sys.exit(0 if {told} else 3)"
+        made.command = [sys.executable, "-S", "-c", words]
+        made.serves, made.preemptible, made.nodes = True, ("worker",), "worker-0"
+        assert (made.run(), job.requeued) == (0, True)
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)

@@ -242,11 +242,12 @@ class Supervisor:
             is_due = now_s - watched_s >= self.watch_every_s
             if self.preemptible and not self.is_stopping and is_due:
                 watched_s = now_s
-                if leaving := self.job.leaving_nodes(self.nodes, self.preemptible):
-                    log(f"{', '.join(leaving)} is drained or about to stop")
-                    pass_on(signal.SIGUSR1, None)
-                elif self.serves and self.job.is_preempted():
-                    log("Slurm makes room for another job")
+                why = ", ".join(self.job.leaving_nodes(self.nodes, self.preemptible))
+                why = f"{why} is drained or about to stop" if why else ""
+                if not why and self.serves and self.job.is_preempted():
+                    why = "Slurm makes room for another job"
+                if why and not self.is_stopping:  # a server that is told twice hurries
+                    log(why)
                     pass_on(signal.SIGUSR1, None)
             if now_s - looked_s >= self.look_every_s:
                 looked_s = now_s
