@@ -125,6 +125,11 @@ PARTS: Final = (
         ),
     ),
     Part(
+        name="image",
+        what="the jobs' image by podman, what holds in it, and a registry that takes it",
+        tests=(f"{_HERE}/test_image.py",),
+    ),
+    Part(
         name="5.0.0",
         what="what the next Soperator would break",
         tests=(f"{_HERE}/test_next_version.py",),
