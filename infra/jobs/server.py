@@ -66,7 +66,7 @@ class ServerAddress:
 
 
 def server_job(spec: StackSpec, name: str | None) -> JobSpec:
-    """The declared server with this name, or the only one; refused with the names there are."""
+    """The declared server with this name, or the one called serve, or the only one."""
     servers = {job.name: job for job in spec.jobs if job.is_server}
     if not servers:
         raise JobsError(
@@ -74,8 +74,8 @@ def server_job(spec: StackSpec, name: str | None) -> JobSpec:
             f"{SERVE_MODULE}, recipe: smollm2_135m_serve_cpu}}, and run `pulumi up --stack "
             f"{spec.name}`"
         )
-    if name is None and len(servers) == 1:
-        return next(iter(servers.values()))
+    if name is None and (len(servers) == 1 or "serve" in servers):
+        return servers.get("serve") or next(iter(servers.values()))
     if name in servers:
         return servers[name]
     what = "there are several servers" if name is None else f"{name!r} is no server"

@@ -77,7 +77,17 @@ def test_the_recipes_of_seed_000_answer_without_a_reasoning_phase() -> None:
     assert data.chat_template_kwargs == {"enable_thinking": False}
 
 
-@pytest.mark.parametrize("name", ["qwen3_14b_serve_1xl40s", "smollm2_135m_serve_cpu"])
+@pytest.mark.feature("S000-56")
+def test_a_server_over_both_gpus_of_its_node_is_vllms() -> None:
+    """No other engine divides a model; 32 rows are 38.9 of each GPU's 40.8 GiB (cost size)."""
+    serve = load_recipe("qwen3_14b_serve_2xl40s").serve
+    assert serve is not None
+    assert (serve.engine, serve.gpus, serve.limits.max_concurrency) == ("vllm", 2, 32)
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_14b_serve_1xl40s", "qwen3_14b_serve_2xl40s", "smollm2_135m_serve_cpu"]
+)
 def test_a_shipped_server_has_base_and_tuned_and_no_later_try(name: str) -> None:
     """`serve --open` served the base alone; `latest` would be a four-step try of after it."""
     serve = load_recipe(name).serve

@@ -36,7 +36,11 @@ def test_the_newest_server_that_runs_is_taken(spec: StackSpec):
 @pytest.mark.parametrize(
     ("jobs", "wanted", "words"),
     [
-        ([], None, "no server runs; submit serve and wait until it is up, or give --url"),
+        (
+            [],
+            None,
+            "no server runs; submit serve or serve-vllm and wait until it is up, or give --url",
+        ),
         ([job("3", state="PENDING")], "3", "job 3 is serve, PENDING; a load test needs a running"),
         ([job("4", name="finetune")], "4", "job 4 is finetune, RUNNING; a load test needs"),
     ],

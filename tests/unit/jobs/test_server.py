@@ -252,14 +252,19 @@ def test_the_newest_server_that_runs_or_waits_is_taken() -> None:
     assert server.open_job(jobs[2:], "serve") is None
 
 
-def test_several_servers_need_a_name(public_key_file: object) -> None:
+def test_of_several_servers_the_one_called_serve_is_meant_or_a_name_is_needed(
+    public_key_file: object,
+) -> None:
     spec = load_stack("local")
     assert server.server_job(spec, None).name == "serve"
     second = JobSpec(name="serve-merged", module="workloads.serve", recipe="r")
-    both = replace(spec, jobs=(*spec.jobs, second))
+    third = replace(second, name="other")
+    assert server.server_job(replace(spec, jobs=(second,)), None) == second
+    both = replace(spec, jobs=(second, *spec.jobs))
     assert server.server_job(both, "serve-merged") == second
-    with pytest.raises(JobsError, match="several servers; name one with --job: serve, serve-m"):
-        server.server_job(both, None)
+    assert server.server_job(both, None).name == "serve"
+    with pytest.raises(JobsError, match="several servers; name one with --job: other, serve-m"):
+        server.server_job(replace(spec, jobs=(second, third)), None)
     with pytest.raises(JobsError, match="'finetune' is no server"):
         server.server_job(spec, "finetune")
     none = replace(spec, jobs=())

@@ -50,7 +50,9 @@ def test_four_l40s_workers_train_and_one_serves(stack: StackSpec):
     disks = {(worker.boot_disk.size_gib, worker.boot_disk.type) for worker in stack.nodes.workers}
     assert disks == {(558, DiskType.NETWORK_SSD_NON_REPLICATED)}
     of_serving = {job.name for job in stack.jobs if job.is_server or job.is_load_test}
-    assert of_serving == {"serve", "load"}
+    assert of_serving == {"serve", "serve-vllm", "load"}
+    (divided,) = [job for job in stack.jobs if job.name == "serve-vllm"]
+    assert (divided.nodes, divided.gpus_per_node) == (1, 2), "both GPUs of its node"
     assert {job.partition for job in stack.jobs if job.name in of_serving} == {"serve"}
     assert {job.partition for job in stack.jobs if job.name not in of_serving} == {"train"}
 
