@@ -279,7 +279,8 @@ def share_of_node(
     spec: StackSpec, partition: str, worker: WorkerSpec, gpus: int, cpus: int
 ) -> Decimal:
     """The larger of a job's parts of CPUs and GPUs, above 0; all where nodes are given whole."""
-    if any(each.name == partition and WHOLE_NODES in each.config for each in spec.slurm.partitions):
+    lines = [each.config.lower() for each in spec.slurm.partitions if each.name == partition]
+    if any(WHOLE_NODES.lower() in line for line in lines):
         return Decimal(1)
     of_gpus = Decimal(gpus) / worker.gpus if worker.gpus else Decimal(0)
     return max(of_gpus, Decimal(max(1, cpus)) / max(1, worker.vcpus))

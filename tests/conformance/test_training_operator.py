@@ -84,6 +84,8 @@ class Operator:
 def operator(sources, tmp_path_factory) -> Iterator[Operator]:
     folder = tmp_path_factory.mktemp("training")
     program, checkout = sources.program("training-operator"), sources.checkout("training-operator")
+    if _CERTIFICATES.exists():
+        raise NotRunError(f"{_CERTIFICATES} is of another run, and the operator knows no other")
     api, hook, metrics, health = free_ports(4)
     with api_server.running(folder, api) as config:
         client = KubeClient(config.access())

@@ -434,7 +434,7 @@ def test_a_slurm_that_hides_jobs_of_others_is_told_and_what_members_tell_counts(
         assert reserved[0] == reserved[1], "the limit of a job that waits, by whoever tells it"
         assert hidden in bob.run("submit", "look", "-s", "lab", "--again").stderr
         said = bob.attach("{usd_per_month: 500, ledger: /mnt/team}")
-        assert "(PrivateData=jobs): a budget knows what budget.ledger tells" in said
+        assert "(PrivateData=jobs): a budget counts those of budget.ledger" in said
     finally:
         forgetful.as_root("scancel --state=PENDING --user=ann,bob; true")
         forgetful.state("UP")

@@ -198,7 +198,7 @@ def _say(found: Found, spec: StackSpec, path: Path, *, is_update: bool) -> None:
         f"Python {found.python_version} at {found.python}; files below {spec.attached.folder}"
     )
     if found.hides_jobs:
-        note("Slurm hides others' jobs (PrivateData=jobs): a budget knows what budget.ledger tells")
+        note("Slurm hides others' jobs (PrivateData=jobs): a budget counts those of budget.ledger")
     priced = {each.nodeset for each in spec.node_prices}
     if unpriced := [name for name in names if name not in priced]:
         note(f"{', '.join(unpriced)}: UNPRICED until node_prices of {path} says what a node costs")
