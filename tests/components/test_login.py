@@ -158,7 +158,9 @@ def test_nothing_is_carried_before_slurm_is_released_and_its_nodes_are_ready(
 @pytest.mark.feature("S002-28")
 def test_the_stack_is_ready_when_sinfo_says_so(deployed: Deploy, stack: str) -> None:
     recorder = deployed(stack)
-    assert "sinfo" in recorder.one(COMMAND, f"{stack}-ready").inputs["create"]
+    waits = recorder.one(COMMAND, f"{stack}-ready").inputs["create"]
+    assert "states=$(sinfo " in waits
+    assert "not idle after" in waits, "it fails where a node never is"
     assert plain(recorder.outputs)["ready"] == f"output of {stack}-ready"
 
 

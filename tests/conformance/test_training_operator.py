@@ -29,6 +29,7 @@ from infra.operate.conformance.cluster import (
     running,
     serve_certificates,
 )
+from infra.operate.conformance.sources import NotRunError
 from infra.render.kube_job import pytorch_job, training_pods
 from stacks.load import load_stack
 from tests.ports import free_ports

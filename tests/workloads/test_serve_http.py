@@ -122,7 +122,7 @@ def say(word: str) -> list[Any]:
     return [{"role": "user", "content": word}]
 
 
-@pytest.mark.feature("S002-86")
+@pytest.mark.feature("S002-86", "S002-80")
 def test_a_chat_is_answered_with_its_usage(server: Stand) -> None:
     answer = server.client().chat.completions.create(
         model="tiny", messages=say("hello"), temperature=0

@@ -64,7 +64,7 @@ def test_no_pod_asks_for_more_memory_than_its_node_offers(platform: str, spec: S
         assert asked_gib * 1024 <= node_capacity(preset, 512).memory_mib
 
 
-@pytest.mark.feature("S001-17")
+@pytest.mark.feature("S001-17", "S001-74")
 def test_the_pods_find_rank_0_by_name_before_they_are_ready(spec: StackSpec) -> None:
     """Without a subdomain `accept-0.accept` does not resolve, as in seed 001's manifest."""
     service, _policy, job = rendered(spec, spec.nodes.workers[0])
@@ -80,6 +80,7 @@ def test_the_pods_find_rank_0_by_name_before_they_are_ready(spec: StackSpec) -> 
     assert script.startswith('NODE_RANK="$JOB_COMPLETION_INDEX"\n')
     assert '--node-rank="$NODE_RANK"' in script
     assert "--nnodes=2 --nproc-per-node=8" in script
+    assert " -m workloads.accept --recipe accept_gpu " in script
 
 
 @pytest.mark.feature("S001-78")

@@ -208,6 +208,7 @@ def _job(spec: StackSpec, name: str):
     return next(job for job in spec.jobs if job.name == name)
 
 
+@pytest.mark.feature("S000-116")
 def test_a_schedule_submits_what_the_job_needs_in_order_and_hands_down_no_limits(
     spec: StackSpec, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_directory_without_an_authority_of_its_own_names_no_map(spec: StackSpe
     assert "sssdLdapCAConfigMapRefName" not in of_cluster(declared)["slurmNodes"]["sssd"]
 
 
+@pytest.mark.feature("S002-03")
 def test_declared_lines_stand_after_those_that_accounts_need(spec: StackSpec) -> None:
     accounts = (AccountSpec(name="red", users=("ann",)),)
     slurm = replace(spec.slurm, config_lines=("PriorityDecayHalfLife=7-0",))

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -357,6 +358,7 @@ def written(spec: StackSpec) -> dict[str, Any]:
     return {f"soperator-stack:{key}": value for key, value in values.items()}
 
 
+@pytest.mark.feature("S002-22")
 @settings(max_examples=60, deadline=None)
 @given(stacks)
 def test_a_stack_written_as_yaml_loads_as_itself(spec: StackSpec):
