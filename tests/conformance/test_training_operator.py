@@ -86,32 +86,36 @@ def operator(sources, tmp_path_factory) -> Iterator[Operator]:
     folder = tmp_path_factory.mktemp("training")
     program, checkout = sources.program("training-operator"), sources.checkout("training-operator")
     if _CERTIFICATES.exists():
-        raise NotRunError(f"{_CERTIFICATES} is of another run, and the operator knows no other")
+        raise NotRunError(f"{_CERTIFICATES} is of another run; remove it where none goes on")
     api, hook, metrics, health = free_ports(4)
-    with api_server.running(folder, api) as config:
-        client = KubeClient(config.access())
-        base = checkout / "manifests" / "base"
-        for file in sorted((base / "crds").glob("kubeflow.org_*.yaml")):
-            client.apply(yaml.safe_load(file.read_text()))
-        client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _SPACE}})
-        secret = {"name": "training-operator-webhook-cert", "namespace": _SPACE}
-        client.apply({"apiVersion": "v1", "kind": "Secret", "metadata": secret})
-        server = ApiServer(access=config.access(), certificate=config.certificate, key=config.key)
-        # Its rotator looks for them in one folder and its webhook in the other.
-        for place in (_CERTIFICATES, folder / "run" / "k8s-webhook-server" / "serving-certs"):
-            serve_certificates(server, place)
-        argv = [
-            str(program),
-            "--enable-scheme=pytorchjob",
-            f"--webhook-server-port={hook}",
-            f"--metrics-bind-address=127.0.0.1:{metrics}",
-            f"--health-probe-bind-address=127.0.0.1:{health}",
-        ]
-        env = {"MY_POD_NAMESPACE": _SPACE}
-        with running(argv, server=server, folder=folder / "run", env=env) as child:
-            path = "validate-kubeflow-org-v1-pytorchjob"
-            yield Operator(client=client, child=child, hook=f"https://127.0.0.1:{hook}/{path}")
-    shutil.rmtree(_CERTIFICATES.parent)
+    try:
+        with api_server.running(folder, api) as config:
+            client = KubeClient(config.access())
+            base = checkout / "manifests" / "base"
+            for file in sorted((base / "crds").glob("kubeflow.org_*.yaml")):
+                client.apply(yaml.safe_load(file.read_text()))
+            client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _SPACE}})
+            secret = {"name": "training-operator-webhook-cert", "namespace": _SPACE}
+            client.apply({"apiVersion": "v1", "kind": "Secret", "metadata": secret})
+            server = ApiServer(
+                access=config.access(), certificate=config.certificate, key=config.key
+            )
+            # Its rotator looks for them in one folder and its webhook in the other.
+            for place in (_CERTIFICATES, folder / "run" / "k8s-webhook-server" / "serving-certs"):
+                serve_certificates(server, place)
+            argv = [
+                str(program),
+                "--enable-scheme=pytorchjob",
+                f"--webhook-server-port={hook}",
+                f"--metrics-bind-address=127.0.0.1:{metrics}",
+                f"--health-probe-bind-address=127.0.0.1:{health}",
+            ]
+            env = {"MY_POD_NAMESPACE": _SPACE}
+            with running(argv, server=server, folder=folder / "run", env=env) as child:
+                path = "validate-kubeflow-org-v1-pytorchjob"
+                yield Operator(client=client, child=child, hook=f"https://127.0.0.1:{hook}/{path}")
+    finally:
+        shutil.rmtree(_CERTIFICATES.parent, ignore_errors=True)
 
 
 @pytest.mark.feature("S004-37")
