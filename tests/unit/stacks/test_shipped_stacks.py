@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from itertools import permutations
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from stacks.check import check
 from stacks.load import STACKS_DIR, load_stack
-from stacks.machines import MEMORY, workers_of
+from stacks.machines import MEMORY, share_of_node, workers_of
 from stacks.schedule import pipeline
 from stacks.spec import StackSpec
 from stacks.spec.storage import DiskType
@@ -241,3 +242,19 @@ def test_the_script_of_seed_002_has_its_path(stack: StackSpec):
     script = command.removeprefix("exec bash ").removesuffix(' "$@"')
     inside = script.removeprefix(f"{stack.code_path}/current/")
     assert (STACKS_DIR.parent / inside).is_file(), script
+
+
+@pytest.mark.parametrize(
+    ("line", "share"),
+    [("OverSubscribe=EXCLUSIVE", 1), ("oversubscribe=exclusive", 1), ("OverSubscribe=YES", "0.25")],
+)
+@pytest.mark.parametrize("stack", ["local"], indirect=True)
+def test_a_partition_that_gives_whole_nodes_says_so_in_any_case(
+    stack: StackSpec, line: str, share: int | str
+):
+    """Slurm reads its keys and words so; a share would be charged for a node."""
+    (first, *others) = stack.slurm.partitions
+    slurm = replace(stack.slurm, partitions=(replace(first, config=line), *others))
+    worker = replace(stack.nodes.workers[0], platform="cpu-d3", preset="4vcpu-16gb")
+    found = share_of_node(replace(stack, slurm=slurm), first.name, worker, 0, 1)
+    assert found == Decimal(share)
