@@ -124,8 +124,7 @@ def has_open_calls(conversation: Conversation) -> bool:
     turns = conversation["turns"]
     num_columns = max((len(turn["answers"]) for turn in turns), default=0)
     for column in range(num_columns):
-        answers = [answer_of(turn, column) for turn in turns]
-        came = [answer for answer in answers if answer["error"] is None]
+        came = [each for turn in turns if (each := answer_of(turn, column))["error"] is None]
         if came and came[-1]["calls"]:
             return True
     return False

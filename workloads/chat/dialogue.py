@@ -245,7 +245,8 @@ class _RunningAnswers:
         self.stop = asyncio.Event()
         self.over = asyncio.Event()
         """Set once no view of them can follow."""
-        self.is_left = False
+        self.left_for: View | None = None
+        """What the page shows in their place."""
 
 
 class Dialogue:
@@ -348,7 +349,8 @@ class Dialogue:
             if self._running.get(conversation["id"]) is running:
                 del self._running[conversation["id"]]
             running.over.set()
-        if running.is_left:
+        if running.left_for is not None:
+            yield running.left_for
             return
         for reply in replies:
             reply.finish = reply.finish or "stopped"
@@ -385,14 +387,14 @@ class Dialogue:
         self.arms.voted([each["model"] for each in answers], vote, mode=settings.mode)
         return self.view(conversations.with_vote(conversation, vote), settings)
 
-    async def abandon(self, conversation: Conversation) -> None:
-        """Leave a conversation; returns when no view of it can follow.
+    async def abandon(self, conversation: Conversation, shown: View) -> None:
+        """Leave a conversation for what is `shown` from now on.
 
-        The page sends its events in the order in which they end: what is shown in its place must
-        not be made before the last view of the answers that still come was taken.
+        The answers that still come end with that view too: a browser may draw the last view of
+        one event after that of an event which ended later.
         """
         if (running := self._running.get(conversation["id"])) is not None:
-            running.is_left = True
+            running.left_for = shown
             running.stop.set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(running.over.wait(), _LEAVE_S)
@@ -405,10 +407,8 @@ class Dialogue:
 
     def end(self) -> None:
         """Count what is held back in every conversation; nobody sees this page any more."""
-        for held in self._held.values():
-            for answer, mode in held:
-                self.arms.answered(answer, mode=mode)
-        self._held.clear()
+        for identity in list(self._held):
+            self.leave({"id": identity})
 
     def _columns(self, conversation: Conversation, settings: Settings) -> list[Model]:
         """The models that answer; those of a blind pair or a split stay for the conversation."""

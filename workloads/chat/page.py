@@ -364,8 +364,9 @@ class Page:
 
     async def _renew(self, kept: Any, *controls: Any) -> list[Any]:
         chosen = self._settings(*controls)
-        await self._dialogue.abandon(conversations.restored(kept))
-        return self._show(self._dialogue.view(conversations.new(), chosen), chosen)
+        view = self._dialogue.view(conversations.new(), chosen)
+        await self._dialogue.abandon(conversations.restored(kept), view)
+        return self._show(view, chosen)
 
     def _exported(self, kept: Any, *controls: Any) -> str:
         chosen = self._settings(*controls)
