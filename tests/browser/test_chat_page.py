@@ -15,7 +15,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -34,6 +35,7 @@ from infra.state import CHECKOUT, Cache
 from tests.another_user import Neighbour, neighbour  # noqa: F401 (a fixture)
 from tests.ports import free_ports
 from tests.ssh_stand import SshStand, login_node
+from workloads.chat.page import LOOK_EVERY_S
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1200)]
 
@@ -249,6 +251,8 @@ def test_a_full_chat_side_by_side_with_times_votes_metrics_and_export(
     exported = json.loads(Path(download.value.path()).read_text())
     assert exported["turns"][0]["vote"] == "right"
     assert [chat[0]["content"] for chat in exported["messages"]] == ["Say hello."] * 2
+    # Gradio loses an answer that is asked for while it closes a stream: there is one, all the time.
+    assert len([url for url in tab.asked if "/queue/data" in url]) == 1
 
 
 @pytest.mark.feature("S000-48")
@@ -306,7 +310,10 @@ def test_the_question_can_be_written_without_scrolling(tab: Tab) -> None:
 class _OneModel(BaseHTTPRequestHandler):
     """A server that lists one model, without an adapter, and answers it in one piece."""
 
+    num_looks = 0
+
     def do_GET(self) -> None:
+        _OneModel.num_looks += self.path == "/metrics"
         self._answer("application/json", json.dumps({"data": [{"id": "alone"}]}))
 
     def do_POST(self) -> None:
@@ -340,11 +347,27 @@ def test_one_model_is_neither_compared_with_itself_nor_given_an_adapter(
         page = closing.enter_context(browser.new_context()).new_page()
         page.goto(chat.address)
         expect(page.locator("#status .up")).to_contain_text("alone")
+        _wait(lambda: _OneModel.num_looks > 2, "a server is looked at as long as the page is open")
         expect(page.locator("#mode, #right-model, #right-chat")).to_have_count(0)
         ask(page, "Are you alone?")
         expect(page.locator("#left-chat")).to_contain_text("Yes.")
         expect(page.locator("#left-chat")).to_contain_text("TTFT ")
         expect(page.locator("#left-chat")).not_to_contain_text("adapter")
+        page.close()
+
+        def is_left_alone() -> bool:
+            before = _OneModel.num_looks
+            time.sleep(3 * LOOK_EVERY_S)
+            return _OneModel.num_looks == before
+
+        _wait(is_left_alone, "nobody looks for a page that was closed")
+
+
+def _wait(is_so: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + _WAIT_MS / 1000
+    while not is_so():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.2)
 
 
 @pytest.mark.parametrize("tab", [(390, 844)], indirect=True)

@@ -496,8 +496,8 @@ def test_every_control_of_the_page_does_what_it_says() -> None:
     assert "_renew" in does(page._new, "click")
     assert "_exported" in does(page._export, "click")
     assert all(does(button, "click") for button in page._votes.values())
-    assert {"_opened", "_looked"} <= does(page.blocks, "load")
-    assert does(page._timer, "tick") == {"_looked"}
+    assert {"_opened", "_watched"} <= does(page.blocks, "load")
+    assert does(page._timer, "tick") == {"_watched"}
 
 
 def test_whatever_starts_a_conversation_ends_the_answers_of_the_one_before() -> None:

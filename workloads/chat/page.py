@@ -11,6 +11,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -151,7 +152,7 @@ def host_name(host: str) -> str:
 
 
 _STORAGE_KEY: Final = "soperator-chat"
-_LOOK_EVERY_S: Final = 2.0
+LOOK_EVERY_S: Final = 2.0
 _NUM_AT_ONCE: Final = 32
 """Answers that run at the same time, of all who have the page open."""
 
@@ -164,13 +165,12 @@ class Page:
         self._dialogue = dialogue
         self._servers = {url: (servers or {}).get(url, url) for url in dialogue.client.urls}
         self._labels = [each.label for each in dialogue.models]
-        self._start = default_settings(dialogue.models)
         with gr.Blocks(title="Chat", analytics_enabled=False) as self.blocks:
             self._lay_out()
             self._wire()
 
     def _lay_out(self) -> None:
-        start = self._start
+        start = default_settings(self._dialogue.models)
         gr.HTML("<h1>Chat</h1>", elem_id="title")
         self._status = gr.HTML(elem_id="status")
         self._load = gr.HTML(elem_id="load")
@@ -264,7 +264,7 @@ class Page:
             self._arms = gr.HTML(elem_id="arms")
         self._kept = gr.BrowserState(None, storage_key=_STORAGE_KEY)
         self._file = gr.Textbox(visible="hidden")
-        self._timer = gr.Timer(_LOOK_EVERY_S)
+        self._timer = gr.Timer(LOOK_EVERY_S)
 
     def _wire(self) -> None:
         controls = [
@@ -276,10 +276,12 @@ class Page:
             *(self._send, self._stop, *self._votes.values(), self._notice, self._arms),
         ]
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        seen = [self._status, self._load]
+        seen, endless = [self._status, self._load], {"concurrency_limit": None}
         self.blocks.load(self._opened, [self._kept], [*controls, *shown], **quiet)
-        self.blocks.load(self._looked, None, seen, **quiet)
-        self._timer.tick(self._looked, None, seen, concurrency_limit=_NUM_AT_ONCE, **quiet)
+        # It never ends: Gradio closes a page's stream of answers when no event is under way, and
+        # one that is sent as it closes is lost. The timer starts it anew when a connection broke.
+        whenever = [self.blocks.load, self._timer.tick]
+        gr.on(whenever, self._watched, None, seen, trigger_mode="once", **endless, **quiet)
         asking = {"concurrency_limit": _NUM_AT_ONCE, "trigger_mode": "once", **quiet}
         asked = [self._kept, self._question, self._is_result, *controls]
         asks: list[dict[str, Any]] = [
@@ -288,7 +290,7 @@ class Page:
         ]
         self._stop.click(self._stopped, [self._kept], None, queue=False, **quiet)
         for vote, button in self._votes.items():
-            button.click(_voter(self, vote), [self._kept, *controls], shown, **quiet)
+            button.click(partial(self._voted, vote), [self._kept, *controls], shown, **quiet)
         clears = [column.clear for column in self._columns]
         for event in (self._new.click, self._mode.input, *clears):
             # An answer that still comes would bring its conversation back.
@@ -330,22 +332,25 @@ class Page:
         """The model itself, or the base of an adapter."""
         return by_label(self._dialogue.models, label).base or label
 
-    async def _looked(self) -> list[str]:
+    async def _watched(self) -> AsyncIterator[list[str]]:
+        """Yield what the servers say, again and again, as long as the page is open."""
         client = self._dialogue.client
-        found = await asyncio.gather(
-            *(client.look(url) for url in client.urls), return_exceptions=True
-        )
-        problems: dict[str, str] = {}
-        lines: list[str] = []
-        for url, each in zip(client.urls, found, strict=True):
-            if isinstance(each, UnreachableError):
-                problems[self._servers[url]] = str(each)
-            elif isinstance(each, BaseException):
-                raise each
-            else:
-                lines.append(load_line(read_metrics(each)))
-        status = status_html(problems, list(self._servers.values()), self._labels)
-        return [status, load_html(lines)]
+        while True:
+            found = await asyncio.gather(
+                *(client.look(url) for url in client.urls), return_exceptions=True
+            )
+            problems: dict[str, str] = {}
+            lines: list[str] = []
+            for url, each in zip(client.urls, found, strict=True):
+                if isinstance(each, UnreachableError):
+                    problems[self._servers[url]] = str(each)
+                elif isinstance(each, BaseException):
+                    raise each
+                else:
+                    lines.append(load_line(read_metrics(each)))
+            status = status_html(problems, list(self._servers.values()), self._labels)
+            yield [status, load_html(lines)]
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def _ask(
         self, kept: Any, question: str, is_result: bool, *controls: Any
@@ -428,10 +433,6 @@ class Page:
             notice_html(view.notice),
             arms_html(self._dialogue.arms.arms),
         ]
-
-
-def _voter(page: Page, vote: Vote) -> Any:
-    return lambda kept, *controls: page._voted(vote, kept, *controls)
 
 
 def _name(chosen: Settings) -> str:
