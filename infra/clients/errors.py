@@ -63,6 +63,10 @@ class KubeError(UserError):
         return self.status == _TOO_MANY or self.status >= _SERVERS_OWN
 
 
+class AbsentError(KubeError):
+    """What was asked for, or its kind, is not there: HTTP 404."""
+
+
 class UnreachableError(KubeError):
     """There is no answer from the API server."""
 

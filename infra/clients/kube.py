@@ -7,6 +7,7 @@ take 0.6 s and 0.25 s of every preview.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import ssl
@@ -24,7 +25,13 @@ from urllib.parse import urlencode
 import urllib3
 import yaml
 
-from infra.clients.errors import CancelledError, KubeError, UnreachableError, WaitTimeoutError
+from infra.clients.errors import (
+    AbsentError,
+    CancelledError,
+    KubeError,
+    UnreachableError,
+    WaitTimeoutError,
+)
 from infra.clients.kube_rules import Object, describe, finalizers, summary
 from stacks.errors import UserError
 
@@ -106,10 +113,8 @@ class KubeClient:
         """The live object of the same kind and name, or None."""
         try:
             return self._connection.request("GET", self.path(target), subject=describe(target))
-        except KubeError as error:
-            if error.status == 404:
-                return None
-            raise
+        except AbsentError:
+            return None
 
     def list(
         self, api_version: str, kind: str, namespace: str | None = None, label: str | None = None
@@ -133,10 +138,8 @@ class KubeClient:
             self._connection.request(
                 "DELETE", self.path(target), body=body, subject=describe(target)
             )
-        except KubeError as error:
-            if error.status == 404:
-                return False
-            raise
+        except AbsentError:
+            return False
         return True
 
     def merge_patch(self, target: Object, patch: Object, *, subresource: str = "") -> Object:
@@ -155,11 +158,8 @@ class KubeClient:
         metadata = {"name": namespace["metadata"]["name"]}
         freed = {**namespace, "metadata": metadata, "spec": {"finalizers": []}}
         body = json.dumps(freed).encode()
-        try:
+        with contextlib.suppress(AbsentError):
             self._connection.request("PUT", self.path(namespace) + "/finalize", body=body)
-        except KubeError as error:
-            if error.status != 404:
-                raise
 
     def wait_for(
         self,
@@ -257,15 +257,13 @@ class KubeClient:
             return found
         try:
             resources = self._connection.request("GET", _group_path(api_version))["resources"]
-        except KubeError as error:
-            if error.status != 404:
-                raise
+        except AbsentError:
             resources = []
         kinds = {f"{api_version}/{r['kind']}": r for r in resources if "/" not in r["name"]}
         with self._lock:
             self._kinds |= kinds
         if f"{api_version}/{kind}" not in kinds:
-            raise KubeError(
+            raise AbsentError(
                 f"{kind} ({api_version}): the API server does not know this kind; "
                 "install its CustomResourceDefinition first",
                 status=404,
@@ -328,7 +326,8 @@ class _Connection:
         response = self._send(method, path, params or {}, body, content_type)
         if response.status >= 400:
             message = _message(response)
-            raise KubeError(f"{subject}: {message}" if subject else message, status=response.status)
+            refusal = AbsentError if response.status == 404 else KubeError
+            raise refusal(f"{subject}: {message}" if subject else message, status=response.status)
         return response.json()
 
     def _send(

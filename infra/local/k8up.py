@@ -9,6 +9,7 @@ operator/handler/randomizer.go (read 2026-11-21): the same minute everywhere. Ti
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
@@ -21,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from infra import files
-from infra.clients.errors import KubeError
+from infra.clients.errors import AbsentError
 from infra.clients.kube import KubeClient
 from infra.clients.kube_rules import Scheduler, condition, kubernetes_time
 from infra.local import process
@@ -453,11 +454,8 @@ class K8up:
         said = [(each["type"], each["message"]) for each in old]
         if said == [(each["type"], each["message"]) for each in status["conditions"]]:
             return
-        try:
+        with contextlib.suppress(AbsentError):  # deleted meanwhile
             self.client.merge_patch(job, {"status": dict(status)}, subresource="status")
-        except KubeError as error:
-            if error.status != 404:  # deleted meanwhile
-                raise
 
     def _condition(
         self, type_: str, reason: str, message: object, *, holds: bool = False

@@ -6,6 +6,7 @@ reasons: docs/adr/0027-who-ends-an-idle-stack.md.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -16,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 
 from infra.clients import slurm
-from infra.clients.errors import JobsError, KubeError
+from infra.clients.errors import AbsentError, JobsError
 from infra.clients.slurm import Shell, asked
 from infra.render import names
 from stacks.schedule import end_of
@@ -288,10 +289,6 @@ def _command(partition: str, state: str) -> str:
     return shlex.join(["scontrol", "update", f"PartitionName={partition}", f"State={state}"])
 
 
-_GONE: Final = 404
-"""An engine that failed may have taken some of the nodes, and autoscaling any."""
-
-
 class Patches(Lists, Protocol):
     """What is asked of the API server: infra.clients.kube.KubeClient."""
 
@@ -320,12 +317,10 @@ def uncordon(client: Patches, nodes: Sequence[str]) -> None:
 
 def _set(client: Patches, nodes: Sequence[str], *, unschedulable: bool) -> None:
     for name in nodes:
-        try:
-            patch = {"spec": {"unschedulable": unschedulable or None}}
+        patch = {"spec": {"unschedulable": unschedulable or None}}
+        # An engine that failed may have taken some of the nodes, and autoscaling any.
+        with contextlib.suppress(AbsentError):
             client.merge_patch(names.kube_object("v1", "Node", name), patch)
-        except KubeError as error:
-            if error.status != _GONE:
-                raise
 
 
 POLL_S: Final = 5.0

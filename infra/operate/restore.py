@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from infra.clients.errors import KubeError, WaitTimeoutError
+from infra.clients.errors import AbsentError, WaitTimeoutError
 from infra.clients.kube import KubeClient
 from infra.clients.kube_rules import condition, holds
 from infra.render import backup as render
@@ -251,10 +251,8 @@ def _running(client: KubeClient, namespace: str) -> list[str]:
     """Slurm clusters of the namespace that have pods."""
     try:
         found = client.list(*_SLURM, namespace)
-    except KubeError as error:
-        if error.status == 404:  # no such kind: Soperator is not there, so nothing runs
-            return []
-        raise
+    except AbsentError:  # no such kind: Soperator is not there, so nothing runs
+        return []
     return [
         f"SlurmCluster {each['metadata']['name']}"
         for each in found

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
-from infra.clients.errors import CancelledError, KubeError, WaitTimeoutError
+from infra.clients.errors import AbsentError, CancelledError, KubeError, WaitTimeoutError
 from infra.clients.kube import KubeClient
 from infra.clients.kube_rules import describe
 from infra.providers.engine.provider import (
@@ -341,9 +341,7 @@ class Objects:
     def _placed_or_same(self, client: KubeClient, target: Values) -> Values:
         try:
             return self._placed(client, target)
-        except KubeError as error:
-            if error.status != 404:
-                raise
+        except AbsentError:
             return target
 
     def _replaced(self, new: Values) -> tuple[str, ...]:
@@ -358,9 +356,7 @@ def dry_run(client: KubeClient, target: Values) -> None:
     """Have the API server check an object; what the same update will make first is no error."""
     try:
         client.apply(target, dry_run=True)
-    except KubeError as error:
-        if error.status != 404:
-            raise
+    except AbsentError as error:
         if "namespaces" not in str(error):
             return  # the kind comes with a release of the same update
         # The namespace comes with the same update: check the fields in one that exists.

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from infra import files
-from infra.clients.errors import KubeError
+from infra.clients.errors import AbsentError
 from infra.clients.kube import KubeClient
 from infra.local.reconcile import pods
 from infra.local.reconcile.plan import (
@@ -29,7 +30,7 @@ from infra.local.reconcile.plan import (
 )
 from infra.local.reconcile.planner import DATABASE, make_plan
 from infra.local.reconcile.pods import Pods
-from infra.local.reconcile.snapshot import Object, Snapshot, name_of, write_jail_files
+from infra.local.reconcile.snapshot import Snapshot, name_of, write_jail_files
 from infra.local.reconcile.volumes import Held, Places, Volume, bound_volume
 from infra.local.slurm import daemons
 from infra.local.slurm.cluster import SlurmRuntime
@@ -126,7 +127,8 @@ def release_deleted(client: KubeClient, snapshot: Snapshot) -> None:
     for kind in _PROTECTED:
         for item in snapshot.by_kind.get(kind, []):
             if "deletionTimestamp" in item["metadata"] and item["metadata"].get("finalizers"):
-                _quietly(client, item)
+                with suppress(AbsentError):  # gone meanwhile
+                    client.merge_patch(item, {"metadata": {"finalizers": None}})
 
 
 def end_namespaces(client: KubeClient, snapshot: Snapshot) -> None:
@@ -145,14 +147,6 @@ def end_namespaces(client: KubeClient, snapshot: Snapshot) -> None:
                 client.delete(item, grace_s=0 if item["kind"] == "Pod" else None)
         if not held:
             client.finalize_namespace(namespace)
-
-
-def _quietly(client: KubeClient, item: Object) -> None:
-    try:
-        client.merge_patch(item, {"metadata": {"finalizers": None}})
-    except KubeError as error:
-        if error.status != 404:  # gone meanwhile
-            raise
 
 
 _MANAGER: Final = "soperator"
@@ -276,14 +270,8 @@ class Operator:
             reports.append((plan.cluster.source, cluster_status(plan.cluster, waiting)))
         for source, status in reports:
             if differs(source, status):
-                self._apply_status(with_status(source, status))
-
-    def _apply_status(self, target: Object) -> None:
-        try:
-            self.client.apply_status(target, field_manager=_MANAGER)
-        except KubeError as error:
-            if error.status != 404:  # deleted meanwhile
-                raise
+                with suppress(AbsentError):  # deleted meanwhile
+                    self.client.apply_status(with_status(source, status), field_manager=_MANAGER)
 
     def _worker_port(self, worker: str) -> int:
         """The worker's port; kept, so that other nodesets come and go without a restart."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from infra.clients.errors import KubeError
+from infra.clients.errors import AbsentError, KubeError
 from infra.clients.kube import Access, KubeClient
 from infra.clients.kube_rules import Object, holds, kubernetes_time, name_of
 from infra.operate.conformance.sources import NotRunError
@@ -94,9 +94,7 @@ class Cluster:
     def _accept(self, one: Object, namespace: str) -> Accepted:
         try:
             placed = self._placed(one, namespace)
-        except KubeError as error:
-            if error.status != 404:
-                raise
+        except AbsentError:
             return Accepted(unknown=Counter([(one["apiVersion"], one["kind"])]))
         try:
             try:
@@ -412,7 +410,5 @@ def _status(client: KubeClient, item: Object, status: Object) -> None:
 def _listed(client: KubeClient, version: str, kind: str, namespace: str) -> list[Object]:
     try:
         return client.list(version, kind, namespace)
-    except KubeError as error:
-        if error.status != 404:
-            raise
+    except AbsentError:
         return []

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from infra.clients.errors import KubeError
+from infra.clients.errors import AbsentError, KubeError
 from infra.clients.kube_rules import Object, describe
 from infra.components.recorder import Registered, declare
 from infra.operate.conformance import pod_checks
@@ -244,11 +244,8 @@ class ComeUp:
     def _look(self, cluster: Cluster) -> list[Object]:
         found: list[Object] = []
         for version, kind in _KINDS:
-            try:
+            with suppress(AbsentError):
                 found += cluster.client.list(version, kind)
-            except KubeError as error:
-                if error.status != 404:
-                    raise
         return found
 
     def _unknown(self) -> Iterator[Object]:

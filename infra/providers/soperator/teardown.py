@@ -6,6 +6,7 @@ gone and the nodes still live (docs/adr/0022). An API server that is gone has no
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -17,7 +18,7 @@ from typing import Any, ClassVar, Final
 
 import urllib3
 
-from infra.clients.errors import KubeError, UnreachableError, WaitTimeoutError
+from infra.clients.errors import AbsentError, KubeError, UnreachableError, WaitTimeoutError
 from infra.clients.kube import Access, KubeClient, KubeconfigError, Object, read_kubeconfig
 from infra.clients.kube_rules import describe
 from infra.providers.engine.provider import LIST, TEXT, Diff, Provider, ProviderError, Values
@@ -269,11 +270,8 @@ class Cleaner:
     def _free(self, live: Object) -> None:
         held = ", ".join(live["metadata"].get("finalizers", []))
         self._say(f"{describe(live)}: no pod uses it, taking {held} away")
-        try:
+        with contextlib.suppress(AbsentError):
             self._client.merge_patch(live, {"metadata": {"finalizers": None}})
-        except KubeError as error:
-            if error.status != 404:
-                raise
 
 
 _TOKEN: Final = "nebius:compute/v1:Disk"  # noqa: S105

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.clients.errors import KubeError
+from infra.clients.errors import AbsentError, KubeError
 from infra.operate.idle import cordon, uncordon
 from infra.render import names
 
@@ -25,7 +25,9 @@ class Cluster:
     def merge_patch(self, target: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
         name = target["metadata"]["name"]
         if name in self._away:
-            raise KubeError(f"node {name}: no", status=self._away[name])
+            status = self._away[name]
+            refusal = AbsentError if status == 404 else KubeError
+            raise refusal(f"node {name}: no", status=status)
         self.patched.append((name, bool(patch["spec"]["unschedulable"])))
         return target
 
