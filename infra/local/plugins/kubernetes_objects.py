@@ -15,12 +15,11 @@ import string
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
 from infra.clients.errors import AbsentError, CancelledError, KubeError, WaitTimeoutError
 from infra.clients.kube import KubeClient
-from infra.clients.kube_rules import describe
+from infra.clients.kube_rules import describe, quantity
 from infra.providers.engine.provider import (
     UNKNOWN,
     Diff,
@@ -37,19 +36,6 @@ if TYPE_CHECKING:
     from infra.local.plugins.kubernetes import Kubernetes
 
 
-_SUFFIXES: Final[dict[str, Decimal]] = {
-    "m": Decimal("0.001"),
-    "k": Decimal(10**3),
-    "M": Decimal(10**6),
-    "G": Decimal(10**9),
-    "T": Decimal(10**12),
-    "Ki": Decimal(2**10),
-    "Mi": Decimal(2**20),
-    "Gi": Decimal(2**30),
-    "Ti": Decimal(2**40),
-}
-
-
 def project(live: Any, declared: Any) -> Any:
     """The live value, reduced to the fields that are declared."""
     if isinstance(declared, dict) and isinstance(live, dict):
@@ -64,20 +50,12 @@ def _same_scalar(live: Any, declared: Any) -> bool:
     """Whether two values mean the same to the API: 1000m and 1, or null and nothing."""
     if live == declared:
         return True
-    return (
-        isinstance(live, str)
-        and isinstance(declared, str | int)
-        and (_quantity(live) is not None and _quantity(live) == _quantity(str(declared)))
-    )
-
-
-def _quantity(text: str) -> Decimal | None:
-    number = text.rstrip(string.ascii_letters)
-    factor = _SUFFIXES.get(text[len(number) :]) if number != text else Decimal(1)
+    if not isinstance(live, str) or not isinstance(declared, str | int):
+        return False
     try:
-        return None if factor is None else Decimal(number) * factor
-    except InvalidOperation:
-        return None
+        return quantity(live) == quantity(str(declared))
+    except ValueError:  # no amounts, but words
+        return False
 
 
 _EMPTY_TIMEOUT_S: Final = 60.0
@@ -325,8 +303,7 @@ class Objects:
     def _named(self, urn: str, inputs: Values) -> Values:
         metadata = dict(inputs.get("metadata") or {})
         if not metadata.get("name") and metadata.get("name") is not UNKNOWN:
-            suffix = "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(_SUFFIX_LENGTH))
-            metadata["name"] = f"{urn.rpartition('::')[2]}-{suffix}"
+            metadata["name"] = auto_name(urn)
             notes = {**(metadata.get("annotations") or {}), "pulumi.com/autonamed": "true"}
             metadata["annotations"] = notes
         return {**inputs, "metadata": metadata}
@@ -350,6 +327,12 @@ class Objects:
         if option and self._provider.option(option) and not new.get("immutable"):
             return tuple(name for name in _REPLACED[kind] if name == "type")
         return _REPLACED.get(kind, ())
+
+
+def auto_name(urn: str) -> str:
+    """A name for what was declared without one."""
+    suffix = "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(_SUFFIX_LENGTH))
+    return f"{urn.rpartition('::')[2]}-{suffix}"
 
 
 def dry_run(client: KubeClient, target: Values) -> None:

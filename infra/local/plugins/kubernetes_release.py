@@ -10,8 +10,6 @@ knows no custom resource, and what else these charts make is there at once.
 from __future__ import annotations
 
 import json
-import secrets
-import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +27,7 @@ from infra.local.kube.values import (
     merge,
     objects,
 )
-from infra.local.plugins.kubernetes_objects import dry_run, remove
+from infra.local.plugins.kubernetes_objects import auto_name, dry_run, remove
 from infra.providers.engine.provider import (
     UNKNOWN,
     Asset,
@@ -52,7 +50,6 @@ DEFAULT_TIMEOUT_S: Final = 300.0
 _HELM_RECORD: Final = "sh.helm.release.v1"
 _HELM_TYPE: Final = "helm.sh/release.v1"
 _MARK_WORDS: Final = {"labels": "label", "annotations": "annotation"}
-_SUFFIX_LETTERS: Final = string.ascii_lowercase + string.digits
 
 
 class Releases:
@@ -70,8 +67,7 @@ class Releases:
         return Diff(detailed=detailed, replaces=replaces)
 
     def create(self, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
-        suffix = "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(8))
-        name = inputs.get("name") or f"{urn.rpartition('::')[2]}-{suffix}"
+        name = inputs.get("name") or auto_name(urn)
         if preview:
             return "", self._preview(urn, name, inputs)
         release = self._release(name, inputs)
