@@ -33,6 +33,7 @@ from infra.clients.errors import (
     WaitTimeoutError,
 )
 from infra.clients.kube_rules import Object, describe, finalizers, summary
+from infra.render.names import kube_object
 from stacks.errors import UserError
 
 FIELD_MANAGER: Final = "pulumi"
@@ -323,29 +324,19 @@ class _Connection:
         subject: str = "",
     ) -> Any:
         """The answer's JSON; KubeError for a refusal, begun with `subject`."""
-        response = self._send(method, path, params or {}, body, content_type)
+        headers = {"Content-Type": content_type, "Accept": "application/json"}
+        if token := self._access.token():
+            headers["Authorization"] = f"Bearer {token}"
+        url = f"{path}?{urlencode(params)}" if params else path
+        try:
+            response = self._http.request(method, url, body=body, headers=headers, retries=_RETRIES)
+        except urllib3.exceptions.HTTPError as error:
+            raise UnreachableError(f"{self._access.server}: no answer: {_reason(error)}") from error
         if response.status >= 400:
             message = _message(response)
             refusal = AbsentError if response.status == 404 else KubeError
             raise refusal(f"{subject}: {message}" if subject else message, status=response.status)
         return response.json()
-
-    def _send(
-        self,
-        method: str,
-        path: str,
-        params: dict[str, str],
-        body: bytes | None,
-        content_type: str = "application/json",
-    ) -> urllib3.BaseHTTPResponse:
-        headers = {"Content-Type": content_type, "Accept": "application/json"}
-        if token := self._access.token():
-            headers["Authorization"] = f"Bearer {token}"
-        try:
-            url = f"{path}?{urlencode(params)}" if params else path
-            return self._http.request(method, url, body=body, headers=headers, retries=_RETRIES)
-        except urllib3.exceptions.HTTPError as error:
-            raise UnreachableError(f"{self._access.server}: no answer: {_reason(error)}") from error
 
 
 def _message(response: urllib3.BaseHTTPResponse) -> str:
@@ -548,5 +539,4 @@ def _drop(client: KubeClient, stack: str, namespace: str, label: str) -> list[st
 
 def arrival(stack: str) -> Object:
     """What says since when a stack is in a cluster; it stays as long as the cluster."""
-    metadata = {"name": f"{_ARRIVAL}-{stack}", "namespace": "kube-system"}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    return kube_object("v1", "ConfigMap", f"{_ARRIVAL}-{stack}", "kube-system")

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -329,11 +330,8 @@ def refuse_taken_port(part: str, port: int) -> None:
 
 def _start_kube(cloud: Cloud) -> None:
     api_server.start(cloud.kube)
-    client = KubeClient(cloud.kube.access())
-    try:
+    with closing(KubeClient(cloud.kube.access())) as client:
         install_crds(client)
-    finally:
-        client.close()
 
 
 def _start_listening(cloud: Cloud, name: str, port: int, argv: list[str]) -> None:

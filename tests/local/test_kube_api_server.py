@@ -57,7 +57,7 @@ def test_what_was_stored_survives_a_kill_of_either_process(cluster, victim):
     found = process.find(victim, cluster.run_dir)
     os.kill(found.pid, signal.SIGKILL)
     api_server.start(cluster)
-    assert api_server.status(cluster) == api_server.Status(etcd=True, api_server=True, ready=True)
+    assert api_server.is_ready(cluster)
     assert client.get(NOTE)["data"] == {"text": "kept"}
 
 
@@ -73,7 +73,7 @@ def test_a_process_that_dies_only_while_a_start_waits_for_it_is_started_anew(clu
     killer.start()
     api_server.start(cluster)
     killer.join()
-    assert api_server.status(cluster).ready
+    assert api_server.is_ready(cluster)
     assert process.find(victim, cluster.run_dir).pid != found.pid
 
 
@@ -215,4 +215,4 @@ def test_stopping_leaves_no_process(tmp_path):
     started = [process.find(name, config.run_dir) for name in ("etcd", "kube-apiserver")]
     api_server.stop(config)
     assert [found.alive for found in started] == [False, False]
-    assert api_server.status(config) == api_server.Status(etcd=False, api_server=False, ready=False)
+    assert not api_server.is_ready(config)

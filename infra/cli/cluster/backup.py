@@ -6,6 +6,7 @@ Writes beside the users' files unless told otherwise.
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -26,16 +27,14 @@ def backup(
 ) -> None:
     """Copy the jail to object storage now; returns with the snapshot once the copy has ended."""
     spec = context.spec(stack)
-    client = context.kube_client(stack)
     name = jail.new_name()
-    try:
-        made = jail.copy_now(client, spec.cluster.namespace, name, tell=note)
-    except KeyboardInterrupt:
-        end = f"kubectl -n {spec.cluster.namespace} delete backups.k8up.io {name}"
-        note(f"cluster backup: {name} goes on in the cluster; {end} ends it")
-        raise
-    finally:
-        client.close()
+    with closing(context.kube_client(stack)) as client:
+        try:
+            made = jail.copy_now(client, spec.cluster.namespace, name, tell=note)
+        except KeyboardInterrupt:
+            end = f"kubectl -n {spec.cluster.namespace} delete backups.k8up.io {name}"
+            note(f"cluster backup: {name} goes on in the cluster; {end} ends it")
+            raise
     if format is Format.JSON:
         rows = [{"id": each.id, "at": each.at, "repository": each.repository} for each in made]
         print_json({"stack": spec.name, "backup": name, "snapshots": rows})
@@ -78,8 +77,7 @@ def restore(
     if while_running and not into_jail:
         raise typer.BadParameter("--while-running is for --into-jail only")
     spec = context.spec(stack)
-    client = context.kube_client(stack)
-    try:
+    with closing(context.kube_client(stack)) as client:
         namespace = spec.cluster.namespace
         backend = jail.backend(client, namespace)
         found = jail.list_snapshots(client, namespace)
@@ -108,8 +106,6 @@ def restore(
             raise
         what = plan.path or "the whole copy"
         note(f"cluster restore: done; {what} is at {_landed(plan)} of the jail")
-    finally:
-        client.close()
 
 
 def explain(spec: StackSpec, plan: Plan, longest_backup_s: float | None) -> list[str]:

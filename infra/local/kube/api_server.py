@@ -182,18 +182,9 @@ class ApiServerConfig:
         return Access(server=self.endpoint, ca_pem=ca_pem, static_token=self.token)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """What runs."""
-
-    etcd: bool
-    api_server: bool
-    ready: bool
-
-
 def start(config: ApiServerConfig, timeout_s: float = _READY_TIMEOUT_S) -> None:
     """Start what is not running, and return once the API server is ready."""
-    if status(config).ready:
+    if is_ready(config):
         return
     etcd, api_server = _etcd_argv(_find_etcd(), config), _api_server_argv(find_api_server(), config)
     write_certificates(config.folder / "pki", _HOST)
@@ -204,7 +195,7 @@ def start(config: ApiServerConfig, timeout_s: float = _READY_TIMEOUT_S) -> None:
     # end and is started then. Only what this call started must not.
     started: set[str] = set()
     deadline = time.monotonic() + timeout_s
-    while not status(config).ready:
+    while not is_ready(config):
         if not process.alive(_ETCD, config.run_dir):
             # An API server that lost its store hangs on its caches for up to a minute: start it
             # anew. It keeps nothing, and its orderly end would wait for the store.
@@ -225,11 +216,12 @@ def stop(config: ApiServerConfig) -> None:
     process.stop(_ETCD, config.run_dir)
 
 
-def status(config: ApiServerConfig) -> Status:
-    """Which of the two processes run, and whether the API server is ready."""
-    api_server = process.alive(_API_SERVER, config.run_dir)
-    etcd = process.alive(_ETCD, config.run_dir)
-    return Status(etcd=etcd, api_server=api_server, ready=etcd and api_server and _is_ready(config))
+def is_ready(config: ApiServerConfig) -> bool:
+    """Whether both processes run and the API server is ready."""
+    if not all(process.alive(name, config.run_dir) for name in (_ETCD, _API_SERVER)):
+        return False
+    with contextlib.closing(KubeClient(config.access())) as client:
+        return client.is_ready()
 
 
 @contextlib.contextmanager
@@ -333,14 +325,6 @@ def _start_once(
 
 def _log(config: ApiServerConfig, name: str) -> Path:
     return config.folder / f"{name}.log"
-
-
-def _is_ready(config: ApiServerConfig) -> bool:
-    client = KubeClient(config.access())
-    try:
-        return client.is_ready()
-    finally:
-        client.close()
 
 
 def _last_line(log: Path) -> str:
