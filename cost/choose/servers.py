@@ -192,7 +192,6 @@ class Estimate:
     streams: int
     weights: int
     """Weights that a token is multiplied with."""
-    cache_bytes_per_token: int
     passing_s: Decimal
     """Seconds that the GPUs pass the sums of one token between them; 0 of one GPU."""
     read_s: Decimal
@@ -245,7 +244,6 @@ def estimate(server: Server, ask: Ask, streams: int) -> Estimate:
     return Estimate(
         streams=streams,
         weights=weights,
-        cache_bytes_per_token=cache,
         passing_s=passing_s,
         read_s=read_s,
         reading_bytes_s=reading_bytes_s,

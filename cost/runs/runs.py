@@ -29,8 +29,6 @@ class PreemptionCost:
     """All nodes of the job, for an hour of useful work; None when the price is not known."""
     preemptible_usd_per_hour: Decimal | None
     """The same with the expected losses; None when not known, or when it would never end."""
-    preemptible_node_usd_per_hour: Decimal | None
-    """One node as it is priced, without losses; None when the price is not known."""
     pays_up_to: Decimal | None
     """Preemptions a node-day up to which preemptible is cheaper; None: not known, or always."""
     reason: str | None
@@ -85,7 +83,6 @@ def _preemption_cost(
         else preemptible
         * job.nodes
         * named(slowdown.factor, "slowdown", SLOWDOWN_SOURCE, beside=preemptible),
-        preemptible_node_usd_per_hour=None if isinstance(preemptible, str) else preemptible,
         pays_up_to=pays_up_to,
         reason="; ".join(reasons) or None,
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cost.choose.advise import Candidate
+from cost.size.memory import cache_bytes_per_token
 from cost.size.shape import load_shape
 from tests.unit.cost.advices import advice, candidate, promise
 
@@ -103,7 +104,7 @@ def latencies(found: Candidate, router: Router) -> tuple[float, float]:
     assert terms.is_bound_by_memory
     tokens = 2000
     weights_bytes = 2 * terms.weights
-    stream_bytes = terms.cache_bytes_per_token * (8000 + tokens / 2)
+    stream_bytes = cache_bytes_per_token(load_shape("Qwen3-14B")) * (8000 + tokens / 2)
     bytes_per_s = (weights_bytes + terms.streams * stream_bytes) / float(terms.reading_bytes_s)
 
     def step_s(streams: int) -> float:
