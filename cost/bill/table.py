@@ -192,12 +192,7 @@ def _csv_rows(bill: Bill) -> Iterator[Sequence[object]]:
         yield (name, None, None, None, "month", *amounts, bound, scope, None)
     if bill.unit_costs.known_chats:
         yield ()
-        yield (
-            "scenario", "tokens_per_s", "tokens_per_day", "chats_per_day", "cluster_low_usd",
-            "cluster_high_usd", "serving_usd", "answer_s", "meets_slo", "basis",
-        )  # fmt: skip
-        for chat in bill.unit_costs.known_chats:
-            yield tuple(_plain_chat(chat).values())
+        yield from headed([_plain_chat(chat) for chat in bill.unit_costs.known_chats])
 
 
 def _plain(bill: Bill) -> dict[str, object]:

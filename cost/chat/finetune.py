@@ -24,7 +24,7 @@ from cost.chat.speeds import (
 )
 from cost.chat.unit_costs import NotKnown, RunCost, UnitCosts, run_cost, submit_command
 from cost.report.layout import rounded
-from cost.resources.estimate import Estimate
+from cost.resources.estimate import Estimate, known_sum
 from cost.run_record import Lineage, RunRecord, lineage
 from stacks.spec import StackSpec
 from stacks.spec.cost import ChatSpec
@@ -90,8 +90,7 @@ class Finetune:
     def investment_usd(self) -> Decimal | None:
         """US dollars of the nodes of training and evaluation; None where one is not known."""
         runs = (self.training, self.evaluation)
-        usd = [None if isinstance(run, NotKnown) else run.nodes_usd for run in runs]
-        return None if None in usd else sum((each for each in usd if each is not None), Decimal(0))
+        return known_sum(None if isinstance(run, NotKnown) else run.nodes_usd for run in runs)
 
     @property
     def now(self) -> ChatCost | None:

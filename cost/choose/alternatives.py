@@ -17,7 +17,7 @@ from typing import Final
 from cost.chat.unit_costs import Inputs, Part, unit_costs
 from cost.choose.limits import Limit, limits
 from cost.prices.book import PriceBook, layered
-from cost.report.layout import Table, money, signed_usd, usd_text
+from cost.report.layout import Table, money, signed_usd, span, usd_text
 from cost.resources.estimate import Estimate, estimate, run_rates
 from cost.run_record import Outcome
 from cost.runs.forecast import Forecast, UnknownRun, forecasts
@@ -26,7 +26,7 @@ from stacks.check import check
 from stacks.errors import Level, UserError, nearest
 from stacks.machines import workers_of
 from stacks.spec import StackSpec
-from stacks.spec.nodes import Billing, WorkerSpec
+from stacks.spec.nodes import Billing, NodeGroupSpec, WorkerSpec
 from stacks.spec.slurm import JobSpec
 
 
@@ -75,20 +75,12 @@ def _without_spare_nodes(spec: StackSpec) -> Iterator[Candidate]:
     nodes, changes = spec.nodes, list[Change]()
     for problem in check(spec):
         spare = problem.spare_nodes
-        group = None
-        if spare is not None and spare.role == "controller":
-            group = nodes.controller
-        elif spare is not None and spare.role == "accounting":
-            group = nodes.accounting
+        group: NodeGroupSpec | None = None if spare is None else getattr(nodes, spare.role)
         if spare is None or group is None:
             continue
         count = group.max_nodes - spare.count
         slim = replace(group, min_nodes=min(group.min_nodes, count), max_nodes=count)
-        nodes = (
-            replace(nodes, controller=slim)
-            if spare.role == "controller"
-            else replace(nodes, accounting=slim)
-        )
+        nodes = replace(nodes, **{spare.role: slim})
         changes.append(
             Change(key=f"nodes.{spare.role}.nodes", before=str(group.max_nodes), after=str(count))
         )
@@ -480,10 +472,11 @@ def _short(item: Alternative) -> str:
     if worker is None:
         return ", ".join(f"{change.key} {change.after}" for change in item.candidate.changes)
     changed = {change.key.rpartition(".")[2] for change in item.candidate.changes}
+    count = span(str(worker.min_nodes), str(worker.max_nodes), "..")
     parts = [
         spec.nebius.region if "region" in changed else "",
         worker.billing if "billing" in changed else "",
-        f"{worker.name} {_count(worker)} x {worker.preset}",
+        f"{worker.name} {count} x {worker.preset}",
         worker.platform if "platform" in changed else "",
     ]
     return ", ".join(part for part in parts if part)
@@ -493,11 +486,6 @@ def _limits_text(item: Alternative) -> str:
     if item.broken:
         return f"{len(item.broken)} broken"
     return "not known" if item.untold else "kept" if item.limits else "none set"
-
-
-def _count(worker: WorkerSpec) -> str:
-    low, high = worker.min_nodes, worker.max_nodes
-    return str(high) if low == high else f"{low}..{high}"
 
 
 def _notes(inputs: Inputs, found: Sequence[Alternative]) -> list[str]:

@@ -19,6 +19,7 @@ from cost.report.layout import (
     Table,
     number,
     render_report,
+    signed_usd,
     small_usd_text,
     span,
     usd_text,
@@ -168,8 +169,7 @@ def _difference(row: Row) -> str:
     first, second = row.low_usd
     if first is None or second is None or any(row.is_lower_bound):
         return _NOT_KNOWN
-    change = first - second
-    return f"{'-' if change < 0 else '+'}{small_usd_text(abs(change))}"
+    return signed_usd(first - second, small_usd_text)
 
 
 def _worker_rows(bills: Sequence[Bill]) -> Iterator[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
@@ -97,6 +97,12 @@ def total_of(lines: Sequence[CostComponent]) -> Total:
     return Total(low_usd=low, high_usd=high, is_lower_bound=is_lower_bound)
 
 
+def known_sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
+    """Their sum; None where one of them is not known."""
+    found = list(amounts)
+    return None if None in found else sum(filter(None, found), Decimal(0))
+
+
 def price_problems(
     problems: tuple[Problem, ...], spec: StackSpec, book: PriceBook
 ) -> tuple[Problem, ...]:
@@ -111,12 +117,7 @@ def _priced_problem(problem: Problem, spec: StackSpec, book: PriceBook) -> Probl
             return problem
         return replace(problem, usd_per_month=problem.spare_gib.count * price.usd)
     spare = problem.spare_nodes
-    groups: dict[str, NodeGroupSpec | None] = {
-        "controller": spec.nodes.controller,
-        "accounting": spec.nodes.accounting,
-        "nfs": spec.nodes.nfs,
-    }
-    group = None if spare is None else groups.get(spare.role)
+    group: NodeGroupSpec | None = None if spare is None else getattr(spec.nodes, spare.role)
     if spare is None or group is None:
         return problem
     one_node = node_month_usd(group, book)

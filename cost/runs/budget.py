@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Final
 
 from cost.report.layout import usd_text
-from cost.resources.estimate import RunRates
+from cost.resources.estimate import RunRates, known_sum
 from cost.runs.ledger import (
     ActualEntry,
     Entry,
@@ -244,7 +244,7 @@ def queue_charge(rates: RunRates, use: JobUse, now: datetime) -> Charge:
     """
     start, end = month_of(now)
     runs = [(run, run.ended_at or now) for run in use.runs]
-    so_far = _usd(
+    so_far = known_sum(
         [_run_usd(rates, use, run.nodes, run.started_at, to, start, end) for run, to in runs]
     )
     usd = so_far
@@ -253,7 +253,7 @@ def queue_charge(rates: RunRates, use: JobUse, now: datetime) -> Charge:
         began = now if open_run is None else open_run.started_at
         stop = max(now, use.end_at_most(began, end))
         nodes = None if open_run is None else open_run.nodes
-        usd = _usd([so_far, _run_usd(rates, use, nodes, now, stop, start, end)])
+        usd = known_sum([so_far, _run_usd(rates, use, nodes, now, stop, start, end)])
     return Charge(
         key=(use.cluster, use.job_id),
         array_key=use.forecast_key,
@@ -264,11 +264,6 @@ def queue_charge(rates: RunRates, use: JobUse, now: datetime) -> Charge:
         user=use.user,
         account=use.account,
     )
-
-
-def _usd(amounts: Sequence[Decimal | None]) -> Decimal | None:
-    known = [each for each in amounts if each is not None]
-    return sum(known, _ZERO) if len(known) == len(amounts) else None
 
 
 def _run_usd(
@@ -295,7 +290,7 @@ def _run_usd(
 
     if nodes is not None:
         of = [workers.get(nodeset_of(rates.spec, node)) for node in nodes]
-        named = _usd([rate(worker, use.partition) for worker in of])
+        named = known_sum([rate(worker, use.partition) for worker in of])
         return None if named is None else named * hours
     fits: list[Decimal | None] = []
     for name in use.partition.split(","):

@@ -14,7 +14,7 @@ from typing import Final
 from cost.chat.unit_costs import Inputs, Part
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.layout import Table, exact_money, money, number, small_usd_text
-from cost.resources.estimate import RunRates, run_rates
+from cost.resources.estimate import RunRates, known_sum, run_rates
 from cost.run_record import RunRecord
 from cost.runs.forecast import SECONDS_PER_HOUR, Forecast, UnknownRun, forecast
 from stacks.schedule import parse_cron, pipeline, pipeline_ends, slurm_seconds
@@ -53,7 +53,7 @@ class PipelineCost:
     @property
     def most_usd(self) -> Decimal | None:
         """US dollars of all nodes, every job up to its time limit; None when one has no price."""
-        return _sum([step.most_usd for step in self.steps])
+        return known_sum(step.most_usd for step in self.steps)
 
     @property
     def forecasts(self) -> tuple[Forecast, ...]:
@@ -63,7 +63,7 @@ class PipelineCost:
     @property
     def forecast_usd(self) -> Decimal | None:
         """US dollars of the jobs that are forecast; None without such a job, or without prices."""
-        return _sum([run.nodes_usd for run in self.forecasts]) if self.forecasts else None
+        return known_sum(run.nodes_usd for run in self.forecasts) if self.forecasts else None
 
     @property
     def order(self) -> str:
@@ -158,11 +158,6 @@ def _pipeline_part(found: Sequence[PipelineCost]) -> Part:
         notes=("Pipelines: at most is every job up to its time limit.",),
         plain={"pipelines": [plain_pipeline(cost) for cost in found]},
     )
-
-
-def _sum(amounts: Sequence[Decimal | None]) -> Decimal | None:
-    known = [each for each in amounts if each is not None]
-    return sum(known, Decimal(0)) if len(known) == len(amounts) else None
 
 
 NUM_NEXT: Final = 3

@@ -13,7 +13,7 @@ from decimal import Decimal
 
 from cost.chat.unit_costs import Inputs, Part
 from cost.report.layout import UNKNOWN, Table, exact_money, money, number, small_usd_text
-from cost.resources.estimate import RunRates, run_rates
+from cost.resources.estimate import RunRates, known_sum, run_rates
 from cost.run_record import RunRecord
 from cost.runs.forecast import SECONDS_PER_HOUR, Forecast, UnknownRun, forecast
 from stacks.schedule import PartitionShifts, Shift, partition_shifts, slurm_seconds
@@ -46,9 +46,9 @@ class SearchCost:
     @property
     def forecast_usd(self) -> Decimal | None:
         """US dollars of all trials; None where one is not known."""
-        amounts = [run.nodes_usd for run in self.forecasts or ()]
-        known = [usd for usd in amounts if usd is not None]
-        return sum(known, Decimal(0)) if known and len(known) == len(self.runs) else None
+        if self.forecasts is None:
+            return None
+        return known_sum(run.nodes_usd for run in self.forecasts)
 
     @property
     def run(self) -> Forecast | UnknownRun:
@@ -59,7 +59,6 @@ class SearchCost:
         if found is None or not isinstance(first, Forecast):
             unknown = next(run for run in self.runs if isinstance(run, UnknownRun))
             return replace(unknown, job=name, num_nodes=num_nodes, at_most_usd=self.most_usd)
-        shares = [run.cluster_share_usd for run in found if run.cluster_share_usd is not None]
         return replace(
             first,
             job=name,
@@ -68,7 +67,7 @@ class SearchCost:
             busy_hours=self._rounds * max(run.busy_hours for run in found),
             hours=self._rounds * max(run.hours for run in found),
             nodes_usd=self.forecast_usd,
-            cluster_share_usd=sum(shares, Decimal(0)) if len(shares) == len(found) else None,
+            cluster_share_usd=known_sum(run.cluster_share_usd for run in found),
         )
 
     @property
