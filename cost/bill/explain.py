@@ -247,9 +247,7 @@ def _break_evens(bill: Bill) -> Iterator[Explanation]:
             figures=(Figure("the API", "USD a chat", cost.usd), *_even_figures(rows)),
             others=(
                 Input(
-                    "room, chats a day",
-                    number(rows[0].room_per_day),
-                    f"explain chat[{scenario}]",
+                    "room, chats a day", number(rows[0].room_per_day), f"explain chat[{scenario}]"
                 ),
             ),
             notes=tuple(_even_notes(bill, rows)),

@@ -127,11 +127,7 @@ class BreakEvens:
 
 
 def break_even(
-    spec: StackSpec,
-    unit_costs: UnitCosts,
-    api_book: ApiPriceBook,
-    *,
-    book: PriceBook | None = None,
+    spec: StackSpec, unit_costs: UnitCosts, api_book: ApiPriceBook, *, book: PriceBook | None = None
 ) -> BreakEvens | NotKnown:
     """The stack's chats against the models that it names; a book adds other kinds of billing."""
     chats = unit_costs.chats

@@ -8,11 +8,7 @@ from decimal import Decimal
 from typing import Final
 
 from cost.chat.break_even import ApiCost
-from cost.chat.speeds import (
-    HOURS_PER_DAY,
-    ChatCost,
-    chat_cost,
-)
+from cost.chat.speeds import HOURS_PER_DAY, ChatCost, chat_cost
 from cost.chat.table import percent
 from cost.chat.unit_costs import UnitCosts
 from cost.report.charts import Axis, Mark, Scale, Series, line_chart, spread

@@ -14,15 +14,7 @@ from typing import Final
 
 from cost.chat.speeds import HOURS_PER_DAY
 from cost.chat.table import percent
-from cost.choose.demand import (
-    BANDWIDTH_SHARE,
-    FLOPS_SHARE,
-    LINK_SOURCE,
-    PEAKS,
-    Ask,
-    Peaks,
-    Promise,
-)
+from cost.choose.demand import BANDWIDTH_SHARE, FLOPS_SHARE, LINK_SOURCE, PEAKS, Ask, Peaks, Promise
 from cost.choose.servers import (
     LENGTH_TOLERANCE,
     Basis,
@@ -537,9 +529,7 @@ def _traced_server(found: Candidate) -> Server:
             bf16_flops=leaf(peaks.bf16_flops, "bf16 operations a second of a GPU", peaks.source),
             bytes_per_s=leaf(peaks.bytes_per_s, "bytes a second of a GPU", peaks.source),
             link_bytes_per_s=leaf(
-                peaks.link_bytes_per_s,
-                "bytes a second that a GPU sends to the others",
-                LINK_SOURCE,
+                peaks.link_bytes_per_s, "bytes a second that a GPU sends to the others", LINK_SOURCE
             ),
             source=peaks.source,
         ),

@@ -35,10 +35,7 @@ _FIELDS: Final = (
 )  # fmt: skip
 """Of a group; all else of it is the number of nodes, what new ones get, or a matter of its pods."""
 _JAILED: Final = ("storage.jail", "storage.submounts[")
-_OF_ROLE: Final = {
-    "storage.controller_spool": "controller",
-    "storage.accounting": "accounting",
-}
+_OF_ROLE: Final = {"storage.controller_spool": "controller", "storage.accounting": "accounting"}
 _UNJAILED: Final = ("nfs",)
 _IDENTITY: Final = (".type", ".existing_id")
 _DEFAULT_PERCENT: Final = 50

@@ -111,10 +111,7 @@ def outputs(bill: Bill) -> dict[str, object]:
 
     The same on every run: dates, never ages, so an unchanged stack previews unchanged tomorrow.
     """
-    return {
-        **figures(bill.estimate, bill.unit_costs),
-        "snapshot": plain(take(bill)),
-    }
+    return {**figures(bill.estimate, bill.unit_costs), "snapshot": plain(take(bill))}
 
 
 def take(bill: Bill) -> Snapshot:

@@ -72,10 +72,7 @@ class PriceBook:
 
     @staticmethod
     def of_readings(
-        name: str,
-        caveat: str,
-        readings: Mapping[str, tuple[Price, ...]],
-        region: str | None = None,
+        name: str, caveat: str, readings: Mapping[str, tuple[Price, ...]], region: str | None = None
     ) -> PriceBook:
         """A book that uses the newest reading of every SKU."""
         found = {sku: newest(prices, region) for sku, prices in readings.items()}

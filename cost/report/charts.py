@@ -90,11 +90,7 @@ def line_chart(
     plot = _Plot(
         x=_place(min(across), max(across), x.scale, _LEFT, _WIDTH - _RIGHT),
         y=_place(
-            min(y_ticks[0], min(up)),
-            max(y_ticks[-1], max(up)),
-            y.scale,
-            _TOP + _PLOT_HEIGHT,
-            _TOP,
+            min(y_ticks[0], min(up)), max(y_ticks[-1], max(up)), y.scale, _TOP + _PLOT_HEIGHT, _TOP
         ),
     )
     parts = [

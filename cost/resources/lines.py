@@ -9,15 +9,7 @@ from typing import Final
 
 from cost.prices.book import PriceBook, nodeset_sku
 from cost.prices.price import Unit, UnknownPrice, node_sku
-from cost.resources.component import (
-    CostComponent,
-    Rate,
-    Scope,
-    Section,
-    Term,
-    rate_of,
-    simple_line,
-)
+from cost.resources.component import CostComponent, Rate, Scope, Section, Term, rate_of, simple_line
 from cost.traced import named
 from stacks.catalog import ATTACHED, Preset
 from stacks.machines import home_volume_gib, observability_volumes

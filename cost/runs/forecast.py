@@ -330,10 +330,7 @@ class UnknownRun:
 
 
 def forecast(
-    job: JobSpec,
-    rates: RunRates,
-    records: Sequence[RunRecord],
-    sets: Sequence[str] = (),
+    job: JobSpec, rates: RunRates, records: Sequence[RunRecord], sets: Sequence[str] = ()
 ) -> Forecast | UnknownRun:
     """The run's expected hours and US dollars; `sets` are the settings of one submission.
 

@@ -17,9 +17,9 @@ from typing import Final
 
 from cost.prices.book import PriceBook
 from cost.report.layout import Format, Report, Table, render_report, usd_text
-from cost.size.choice import Choice, Gpus, Verdict, serving_choices, training_choices, verdicts
+from cost.size.choice import Choice, Gpus, Verdict, choices, verdicts
 from cost.size.memory import Memory, Serving, cache_bytes_per_token, serving_memory, training_memory
-from cost.size.shape import ModelShape, SizeError, load_shape
+from cost.size.shape import ModelShape, SizeError, load_shape, rows
 from cost.size.training import (
     ABOUT,
     BITS,
@@ -33,6 +33,7 @@ from cost.size.training import (
     usable_bytes,
 )
 from stacks.catalog import PLATFORMS
+from stacks.spec import StackSpec
 
 GPUS_ASKED: Final = 8
 """GPUs that strategies are compared on unless a number is asked for: one full node."""
@@ -59,12 +60,14 @@ def training_answer(
     *,
     gpus: int | None = None,
     gpu_memory_gb: int | None = None,
+    spec: StackSpec | None = None,
 ) -> Answer:
     """Memory and verdict by strategy, and every preset, the cheapest that fits first."""
     _require_positive(gpus=gpus, gpu_mem=gpu_memory_gb)
     shape = load_shape(model)
-    choices = training_choices(shape, training, book, gpus=gpus)
-    memory_gb = gpu_memory_gb or _memory_gb(choices[0])
+    presets = choices(shape, training, book, gpus=gpus, spec=spec)
+    memory_gb = gpu_memory_gb or PLATFORMS[presets[0].platform].gpu_memory_gb
+    assert memory_gb is not None, "a preset with GPUs"
     count = gpus or GPUS_ASKED
     found = verdicts_on(shape, training, gpus=count, memory_gb=memory_gb)
     rank = f" r{training.rank}" if training.has_adapters else ""
@@ -80,7 +83,7 @@ def training_answer(
             tables=(
                 _memory_table(title, found),
                 _strategy_table(found),
-                _choice_table(choices, batch="rows"),
+                _choice_table(presets, batch="rows"),
             ),
             notes=(
                 *(
@@ -88,7 +91,7 @@ def training_answer(
                     for each in found
                     if not each.usable_here
                 ),
-                *_losers(choices),
+                *_losers(presets),
                 _RESERVE_NOTE,
             ),
         ),
@@ -100,7 +103,7 @@ def training_answer(
             "gpus": count,
             "gpu_memory_gb": memory_gb,
             "strategies": [verdict_json(each) for each in found],
-            "presets": [choice_json(each) for each in choices],
+            "presets": [choice_json(each) for each in presets],
         },
     )
 
@@ -118,9 +121,7 @@ def verdicts_on(
 
 
 def serving_answer(
-    model: str,
-    serving: Serving,
-    book: PriceBook,
+    model: str, serving: Serving, book: PriceBook, *, spec: StackSpec | None = None
 ) -> Answer:
     """Memory of one serving process, and every preset, the cheapest that fits first."""
     shape = load_shape(model)
@@ -128,9 +129,9 @@ def serving_answer(
     if problem := shape.context_problem(serving.context_tokens):
         raise SizeError(f"--seq: {problem}")
     memory = serving_memory(shape, serving)
-    choices = serving_choices(shape, serving, book)
+    presets = choices(shape, serving, book, spec=spec)
     return Answer(
-        document=serving_document(shape, serving, memory, choices),
+        document=serving_document(shape, serving, memory, presets),
         values={
             "model": shape.name,
             "parameters": shape.parameters,
@@ -138,8 +139,59 @@ def serving_answer(
             "streams": serving.streams,
             "context_tokens": serving.context_tokens,
             "bytes_per_gpu": {**memory.parts, "total": memory.total},
-            "presets": [choice_json(each) for each in choices],
+            "presets": [choice_json(each) for each in presets],
         },
+    )
+
+
+def models_answer(
+    need: Training | Serving, book: PriceBook, spec: StackSpec, *, gpus: int | None = None
+) -> Answer:
+    """Models of the catalog that a stack's workers hold, the largest first, on their cheapest."""
+    _require_positive(gpus=gpus)
+    tokens = need.context_tokens if isinstance(need, Serving) else 1
+    shapes = [each for each in map(load_shape, rows()) if not each.context_problem(tokens)]
+    found = [(each, choices(each, need, book, gpus=gpus, spec=spec)[0]) for each in shapes]
+    found = [(shape, each) for shape, each in found if each.fits and each.runs_here]
+    if not found:
+        raise SizeError(
+            f"{spec.name}: no model of the catalog fits on its workers; give --method qlora, a "
+            "smaller --seq, --batch or --streams, or another --stack"
+        )
+    # Equal to two digits, they stay in the catalog's order: its newest family is the first.
+    found.sort(key=lambda each: -round(each[0].parameters, 2 - len(str(each[0].parameters))))
+    batch = "rows" if isinstance(need, Training) else "streams"
+    headings = "model", "licence", "nodes", "strategy", "context", "GiB a GPU", f"most {batch}"
+    table = Table(
+        title=f"Models that {spec.name} holds and this project runs, the largest first",
+        headings=(*headings, "$/h"),
+        rows=tuple(
+            (
+                shape.name,
+                rows()[shape.name]["licence"],
+                f"{each.nodes} x {each.preset}",
+                each.strategy,
+                f"{shape.max_positions:,}",
+                *_preset_cells(each),
+            )
+            for shape, each in found
+        ),
+        num_text_columns=4,
+    )
+    models = [
+        {
+            "model": shape.name,
+            "parameters": shape.parameters,
+            "licence": rows()[shape.name]["licence"],
+            "context_tokens": shape.max_positions,
+            **choice_json(each),
+        }
+        for shape, each in found
+    ]
+    note = "a larger model answers better and slower: the job evaluate says how well"
+    return Answer(
+        document=Report(tables=(table,), notes=(note, _RESERVE_NOTE)),
+        values={"stack": spec.name, "models": models},
     )
 
 
@@ -151,36 +203,31 @@ def deck_answer(
     _require_positive(gpu_mem=memory_gb)
     deck = [f"Llama-2-{billions}b" for billions in BILLIONS]
     shapes = [load_shape(name) for name in ([model] if model else deck)]
-    rows = [
-        (shape, deck_row(billions_of(shape), each, gpu_memory_gb=memory_gb))
-        for each in (DTYPES if dtype is None else (dtype,))
-        for shape in shapes
-    ]
     values: list[dict[str, object]] = []
-    for shape, row in rows:
-        state, total, gpus = honest(shape, row.dtype, gpu_memory_gb=memory_gb)
-        values.append(
-            {
-                "model": shape.name,
-                "dtype": row.dtype.value,
-                "deck_weights_gb": row.weights_gb,
-                "deck_training_gb": row.training_gb,
-                "deck_gpus": row.gpus,
-                "state_bytes": state,
-                "total_bytes": total,
-                "gpus": gpus,
-            }
-        )
+    cells: list[tuple[str, ...]] = []
+    for each in DTYPES if dtype is None else (dtype,):
+        for shape in shapes:
+            row = deck_row(billions_of(shape), each, gpu_memory_gb=memory_gb)
+            state, total, gpus = honest(shape, each, gpu_memory_gb=memory_gb)
+            values.append(
+                {
+                    "model": shape.name,
+                    "dtype": each.value,
+                    "deck_weights_gb": row.weights_gb,
+                    "deck_training_gb": row.training_gb,
+                    "deck_gpus": row.gpus,
+                    "state_bytes": state,
+                    "total_bytes": total,
+                    "gpus": gpus,
+                }
+            )
+            said = f"{row.weights_gb:,}", f"{row.training_gb:,}", f"{row.gpus}"
+            planned = f"{gpus}" if gpus else "none"
+            cells.append((f"{shape.name} {each}", *said, _gb(state), _gb(total), planned))
     return Answer(
-        document=deck_document(rows, gpu_memory_gb=memory_gb),
+        document=deck_document(cells, gpu_memory_gb=memory_gb),
         values={"gpu_memory_gb": memory_gb, "rows": values},
     )
-
-
-def _memory_gb(choice: Choice) -> int:
-    found = PLATFORMS[choice.platform].gpu_memory_gb
-    assert found is not None
-    return found
 
 
 def _require_positive(**values: int | None) -> None:
@@ -197,7 +244,7 @@ _YES_NO = {True: "yes", False: "no"}
 
 
 def serving_document(
-    shape: ModelShape, serving: Serving, memory: Memory, choices: Sequence[Choice]
+    shape: ModelShape, serving: Serving, memory: Memory, presets: Sequence[Choice]
 ) -> Report:
     """Memory of one process, then every preset, the cheapest that fits first."""
     return Report(
@@ -216,13 +263,13 @@ def serving_document(
                     if amount
                 ),
             ),
-            _choice_table(choices, batch="streams"),
+            _choice_table(presets, batch="streams"),
         ),
-        notes=(*_losers(choices), _RESERVE_NOTE),
+        notes=(*_losers(presets), _RESERVE_NOTE),
     )
 
 
-def deck_document(rows: Sequence[tuple[ModelShape, DeckRow]], *, gpu_memory_gb: int) -> Report:
+def deck_document(cells: Sequence[tuple[str, ...]], *, gpu_memory_gb: int) -> Report:
     """The deck's rule beside what training takes: AdamW in fp32, one row of 4,096 tokens, FSDP."""
     return Report(
         tables=(
@@ -240,7 +287,7 @@ def deck_document(rows: Sequence[tuple[ModelShape, DeckRow]], *, gpu_memory_gb: 
                     "with activations",
                     "GPUs",
                 ),
-                rows=tuple(_deck_cells(shape, row, gpu_memory_gb) for shape, row in rows),
+                rows=tuple(cells),
             ),
         ),
         notes=(
@@ -269,19 +316,6 @@ def honest(shape: ModelShape, dtype: Dtype, *, gpu_memory_gb: int) -> tuple[int,
     else:
         gpus = 0
     return alone.weights + alone.gradients + alone.optimizer, alone.total, gpus
-
-
-def _deck_cells(shape: ModelShape, row: DeckRow, gpu_memory_gb: int) -> tuple[str, ...]:
-    state, total, gpus = honest(shape, row.dtype, gpu_memory_gb=gpu_memory_gb)
-    return (
-        f"{shape.name} {row.dtype}",
-        f"{row.weights_gb:,}",
-        f"{row.training_gb:,}",
-        f"{row.gpus}",
-        _gb(state),
-        _gb(total),
-        f"{gpus}" if gpus else "none",
-    )
 
 
 def _gb(amount: int) -> str:
@@ -323,7 +357,7 @@ def _strategy_table(found: Sequence[Verdict]) -> Table:
     )
 
 
-def _choice_table(choices: Sequence[Choice], *, batch: str) -> Table:
+def _choice_table(presets: Sequence[Choice], *, batch: str) -> Table:
     return Table(
         title="Presets, the cheapest that fits and runs here first",
         headings=("nodes", "strategy", "fits", "runs here", "GiB a GPU", f"most {batch}", "$/h"),
@@ -333,21 +367,25 @@ def _choice_table(choices: Sequence[Choice], *, batch: str) -> Table:
                 each.strategy,
                 _YES_NO[each.fits],
                 _YES_NO[each.runs_here],
-                f"{each.need_bytes / GIB:,.1f} of {each.usable_bytes / GIB:,.1f}",
-                f"{each.largest_batch}",
-                usd_text(each.usd_per_hour),
+                *_preset_cells(each),
             )
-            for each in choices
+            for each in presets
         ),
         num_text_columns=4,
-        bad_rows=frozenset(index for index, each in enumerate(choices) if not each.fits),
+        bad_rows=frozenset(index for index, each in enumerate(presets) if not each.fits),
     )
 
 
-def _losers(choices: Sequence[Choice]) -> list[str]:
+def _preset_cells(choice: Choice) -> tuple[str, str, str]:
+    """Memory, largest batch and price."""
+    memory = f"{choice.need_bytes / GIB:,.1f} of {choice.usable_bytes / GIB:,.1f}"
+    return memory, f"{choice.largest_batch}", usd_text(choice.usd_per_hour)
+
+
+def _losers(presets: Sequence[Choice]) -> list[str]:
     """Why presets behind the first do not win, one note for those with one reason."""
     reasons: dict[str, list[str]] = {}
-    for each in choices[1:]:
+    for each in presets[1:]:
         if each.fits and each.runs_here and each.usd_per_hour is not None:
             continue
         reasons.setdefault(each.reason, []).append(
@@ -422,17 +460,10 @@ class DeckRow:
 
 def deck_row(billions: int, dtype: Dtype, *, gpu_memory_gb: int = GPU_MEMORY_GB) -> DeckRow:
     """The deck's row, or what its rule gives for another size or another GPU."""
-    problems = [
-        f"{name}: got {value}, expected 1 or more"
-        for name, value in (("billions of parameters", billions), ("gpu-mem", gpu_memory_gb))
-        if value < 1
-    ]
     if dtype not in DTYPES:
-        problems.append(
+        raise SizeError(
             f"dtype: {dtype} is not a type that the deck prints; use one of {', '.join(DTYPES)}"
         )
-    if problems:
-        raise SizeError("\n".join(problems))
     weights_gb = billions * BITS[dtype] // 8
     training_gb = _deck_rounding(_FACTOR * weights_gb)
     return DeckRow(

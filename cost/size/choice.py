@@ -1,6 +1,6 @@
 """Which presets a model fits on, the cheapest first, with a verdict on every strategy on each.
 
-training_choices(shape, training, book), serving_choices(...), verdicts(...)
+choices(shape, need, book), verdicts(shape, training, gpus)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cost.size.memory import (
     serving_memory,
     training_memory,
 )
-from cost.size.shape import ModelShape
+from cost.size.shape import ModelShape, SizeError
 from cost.size.training import (
     GIB,
     TRAINED,
@@ -40,6 +40,7 @@ from cost.size.training import (
     usable_host_bytes,
 )
 from stacks.catalog import PLATFORMS, Preset
+from stacks.spec import StackSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,32 +225,45 @@ class Choice:
     """Where that price holds: the cheapest region of the platform."""
 
 
-def training_choices(
-    shape: ModelShape, training: Training, book: PriceBook, *, gpus: int | None = None
+def choices(
+    shape: ModelShape,
+    need: Training | Serving,
+    book: PriceBook,
+    *,
+    gpus: int | None = None,
+    spec: StackSpec | None = None,
 ) -> tuple[Choice, ...]:
-    """Every GPU preset, those that fit and run here first and by price; `gpus` asks for as many."""
+    """Every GPU preset, those that fit and run here first and by price, or those of a stack.
+
+    Training takes as few nodes as fit, or the `gpus` asked for; a serving process is on one node,
+    over as many of its GPUs as heads allow. A stack's presets have its region's price.
+    """
     found = [
-        _priced(_training_choice(shape, training, platform, preset, memory_gb, gpus), book)
-        for platform, preset, memory_gb in gpu_presets()
+        _training_choice(shape, need, *each, gpus)
+        if isinstance(need, Training)
+        else _serving_choice(shape, need, *each)
+        for each in gpu_presets(spec)
     ]
-    return _ranked(found)
+    if not found and spec is not None:
+        raise SizeError(f"{spec.name}: no worker with GPUs; give the --stack of one that has some")
+    return _ranked([_priced(each, book, spec) for each in found])
 
 
-def serving_choices(shape: ModelShape, serving: Serving, book: PriceBook) -> tuple[Choice, ...]:
-    """Every GPU preset for one process on one node, over as many of its GPUs as heads allow."""
-    found = [
-        _priced(_serving_choice(shape, serving, platform, preset, memory_gb), book)
-        for platform, preset, memory_gb in gpu_presets()
-    ]
-    return _ranked(found)
-
-
-def gpu_presets() -> Iterator[tuple[str, Preset, int]]:
-    """Platform, preset and GB of memory a GPU, for every preset with GPUs."""
+def gpu_presets(spec: StackSpec | None = None) -> Iterator[tuple[str, Preset, int]]:
+    """Platform, preset and GB of memory a GPU, for every preset with GPUs, or those of a stack."""
     for platform in PLATFORMS.values():
         if platform.gpu_memory_gb is not None:
             for preset in platform.presets.values():
-                yield platform.name, preset, platform.gpu_memory_gb
+                if spec is None or _most_nodes(spec, platform.name, preset.name):
+                    yield platform.name, preset, platform.gpu_memory_gb
+
+
+def _most_nodes(spec: StackSpec, platform: str, preset: str) -> int:
+    """Nodes of the largest nodeset of this preset; 0 where the stack has none."""
+    found = [
+        each for each in spec.nodes.workers if (each.platform, each.preset) == (platform, preset)
+    ]
+    return max((each.max_nodes for each in found), default=0)
 
 
 def _order(choice: Choice) -> tuple[bool, bool, bool, Decimal, int, str, str]:
@@ -313,19 +327,10 @@ def _serving_choice(
     shape: ModelShape, serving: Serving, platform: str, preset: Preset, memory_gb: int
 ) -> Choice:
     usable = usable_bytes(memory_gb)
-    ways = [
-        ways
+    tried = [
+        replace(serving, tensor=ways)
         for ways in range(1, preset.gpus + 1)
         if preset.gpus % ways == 0 and shape.heads % ways == 0
-    ]
-    tried = [
-        Serving(
-            dtype=serving.dtype,
-            streams=serving.streams,
-            context_tokens=serving.context_tokens,
-            tensor=tensor,
-        )
-        for tensor in ways
     ]
     chosen = next(
         (each for each in tried if serving_memory(shape, each).total <= usable), tried[-1]
@@ -352,8 +357,14 @@ def _serving_choice(
     )
 
 
-def _priced(choice: Choice, book: PriceBook) -> Choice:
-    rate, region = cheapest_rate(book, choice.platform, choice.preset)
+def _priced(choice: Choice, book: PriceBook, spec: StackSpec | None) -> Choice:
+    regions = None if spec is None else (spec.nebius.region,)
+    if spec is not None:
+        most = _most_nodes(spec, choice.platform, choice.preset)
+        if choice.nodes > most:
+            why = f"{choice.reason}; needs {choice.nodes} nodes, and {spec.name} has {most}"
+            choice = replace(choice, fits=False, reason=why)
+    rate, region = cheapest_rate(book, choice.platform, choice.preset, regions=regions)
     if isinstance(rate, UnknownPrice):
         return replace(choice, region=region, reason=f"{choice.reason}; price: {rate.reason}")
     return replace(choice, region=region, usd_per_hour=choice.nodes * rate.usd)

@@ -138,10 +138,7 @@ def _stage_memory(
     gradient_bytes = _up(trained * held, t)
     optimizer_bytes = _up(trained * (_ADAM_STATES + (_MASTER if held < FP32 else 0)), t)
 
-    kept, backward = (
-        layer_kept(shape, training),
-        layer_backward(shape, training),
-    )
+    kept, backward = (layer_kept(shape, training), layer_backward(shape, training))
     # One micro batch is in flight for each later stage, and no more than there are.
     in_flight = min(sharding.pipeline - stage, training.gradient_accumulation)
     saved = in_flight * layers * (kept.whole + _up(kept.split, t))
@@ -153,11 +150,7 @@ def _stage_memory(
     weights = _up(base + adapter_bytes, sharding.parts if "weights" in divided else 1)
     gradients = _up(gradient_bytes, sharding.parts if "gradients" in divided else 1)
     optimizer = _up(optimizer_bytes, sharding.parts if "optimizer" in divided else 1)
-    working = max(
-        loss,
-        backward.whole + _up(backward.split, t),
-        _up(scratch, t) - saved,
-    )
+    working = max(loss, backward.whole + _up(backward.split, t), _up(scratch, t) - saved)
     gathered = _gathered(shape, training, sharding)
     if sharding.strategy is Strategy.OFFLOAD:
         return Memory(

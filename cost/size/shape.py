@@ -241,12 +241,12 @@ def _max_positions(config: Mapping[str, object], found: _Config) -> int | None:
 
 MODELS_FILE: Final = Path(__file__).parent / "models.yaml"
 _TUNED: Final = ("-instruct", "-chat", "-base", "-hf", "-v0.1")
-_NOTES: Final = ("parameters", "source", "date")
+_NOTES: Final = ("parameters", "licence", "source", "date")
 
 
 @cache
 def rows() -> Mapping[str, Mapping[str, Any]]:
-    """Every row of models.yaml by name, with its source, date and number of weights."""
+    """Every row of models.yaml by name, with its licence, source, date and number of weights."""
     return MappingProxyType(yaml.safe_load(MODELS_FILE.read_text(encoding="utf-8")))
 
 

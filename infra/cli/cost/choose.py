@@ -38,7 +38,14 @@ class Rule(StrEnum):
 def size(
     model: Annotated[
         str | None,
-        typer.Argument(help="Name in the catalog, a config.json, or a folder that holds one."),
+        typer.Argument(
+            help="Name in the catalog, a config.json, or a folder that holds one; without it "
+            "every model of the catalog that the stack holds."
+        ),
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option("--stack", "-s", help="Only presets of its workers, as many as it has."),
     ] = None,
     method: Annotated[Method, typer.Option(help="What training changes.")] = Method.LORA,
     rank: Annotated[int, typer.Option(help="Rank of the adapters.")] = 16,
@@ -67,28 +74,34 @@ def size(
     """Show the memory that a model needs and where it fits, the cheapest preset first."""
     if rule is not None:
         found = answer.deck_answer(model, dtype=dtype, gpu_memory_gb=gpu_mem)
-    elif model is None:
-        raise typer.BadParameter("name a model, or give --rule 2024-deck", param_hint="MODEL")
-    elif serve:
-        serving = Serving(
-            dtype=dtype or Dtype.BF16,
-            streams=streams,
-            context_tokens=seq,
-            tensor=1 if gpus is None else gpus,
-        )
-        found = answer.serving_answer(model, serving, PriceBook.load(prices))
     else:
-        training = Training(
-            method=method,
-            dtype=dtype or Dtype.BF16,
-            rank=rank,
-            sequence_length=seq,
-            micro_batch_size=batch,
-            gradient_checkpointing=checkpointing,
+        need = (
+            Serving(
+                dtype=dtype or Dtype.BF16,
+                streams=streams,
+                context_tokens=seq,
+                tensor=1 if gpus is None else gpus,
+            )
+            if serve
+            else Training(
+                method=method,
+                dtype=dtype or Dtype.BF16,
+                rank=rank,
+                sequence_length=seq,
+                micro_batch_size=batch,
+                gradient_checkpointing=checkpointing,
+            )
         )
-        found = answer.training_answer(
-            model, training, PriceBook.load(prices), gpus=gpus, gpu_memory_gb=gpu_mem
-        )
+        book, spec = PriceBook.load(prices), None if stack is None else context.spec(stack)
+        if model is None:
+            spec = spec or context.spec(DEFAULT_STACK)
+            found = answer.models_answer(need, book, spec, gpus=gpus)
+        elif isinstance(need, Serving):
+            found = answer.serving_answer(model, need, book, spec=spec)
+        else:
+            found = answer.training_answer(
+                model, need, book, gpus=gpus, gpu_memory_gb=gpu_mem, spec=spec
+            )
     if format is output.Format.JSON:
         output.print_json(found.values)
         return

@@ -28,8 +28,9 @@ PLACES = [
     if not path.is_relative_to(DEMO)
 ]
 OF_NO_STACK = re.compile(
-    # A price book is every stack's, a certificate or result is its own file's.
-    r"soperator (?:cost prices|runs overhead|cluster accept --verify|cost -->)"
+    # A price book is every stack's, a certificate or result is its own file's, and a model that is
+    # named is sized on every preset.
+    r"soperator (?:cost prices|cost size|runs overhead|cluster accept --verify|cost -->)"
 )
 NAMED = re.compile(r"(?<!\S)(?:-s|--stack)[ =]\S")
 
@@ -44,7 +45,7 @@ def command() -> re.Pattern[str]:
         for word in words.split():
             verb = verb.get_command(None, word)
         takes = any("--stack" in parameter.opts for parameter in verb.params)
-        # Longest first: `cost size` takes no stack, though `cost` does.
+        # Longest first: `cost prices` takes no stack, though `cost` does.
         found.append((words, takes))
     names = sorted(found, key=lambda each: -len(each[0]))
     others = "|".join(words for words, takes in names if not takes)

@@ -17,10 +17,9 @@ from cost.size.choice import (
     Choice,
     Gpus,
     best,
+    choices,
     gpu_presets,
-    serving_choices,
     shardings,
-    training_choices,
     verdicts,
 )
 from cost.size.memory import Serving
@@ -39,13 +38,13 @@ def by_preset(choices: tuple[Choice, ...]) -> dict[str, Choice]:
 
 
 def test_every_preset_with_gpus_has_one_row() -> None:
-    found = training_choices(load_shape("Qwen3-14B"), LORA_14B, BOOK)
+    found = choices(load_shape("Qwen3-14B"), LORA_14B, BOOK)
     assert len(found) == len(by_preset(found)) == len(list(gpu_presets()))
 
 
 @pytest.mark.feature("S000-18")
 def test_the_first_is_the_cheapest_that_fits_and_runs_here() -> None:
-    found = training_choices(load_shape("Qwen3-14B"), LORA_14B, BOOK)
+    found = choices(load_shape("Qwen3-14B"), LORA_14B, BOOK)
     good = [each for each in found if each.fits and each.runs_here]
     assert found[: len(good)] == tuple(good)
     prices = [each.usd_per_hour for each in good if each.usd_per_hour is not None]
@@ -69,13 +68,13 @@ def test_a_platform_has_the_price_of_its_cheapest_region(cheap: str) -> None:
         )
         for region, usd in {**dear, cheap: Decimal(5)}.items()
     ]
-    found = by_preset(training_choices(load_shape("Qwen3-14B"), LORA_14B, BOOK.with_prices(prices)))
+    found = by_preset(choices(load_shape("Qwen3-14B"), LORA_14B, BOOK.with_prices(prices)))
     choice = found["gpu-h200-sxm/8gpu-128vcpu-1600gb"]
     assert (choice.usd_per_hour, choice.region) == (40, cheap)
 
 
 def test_a_price_is_that_of_the_bill() -> None:
-    found = by_preset(training_choices(load_shape("Qwen3-14B"), LORA_14B, BOOK, gpus=8))
+    found = by_preset(choices(load_shape("Qwen3-14B"), LORA_14B, BOOK, gpus=8))
     choice = found["gpu-l40s-d/2gpu-64vcpu-384gb"]
     group = NodeGroupSpec(
         platform=choice.platform,
@@ -90,7 +89,7 @@ def test_a_price_is_that_of_the_bill() -> None:
 
 
 def test_on_the_book_of_seed_000_only_l40s_has_a_price() -> None:
-    found = training_choices(load_shape("Qwen3-14B"), LORA_14B, PriceBook.load("nebius-2026-09"))
+    found = choices(load_shape("Qwen3-14B"), LORA_14B, PriceBook.load("nebius-2026-09"))
     priced = {each.platform for each in found if each.usd_per_hour is not None}
     assert priced == {"gpu-l40s-d"}
     assert by_preset(found)["gpu-l40s-d/2gpu-64vcpu-384gb"].usd_per_hour == Decimal("4.5688")
@@ -99,7 +98,7 @@ def test_on_the_book_of_seed_000_only_l40s_has_a_price() -> None:
 
 
 def test_every_row_behind_the_first_says_what_keeps_it_there() -> None:
-    first, *rest = training_choices(load_shape("Qwen3-32B"), LORA_14B, BOOK)
+    first, *rest = choices(load_shape("Qwen3-32B"), LORA_14B, BOOK)
     assert first.fits
     assert first.runs_here
     for each in rest:
@@ -111,7 +110,7 @@ def test_every_row_behind_the_first_says_what_keeps_it_there() -> None:
 
 def test_a_model_too_large_for_ddp_names_the_strategy_that_would_do() -> None:
     training = Training(method=Method.FULL, gradient_checkpointing=True)
-    found = by_preset(training_choices(load_shape("Qwen3-32B"), training, BOOK))
+    found = by_preset(choices(load_shape("Qwen3-32B"), training, BOOK))
     choice = found["gpu-b200-sxm/8gpu-160vcpu-1792gb"]
     assert choice.fits
     assert choice.runs_here
@@ -192,7 +191,7 @@ def test_the_strategy_with_the_least_traffic_wins_and_one_that_runs_here_before_
 @pytest.mark.feature("S000-69")
 def test_serving_takes_as_many_gpus_as_it_needs() -> None:
     serving = Serving(streams=16, context_tokens=10_000)
-    found = by_preset(serving_choices(load_shape("Qwen3-14B"), serving, BOOK))
+    found = by_preset(choices(load_shape("Qwen3-14B"), serving, BOOK))
     assert found["gpu-h100-sxm/1gpu-16vcpu-200gb"].strategy == "one GPU"
     two = found["gpu-l40s-d/2gpu-64vcpu-384gb"]
     assert (two.fits, two.runs_here, two.strategy) == (True, False, "tensor 2")
@@ -200,7 +199,7 @@ def test_serving_takes_as_many_gpus_as_it_needs() -> None:
 
 
 def test_serving_in_8_bits_is_planned_and_not_run_here() -> None:
-    found = serving_choices(load_shape("Qwen3-14B"), Serving(dtype=Dtype.INT8), BOOK)
+    found = choices(load_shape("Qwen3-14B"), Serving(dtype=Dtype.INT8), BOOK)
     assert all("dtype int8" in each.reason for each in found)
     assert not any(each.runs_here for each in found)
 

@@ -118,4 +118,4 @@ def test_a_type_that_the_deck_does_not_print_is_refused() -> None:
     with pytest.raises(SizeError, match="bf16 is not a type that the deck prints"):
         deck_row(7, Dtype.BF16)
     with pytest.raises(SizeError, match="gpu-mem: got 0"):
-        deck_row(7, Dtype.FP32, gpu_memory_gb=0)
+        deck_answer(gpu_memory_gb=0)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from cost.prices.book import PriceBook
+from cost.size.answer import models_answer
+from cost.size.shape import SizeError, rows
+from cost.size.training import Training
+from infra.cli import context
 from infra.cli.main import app
 
 
@@ -70,8 +78,83 @@ def test_what_cannot_be_answered_is_one_line_and_exit_1(
     assert message in err
 
 
-def test_no_model_and_no_rule_is_wrong_usage() -> None:
-    assert run()[0] == 2
+def models_of(*arguments: str) -> dict[str, dict[str, Any]]:
+    """Returns the models that are listed without a name, by name in the order listed."""
+    code, out, _ = run(*arguments, "--format", "json")
+    assert code == 0
+    return {each["model"]: each for each in json.loads(out)["models"]}
+
+
+@pytest.mark.feature("S000-18")
+def test_without_a_model_those_that_the_stack_holds_are_proposed_the_largest_first() -> None:
+    """Seed 000 chooses among Qwen3-8B to 32B by what its L40S hold."""
+    found = models_of("--stack", "l40s-dev", "--method", "qlora", "--seq", "2048")
+    named = list(found)
+    assert [each for each in named if each.startswith("Qwen3-")][:3] == [
+        "Qwen3-32B",
+        "Qwen3-14B",
+        "Qwen3-8B",
+    ]
+    sizes = [each["parameters"] for each in found.values()]
+    assert all(next_ < 1.05 * one for one, next_ in pairwise(sizes))
+    assert {each["preset"] for each in found.values()} == {"2gpu-64vcpu-384gb"}
+    assert found["Qwen3-14B"]["licence"] == "Apache-2.0"
+    assert found["Qwen3-14B"]["context_tokens"] == 40_960
+    code, out, _ = run("--stack", "l40s-dev", "--method", "qlora", "--seq", "2048")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[4 : 4 + len(named)]] == named
+
+
+@pytest.mark.feature("S000-18")
+def test_a_model_is_proposed_just_where_its_own_answer_says_that_it_fits() -> None:
+    """70B whole needs more H200 than the stack's four, whatever its strategy."""
+    asked = "--stack", "h200-elastic", "--method", "full", "--seq", "2048"
+    found = models_of(*asked)
+    for name in rows():
+        code, out, _ = run(name, *asked, "--format", "json")
+        assert code == 0
+        (preset,) = json.loads(out)["presets"]
+        assert (name in found) == (preset["fits"] and preset["runs_here"]), name
+        assert preset["nodes"] <= 4 or not preset["fits"], name
+        if name in found:
+            assert preset.items() <= found[name].items()
+    assert set(rows()) - set(found) == {"Llama-2-70b", "Llama-3.1-70B"}
+
+
+@pytest.mark.feature("S000-18")
+def test_what_a_customer_needs_leaves_models_out() -> None:
+    """Long chats: some models were not made for them; many at once: large ones have no room."""
+    asked = "--stack", "l40s-dev", "--serve"
+    few = models_of(*asked, "--seq", "10000")
+    assert {"Qwen3-14B", "Qwen3-8B"} <= set(few)
+    assert set(models_of(*asked, "--seq", "10000", "--streams", "16")) == set(few) - {
+        "Qwen3-14B",
+        "Qwen2.5-14B",
+    }
+    long = models_of(*asked, "--seq", "50000")
+    assert not [name for name in long if name.startswith(("Qwen3-", "SmolLM2-", "Llama-2-"))]
+    assert long
+
+
+def test_a_stack_is_asked_for_no_more_nodes_than_it_has() -> None:
+    code, out, _ = run("Qwen3-32B", "--stack", "l40s-dev", "--gpus", "16", "--format", "json")
+    (preset,) = json.loads(out)["presets"]
+    assert (code, preset["nodes"], preset["fits"]) == (0, 8, False)
+    assert "needs 8 nodes, and l40s-dev has 4" in preset["reason"]
+
+
+def test_where_no_model_is_held_the_way_out_is_told() -> None:
+    code, out, said = run("--stack", "l40s-dev", "--serve", "--streams", "100000")
+    assert (code, out) == (1, "")
+    assert "l40s-dev: no model of the catalog fits on its workers; give --method qlora" in said
+
+
+def test_a_stack_without_gpus_holds_no_model() -> None:
+    spec = context.spec("l40s-dev")
+    cpus = replace(spec.nodes.workers[0], platform="cpu-d3", preset="8vcpu-32gb")
+    bare = replace(spec, nodes=replace(spec.nodes, workers=(cpus,)))
+    with pytest.raises(SizeError, match="l40s-dev: no worker with GPUs; give the --stack of one"):
+        models_answer(Training(), PriceBook.load("nebius"), bare)
 
 
 def test_a_context_that_the_model_does_not_know_is_refused() -> None:
