@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -124,7 +125,34 @@ def test_commands_of_the_runbooks_run_on_a_real_cluster(
     }
     assert len(lines) > 6
     assert any(line.startswith("srun ") for line in lines)
-    assert not [done for line in lines if not (done := connection.run(line)).ok]
+    done = {line: connection.run(line) for line in lines}
+    assert not [each for each in done.values() if not each.ok]
+    # A step without its number of nodes asks the first one, and the page compares all.
+    (names,) = (each.stdout for line, each in done.items() if line.endswith(" hostname"))
+    assert {*names.split()} == {"worker-0", "worker-1"}
+    (mounts,) = (
+        each.stdout for line, each in done.items() if line.startswith("srun ") and "findmnt" in line
+    )
+    assert mounts.count("TARGET") == 2
+
+
+@pytest.mark.feature("S001-87")
+def test_each_node_of_a_job_reaches_the_other_by_the_ping_of_the_page(
+    connection: Connection, running_job: str
+) -> None:
+    """Seed 001 pings an address that a person looks up; a step inside the job knows the names."""
+    if shutil.which("ping") is None:
+        pytest.skip("needs the Debian package iputils-ping (`make setup`)")
+    (asked,) = (words for _, words in of("srun") if "ping" in words)
+    step = [*asked[:-1], "NODE"]
+    step[step.index("--jobid=12")] = f"--jobid={running_job}"
+    line = shlex.join(step)
+    for node in ("worker-0", "worker-1"):
+        done = connection.run(line.replace("NODE", node))
+        assert done.ok, done.stderr
+        answered = done.stdout.count("3 packets transmitted, 3 received, 0% packet loss")
+        assert answered == 2, f"both nodes reach {node}"
+    assert not connection.run(line.replace("NODE", "worker-9")).ok, "of no node of this cluster"
 
 
 def test_the_cluster_part_of_a_support_bundle_is_there(

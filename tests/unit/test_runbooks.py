@@ -47,7 +47,7 @@ PAGES = sorted(page for page in FOLDER.glob("*.md"))
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
 NCCL = re.compile(r"\bNCCL_[A-Z_]+\b")
 _TROUBLE = "troubleshooting.md"
-FILL = {"ID": "12", "NODE": "worker-0", "S": "local"}
+FILL = {"ID": "12", "N": "2", "NODE": "worker-0", "S": "local"}
 SLURM = ("sinfo", "squeue", "scontrol", "sacct", "srun", "sprio")
 KUBECTL = {"get", "describe", "logs"}
 PULUMI = {"up", "preview", "stack", "cancel"}
@@ -220,6 +220,15 @@ def test_a_step_inside_a_running_job_does_not_wait_for_its_end() -> None:
     assert all("--overlap" in words for words in inside)
 
 
+@pytest.mark.feature("S001-85", "S001-86", "S001-87")
+def test_a_step_inside_a_job_starts_on_each_of_its_nodes() -> None:
+    """`--ntasks-per-node=1` alone started it on the first (test_push has it on a real Slurm)."""
+    for page, words in of("srun"):
+        assert "--nodes=2" in words, page
+        text = (FOLDER / page).read_text()
+        assert "`NumNodes`" in text, "where N is read"
+
+
 @pytest.mark.feature("S001-82", "S001-88", "S001-89")
 def test_variables_of_nccl_exist() -> None:
     named = {name for page in PAGES for name in NCCL.findall(page.read_text())}
@@ -327,7 +336,7 @@ def test_storage_is_looked_for_on_every_node_of_the_job() -> None:
     text = (FOLDER / "storage-full.md").read_text()
     (words,) = (words for words in commands(text) if words[0] == "srun")
     assert words[-3:] == ["findmnt", "-T", "PATH"]
-    assert {"--jobid=12", "--overlap", "--ntasks-per-node=1"} == set(words[1:-3])
+    assert {"--jobid=12", "--overlap", "--nodes=2", "--ntasks-per-node=1"} == set(words[1:-3])
     assert "Every node must print the same" in text
     assert any("not mounted on one node" in line for line in text.splitlines() if line[0:1] == "|")
 

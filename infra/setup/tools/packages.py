@@ -145,6 +145,7 @@ TEST_PACKAGES: Final[Mapping[str, str]] = {
     "prometheus": "promtool",
     "tcsh": "tcsh",
     "btrfs-progs": "mkfs.btrfs",
+    "iputils-ping": "ping",
 }
 _DEBIAN: Final = "12"
 _POLICY: Final = Path("/usr/sbin/policy-rc.d")
