@@ -237,7 +237,7 @@ import json, os, pathlib, sys, time
 rank = int(os.environ.get("RANK", 0))
 sets = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
 shown = ("SOPERATOR_PLACE_CHKPT", "SOPERATOR_CODE_HASH", "SOPERATOR_PLATFORM", "SOPERATOR_PRESET")
-shown += ("NCCL_IB_DISABLE", "MASTER_ADDR")
+shown += ("NCCL_IB_DISABLE", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "MASTER_ADDR")
 seen = {key: os.environ[key] for key in shown if key in os.environ}
 seen |= {"rank": rank, "argv": sys.argv[1:], "cwd": os.getcwd(), "node": os.uname().nodename}
 # At once, as ranks of a node share the pipe, and short: srun breaks lines at 1024 characters.
@@ -262,6 +262,8 @@ def probe_spec(spec: StackSpec) -> StackSpec:
     """The local stack with jobs that run in a second."""
     probe = JobSpec(name="probe", module="workloads.probe", recipe="none")
     ranks = replace(probe, name="ranks", nodes=2, gpus_per_node=2, cpus_per_task=4)
+    # srun's --export parts its words at commas.
+    ranks = replace(ranks, environment={"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"})
     second = replace(probe, name="second", after=("probe",), schedule="@daily")
     return replace(spec, jobs=(probe, ranks, second), searches=(SEARCH,))
 

@@ -119,6 +119,7 @@ def test_a_job_sees_its_places_its_code_and_its_settings(
     "S000-35",
     "S000-36",
     "S001-35",
+    "S001-88",
     "S002-02",
     "S002-43",
     "S002-46",
@@ -151,6 +152,8 @@ def test_four_ranks_on_two_nodes_have_four_numbers_and_one_master(
     }
     assert {each["MASTER_ADDR"] for each in seen} == {"worker-0"}
     assert {each["NCCL_IB_DISABLE"] for each in seen} == {"1"}
+    said = {(each["NCCL_DEBUG"], each["NCCL_DEBUG_SUBSYS"]) for each in seen}
+    assert said == {("INFO", "INIT,NET")}, "the stack file's, whole, on every rank"
 
 
 @pytest.mark.feature("S001-38")
