@@ -180,6 +180,8 @@ def tab(stand: Stand, browser: Browser, request: pytest.FixtureRequest) -> Itera
     expect.set_options(timeout=_WAIT_MS)
     page.goto(stand.address)
     expect(page.locator("#status .up")).to_be_visible()
+    # What a page was left with comes after it, and over what was written before.
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
     _few_tokens(page)
     yield Tab(page, asked, blocked)
     ARTIFACTS.mkdir(parents=True, exist_ok=True)

@@ -492,6 +492,7 @@ def test_every_control_of_the_page_does_what_it_says() -> None:
         return {each.name for each in functions if (part._id, event) in each.targets}
 
     assert does(page._send, "click") == does(page._question, "submit") == {"_ask"}
+    assert not page._send.interactive, "nothing is sent before the page has its conversation"
     assert does(page._stop, "click") == {"_stopped"}
     assert "_renew" in does(page._new, "click")
     assert "_exported" in does(page._export, "click")

@@ -231,7 +231,13 @@ class Page:
             label="This is the result of the called tool", visible=False, elem_id="is-result"
         )
         with gr.Row():
-            self._send = gr.Button("Send", variant="primary", elem_id="send", min_width=90)
+            self._send = gr.Button(
+                "Send",
+                variant="primary",
+                elem_id="send",
+                interactive=False,  # until `_opened` gave the page its conversation and controls
+                min_width=90,
+            )
             self._stop = gr.Button("Stop", elem_id="stop", interactive=False, min_width=90)
             self._new = gr.Button("New conversation", elem_id="new", min_width=160)
             self._export = gr.Button("Export JSON", elem_id="export", min_width=90)
