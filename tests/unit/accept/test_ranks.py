@@ -35,6 +35,8 @@ classes:
     gates:
       - {check: training.straggler_slowdown, at_most: 100, unit: percent, source: here}
       - {check: connectivity.pair_share, at_least: 0.2, source: here}
+      - {check: training.tokens_per_s_per_gpu, at_least: 500, unit: tokens/s, source: here}
+      - {check: collectives.all_reduce, nodes: 2, at_least: 350, unit: GB/s, source: here}
 """
 
 
@@ -82,7 +84,7 @@ def _failed(output: Path) -> dict[str, Any]:
     return {check["id"]: check for check in result["checks"] if check["outcome"] == "FAIL"}
 
 
-@pytest.mark.feature("S001-13", "S001-56", "S001-62")
+@pytest.mark.feature("S001-13", "S001-49", "S001-56", "S001-62")
 def test_a_slowed_rank_is_named_and_fails_the_run(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     output = tmp_path / "result.json"
@@ -94,6 +96,21 @@ def test_a_slowed_rank_is_named_and_fails_the_run(tmp_path: Path) -> None:
     one, two = json.loads(output.read_text())["measurements"]["training"]["points"]
     assert two["tokens"] == 2 * one["tokens"]
     assert two["tokens_per_s_per_rank"] == pytest.approx(two["tokens_per_s"] / 2)
+    # Eight tokens in a step of 0.2 s: what was measured is held against the 500 of seed 001.
+    rates = {
+        check["subject"]: (check["measured"], check["outcome"])
+        for check in json.loads(output.read_text())["checks"]
+        if check["id"] == "training.tokens_per_s_per_gpu"
+    }
+    assert rates == {
+        f"{each['ranks']} rank{'s' * (each['ranks'] > 1)} on "
+        f"{each['nodes']} node{'s' * (each['nodes'] > 1)}": (
+            each["tokens_per_s_per_rank"],
+            "PASS" if each["tokens_per_s_per_rank"] >= 500 else "FAIL",
+        )
+        for each in (one, two)
+    }
+    assert rates["2 ranks on 2 nodes"][0] < 41
     straggler = _failed(output)["training.straggler_slowdown"]
     assert straggler["nodes"] == ["node-1"]
     assert straggler["subject"] == "rank 1 on node-1"
@@ -148,6 +165,19 @@ def _can_slow_links() -> str | None:
         return f"needs root and {', '.join(missing) or 'nothing else'}"
     probe = subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True)
     return "needs network namespaces" if probe.returncode else None
+
+
+@pytest.mark.feature("S001-48")
+def test_an_all_reduce_that_ranks_measured_is_held_against_its_gate(tmp_path: Path) -> None:
+    """Two ranks of this machine do not reach the 350 GB/s of seed 001, and the run says so."""
+    (port,) = free_ports(1)
+    output = tmp_path / "result.json"
+    codes, said = _end([_start(rank, 2, port, output, ["collectives"]) for rank in (0, 1)])
+    assert codes == [1, 1], said
+    held = _failed(output)["collectives.all_reduce"]
+    rows = json.loads(output.read_text())["measurements"]["collectives"]
+    assert held["measured"] in {each["busbw_gb_per_s"] for each in rows}
+    assert 0 < held["measured"] < held["limit"]["at_least"] == 350
 
 
 @pytest.mark.feature("S001-47", "S001-62", "S001-64")

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from workloads.accept.gates import Check, gates_for, overall
+from workloads.accept.gates import FILE, Check, gates_for, overall
 from workloads.accept.suite import Recorded, judge_files, judge_recorded, read_benchmark
 from workloads.common.exit_codes import DataError, ExitCode
 
 RECORDED = Path(__file__).parent / "recorded"
+ITS_RULE = FILE.with_name("gates_h100_benchmark.yaml")
 FILES = (RECORDED / "seed001_1_node.json", RECORDED / "seed001_2_nodes.json")
 
 
@@ -25,9 +26,9 @@ def _runs() -> list[Recorded]:
     return [read_benchmark(json.loads(path.read_text()), path.name) for path in FILES]
 
 
-def _checks(runs: list[Recorded]) -> dict[str, list[Check]]:
+def _checks(runs: list[Recorded], rule: Path | None = None) -> dict[str, list[Check]]:
     found: dict[str, list[Check]] = {}
-    for check in judge_recorded(runs, gates_for("gpu-h100-sxm", 8)):
+    for check in judge_recorded(runs, gates_for("gpu-h100-sxm", 8, rule)):
         found.setdefault(check.id, []).append(check)
     return found
 
@@ -60,6 +61,23 @@ def test_its_tokens_pass_on_one_node_and_fail_on_two() -> None:
         ("PASS", pytest.approx(331742.7 / 8)),
         ("FAIL", pytest.approx(137162.0 / 16)),
     ]
+
+
+@pytest.mark.feature("S001-48", "S001-49")
+def test_by_its_own_rule_its_bandwidth_and_its_tokens_pass_and_half_of_them_do_not() -> None:
+    """Seed 001: 434.99 of 350 GB/s and 8,573 of 500 tokens a second, which 33,000 would fail."""
+    runs = _runs()
+    found = _checks(runs, ITS_RULE)
+    (two_nodes,) = (each for each in found["collectives.all_reduce"] if "2 nodes" in each.subject)
+    assert (two_nodes.outcome, two_nodes.measured) == ("PASS", pytest.approx(434.99))
+    tokens = found["training.tokens_per_s_per_gpu"]
+    assert [each.outcome for each in tokens] == ["PASS", "PASS"]
+    assert tokens[1].measured == pytest.approx(8572.6, abs=0.1)
+    slow = replace(runs[1].point, tokens=runs[1].point.tokens * 499 // 8573)
+    rows = tuple({**row, "busbw_gb_per_s": 349.0} for row in runs[1].rows)
+    found = _checks([replace(runs[1], point=slow, rows=rows)], ITS_RULE)
+    for check in ("collectives.all_reduce", "training.tokens_per_s_per_gpu"):
+        assert [each.outcome for each in found[check]] == ["FAIL"], check
 
 
 def test_what_it_did_not_measure_is_not_run() -> None:
