@@ -370,19 +370,13 @@ def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
         yield made
 
 
-def run_and_be_forgotten(team: Team, of: Laptop, *, seen: bool) -> float:
-    """A job of a few seconds; its cost as far as its owner looked at it, which Slurm forgets."""
+def run_to_the_end(team: Team, of: Laptop) -> str:
+    """The id of a job of a few seconds, which is over."""
     ((job_id, _),) = of.submit(1)
     began_s = time.monotonic()
     while job_id in team.queued("%A"):  # also as COMPLETING, which has no end to tell yet
         assert time.monotonic() - began_s < 180
-    usd = 0.0
-    if seen:
-        text = of.run("cost", "spend", "-s", "lab", "--format", "json").stdout
-        (usd,) = (float(x["nodes_usd"]) for x in json.loads(text)["jobs"] if x["job_id"] == job_id)
-    known = "squeue --noheader --all --states=all --format=%A"
-    team.stand.wait(lambda: not team.as_root(known).split(), "Slurm to forget the job", 150)
-    return usd
+    return job_id
 
 
 def test_without_accounting_what_ended_unseen_is_told_by_its_owner(
@@ -394,12 +388,19 @@ def test_without_accounting_what_ended_unseen_is_told_by_its_owner(
     alone = bob.run("submit", "look", "-s", "lab", "--again").stderr
     assert "Slurm keeps no accounts there and the stack names no budget.ledger" in alone
     bob.declare(f"{{{told}}}")
-    cost_usd = run_and_be_forgotten(forgetful, ann, seen=True)
-    run_and_be_forgotten(forgetful, ann, seen=False)
+    seen = run_to_the_end(forgetful, ann)
+    text = ann.run("cost", "spend", "-s", "lab", "--format", "json").stdout
+    (cost_usd,) = (float(x["nodes_usd"]) for x in json.loads(text)["jobs"] if x["job_id"] == seen)
+    run_to_the_end(forgetful, ann)  # and nobody looks
+    known = "squeue --noheader --all --states=all --format=%A"
+    forgetful.stand.wait(
+        lambda: not forgetful.as_root(known).split(), "Slurm to forget both jobs", 150
+    )
     spend = bob.run("cost", "spend", "-s", "lab", "--by", "user", "--format", "json").stdout
     groups = {each["user"]: each for each in json.loads(spend)["groups"]}
     assert float(groups["ann"]["nodes_usd"]) == pytest.approx(cost_usd)
     assert float(groups["ann"]["reserved_usd"]) == 60, "of the other nothing but its limit is known"
+    ann.run("cost", "spend", "-s", "lab")  # and tells anew what Slurm has forgotten
     forged = "cd /mnt/team; for each in $(id -u ann).*; do rm -f $each; echo > $each; done; true"
     forgetful.as_root(f"su bob -c {shlex.quote(forged)}")
     again = bob.run("cost", "spend", "-s", "lab", "--by", "user", "--format", "json").stdout
