@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from infra.providers.soperator.blocked_pods import blocked, slurm_pods
 from tests.conftest import PUBLIC_KEY
 from tests.engine.nebius_project import Project, pulumi_binary
 from tests.local.kube_server import kubeconfig
-from tests.local.slurm_stand import CLUSTER, NODESETS, Stand, running_stand
+from tests.local.slurm_stand import CLUSTER, NAMESPACE, NODESETS, Stand, running_stand
 
 pytestmark = [
     pytest.mark.local,
@@ -21,6 +24,15 @@ pytestmark = [
 ]
 LIMIT_S = 240
 """Within it `up` has to end, whatever it waits for."""
+PATIENCE_S = 10
+PLUGIN = f"""#!{sys.executable}
+from runpy import run_module
+from infra.providers.soperator.pods import PodsStartedProvider
+
+PodsStartedProvider.__init__.__kwdefaults__["patience_s"] = {PATIENCE_S}
+run_module("infra.providers.soperator", run_name="__main__")
+"""
+"""The real plugin; that it is patient for a minute is tested with a clock, in tests/unit/pods."""
 PROGRAM = """
 import os
 
@@ -59,9 +71,27 @@ def project(tmp_path: Path, stand: Stand) -> Project:
     made = Project(folder, 1)
     (folder / "key.pub").write_text(PUBLIC_KEY + "\n")
     made.environ["SOPERATOR_SSH_PUBLIC_KEY_FILE"] = str(folder / "key.pub")
+    # The engine takes it from the folder that Pulumi.yaml names.
+    (plugin := folder / "impatient" / "pulumi-resource-soperator").parent.mkdir()
+    plugin.write_text(PLUGIN)
+    plugin.chmod(0o755)
+    settings = folder / "Pulumi.yaml"
+    text, count = re.subn(r"(name: soperator, path: )[^}]+", r"\1impatient", settings.read_text())
+    assert count == 1
+    settings.write_text(text)
     made.environ["CLUSTER"] = kubeconfig(stand.cloud.kube)
     (folder / "__main__.py").write_text(PROGRAM)
     return made
+
+
+def wait_blocked(stand: Stand, *names: str) -> None:
+    """Until each pod cannot start: one that is late by the whole patience would not be named."""
+
+    def is_met() -> bool:
+        pods = slurm_pods(stand.client, NAMESPACE, "soperator")
+        return blocked(stand.client, NAMESPACE, pods).keys() >= set(names)
+
+    stand.wait(is_met, f"cause of {', '.join(names)}")
 
 
 def up(project: Project) -> subprocess.CompletedProcess[str]:
@@ -81,6 +111,7 @@ def test_a_missing_key_ends_up_with_its_name_and_the_next_up_goes_on_once_it_is_
     stand: Stand, project: Project
 ) -> None:
     stand.apply(stand.values(), without_key="ssh_host_ecdsa_key")
+    wait_blocked(stand, "login-0", "worker-0", "worker-1")
     stopped = up(project)
     assert stopped.returncode != 0
     assert (
@@ -102,6 +133,7 @@ def test_a_missing_key_ends_up_with_its_name_and_the_next_up_goes_on_once_it_is_
     values = stand.values()
     values[NODESETS]["nodesets"][0]["configMapRefSshd"] = "mistyped"
     stand.apply(values)
+    wait_blocked(stand, "worker-0", "worker-1")
     project.environ["SSHD"] = "mistyped"
     changed = up(project)
     assert changed.returncode != 0
