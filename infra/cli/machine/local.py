@@ -124,14 +124,14 @@ _STACK = "local"
 # load test keeps the ends of a curve: one stream, which tells reading from writing, and eight. One
 # thread: two on busy cores wait for each other at every layer, and all speeds are of as many.
 _REDUCED = {
-    "finetune": ("train.max_steps=6",),
+    "finetune": ("train.max_steps=2", 'train.eval={"every": 2, "rows": 4}'),
     "evaluate": (
-        "evaluate.num_rows=4",
-        "evaluate.num_perplexity_rows=8",
+        "evaluate.num_rows=2",
+        "evaluate.num_perplexity_rows=2",
         "evaluate.num_samples=2",
-        "evaluate.max_new_tokens=24",
-        "evaluate.batch_size=4",
-        "evaluate.num_speed_tokens=8",
+        "evaluate.max_new_tokens=8",
+        "evaluate.batch_size=2",
+        "evaluate.num_speed_tokens=4",
         "evaluate.cpu_threads=1",
     ),
     "serve": ("serve.cpu_threads=1",),
