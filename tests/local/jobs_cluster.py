@@ -95,6 +95,7 @@ def running_cluster(
     *,
     credential_s: int = 120,
     partitions: Sequence[PartitionSpec] = (),
+    num_workers: int = 2,
 ) -> Iterator[JobsCluster]:
     """Start one, and stop it with every job and session that it has.
 
@@ -105,7 +106,7 @@ def running_cluster(
     missing = [name for name in needed if not shutil.which(name, path=setup.path)]
     if missing or os.geteuid() != 0:
         pytest.skip(f"needs root and {', '.join(missing) or 'nothing else'} (`make setup`)")
-    ports = free_ports(6)
+    ports = free_ports(4 + num_workers)
     is_divided = any(each.nodesets for each in partitions)
     settings = SlurmSettings(
         cluster="jobs",
@@ -122,7 +123,7 @@ def running_cluster(
                 memory_mib=380000,
                 has_gpus=True,
             )
-            for index in range(2)
+            for index in range(num_workers)
         ),
         declares_nodes=True,
         credential_s=credential_s,
@@ -137,10 +138,10 @@ def running_cluster(
     shared = runtime.shared
     shared.prepare()
     shared.write_cluster(settings)
-    shared.write_ssh(ports[5], [public_key], [], setup)
-    wanted = _daemons(settings, runtime, folder, ports[5])
+    shared.write_ssh(ports[-1], [public_key], [], setup)
+    wanted = _daemons(settings, runtime, folder, ports[-1])
     spec = _spec(identity)
-    outputs = _outputs(spec, ports[5], shared.folder)
+    outputs = _outputs(spec, ports[-1], shared.folder)
     cluster = JobsCluster(spec, outputs, identity, folder, runtime, tuple(wanted))
     try:
         deadline = time.monotonic() + _READY_S
@@ -202,7 +203,8 @@ def _idle(cluster: JobsCluster) -> bool:
         Connection(cluster.outputs.endpoint(cluster.identity)) as to,
     ):
         said = to.run("sinfo --noheader --Node --format='%N %t'").stdout.split("\n")
-        return {"worker-0 idle", "worker-1 idle"} <= set(said)
+        names = (each.pod.name for each in cluster.wanted)
+        return {f"{name} idle" for name in names if name.startswith("worker-")} <= set(said)
     return False
 
 
