@@ -97,3 +97,21 @@ class Findings:
     def unknown(self, rule: str, path: str, name: str, what: str, known: Iterable[str]) -> None:
         """Adds that no such thing is declared, with those that are."""
         self.add(rule, path, f"'{name}' is not a {what} (has: {', '.join(known) or 'none'})")
+
+    def unique(
+        self,
+        rule: str,
+        path: str,
+        entries: Iterable[object],
+        *,
+        key: str = "",
+        advice: str = "names are unique",
+    ) -> None:
+        """Adds each entry of the list that was there, or whose `key` was, if it has one."""
+        first: dict[object, str] = {}
+        for index, entry in enumerate(entries):
+            name: object = getattr(entry, key) if key else entry
+            place = f"{path}[{index}].{key}".removesuffix(".")
+            if name in first:
+                self.add(rule, place, f"'{name}' is used twice, first by {first[name]}; {advice}")
+            first.setdefault(name, place)

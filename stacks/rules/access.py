@@ -13,7 +13,7 @@ from typing import Final
 from stacks.catalog import REGIONS
 from stacks.machines import paths_of_one_node, shared_mounts
 from stacks.rules import Findings
-from stacks.rules.naming import check_unique, cidr_problem, is_under, name_problem, path_problem
+from stacks.rules.naming import cidr_problem, is_under, name_problem, path_problem
 from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
 from stacks.spec.cluster import ChecksProfile
@@ -147,12 +147,8 @@ def _check_sources(spec: StackSpec, findings: Findings) -> None:
             "login.allowed_cidrs",
             "a NodePort lets everybody in who reaches a node; use service LoadBalancer",
         )
-    check_unique(
-        login.allowed_cidrs,
-        "login.allowed_cidrs",
-        findings,
-        "login.cidr-twice",
-        advice="give it once",
+    findings.unique(
+        "login.cidr-twice", "login.allowed_cidrs", login.allowed_cidrs, advice="give it once"
     )
     for index, cidr in enumerate(login.allowed_cidrs):
         findings.add("login.cidr-form", f"login.allowed_cidrs[{index}]", cidr_problem(cidr))
@@ -221,8 +217,8 @@ def check_teams(spec: StackSpec, findings: Findings) -> None:
             "slurm.accounts" if slurm.accounts else "slurm.qos",
             "declared, but slurm.accounting is false, so nothing keeps them; set it to true",
         )
-    check_unique(slurm.qos, "slurm.qos", findings, "teams.name-twice", key="name")
-    check_unique(slurm.accounts, "slurm.accounts", findings, "teams.name-twice", key="name")
+    findings.unique("teams.name-twice", "slurm.qos", slurm.qos, key="name")
+    findings.unique("teams.name-twice", "slurm.accounts", slurm.accounts, key="name")
     for index, qos in enumerate(slurm.qos):
         _check_qos(spec, qos, f"slurm.qos[{index}]", findings)
     for index, account in enumerate(slurm.accounts):
@@ -251,7 +247,7 @@ def _check_account(spec: StackSpec, account: AccountSpec, path: str, findings: F
     for name in account.qos:
         if name not in known and name != _NORMAL:
             findings.unknown("teams.qos-unknown", f"{path}.qos", name, "QOS", [*known, _NORMAL])
-    check_unique(account.users, f"{path}.users", findings, "teams.user-twice")
+    findings.unique("teams.user-twice", f"{path}.users", account.users)
     users = [user.name for user in spec.soperator.users]
     for name in account.users:
         if name == _ROOT:

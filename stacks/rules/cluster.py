@@ -12,7 +12,7 @@ from typing import Final
 from stacks.catalog import ALLOWED_CIDRS_MAX, PLATFORMS
 from stacks.compatibility import KUBERNETES, SOPERATOR, SYSTEMS, numbers, release_of
 from stacks.rules import Findings
-from stacks.rules.naming import check_unique, cidr_problem
+from stacks.rules.naming import cidr_problem
 from stacks.schedule import parse_end
 from stacks.spec import StackSpec
 from stacks.spec.cluster import GpuDrivers
@@ -72,11 +72,9 @@ def _check_endpoint(spec: StackSpec, findings: Findings) -> None:
             path,
             f"{len(cluster.allowed_cidrs)} blocks; the API takes {ALLOWED_CIDRS_MAX}: join some",
         )
-    check_unique(cluster.allowed_cidrs, path, findings, "cluster.cidr-twice", advice="give it once")
+    findings.unique("cluster.cidr-twice", path, cluster.allowed_cidrs, advice="give it once")
     for index, cidr in enumerate(cluster.allowed_cidrs):
-        problem = cidr_problem(cidr)
-        if problem:
-            findings.add("cluster.cidr-form", f"{path}[{index}]", problem)
+        findings.add("cluster.cidr-form", f"{path}[{index}]", cidr_problem(cidr))
 
 
 def _check_architecture(spec: StackSpec, findings: Findings) -> None:

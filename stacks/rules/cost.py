@@ -6,7 +6,6 @@ from decimal import Decimal
 from typing import Final
 
 from stacks.rules import Findings
-from stacks.rules.naming import check_unique
 from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing
@@ -44,9 +43,7 @@ def _check_profile(spec: StackSpec, findings: Findings) -> None:
             f"{chat.cached_share} is more than the whole context; use 0 to 1 "
             "(a quarter is 0.25, not 25)",
         )
-    check_unique(
-        chat.api_models, "chat.api_models", findings, "chat.model-twice", advice="name each once"
-    )
+    findings.unique("chat.model-twice", "chat.api_models", chat.api_models, advice="name each once")
 
 
 def _check_serving(spec: StackSpec, findings: Findings) -> None:
@@ -78,7 +75,7 @@ def _check_serving(spec: StackSpec, findings: Findings) -> None:
 
 def _check_speeds(spec: StackSpec, findings: Findings) -> None:
     chat = spec.chat
-    check_unique(chat.speeds, "chat.speeds", findings, "chat.scenario-twice", key="scenario")
+    findings.unique("chat.scenario-twice", "chat.speeds", chat.speeds, key="scenario")
     for index, speed in enumerate(chat.speeds):
         same = [
             other.scenario
@@ -101,7 +98,7 @@ _SECONDS_PER_HOUR: Final = Decimal(3600)
 def check_runs(spec: StackSpec, findings: Findings) -> None:
     """Forecasts name jobs and sources; losses are declared where nodes are preemptible."""
     jobs = {job.name: job for job in spec.jobs}
-    check_unique(spec.runs, "runs", findings, "runs.job-twice", key="job", advice="keep one entry")
+    findings.unique("runs.job-twice", "runs", spec.runs, key="job", advice="keep one entry")
     for index, run in enumerate(spec.runs):
         path = f"runs[{index}]"
         if run.job not in jobs:

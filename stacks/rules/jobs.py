@@ -14,7 +14,7 @@ from typing import Final
 from stacks.load import StackError
 from stacks.machines import expand_nodes, workers_of
 from stacks.rules import Findings
-from stacks.rules.naming import check_unique, name_problem, path_problem
+from stacks.rules.naming import name_problem, path_problem
 from stacks.rules.slurm_conf import HIDDEN, check_line
 from stacks.schedule import CronError, parse_cron, pipeline, slurm_seconds
 from stacks.spec import StackSpec
@@ -63,7 +63,7 @@ def check_jobs(spec: StackSpec, findings: Findings) -> None:
         except ValueError as error:
             problem = f"{error}; write what sinfo shows, such as gpu[01-16], or attach once more"
             findings.add("attached.nodes", f"attached.nodesets[{index}].nodes", problem)
-    check_unique(spec.jobs, "jobs", findings, "jobs.name-twice", key="name")
+    findings.unique("jobs.name-twice", "jobs", spec.jobs, key="name")
     for index, job in enumerate(spec.jobs):
         _check_job(spec, job, f"jobs[{index}]", findings)
     _check_order(spec, findings)
@@ -73,7 +73,7 @@ def check_jobs(spec: StackSpec, findings: Findings) -> None:
 def _check_partitions(spec: StackSpec, findings: Findings) -> None:
     partitions = spec.slurm.partitions
     known = [worker.name for worker in spec.nodes.workers]
-    check_unique(partitions, "slurm.partitions", findings, "partitions.name-twice", key="name")
+    findings.unique("partitions.name-twice", "slurm.partitions", partitions, key="name")
     for index, partition in enumerate(partitions):
         path = f"slurm.partitions[{index}]"
         problem = name_problem(partition.name, longest=63)
@@ -82,12 +82,8 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
             if nodeset not in known:
                 findings.unknown("partitions.refs", f"{path}.nodesets", nodeset, "nodeset", known)
         check_line(partition, path, findings, has_accounting=spec.slurm.accounting)
-        check_unique(
-            partition.nodesets,
-            f"{path}.nodesets",
-            findings,
-            "partitions.ref-twice",
-            advice="name each once",
+        findings.unique(
+            "partitions.ref-twice", f"{path}.nodesets", partition.nodesets, advice="name each once"
         )
         if partition.name == HIDDEN and partition.nodesets:
             findings.add(
@@ -312,8 +308,8 @@ def _check_order(spec: StackSpec, findings: Findings) -> None:
                 )
             if name not in after:
                 findings.unknown("jobs.after", f"jobs[{index}].after", name, "job", after)
-        check_unique(
-            job.after, f"jobs[{index}].after", findings, "jobs.after-twice", advice="name each once"
+        findings.unique(
+            "jobs.after-twice", f"jobs[{index}].after", job.after, advice="name each once"
         )
         for name in sorted(servers.intersection(job.after)):
             findings.add(
@@ -417,7 +413,7 @@ _METRIC: Final = re.compile(r"[a-z][a-z0-9_]*")
 def check_searches(spec: StackSpec, findings: Findings) -> None:
     """Names, jobs, settings and numbers of the declared searches."""
     jobs = {job.name: job for job in spec.jobs}
-    check_unique(spec.searches, "searches", findings, "searches.name-twice", key="name")
+    findings.unique("searches.name-twice", "searches", spec.searches, key="name")
     for index, search in enumerate(spec.searches):
         path = f"searches[{index}]"
         problem = name_problem(search.name, longest=63)
@@ -495,11 +491,10 @@ def _check_count(search: SearchSpec, path: str, findings: Findings) -> bool:
 
 
 def _check_settings(search: SearchSpec, path: str, findings: Findings) -> None:
-    check_unique(
-        search.grid,
-        f"{path}.grid",
-        findings,
+    findings.unique(
         "searches.axis-twice",
+        f"{path}.grid",
+        search.grid,
         key="key",
         advice="give all of its values at once",
     )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Final
 
 from stacks.machines import IN_JAIL, KEPT
-from stacks.rules import Findings
 
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _NAME_RULE: Final = "lower-case letters, digits and dashes, from a letter to a letter or digit"
@@ -74,23 +72,3 @@ def is_under(path: str, parent: str) -> bool:
     """Whether `path` is `parent` or inside it; both are plain, as path_problem wants them."""
     # Every mount is held against every other one: pathlib takes seconds for hundreds of them.
     return f"{path}/".startswith(f"{parent.rstrip('/')}/")
-
-
-def check_unique(
-    entries: Iterable[object],
-    at: str,
-    findings: Findings,
-    rule: str,
-    *,
-    key: str = "",
-    advice: str = "names are unique",
-) -> None:
-    """An error at each entry of the list `at` that was there, or whose `key` was, if it has one."""
-    first: dict[object, str] = {}
-    for index, entry in enumerate(entries):
-        name: object = getattr(entry, key) if key else entry
-        place = f"{at}[{index}].{key}".removesuffix(".")
-        if name in first:
-            twice = f"'{name}' is used twice, first by {first[name]}; {advice}"
-            findings.add(rule, place, twice)
-        first.setdefault(name, place)

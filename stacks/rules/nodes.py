@@ -20,7 +20,7 @@ from stacks.catalog import (
 from stacks.errors import SpareNodes
 from stacks.machines import node_groups
 from stacks.rules import Findings
-from stacks.rules.naming import check_unique, name_problem
+from stacks.rules.naming import name_problem
 from stacks.rules.workers import STRIPED, check_labels, check_workers
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec, WorkerSpec
@@ -46,7 +46,7 @@ def check_nodes(spec: StackSpec, findings: Findings) -> None:
             "nodes.workers",
             "no nodeset, so no job could run; declare at least one",
         )
-    check_unique(spec.nodes.workers, "nodes.workers", findings, "nodes.name-twice", key="name")
+    findings.unique("nodes.name-twice", "nodes.workers", spec.nodes.workers, key="name")
     check_workers(spec, findings)
     _check_accounting(spec, findings)
 

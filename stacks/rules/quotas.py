@@ -16,7 +16,6 @@ from stacks.catalog import BOOT_DISK_LARGE_GIB, DISK_LARGE_GIB, PLATFORMS
 from stacks.errors import nearest
 from stacks.machines import node_groups
 from stacks.rules import Findings
-from stacks.rules.naming import check_unique
 from stacks.rules.workers import disks_of
 from stacks.spec import StackSpec, nodes
 from stacks.spec.decode import CLUSTER_NODES_MOST
@@ -102,7 +101,7 @@ def _disks(
 
 def check_quotas(spec: StackSpec, findings: Findings) -> None:
     """Every declared quota: an error when the least of the stack is over it, else a warning."""
-    check_unique(spec.quotas, "quotas", findings, "quotas.twice", key="name", advice="give it once")
+    findings.unique("quotas.twice", "quotas", spec.quotas, key="name", advice="give it once")
     least, most = quota_use(spec, at_max=False), quota_use(spec, at_max=True)
     for index, quota in enumerate(spec.quotas):
         path = f"quotas[{index}]"

@@ -12,7 +12,7 @@ from stacks.compatibility import release_of
 from stacks.machines import IN_JAIL, checks_know, paths_of_one_node, shared_mounts
 from stacks.rules import Findings
 from stacks.rules.access import check_public_keys
-from stacks.rules.naming import check_unique, is_under, path_problem
+from stacks.rules.naming import is_under, path_problem
 from stacks.spec import StackSpec
 from stacks.spec.cluster import (
     DEPLOYER,
@@ -53,7 +53,7 @@ def check_soperator(spec: StackSpec, findings: Findings) -> None:
     files, at = spec.soperator.jail_files, "soperator.jail_files"
     for index, file in enumerate(files):
         _check_file(spec, file, f"{at}[{index}]", findings)
-    check_unique(files, at, findings, "soperator.file-twice", key="path", advice="paths are unique")
+    findings.unique("soperator.file-twice", at, files, key="path", advice="paths are unique")
     size = sum(len(file.content.encode()) for file in files)
     if size > _CONFIG_MAP_BYTES:
         findings.add(
@@ -109,9 +109,7 @@ def _check_checks(spec: StackSpec, findings: Findings) -> None:
 
 
 def _check_file(spec: StackSpec, file: JailFileSpec, path: str, findings: Findings) -> None:
-    problem = path_problem(file.path)
-    if problem:
-        findings.add("soperator.file-form", f"{path}.path", problem)
+    findings.add("soperator.file-form", f"{path}.path", path_problem(file.path))
     if not _MODE.fullmatch(file.mode):
         findings.add(
             "soperator.file-mode",
@@ -164,7 +162,7 @@ def _check_home(spec: StackSpec, findings: Findings) -> None:
 def _check_users(spec: StackSpec, findings: Findings) -> None:
     users = spec.soperator.users
     _check_is_out_of_home(spec, DEPLOYER, "code_path", findings)
-    check_unique(users, "soperator.users", findings, "soperator.user-twice", key="name")
+    findings.unique("soperator.user-twice", "soperator.users", users, key="name")
     for index, user in enumerate(users):
         path = f"soperator.users[{index}]"
         if not _USER_NAME.fullmatch(user.name) or user.name in _TAKEN_USERS:

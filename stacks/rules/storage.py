@@ -12,13 +12,7 @@ from stacks.catalog import GIB, LARGE_FILESYSTEM_GIB, slurmd_amounts
 from stacks.errors import SpareGib
 from stacks.machines import MEMORY, VOLUMES, node_groups, paths_of_one_node, shared_mounts
 from stacks.rules import Findings
-from stacks.rules.naming import (
-    check_unique,
-    is_under,
-    name_problem,
-    path_problem,
-    reserved_problem,
-)
+from stacks.rules.naming import is_under, name_problem, path_problem, reserved_problem
 from stacks.rules.nodes import check_hardware
 from stacks.rules.workers import check_stripes
 from stacks.spec import StackSpec
@@ -218,9 +212,7 @@ def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
         mounts.append(("storage.memory.mount_path", spec.storage.memory.mount_path))
     if spec.nfs is not None:
         mounts.append(("nfs.mount_path", spec.nfs.mount_path))
-    check_unique(
-        spec.storage.submounts, "storage.submounts", findings, "storage.name-twice", key="name"
-    )
+    findings.unique("storage.name-twice", "storage.submounts", spec.storage.submounts, key="name")
     for index, (key, path) in enumerate(mounts):
         if findings.add("storage.path-form", key, path_problem(path)):
             continue

@@ -18,13 +18,7 @@ from stacks.catalog import (
 from stacks.machines import VOLUMES, shared_mounts
 from stacks.rules import Findings
 from stacks.rules.access import check_public_keys
-from stacks.rules.naming import (
-    check_unique,
-    is_under,
-    name_problem,
-    path_problem,
-    reserved_problem,
-)
+from stacks.rules.naming import is_under, name_problem, path_problem, reserved_problem
 from stacks.spec import StackSpec
 from stacks.spec.nodes import (
     IMAGE_PATH,
@@ -237,11 +231,10 @@ def _check_group_names(spec: StackSpec, findings: Findings) -> None:
 
 
 def _check_users(spec: StackSpec, findings: Findings) -> None:
-    check_unique(
-        spec.nodes.ssh_users,
-        "nodes.ssh_users",
-        findings,
+    findings.unique(
         "nodes.ssh-user-twice",
+        "nodes.ssh_users",
+        spec.nodes.ssh_users,
         key="name",
         advice="give the user all keys at once",
     )
@@ -277,9 +270,7 @@ def _check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findi
             f"{path}.image_disk.type",
             f"'{worker.image_disk.type}' is too slow for images; use {' or '.join(STRIPED)}",
         )
-    check_unique(
-        worker.local_disks, f"{path}.local_disks", findings, "nodes.disk-twice", key="name"
-    )
+    findings.unique("nodes.disk-twice", f"{path}.local_disks", worker.local_disks, key="name")
     taken = VOLUMES | {each.name for each in spec.storage.submounts}
     for index, disk in enumerate(worker.local_disks):
         problem = name_problem(disk.name, longest=_DISK_NAME_MAX)

@@ -196,10 +196,8 @@ def named() -> dict[str, str]:
             if not isinstance(node, ast.Call):
                 continue
             rules = [word.value for word in node.keywords if word.arg == "rule"]
-            if ast.unparse(node.func) in ("findings.add", "findings.unknown"):
+            if ast.unparse(node.func) in ("findings.add", "findings.unknown", "findings.unique"):
                 rules = node.args[:1]
-            elif ast.unparse(node.func) == "check_unique":
-                rules = node.args[3:4]
             for rule in rules:
                 if isinstance(rule, ast.Constant):
                     found[f"{path.name}:{node.lineno}"] = str(rule.value)
