@@ -13,10 +13,10 @@ from typing import Any, Final
 from cost.chat.speeds import Basis, ChatCost, chat_cost, mean_interval
 from cost.chat.table import answer_text, lengths_text
 from cost.chat.unit_costs import submit_command
-from cost.report.layout import span
+from cost.report.layout import small_usd_text, span
 from cost.run_record import RunRecord
 from infra.reports.page.quality import SIGNIFICANT_P, bounds, verdict
-from infra.reports.page.training import Report, cents, figure, number, p_text, signed, usd
+from infra.reports.page.training import Report, figure, number, p_text, signed, usd
 
 DECIDING: Final = ("function_name_accuracy", "perplexity")
 """The first that an evaluation has says whether the tuned model is better."""
@@ -110,8 +110,9 @@ def _chat(report: Report) -> Answer:
         why = str(units.chats).removeprefix("NOT KNOWN: ")
         return Answer(question=question, lead=f"{_NOT_MEASURED}:", sentence=f"{why}.")
     row = next((each for each in rows if each.speed.basis is Basis.MEASURED), rows[0])
-    lead = span(cents(row.cluster_low_usd), cents(row.cluster_high_usd), " to ")
-    alone = "" if row.serving_usd is None else f" ({cents(row.serving_usd)} for its serving nodes)"
+    lead = span(small_usd_text(row.cluster_low_usd), small_usd_text(row.cluster_high_usd), " to ")
+    serving = row.serving_usd
+    alone = "" if serving is None else f" ({small_usd_text(serving)} for its serving nodes)"
     speed = row.speed
     measure = submit_command(report.spec, "workloads.evaluate")
     how = f"assumed: {speed.source}; {_NOT_MEASURED}, run: {measure}"
@@ -142,7 +143,8 @@ def _interval(report: Report, row: ChatCost) -> str:
     if found is None:
         return "no confidence interval"
     size = "" if row.cluster_low_usd == row.cluster_high_usd else ", smallest cluster"
-    return f"95 % interval of their mean {span(cents(found[0]), cents(found[1]), ' to ')}{size}"
+    low, high = map(small_usd_text, found)
+    return f"95 % interval of their mean {span(low, high, ' to ')}{size}"
 
 
 def _is_rehearsed(report: Report) -> bool:
@@ -154,7 +156,7 @@ def _is_rehearsed(report: Report) -> bool:
 def _cluster(report: Report) -> Answer:
     bill = report.bill.estimate
     month = span(usd(bill.monthly_low_usd), usd(bill.monthly_high_usd), " to ")
-    hour = span(cents(bill.hourly_low_usd), cents(bill.hourly_high_usd), " to ")
+    hour = span(small_usd_text(bill.hourly_low_usd), small_usd_text(bill.hourly_high_usd), " to ")
     unpriced = ", ".join(line.name for line in bill.unpriced)
     priced = f"not priced: {unpriced}" if unpriced else "every line has a price"
     date = "" if bill.price_date is None else f" of {bill.price_date.isoformat()}"

@@ -34,14 +34,6 @@ def usd(amount: Decimal | None) -> str:
     return f"${amount:,.0f}" if abs(amount) >= 100 else f"${amount:,.2f}"
 
 
-def cents(amount: Decimal | None) -> str:
-    """Dollars with as many places as a small amount needs for three digits."""
-    if amount is None:
-        return "unknown"
-    places = 2 if amount >= 1 else max(2, 2 - amount.adjusted()) if amount else 2
-    return f"${amount:,.{places}f}"
-
-
 def number(value: Decimal | float) -> str:
     """A figure with three or four significant digits, in plain notation."""
     value = float(value)

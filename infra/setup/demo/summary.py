@@ -17,7 +17,7 @@ from cost.bill.bill import Bill
 from cost.chat.speeds import ChatCost
 from cost.chat.table import lengths_text
 from cost.chat.unit_costs import UnitCosts, unit_costs
-from cost.report.layout import aligned
+from cost.report.layout import aligned, small_usd_text, span
 from cost.run_record import Kind, LoadPoint, RunRecord
 from infra.jobs.records import read_object
 from infra.reports.page import training
@@ -161,12 +161,9 @@ def text(
 
 def month(bill: Bill) -> str:
     """What the declared stack costs a month."""
-    low, high = (
-        training.usd(bill.estimate.monthly_low_usd),
-        training.usd(bill.estimate.monthly_high_usd),
-    )
+    low, high = bill.estimate.monthly_low_usd, bill.estimate.monthly_high_usd
     at_least = "at least " if bill.estimate.is_lower_bound else ""
-    return f"{at_least}{low if low == high else f'{low} to {high}'} a month"
+    return f"{at_least}{span(training.usd(low), training.usd(high), ' to ')} a month"
 
 
 def _stages(outcomes: Outcomes, stages: Sequence[Stage], total_s: float) -> list[str]:
@@ -268,7 +265,7 @@ def _chat(outcomes: Outcomes) -> list[str]:
     lines += _notes(*notes, *outcomes.not_priced())
     if len(steps) > 1:
         last = steps[-1].cost.cluster_low_usd
-        ends = f"{training.cents(first)} {steps[0].name} -> {training.cents(last)} {steps[-1].name}"
+        ends = f"{small_usd_text(first)} {steps[0].name} -> {small_usd_text(last)} {steps[-1].name}"
         lines.append(f"  One chat: {ends}, {_change(first, last)}")
     return lines
 
@@ -285,8 +282,8 @@ def _chat_row(step: ChatStep, first: Decimal) -> Row:
     prefill = speed.prefill_tokens_per_s
     return (
         step.name,
-        training.cents(cost.cluster_low_usd),
-        training.cents(cost.serving_usd),
+        small_usd_text(cost.cluster_low_usd),
+        small_usd_text(cost.serving_usd),
         "" if cost.cluster_low_usd == first else _change(first, cost.cluster_low_usd),
         training.number(speed.output_tokens_per_s),
         "no" if prefill is None else training.number(prefill),

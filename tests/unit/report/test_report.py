@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cost.bill.bill import bill
+from cost.report.layout import small_usd_text
 from infra.jobs import records
 from infra.operate.prices import price_book
 from infra.render.stack_drawing import stack_svg
@@ -238,7 +239,7 @@ def test_the_curve_has_held_out_rows_where_there_are_any(tmp_path: Path) -> None
     [("0.4717", "$0.472"), ("0.00612", "$0.00612"), ("12.5", "$12.50"), ("0", "$0.00")],
 )
 def test_small_amounts_keep_three_digits(amount: str, shown: str) -> None:
-    assert training.cents(Decimal(amount)) == shown
+    assert small_usd_text(Decimal(amount)) == shown
 
 
 @pytest.mark.parametrize(
