@@ -107,11 +107,11 @@ def accept(
         # A result that others wrote names no folder elsewhere.
         name = re.sub(r"[^\w-]+", "_", "-".join(ids))
         where = folder or context.state_root() / "accept" / stack / name
-        files = certificate.write(values, where, context.private_key(identity))
+        page = certificate.write(values, where, context.private_key(identity))
         _print(values, format)
     output.note(
-        f"certificate: {files.html}; {certificate.proof_text(values)}; check it: soperator cluster "
-        f"accept --verify {files.html}"
+        f"certificate: {page}; {certificate.proof_text(values)}; check it: soperator cluster "
+        f"accept --verify {page}"
     )
     raise typer.Exit(exit_code(found.outcome))
 

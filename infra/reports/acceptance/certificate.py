@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -236,15 +236,6 @@ HTML_NAME: Final = "certificate.html"
 _OPEN: Final = '<script type="application/json" id="certificate">'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
-    """What was written."""
-
-    folder: Path
-    json: Path
-    html: Path
-
-
 def content(
     result: Result,
     *,
@@ -293,8 +284,8 @@ def refuse_full(folder: Path) -> None:
         raise AcceptError(f"{folder}: holds a certificate; give another --output")
 
 
-def write(values: Mapping[str, Any], folder: Path, key: Path) -> Files:
-    """Writes and signs both files, or nothing; a folder that holds a certificate is refused."""
+def write(values: Mapping[str, Any], folder: Path, key: Path) -> Path:
+    """The page, once both files are written and signed; a folder that holds one is refused."""
     refuse_full(folder)
     text = json.dumps(values, indent=2, sort_keys=False) + "\n"
     texts = {HTML_NAME: embed(render(values), text), JSON_NAME: text}
@@ -318,7 +309,7 @@ def write(values: Mapping[str, Any], folder: Path, key: Path) -> Files:
             f"{folder}: {error.strerror}; no certificate was written, and what was measured stays "
             "where it is: make room or give another --output, with --result acceptance.json"
         ) from error
-    return Files(folder=folder, json=folder / JSON_NAME, html=folder / HTML_NAME)
+    return folder / HTML_NAME
 
 
 def verify(path: Path, signer: str) -> dict[str, Any]:

@@ -105,8 +105,8 @@ def test_the_page_has_date_nodes_ranks_memory_workload_and_sources(
     key: Path, tmp_path: Path
 ) -> None:
     values = _content()
-    files = certificate.write(values, tmp_path / "c", key)
-    page = files.html.read_text()
+    path = certificate.write(values, tmp_path / "c", key)
+    page = path.read_text()
     for text in (
         *("FAIL", "measured 20", "worker-0", "master", "0-7", "8-15", "79.19", "1267.0 GiB"),
         *("decoder-163m", "batch 8", "sequence 512", "at least 90", "2025-12-15", "17,"),
@@ -122,7 +122,7 @@ def test_the_page_has_date_nodes_ranks_memory_workload_and_sources(
     assert page.count("<svg") == 2
     assert 'id="plot-scaling-of-training-title"' in page
     assert not re.search(r'(src|href)="', page), "the page asks for nothing"
-    assert json.loads(files.json.read_text())["outcome"] == "FAIL"
+    assert json.loads(path.with_name("certificate.json").read_text())["outcome"] == "FAIL"
 
 
 @pytest.mark.feature("S001-52", "S001-53", "S001-54", "S001-55")
@@ -135,7 +135,7 @@ def test_the_page_has_every_message_with_algbw_busbw_and_the_formula(
     rows = values["measurements"]["collectives"]
     values["measurements"]["wires"] = [{**wire, "gbit_per_s": 387.61}]
     values["measurements"]["collectives"] = [*rows, {**rows[-1], "source": "nccl-tests"}]
-    page = certificate.write(values, tmp_path / "c", key).html.read_text()
+    page = certificate.write(values, tmp_path / "c", key).read_text()
     assert "busbw is algbw times 2(n-1)/n (all_reduce)" in page
     # 8 GB at a busbw of 430 over 16 ranks: algbw is 430 / 1.875.
     assert "<td>8,000</td><td>34.88</td><td>229.3</td><td>430</td><td>0</td>" in page
@@ -174,17 +174,17 @@ def test_storage_is_told_of_the_place_that_the_check_is_of() -> None:
 
 
 def test_foreign_text_is_escaped_everywhere(key: Path, tmp_path: Path) -> None:
-    files = certificate.write(_content(HOSTILE), tmp_path / "c", key)
-    assert "<script>alert" not in files.html.read_text()
+    path = certificate.write(_content(HOSTILE), tmp_path / "c", key)
+    signed = path.with_name("certificate.json")
+    assert "<script>alert" not in path.read_text()
     public = certificate.public_key(key)
-    assert certificate.verify(files.html, public) == certificate.verify(files.json, public)
+    assert certificate.verify(path, public) == certificate.verify(signed, public)
 
 
 @pytest.mark.parametrize("name", ["certificate.json", "certificate.html"])
 def test_an_edited_certificate_is_refused(name: str, key: Path, tmp_path: Path) -> None:
-    files = certificate.write(_content(), tmp_path / "c", key)
+    path = certificate.write(_content(), tmp_path / "c", key).with_name(name)
     public = certificate.public_key(key)
-    path = files.folder / name
     assert certificate.verify(path, public)["outcome"] == "FAIL"
     path.write_text(path.read_text().replace("20.67", "98.00"))
     with pytest.raises(AcceptError, match="not what was signed, or not by this key") as refused:
@@ -195,30 +195,30 @@ def test_an_edited_certificate_is_refused(name: str, key: Path, tmp_path: Path) 
 def test_another_signer_another_purpose_and_no_signature_are_refused(
     key: Path, tmp_path: Path
 ) -> None:
-    files = certificate.write(_content(), tmp_path / "c", key)
+    signed = certificate.write(_content(), tmp_path / "c", key).with_name("certificate.json")
     other = tmp_path / "other"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
     with pytest.raises(AcceptError, match="not by this key"):
-        certificate.verify(files.json, certificate.public_key(other))
-    certificate.signature_of(files.json).unlink()
-    words = ["ssh-keygen", "-q", "-Y", "sign", "-f", key, "-n", "git", files.json]
+        certificate.verify(signed, certificate.public_key(other))
+    certificate.signature_of(signed).unlink()
+    words = ["ssh-keygen", "-q", "-Y", "sign", "-f", key, "-n", "git", signed]
     subprocess.run(words, check=True, capture_output=True)
     with pytest.raises(AcceptError, match="not what was signed"):
-        certificate.verify(files.json, certificate.public_key(key))
-    certificate.signature_of(files.json).unlink()
+        certificate.verify(signed, certificate.public_key(key))
+    certificate.signature_of(signed).unlink()
     with pytest.raises(AcceptError, match=r"certificate\.json\.sig: no such file"):
-        certificate.verify(files.json, certificate.public_key(key))
+        certificate.verify(signed, certificate.public_key(key))
 
 
 def test_a_signer_is_one_key_and_is_named(key: Path, tmp_path: Path) -> None:
     """A second line was a second signer, who could have signed anything."""
-    files = certificate.write(_content(), tmp_path / "c", key)
+    signed = certificate.write(_content(), tmp_path / "c", key).with_name("certificate.json")
     public = certificate.public_key(key)
-    assert certificate.verify(files.json, public)["signed_by"] == fingerprint(public)
+    assert certificate.verify(signed, public)["signed_by"] == fingerprint(public)
     other = make_key_pair("other")[0]
     for signer in (f"{other}\n* {public}", f"{other}\n{public}", f"cert-authority {public}", ""):
         with pytest.raises(AcceptError, match="is not one key"):
-            certificate.verify(files.json, signer)
+            certificate.verify(signed, signer)
     old = {name: each for name, each in _content().items() if name != "evidence"}
     assert certificate.proof_text(old) == "made by a version that did not say what measured it"
 
