@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -267,16 +266,9 @@ def local_code(stack: str) -> dict[str, bytes]:
 
 def git_revision() -> str | None:
     """Commit of the checkout; None outside git."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(CHECKOUT), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    from infra.render.delivery import git
+
+    return git(CHECKOUT, "rev-parse", "HEAD")
 
 
 OutputOption = Annotated[

@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import shlex
+import subprocess
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -178,6 +179,17 @@ def code_files(root: Path, spec: StackSpec) -> dict[str, bytes]:
     files |= {path: text.encode() for path, text in schedule_files(spec).items()}
     files["configs/stack.json"] = stack_config(spec)
     return dict(sorted(files.items()))
+
+
+def git(root: Path, *words: str) -> str | None:
+    """What git prints in the checkout; None where it fails or is not there."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def recipe_file(root: Path, recipe: str) -> Path | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,6 +27,7 @@ from infra.clients.slurm import Carrier
 from infra.jobs import history
 from infra.jobs.history import Submission
 from infra.jobs.records import losses, read_object
+from infra.render.delivery import git
 from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec
 
@@ -375,12 +375,12 @@ def check_code(run: Run, code_hash: str, root: Path, state: Path) -> None:
             f"job anew: soperator submit {run.record.job} -s {run.stack}"
         )
     said = f"run {run.name}: its code is {run.code_hash}, this checkout's {code_hash}"
-    if _git(root, "cat-file", "-e", f"{run.git_revision}^{{commit}}") is None:
+    if git(root, "cat-file", "-e", f"{run.git_revision}^{{commit}}") is None:
         raise JobsError(
             f"{said}, and commit {run.git_revision} is not in this repository: git fetch origin "
             f"{run.git_revision}, or ask who submitted it; without it the run cannot be repeated"
         )
-    if _git(root, "rev-parse", "HEAD") == run.git_revision:
+    if git(root, "rev-parse", "HEAD") == run.git_revision:
         raise JobsError(
             f"{said} at the same commit {run.git_revision[:10]}: files or the stack were changed "
             "and not committed, then or now; git status and pulumi config tell the changes of now"
@@ -461,14 +461,3 @@ def _value(value: Any) -> str:
     except ValueError:
         return value
     return json.dumps(value)
-
-
-def _git(root: Path, *words: str) -> str | None:
-    """What git prints; None where it fails or is not there."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
