@@ -8,7 +8,6 @@ Slurm runs, unless that is asked for: files that programs have open would change
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -102,7 +101,6 @@ def await_end(
     target: dict[str, Any],
     *,
     tell: Callable[[str], None],
-    cancelled: threading.Event | None = None,
 ) -> str | None:
     """Why a Backup or Restore that was made has failed, with where its log is; None where it has
     succeeded."""
@@ -114,7 +112,6 @@ def await_end(
             lambda live: _completed(live) is not None,
             timeout_s=_LONGEST_S,
             log=tell,
-            cancelled=cancelled,
         )
     except WaitTimeoutError as error:
         raise UserError(str(error)) from error
@@ -143,13 +140,12 @@ def copy_now(
     name: str,
     *,
     tell: Callable[[str], None],
-    cancelled: threading.Event | None = None,
 ) -> tuple[JailSnapshot, ...]:
     """What it made, newest first, once it has succeeded; interrupted, it goes on by itself."""
     target = render.backup(name, namespace, schedule_spec(client, namespace))
     known = {each.id for each in list_snapshots(client, namespace)}
     client.apply(target)
-    problem = await_end(client, target, tell=tell, cancelled=cancelled)
+    problem = await_end(client, target, tell=tell)
     if problem is not None:
         raise UserError(problem)
     return tuple(each for each in list_snapshots(client, namespace) if each.id not in known)
@@ -224,7 +220,6 @@ def run(
     plan: Plan,
     *,
     tell: Callable[[str], None],
-    cancelled: threading.Event | None = None,
 ) -> None:
     """Makes the restore and returns once it has succeeded; interrupted, it goes on by itself."""
     extra = () if plan.into_jail else render.folder_objects(plan.name, namespace)
@@ -239,7 +234,7 @@ def run(
         path=plan.path,
     )
     client.apply(target)
-    problem = await_end(client, target, tell=tell, cancelled=cancelled)
+    problem = await_end(client, target, tell=tell)
     # The claim is let go; what it holds stays in the jail.
     for each in reversed(extra):
         client.delete(each)

@@ -75,11 +75,7 @@ class TeardownProvider(Provider):
         cluster, namespaces = state["cluster_id"], state["namespaces"]
         disks = Disks(self._api, state["project_id"])
         try:
-            client = self._client(state["kubeconfig"])
-            if client is None:
-                self._tell_gone(cluster, disks, namespaces)
-                return
-            self._clean(client, cluster, disks, namespaces)
+            self._clean(self._client(state["kubeconfig"]), cluster, disks, namespaces)
         except UnreachableError:
             self._tell_gone(cluster, disks, namespaces)
         except (KubeError, KubeconfigError) as error:
@@ -117,18 +113,18 @@ class TeardownProvider(Provider):
                 f"{', '.join(found)}; look at their labels, then: nebius compute disk delete ID"
             )
 
-    def _client(self, kubeconfig: str) -> KubeClient | None:
-        """A connection to an API server that answers, or None."""
+    def _client(self, kubeconfig: str) -> KubeClient:
+        """A connection to an API server that answers; UnreachableError where none does."""
         client = KubeClient(read_kubeconfig(kubeconfig))
-        for pause_s in (*self._tries_s, None):
+        pauses_s = iter(self._tries_s)
+        while True:
             try:
                 client.version()
-            except UnreachableError:
-                if pause_s is None or self.cancelled.wait(pause_s):
-                    return None
-            else:
                 return client
-        return None
+            except UnreachableError:
+                pause_s = next(pauses_s, None)
+                if pause_s is None or self.cancelled.wait(pause_s):
+                    raise
 
     def _say(self, line: str) -> None:
         # Not at a resource: the engine names none to a delete.
@@ -365,7 +361,6 @@ def _releases(state: Mapping[str, Any]) -> list[str]:
     return [each["urn"] for each in resources if each.get("type") == _RELEASE]
 
 
-TEARDOWN: Final = "soperator:kube:Teardown"
 _TIMEOUT: Final = urllib3.Timeout(connect=5.0, read=10.0)
 
 
@@ -380,7 +375,7 @@ class Target:
 def target(state: Mapping[str, Any]) -> Target | None:
     """The cluster out of `pulumi stack export --show-secrets`; None where none was made."""
     for resource in (state.get("deployment") or {}).get("resources") or []:
-        if resource.get("type") == TEARDOWN:
+        if resource.get("type") == TYPE:
             inputs = resource.get("inputs") or {}
             return Target(
                 cluster_id=_plain(inputs.get("cluster_id")),

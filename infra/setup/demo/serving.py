@@ -11,13 +11,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from infra import files
 from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Job
 from infra.jobs.history import Submission
+from infra.jobs.records import read_object
 from infra.jobs.server import job_settings, wait_until_up
 from infra.setup.demo.runner import Runner, Step
 from stacks.errors import UserError
@@ -81,7 +81,7 @@ def serve_and_load(
 
 def _adapter(tuned: Step) -> str:
     """Where the cluster keeps the adapter that this very fine-tune wrote."""
-    adapter = _record(tuned.folder).get("artifacts", {}).get("adapter_dir")
+    adapter = read_object(tuned.folder / "run_record.json").get("artifacts", {}).get("adapter_dir")
     if not adapter:
         raise UserError(
             f"{tuned.job.name} (job {tuned.job.id}): its record in {tuned.folder} names no "
@@ -153,20 +153,12 @@ def _end(runner: Runner, serving: Submission, *, reused: bool) -> Step:
         slurm.cancel(runner.connection, [serving.job_id])
     job = runner.follow(serving)
     folder = runner.pull(serving)
-    outcome = _record(folder).get("outcome")
+    outcome = read_object(folder / "run_record.json").get("outcome")
     # Slurm calls it cancelled, however well it ended: the record knows.
     if outcome != "PASS":
         raise UserError(f"its record says {outcome}: {runner.failure(serving, job)}")
     remove(runner.state)
     return Step(job=job, reused=reused, folder=folder)
-
-
-def _record(folder: Path) -> dict[str, Any]:
-    """The run record as plain values; one that is not there has no outcome."""
-    try:
-        return json.loads((folder / "run_record.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
