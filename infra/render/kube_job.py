@@ -226,6 +226,7 @@ def training_pods(
     name = name or job.name
     ranks = max(1, job.gpus_per_node)
     volumes, mounts = _places(spec, worker)
+    places = sorted(spec.storage.places.items())
     pods = Pods(
         name=name,
         # A claim can be used in its own namespace only.
@@ -239,7 +240,7 @@ def training_pods(
             "SOPERATOR_STACK": spec.name,
             "SOPERATOR_JOB": job.name,
             "SOPERATOR_JOB_ID": f"kube-{name}",
-            **{f"SOPERATOR_PLACE_{place.upper()}": path for place, path in _sorted_places(spec)},
+            **{f"SOPERATOR_PLACE_{place.upper()}": path for place, path in places},
             "OMP_NUM_THREADS": str(cpus_per_rank([worker], job)),
             **job.environment,
             **({"SOPERATOR_DECLARED": " ".join(job.environment)} if job.environment else {}),
@@ -268,10 +269,6 @@ def _worker(spec: StackSpec, job: JobSpec, nodeset: str | None) -> WorkerSpec:
         f"{spec.name}: jobs.{job.name}.nodes: {job.nodes}, and pods of one job are on one nodeset "
         f"({have}); name another with --nodeset, or submit it to Slurm"
     )
-
-
-def _sorted_places(spec: StackSpec) -> list[tuple[str, str]]:
-    return sorted(spec.storage.places.items())
 
 
 def _script(job: JobSpec, ranks: int, settings: Sequence[str], *, port: str) -> str:
@@ -330,7 +327,7 @@ def _places(
     mounts: dict[str, dict[str, str]] = {
         _SHARED_MEMORY: {"name": "shm", "mountPath": _SHARED_MEMORY}
     }
-    for place, path in _sorted_places(spec):
+    for place, path in sorted(spec.storage.places.items()):
         known = (*claimed, *own, *others)
         over = [each for each in known if PurePosixPath(path).is_relative_to(each)]
         mount = max(over, key=len, default=None)

@@ -23,7 +23,14 @@ from infra.render.names import shell_file
 from infra.render.values.pods import METRICS_IMPORT
 from stacks.catalog import slurmd_amounts
 from stacks.errors import UserError
-from stacks.machines import MEMORY, cpus_per_rank, expand_nodes, paths_of_one_node, shared_mounts
+from stacks.machines import (
+    MEMORY,
+    cpus_per_rank,
+    expand_nodes,
+    paths_of_one_node,
+    shared_mounts,
+    workers_of,
+)
 from stacks.spec import StackSpec
 from stacks.spec.cluster import HOME, Observability
 from stacks.spec.nodes import Billing, WorkerSpec
@@ -36,18 +43,13 @@ class RenderError(UserError):
 
 def nodesets_of(spec: StackSpec, job: JobSpec) -> tuple[WorkerSpec, ...]:
     """Nodesets of the job's partition whose nodes have the GPUs it asks for, in declared order."""
-    partition = next((each for each in spec.slurm.partitions if each.name == job.partition), None)
-    if partition is None:
-        have = ", ".join(each.name for each in spec.slurm.partitions)
+    names = [each.name for each in spec.slurm.partitions]
+    if job.partition not in names:
         raise RenderError(
             f"{spec.name}: jobs.{job.name}.partition: {job.partition!r} is not a partition "
-            f"(has: {have}); name one of these or declare it in slurm.partitions"
+            f"(has: {', '.join(names)}); name one of these or declare it in slurm.partitions"
         )
-    members = tuple(
-        worker
-        for worker in spec.nodes.workers
-        if not partition.nodesets or worker.name in partition.nodesets
-    )
+    members = workers_of(spec, job.partition)
     fitting = tuple(worker for worker in members if worker.gpus >= job.gpus_per_node)
     if not fitting:
         have = ", ".join(f"{each.name} has {each.gpus}" for each in members) or "no nodeset"
@@ -329,7 +331,7 @@ def render_sbatch(spec: StackSpec, job: JobSpec) -> str:
         # --overlap, as the next step asks for the same CPUs: where slurmctld hears later of this
         # one's end, srun 22.05 waits for a signal that gets lost, and then SlurmctldTimeout: 2 min.
         f"srun --overlap {_srun(job, task_cpus)} bash -c {_quote(checks)} check "
-        f"{_words(mounts)}".rstrip(),
+        f"{shlex.join(mounts)}".rstrip(),
         *refuse_inputs(job),
         "",
         *(
@@ -595,16 +597,12 @@ def _plain(
 
 
 def _module(job: JobSpec) -> str:
-    return f'{_words([job.module, "--recipe", job.recipe, *job.args])} "$@"'
+    return f'{shlex.join([job.module, "--recipe", job.recipe, *job.args])} "$@"'
 
 
 def _export(environment: Mapping[str, str]) -> str:
     pairs = (f"{name}={shlex.quote(value)}" for name, value in environment.items())
     return f"export {' '.join(pairs)}"
-
-
-def _words(words: Sequence[str]) -> str:
-    return " ".join(shlex.quote(word) for word in words)
 
 
 def _quote(script: str) -> str:
