@@ -19,7 +19,7 @@ from cost.prices.book import PriceBook
 from cost.report.layout import Format, Report, Table, render_report, usd_text
 from cost.size.choice import Choice, Gpus, Verdict, choices, verdicts
 from cost.size.memory import Memory, Serving, cache_bytes_per_token, serving_memory, training_memory
-from cost.size.shape import ModelShape, SizeError, load_shape, rows
+from cost.size.shape import ModelShape, SizeError, below_one, load_shape, rows
 from cost.size.training import (
     ABOUT,
     BITS,
@@ -231,12 +231,8 @@ def deck_answer(
 
 
 def _require_positive(**values: int | None) -> None:
-    problems = [
-        f"--{name.replace('_', '-')}: got {value}, expected 1 or more"
-        for name, value in values.items()
-        if value is not None and value < 1
-    ]
-    if problems:
+    options = {f"--{name.replace('_', '-')}": value for name, value in values.items()}
+    if problems := below_one(options):
         raise SizeError("\n".join(problems))
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError
+from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError, below_one
 from cost.size.training import BITS, TRAINED, Dtype, Method, Sharding, Strategy, Training
 
 _ADAM_STATES: Final = 2 * 4
@@ -340,12 +340,8 @@ class Serving:
     """GPUs that share each layer."""
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name}: got {getattr(self, name)}, expected 1 or more"
-            for name in ("streams", "context_tokens", "tensor")
-            if getattr(self, name) < 1
-        ]
-        if problems:
+        names = ("streams", "context_tokens", "tensor")
+        if problems := below_one({name: getattr(self, name) for name in names}):
             raise SizeError("\n".join(problems))
 
 

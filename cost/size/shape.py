@@ -31,6 +31,15 @@ class SizeError(UserError):
     """A model, method or number that cannot be planned, a line for each problem."""
 
 
+def below_one(given: Mapping[str, int | None], unit: str = "") -> list[str]:
+    """A problem for each number that is there and below 1."""
+    return [
+        f"{name}: got {value}{unit}, expected 1 or more"
+        for name, value in given.items()
+        if value is not None and value < 1
+    ]
+
+
 MODEL_TYPES: Final = ("llama", "mistral", "qwen2", "qwen3")
 _ENCODERS: Final = ("is_encoder_decoder", "add_cross_attention", "vision_config", "audio_config")
 LINEAR_MODULES: Final = (

@@ -12,7 +12,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Literal
 
-from cost.size.shape import LINEAR_MODULES, SizeError
+from cost.size.shape import LINEAR_MODULES, SizeError, below_one
 
 
 class Method(StrEnum):
@@ -63,15 +63,9 @@ class Training:
     """sdpa, and auto in fp32: with a dense mask of each row."""
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name}: got {getattr(self, name)}, expected 1 or more"
-            for name in ("rank", "sequence_length", "micro_batch_size", "gradient_accumulation")
-            if getattr(self, name) < 1
-        ]
-        if self.logits_chunk_tokens is not None and self.logits_chunk_tokens < 1:
-            problems.append(
-                f"logits_chunk_tokens: got {self.logits_chunk_tokens}, expected 1 or more"
-            )
+        counts = ("rank", "sequence_length", "micro_batch_size", "gradient_accumulation")
+        names = (*counts, "logits_chunk_tokens")
+        problems = below_one({name: getattr(self, name) for name in names})
         if not 0 <= self.dropout < 1:
             problems.append(f"dropout: got {self.dropout}, expected 0 to below 1")
         if BITS[self.dtype] < 16:
@@ -156,12 +150,8 @@ class Sharding:
     """fsdp, hsdp: False keeps gathered layers for the backward pass, so that each moves once."""
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name}: got {getattr(self, name)} GPUs, expected 1 or more"
-            for name in ("data", "tensor", "pipeline")
-            if getattr(self, name) < 1
-        ]
-        if problems:
+        ways = {name: getattr(self, name) for name in ("data", "tensor", "pipeline")}
+        if problems := below_one(ways, " GPUs"):
             raise SizeError("\n".join(problems))
 
     @property
