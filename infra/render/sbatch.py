@@ -269,6 +269,8 @@ def refuse_inputs(job: JobSpec) -> list[str]:
     return ["(( inputs == 0 )) || exit $inputs"] if compares_inputs(job) else []
 
 
+# How the supervisor hears that a step's programs can be told to stop, and that they have ended.
+_STEP_FILES = "export SOPERATOR_EXIT_FILE=$run/.first_exit_status SOPERATOR_NODES_FILE=$run/.nodes"
 _FREE_PORT = "from workloads.common.launch import free_port; print(free_port())"
 
 
@@ -554,7 +556,7 @@ def _distributed(
                 "SOPERATOR_SAVE_S": str(job.save_s),
             }
         ),
-        "export SOPERATOR_EXIT_FILE=$run/.first_exit_status SOPERATOR_NODES_FILE=$run/.nodes",
+        _STEP_FILES,
         "# Passes signals on, requeues what has saved, and lets the job have lost nodes back.",
         (
             f'exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --max-nodes={most} '
@@ -582,11 +584,13 @@ def _plain(
         return [f"exec srun {options} {run}"]
     preemptible = _preemptible(nodesets)
     if not preemptible or container:
-        # Without it on a node that is taken: srun would answer the node's SIGTERM with SIGKILL.
-        run = f"srun {options} {run}"
+        # Without it where nodes are taken: srun has to be kept from answering SIGTERM with SIGKILL.
+        quiet = "--quiet " if preemptible else ""  # else it says each time that it was woken
+        run = f"srun {quiet}{options} {run}"
     notice = [_export({NOTICE_VARIABLE: str(job.save_s)})] if preemptible else []
     return [
         *notice,
+        *([_STEP_FILES] if preemptible and container else []),
         "# A server whose node is taken, or that makes room for another job, waits for nodes anew.",
         (
             f'exec "$SOPERATOR_PYTHON" -m workloads.common.supervise --serves --max-nodes=1 '

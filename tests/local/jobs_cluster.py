@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from infra.clients.errors import JobsError
@@ -67,11 +68,23 @@ class JobsCluster:
             assert done.ok, done.stderr
         return release
 
-    def lose(self, pod: str, number: int = signal.SIGKILL) -> None:
-        """Signal everything in a pod at once: by SIGKILL as when its machine loses power."""
-        for pid in pods.processes(self.runtime.folder, pod):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def lose(self, pod: str, number: int = signal.SIGKILL, *, daemons_after_s: float = 0) -> None:
+        """Signal everything in a pod: by SIGKILL as when its machine loses power."""
+        found = set(pods.processes(self.runtime.folder, pod))
+        for pid in tuple(found):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                # What runs in an image has a root of its own, by which a pod's others are known.
+                found |= {each.pid for each in psutil.Process(pid).children(recursive=True)}
+        owners: dict[int, bool] = {}
+        for pid in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                owners[pid] = psutil.Process(pid).uids().real == 0
+        for is_root in (False, True):
+            for pid in (pid for pid, owner in owners.items() if owner is is_root):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            if not is_root:
+                time.sleep(daemons_after_s)
 
     def bring_back(self) -> None:
         """Start the daemons that are not there and wait for all of them."""

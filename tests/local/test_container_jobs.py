@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +23,12 @@ import pytest
 from infra.clients import slurm
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Connection
-from infra.jobs import follow, transfer
+from infra.jobs import follow, server, transfer
 from infra.jobs.history import Submission
 from infra.local.slurm.pod import SLURM_SETTING, SlurmSetup
 from infra.render.delivery import code_files, hash_files
 from infra.state import CHECKOUT
+from stacks.spec.nodes import Billing
 from stacks.spec.slurm import JobSpec
 from tests.local import test_serve_job as serving
 from tests.local.jobs_cluster import JobsCluster, running_cluster
@@ -63,7 +66,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobsCluster]:
     identity = folder / "id"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", identity], check=True)
     public = Path(f"{identity}.pub").read_text().strip()
-    with running_cluster(folder, public, identity) as made:
+    # Slurm holds a requeued job back as long as its old credential is good: 2 minutes by default.
+    with running_cluster(folder, public, identity, credential_s=15) as made:
         serving._make_model(made.path("/mnt/model/tiny"))
         _make_image(folder / "image", made.path(IMAGE))
         yield made
@@ -142,6 +146,49 @@ def test_a_server_in_an_image_answers_through_the_login_node(cluster: JobsCluste
         "PASS",
         1,
     )
+
+
+@pytest.mark.timeout(900)
+def test_a_server_in_an_image_ends_its_answers_when_its_node_is_taken(cluster: JobsCluster) -> None:
+    """srun, which starts the image, gets the node's SIGTERM too, and would kill the server."""
+    workers = tuple(
+        replace(each, billing=Billing.PREEMPTIBLE) for each in cluster.spec.nodes.workers
+    )
+    nodes = replace(cluster.spec.nodes, workers=workers)
+    taken = replace(cluster, spec=replace(cluster.spec, nodes=nodes))
+    declared = next(job for job in taken.spec.jobs if job.is_server)
+    with Connection(taken.outputs.endpoint(taken.identity)) as connection:
+        made, outputs = _submit(taken, connection, replace(declared, container=IMAGE))
+        results, log = taken.path(outputs.results_path(made.job_id)), taken.path(made.log_path)
+        endpoint = serving._endpoint(results / "endpoint.json", log)
+        where = slurm.find(connection, made.job_id).where
+        assert where is not None
+        with serving.tunnel(taken, endpoint["port"]) as url:
+            key = (results / "api_key").read_text().strip()
+            client = openai.OpenAI(base_url=url, api_key=key, max_retries=20, timeout=60)
+            chunks = client.chat.completions.create(
+                model="tiny",
+                messages=[{"role": "user", "content": "hello"}],
+                max_tokens=1500,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            next(chunk for chunk in chunks if chunk.choices[0].delta.content)
+            # Were slurmd gone first, srun's order to kill would reach nobody.
+            taken.lose(where, signal.SIGTERM, daemons_after_s=1)
+            last = list(chunks)[-1]
+        assert last.choices[0].finish_reason == "length", "the answer was ended, not cut off"
+        deadline = time.monotonic() + 60
+        while "back into the queue" not in log.read_text():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        record = json.loads((results / "run_record.json").read_text())
+        assert (record["outcome"], record["metrics"]["num_answers"]) == ("PASS", 1), log.read_text()
+        taken.bring_back()
+        again = server.wait_until_up(connection, outputs, made.job_id, log=lambda _: None)
+        assert again.port
+        slurm.cancel(connection, [made.job_id])
+        follow.follow(connection, made.log_path, made.job_id, write=lambda chunk: None)
 
 
 def _run(cluster: JobsCluster, job: JobSpec) -> tuple[str, dict[str, Any]]:

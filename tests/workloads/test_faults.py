@@ -298,6 +298,35 @@ def test_a_server_that_is_told_during_a_look_is_not_told_again(tmp_path: Path, o
             signal.signal(number, handler)
 
 
+def test_a_server_in_an_image_is_over_once_it_has_ended_whatever_srun_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """srun waits KillWait for a node that is gone, and the node is gone before that."""
+    program = tmp_path / "scancel"
+    program.write_text(f"#!/bin/sh\necho 0 > {tmp_path}/exit\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    drained = "NodeName=worker-0 Arch=x86_64 State=ALLOCATED+DRAIN ThreadsPerCore=1"
+
+    def ask(*command: str) -> str:
+        if command[-1] == "worker-0":
+            return drained if (tmp_path / "nodes").is_file() else ""
+        return {"%T": "RUNNING", "%L": "1-00:00:00"}.get(command[-1], "")
+
+    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        made, job = supervisor(tmp_path, 0, ask)
+        words = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(99)"
+        made.command = [sys.executable, "-S", "-c", words, str(tmp_path / "nodes")]
+        made.serves, made.preemptible, made.nodes = True, ("worker",), "worker-0"
+        began_s = time.monotonic()
+        assert (made.run(), job.requeued) == (0, True)
+        assert time.monotonic() - began_s < 60
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(("num_looks", "is_heard"), [(3, True), (10**9, False)])
 def test_a_job_asks_for_its_requeue_once_slurm_has_heard_how_its_step_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_looks: int, is_heard: bool

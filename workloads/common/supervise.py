@@ -126,7 +126,7 @@ class Job:
 
 @dataclass(slots=True)
 class Guard:
-    """Keeps the srun of ranks on preemptible nodes asleep but for moments.
+    """Keeps the srun of ranks, or of a server in an image, on preemptible nodes mostly asleep.
 
     A node that is taken signals all its processes, and srun (22.05; 25.11 by its source) answers
     SIGTERM with SIGKILL to every task of the step, on all nodes, before any could save. It waits by
@@ -145,7 +145,7 @@ class Guard:
     is_asleep: bool = False
 
     def _is_on(self) -> bool:
-        """Whether there are ranks, and none of them has ended."""
+        """Whether there are ranks or a server, and none of them has ended."""
         files = self.nodes_file, self.exit_file
         if not self.preemptible or self.is_over or None in files:
             return False
@@ -238,6 +238,8 @@ class Supervisor:
         looked_s = watched_s = time.monotonic()
         while step.poll() is None:
             guard.rest()
+            if self.serves and guard.is_over and self.exit_file and self.exit_file.is_file():
+                step.kill()  # it would wait for the end of a step whose node may be gone: KillWait
             now_s = time.monotonic()
             is_due = now_s - watched_s >= self.watch_every_s
             if self.preemptible and not self.is_stopping and is_due:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import shutil
 import sys
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from workloads.common import hardware
 from workloads.common.exit_codes import ExitCode
+from workloads.common.launch import EXIT_FILE, NODES_FILE
 from workloads.common.log import log
 from workloads.job import Job, end, run_job, section
 from workloads.recipes.serve import ServeConfig
@@ -113,6 +115,8 @@ def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
         job.record.metrics["cold_start_s"] = time.time() - began
         path = write_endpoint(job.results_dir, config, port, weights, key_file)
         job.record.artifacts["endpoint"] = str(path)
+        if nodes := os.environ.get(NODES_FILE):  # from now on srun may be kept asleep
+            Path(nodes).write_text("1\n", encoding="utf-8")
         log(
             f"serving {' and '.join(weights.names)} with {job.record.engine} on "
             f"http://{config.host}:{port}/v1 after {job.record.metrics['cold_start_s']:.1f} s"
@@ -152,4 +156,6 @@ if __name__ == "__main__":
     sys.setswitchinterval(0.0005)
     arguments = recipe_arguments()
     code: ExitCode = run_job("serve", main, arguments)
+    if exit_file := os.environ.get(EXIT_FILE):
+        Path(exit_file).write_text(f"{int(code)}\n", encoding="utf-8")
     end(code)

@@ -235,7 +235,7 @@ def test_ranks_on_preemptible_nodes_are_guarded_and_their_drains_looked_at(
 
 
 @pytest.mark.parametrize("image", [None, "an/image"])
-def test_a_server_comes_back_and_on_preemptible_nodes_has_no_srun_to_kill_it(
+def test_a_server_comes_back_and_on_preemptible_nodes_no_srun_kills_it(
     spec: StackSpec, image: str | None
 ) -> None:
     server = replace(JOB, nodes=1, module="workloads.serve", save_s=50, container=image)
@@ -246,9 +246,10 @@ def test_a_server_comes_back_and_on_preemptible_nodes_has_no_srun_to_kill_it(
     text = render_sbatch(on_preemptible(spec), server)
     assert "export SOPERATOR_NOTICE_S=50\n" in text
     run = text.partition("supervise --serves --max-nodes=1 --save-s=50")[2]
-    # An image is started by srun alone.
-    first = '"$SOPERATOR_PYTHON" -m workloads.serve' if image is None else "srun --ntasks=1 "
+    # An image is started by srun alone, which the supervisor then keeps asleep by two files.
+    first = '"$SOPERATOR_PYTHON" -m workloads.' if image is None else "srun --quiet --ntasks=1 "
     assert run.startswith(f" --preemptible=worker -- \\\n{first}")
+    assert ("SOPERATOR_NODES_FILE=$run/.nodes\n" in text) == (image is not None)
 
 
 @pytest.mark.feature("S003-04")
