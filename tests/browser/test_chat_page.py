@@ -150,6 +150,7 @@ def browser() -> Iterator[Browser]:
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("needs the Debian package chromium (`make setup`)")
+    expect.set_options(timeout=_WAIT_MS)
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=program, args=list(_FLAGS))
         yield opened
@@ -177,7 +178,6 @@ def tab(stand: Stand, browser: Browser, request: pytest.FixtureRequest) -> Itera
         "requestfailed", lambda each: blocked.append(each.url) if each.failure == "csp" else None
     )
     page.set_default_timeout(_WAIT_MS)
-    expect.set_options(timeout=_WAIT_MS)
     page.goto(stand.address)
     expect(page.locator("#status .up")).to_be_visible()
     # What a page was left with comes after it, and over what was written before.
@@ -332,9 +332,9 @@ class _OneModel(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
 
-def test_one_model_is_neither_compared_with_itself_nor_given_an_adapter(
-    browser: Browser, tmp_path: Path
-) -> None:
+@contextlib.contextmanager
+def _page_of_one_model(record: Path) -> Iterator[str]:
+    """The address of a page over `_OneModel`."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _OneModel)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     (port,) = free_ports(1)
@@ -342,12 +342,41 @@ def test_one_model_is_neither_compared_with_itself_nor_given_an_adapter(
     with contextlib.ExitStack() as closing:
         closing.callback(server.server_close)
         closing.callback(server.shutdown)
-        record = tmp_path / "chat.jsonl"
         chat = ChatPage(url, port=port, key=None, token="t", record=record, checkout=CHECKOUT)
         closing.callback(chat.close)
         chat.wait_until_up()
-        page = closing.enter_context(browser.new_context()).new_page()
-        page.goto(chat.address)
+        yield chat.address
+
+
+def test_a_page_that_many_have_open_still_answers(browser: Browser, tmp_path: Path) -> None:
+    """Each of them holds one of the events that Gradio runs at once, of which it has 40."""
+    with (
+        _page_of_one_model(tmp_path / "chat.jsonl") as address,
+        contextlib.closing(browser.new_context()) as context,
+    ):
+        root = address.partition("?")[0].rstrip("/")
+        assert context.request.get(address).ok
+        parts = context.request.get(f"{root}/config").json()["dependencies"]
+        (watch,) = (each["id"] for each in parts if "tick" in str(each["targets"]))
+        for number in range(60):
+            asked = {"data": [], "fn_index": watch, "session_hash": f"page{number}"}
+            assert context.request.post(f"{root}/gradio_api/queue/join", data=asked).ok
+        page = context.new_page()
+        page.goto(root)
+        expect(page.locator("#status .up")).to_contain_text("alone")
+        ask(page, "Are you there?")
+        expect(page.locator("#left-chat")).to_contain_text("Yes.")
+
+
+def test_one_model_is_neither_compared_with_itself_nor_given_an_adapter(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with (
+        _page_of_one_model(tmp_path / "chat.jsonl") as address,
+        contextlib.closing(browser.new_context()) as context,
+    ):
+        page = context.new_page()
+        page.goto(address)
         expect(page.locator("#status .up")).to_contain_text("alone")
         _wait(lambda: _OneModel.num_looks > 2, "a server is looked at as long as the page is open")
         expect(page.locator("#mode, #right-model, #right-chat")).to_have_count(0)

@@ -94,6 +94,8 @@ def serve(options: argparse.Namespace, over: threading.Event) -> None:
         share=options.share,
         auth=(_USER, password) if password else None,
         quiet=True,
+        # As many events at once: every open page has one that never ends.
+        max_threads=1000,
         prevent_thread_lock=True,
         ssr_mode=False,
         pwa=False,
