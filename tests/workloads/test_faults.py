@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -294,6 +295,33 @@ def test_a_server_that_is_told_during_a_look_is_not_told_again(tmp_path: Path, o
         made.serves, made.preemptible, made.nodes = True, ("worker",), "worker-0"
         assert (made.run(), job.requeued) == (0, True)
     finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def test_a_drain_and_then_the_node_s_own_signal_are_one_notice(tmp_path: Path) -> None:
+    """The second one, of another name, was passed on as the first: answers were cut."""
+    drained = "NodeName=worker-0 Arch=x86_64 State=ALLOCATED+DRAIN ThreadsPerCore=1"
+    late = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+
+    def ask(*command: str) -> str:
+        if command[-1] == "worker-0" and (tmp_path / "up").exists():
+            late.start()
+            return drained
+        return {"%T": "RUNNING", "%L": "1-00:00:00"}.get(command[-1], "")
+
+    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        made, job = supervisor(tmp_path, 0, ask)
+        told = "wait([signal.SIGUSR1], 60) and not wait([signal.SIGUSR1], 2)"
+        program = "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])"
+        words = f"{program}; open(sys.argv[1], 'w'); wait = signal.sigtimedwait"
+        words = f"{words}; sys.exit(0 if {told} else 3)"
+        made.command = [sys.executable, "-S", "-c", words, str(tmp_path / "up")]
+        made.serves, made.preemptible, made.nodes = True, ("worker",), "worker-0"
+        assert (made.run(), job.requeued) == (0, True)
+    finally:
+        late.cancel()
         for number, handler in former.items():
             signal.signal(number, handler)
 

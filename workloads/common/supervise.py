@@ -223,9 +223,17 @@ class Supervisor:
         step = subprocess.Popen(self.command)
         guard = Guard(step, self.preemptible, self.nodes_file, self.exit_file, self.save_s)
 
+        heard: set[int] = set()
+
         def pass_on(number: int, _: FrameType | None) -> None:
+            is_new = number not in heard
+            heard.add(number)
+            if self.serves and self.is_stopping and is_new:
+                guard.holds()  # one notice comes by several ways; a server told twice hurries
+                return
             if not self.is_stopping:
-                log(f"{signal.Signals(number).name}: the ranks save and end")
+                what = "the server ends its answers" if self.serves else "the ranks save and end"
+                log(f"{signal.Signals(number).name}: {what}")
             self.is_stopping = True
             if guard.holds():
                 self.job.signal_steps()
