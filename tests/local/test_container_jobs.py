@@ -182,6 +182,7 @@ def test_a_server_in_an_image_ends_its_answers_when_its_node_is_taken(cluster: J
         while "back into the queue" not in log.read_text():
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
+        assert "0 are returned, 1 answers have" in log.read_text()
         record = json.loads((results / "run_record.json").read_text())
         assert (record["outcome"], record["metrics"]["num_answers"]) == ("PASS", 1), log.read_text()
         taken.bring_back()

@@ -710,10 +710,17 @@ class Job:
 
 
 @pytest.mark.feature("S002-86")
-def test_a_server_that_is_stopped_ends_what_runs_and_exits_0(places: Path) -> None:
+def test_a_server_that_is_stopped_ends_what_runs_and_exits_0(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By them the supervisor knows when srun, which runs a server in an image, may be kept asleep.
+    began, ended = places / "began", places / "ended"
+    monkeypatch.setenv("SOPERATOR_NODES_FILE", str(began))
+    monkeypatch.setenv("SOPERATOR_EXIT_FILE", str(ended))
     job = Job(places, "--set", "serve.drain_s=300")  # a busy machine takes its time for 300 tokens
     try:
         running = job.stream(300)
+        assert (began.read_text(), ended.exists()) == ("1\n", False)
         job.process.send_signal(signal.SIGTERM)
         with pytest.raises(openai.InternalServerError) as refused:
             job.ask_until_refused()
@@ -723,6 +730,7 @@ def test_a_server_that_is_stopped_ends_what_runs_and_exits_0(places: Path) -> No
     finally:
         job.process.kill()
     assert (status, record["outcome"], record["reason"]) == (0, "PASS", None)
+    assert ended.read_text() == "0\n"
     assert record["engine"] == "transformers"
     assert record["metrics"]["num_output_tokens"] >= 300
     assert "Traceback" not in job.log

@@ -7,6 +7,7 @@ Prints where it listens on stderr; ends on SIGTERM. docs/serving.md.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -157,5 +158,6 @@ if __name__ == "__main__":
     arguments = recipe_arguments()
     code: ExitCode = run_job("serve", main, arguments)
     if exit_file := os.environ.get(EXIT_FILE):
-        Path(exit_file).write_text(f"{int(code)}\n", encoding="utf-8")
+        with contextlib.suppress(OSError):  # a full disk does not change how the server ended
+            Path(exit_file).write_text(f"{int(code)}\n", encoding="utf-8")
     end(code)

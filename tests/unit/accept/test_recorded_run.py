@@ -64,7 +64,7 @@ def test_its_tokens_pass_on_one_node_and_fail_on_two() -> None:
 
 
 @pytest.mark.feature("S001-48", "S001-49")
-def test_by_its_own_rule_its_bandwidth_and_its_tokens_pass_and_half_of_them_do_not() -> None:
+def test_by_its_own_rule_its_bandwidth_and_its_tokens_pass_and_less_than_its_limits_not() -> None:
     """Seed 001: 434.99 of 350 GB/s and 8,573 of 500 tokens a second, which 33,000 would fail."""
     runs = _runs()
     found = _checks(runs, ITS_RULE)

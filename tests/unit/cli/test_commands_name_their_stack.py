@@ -45,7 +45,7 @@ def command() -> re.Pattern[str]:
         for word in words.split():
             verb = verb.get_command(None, word)
         takes = any("--stack" in parameter.opts for parameter in verb.params)
-        # Longest first: `cost prices` takes no stack, though `cost` does.
+        # Longest first: a verb may take none though its group does.
         found.append((words, takes))
     names = sorted(found, key=lambda each: -len(each[0]))
     others = "|".join(words for words, takes in names if not takes)

@@ -247,7 +247,8 @@ def test_a_server_comes_back_and_on_preemptible_nodes_no_srun_kills_it(
     assert "export SOPERATOR_NOTICE_S=50\n" in text
     run = text.partition("supervise --serves --max-nodes=1 --save-s=50")[2]
     # An image is started by srun alone, which the supervisor then keeps asleep by two files.
-    first = '"$SOPERATOR_PYTHON" -m workloads.' if image is None else "srun --quiet --ntasks=1 "
+    plain = '"$SOPERATOR_PYTHON" -m workloads.serve '
+    first = plain if image is None else "srun --quiet --ntasks=1 "
     assert run.startswith(f" --preemptible=worker -- \\\n{first}")
     assert ("SOPERATOR_NODES_FILE=$run/.nodes\n" in text) == (image is not None)
 
