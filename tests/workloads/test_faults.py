@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,6 +175,15 @@ def answers(
     return ask
 
 
+@pytest.fixture(autouse=True)
+def _own_signals() -> Iterator[None]:
+    """A supervisor takes these for its process, which is pytest's here."""
+    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
 class _Slurm(Job):
     requeued = 0
 
@@ -213,14 +222,9 @@ def test_only_a_saved_job_that_slurm_did_not_end_goes_back_into_the_queue(
     tmp_path: Path, code: int, ask: Callable[..., str], times: int
 ) -> None:
     """A cancelled job must not come back, and a time limit bounds what a job costs."""
-    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
-    try:
-        made, job = supervisor(tmp_path, code, ask)
-        assert made.run() == code
-        assert job.requeued == times
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+    made, job = supervisor(tmp_path, code, ask)
+    assert made.run() == code
+    assert job.requeued == times
 
 
 @pytest.mark.parametrize(
@@ -237,15 +241,10 @@ def test_a_server_that_was_told_to_end_comes_back_unless_it_was_cancelled(
     tmp_path: Path, code: int, ask: Callable[..., str], times: int
 ) -> None:
     """It had returned every answer, so Slurm called its job COMPLETED, and it stayed away."""
-    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
-    try:
-        made, job = supervisor(tmp_path, code, ask)
-        made.serves = True
-        assert made.run() == code
-        assert job.requeued == times
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+    made, job = supervisor(tmp_path, code, ask)
+    made.serves = True
+    assert made.run() == code
+    assert job.requeued == times
 
 
 @pytest.mark.parametrize(
@@ -260,17 +259,12 @@ def test_a_server_is_told_when_slurm_makes_room_for_another_job(
         known = {"PreemptTime": said, "%T": "RUNNING", "%L": "1-00:00:00"}
         return known.get(command[-1], "")  # no node leaves
 
-    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
-    try:
-        made, job = supervisor(tmp_path, 0, ask)
-        told = "sys.exit(0 if signal.sigtimedwait([signal.SIGUSR1], 4) else 3)"
-        program = "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])"
-        made.command = [sys.executable, "-S", "-c", f"{program}; {told}"]
-        made.serves, made.preemptible = True, ("worker",)
-        assert (made.run(), job.requeued) == (code, code == 0)
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+    made, job = supervisor(tmp_path, 0, ask)
+    told = "sys.exit(0 if signal.sigtimedwait([signal.SIGUSR1], 4) else 3)"
+    program = "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])"
+    made.command = [sys.executable, "-S", "-c", f"{program}; {told}"]
+    made.serves, made.preemptible = True, ("worker",)
+    assert (made.run(), job.requeued) == (code, code == 0)
 
 
 @pytest.mark.parametrize("of", ["PreemptTime", "worker-0"])
@@ -285,24 +279,22 @@ def test_a_server_that_is_told_during_a_look_is_not_told_again(tmp_path: Path, o
             return drained if of == "worker-0" else "2026-11-27T08:46:03"
         return {"%T": "RUNNING", "%L": "1-00:00:00"}.get(command[-1], "")
 
-    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
-    try:
-        made, job = supervisor(tmp_path, 0, ask)
-        told = "wait([signal.SIGUSR1], 4) and not wait([signal.SIGUSR1], 2)"
-        program = "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])"
-        words = f"{program}; wait = signal.sigtimedwait; sys.exit(0 if {told} else 3)"
-        made.command = [sys.executable, "-S", "-c", words]
-        made.serves, made.preemptible, made.nodes = True, ("worker",), "worker-0"
-        assert (made.run(), job.requeued) == (0, True)
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+    made, job = supervisor(tmp_path, 0, ask)
+    told = "wait([signal.SIGUSR1], 4) and not wait([signal.SIGUSR1], 2)"
+    program = "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])"
+    words = f"{program}; wait = signal.sigtimedwait; sys.exit(0 if {told} else 3)"
+    made.command = [sys.executable, "-S", "-c", words]
+    made.serves, made.preemptible, made.nodes = True, ("worker",), "worker-0"
+    assert (made.run(), job.requeued) == (0, True)
 
 
-def test_a_drain_and_then_the_node_s_own_signal_are_one_notice(tmp_path: Path) -> None:
+def test_a_drain_and_then_the_node_s_own_signal_are_one_notice(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """The second one, of another name, was passed on as the first: answers were cut."""
     drained = "NodeName=worker-0 Arch=x86_64 State=ALLOCATED+DRAIN ThreadsPerCore=1"
     late = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+    request.addfinalizer(late.cancel)
 
     def ask(*command: str) -> str:
         if command[-1] == "worker-0" and (tmp_path / "up").exists():
@@ -310,20 +302,14 @@ def test_a_drain_and_then_the_node_s_own_signal_are_one_notice(tmp_path: Path) -
             return drained
         return {"%T": "RUNNING", "%L": "1-00:00:00"}.get(command[-1], "")
 
-    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
-    try:
-        made, job = supervisor(tmp_path, 0, ask)
-        told = "wait([signal.SIGUSR1], 60) and not wait([signal.SIGUSR1], 2)"
-        program = "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])"
-        words = f"{program}; open(sys.argv[1], 'w'); wait = signal.sigtimedwait"
-        words = f"{words}; sys.exit(0 if {told} else 3)"
-        made.command = [sys.executable, "-S", "-c", words, str(tmp_path / "up")]
-        made.serves, made.preemptible, made.nodes = True, ("worker",), "worker-0"
-        assert (made.run(), job.requeued) == (0, True)
-    finally:
-        late.cancel()
-        for number, handler in former.items():
-            signal.signal(number, handler)
+    made, job = supervisor(tmp_path, 0, ask)
+    told = "wait([signal.SIGUSR1], 60) and not wait([signal.SIGUSR1], 2)"
+    program = "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])"
+    words = f"{program}; open(sys.argv[1], 'w'); wait = signal.sigtimedwait"
+    words = f"{words}; sys.exit(0 if {told} else 3)"
+    made.command = [sys.executable, "-S", "-c", words, str(tmp_path / "up")]
+    made.serves, made.preemptible, made.nodes = True, ("worker",), "worker-0"
+    assert (made.run(), job.requeued) == (0, True)
 
 
 def test_a_server_in_an_image_is_over_once_it_has_ended_whatever_srun_waits_for(
@@ -341,18 +327,13 @@ def test_a_server_in_an_image_is_over_once_it_has_ended_whatever_srun_waits_for(
             return drained if (tmp_path / "nodes").is_file() else ""
         return {"%T": "RUNNING", "%L": "1-00:00:00"}.get(command[-1], "")
 
-    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
-    try:
-        made, job = supervisor(tmp_path, 0, ask)
-        words = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(99)"
-        made.command = [sys.executable, "-S", "-c", words, str(tmp_path / "nodes")]
-        made.serves, made.preemptible, made.nodes = True, ("worker",), "worker-0"
-        began_s = time.monotonic()
-        assert (made.run(), job.requeued) == (0, True)
-        assert time.monotonic() - began_s < 60
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+    made, job = supervisor(tmp_path, 0, ask)
+    words = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(99)"
+    made.command = [sys.executable, "-S", "-c", words, str(tmp_path / "nodes")]
+    made.serves, made.preemptible, made.nodes = True, ("worker",), "worker-0"
+    began_s = time.monotonic()
+    assert (made.run(), job.requeued) == (0, True)
+    assert time.monotonic() - began_s < 60
 
 
 @pytest.mark.parametrize(("num_looks", "is_heard"), [(3, True), (10**9, False)])
@@ -384,14 +365,9 @@ def test_a_rank_that_its_node_ended_before_it_could_hear_is_no_failure(
     tmp_path: Path, status: int
 ) -> None:
     """Python takes a second to start: SIGTERM of a node that is taken then was a failed job."""
-    former = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGTERM)}
-    try:
-        made, job = supervisor(tmp_path, status, answers())
-        assert made.run() == 75
-        assert job.requeued == 1
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+    made, job = supervisor(tmp_path, status, answers())
+    assert made.run() == 75
+    assert job.requeued == 1
 
 
 _NODES = """
