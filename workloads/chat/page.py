@@ -282,12 +282,12 @@ class Page:
             *(self._send, self._stop, *self._votes.values(), self._notice, self._arms),
         ]
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        seen, endless = [self._status, self._load], {"concurrency_limit": None}
         self.blocks.load(self._opened, [self._kept], [*controls, *shown], **quiet)
         # It never ends: Gradio closes a page's stream of answers when no event is under way, and
         # one that is sent as it closes is lost. The timer starts it anew when a connection broke.
-        whenever = [self.blocks.load, self._timer.tick]
-        gr.on(whenever, self._watched, None, seen, trigger_mode="once", **endless, **quiet)
+        looks: dict[str, Any] = {"trigger_mode": "once", "concurrency_limit": None, **quiet}
+        seen = [self._status, self._load]
+        gr.on([self.blocks.load, self._timer.tick], self._watched, None, seen, **looks)
         asking = {"concurrency_limit": _NUM_AT_ONCE, "trigger_mode": "once", **quiet}
         asked = [self._kept, self._question, self._is_result, *controls]
         asks: list[dict[str, Any]] = [
