@@ -70,6 +70,26 @@ def test_a_rank_has_one_gpu_of_its_own(
 
 
 @pytest.mark.feature("S003-33")
+@pytest.mark.parametrize(
+    ("backend", "expected"), [(None, "cpu:gloo,cuda:nccl"), ("nccl", "cpu:gloo,cuda:nccl"),
+                              ("gloo", "gloo")]
+)  # fmt: skip
+def test_ranks_with_gpus_meet_over_the_backend_that_is_asked_for(
+    groups: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str | None,
+    expected: str,
+) -> None:
+    """Gloo has no use for the device, which NCCL opens its connections with."""
+    with_gpus(monkeypatch, 2, [])
+    with world(backend=backend) as here:
+        assert here.device == torch.device("cuda", 1)
+    (options,) = groups
+    assert options["backend"] == expected
+    assert options["device_id"] == (None if backend == "gloo" else here.device)
+
+
+@pytest.mark.feature("S003-33")
 def test_ranks_without_gpus_meet_over_gloo(
     groups: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from tests.workloads.ranks import REPOSITORY, run_ranks
 from tests.workloads.test_train import adapter, launch, losses
-from workloads.common.exit_codes import ExitCode
+from workloads.common.exit_codes import ConfigError, ExitCode
 from workloads.job import run_job
 from workloads.recipes import load_recipe
 
@@ -124,6 +124,44 @@ def test_fsdp_needs_more_than_one_rank(places: Path, run: Any) -> None:
     code, record = run("train", "train.strategy=fsdp")
     assert code == ExitCode.BAD_CONFIG
     assert "train.strategy fsdp: got 1 rank, expected 2 or more" in record["reason"]
+
+
+@pytest.mark.feature("S003-33")
+def test_ranks_meet_over_the_backend_of_the_recipe(
+    places: Path, run: Any, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workloads.train import run as run_module
+
+    run("prepare-data")
+    result = launch(places, recipe_file, "13", *SMALL, "train.max_steps=2",
+                    "train.ddp_backend=gloo")  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert record_of(places, "13")["world_size"] == 2
+    asked: list[str] = []
+
+    def world(*, backend: str, **_: object) -> Any:
+        asked.append(backend)
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr(run_module, "world", world)
+    assert run("train", *SMALL, "train.ddp_backend=gloo")[0] == ExitCode.BAD_CONFIG
+    assert asked == ["gloo"]
+
+
+@pytest.mark.feature("S003-33")
+def test_nccl_between_ranks_without_gpus_is_refused_before_they_meet(
+    places: Path, run: Any, recipe_file: Path
+) -> None:
+    """One rank alone meets nobody: a file that names NCCL is tried on a laptop so."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU, over which NCCL passes")
+    run("prepare-data")
+    nccl = (*SMALL, "train.max_steps=2", "train.ddp_backend=nccl")
+    result = launch(places, recipe_file, "13", *nccl)
+    assert result.returncode == ExitCode.BAD_CONFIG, result.stderr
+    reason = record_of(places, "13")["reason"]
+    assert "train.ddp_backend nccl: there is no GPU; use gloo, or leave it out" in reason
+    assert run("train", *nccl)[0] == 0
 
 
 @pytest.mark.feature("S004-20")

@@ -195,11 +195,16 @@ def _is_loopback(host: str) -> bool:
 
 
 @contextlib.contextmanager
-def world(*, cpu_threads: int | None = None, timeout_s: int = DEFAULT_TIMEOUT_S) -> Iterator[World]:
+def world(
+    *,
+    cpu_threads: int | None = None,
+    timeout_s: int = DEFAULT_TIMEOUT_S,
+    backend: str | None = None,
+) -> Iterator[World]:
     """Yield this rank's World; the process group, if any, is destroyed at the end.
 
     `cpu_threads` bounds torch's threads of this rank, so that ranks that share one machine do not
-    take each other's cores.
+    take each other's cores. `backend` is `nccl` or `gloo`; None: that of the device.
     """
     import torch
 
@@ -228,11 +233,12 @@ def world(*, cpu_threads: int | None = None, timeout_s: int = DEFAULT_TIMEOUT_S)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # Collectives of objects, checkpoints' too, carry pickles from whoever is connected.
     dist.distributed_c10d._unpickler = PlainUnpickler  # pyright: ignore
+    over_nccl = backend == "nccl" or (backend is None and device.type == "cuda")
     dist.init_process_group(
         # gloo beside NCCL: tensors in host memory are reduced too (shards that are offloaded).
-        backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        backend="cpu:gloo,cuda:nccl" if over_nccl else "gloo",
         timeout=timedelta(seconds=timeout_s),
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if over_nccl else None,
     )
     try:
         yield here

@@ -25,8 +25,6 @@ HF_NAMES = {
 
 KINDS = ("bf16", "fp16")
 """Keys of transformers that say a type by true and false."""
-BACKENDS = ("nccl", "gloo")
-"""What transformers' `ddp_backend` may say; which one it is follows from the device."""
 
 
 def create_training_arguments(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -77,13 +75,6 @@ def translate(mapping: Any, *, at: str, folder: Path) -> Any:
             )
         del values["load_in_4bit"]
         values["method"] = "qlora"
-    if "ddp_backend" in values:
-        backend = values.pop("ddp_backend")
-        if backend not in BACKENDS:
-            raise ConfigError(
-                f"{at}.ddp_backend: got {backend!r}, expected one of {', '.join(BACKENDS)}"
-            )
-        log(f"train.ddp_backend {backend}: ranks with GPUs meet over nccl, others over gloo")
     if "deepspeed" in values:
         config = values.pop("deepspeed")
         if isinstance(config, str):

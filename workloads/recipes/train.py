@@ -61,9 +61,10 @@ STRATEGIES = ("ddp", "fsdp", "hsdp", "offload")
 """How the trainer can spread a run over ranks."""
 RESUMABLE = (
     "attention", "checkpoint", "checkpoint_every", "checkpoint_every_epochs", "compile",
-    "cpu_threads", "epochs", "eval", "export_merged", "gate", "gradient_accumulation",
-    "gradient_checkpointing", "keep_in", "keep_last", "liger", "loss_chunk_tokens", "max_steps",
-    "micro_batch_size", "resume", "save_original", "schedule", "strategy", "warmup_steps",
+    "cpu_threads", "ddp_backend", "epochs", "eval", "export_merged", "gate",
+    "gradient_accumulation", "gradient_checkpointing", "keep_in", "keep_last", "liger",
+    "loss_chunk_tokens", "max_steps", "micro_batch_size", "resume", "save_original", "schedule",
+    "strategy", "warmup_steps",
 )  # fmt: skip
 """Keys that may differ between a run and its resumption."""
 
@@ -161,6 +162,8 @@ class TrainConfig:
     """How the run is spread over ranks; auto follows the plan that was shipped with the job.
     hsdp: fsdp inside each node, the same on every node. offload: fsdp with the shards in the
     node's memory."""
+    ddp_backend: Literal["nccl", "gloo"] | None = None
+    """What ranks meet over; None: NCCL where they have GPUs, else gloo."""
     keep_in: Literal["chkpt", "model"] = "chkpt"
     """Place of its checkpoints and models; model: beside those that are downloaded, where recipes
     find them by name."""
@@ -187,13 +190,7 @@ class TrainConfig:
             (self.epochs is None) != (self.max_steps is None),
             f"max_steps: got {self.max_steps} with epochs {self.epochs}; set exactly one of them",
         )
-        positive = (
-            "epochs",
-            "max_steps",
-            "checkpoint_every_epochs",
-            "cpu_threads",
-        )
-        for name in positive:
+        for name in ("epochs", "max_steps", "checkpoint_every_epochs", "cpu_threads"):
             value = getattr(self, name)
             require(value is None or value > 0, f"{name}: got {value}, expected > 0")
         for allowed, message in self._mixes():

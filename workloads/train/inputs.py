@@ -19,6 +19,7 @@ from shutil import which
 from typing import TYPE_CHECKING, Any
 
 from workloads.common import atomic
+from workloads.common.dist import environment_rank
 from workloads.common.exit_codes import (
     ConfigError,
     DataError,
@@ -267,6 +268,8 @@ def check_node(config: TrainConfig, strategy: str) -> None:
 
     has_gpu = torch.cuda.is_available()
     problems: list[str] = []
+    if config.ddp_backend == "nccl" and not has_gpu and environment_rank()[2] > 1:
+        problems.append("train.ddp_backend nccl: there is no GPU; use gloo, or leave it out")
     if config.method == "qlora":
         reason = four_bit_problem(has_gpu=has_gpu)
         if reason is not None:

@@ -115,7 +115,8 @@ def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None
     run = inputs.Run(
         job=job, config=config, task=task, model_dir=model_dir, strategy=strategy, plan=plan
     )
-    with world(cpu_threads=config.cpu_threads, timeout_s=config.checkpoint.timeout_s) as here:
+    timeout_s, backend = config.checkpoint.timeout_s, config.ddp_backend
+    with world(cpu_threads=config.cpu_threads, timeout_s=timeout_s, backend=backend) as here:
         also = "train.method: lora and " if config.method == "qlora" else ""  # which has no fp32
         remedy = f"{also}train.dtype: fp32"
         job.record.hardware = hardware.detect_for(config.dtype, remedy=remedy)
