@@ -19,6 +19,7 @@ from tests.workloads.test_train import adapter, launch, losses
 from workloads.common.exit_codes import ConfigError, ExitCode
 from workloads.job import run_job
 from workloads.recipes import load_recipe
+from workloads.recipes.train import TrainConfig
 
 SMALL = ("train.sequence_length=1600", "train.overlong=drop")
 
@@ -240,6 +241,53 @@ def test_qlora_trains_adapters_on_a_base_of_four_bits(
     assert all(w.requires_grad == ("lora_" in name) for name, w in built[0].named_parameters())
     merged = places / "chkpt" / "finetune" / "12" / "merged"
     assert "quantization_config" not in json.loads((merged / "config.json").read_text())
+
+
+@pytest.mark.feature("S000-33")
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_norms_of_a_base_of_four_bits_give_the_bits_of_fp32_ones(
+    model_dir: Path, dtype: Any
+) -> None:
+    """So PEFT's preparation for 4 bits, which keeps them in fp32, has nothing to add to them.
+
+    With activations computed again, from an input that needs no gradient.
+    """
+    pytest.importorskip("bitsandbytes")
+    from workloads.train.model import build_model
+    from workloads.train.strategy import build_precision
+
+    cpu = torch.device("cpu")
+    ids = torch.randint(0, 200, (1, 64), generator=torch.Generator().manual_seed(0))
+
+    def gradients(*, recomputed: bool, fp32_norms: bool) -> list[torch.Tensor]:
+        config = TrainConfig(
+            dataset="x", method="qlora", dtype=dtype, max_steps=1, learning_rate=1e-3,
+            gradient_checkpointing=recomputed,
+        )  # fmt: skip
+        model = build_model(model_dir, config, device=cpu)
+        assert model.get_base_model().is_activation_checkpointing == recomputed
+        random = torch.Generator().manual_seed(1)
+        trained = [w for w in model.parameters() if w.requires_grad]
+        for weight in trained:  # B of an adapter begins with zeros, behind which A has no gradient
+            weight.data.normal_(std=0.1, generator=random)
+        norms = [each for each in model.modules() if type(each).__name__ == "LlamaRMSNorm"]
+        assert len(norms) > 2
+        for norm in norms:
+            assert norm.weight.dtype.itemsize == 2
+            norm.weight.data.uniform_(0.5, 1.5, generator=random)
+            if fp32_norms:
+                norm.weight.data = norm.weight.data.float()
+                norm.register_forward_hook(lambda _, given, found: found.to(given[0].dtype))
+        with build_precision(config, cpu).forward():
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        return [loss, *(weight.grad for weight in trained)]
+
+    expected = gradients(recomputed=False, fp32_norms=False)
+    assert all(each is not None and each.any() for each in expected)
+    for recomputed, fp32_norms in ((False, True), (True, False)):
+        found = gradients(recomputed=recomputed, fp32_norms=fp32_norms)
+        assert all(map(torch.equal, found, expected))
 
 
 def test_qlora_without_its_library_is_refused_before_anything_is_loaded(

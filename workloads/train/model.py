@@ -392,18 +392,14 @@ def _blank(model_dir: Path, config: TrainConfig, device: torch.device) -> tuple[
 def prepare_model(model: Any, config: TrainConfig) -> Any:
     """Return a loaded model with adapters and checkpointing of activations, in train mode."""
     model.config.use_cache = False
-    if config.method == "qlora":
-        # Norms stay in 16 bits, as they compute in fp32 anyway.
-        model.requires_grad_(False)
     if config.has_adapters:
+        # Of 4 bits too: fp32 weights in norms, as prepare_model_for_kbit_training has them, would
+        # give the same bits, since norms compute in fp32 (docs/training.md).
         model = attach_lora(model, config)
     if config.gradient_checkpointing:
         # transformers 5.17, which the GPU suite may meet, has the older name alone.
         newer = getattr(model, "activation_checkpointing_enable", None)
         (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
-        if config.has_adapters:
-            # Else the first layer's input needs no gradient and its checkpoint is cut off.
-            model.enable_input_require_grads()
     return model.train()
 
 
