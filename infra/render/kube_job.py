@@ -52,6 +52,8 @@ class Pods:
     """Time after which Kubernetes ends it."""
     asks: Mapping[str, str] = field(default_factory=dict[str, str])
     """CPU and memory of each pod; by default what goes with its GPUs."""
+    fails_alone: bool = False
+    """Whether a Job's other pods go on when one fails; else they are deleted, and their logs."""
 
 
 def check(spec: StackSpec, pods: Pods) -> None:

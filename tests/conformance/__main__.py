@@ -117,12 +117,13 @@ PARTS: Final = (
     ),
     Part(
         name="controllers",
-        what="kruise, mariadb-operator, k8up, Kubeflow's operator and kubectl take what is theirs",
-        tests=(
-            f"{_HERE}/test_controllers.py",
-            f"{_HERE}/test_kubectl.py",
-            f"{_HERE}/test_training_operator.py",
-        ),
+        what="kruise, mariadb-operator, k8up and Kubeflow's operator take what is theirs",
+        tests=(f"{_HERE}/test_controllers.py", f"{_HERE}/test_training_operator.py"),
+    ),
+    Part(
+        name="machines",
+        what="pods of Kubernetes Jobs, run by kubelets as kubectl is told",
+        tests=(f"{_HERE}/test_kubectl.py",),
     ),
     Part(
         name="image",

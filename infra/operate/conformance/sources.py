@@ -82,7 +82,7 @@ def _checkout(*, says: str = _FIRST_WORD, **row: str) -> Checkout:
 
 _TABLES: Final = _read()
 CHECKOUTS: Final = {name: _checkout(**row) for name, row in _TABLES["checkouts"].items()}
-RELEASED: Final = {"helm": "helm/helm v3.21.4", "kubectl": "kubernetes/kubernetes v1.36.0"}
+RELEASED: Final[Mapping[str, str]] = _TABLES["released"]
 """Name in FOLDER/bin -> repository on GitHub and tag, of what has no checkout there."""
 PROGRAMS: Final[Mapping[str, tuple[str, str]]] = _TABLES["programs"]
 """Name in FOLDER/bin -> checkout and Go package that it is built from."""

@@ -395,6 +395,7 @@ def kube_pods(spec: StackSpec, worker: WorkerSpec, *, name: str, image: str, nod
             for name, medium in volumes.items()
         },
         mounts=tuple({"name": name, "mountPath": path} for name, path in paths.items()),
+        fails_alone=True,  # the first pod's log has the result
     )
     kube_job.check(spec, pods)
     return pods

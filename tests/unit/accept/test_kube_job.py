@@ -76,6 +76,9 @@ def test_the_pods_find_rank_0_by_name_before_they_are_ready(spec: StackSpec) -> 
     environment = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
     assert environment["MASTER_ADDR"] == "accept-0.accept"
     assert (job["spec"]["completionMode"], job["spec"]["completions"]) == ("Indexed", 2)
+    # With backoffLimit the end of one pod deletes the others: the first one's log has the result.
+    assert job["spec"]["backoffLimitPerIndex"] == 0
+    assert "backoffLimit" not in job["spec"]
     script = pod["containers"][0]["command"][-1]
     assert script.startswith('NODE_RANK="$JOB_COMPLETION_INDEX"\n')
     assert '--node-rank="$NODE_RANK"' in script
