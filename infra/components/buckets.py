@@ -6,7 +6,7 @@ each content, so that any run's config is found.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -136,7 +136,6 @@ class Backups(pulumi.ComponentResource):
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("soperator:infra:Backups", name, None, opts)
-        mine = pulumi.ResourceOptions(parent=self)
         key = bucket_key(
             self,
             f"{name}-backup",
@@ -147,25 +146,15 @@ class Backups(pulumi.ComponentResource):
             days=backup.key_days,
             version=backup.key_version,
         )
-        password = Password(f"{name}-backup-password", version=backup.password_version, opts=mine)
+        password = Password(
+            f"{name}-backup-password",
+            version=backup.password_version,
+            opts=pulumi.ResourceOptions(parent=self),
+        )
         self.password = password.password
         releases = make_releases(
             self, [render.k8up_chart()], provider=provider, kubeconfig=kubeconfig
         )
-        self._schedule(name, spec, backup, bucket, key, password, provider, releases)
-        self.register_outputs({})
-
-    def _schedule(
-        self,
-        name: str,
-        spec: StackSpec,
-        backup: BackupSpec,
-        bucket: Resource,
-        key: Resource,
-        password: Password,
-        provider: kubernetes.Provider,
-        releases: Mapping[str, pulumi.Resource],
-    ) -> None:
         namespace = spec.cluster.namespace
         mine = pulumi.ResourceOptions(parent=self, provider=provider)
         secret = kubernetes.core.v1.Secret(
@@ -221,6 +210,7 @@ class Backups(pulumi.ComponentResource):
             ),
             opts=pulumi.ResourceOptions.merge(inside, pulumi.ResourceOptions(depends_on=[pods])),
         )
+        self.register_outputs({})
 
 
 _KEY_DAYS: Final = 365
