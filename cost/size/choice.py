@@ -92,6 +92,12 @@ def best(found: tuple[Verdict, ...]) -> Verdict:
     return found[0]
 
 
+def fits_fast(found: tuple[Verdict, ...], strategy: object) -> bool:
+    """True where one runs here before offload, which is last, or the strategy that is named."""
+    named = [each for each in found if each.sharding.strategy == strategy]
+    return any(each.usable_here for each in named or found[:-1])
+
+
 def shardings(shape: ModelShape, gpus: Gpus) -> tuple[Sharding, ...]:
     """Every strategy with the degrees that suit the model and the nodes, least traffic first."""
     count = gpus.count

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Annotated, Final
 
 from cost.runs.forecast import Forecast, UnknownRun
-from cost.size.choice import Gpus, Verdict, best, verdicts
+from cost.size.choice import Gpus, Verdict, best, fits_fast, verdicts
 from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError, load_shape
 from cost.size.training import GIB, Dtype, Method, Training, usable_bytes, usable_host_bytes
 from stacks.catalog import PLATFORMS
@@ -57,37 +57,22 @@ class _Train:
     loss_chunk_tokens: CountOrZero = _OWN.logits_chunk_tokens or 0
     attention: Annotated[object, _as_it_is] = None
     gradient_checkpointing: Annotated[object, _as_it_is] = None
+    strategy: Annotated[object, _as_it_is] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Recipe:
-    """What decides memory."""
+class RecipeRun:
+    """What of a recipe decides memory."""
 
     model: str
     train: _Train
     """Only a run with this section has a plan."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeRun:
-    """The training of one recipe."""
-
-    model: str
-    training: Training
-    max_steps: int | None
-    """Train steps where the recipe sets them; None: it counts epochs."""
-
-
-def recipe_run(recipe: Mapping[str, object], *, at: str) -> RecipeRun:
-    """What a recipe with a section `train` trains; `at` starts the path in every message."""
-    decoder = Decoder(is_json=True)
-    found = decoder.record(_Recipe, recipe, at)
-    if found is None:
-        raise SizeError("\n".join(decoder.problems))
-    train, names = found.train, found.train.lora.target_modules
-    return RecipeRun(
-        model=found.model,
-        training=Training(
+    @property
+    def training(self) -> Training:
+        """The training that is asked for; activations stay where the recipe leaves that open."""
+        train, names = self.train, self.train.lora.target_modules
+        return Training(
             method=train.method,
             dtype=train.dtype,
             rank=train.lora.rank,
@@ -99,9 +84,16 @@ def recipe_run(recipe: Mapping[str, object], *, at: str) -> RecipeRun:
             gradient_checkpointing=train.gradient_checkpointing is True,
             logits_chunk_tokens=train.loss_chunk_tokens or None,
             attention="sdpa" if train.attention == "sdpa" else "auto",
-        ),
-        max_steps=train.max_steps,
-    )
+        )
+
+
+def recipe_run(recipe: Mapping[str, object], *, at: str) -> RecipeRun:
+    """What a recipe with a section `train` trains; `at` starts the path in every message."""
+    decoder = Decoder(is_json=True)
+    found = decoder.record(RecipeRun, recipe, at)
+    if found is None:
+        raise SizeError("\n".join(decoder.problems))
+    return found
 
 
 SCHEMA_VERSION: Final = 1
@@ -197,6 +189,9 @@ def make_plan(
     worker = _smallest(spec, job)
     gpus = _gpus(worker, job)
     found = verdicts(shape, training, gpus)
+    if run.train.gradient_checkpointing is None and not fits_fast(found, run.train.strategy):
+        training = replace(training, gradient_checkpointing=True)
+        found = verdicts(shape, training, gpus)
     return Plan(
         stack=spec.name,
         job=job.name,
@@ -244,8 +239,8 @@ def _gpus(worker: WorkerSpec, job: JobSpec) -> Gpus:
 
 
 def _steps(run: RecipeRun, world_size: int, forecast: Forecast | UnknownRun | None) -> int | None:
-    if run.max_steps is not None:
-        return run.max_steps
+    if run.train.max_steps is not None:
+        return run.train.max_steps
     if not isinstance(forecast, Forecast):
         return None
     # Packed rows are not quite full, so this is the least number.

@@ -199,7 +199,8 @@ def plan_lines(plan: Plan) -> tuple[str, ...]:
     """What a person reads of the plan at a submission."""
     chosen = plan.chosen
     most = f"at most {chosen.largest_micro_batch} rows a micro batch"
-    lines = [f"plan: {chosen.sharding.label} of {plan.shape.name}: {chosen.reason}; {most}"]
+    again = ", activations computed again" if plan.training.gradient_checkpointing else ""
+    lines = [f"plan: {chosen.sharding.label} of {plan.shape.name}{again}: {chosen.reason}; {most}"]
     if not chosen.fits:
         lines.append(
             f"plan: {plan.job} does not fit by this plan; lower train.micro_batch_size or "

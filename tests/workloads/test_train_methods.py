@@ -127,6 +127,38 @@ def test_fsdp_needs_more_than_one_rank(places: Path, run: Any) -> None:
     assert "train.strategy fsdp: got 1 rank, expected 2 or more" in record["reason"]
 
 
+@pytest.mark.feature("S003-38")
+@pytest.mark.parametrize(
+    ("planned", "said", "recomputed"),
+    [(True, (), True), (False, (), False), (None, (), False),
+     (None, ("train.gradient_checkpointing=true",), True)],
+    ids=["planned", "not planned", "no plan", "said"],
+)  # fmt: skip
+def test_activations_are_computed_again_where_the_plan_asks_for_it_and_the_recipe_is_silent(
+    places: Path,
+    run: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    planned: bool | None,
+    said: tuple[str, ...],
+    recomputed: bool,
+) -> None:
+    run("prepare-data")
+    plan = {
+        "schema_version": 1, "recipe_model": "tiny", "parameters": 23_000, "world_size": 1,
+        "strategy": "ddp", "reason": "needs 0.1 GiB", "fits": True, "largest_micro_batch": 47,
+        "memory_gib_per_rank": {"total": 0.1}, "method": "lora", "dtype": "fp32",
+        "sequence_length": 2048, "micro_batch_size": 1, "gradient_checkpointing": planned,
+    }  # fmt: skip
+    if planned is not None:
+        (places / "shipped.json").write_text(json.dumps(plan))
+        monkeypatch.setenv("SOPERATOR_PLAN", str(places / "shipped.json"))
+    code, record = run("train", "train.max_steps=1", *said)
+    assert code == 0, record
+    kept = json.loads((places / "results" / "12" / "config.json").read_text())
+    assert kept["train"]["gradient_checkpointing"] is recomputed
+    assert (record["metrics"]["recompute_flops_percent"] > 0) is recomputed
+
+
 @pytest.mark.feature("S003-33")
 def test_ranks_meet_over_the_backend_of_the_recipe(
     places: Path, run: Any, recipe_file: Path, monkeypatch: pytest.MonkeyPatch

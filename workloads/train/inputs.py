@@ -209,7 +209,7 @@ def checked_plan(
     differences = [
         f"{key} {getattr(plan, key)} there, {getattr(config, key)} here"
         for key in _SETTINGS
-        if getattr(plan, key) != getattr(config, key)
+        if getattr(config, key) not in (getattr(plan, key), None)
     ]
     if plan.world_size != world_size:
         differences.append(f"world size {plan.world_size} there, {world_size} here")

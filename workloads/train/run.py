@@ -12,7 +12,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from types import FrameType
@@ -96,9 +96,12 @@ def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None
     model_dir, dataset = inputs.find_inputs(model, config, places)
     places.path(config.keep_in)
     rank, _, world_size = environment_rank()
-    plan = inputs.checked_plan(
-        inputs.read_plan(), model=model, config=config, world_size=world_size
-    )
+    read = inputs.read_plan()
+    plan = inputs.checked_plan(read, model=model, config=config, world_size=world_size)
+    if config.gradient_checkpointing is None:
+        again = plan is not None and plan.gradient_checkpointing
+        log(f"train.gradient_checkpointing: {'on, by the plan' if again else 'off'}")
+        config = replace(config, gradient_checkpointing=again)
     strategy = inputs.choose_strategy(plan, config)
     task = open_task(config, model=model, model_dir=model_dir, dataset=dataset)
     inputs.check_node(config, strategy)
@@ -272,7 +275,7 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
         finally:
             # Also of a run that is stopped or fails: it has used its time.
             job.record.metrics |= trainer.ledger.metrics(
-                recomputes=config.gradient_checkpointing, method=config.method
+                recomputes=bool(config.gradient_checkpointing), method=config.method
             )
     job.record.artifacts |= {"checkpoint_dir": str(folder.path), "loss_curve": str(curve_path)}
     finish(run, here, trainer, throughput, folder)

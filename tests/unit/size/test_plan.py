@@ -94,6 +94,31 @@ def test_the_settings_of_a_submission_are_planned() -> None:
     assert plan.chosen.usable_here
 
 
+@pytest.mark.feature("S003-38")
+@pytest.mark.parametrize(
+    ("train", "recomputed", "label"),
+    [
+        ({}, False, "fsdp x 4, gathered once"),
+        ({"micro_batch_size": 4}, True, "ddp x 4"),
+        ({"strategy": "ddp"}, True, "ddp x 4"),
+        ({"gradient_checkpointing": True}, True, "ddp x 4"),
+        ({"micro_batch_size": 4, "gradient_checkpointing": False}, False, "offload x 4"),
+    ],
+    ids=["fits", "does not fit", "named strategy", "said on", "said off"],
+)  # fmt: skip
+def test_activations_are_computed_again_where_the_job_does_not_fit_without(
+    train: dict[str, Any], recomputed: bool, label: str
+) -> None:
+    """Offload fits in the last and is no reason to do without: it is slower than to compute."""
+    spec, job = stack_and_job("h200-elastic")
+    recipe = {"model": "Qwen/Qwen2-7B-Instruct", "train": {"method": "full", **train}}
+    plan = make_plan(spec, job, recipe)
+    assert plan.training.gradient_checkpointing is recomputed
+    assert json.loads(plan.to_bytes())["gradient_checkpointing"] is recomputed
+    assert plan.chosen.sharding.label == label
+    assert ("activations computed again" in plan_lines(plan)[0]) is recomputed
+
+
 def test_what_no_strategy_holds_is_told_with_a_way_out() -> None:
     spec, job = stack_and_job("l40s-dev")
     plan = plan_of(spec, job, RECIPES, ["train.micro_batch_size=400"])
