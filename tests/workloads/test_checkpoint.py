@@ -555,7 +555,7 @@ def test_a_save_that_fails_between_two_others_does_not_end_the_run(
     assert run.checkpoints.num_failed_saves == 2
 
 
-@pytest.mark.feature("S002-82")
+@pytest.mark.feature("S002-82", "S003-24")
 def test_the_state_that_is_saved_is_that_of_the_step_although_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

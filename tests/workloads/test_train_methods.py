@@ -127,6 +127,32 @@ def test_fsdp_needs_more_than_one_rank(places: Path, run: Any) -> None:
     assert "train.strategy fsdp: got 1 rank, expected 2 or more" in record["reason"]
 
 
+@pytest.mark.feature("S003-24")
+def test_a_sharded_checkpoint_is_written_in_parts_and_taken_by_as_many_ranks_only_where_asked(
+    places: Path, run: Any, recipe_file: Path
+) -> None:
+    """Each rank writes its own half, at once: what makes it fast beside an elastic one."""
+    run("prepare-data")
+    two = (*SMALL, "train.method=full", "train.strategy=fsdp", "train.gradient_accumulation=2")
+    done = launch(places, recipe_file, "13", *two, "train.max_steps=2", "train.checkpoint_every=2")
+    assert done.returncode == 0, done.stderr
+    folder = places / "chkpt" / "finetune" / "13" / "checkpoint-2"
+    sizes = [(folder / f"__{rank}_0.distcp").stat().st_size for rank in range(2)]
+    assert max(sizes) < 0.6 * sum(sizes)
+    on = (f"train.resume={folder}", "train.max_steps=3")
+    strict = 'train.checkpoint={"same_world_size_only": true}'
+    again = launch(places, recipe_file, "14", *two, *on, strict)
+    assert again.returncode == 0, again.stderr
+    assert "goes on after step 2 of 3" in again.stderr
+    one = (*SMALL, "train.method=full", "train.gradient_accumulation=4", *on)
+    code, record = run("train", *one, strict)
+    assert code == ExitCode.BAD_CONFIG
+    assert "checkpoint-2 was saved at world size 2, this run has 1" in record["reason"]
+    code, record = run("train", *one)
+    assert code == 0, record
+    assert record["metrics"]["num_train_steps"] == 3
+
+
 @pytest.mark.feature("S003-38")
 @pytest.mark.parametrize(
     ("planned", "said", "recomputed"),
