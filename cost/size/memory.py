@@ -8,8 +8,8 @@ gradients in 16 bits, and an fp32 copy beside the states, as DeepSpeed does: 16 
 What a forward pass keeps for the backward pass are the tensors that autograd saves in the decoders
 of transformers 5.23, not compiled, under torch's varlen kernel or SDPA with an explicit mask, with
 peft 0.21 adapters under autocast; tests/workloads/test_plan.py compares the sum with the trainer's
-own saved tensors. Letters: h hidden width, q of the queries, k of the keys, i of the MLP, s bytes
-of a value.
+own saved tensors, and test_plan_divided.py with those of ranks that torch divides it over. Letters:
+h hidden width, q of the queries, k of the keys, i of the MLP, s bytes of a value.
 The working set of serving assumes an engine that reads prompts in pieces of 2,048 tokens, as vLLM
 does by default (docs.vllm.ai, max_num_batched_tokens), and keeps fp32 logits of one token a stream.
 """
@@ -127,47 +127,40 @@ def _stage_memory(
         # A tied head on another stage than the embedding is a copy of it.
         outer += shape.head_weights if is_first else shape.embedding_weights
     s, t = training.value_bytes, sharding.tensor
-    adapters = trained_weights(shape, training) * layers // shape.layers * training.has_adapters
-    trained = adapters or layers * shape.weights_per_layer + outer
-    adapter_bytes = _up(adapters * FP32, t)
     held = FP32 if training.has_adapters or sharding.strategy in TRAINED else s
+    trained = _up(layers * shape.weights_per_layer + outer, t)
+    weights = trained * held
     if training.has_adapters:
-        base = _up(layers * _layer_bytes(shape, training) + outer * s, t)
-    else:
-        base = _up(trained * held, t)
-    gradient_bytes = _up(trained * held, t)
-    optimizer_bytes = _up(trained * (_ADAM_STATES + (_MASTER if held < FP32 else 0)), t)
+        trained = layers * _adapters(shape, training).on_each(t)
+        weights = trained * held + _up(layers * _layer_bytes(shape, training) + outer * s, t)
+    state = {
+        "weights": weights,
+        "gradients": trained * held,
+        "optimizer": trained * (_ADAM_STATES + (_MASTER if held < FP32 else 0)),
+    }
+    for part in _DIVIDED.get(sharding.strategy, ()):
+        state[part] = _up(state[part], sharding.parts)
 
     kept, backward = (layer_kept(shape, training), layer_backward(shape, training))
     # One micro batch is in flight for each later stage, and no more than there are.
     in_flight = min(sharding.pipeline - stage, training.gradient_accumulation)
-    saved = in_flight * layers * (kept.whole + _up(kept.split, t))
+    mask = training.micro_batch_size * training.sequence_length**2 * training.has_dense_mask
+    saved = in_flight * (layers * kept.on_each(t) + mask)
     saved += outside_layers(shape, training) if is_last else 0
-    loss = _up(logits(shape, training, sharding.strategy), t) if is_last else 0
+    # After the loss comes the backward pass of the last norm: four times its input in fp32.
+    loss = max(logits(shape, training, sharding), 4 * FP32 * training.tokens * shape.hidden)
     # The last gradient, that of the embedding, before it is added to the micro batches' before it.
-    scratch = FP32 * _largest_trained(shape, training)
-    divided = _DIVIDED.get(sharding.strategy, ())
-    weights = _up(base + adapter_bytes, sharding.parts if "weights" in divided else 1)
-    gradients = _up(gradient_bytes, sharding.parts if "gradients" in divided else 1)
-    optimizer = _up(optimizer_bytes, sharding.parts if "optimizer" in divided else 1)
-    working = max(loss, backward.whole + _up(backward.split, t), _up(scratch, t) - saved)
-    gathered = _gathered(shape, training, sharding)
-    if sharding.strategy is Strategy.OFFLOAD:
-        return Memory(
-            weights=0,
-            gathered=gathered,
-            activations=saved,
-            working=max(loss, backward.total),
-            host=weights + gradients + optimizer,
-        )
-    return Memory(
-        weights=weights,
-        gradients=gradients,
-        optimizer=optimizer,
-        gathered=gathered,
+    scratch = _up(FP32 * _largest_trained(shape, training), t) - saved
+    working = max(loss if is_last else 0, backward.on_each(t))
+    memory = Memory(
+        **state,
+        gathered=_gathered(shape, training, sharding),
         activations=saved,
-        working=working,
+        working=max(working, scratch),
     )
+    if sharding.strategy is not Strategy.OFFLOAD:
+        return memory
+    return replace(memory, **dict.fromkeys(state, 0), working=working, host=sum(state.values()))
 
 
 def _gathered(shape: ModelShape, training: Training, sharding: Sharding) -> int:
@@ -205,17 +198,16 @@ FP32: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
-    """Bytes that one decoder layer keeps, by what tensor parallelism does with them."""
+    """Bytes or weights of one decoder layer, by what tensor parallelism does with them."""
 
     whole: int
     """On every GPU: of the hidden width."""
     split: int
     """Divided: of the width of heads or of the MLP."""
 
-    @property
-    def total(self) -> int:
-        """Bytes on a GPU that holds whole layers."""
-        return self.whole + self.split
+    def on_each(self, tensor: int) -> int:
+        """Those on each of `tensor` GPUs that share the layer."""
+        return self.whole + _up(self.split, tensor)
 
 
 def layer_saved(shape: ModelShape, training: Training) -> LayerBytes:
@@ -247,6 +239,12 @@ def layer_saved(shape: ModelShape, training: Training) -> LayerBytes:
     return LayerBytes(whole=whole, split=split)
 
 
+def _adapters(shape: ModelShape, training: Training) -> LayerBytes:
+    """Weights of the adapters of one layer: of two matrices one side is of the hidden width."""
+    whole = training.rank * shape.hidden * len(training.targets)
+    return LayerBytes(whole=whole, split=trained_weights(shape, training) // shape.layers - whole)
+
+
 def _adapter_inputs(shape: ModelShape, training: Training) -> LayerBytes:
     """Inputs of the adapters and their low-rank results; their weights in the model's type."""
     tokens, s = training.tokens, training.value_bytes
@@ -254,8 +252,8 @@ def _adapter_inputs(shape: ModelShape, training: Training) -> LayerBytes:
     is_shared = not training.dropout
     bytes_each = s + (1 if training.dropout else 0)
     # Autocast keeps the copies of a forward pass for its backward pass.
-    whole = 0 if s == FP32 else s * trained_weights(shape, training) // shape.layers
-    split = 0
+    copied, weights = s * (s < FP32), _adapters(shape, training)
+    whole, split = copied * weights.whole, copied * weights.split
     for module in training.targets:
         width, _ = shape.linear(module)
         whole += s * tokens * training.rank
@@ -295,31 +293,33 @@ def layer_backward(shape: ModelShape, training: Training) -> LayerBytes:
 
 
 def outside_layers(shape: ModelShape, training: Training) -> int:
-    """Bytes kept outside the layers: token ids, mask, last norm and, where trained, head input."""
+    """Bytes kept outside the layers: token ids, last norm and, where trained, head input."""
     tokens, h = training.tokens, shape.hidden
     ids = 4 * 8 * tokens  # tokens, labels, positions and documents are 64-bit numbers
-    mask = training.micro_batch_size * training.sequence_length**2 * training.has_dense_mask
     norm = FP32 * tokens * h + FP32 * tokens
     trained = 0 if training.has_adapters else 2 * training.value_bytes * tokens * h
-    return ids + mask + norm + trained
+    return ids + norm + trained
 
 
-def logits(shape: ModelShape, training: Training, strategy: Strategy) -> int:
-    """Bytes at the peak of the loss, with a label at each token.
+def logits(shape: ModelShape, training: Training, sharding: Sharding) -> int:
+    """Bytes at the peak of the loss, with a label at each token; tensor divides the words.
 
-    Whole: log-probabilities and two gradients of them, in fp32. In chunks: the logits of one, in
-    the model's type and in fp32, and the gradients of the head's input and of a trained head: the
-    sum in fp32, and that in the head's type. Under DDP the head is fp32, and a copy computes.
+    Whole: log-probabilities and two gradients of them in fp32, three of divided words, and what the
+    last of several stages returned. In chunks: the logits of one, in the model's type and in fp32,
+    and the gradients of the head's input and of a trained head: the sum in fp32, and that in the
+    head's type. Under DDP the head is fp32, and a copy computes.
     """
     chunk, s = training.logits_chunk_tokens, training.value_bytes
-    head = 0 if training.has_adapters else shape.vocab * shape.hidden
+    words, is_ddp = _up(shape.vocab, sharding.tensor), sharding.strategy is Strategy.DDP
+    head = 0 if training.has_adapters else words * shape.hidden
     if chunk is None:
-        copy = s * head if s < FP32 and strategy is Strategy.DDP else 0
-        return 3 * FP32 * training.tokens * shape.vocab + copy
+        copy = s * head if s < FP32 and is_ddp else 0
+        each = (3 + (sharding.tensor > 1)) * FP32 + s * (sharding.pipeline > 1)
+        return each * training.tokens * words + copy
     each = FP32 if s == FP32 else FP32 + s
     inputs = 2 * s * training.tokens * shape.hidden
-    held = FP32 if strategy is Strategy.DDP else s
-    return each * min(chunk, training.tokens) * shape.vocab + (FP32 + held) * head + inputs
+    held = FP32 if is_ddp else s
+    return each * min(chunk, training.tokens) * words + (FP32 + held) * head + inputs
 
 
 PROMPT_PIECE_TOKENS: Final = 2048

@@ -153,6 +153,27 @@ def test_strategies_are_compared_with_degrees_that_the_model_allows() -> None:
     assert found[Strategy.THREE_D].label == "3d (tensor 4 x pipeline 4 x data 1)"
 
 
+@pytest.mark.feature("S004-18", "S004-19", "S004-21", "S004-23")
+@pytest.mark.parametrize(
+    ("model", "length", "nodes", "label"),
+    [
+        ("Qwen3-8B", 8192, 1, "tensor (tensor 8 x data 1)"),
+        ("Qwen3-32B", 2048, 4, "pipeline (pipeline 32 x data 1)"),
+        ("Qwen3-14B", 4096, 2, "3d (tensor 8 x pipeline 2 x data 1)"),
+    ],
+)
+def test_a_model_whose_rows_fit_no_whole_layers_is_advised_to_divide_these(
+    model: str, length: int, nodes: int, label: str
+) -> None:
+    """All of it trained on GPUs of 48 GB, and nothing computed again in the backward pass."""
+    training = Training(method=Method.FULL, sequence_length=length, gradient_accumulation=8)
+    gpus = Gpus(nodes=nodes, per_node=8, usable=usable_bytes(48), host_bytes=1600 * GIB)
+    advised = best(verdicts(load_shape(model), training, gpus))
+    assert (advised.sharding.label, advised.fits, advised.runs_here) == (label, True, False)
+    strategy = advised.sharding.strategy
+    assert advised.reason.endswith(f"not run by this project: strategy {strategy}")
+
+
 def test_one_gpu_has_nothing_to_divide_but_can_offload() -> None:
     found = shardings(load_shape("Qwen3-8B"), Gpus(nodes=1, per_node=1, usable=GIB))
     assert [each.strategy for each in found] == [Strategy.DDP, Strategy.OFFLOAD]

@@ -123,8 +123,13 @@ def test_tensor_and_pipeline_never_raise_the_memory_of_one_gpu(
         if shape.layers % stages == 0
     ]
     for sharding in divided:
-        # Parts are rounded up one by one, to a byte each.
-        assert training_memory(shape, training, sharding).total <= whole + 8
+        more = 8  # parts are rounded up one by one, to a byte each
+        if sharding.pipeline > 1 and training.logits_chunk_tokens is None:
+            more += training.value_bytes * training.tokens * shape.vocab  # held by the schedule
+        if training.has_dense_mask:  # one of each micro batch in flight
+            mask = training.micro_batch_size * training.sequence_length**2
+            more += (min(sharding.pipeline, training.gradient_accumulation) - 1) * mask
+        assert training_memory(shape, training, sharding).total <= whole + more
 
 
 @pytest.mark.feature("S004-22")
