@@ -10,7 +10,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -189,6 +189,27 @@ def test_a_missing_python_environment_ends_the_job_with_78_and_says_what_to_do(
     status, log = finish(connection, submission)
     assert status == 78
     assert "/opt/none/bin/python is missing: run soperator data venv -s jobs, submit again" in log
+
+
+@pytest.mark.feature("S003-72")
+def test_an_edit_runs_within_seconds_and_nothing_is_installed(
+    cluster: JobsCluster, connection: Connection, record_property: Callable[[str, object], None]
+) -> None:
+    """All that `up` delivers is sent again, as `submit --sync` does it; the job says the new word.
+
+    With the image a new package is a build: docs/delivery.md has both times.
+    """
+    whole = code_files(CHECKOUT, cluster.spec) | release(cluster.spec)
+    transfer.send(connection, cluster.outputs, whole)
+    edited = whole | {"workloads/probe.py": b"print('edited', flush=True)\n"}
+    digest, began_s = hash_files(edited), time.monotonic()
+    assert transfer.send(connection, cluster.outputs, edited) == digest
+    made = submit(connection, cluster.outputs, "probe", code_hash=digest)
+    status, log = finish(connection, made)
+    took_s = time.monotonic() - began_s
+    record_property("edit_to_end_s", round(took_s, 1))
+    assert (status, log.splitlines()[0]) == (0, "edited")
+    assert took_s < 60, "a build takes minutes"
 
 
 @pytest.mark.feature("S002-44")
