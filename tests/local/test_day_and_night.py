@@ -97,13 +97,12 @@ def test_a_training_gives_its_node_to_a_server_by_night_and_goes_on_by_day(
         cluster.deliver(code_files(CHECKOUT, spec) | recipe)
 
         def ended(job: str, name: str) -> tuple[str, dict[str, Any]]:
-            done = follow.follow(
-                connection, outputs.log_path(name, job), job, write=lambda chunk: None
-            )
-            log = cluster.path(outputs.log_path(name, job)).read_text()
-            assert "its time limit is reached" in log, (done, log)
+            path = cluster.path(outputs.log_path(name, job))
+            said = "its time limit is reached"
+            _wait(lambda: path.is_file() and said in path.read_text(), connection, path)
+            follow.follow(connection, outputs.log_path(name, job), job, write=lambda chunk: None)
             record = cluster.path(outputs.results_path(job)) / "run_record.json"
-            return log, json.loads(record.read_text())
+            return path.read_text(), json.loads(record.read_text())
 
         first = _submitted(connection, "finetune", set())
         log, record = ended(first, "finetune")
