@@ -122,8 +122,8 @@ PARTS: Final = (
     ),
     Part(
         name="machines",
-        what="pods of Kubernetes Jobs, run by kubelets as kubectl is told",
-        tests=(f"{_HERE}/test_kubectl.py",),
+        what="a stack's pods and those of Kubernetes Jobs, run by kubelets",
+        tests=(f"{_HERE}/test_pods.py", f"{_HERE}/test_kubectl.py"),
     ),
     Part(
         name="image",

@@ -2,10 +2,10 @@
 
 Each machine is a kubelet and a containerd in a mount namespace of their own, in which /proc and
 /sys tell of the size that the test gives: what is reserved must fit, what runs needs far less. Pods
-share one bridge of this machine, whose address CoreDNS and the kubelets listen on; nothing is
-routed beyond it. Images are made here: an empty root with this machine's own /usr mounted in, read
-only, and what the test adds. What no machine here has: a registry, GPUs, and whoever enforces a
-NetworkPolicy.
+share one bridge of this machine, whose address the kubelets, CoreDNS, a registry and the ports of
+nodes listen on; nothing is routed beyond it. Images are made here: an empty root with a /usr that
+the test names, by default this machine's, mounted in, and what the test adds. What is not there:
+GPUs, whoever enforces a NetworkPolicy, and control groups of version 2.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,7 @@ _PROGRAMS = (
     "ctr",
     "kube-controller-manager",
     "kube-scheduler",
+    "kube-proxy",
     "coredns",
 )
 _PAUSE = "registry.example/pause:1"
@@ -61,24 +64,19 @@ class Size:
     memory_gib: int
     gpus: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
+    taints: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A node: its kubelet's folder and how to look into its mounts."""
+    """A node: the folder and the process of its kubelet."""
 
     name: str
     folder: Path
     process: subprocess.Popen[bytes]
-    ctr: tuple[str, ...]
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
-
-    def inside(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command in the machine's mounts."""
-        command = ["nsenter", "--target", str(self.process.pid), "--mount", "--", *words]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,34 +89,23 @@ class Image:
     folders: tuple[str, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     entrypoint: tuple[str, ...] = ()
+    no_users: bool = False
+    """Whether it lacks /etc/passwd and its like."""
     env: Mapping[str, str] = field(default_factory=dict)
 
-    def write(self, path: Path) -> None:
-        """As an archive that `ctr images import` takes."""
+    def layer(self) -> bytes:
+        """Its one layer, a tar file."""
         layer = io.BytesIO()
         with tarfile.open(fileobj=layer, mode="w") as tar:
-            for folder in (
-                "usr",
-                "proc",
-                "sys",
-                "dev",
-                "run",
-                "tmp",
-                "etc",
-                "var/tmp",
-                "root",
-                *self.folders,
-            ):
+            for folder in (*_FOLDERS, *self.folders):
                 info = tarfile.TarInfo(folder)
                 info.type, info.mode = tarfile.DIRTYPE, 0o1777 if folder.endswith("tmp") else 0o755
                 tar.addfile(info)
-            links = {each: f"usr/{each}" for each in ("bin", "sbin", "lib", "lib64")}
-            for name, target in {**links, **self.links}.items():
+            for name, target in _LINKS.items():
                 info = tarfile.TarInfo(name)
                 info.type, info.linkname, info.mode = tarfile.SYMTYPE, target, 0o777
                 tar.addfile(info)
-            users = {"etc/passwd": "root:x:0:0:root:/root:/bin/bash\n", "etc/group": "root:x:0:\n"}
-            for name, source in {**users, **self.files}.items():
+            for name, source in {**({} if self.no_users else _USERS), **self.files}.items():
                 if isinstance(source, Path):
                     tar.add(source.resolve(), name, filter=_as_root)
                 else:
@@ -126,6 +113,10 @@ class Image:
                     info = tarfile.TarInfo(name)
                     info.size, info.mode = len(data), 0o755
                     tar.addfile(info, io.BytesIO(data))
+        return layer.getvalue()
+
+    def config(self, layer: bytes) -> bytes:
+        """What containerd reads beside the layer."""
         config = {
             "architecture": "amd64",
             "os": "linux",
@@ -133,21 +124,79 @@ class Image:
                 "Entrypoint": list(self.entrypoint) or None,
                 "Env": [f"{name}={value}" for name, value in self.env.items()],
             },
-            "rootfs": {
-                "type": "layers",
-                "diff_ids": [f"sha256:{hashlib.sha256(layer.getvalue()).hexdigest()}"],
-            },
+            "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
         }
-        entry = {"Config": "config.json", "RepoTags": [self.name], "Layers": ["layer.tar"]}
-        with tarfile.open(path, "w") as tar:
-            for name, data in (
-                ("layer.tar", layer.getvalue()),
-                ("config.json", json.dumps(config).encode()),
-                ("manifest.json", json.dumps([entry]).encode()),
-            ):
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+        return json.dumps(config).encode()
+
+
+_FOLDERS = ("usr", "proc", "sys", "dev", "run", "tmp", "etc", "var/tmp", "root")
+_LINKS = {
+    **{name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib64")},
+    "var/run": "../run",
+}
+_USERS = {"etc/passwd": "root:x:0:0:root:/root:/bin/bash\n", "etc/group": "root:x:0:\n"}
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+@contextmanager
+def _registry(images: Sequence[Image]) -> Iterator[int]:
+    """The port of a registry that gives these images; it listens on the bridge."""
+    answers: dict[str, tuple[str, bytes]] = {}
+    for image in images:
+        place, _, tag = image.name.partition("/")[2].rpartition(":")
+        layer = image.layer()
+        config = image.config(layer)
+        parts = {_CONFIG: config, _LAYER: layer}
+        described = [
+            {"mediaType": kind, "digest": _digest(data), "size": len(data)}
+            for kind, data in parts.items()
+        ]
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": _MANIFEST,
+            "config": described[0],
+            "layers": described[1:],
+        }
+        text = json.dumps(manifest).encode()
+        for reference in (tag, _digest(text)):
+            answers[f"/v2/{place}/manifests/{reference}"] = (_MANIFEST, text)
+        for kind, data in parts.items():
+            answers[f"/v2/{place}/blobs/{_digest(data)}"] = (kind, data)
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            kind, data = answers.get(self.path.partition("?")[0], ("", b""))
+            self.send_response(200 if kind else 404)
+            self.send_header("Content-Type", kind or "text/plain")
+            self.send_header("Content-Length", str(len(data)))
+            if kind:
+                self.send_header("Docker-Content-Digest", _digest(data))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(data)
+
+        do_HEAD = do_GET  # noqa: N815 (http.server's name)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Be silent."""
+
+    server = ThreadingHTTPServer((GATEWAY, 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+_CONFIG = "application/vnd.oci.image.config.v1+json"
+_LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
 def _as_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -162,13 +211,15 @@ def machines(
     config: ApiServerConfig,
     folder: Path,
     sizes: Mapping[str, Size],
+    images: Sequence[Image],
     *,
-    mounts: Sequence[Path] = (),
+    mounts: Mapping[str, Path] | None = None,
     prepare: Callable[[str], str] = lambda _: ":",
 ) -> Iterator[dict[str, Machine]]:
     """Nodes that are ready, by their names, and the controllers that give them pods.
 
-    `mounts` are folders of this machine that every container has at the same path, read only.
+    `mounts` are folders that every container has: path in the container -> folder; /usr is this
+    machine's own unless it is among them.
     `prepare(name)` is a line of shell for that machine's own mounts, before its kubelet starts.
     """
     programs = {name: str(sources.program(name)) for name in _PROGRAMS}
@@ -186,13 +237,22 @@ def machines(
     client = KubeClient(config.access())
     with ExitStack() as stack:
         stack.enter_context(_bridge())
+        # The mounts of base.json are not made for a sandbox.
+        files = {each.lstrip("/"): Path(each) for each in _with_libraries("/usr/bin/sleep")}
+        pause = Image(name=_PAUSE, files=files, entrypoint=("/usr/bin/sleep", "infinity"))
+        registry = stack.enter_context(_registry([pause, *images]))
         _start_controllers(stack, programs, config, folder, file)
         made = {}
         for name, size in sizes.items():
             node = _Node(
-                name=name, size=size, folder=folder / name, kubeconfig=file, plugins=plugins
+                name=name,
+                size=size,
+                folder=folder / name,
+                kubeconfig=file,
+                plugins=plugins,
+                registry=registry,
             )
-            made[name] = stack.enter_context(node.running(programs, mounts, prepare(name)))
+            made[name] = stack.enter_context(node.running(programs, mounts or {}, prepare(name)))
         deadline = time.monotonic() + _START_S
         for name, size in sizes.items():
             _until_ready(client, made[name], deadline)
@@ -228,9 +288,16 @@ def _bridge() -> Iterator[None]:
         done = subprocess.run(["ip", *words.split()], capture_output=True, text=True, check=False)
         if done.returncode:
             raise NotRunError(f"ip {words}: {done.stderr.strip()}")
+    # What a pod answers to another one crosses the bridge, where its address is translated back.
+    filtered = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+    if not filtered.exists():
+        raise NotRunError(f"{filtered} is not there: this kernel has no br_netfilter")
+    before = filtered.read_text()
+    filtered.write_text("1")
     try:
         yield
     finally:
+        filtered.write_text(before)
         subprocess.run(["ip", "link", "del", BRIDGE], check=False)
 
 
@@ -298,6 +365,18 @@ def _start_controllers(
         f"--cert-dir={folder / 'scheduler'}",
     ]
     stack.enter_context(_process("scheduler", argv, folder))
+    argv = [
+        programs["kube-proxy"],
+        f"--config={_proxy(folder, file)}",
+    ]
+    chain = "KUBE-FIREWALL"  # which its own cleaning leaves
+    rules = "; ".join(
+        f"iptables {each}"
+        for each in (f"-D INPUT -j {chain}", f"-D OUTPUT -j {chain}", f"-F {chain}", f"-X {chain}")
+    )
+    clean = ["sh", "-c", f"{programs['kube-proxy']} --cleanup; {rules}"]
+    stack.callback(subprocess.run, clean, check=False, capture_output=True)
+    stack.enter_context(_process("proxy", argv, folder))
     corefile = folder / "Corefile"
     corefile.write_text(
         f".:53 {{\n  bind {GATEWAY}\n  errors\n"
@@ -307,6 +386,30 @@ def _start_controllers(
     stack.enter_context(_process("coredns", argv, folder))
 
 
+def _proxy(folder: Path, file: Path) -> Path:
+    """What kube-proxy reads: ports of nodes are opened at the bridge alone."""
+    health, metrics = free_ports(2)
+    config = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "iptables",
+        "clientConnection": {"kubeconfig": str(file)},
+        "hostnameOverride": "none",
+        "healthzBindAddress": f"127.0.0.1:{health}",
+        "metricsBindAddress": f"127.0.0.1:{metrics}",
+        "nodePortAddresses": [f"{GATEWAY}/32"],
+        "conntrack": {
+            "maxPerCore": 0,
+            "min": 0,
+            "tcpEstablishedTimeout": "0s",
+            "tcpCloseWaitTimeout": "0s",
+        },
+    }
+    path = folder / "proxy.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
     name: str
@@ -314,6 +417,7 @@ class _Node:
     folder: Path
     kubeconfig: Path
     plugins: Path
+    registry: int
 
     @property
     def group(self) -> str:
@@ -322,7 +426,7 @@ class _Node:
 
     @contextmanager
     def running(
-        self, programs: Mapping[str, str], mounts: Sequence[Path], prepare: str
+        self, programs: Mapping[str, str], mounts: Mapping[str, Path], prepare: str
     ) -> Iterator[Machine]:
         self.folder.mkdir(parents=True)
         port, health = free_ports(2)
@@ -331,15 +435,11 @@ class _Node:
         self._write_containerd(programs["ctr"], socket, mounts)
         self._write_kubelet(port, health, socket)
         self._write_size()
-        pause = self.folder / "pause.tar"
-        # The mounts of base.json are not made for a sandbox.
-        files = {each.lstrip("/"): Path(each) for each in _with_libraries("/usr/bin/sleep")}
-        Image(name=_PAUSE, files=files, entrypoint=("/usr/bin/sleep", "infinity")).write(pause)
-        ctr = (programs["ctr"], "--address", str(socket), "--namespace", "k8s.io")
         labels = ",".join(f"{name}={value}" for name, value in self.size.labels.items())
         script = self.folder / "start.sh"
         script.write_text(
             f"""set -eu
+mount --make-rshared /
 mount --bind meminfo /proc/meminfo
 mount --bind node /sys/devices/system/node
 cd {_CGROUPS}
@@ -348,8 +448,10 @@ for file in cpuset.cpus cpuset.mems; do cat cpuset/$file >cpuset/{self.group}/$f
 cd {self.folder}
 {prepare}
 {programs["containerd"]} --config {self.folder}/containerd.toml >containerd.log 2>&1 &
-for _ in $(seq 200); do {" ".join(ctr)} version >/dev/null 2>&1 && break; sleep 0.1; done
-{" ".join(ctr)} images import --local {pause} >/dev/null
+for _ in $(seq 200); do
+  {programs["ctr"]} --address {socket} version >/dev/null 2>&1 && break
+  sleep 0.1
+done
 exec {programs["kubelet"]} --config={self.folder}/kubelet.yaml --kubeconfig={self.kubeconfig} \\
   --root-dir={self.folder}/kubelet --cert-dir={self.folder}/pki --hostname-override={self.name} \\
   --node-ip={GATEWAY} --node-labels={labels}
@@ -357,12 +459,11 @@ exec {programs["kubelet"]} --config={self.folder}/kubelet.yaml --kubeconfig={sel
         )
         argv = ["unshare", "--mount", "--propagation", "private", "bash", str(script)]
         env = {"PATH": f"{Path(programs['containerd']).parent}:{os.environ['PATH']}"}
-        with _process("node", argv, self.folder, env) as child:
-            machine = Machine(name=self.name, folder=self.folder, process=child, ctr=ctr)
-            try:
-                yield machine
-            finally:
-                self._end_pods()
+        try:
+            with _process("node", argv, self.folder, env) as child:
+                yield Machine(name=self.name, folder=self.folder, process=child)
+        finally:
+            self._end_pods()
 
     def _end_pods(self) -> None:
         """Ends every container of the machine, which outlives its kubelet, and its groups."""
@@ -405,19 +506,25 @@ exec {programs["kubelet"]} --config={self.folder}/kubelet.yaml --kubeconfig={sel
         }
         (folder / "10-pods.conflist").write_text(json.dumps(plugin))
 
-    def _write_containerd(self, ctr: str, socket: Path, mounts: Sequence[Path]) -> None:
+    def _write_containerd(self, ctr: str, socket: Path, mounts: Mapping[str, Path]) -> None:
         done = subprocess.run([ctr, "oci", "spec"], capture_output=True, text=True, check=True)
         spec = json.loads(done.stdout)
         spec["process"].pop("rlimits", None)
-        for path in dict.fromkeys([Path("/usr"), *mounts]):
+        for path, source in {"/usr": Path("/usr"), **mounts}.items():
             spec["mounts"].append(
                 {
-                    "destination": str(path),
+                    "destination": path,
                     "type": "bind",
-                    "source": str(path),
-                    "options": ["rbind", "ro"],
+                    "source": str(source),
+                    "options": ["rbind"],
                 }
             )
+        hosts = self.folder / "registries" / "_default" / "hosts.toml"
+        hosts.parent.mkdir(parents=True)
+        host = f"http://{GATEWAY}:{self.registry}"
+        hosts.write_text(
+            f"server = '{host}'\n[host.'{host}']\ncapabilities = ['pull', 'resolve']\n"
+        )
         base = self.folder / "base.json"
         base.write_text(json.dumps(spec))
         runtime = "plugins.'io.containerd.cri.v1.runtime'"
@@ -432,6 +539,8 @@ address = '{socket}'
 address = '{socket}.ttrpc'
 [{images}]
 snapshotter = 'overlayfs'
+[{images}.registry]
+config_path = '{self.folder}/registries'
 [{images}.pinned_images]
 sandbox = '{_PAUSE}'
 [{runtime}]
@@ -477,6 +586,8 @@ SystemdCgroup = false
             },
             "podLogsDir": f"{self.folder}/logs",
             "staticPodPath": "",
+            "makeIPTablesUtilChains": False,
+            "registerWithTaints": [dict(taint) for taint in self.size.taints] or None,
             "volumePluginDir": f"{self.folder}/plugins",
         }
         (self.folder / "kubelet.yaml").write_text(yaml.safe_dump(config))
@@ -522,20 +633,6 @@ def _with_libraries(program: str) -> list[str]:
     return [program, *(each if each.startswith("/usr") else f"/usr{each}" for each in found)]
 
 
-def add_image(machine: Machine, image: Image) -> None:
-    """Puts an image on the machine, as a pull would."""
-    path = machine.folder / "image.tar"
-    image.write(path)
-    done = subprocess.run(
-        [*machine.ctr, "images", "import", "--local", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    path.unlink()
-
-
-def python_mounts() -> tuple[Path, ...]:
-    """Folders that this Python needs in a container."""
-    return tuple(dict.fromkeys([Path(sys.prefix), Path(sys.base_prefix)]))
+def python_mounts() -> dict[str, Path]:
+    """Folders that this Python needs in a container, at their own paths."""
+    return {path: Path(path) for path in (sys.prefix, sys.base_prefix)}

@@ -28,7 +28,6 @@ from stacks.spec import StackSpec
 from tests.conformance.machines import (
     Image,
     Size,
-    add_image,
     api_server_that_asks_kubelets,
     machines,
     python_mounts,
@@ -72,11 +71,14 @@ def stand(sources, tmp_path_factory) -> Iterator[Stand]:
         with (
             running_cluster(folder) as config,
             machines(
-                sources, config, folder / "of", dict.fromkeys(names, _H100), mounts=python_mounts()
-            ) as made,
+                sources,
+                config,
+                folder / "of",
+                dict.fromkeys(names, _H100),
+                [_IMAGE],
+                mounts=python_mounts(),
+            ),
         ):
-            for machine in made.values():
-                add_image(machine, _IMAGE)
             file = folder / "kubeconfig"
             file.write_text(kubeconfig(config))
             yield Stand(
