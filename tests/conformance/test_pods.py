@@ -10,6 +10,7 @@ says, and cgroups of version 1: two lines of Slurm's files say so.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,7 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+import stacks.load
+from infra.cli import context
+from infra.cli.main import app
 from infra.clients.kube_rules import name_of
 from infra.local.kube import api_server
 from infra.operate.conformance.cluster import ApiServer, Cluster, running, soperator
@@ -60,6 +65,9 @@ class Up:
     cluster: Cluster
     namespace: str
     ssh: tuple[str, ...]
+    key: Path
+    host_key: Path
+    port: int
 
     def pods(self) -> dict[str, dict[str, Any]]:
         """Pods by their names, of daemons and of the job that fills the jail."""
@@ -141,7 +149,14 @@ def up(sources: Sources, tmp_path_factory) -> Iterator[Up]:
         port = spec.login.ssh_port
         options = f"-o UserKnownHostsFile={known} -o StrictHostKeyChecking=yes -o BatchMode=yes"
         ssh = ("ssh", *options.split(), "-i", str(key), "-p", str(port), f"root@{GATEWAY}")
-        yield Up(cluster=cluster, namespace=spec.cluster.namespace, ssh=ssh)
+        yield Up(
+            cluster=cluster,
+            namespace=spec.cluster.namespace,
+            ssh=ssh,
+            key=key,
+            host_key=folder / "ssh_host_ed25519_key.pub",
+            port=port,
+        )
 
 
 @pytest.mark.feature("S000-13", "S002-05")
@@ -151,9 +166,8 @@ def test_every_daemon_starts_and_a_job_runs_on_both_workers(up: Up, record_prope
     (jail,) = [pod for name, pod in up.pods().items() if name.startswith("soperator-populate-jail")]
     assert jail["status"]["phase"] == "Succeeded"
     until("idle nodes", lambda: up.typed("sinfo -h -p main -o '%D %t'") == "2 idle\n")
-    # No PMIx in the containers: srun of 25.11 would ask for Soperator's MpiDefault.
     job = (
-        "#!/bin/bash\nsrun --mpi=none sh -c 'echo $(hostname) $(id -un) "
+        "#!/bin/bash\nsrun sh -c 'echo $(hostname) $(id -un) "
         "$(df --output=source /mnt/data | tail -1) $(ls -d /mnt/memory)'\n"
     )
     up.typed(f"cd /mnt/data && printf '%s' {quoted(job)} > job.sh && sbatch -W -N 2 -o out job.sh")
@@ -178,7 +192,40 @@ def test_a_worker_whose_pod_is_deleted_comes_back(up: Up) -> None:
     address = up.pods()["worker-0"]["status"]["podIP"]
     until("its address", lambda: f"={address} " in up.typed("scontrol show node worker-0"))
     until("idle nodes", lambda: up.typed("sinfo -h -p main -o '%D %t'") == "2 idle\n")
-    assert up.typed("srun --mpi=none -w worker-0 hostname") == "worker-0\n"
+    assert up.typed("srun -w worker-0 hostname") == "worker-0\n"
+
+
+@pytest.mark.allow_hosts(["127.0.0.1", GATEWAY])
+def test_attach_makes_a_stack_of_it_and_a_user_s_first_job_is_followed(
+    up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, public = "/home/ann/.ssh", Path(f"{up.key}.pub").read_text().strip()
+    up.typed(
+        f"useradd -m -s /bin/bash ann && mkdir -m 700 {keys} && "
+        f"echo {public} > {keys}/authorized_keys && chown -R ann:ann {keys}"
+    )
+    stack_files = tmp_path / "stacks"
+    stack_files.mkdir()
+    monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(stacks.load, "STACKS_DIR", stack_files)
+    monkeypatch.setattr(context, "spec", lambda name: load_stack(name, stack_files))
+
+    def typed(*words: str) -> str:
+        done = CliRunner().invoke(app, [*words, "--stack", "real"])
+        assert done.exit_code == 0, f"{words}\n{done.output}\n{done.exception!r}"
+        return done.output
+
+    found = typed(
+        *("attach", f"ann@{GATEWAY}:{up.port}", "--key", str(up.key)),
+        *("--host-key", up.host_key.read_text()),
+    )
+    assert "cpu: 2 nodes worker-[0-1]: 4 CPUs, 10 GiB; partitions main" in found
+    assert "Slurm 25.11.3, accounting not kept" in found
+    job = re.search(r"look is job (\d+);", typed("submit", "look"))
+    assert job is not None
+    assert f"job {job[1]} look: COMPLETED" in typed("logs", job[1])
+    assert "their price is not known" in typed("pull", job[1])
+    assert "PASS" in typed("runs", "list")
 
 
 def quoted(text: str) -> str:

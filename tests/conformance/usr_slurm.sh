@@ -2,7 +2,7 @@
 # What Soperator's images have of Slurm, below one folder that is laid over /usr in their containers:
 #   tests/conformance/usr_slurm.sh FOLDER SLURM PYXIS
 # FOLDER has the checkout of soperator and slurm-25.11.3/ with enroot (docs/conformance.md); SLURM and
-# PYXIS are clones at slurm-25-11-3-1 and v0.23.0. Debian's packages are those of slurm-25.11.3.
+# PYXIS are clones at slurm-25-11-3-1 and v0.23.0. Debian's packages are those of slurm-25.11.3, and libpmix-dev.
 set -euo pipefail
 folder=$(realpath "$1") slurm=$(realpath "$2") pyxis=$(realpath "$3")
 made=$folder/usr-slurm-25.11.3
@@ -11,7 +11,7 @@ usr=$made/usr libraries=$made/usr/lib/x86_64-linux-gnu common=$folder/soperator/
 (
   cd "$slurm"
   CFLAGS=-O0 ./configure --prefix=/usr --sysconfdir=/etc/slurm --localstatedir=/var \
-    --libdir=/usr/lib/x86_64-linux-gnu
+    --libdir=/usr/lib/x86_64-linux-gnu --with-pmix
   make -j"$(nproc)"
   make install DESTDIR="$made"
   make -C contribs/nss_slurm install DESTDIR="$made"
