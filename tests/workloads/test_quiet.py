@@ -158,3 +158,21 @@ def test_the_time_left_follows_from_the_rate(monkeypatch: pytest.MonkeyPatch) ->
     assert str(work) == "base: answer: 0 of 24 rows, 12 s"
     work.done = 6
     assert str(work) == "base: answer: 6 of 24 rows, 0.5 rows/s, 36 s left"
+
+
+def test_work_goes_on_where_nobody_reads_its_log_any_more(tmp_path: Path) -> None:
+    """A server whose slurmstepd was killed logs that it ends, and must end."""
+    made = tmp_path / "made"
+    work = (
+        "import pathlib, sys; from workloads.common.log import log; sys.stdin.readline();"
+        "log('one'); log('two'); pathlib.Path(sys.argv[1]).touch()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", work, str(made)], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdin is not None
+    assert child.stderr is not None
+    child.stderr.close()
+    child.stdin.close()
+    child.wait(60)
+    assert made.exists()

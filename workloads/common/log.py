@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -128,8 +128,10 @@ def _write(message: str, *, every_rank: bool) -> None:
     prefix = f"[rank {_rank()}] " if several else ""
     stamp = time.strftime("%H:%M:%S", time.gmtime())
     # One write a line: print() without a buffer sends the line end after the text of another rank.
-    sys.stderr.write(f"{stamp} {prefix}{message}\n")
-    sys.stderr.flush()
+    # Whoever read the log may be gone, as a killed slurmstepd is: the work, or its end, goes on.
+    with suppress(BrokenPipeError):
+        sys.stderr.write(f"{stamp} {prefix}{message}\n")
+        sys.stderr.flush()
     _now.line_s = time.monotonic()
 
 
