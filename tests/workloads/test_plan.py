@@ -512,6 +512,10 @@ def test_a_run_that_does_not_fit_by_the_plan_is_refused_unless_its_strategy_is_n
     ship(fits=False, reason="needs 99.0 GiB of 41.1 GiB a GPU")
     with pytest.raises(ConfigError, match=r"does not fit: needs 99\.0 GiB of 41\.1 GiB a GPU"):
         choose_strategy(read_plan(), CONFIG)
+    for again in (False, True):
+        with pytest.raises(ConfigError) as refused:
+            choose_strategy(read_plan(), dataclasses.replace(CONFIG, gradient_checkpointing=again))
+        assert ("set train.gradient_checkpointing" in str(refused.value)) is not again
     choose_strategy(read_plan(), dataclasses.replace(CONFIG, strategy="ddp"))
     ship(largest_micro_batch=1)
     choose_strategy(read_plan(), dataclasses.replace(CONFIG, micro_batch_size=2))

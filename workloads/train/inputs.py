@@ -225,10 +225,11 @@ def choose_strategy(plan: Plan | None, config: TrainConfig) -> str:
     if plan is None:
         return explicit or STRATEGIES[0]
     if not plan.fits and explicit is None:
+        again = "" if config.gradient_checkpointing else "set train.gradient_checkpointing, "
         raise ConfigError(
             f"{plan.path}: this run does not fit: {plan.reason}; lower train.micro_batch_size or "
-            "train.sequence_length, set train.gradient_checkpointing, or take larger GPUs; to try "
-            "all the same, name train.strategy"
+            f"train.sequence_length, {again}or take larger GPUs; to try all the same, name "
+            "train.strategy"
         )
     if not plan.fits:
         log(f"warning: by the plan this run does not fit: {plan.reason}")
