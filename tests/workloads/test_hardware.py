@@ -108,7 +108,8 @@ def test_training_evaluation_and_serving_say_it_at_their_start(
 
     task = SimpleNamespace(data_file=None, digest="", eval_digest="")
     for name in ("find_inputs", "checked_plan", "choose_strategy", "check_node"):
-        monkeypatch.setattr(f"workloads.train.inputs.{name}", lambda *_, **__: (None, None))
+        answer = (None, None) if name == "find_inputs" else None
+        monkeypatch.setattr(f"workloads.train.inputs.{name}", lambda *_, _is=answer, **__: _is)
     monkeypatch.setattr("workloads.train.run.open_task", lambda *_, **__: task)
     monkeypatch.setattr("workloads.train.run._keep_inputs", lambda *_: None)
     monkeypatch.setattr("workloads.train.inputs.refuse_other_rows", started)
