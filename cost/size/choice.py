@@ -92,8 +92,8 @@ def best(found: tuple[Verdict, ...]) -> Verdict:
     return found[0]
 
 
-def fits_fast(found: tuple[Verdict, ...], strategy: object) -> bool:
-    """True where one runs here before offload, which is last, or the strategy that is named."""
+def fits_as_asked(found: tuple[Verdict, ...], strategy: object) -> bool:
+    """Whether the named strategy fits and runs here; with none named, any but the last: offload."""
     named = [each for each in found if each.sharding.strategy == strategy]
     return any(each.usable_here for each in named or found[:-1])
 

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Annotated, Final
 
 from cost.runs.forecast import Forecast, UnknownRun
-from cost.size.choice import Gpus, Verdict, best, fits_fast, verdicts
+from cost.size.choice import Gpus, Verdict, best, fits_as_asked, verdicts
 from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError, load_shape
 from cost.size.training import GIB, Dtype, Method, Training, usable_bytes, usable_host_bytes
 from stacks.catalog import PLATFORMS
@@ -189,7 +189,7 @@ def make_plan(
     worker = _smallest(spec, job)
     gpus = _gpus(worker, job)
     found = verdicts(shape, training, gpus)
-    if run.train.gradient_checkpointing is None and not fits_fast(found, run.train.strategy):
+    if run.train.gradient_checkpointing is None and not fits_as_asked(found, run.train.strategy):
         training = replace(training, gradient_checkpointing=True)
         found = verdicts(shape, training, gpus)
     return Plan(

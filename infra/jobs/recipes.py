@@ -199,7 +199,7 @@ def plan_lines(plan: Plan) -> tuple[str, ...]:
     """What a person reads of the plan at a submission."""
     chosen = plan.chosen
     most = f"at most {chosen.largest_micro_batch} rows a micro batch"
-    again = ", activations computed again" if plan.training.gradient_checkpointing else ""
+    again = ", activations recomputed" if plan.training.gradient_checkpointing else ""
     lines = [f"plan: {chosen.sharding.label} of {plan.shape.name}{again}: {chosen.reason}; {most}"]
     if not chosen.fits:
         lines.append(

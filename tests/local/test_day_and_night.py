@@ -90,7 +90,7 @@ def test_a_training_gives_its_node_to_a_server_by_night_and_goes_on_by_day(
             )
         serving._make_model(cluster.path("/mnt/model/tiny"))
         # The cluster's clock is this machine's, in this machine's zone.
-        days = [datetime.now().astimezone() + timedelta(seconds=70) + _SHIFT * n for n in range(3)]
+        days = [datetime.now().astimezone() + timedelta(seconds=120) + _SHIFT * n for n in range(3)]
         spec = _scheduled(cluster.spec, days)
         outputs = replace(cluster.outputs, jobs=dict.fromkeys(("finetune", "serve"), ""))
         recipe = {"workloads/recipes/day.json": json.dumps(_RECIPE).encode()}

@@ -136,7 +136,7 @@ class TrainConfig:
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     gradient_checkpointing: bool | None = None
-    """Compute activations again; None: where the plan does not fit without, and not without one."""
+    """Recompute activations in the backward pass; None: where the job's plan fits only so."""
     loss_chunk_tokens: int = LOSS_CHUNK_TOKENS
     """Label tokens whose logits exist at once; 0: all of a micro batch."""
     attention: Literal["auto", "varlen", "sdpa"] = "auto"

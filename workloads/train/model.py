@@ -393,8 +393,8 @@ def prepare_model(model: Any, config: TrainConfig) -> Any:
     """Return a loaded model with adapters and checkpointing of activations, in train mode."""
     model.config.use_cache = False
     if config.has_adapters:
-        # Of 4 bits too: fp32 weights in norms, as prepare_model_for_kbit_training has them, would
-        # give the same bits, since norms compute in fp32 (docs/training.md).
+        # QLoRA too needs no prepare_model_for_kbit_training: norms compute in fp32, so that fp32
+        # weights in them change no result (docs/training.md).
         model = attach_lora(model, config)
     if config.gradient_checkpointing:
         # transformers 5.17, which the GPU suite may meet, has the older name alone.

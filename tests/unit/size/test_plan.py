@@ -116,7 +116,7 @@ def test_activations_are_computed_again_where_the_job_does_not_fit_without(
     assert plan.training.gradient_checkpointing is recomputed
     assert json.loads(plan.to_bytes())["gradient_checkpointing"] is recomputed
     assert plan.chosen.sharding.label == label
-    assert ("activations computed again" in plan_lines(plan)[0]) is recomputed
+    assert ("activations recomputed" in plan_lines(plan)[0]) is recomputed
 
 
 def test_what_no_strategy_holds_is_told_with_a_way_out() -> None:
