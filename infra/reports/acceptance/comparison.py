@@ -395,7 +395,8 @@ def kube_pods(spec: StackSpec, worker: WorkerSpec, *, name: str, image: str, nod
             for name, medium in volumes.items()
         },
         mounts=tuple({"name": name, "mountPath": path} for name, path in paths.items()),
-        fails_alone=True,  # the first pod's log has the result
+        fails_alone=True,  # the first pod's log has the result; it may wait for one that failed
+        deadline_s=3600,
     )
     kube_job.check(spec, pods)
     return pods
