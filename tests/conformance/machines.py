@@ -1,15 +1,17 @@
-"""Machines with a real kubelet and containerd, the controllers of Kubernetes and its names.
+"""Machines with a real kubelet and containerd, and the controllers and the DNS of Kubernetes.
 
-Each machine is a kubelet and a containerd in a mount namespace of their own, in which /proc and
-/sys tell of the size that the test gives: what is reserved must fit, what runs needs far less. Pods
-share one bridge of this machine, whose address the kubelets, CoreDNS, a registry and the ports of
-nodes listen on; nothing is routed beyond it. Images are made here: an empty root with a /usr that
+All of it lives in a network namespace of its own, in which the test itself is while it goes on:
+nothing outside reaches it, and it reaches nothing. Each machine is a kubelet and a containerd in
+their own mount and process namespaces, which end with the test: /proc and /sys tell there of the
+size that the test gives (what is reserved must fit, what runs needs far less), and settings of the
+kernel that a kubelet would change are files. Images are made here: an empty root with a /usr that
 the test names, by default this machine's, mounted in, and what the test adds. What is not there:
 GPUs, whoever enforces a NetworkPolicy, and control groups of version 2.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import io
 import json
@@ -37,7 +39,7 @@ from infra.operate.conformance.cluster import kubeconfig
 from infra.operate.conformance.sources import NotRunError, Sources
 from tests.ports import free_ports
 
-BRIDGE = "soperator-conf0"
+_BRIDGE = "pods0"
 _SUBNET = "10.231.0"
 GATEWAY = f"{_SUBNET}.1"
 DOMAIN = "cluster.local"
@@ -54,6 +56,20 @@ _PROGRAMS = (
 _PAUSE = "registry.example/pause:1"
 _START_S = 120.0
 _CGROUPS = "/sys/fs/cgroup"
+_RUNTIME = (
+    *("/run/containerd", "/run/netns", "/run/nri", "/var/lib/cni", "/var/lib/kubelet"),
+    "/var/log/containers",
+)
+"""Where kubelet and containerd write, whatever their settings say: each machine has its own."""
+_KERNEL = """\
+vm/overcommit_memory 1
+vm/panic_on_oom 0
+kernel/panic 10
+kernel/panic_on_oops 1
+kernel/keys/root_maxkeys 1000000
+kernel/keys/root_maxbytes 25000000
+"""
+"""What a kubelet sets in the kernel (setupKernelTunables, pkg/kubelet/cm): it finds it set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,23 +242,25 @@ def machines(
     plugins = sources.folder / "bin" / "cni"
     for name in ("bridge", "host-local", "loopback"):
         sources.program(f"cni/{name}")
-    for name in ("runc", "unshare", "nsenter", "ip"):
+    for name in ("runc", "unshare", "setpriv", "ip", "iptables"):
         if shutil.which(name) is None:
-            raise NotRunError(f"{name} is not installed (Debian's runc, util-linux, iproute2)")
-    if os.geteuid() != 0:
-        raise NotRunError("a kubelet and its containers take root")
+            packages = "Debian's runc, util-linux, iproute2, iptables"
+            raise NotRunError(f"{name} is not installed ({packages})")
+    if not Path(_CGROUPS, "cpuset", "cpuset.cpus").exists():
+        raise NotRunError(f"{_CGROUPS}/cpuset is not there: this wants control groups of version 1")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "kubeconfig"
     file.write_text(kubeconfig(config.access()))
     client = KubeClient(config.access())
     with ExitStack() as stack:
-        stack.enter_context(_bridge())
-        # The mounts of base.json are not made for a sandbox.
+        stack.callback(client.close)
+        _make_bridge()
+        # A sandbox gets no mounts of base.json, so its image has `sleep` and its libraries inside.
         files = {each.lstrip("/"): Path(each) for each in _with_libraries("/usr/bin/sleep")}
         pause = Image(name=_PAUSE, files=files, entrypoint=("/usr/bin/sleep", "infinity"))
         registry = stack.enter_context(_registry([pause, *images]))
         _start_controllers(stack, programs, config, folder, file)
-        made = {}
+        made: dict[str, Machine] = {}
         for name, size in sizes.items():
             node = _Node(
                 name=name,
@@ -257,9 +275,12 @@ def machines(
         for name, size in sizes.items():
             _until_ready(client, made[name], deadline)
             if size.gpus:
-                node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+                target = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
                 gpus = {"capacity": {"nvidia.com/gpu": str(size.gpus)}}
-                client.merge_patch(node, {"status": gpus}, subresource="status")
+                client.merge_patch(target, {"status": gpus}, subresource="status")
+        # It looks for the node of its name, half a minute long where there is none.
+        argv = [programs["kube-proxy"], f"--config={_proxy(folder, file, node=next(iter(sizes)))}"]
+        stack.enter_context(_process("proxy", argv, folder))
         yield made
 
 
@@ -277,28 +298,39 @@ def _until_ready(client: KubeClient, machine: Machine, deadline: float) -> None:
 
 
 @contextmanager
-def _bridge() -> Iterator[None]:
-    if Path("/sys/class/net", BRIDGE).exists():
-        raise NotRunError(f"bridge {BRIDGE} is of another run; `ip link del {BRIDGE}`")
-    for words in (
-        f"link add {BRIDGE} type bridge",
-        f"addr add {GATEWAY}/16 dev {BRIDGE}",
-        f"link set {BRIDGE} up",
-    ):
-        done = subprocess.run(["ip", *words.split()], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise NotRunError(f"ip {words}: {done.stderr.strip()}")
+def own_network() -> Iterator[None]:
+    """This thread, and what it starts, in a network namespace that has loopback alone."""
+    if os.geteuid() != 0:
+        raise NotRunError("a kubelet and its containers take root")
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/proc/thread-self/ns/net").open() as before:
+        if libc.unshare(_CLONE_NEWNET):
+            raise NotRunError(f"no network namespace: {os.strerror(ctypes.get_errno())}")
+        try:
+            _ip("link set lo up")
+            yield
+        finally:
+            libc.setns(before.fileno(), _CLONE_NEWNET)
+
+
+_CLONE_NEWNET = 0x40000000  # sched.h
+
+
+def _ip(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=True)
+
+
+def _make_bridge() -> None:
+    """Of the pods; it ends with the network namespace, as its settings do."""
+    _ip(f"link add {_BRIDGE} type bridge")
+    _ip(f"addr add {GATEWAY}/24 dev {_BRIDGE}")
+    _ip(f"link set {_BRIDGE} up")
     # What a pod answers to another one crosses the bridge, where its address is translated back.
-    filtered = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
-    if not filtered.exists():
-        raise NotRunError(f"{filtered} is not there: this kernel has no br_netfilter")
-    before = filtered.read_text()
-    filtered.write_text("1")
-    try:
-        yield
-    finally:
-        filtered.write_text(before)
-        subprocess.run(["ip", "link", "del", BRIDGE], check=False)
+    settings = Path("/proc/sys/net")
+    for name in ("bridge/bridge-nf-call-iptables", "ipv4/ip_forward"):
+        if not (settings / name).exists():
+            raise NotRunError(f"{settings / name} is not there: a kernel without br_netfilter")
+        (settings / name).write_text("1")
 
 
 @contextmanager
@@ -308,7 +340,8 @@ def _process(
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{name}.log").open("wb") as log:
         child = subprocess.Popen(
-            argv,
+            # A killed test takes it along.
+            ["setpriv", "--pdeathsig", "KILL", "--", *argv],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -319,20 +352,13 @@ def _process(
     try:
         yield child
     finally:
-        with _no_process():
+        with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             child.wait(15)
-        except subprocess.TimeoutExpired:
-            with _no_process():
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-
-
-@contextmanager
-def _no_process() -> Iterator[None]:
-    with suppress(ProcessLookupError):
-        yield
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 def _start_controllers(
@@ -365,18 +391,6 @@ def _start_controllers(
         f"--cert-dir={folder / 'scheduler'}",
     ]
     stack.enter_context(_process("scheduler", argv, folder))
-    argv = [
-        programs["kube-proxy"],
-        f"--config={_proxy(folder, file)}",
-    ]
-    chain = "KUBE-FIREWALL"  # which its own cleaning leaves
-    rules = "; ".join(
-        f"iptables {each}"
-        for each in (f"-D INPUT -j {chain}", f"-D OUTPUT -j {chain}", f"-F {chain}", f"-X {chain}")
-    )
-    clean = ["sh", "-c", f"{programs['kube-proxy']} --cleanup; {rules}"]
-    stack.callback(subprocess.run, clean, check=False, capture_output=True)
-    stack.enter_context(_process("proxy", argv, folder))
     corefile = folder / "Corefile"
     corefile.write_text(
         f".:53 {{\n  bind {GATEWAY}\n  errors\n"
@@ -386,15 +400,15 @@ def _start_controllers(
     stack.enter_context(_process("coredns", argv, folder))
 
 
-def _proxy(folder: Path, file: Path) -> Path:
-    """What kube-proxy reads: ports of nodes are opened at the bridge alone."""
+def _proxy(folder: Path, file: Path, *, node: str) -> Path:
+    """What kube-proxy reads."""
     health, metrics = free_ports(2)
     config = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "iptables",
         "clientConnection": {"kubeconfig": str(file)},
-        "hostnameOverride": "none",
+        "hostnameOverride": node,
         "healthzBindAddress": f"127.0.0.1:{health}",
         "metricsBindAddress": f"127.0.0.1:{metrics}",
         "nodePortAddresses": [f"{GATEWAY}/32"],
@@ -422,7 +436,7 @@ class _Node:
     @property
     def group(self) -> str:
         """Its control group, below the root of each controller."""
-        return f"{BRIDGE}-{self.name}"
+        return f"soperator-conformance-{self.name}"
 
     @contextmanager
     def running(
@@ -440,6 +454,15 @@ class _Node:
         script.write_text(
             f"""set -eu
 mount --make-rshared /
+for place in {" ".join(_RUNTIME)}; do
+  mkdir -p own$place $place
+  mount --bind own$place $place
+done
+while read name value; do
+  echo $value >${{name##*/}}
+  mount --bind ${{name##*/}} /proc/sys/$name
+done <<END
+{_KERNEL}END
 mount --bind meminfo /proc/meminfo
 mount --bind node /sys/devices/system/node
 cd {_CGROUPS}
@@ -457,31 +480,24 @@ exec {programs["kubelet"]} --config={self.folder}/kubelet.yaml --kubeconfig={sel
   --node-ip={GATEWAY} --node-labels={labels}
 """
         )
-        argv = ["unshare", "--mount", "--propagation", "private", "bash", str(script)]
+        # The first of its processes takes the others along, pods too.
+        alone = ("--mount", "--propagation", "private", "--pid", "--fork", "--kill-child")
+        argv = ["unshare", *alone, "--mount-proc", "bash", str(script)]
         env = {"PATH": f"{Path(programs['containerd']).parent}:{os.environ['PATH']}"}
         try:
             with _process("node", argv, self.folder, env) as child:
                 yield Machine(name=self.name, folder=self.folder, process=child)
         finally:
-            self._end_pods()
+            self._end_groups()
 
-    def _end_pods(self) -> None:
-        """Ends every container of the machine, which outlives its kubelet, and its groups."""
-        shims = subprocess.run(
-            ["pgrep", "-f", f"containerd-shim.*{self.folder}/"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        found = set(shims.stdout.split())
-        for pid in found:
-            subprocess.run(["pkill", "-KILL", "-P", pid], check=False)
-            subprocess.run(["kill", "-KILL", pid], check=False)
-        groups = f"find {_CGROUPS} -depth -type d -path '*/{self.group}*' -exec rmdir {{}} +"
+    def _end_groups(self) -> None:
+        """Takes its control groups away, once their processes are gone."""
+        command = f"find {_CGROUPS} -depth -type d -path '*/{self.group}*' -exec rmdir {{}} +"
         deadline = time.monotonic() + 10
-        while subprocess.run(groups, shell=True, capture_output=True, check=False).returncode:
+        while (done := subprocess.run(command, shell=True, capture_output=True)).returncode:
             if time.monotonic() > deadline:
-                break
+                print(done.stderr.decode())
+                return
             time.sleep(0.2)
 
     def _write_network(self) -> None:
@@ -493,13 +509,13 @@ exec {programs["kubelet"]} --config={self.folder}/kubelet.yaml --kubeconfig={sel
             "plugins": [
                 {
                     "type": "bridge",
-                    "bridge": BRIDGE,
+                    "bridge": _BRIDGE,
                     "hairpinMode": True,
                     "ipam": {
                         "type": "host-local",
                         "dataDir": str(self.folder.parent / "addresses"),
                         "ranges": [[{"subnet": f"{_SUBNET}.0/24", "rangeStart": f"{_SUBNET}.10"}]],
-                        "routes": [{"dst": "0.0.0.0/0", "gw": GATEWAY}],
+                        "routes": [{"dst": "10.96.0.0/16", "gw": GATEWAY}],
                     },
                 }
             ],
@@ -516,7 +532,7 @@ exec {programs["kubelet"]} --config={self.folder}/kubelet.yaml --kubeconfig={sel
                     "destination": path,
                     "type": "bind",
                     "source": str(source),
-                    "options": ["rbind"],
+                    "options": ["rbind", *(["ro"] if path == str(source) else [])],
                 }
             )
         hosts = self.folder / "registries" / "_default" / "hosts.toml"

@@ -30,6 +30,7 @@ from tests.conformance.machines import (
     Size,
     api_server_that_asks_kubelets,
     machines,
+    own_network,
     python_mounts,
 )
 from tests.local.kube_server import kubeconfig, running_cluster
@@ -69,6 +70,7 @@ def stand(sources, tmp_path_factory) -> Iterator[Stand]:
         api_server_that_asks_kubelets(folder, patch)
         names = ("machine-0", "machine-1")
         with (
+            own_network(),
             running_cluster(folder) as config,
             machines(
                 sources,
@@ -108,7 +110,7 @@ def test_the_benchmark_runs_as_it_is_and_fails_for_its_gpus(
 
 
 @pytest.mark.feature("S001-17", "S001-74", "S001-75", "S001-76", "S001-77")
-def test_the_benchmark_passes_in_two_pods_where_no_gpu_is_asked_for(
+def test_the_benchmark_passes_in_two_pods_with_the_recipe_for_cpus(
     stand: Stand, tmp_path: Path, public_key_file: Path, record_property
 ) -> None:
     spec = load_stack("h100-prod")
@@ -186,7 +188,7 @@ def claims(pods: Pods, folder: Path) -> Iterator[dict[str, Any]]:
 def run_as_told(
     stand: Stand, spec: StackSpec, pods: Pods, folder: Path, reads: Sequence[str], ends: str
 ) -> list[str]:
-    """Types each line that is said, from the workers' pods away to back; returns the job's log."""
+    """Types each line of kubectl that is said, in their order; returns the job's log."""
     for space in {pods.namespace, spec.cluster.namespace} - {"default"}:
         stand.client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}})
     file = folder / "objects of a job.yaml"
@@ -195,7 +197,7 @@ def run_as_told(
     lines = how_to_run(spec, pods, *reads, file=str(file))
     free, bring, *follow = [line.strip() for line in lines if line.startswith("  kubectl")]
     *looked, delete, back = follow
-    (nodeset,) = [free.split()[5]]
+    nodeset = free.split()[5]
     made = stand.client.get(nodeset_object(spec, nodeset))
     if made is None:
         stand.client.apply(nodeset_object(spec, nodeset))

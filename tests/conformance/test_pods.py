@@ -11,6 +11,7 @@ says, and cgroups of version 1: two lines of Slurm's files say so.
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ from tests.conformance.machines import (
     Size,
     api_server_that_asks_kubelets,
     machines,
+    own_network,
 )
 from tests.conformance.test_controllers import kruise
 from tests.ports import free_ports
@@ -50,16 +52,23 @@ _SYSTEM_PATH = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 _USR = "usr-slurm-25.11.3"
 _AS_PROCESSES = ("kruise", "soperator", "soperatorchecks", "nodeconfigurator")
 """Releases whose controllers are processes here, or are not needed."""
-_USERS = ("passwd", "group", "shadow", "gshadow")
+_USERS = ("passwd", "group")
 _OF_ETC = (
-    *("pam.d", "security", "nsswitch.conf", "ld.so.conf", "ld.so.conf.d", "ld.so.cache"),
-    *("login.defs", "alternatives", "ssl", "ssh/moduli", "supervisor/supervisord.conf"),
+    *(
+        "pam.d",
+        "security/limits.conf",
+        "nsswitch.conf",
+        "ld.so.conf",
+        "ld.so.conf.d",
+        "ld.so.cache",
+    ),
+    *("login.defs", "alternatives", "ssl/certs", "ssh/moduli", "supervisor/supervisord.conf"),
     *("bash.bashrc", "profile", "environment", "services", "protocols", "host.conf"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Up:
+class RunningStack:
     """The stack as it came up."""
 
     cluster: Cluster
@@ -74,6 +83,11 @@ class Up:
         found = self.cluster.client.list("v1", "Pod", self.namespace)
         return {name_of(each): each for each in found}
 
+    def daemons_are_ready(self) -> bool:
+        """Whether each daemon's pod is."""
+        pods = {name for name, pod in self.pods().items() if ready(pod)}
+        return {"controller-0", "login-0", "worker-0", "worker-1"} <= pods
+
     def typed(self, command: str) -> str:
         """What a command prints on the login node."""
         done = subprocess.run(
@@ -84,13 +98,14 @@ class Up:
 
 
 @pytest.fixture(scope="module")
-def up(sources: Sources, tmp_path_factory) -> Iterator[Up]:
+def up(sources: Sources, tmp_path_factory) -> Iterator[RunningStack]:
     usr = sources.folder / _USR / "usr"
     if not usr.is_dir():
         raise NotRunError(f"no {usr}: tests/conformance/usr_slurm.sh (docs/conformance.md)")
     for name in ("supervisord", "multilog", "munged", "sshd", "jq"):
         if not any(Path(place, name).exists() for place in ("/usr/bin", "/usr/sbin")):
-            raise NotRunError(f"{name} is not installed (Debian's supervisor, daemontools, munge)")
+            packages = "Debian's supervisor, daemontools, munge, openssh-server, jq"
+            raise NotRunError(f"{name} is not installed ({packages})")
     folder = tmp_path_factory.mktemp("pods")
     key = folder / "id"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
@@ -100,9 +115,10 @@ def up(sources: Sources, tmp_path_factory) -> Iterator[Up]:
     way = ComeUp(sources, declared=found)
     step = way.rendered(found, folder)
     assert step.outcome == "PASS", step
-    as_processes(way)
-    known = give_host_keys(found.own, folder)
+    without_controller_pods(way)
+    known = give_host_keys(found.own, folder, spec.login.ssh_port)
     with ExitStack() as stack:
+        stack.enter_context(own_network())
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         api_server_that_asks_kubelets(folder, patch)
         tags = ("jail", "controller-spool", *(f"jail-submount-{name}" for name in ("data", "home")))
@@ -116,7 +132,7 @@ def up(sources: Sources, tmp_path_factory) -> Iterator[Up]:
         step = way.accepted(found, cluster, crds, tuple(missing.values()))
         assert step.outcome == "PASS", step
         stack.enter_context(kruise(way, sources, cluster, folder / "kruise"))
-        until("kruise's webhooks", lambda: kruise_is_asked_here(cluster))
+        until("kruise's webhooks", lambda: kruise_webhooks_are_local(cluster))
         (folder / "operator").mkdir()
         program = sources.program("soperator-operator")
         rendered = way.of_release("soperator")
@@ -149,7 +165,7 @@ def up(sources: Sources, tmp_path_factory) -> Iterator[Up]:
         port = spec.login.ssh_port
         options = f"-o UserKnownHostsFile={known} -o StrictHostKeyChecking=yes -o BatchMode=yes"
         ssh = ("ssh", *options.split(), "-i", str(key), "-p", str(port), f"root@{GATEWAY}")
-        yield Up(
+        made = RunningStack(
             cluster=cluster,
             namespace=spec.cluster.namespace,
             ssh=ssh,
@@ -157,12 +173,15 @@ def up(sources: Sources, tmp_path_factory) -> Iterator[Up]:
             host_key=folder / "ssh_host_ed25519_key.pub",
             port=port,
         )
+        until("the daemons' pods", lambda: made.daemons_are_ready())
+        yield made
 
 
 @pytest.mark.feature("S000-13", "S002-05")
-def test_every_daemon_starts_and_a_job_runs_on_both_workers(up: Up, record_property) -> None:
-    daemons = {"controller-0", "login-0", "worker-0", "worker-1"}
-    until("the daemons' pods", lambda: daemons <= {n for n, pod in up.pods().items() if ready(pod)})
+def test_every_daemon_starts_and_a_job_runs_on_both_workers(
+    up: RunningStack, record_property
+) -> None:
+    # It finds the jail filled: with this machine's root.
     (jail,) = [pod for name, pod in up.pods().items() if name.startswith("soperator-populate-jail")]
     assert jail["status"]["phase"] == "Succeeded"
     until("idle nodes", lambda: up.typed("sinfo -h -p main -o '%D %t'") == "2 idle\n")
@@ -170,7 +189,9 @@ def test_every_daemon_starts_and_a_job_runs_on_both_workers(up: Up, record_prope
         "#!/bin/bash\nsrun sh -c 'echo $(hostname) $(id -un) "
         "$(df --output=source /mnt/data | tail -1) $(ls -d /mnt/memory)'\n"
     )
-    up.typed(f"cd /mnt/data && printf '%s' {quoted(job)} > job.sh && sbatch -W -N 2 -o out job.sh")
+    up.typed(
+        f"cd /mnt/data && printf '%s' {shlex.quote(job)} > job.sh && sbatch -W -N 2 -o out job.sh"
+    )
     told = sorted(up.typed("cat /mnt/data/out").splitlines())
     assert told == [f"worker-{n} root jail-submount-data /mnt/memory" for n in (0, 1)]
     ran = [pod for pod in up.pods().values() if ready(pod) or pod["status"]["phase"] == "Succeeded"]
@@ -178,7 +199,7 @@ def test_every_daemon_starts_and_a_job_runs_on_both_workers(up: Up, record_prope
     record_property("versions", up.typed("sinfo -V").strip())
 
 
-def test_a_worker_whose_pod_is_deleted_comes_back(up: Up) -> None:
+def test_a_worker_whose_pod_is_deleted_comes_back(up: RunningStack) -> None:
     gone = up.pods()["worker-0"]
     up.cluster.client.delete(gone)
     uid = gone["metadata"]["uid"]
@@ -197,7 +218,7 @@ def test_a_worker_whose_pod_is_deleted_comes_back(up: Up) -> None:
 
 @pytest.mark.allow_hosts(["127.0.0.1", GATEWAY])
 def test_attach_makes_a_stack_of_it_and_a_user_s_first_job_is_followed(
-    up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    up: RunningStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, public = "/home/ann/.ssh", Path(f"{up.key}.pub").read_text().strip()
     up.typed(
@@ -228,10 +249,6 @@ def test_attach_makes_a_stack_of_it_and_a_user_s_first_job_is_followed(
     assert "PASS" in typed("runs", "list")
 
 
-def quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
 def ready(pod: dict[str, Any]) -> bool:
     conditions = pod.get("status", {}).get("conditions", [])
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
@@ -244,8 +261,8 @@ def until(what: str, is_met: Any, seconds: float = 240) -> None:
         time.sleep(1)
 
 
-def as_processes(way: ComeUp) -> None:
-    """Takes away what would run controllers in pods, whose images nobody has."""
+def without_controller_pods(way: ComeUp) -> None:
+    """Leaves out the pods of controllers, which run as processes here."""
     for number, each in enumerate(way.renderings):
         if each.release in _AS_PROCESSES:
             kept = [one for one in each.objects if one["kind"] not in ("DaemonSet", "Job")]
@@ -257,7 +274,7 @@ def as_processes(way: ComeUp) -> None:
 
 
 def slurm_objects(way: ComeUp) -> Iterator[dict[str, Any]]:
-    """Soperator's own objects; the cluster's knows of this machine's cgroups and CPUs."""
+    """Soperator's own objects; SlurmCluster is told of cgroups v1 and of fewer CPUs."""
     for rendering in way.renderings:
         for each in rendering.objects:
             if "slurm.nebius.ai" in each["apiVersion"]:
@@ -267,7 +284,7 @@ def slurm_objects(way: ComeUp) -> Iterator[dict[str, Any]]:
                 yield each
 
 
-def give_host_keys(own: Any, folder: Path) -> Path:
+def give_host_keys(own: Any, folder: Path, port: int) -> Path:
     """Real keys in the Secret that the engine would have filled; returns the known hosts."""
     keys: dict[str, str] = {}
     for kind in ("rsa", "ecdsa", "ed25519"):
@@ -279,12 +296,12 @@ def give_host_keys(own: Any, folder: Path) -> Path:
     secret.pop("data", None)
     secret["stringData"] = keys
     known = folder / "known_hosts"
-    known.write_text(f"[{GATEWAY}]:30022 {keys['ssh_host_ed25519_key.pub']}")
+    known.write_text(f"[{GATEWAY}]:{port} {keys['ssh_host_ed25519_key.pub']}")
     return known
 
 
-def kruise_is_asked_here(cluster: Cluster) -> bool:
-    """Whether it has written its address into its webhooks: before, names would be looked up."""
+def kruise_webhooks_are_local(cluster: Cluster) -> bool:
+    """Whether kruise has put its loopback address into its webhooks: a Service leads nowhere."""
     hooks = [
         hook
         for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
@@ -388,7 +405,8 @@ def images(scripts: Path) -> list[Image]:
         Image(
             name=f"{_REGISTRY}/busybox:latest",
             files={
-                # A tag of virtiofs is an overlay of this machine: mounted by its tag, and found.
+                # Pods mount virtiofs by a tag and look for `virtiofs` in /proc/mounts: here the tag
+                # is an overlay, bound from /virtiofs/TAG.
                 "shim/mount": (
                     "#!/bin/bash\nset -- ${@: -2}\nexec /usr/bin/mount --rbind /virtiofs/$1 $2\n"
                 ),

@@ -4,6 +4,7 @@
 # FOLDER has the checkout of soperator and slurm-25.11.3/ with enroot (docs/conformance.md); SLURM and
 # PYXIS are clones at slurm-25-11-3-1 and v0.23.0. Debian's packages are those of slurm-25.11.3, and libpmix-dev.
 set -euo pipefail
+[ $# = 3 ] || { sed -n 2,5p "$0"; exit 2; }
 folder=$(realpath "$1") slurm=$(realpath "$2") pyxis=$(realpath "$3")
 made=$folder/usr-slurm-25.11.3
 usr=$made/usr libraries=$made/usr/lib/x86_64-linux-gnu common=$folder/soperator/images/common
@@ -24,6 +25,7 @@ gcc -std=gnu99 -fPIC -DNDEBUG -I"$usr/include" -I"$usr/include/slurm" -L"$librar
   "$common"/spank-nccl-debug/src/*.c -lslurm
 make -C "$pyxis" CFLAGS="-std=gnu11 -O2 -fpic -I$usr/include"
 cp "$pyxis/spank_pyxis.so" "$libraries/slurm/"
+# complement_jail.sh binds it over libraries of GPUs.
 echo 'int main() { return 0; }' | gcc -shared -x c -o "$libraries/libdummy.so" -
 mkdir -p "$usr/lib/slurm" "$usr/share/bash-completion/completions"
 for plugin in "$libraries"/slurm/*.so; do

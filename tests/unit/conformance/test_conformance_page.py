@@ -64,7 +64,7 @@ def test_the_command_that_builds_a_program_is_on_the_page(program):
     assert f"`{built_by(program, 'FOLDER')}`" in PAGE
 
 
-def test_the_version_of_helm_is_its_tag():
+def test_the_source_of_each_released_program_is_its_tag():
     rows = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| `bin/")]
     for name, place in RELEASED.items():
         (source,) = [each[1] for each in rows if f"`bin/{name}`" in each[0]]
