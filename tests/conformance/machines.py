@@ -103,7 +103,6 @@ class Image:
     files: Mapping[str, Path | str] = field(default_factory=dict)
     """Path in the image -> a file or folder of this machine, or a text (a script)."""
     folders: tuple[str, ...] = ()
-    links: Mapping[str, str] = field(default_factory=dict)
     entrypoint: tuple[str, ...] = ()
     no_users: bool = False
     """Whether it lacks /etc/passwd and its like."""

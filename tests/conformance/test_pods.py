@@ -54,15 +54,15 @@ _AS_PROCESSES = ("kruise", "soperator", "soperatorchecks", "nodeconfigurator")
 """Releases whose controllers are processes here, or are not needed."""
 _USERS = ("passwd", "group")
 _OF_ETC = (
+    *("pam.d", "security/limits.conf", "nsswitch.conf", "ld.so.conf", "ld.so.conf.d"),
     *(
-        "pam.d",
-        "security/limits.conf",
-        "nsswitch.conf",
-        "ld.so.conf",
-        "ld.so.conf.d",
         "ld.so.cache",
+        "login.defs",
+        "alternatives",
+        "ssl/certs",
+        "ssh/moduli",
+        "supervisor/supervisord.conf",
     ),
-    *("login.defs", "alternatives", "ssl/certs", "ssh/moduli", "supervisor/supervisord.conf"),
     *("bash.bashrc", "profile", "environment", "services", "protocols", "host.conf"),
 )
 
@@ -173,7 +173,7 @@ def up(sources: Sources, tmp_path_factory) -> Iterator[RunningStack]:
             host_key=folder / "ssh_host_ed25519_key.pub",
             port=port,
         )
-        until("the daemons' pods", lambda: made.daemons_are_ready())
+        until("the daemons' pods", made.daemons_are_ready)
         yield made
 
 
