@@ -79,6 +79,7 @@ def test_the_pods_find_rank_0_by_name_before_they_are_ready(spec: StackSpec) -> 
     # With backoffLimit the end of one pod deletes the others: the first one's log has the result.
     assert job["spec"]["backoffLimitPerIndex"] == 0
     assert "backoffLimit" not in job["spec"]
+    assert job["spec"]["activeDeadlineSeconds"] == 3600, "one may wait for another that failed"
     script = pod["containers"][0]["command"][-1]
     assert script.startswith('NODE_RANK="$JOB_COMPLETION_INDEX"\n')
     assert '--node-rank="$NODE_RANK"' in script
