@@ -208,6 +208,14 @@ def in_words(reason: str | None) -> str:
     return reason
 
 
+def state_line(job: Job) -> str:
+    """Where the job is in its life: why it waits, or its state and its nodes."""
+    if job.waits:
+        return f"job {job.id} {job.name} waits: {in_words(job.where)}"
+    where = f" on {job.where}" if job.where else ""
+    return f"job {job.id} {job.name} is {job.state}{where}"
+
+
 class OutcomeClass(StrEnum):
     """How a job ended."""
 

@@ -25,7 +25,7 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
 from infra.clients.ssh import Connection, ConnectionLostError, reopen, split_lines
 from infra.jobs import recipes
-from infra.jobs.follow import in_words, outcome
+from infra.jobs.follow import outcome, state_line
 from infra.jobs.records import parse_object
 from infra.state import listeners
 from stacks.machines import nodeset_of
@@ -113,7 +113,7 @@ def wait_until_up(
                 raise JobsError(_ended(job, outputs.stack, lines.last))
             if (job.state, job.where) != seen:
                 seen = (job.state, job.where)
-                log(_state_line(job))
+                log(state_line(job))
             on_look(job)
             address = None
             if job.state == "RUNNING":
@@ -262,13 +262,6 @@ class _JobLog:
             if text and not text.startswith('{"schema'):
                 log(f"  {text}")
                 self.last = [*self.last[1 - _LAST_LINES :], text]
-
-
-def _state_line(job: Job) -> str:
-    if job.waits:
-        return f"job {job.id} {job.name} waits: {in_words(job.where)}"
-    where = f" on {job.where}" if job.where else ""
-    return f"job {job.id} {job.name} is {job.state}{where}"
 
 
 def _ended(job: Job, stack: str, last: list[str]) -> str:

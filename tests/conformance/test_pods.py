@@ -244,7 +244,7 @@ def test_attach_makes_a_stack_of_it_and_a_user_s_first_job_is_followed(
     assert "Slurm 25.11.3, accounting not kept" in found
     job = re.search(r"look is job (\d+);", typed("submit", "look"))
     assert job is not None
-    assert f"job {job[1]} look: COMPLETED" in typed("logs", job[1])
+    assert f"job {job[1]} look is COMPLETED" in typed("logs", job[1])
     assert "their price is not known" in typed("pull", job[1])
     assert "PASS" in typed("runs", "list")
 

@@ -26,7 +26,7 @@ from infra.clients.ssh import Connection
 from infra.jobs import follow, history, nodes
 from infra.jobs import follow as job_log
 from infra.jobs import top as sampler
-from infra.jobs.follow import in_words, outcome, rest_lines, waiting_for, why
+from infra.jobs.follow import outcome, rest_lines, state_line, waiting_for, why
 from infra.jobs.nodes import usage
 from infra.jobs.records import read_object
 from infra.jobs.top import Screen
@@ -234,11 +234,6 @@ def logs(
     ] = False,
 ) -> None:
     """Follow the log of a job to its end; the exit code is the job's."""
-
-    def say(job: Job) -> None:
-        where = in_words(job.where) if job.waits else job.where
-        output.note(f"job {job.id} {job.name}: {job.state}{f' ({where})' if where else ''}")
-
     try:
         outputs = context.caller(stack, identity)
     except StackPausedError as error:
@@ -263,7 +258,7 @@ def logs(
                 path,
                 job.id,
                 write=shown.write,
-                on_state=say,
+                on_state=lambda job: output.note(state_line(job)),
                 on_look=context.node_watch(stack),
                 on_lost=lambda error: output.note(error.trying_again),
             )

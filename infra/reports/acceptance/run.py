@@ -120,7 +120,7 @@ def collect(
                 submission.log_path,
                 submission.job_id,
                 write=write,
-                on_state=lambda job: say(f"job {job.id} is {job.state}"),
+                on_state=lambda job: say(follow.state_line(job)),
                 on_look=on_look,
             )
             result = None

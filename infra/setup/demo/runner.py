@@ -278,7 +278,7 @@ class Runner:
             submission.log_path,
             submission.job_id,
             write=Tail(submission.job, self.say).add,
-            on_state=lambda job: self.say(f"{job.name}: job {job.id} is {job.state}"),
+            on_state=lambda job: self.say(follow.state_line(job)),
         )
 
     def pull(self, submission: Submission) -> Path:
