@@ -11,6 +11,7 @@ import pytest
 
 from infra.clients import slurm
 from infra.clients.ssh import Result
+from infra.local.slurm import pod
 from infra.render.login import teams_script, users_script
 from stacks.load import KEY_FILE_VARIABLE, load_stack
 from stacks.spec import StackSpec
@@ -177,3 +178,45 @@ def test_users_of_the_jail_are_no_users_of_this_machine(
     set_up(stand, spec)
     assert stand.ssh("id -u ann").returncode == 0
     assert Path("/etc/passwd").read_bytes() == before
+
+
+# A package that brings a user of its own renames a new passwd over the old one, and with the old
+# name go the mounts of other namespaces on it. The machine's own /etc is not touched here.
+_MACHINE = """
+cp -a /etc {folder}/etc
+mount --bind {folder}/etc /etc
+mkdir -p {folder}/pods/login-0/root {shared}
+echo 127.0.0.1 worker-7 > {shared}/hosts
+"$@" &
+until [ -e {shared}/ready ]; do kill -0 $!; sleep 0.05; done
+for name in passwd group shadow gshadow hosts profile; do
+    cp -p /etc/$name /etc/$name+ && mv /etc/$name+ /etc/$name
+done
+touch {shared}/go
+wait $!
+"""
+_POD = """
+touch ready
+until [ -e go ]; do sleep 0.05; done
+id -u jailed && echo written >> /etc/passwd && tail -n 1 /etc/hosts
+touch /etc/own 2>/dev/null || echo read-only
+"""
+
+
+def test_users_stay_where_this_machine_gets_a_user_of_its_own(tmp_path: Path) -> None:
+    """`apt-get install` of a daemon beside a running cluster, which left it without users."""
+    shared, passwd = tmp_path / "shared", tmp_path / "jail/etc/passwd"
+    passwd.parent.mkdir(parents=True)
+    passwd.write_text(f"{Path('/etc/passwd').read_text()}jailed:x:4242:4242::/:/bin/sh\n")
+    argv = ("sh", "-euc", f"cd {pod.STATE_PATH}\n{_POD}")
+    login = pod.PodSpec(name="login-0", argv=argv, jail=tmp_path / "jail")
+    script = tmp_path / "login-0.sh"
+    script.write_text(pod.render_script(login, tmp_path))
+    machine = _MACHINE.format(folder=tmp_path, shared=shared)
+    own = ["unshare", "--mount", "--propagation", "private", "sh", "-euc", machine, "machine"]
+    done = subprocess.run(
+        [*own, *pod.argv(script)], capture_output=True, text=True, check=False, timeout=60
+    )
+    seen = ["4242", "127.0.0.1 worker-7", "read-only"]
+    assert (done.stdout.splitlines(), done.stderr) == (seen, "")
+    assert passwd.read_text().endswith("written\n")

@@ -2,7 +2,8 @@
 
 A script builds the root from the host's directories (read-only) and the declared mounts. Nothing is
 made in the host's own directories: a mount point that the host lacks gets its parent from the jail,
-with the host's entries mounted into it one by one.
+with the host's entries mounted into it one by one. /etc is a copy: whoever renames a file over
+another on the host, as useradd does with passwd, takes what pods have mounted on it away.
 
 Every pod has the jail's passwd, group and shadow files mounted over those of this machine, so that
 a user who is made on the login node is the same one for slurmctld and every slurmd. A mount keeps
@@ -33,6 +34,7 @@ _FROM_JAIL: Final = ("/home", "/mnt", "/root", "/srv")
 """Directories of the jail filesystem, never of the host."""
 _OWN: Final = ("/run", "/tmp")  # noqa: S108
 """Directories that each pod has for itself."""
+_COPIED: Final = "/etc"
 _ACCOUNT_FILES: Final = ("passwd", "group", "shadow", "gshadow")
 _SKIPPED: Final = ("/lost+found", "/swapfile")
 _KERNEL: Final = ("/dev", "/proc", "/sys")
@@ -99,7 +101,8 @@ def render_script(pod: PodSpec, slurm_dir: Path) -> str:
     steps.add(f"mount --make-unbindable {_quoted(root)}")
     shadowed = _shadowed([mount.path for mount in pod.mounts])
     for entry in sorted(os.scandir("/"), key=lambda entry: entry.name):
-        steps.top_level(entry, shadowed)
+        if entry.path not in (*_FROM_JAIL, *_OWN, *_SKIPPED):
+            steps.show(entry, shadowed)
     for path in _FROM_JAIL:
         steps.from_jail(path)
     steps.add(f"mkdir -p {_quoted(own_tmp)} && chmod 1777 {_quoted(own_tmp)}")
@@ -118,6 +121,7 @@ def render_script(pod: PodSpec, slurm_dir: Path) -> str:
         steps.account_file(name)
     for mount in sorted(pod.mounts, key=lambda mount: PurePosixPath(mount.path).parts):
         steps.mount(mount)
+    steps.add(f"mount -o remount,bind,ro {_quoted(root)}{_COPIED}")
     steps.add(f"hostname {shlex.quote(pod.name)}")
     # pivot_root(2) onto itself: the old root ends up on top and is detached.
     steps.add(f"cd {_quoted(root)} && pivot_root . . && umount -l .")
@@ -163,12 +167,6 @@ class _Steps:
     def add(self, line: str) -> None:
         self.lines.append(line)
 
-    def top_level(self, entry: os.DirEntry[str], shadowed: set[str]) -> None:
-        """Show one entry of the host's root."""
-        if entry.path in (*_FROM_JAIL, *_OWN, *_SKIPPED):
-            return
-        self._show(entry, shadowed)
-
     def from_jail(self, path: str) -> None:
         """Show a directory of the jail, shared by all pods and kept."""
         self.add(f"mkdir -p {_quoted(self._jail)}{path}")
@@ -193,10 +191,14 @@ class _Steps:
         if mount.read_only:
             self.add(f"mount -o remount,bind,ro {target}")
 
-    def _show(self, entry: os.DirEntry[str], shadowed: set[str]) -> None:
+    def show(self, entry: os.DirEntry[str], shadowed: set[str]) -> None:
+        """Show one entry of a directory of the host."""
         target = _quoted(f"{self._root}{entry.path}")
         if entry.is_symlink():
             self.add(f"ln -s {_quoted(Path(entry.path).readlink())} {target}")
+        elif entry.path == _COPIED:
+            self.add(f"mkdir {target} && mount -t tmpfs -o mode=755 etc {target}")
+            self.add(f"cp -a {_COPIED}/. {target}")
         elif entry.path in shadowed:
             self._shadow(entry.path, shadowed)
         elif entry.is_dir():
@@ -216,15 +218,16 @@ class _Steps:
                 link = _quoted(Path(child.path).readlink())
                 self.add(f"[ -L {target} ] || ln -s {link} {target}")
             else:
-                self._show(child, shadowed)
+                self.show(child, shadowed)
 
 
 def _shadowed(paths: Sequence[str]) -> set[str]:
     """Host directories that lack a mount point which a pod needs below them."""
+    unlike_the_host = (*_FROM_JAIL, *_OWN, *_KERNEL, _COPIED)
     shadowed: set[str] = set()
     for path in paths:
         parents = [str(parent) for parent in PurePosixPath(path).parents][:-1]
-        if not parents or f"/{PurePosixPath(path).parts[1]}" in (*_FROM_JAIL, *_OWN, *_KERNEL):
+        if not parents or f"/{PurePosixPath(path).parts[1]}" in unlike_the_host:
             continue
         if Path(path).is_dir():
             continue
