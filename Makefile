@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup as-root setup-tests demo test test-fast conformance lint lint-delivery docs preview gpu bench bench-cost bench-scale bench-checkpoint bench-data bench-train bench-evaluate bench-serve lock clean
+.PHONY: help setup as-root setup-tests demo test test-all test-fast conformance lint lint-delivery docs preview gpu bench bench-cost bench-scale bench-checkpoint bench-data bench-train bench-evaluate bench-serve lock clean
 
 PYTHON3 := .venv/bin/python
 SOPERATOR := .venv/bin/soperator
@@ -35,9 +35,12 @@ demo: as-root setup ## Run the main job on `local`: up, fine-tune, evaluate, ser
 test: setup-tests ## Set up, then run the whole test suite, in parallel where its parts allow
 	@$(PYTHON3) -m tests
 
+test-all: setup-tests ## The whole suite with what takes minutes: faults in real processes, laws at ten times the examples
+	@$(PYTHON3) -m tests --all
+
 test-fast: ## Tests that need no engine, no cluster and no browser
 	@infra/setup/tools/bootstrap.sh
-	@$(PYTHON3) -m pytest -m 'not engine and not local and not browser and not gpu and not cluster and not conformance'
+	@$(PYTHON3) -m pytest -m 'not engine and not local and not browser and not gpu and not cluster and not conformance and not nightly'
 
 conformance: setup-tests ## Check our charts' values, plugins and local stack against upstream: make conformance SOURCES=FOLDER PARTS="charts operator"
 	@SOPERATOR_SOURCES="$(SOURCES)" $(PYTHON3) -m tests.conformance $(PARTS)

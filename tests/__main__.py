@@ -1,6 +1,9 @@
 """The whole suite in three parts, each as parallel as it can be; a bad status of any is the answer.
 
-    python -m tests [options of pytest]
+    python -m tests [--all] [options of pytest]
+
+Without `--all` the tests with the marker `nightly` are left out, and laws are held against fewer
+examples (tests/laws.py).
 
 `local` has two real Slurm clusters at a time and waits for Slurm's own clocks as often as it
 computes, so it runs from beginning to end beside the two others: `fast`, a process a core, then
@@ -26,6 +29,9 @@ _MAX_PROCESSES: Final = 4
 """A process of the engine part may hold 1 GiB with its engine, emulator and API server."""
 _NUM_CLUSTERS: Final = 2
 """Each has controller, database, nodes and login node as processes, in folders of its own."""
+_ALL: Final = "--all"
+_DAILY: Final = ("-m", "not nightly")
+_NIGHTLY: Final = ("--hypothesis-profile=nightly",)
 APART: Final = ("conformance",)
 """Folders of no part: what they hold against each other is on few machines (make conformance)."""
 _SUMMARY: Final = re.compile(r"=+ (.* in [\d.]+s.*?) =+$")
@@ -131,5 +137,11 @@ def run(
     return next((result.status for result in results if result.status), 0)
 
 
+def options_of(words: Sequence[str]) -> list[str]:
+    """Options of pytest for the words of the command line."""
+    chosen = _NIGHTLY if _ALL in words else _DAILY
+    return [*chosen, *(word for word in words if word != _ALL)]
+
+
 if __name__ == "__main__":
-    sys.exit(run(lanes(os.cpu_count() or 1), sys.argv[1:]))
+    sys.exit(run(lanes(os.cpu_count() or 1), options_of(sys.argv[1:])))

@@ -1,4 +1,4 @@
-"""What every unit test has: property tests without a deadline, and an environment of its own."""
+"""What every unit test has: an environment of its own."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
 from tests.another_user import neighbour  # noqa: F401 (a fixture)
-
-# None may fail because the machine is busy.
-settings.register_profile("unit", deadline=None)
-settings.load_profile("unit")
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,10 @@ from typing import Any, BinaryIO
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.laws import law
 from tests.workloads.ranks import REPOSITORY, run_ranks
 from tests.workloads.tiny_run import Run, Victim, make_run
 from workloads.common.dist import World
@@ -651,7 +652,7 @@ def test_the_proof_fails_where_a_load_forgets_the_optimizer(tmp_path: Path) -> N
 
 
 @pytest.mark.feature("S003-30")
-@settings(max_examples=60, deadline=None)
+@law(60)
 @given(
     num_rows=st.integers(1, 40),
     rows_per_step=st.integers(1, 12),

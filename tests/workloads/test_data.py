@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.laws import law
 from tests.workloads.conftest import EXCERPT, make_tokenizer
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.data.chat_template import encode, prompt_text, render
@@ -96,7 +97,7 @@ def example_of(length: int, first: int = 0) -> Example:
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40))
-@settings(max_examples=60, deadline=None)
+@law(60)
 def test_packing_keeps_every_example_once_and_no_row_overflows(lengths: list[int]) -> None:
     examples = [example_of(length, first=i) for i, length in enumerate(lengths)]
     packs = pack(examples, sequence_length=40)
@@ -109,7 +110,7 @@ def test_packing_keeps_every_example_once_and_no_row_overflows(lengths: list[int
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=12))
-@settings(max_examples=40, deadline=None)
+@law(40)
 def test_positions_restart_and_no_document_sees_or_predicts_another(lengths: list[int]) -> None:
     packs = pack([example_of(length) for length in lengths], sequence_length=30)
     batch = collate(packs, pad_id=0, multiple=32)

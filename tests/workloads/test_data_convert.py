@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.laws import law
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.common.tool_calls import ToolCall, parse_calls, render
 from workloads.data.chats import calls_of, for_template, parse_line, read_bfcl, read_jsonl
@@ -53,7 +54,7 @@ def test_glaive_rows_become_messages_with_calls_as_data() -> None:
 
 @pytest.mark.feature("S001-07")
 @given(NAMES, ARGUMENTS, st.booleans())
-@settings(max_examples=200, deadline=None)
+@law(200)
 def test_a_glaive_call_comes_back_as_it_was_whatever_is_quoted_in_it(
     name: str, arguments: dict[str, Any], escaped: bool
 ) -> None:
@@ -66,14 +67,14 @@ def test_a_glaive_call_comes_back_as_it_was_whatever_is_quoted_in_it(
 
 
 @given(NAMES, ARGUMENTS)
-@settings(max_examples=100, deadline=None)
+@law(100)
 def test_our_own_call_form_comes_back_as_it_was(name: str, arguments: dict[str, Any]) -> None:
     call = ToolCall(name=name, arguments=arguments)
     assert parse_calls(render(call)) == [call]
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=200, deadline=None)
+@law(200)
 def test_no_text_makes_the_parser_fail_with_anything_but_none(text: str) -> None:
     for whole in (text, f"<functioncall>{text}", f'<functioncall> {{"arguments": \'{text}'):
         parsed = parse_calls(whole)
@@ -112,7 +113,7 @@ def openai_row(arguments: str) -> dict[str, Any]:
 
 
 @given(ARGUMENTS)
-@settings(max_examples=100, deadline=None)
+@law(100)
 def test_openai_tool_calls_become_our_call_form(arguments: dict[str, Any]) -> None:
     chat = from_row(openai_row(json.dumps(arguments)), "messages", at="x:1")
     assert [m["role"] for m in chat.messages] == [
@@ -240,7 +241,7 @@ def test_every_batch_of_every_row_group_of_parquet_is_read(tmp_path: Path) -> No
 
 
 @given(st.lists(JSON, max_size=8), st.integers(1, 40), st.sampled_from([None, 1]))
-@settings(max_examples=150, deadline=None)
+@law(150)
 def test_a_json_array_is_read_piece_by_piece_as_json_reads_it_whole(
     tmp_path_factory: pytest.TempPathFactory, values: list[Any], read_chars: int, indent: int | None
 ) -> None:

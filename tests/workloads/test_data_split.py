@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.laws import law
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.data.chats import Chat, read_jsonl
 from workloads.data.dataset_split import Choice, Key, choose, key_of, main
@@ -29,7 +30,7 @@ def choice_of(names: list[str], *, test_ratio: float, rand_sort: bool, seed: int
 
 @pytest.mark.feature("S000-25")
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=8, max_size=40), st.integers(0, 5))
-@settings(max_examples=60, deadline=None)
+@law(60)
 def test_no_group_is_on_both_sides_and_no_chat_is_lost(names: list[str], seed: int) -> None:
     names = [*names, "x", "y"]
     sides = choice_of(names, test_ratio=0.2, rand_sort=True, seed=seed)
@@ -66,7 +67,7 @@ def test_rand_sort_shuffles_both_sides_by_the_seed() -> None:
     st.lists(st.tuples(st.integers(0, 60), st.sampled_from("pqr")), min_size=40, max_size=120),
     st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
+@law(60)
 def test_every_stratum_of_two_groups_is_on_both_sides_by_the_ratio(
     rows: list[tuple[int, str]], seed: int
 ) -> None:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.laws import law
 from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.common.models import load_tokenizer
@@ -90,7 +91,7 @@ def slow(tokenizer: Any, messages: list[dict[str, str]]) -> list[Rendered] | str
 
 @pytest.mark.parametrize("name", list(TEMPLATES))
 @given(turns=TURNS, system=st.none() | CONTENT)
-@settings(max_examples=60, deadline=None)
+@law(60)
 def test_what_was_learned_of_a_template_gives_what_turn_by_turn_rendering_gives(
     name: str, turns: list[tuple[str, str]], system: str | None
 ) -> None:
@@ -123,7 +124,7 @@ def test_a_learned_template_renders_each_chat_once(monkeypatch: pytest.MonkeyPat
 
 
 @given(turns=TURNS)
-@settings(max_examples=100, deadline=None)
+@law(100)
 def test_token_spans_are_those_of_the_tokens_own_places(turns: list[tuple[str, str]]) -> None:
     tokenizer = TEMPLATES["chatml"]
     for item in render(tokenizer, messages_of(turns)):
@@ -132,7 +133,7 @@ def test_token_spans_are_those_of_the_tokens_own_places(turns: list[tuple[str, s
 
 
 @given(turns=TURNS)
-@settings(max_examples=100, deadline=None)
+@law(100)
 def test_labels_by_the_bytes_of_tokens_are_those_by_their_places(
     turns: list[tuple[str, str]],
 ) -> None:

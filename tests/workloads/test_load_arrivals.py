@@ -9,9 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.laws import law
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.load.prompts import (
     Arrival,
@@ -23,7 +24,7 @@ from workloads.load.prompts import (
 )
 from workloads.recipes.load import Lengths, LoadConfig, Prompts, Slo
 
-SETTINGS = settings(max_examples=50, deadline=None)
+SETTINGS = law(50)
 SEEDS = st.integers(0, 2**31)
 COUNT = 4000
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.laws import law
 from workloads.load.client import REJECTED, TIMEOUT, Sample
 from workloads.load.measure import Loop, Point, Spread, keeps, percentile, point
 from workloads.load.report import (
@@ -22,7 +23,7 @@ from workloads.load.report import (
 )
 from workloads.recipes.load import Slo
 
-SETTINGS = settings(max_examples=200, deadline=None)
+SETTINGS = law(200)
 VALUES = st.lists(st.floats(0, 1e6), min_size=2, max_size=300)
 
 

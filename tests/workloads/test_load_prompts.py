@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.laws import law
 from workloads.common.exit_codes import DataError
 from workloads.load.prompts import Rows, Words, load_tokenizer
 
-SETTINGS = settings(max_examples=30, deadline=None)
+SETTINGS = law(30)
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.laws import law
 from tests.workloads.serve_stand import Collected, asking, scripted_engine
 from workloads.serve.scheduler import Generation, QueueFullError, Scheduler, Sequence
 
@@ -35,9 +36,7 @@ asks = st.lists(
 )
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@law(40, shares_fixtures=True)
 @given(asks=asks, num_rows=st.integers(1, 5), prefill_tokens=st.integers(1, 48))
 def test_every_answer_is_its_own_whoever_comes_and_goes(
     tokenizer: Any,

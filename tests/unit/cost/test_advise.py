@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.choose.advise import Advice, Verdict, explain_candidate, plain_advice, render_advice
@@ -31,10 +31,11 @@ from cost.size.choice import gpu_presets
 from cost.size.shape import load_shape
 from cost.size.training import usable_bytes
 from stacks.errors import UserError
+from tests.laws import law
 from tests.unit.cost.advices import NODE, advice, ask, candidate, curves, promise
 from tests.unit.cost.test_explain import evaluated
 
-SETTINGS = settings(max_examples=10, deadline=None)
+SETTINGS = law(10)
 CHATS = st.integers(1, 5_000_000)
 TTFTS = st.decimals("0.05", "30", places=2)
 TPOTS = st.decimals("2", "200", places=1)

@@ -7,7 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.chat.unit_costs import Inputs
@@ -30,6 +30,7 @@ from stacks.spec import StackSpec
 from stacks.spec.cost import ContractPriceSpec, PolicySpec, QuotaSpec, RunForecastSpec
 from stacks.spec.nodes import Billing
 from tests import SHIPPED
+from tests.laws import law
 from tests.unit.cost.conftest import record
 from tests.unit.cost.policies import inputs_of, with_policy
 
@@ -259,9 +260,7 @@ GPU_PRESETS = sorted(
 )
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@law(25, shares_fixtures=True)
 @given(hardware=st.sampled_from(GPU_PRESETS), num_nodes=st.integers(1, 12))
 def test_no_change_takes_gpus_from_a_job(
     public_key_file: Path, hardware: tuple[str, str], num_nodes: int

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.bill.bill import bill
@@ -36,6 +36,7 @@ from stacks.spec import StackSpec
 from stacks.spec.cost import AssumedSpeedSpec, ChatSpec
 from stacks.spec.nodes import Billing
 from tests import SHIPPED
+from tests.laws import law
 from tests.unit.cost.conftest import Priced
 
 DAY = date(2026, 11, 21)
@@ -276,7 +277,7 @@ def test_the_bill_has_a_part_with_the_tables_and_draws_only_when_asked(
 money = st.decimals("0.0001", "100000", places=4)
 
 
-@settings(max_examples=200, deadline=None)
+@law(200)
 @given(usd_per_day=money, more=money, api_usd=money, room=money, nodes=st.integers(1, 9))
 def test_at_the_break_even_both_ways_cost_the_same(
     usd_per_day: Decimal, more: Decimal, api_usd: Decimal, room: Decimal, nodes: int

@@ -9,12 +9,13 @@ from dataclasses import replace
 from decimal import Decimal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.chat.charts import chat_charts
 from cost.chat.unit_costs import unit_costs
 from cost.report.charts import Axis, Mark, Scale, Series, line_chart, spread, ticks
+from tests.laws import law
 from tests.unit.cost.conftest import Priced
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -107,7 +108,7 @@ def test_ticks_are_round(low: str, high: str, scale: Scale, expected: list[str])
     assert list(found) == [Decimal(text) for text in expected]
 
 
-@settings(max_examples=150, deadline=None)
+@law(150)
 @given(
     low=st.decimals("0.000001", "1000000", places=6),
     factor=st.decimals("1", "1000000", places=3),

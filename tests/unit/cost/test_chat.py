@@ -8,7 +8,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.chat.speeds import (
@@ -27,9 +27,10 @@ from cost.chat.table import chat_notes, chat_table
 from cost.chat.unit_costs import NotKnown, UnitCosts, unit_costs
 from cost.report.layout import WIDTH, Format, Report, render_report
 from stacks.spec.cost import ChatSpec
+from tests.laws import law
 from tests.unit.cost.conftest import Priced, record
 
-SETTINGS = settings(max_examples=100, deadline=None)
+SETTINGS = law(100)
 EPSILON = Decimal("1e-20")
 CHAT = ChatSpec(model="m", context_tokens=8000, output_tokens=2000, serving_nodeset="worker")
 HOURLY = HourlyCost(

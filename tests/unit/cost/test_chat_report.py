@@ -11,7 +11,7 @@ from decimal import Decimal
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.bill.bill import Bill, bill
@@ -19,6 +19,7 @@ from cost.bill.table import SharedBill, render_chats
 from cost.prices.book import PriceBook
 from cost.report.layout import WIDTH, Format
 from stacks.spec.cost import AssumedSpeedSpec, ChatSpec
+from tests.laws import law
 from tests.unit.cost.conftest import Priced
 
 rates = st.decimals("1", "20000", places=1)
@@ -67,9 +68,7 @@ class Tags(HTMLParser):
         self.tags.add(tag)
 
 
-@settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@law(10, shares_fixtures=True)
 @given(chat=chats())
 def test_every_chat_can_be_printed_in_every_format(priced: Callable[[str], Priced], chat: ChatSpec):
     found = bill_of(priced, chat)

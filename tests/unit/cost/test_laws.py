@@ -8,7 +8,7 @@ from decimal import Decimal
 from functools import cache
 from types import MappingProxyType
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.bill.bill import Bill
@@ -26,8 +26,9 @@ from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, BootDiskSpec, WorkerSpec
 from stacks.spec.storage import DiskType, FilesystemSpec, SubmountSpec
 from tests.conftest import PUBLIC_KEY
+from tests.laws import law
 
-SETTINGS = settings(max_examples=40, deadline=None)
+SETTINGS = law(40)
 hardware = st.sampled_from(
     [(platform.name, preset) for platform in PLATFORMS.values() for preset in platform.presets]
 )

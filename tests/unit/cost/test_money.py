@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import cost
@@ -22,11 +22,10 @@ from stacks.spec import StackSpec
 from stacks.spec.nodes import BootDiskSpec, WorkerSpec
 from stacks.spec.storage import DiskType
 from tests import SHIPPED
+from tests.laws import law
 from tests.unit.cost.conftest import Priced, record
 
-SETTINGS = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+SETTINGS = law(60, shares_fixtures=True)
 hardware = st.sampled_from(
     [(platform.name, preset) for platform in PLATFORMS.values() for preset in platform.presets]
 )

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.prices.book import PRICES_DIR, LivePrices, PriceBook, contract_prices, layered, newest
@@ -26,6 +26,7 @@ from cost.prices.price import (
 from stacks.spec import StackSpec
 from stacks.spec.cost import ContractPriceSpec
 from stacks.spec.nodes import Billing
+from tests.laws import law
 from tests.unit.cost.conftest import Priced
 
 H100 = "gpu-h100-sxm/gpu"
@@ -155,7 +156,7 @@ def test_every_shipped_sku_has_a_known_name_its_unit_and_what_it_covers():
 
 
 @given(readings, st.sampled_from(REGIONS), st.randoms(use_true_random=False))
-@settings(deadline=None)
+@law()
 def test_the_reading_in_use_does_not_depend_on_the_order(
     found: list[Price], region: str | None, order: random.Random
 ):
@@ -165,7 +166,7 @@ def test_the_reading_in_use_does_not_depend_on_the_order(
 
 
 @given(readings, st.sampled_from(REGIONS))
-@settings(deadline=None)
+@law()
 def test_no_reading_of_the_region_is_newer_in_the_layer_in_use(
     found: list[Price], region: str | None
 ):
@@ -181,7 +182,7 @@ def test_no_reading_of_the_region_is_newer_in_the_layer_in_use(
 
 
 @given(readings, st.sampled_from(REGIONS))
-@settings(deadline=None)
+@law()
 def test_layering_twice_changes_nothing(found: list[Price], region: str | None):
     empty = PriceBook.of_readings("b", "", {}, region)
     once = empty.with_prices(found)
@@ -189,7 +190,7 @@ def test_layering_twice_changes_nothing(found: list[Price], region: str | None):
 
 
 @given(readings, st.decimals(min_value=0, max_value=100, places=2))
-@settings(deadline=None)
+@law()
 def test_a_contract_always_wins(found: list[Price], usd: Decimal):
     others = [price for price in found if price.layer is not Layer.CONTRACT]
     agreed = Price(

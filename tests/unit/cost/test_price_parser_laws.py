@@ -9,12 +9,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cost.prices.book import PriceBook
 from cost.prices.file import read_price_file
 from cost.prices.price import PriceBookError, Unit
+from tests.laws import law
 
 days = st.dates(min_value=date(2024, 1, 1), max_value=date(2026, 1, 1))
 GPU = "gpu-l40s-a/gpu"
@@ -61,7 +62,7 @@ def entry(readings: list[tuple[date, Decimal]]) -> dict[str, Any]:
 
 
 @given(rows)
-@settings(max_examples=50, deadline=None)
+@law(50)
 def test_the_newest_day_is_used_and_every_digit_kept(readings: list[tuple[date, Decimal]]):
     book = read({GPU: entry(readings)})
     day, usd = max(readings)
@@ -70,7 +71,7 @@ def test_the_newest_day_is_used_and_every_digit_kept(readings: list[tuple[date, 
 
 
 @given(rows)
-@settings(max_examples=50, deadline=None)
+@law(50)
 def test_the_order_of_the_file_changes_no_price(readings: list[tuple[date, Decimal]]):
     there, back = read({GPU: entry(readings)}), read({GPU: entry(readings[::-1])})
     assert there.prices == back.prices
@@ -79,7 +80,7 @@ def test_the_order_of_the_file_changes_no_price(readings: list[tuple[date, Decim
 @given(st.dictionaries(st.sampled_from([GPU, "public-ip"]), junk | entries, max_size=2))
 @example({GPU: {"unit": "\x1e"}})
 @example({GPU: {"a\nb": 1}})
-@settings(max_examples=100, deadline=None)
+@law(100)
 def test_any_file_is_read_or_refused_with_the_file_in_every_line(prices: dict[str, Any]):
     with tempfile.TemporaryDirectory() as folder:
         path = written(prices, Path(folder))

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.report.layout import WIDTH, Format
@@ -31,6 +31,7 @@ from cost.runs.spend import (
     spend_report,
 )
 from stacks.spec.cost import BudgetSpec
+from tests.laws import law
 from tests.unit.cost.run_stacks import actual_entry, at, forecast_entry, l40s, rates_of, use
 from tests.unit.cost.test_ledger import OVERRIDE
 
@@ -150,7 +151,7 @@ def uses(draw: st.DrawFn) -> JobUse:
 
 
 @pytest.mark.feature("S002-72")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@law(shares_fixtures=True)
 @given(found=st.lists(uses(), max_size=12), min_nodes=st.integers(min_value=0, max_value=5))
 def test_jobs_idle_nodes_control_plane_and_storage_are_the_bill(
     public_key_file: object, found: Sequence[JobUse], min_nodes: int
@@ -164,7 +165,7 @@ def test_jobs_idle_nodes_control_plane_and_storage_are_the_bill(
     assert all(amount >= 0 for _, amount in parts(total))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@law(50, shares_fixtures=True)
 @given(found=st.lists(uses(), max_size=6), told=st.lists(uses(), max_size=6))
 def test_no_member_s_word_changes_what_another_s_job_costs(
     rates: RunRates, found: Sequence[JobUse], told: Sequence[JobUse]
@@ -179,7 +180,7 @@ def test_no_member_s_word_changes_what_another_s_job_costs(
         assert abs(of_parts - total.bill_usd) < Decimal("1e-6")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@law(shares_fixtures=True)
 @given(found=st.lists(uses(), max_size=8), cut=st.integers(min_value=1, max_value=1439))
 def test_two_periods_cost_what_the_whole_does(rates: RunRates, found: Sequence[JobUse], cut: int):
     """With fixed nodes; jobs that still run are taken to run on."""

@@ -11,7 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.runs.budget import Charge, month_budget, queue_charge
@@ -21,6 +21,7 @@ from infra.clients import slurm
 from infra.clients.ssh import Result
 from infra.jobs.ledger import JobLedger, OverBudgetError, decide, open_ledger
 from stacks.spec.cost import BudgetSpec
+from tests.laws import law
 from tests.unit.cost.run_stacks import (
     CLUSTER,
     actual_entry,
@@ -107,7 +108,7 @@ def decided(ledger: JobLedger, slurmctld: Controller, job_id: str, usd: str | No
         opened.append(replace(entry, job_id=job_id))
 
 
-@settings(max_examples=60, deadline=None)
+@law(60)
 @given(
     steps=st.lists(
         st.tuples(
@@ -257,7 +258,7 @@ def made(rows: list[tuple[str, str, int, int, set[int]]]) -> Iterator[JobUse]:
         )
 
 
-@settings(max_examples=60, deadline=None)
+@law(60)
 @given(rows=JOBS)
 def test_no_dollar_is_lost_or_doubled_by_whatever_it_is_summed(
     rows: list[tuple[str, str, int, int, set[int]]],
@@ -279,7 +280,7 @@ def test_no_dollar_is_lost_or_doubled_by_whatever_it_is_summed(
         assert abs(total - whole) < Decimal("1e-18")
 
 
-@settings(max_examples=60, deadline=None)
+@law(60)
 @given(rows=JOBS, own=st.sets(st.integers(1, 12)), ended=st.sets(st.integers(1, 12)))
 def test_each_job_is_in_the_month_once_whoever_knows_of_it(
     rows: list[tuple[str, str, int, int, set[int]]], own: set[int], ended: set[int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.size.memory import (
@@ -22,6 +22,7 @@ from cost.size.memory import (
 )
 from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError, load_shape
 from cost.size.training import Dtype, Method, Sharding, Strategy, Training
+from tests.laws import law
 
 KV_HEADS = st.sampled_from([1, 2, 4])
 SHAPES = st.builds(
@@ -249,7 +250,7 @@ def test_the_greatest_number_that_fits_is_found(limit: int) -> None:
     assert greatest(lambda number: number <= limit) == limit
 
 
-@settings(max_examples=30)
+@law(30)
 @given(SHAPES, TRAININGS, st.integers(0, 2**34))
 def test_the_largest_batch_fits_and_one_row_more_does_not(
     shape: ModelShape, training: Training, usable: int

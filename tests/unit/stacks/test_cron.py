@@ -6,10 +6,11 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stacks.schedule import CronError, parse_cron
+from tests.laws import law
 
 NOW = datetime(2026, 11, 21, 18, 30)  # noqa: DTZ001  a schedule has no zone; a Saturday
 
@@ -112,7 +113,7 @@ fields = st.tuples(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@law(30)
 @given(fields)
 def test_every_next_time_is_one_of_the_schedule_and_none_is_left_out(given_: tuple[object, ...]):
     cron = parse_cron(" ".join(str(field) for field in given_))

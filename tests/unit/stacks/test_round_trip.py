@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stacks.catalog import PLATFORM_ALIASES
@@ -70,6 +70,7 @@ from stacks.spec.storage import (
     StorageSpec,
     SubmountSpec,
 )
+from tests.laws import law
 
 # Printable text with a letter in it: what YAML and JSON must both keep.
 texts = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1).filter(
@@ -359,7 +360,7 @@ def written(spec: StackSpec) -> dict[str, Any]:
 
 
 @pytest.mark.feature("S002-22")
-@settings(max_examples=60, deadline=None)
+@law(60)
 @given(stacks)
 def test_a_stack_written_as_yaml_loads_as_itself(spec: StackSpec):
     # JSON is YAML with every text in quotes, so no text is taken for a number.
@@ -367,7 +368,7 @@ def test_a_stack_written_as_yaml_loads_as_itself(spec: StackSpec):
     assert load_config(document, "demo", environ={}) == spec
 
 
-@settings(max_examples=60, deadline=None)
+@law(60)
 @given(stacks)
 def test_a_stack_handed_over_by_the_engine_loads_as_itself(spec: StackSpec):
     from_engine = {

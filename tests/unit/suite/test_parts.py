@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import conftest, ports
-from tests.__main__ import APART, Part, Result, lanes, run, run_part
+from tests.__main__ import APART, Part, Result, lanes, options_of, run, run_part
 
 TESTS = Path(__file__).parents[2]
 
@@ -108,6 +108,47 @@ def test_what_failed_is_named_once_more_at_the_end(tmp_path, capsys):
     assert run([[here]], ["-p", "no:cacheprovider"]) == 1
     last = capsys.readouterr().out.partition("### all parts")[2]
     assert "test_it.py::test_it" in last
+
+
+_LAW = """
+import pytest
+from hypothesis import given, strategies
+
+from tests.laws import law
+
+seen = []
+
+
+@law(3)
+@given(strategies.integers())
+def test_law(number):
+    seen.append(number)
+
+
+def test_count():
+    print(f"{len(seen)} examples")
+
+
+@pytest.mark.nightly
+def test_faults():
+    print("faults injected")
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "counts", "examples"),
+    [([], "2 passed, 1 deselected", 3), (["--all"], "3 passed", 30)],
+)
+def test_only_the_whole_suite_has_what_takes_minutes(words, counts, examples, tmp_path, capsys):
+    (tmp_path / "test_law.py").write_text(_LAW)
+    (tmp_path / "conftest.py").write_text("from tests import laws\n")
+    here = Part(name="here", folders=(os.path.relpath(tmp_path, TESTS),), processes=1)
+    options = options_of([*words, "-s", "-p", "no:cacheprovider"])
+    assert run([[here]], options) == 0
+    printed = capsys.readouterr().out
+    assert f"  {counts}" in printed
+    assert f"{examples} examples" in printed
+    assert ("faults injected" in printed) == bool(words)
 
 
 def test_two_processes_are_never_given_the_same_port():

@@ -38,7 +38,7 @@ def test_a_missing_program_is_a_skip_at_home_and_a_failure_on_ci(
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         env={**os.environ, "CI": ci, "PYTEST_ADDOPTS": ""},
-        cwd=tmp_path,
+        cwd=TESTS.parent,
         capture_output=True,
         text=True,
         check=False,
