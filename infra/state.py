@@ -135,11 +135,18 @@ class Cache:
         return self.root / f"workloads-venv-{hashlib.sha256(lock).hexdigest()[:12]}"
 
 
-@dataclass(frozen=True, slots=True)
 class Ports:
     """Loopback ports of the embedded cloud."""
 
-    base: int
+    def __init__(self, base: int) -> None:
+        self.base = self.nebius_api = base
+        self.kube_apiserver = base + 3
+        self.slurmctld = base + 4
+        self.slurmdbd = base + 5
+        self.mariadb = base + 6
+        self.object_storage = base + 7
+        self.come_up = base + 10
+        """Of the API server of `soperator doctor --sources`."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Ports:
@@ -151,35 +158,6 @@ class Ports:
                 f"a number from 1024 to {65536 - _PORTS}: {_PORTS} ports from it are used"
             )
         return cls(int(text))
-
-    @property
-    def nebius_api(self) -> int:
-        return self.base
-
-    @property
-    def kube_apiserver(self) -> int:
-        return self.base + 3
-
-    @property
-    def slurmctld(self) -> int:
-        return self.base + 4
-
-    @property
-    def slurmdbd(self) -> int:
-        return self.base + 5
-
-    @property
-    def mariadb(self) -> int:
-        return self.base + 6
-
-    @property
-    def object_storage(self) -> int:
-        return self.base + 7
-
-    @property
-    def come_up(self) -> int:
-        """Of the API server of `soperator doctor --sources`."""
-        return self.base + 10
 
     def slurmd(self, index: int) -> int:
         """Port of the worker with this ordinal, counted over all nodesets."""

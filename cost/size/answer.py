@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from math import ceil
 from typing import Final
 
 from cost.prices.book import PriceBook
 from cost.report.layout import Format, Report, Table, render_report, usd_text
-from cost.size.choice import Choice, Gpus, Verdict, choices, verdicts
+from cost.size.choice import Choice, Gpus, Verdict, choices, refuse_more_layers, verdicts
 from cost.size.memory import Memory, Serving, cache_bytes_per_token, serving_memory, training_memory
 from cost.size.shape import ModelShape, SizeError, below_one, load_shape, rows
 from cost.size.training import (
@@ -71,14 +71,15 @@ def training_answer(
     count = gpus or GPUS_ASKED
     found = verdicts_on(shape, training, gpus=count, memory_gb=memory_gb)
     rank = f" r{training.rank}" if training.has_adapters else ""
-    checkpointing = "with" if training.gradient_checkpointing else "without"
+    refuse_more_layers(shape, training, at="--checkpointing-layers")
+    again = training.recomputed_layers(shape.layers)
     title = f"GiB of one GPU by strategy, {count} GPUs of {memory_gb} GB"
     return Answer(
         document=Report(
             heading=(
                 f"{shape.name}: {shape.parameters:,} weights; {training.method}{rank}, "
                 f"{training.dtype}, {training.micro_batch_size} x {training.sequence_length} "
-                f"tokens a GPU, {checkpointing} gradient checkpointing"
+                f"tokens a GPU, {again} of {shape.layers} layers recomputed"
             ),
             tables=(
                 _memory_table(title, found),
@@ -100,6 +101,8 @@ def training_answer(
             "parameters": shape.parameters,
             "method": training.method.value,
             "dtype": training.dtype.value,
+            "gradient_checkpointing": again,
+            "layers": shape.layers,
             "gpus": count,
             "gpu_memory_gb": memory_gb,
             "strategies": [verdict_json(each) for each in found],
@@ -305,13 +308,9 @@ def honest(shape: ModelShape, dtype: Dtype, *, gpu_memory_gb: int) -> tuple[int,
     )
     alone = training_memory(shape, training, Sharding())
     usable = usable_bytes(gpu_memory_gb)
-    for gpus in range(1, 4097):
-        sharding = Sharding(strategy=Strategy.FSDP, data=gpus)
-        if training_memory(shape, training, sharding).total <= usable:
-            break
-    else:
-        gpus = 0
-    return alone.weights + alone.gradients + alone.optimizer, alone.total, gpus
+    divided = ((n, Sharding(strategy=Strategy.FSDP, data=n)) for n in range(1, 4097))
+    fits = (n for n, each in divided if training_memory(shape, training, each).total <= usable)
+    return alone.weights + alone.gradients + alone.optimizer, alone.total, next(fits, 0)
 
 
 def _gb(amount: int) -> str:
@@ -399,32 +398,17 @@ _RESERVE_NOTE = (
 
 def choice_json(choice: Choice) -> dict[str, object]:
     """One preset as plain values; money is text."""
-    return {
-        "platform": choice.platform,
-        "preset": choice.preset,
-        "nodes": choice.nodes,
-        "gpus": choice.gpus,
-        "fits": choice.fits,
-        "runs_here": choice.runs_here,
-        "strategy": choice.strategy,
-        "need_bytes_per_gpu": choice.need_bytes,
-        "usable_bytes_per_gpu": choice.usable_bytes,
-        "largest_batch": choice.largest_batch,
-        "usd_per_hour": None if choice.usd_per_hour is None else f"{choice.usd_per_hour:f}",
-        "region": choice.region,
-        "reason": choice.reason,
-    }
+    values: dict[str, object] = asdict(choice)
+    for name in ("need_bytes", "usable_bytes"):
+        values[f"{name}_per_gpu"] = values.pop(name)
+    usd = choice.usd_per_hour
+    return values | {"usd_per_hour": None if usd is None else f"{usd:f}"}
 
 
 def verdict_json(verdict: Verdict) -> dict[str, object]:
     """One strategy as plain values."""
     return {
-        "strategy": verdict.sharding.strategy.value,
-        "data": verdict.sharding.data,
-        "replicas": verdict.sharding.replicas,
-        "reshard_after_forward": verdict.sharding.reshard_after_forward,
-        "tensor": verdict.sharding.tensor,
-        "pipeline": verdict.sharding.pipeline,
+        **asdict(verdict.sharding),
         "fits": verdict.fits,
         "runs_here": verdict.runs_here,
         "largest_micro_batch": verdict.largest_micro_batch,

@@ -30,7 +30,6 @@ from cost.size.training import (
     GIB,
     TRAINED,
     TRAINED_DTYPES,
-    TRAINED_METHODS,
     Dtype,
     Method,
     Sharding,
@@ -66,11 +65,25 @@ class Verdict:
 
     sharding: Sharding
     memory: Memory
-    fits: bool
+    shape: ModelShape
+    training: Training
+    gpus: Gpus
+    is_over_host: bool
+    """Whether the memory of a node is too little for it."""
     runs_here: bool
     """Whether workloads/train can do it."""
-    largest_micro_batch: int
     reason: str
+
+    @property
+    def fits(self) -> bool:
+        """True where GPUs and nodes have the memory."""
+        return self.memory.total <= self.gpus.usable and not self.is_over_host
+
+    @property
+    def largest_micro_batch(self) -> int:
+        """Rows per GPU and forward pass that fit; 0 where one does not."""
+        usable = 0 if self.is_over_host else self.gpus.usable
+        return largest_micro_batch(self.shape, self.training, self.sharding, usable=usable)
 
     @property
     def usable_here(self) -> bool:
@@ -92,10 +105,30 @@ def best(found: tuple[Verdict, ...]) -> Verdict:
     return found[0]
 
 
-def fits_as_asked(found: tuple[Verdict, ...], strategy: object) -> bool:
-    """Whether the named strategy fits and runs here; with none named, any but the last: offload."""
-    named = [each for each in found if each.sharding.strategy == strategy]
-    return any(each.usable_here for each in named or found[:-1])
+def least_recomputed(shape: ModelShape, training: Training, gpus: Gpus, strategy: object) -> int:
+    """Fewest layers to compute activations of again so that the run fits; all where none is enough.
+
+    By the named strategy; with none named by any that runs here but the last: offload.
+    """
+    for layers in range(shape.layers):
+        found = verdicts(shape, replace(training, gradient_checkpointing=layers), gpus)
+        named = [each for each in found if each.sharding.strategy == strategy]
+        if any(each.usable_here for each in named or found[:-1]):
+            return layers
+    return shape.layers
+
+
+def refuse_more_layers(shape: ModelShape, training: Training, *, at: str) -> None:
+    """Refuses more layers with checkpointing than the model has; `at` is where they are given."""
+    if training.gradient_checkpointing > shape.layers:
+        raise TooManyLayersError(
+            f"{at}: got {training.gradient_checkpointing}, but {shape.name} has {shape.layers} "
+            f"layers; give 0 to {shape.layers}, or leave it out"
+        )
+
+
+class TooManyLayersError(SizeError):
+    """More layers are asked for than the model has: no trainer can do that."""
 
 
 def shardings(shape: ModelShape, gpus: Gpus) -> tuple[Sharding, ...]:
@@ -137,11 +170,10 @@ def _verdict(shape: ModelShape, training: Training, gpus: Gpus, sharding: Shardi
     # The trainer reads a model into the node's memory first, once for each of its GPUs.
     is_loaded = sharding.strategy is Strategy.DDP
     host = (base_bytes(shape, training) if is_loaded else memory.host) * gpus.per_node
-    over_gpu = memory.total > gpus.usable
     over_host = gpus.host_bytes is not None and host > gpus.host_bytes
     cannot = _cannot_run(training, sharding)
     need = f"needs {gib_text(memory.total)} of {gib_text(gpus.usable)} a GPU"
-    if over_gpu:
+    if memory.total > gpus.usable:
         part, most = max(memory.parts.items(), key=lambda item: item[1])
         reason = f"{need}; most of it {part.replace('_', ' ')} ({gib_text(most)})"
     elif over_host:
@@ -154,11 +186,11 @@ def _verdict(shape: ModelShape, training: Training, gpus: Gpus, sharding: Shardi
     return Verdict(
         sharding=sharding,
         memory=memory,
-        fits=not over_gpu and not over_host,
+        shape=shape,
+        training=training,
+        gpus=gpus,
+        is_over_host=over_host,
         runs_here=not cannot,
-        largest_micro_batch=0
-        if over_host
-        else largest_micro_batch(shape, training, sharding, usable=gpus.usable),
         reason=reason,
     )
 
@@ -168,10 +200,6 @@ def _cannot_run(training: Training, sharding: Sharding) -> str:
     missing: list[str] = []
     if sharding.strategy not in TRAINED:
         missing.append(f"strategy {sharding.strategy}")
-    if training.method not in TRAINED_METHODS:
-        missing.append(f"method {training.method}")
-    if training.dtype not in TRAINED_DTYPES:
-        missing.append(f"dtype {training.dtype}")
     if sharding.strategy in (Strategy.FSDP, Strategy.HSDP, Strategy.OFFLOAD):
         # 4-bit weights are not divided, and the loss scale of fp16 is kept for whole gradients.
         if training.method is Method.QLORA:

@@ -90,10 +90,8 @@ def quantised_bytes(weights: int) -> int:
 
 def base_bytes(shape: ModelShape, training: Training) -> int:
     """Bytes of the model's own weights, without adapters."""
-    s = training.value_bytes
-    if training.method is not Method.QLORA:
-        return shape.parameters * s
-    return shape.layers * _layer_bytes(shape, training) + shape.outer_weights * s
+    outer = shape.outer_weights * training.value_bytes
+    return shape.layers * _layer_bytes(shape, training) + outer
 
 
 def _layer_bytes(shape: ModelShape, training: Training) -> int:
@@ -109,18 +107,20 @@ def _layer_bytes(shape: ModelShape, training: Training) -> int:
 
 def training_memory(shape: ModelShape, training: Training, sharding: Sharding) -> Memory:
     """Memory of the fullest GPU at the peak of a train step."""
-    stages = [
-        _stage_memory(shape, training, sharding, stage=stage)
-        for stage in sorted({0, sharding.pipeline - 1})
-    ]
-    return max(stages, key=lambda memory: memory.total)
+    last = sharding.pipeline - 1
+    # Of stages alike, in all that they keep, the first has the most micro batches in flight.
+    mixed = training.recomputed_layers(shape.layers) // _up(shape.layers, sharding.pipeline)
+    stages = {0, min(mixed, last), min(mixed + 1, last), last}
+    found = [_stage_memory(shape, training, sharding, stage=stage) for stage in sorted(stages)]
+    return max(found, key=lambda memory: memory.total)
 
 
 def _stage_memory(
     shape: ModelShape, training: Training, sharding: Sharding, *, stage: int
 ) -> Memory:
-    """Memory of one pipeline stage; the fullest is the first or the last."""
+    """Memory of one pipeline stage."""
     layers = _up(shape.layers, sharding.pipeline)
+    again = min(layers, max(0, training.recomputed_layers(shape.layers) - stage * layers))
     is_first, is_last = stage == 0, stage == sharding.pipeline - 1
     outer = (shape.embedding_weights if is_first else 0) + (shape.hidden if is_last else 0)
     if is_last:
@@ -141,20 +141,30 @@ def _stage_memory(
     for part in _DIVIDED.get(sharding.strategy, ()):
         state[part] = _up(state[part], sharding.parts)
 
-    kept, backward = (layer_kept(shape, training), layer_backward(shape, training))
+    inputs, whole = (layer_kept(shape, training, recomputed=r).on_each(t) for r in (True, False))
     # One micro batch is in flight for each later stage, and no more than there are.
     in_flight = min(sharding.pipeline - stage, training.gradient_accumulation)
     mask = training.micro_batch_size * training.sequence_length**2 * training.has_dense_mask
-    saved = in_flight * (layers * kept.on_each(t) + mask)
+    saved = in_flight * (again * inputs + (layers - again) * whole + mask)
     saved += outside_layers(shape, training) if is_last else 0
     # After the loss comes the backward pass of the last norm: four times its input in fp32.
     loss = max(logits(shape, training, sharding), 4 * FP32 * training.tokens * shape.hidden)
     # The last gradient, that of the embedding, before it is added to the micro batches' before it.
     scratch = _up(FP32 * _largest_trained(shape, training), t) - saved
-    working = max(loss if is_last else 0, backward.on_each(t))
+    working = max(
+        loss if is_last else 0,
+        layer_backward(shape, training, recomputed=again == layers).on_each(t),
+    )
+    gathered = _gathered(shape, training, sharding, recomputed=again)
+    if 0 < again < layers:
+        # They come last in the backward pass: what the layers after them had kept is free by then.
+        freed = (layers - again) * whole
+        freed += gathered - _gathered(shape, training, sharding, recomputed=layers)
+        first = layer_backward(shape, training, recomputed=True).on_each(t) - freed
+        working = max(working, first)
     memory = Memory(
         **state,
-        gathered=_gathered(shape, training, sharding),
+        gathered=gathered,
         activations=saved,
         working=max(working, scratch),
     )
@@ -163,7 +173,7 @@ def _stage_memory(
     return replace(memory, **dict.fromkeys(state, 0), working=working, host=sum(state.values()))
 
 
-def _gathered(shape: ModelShape, training: Training, sharding: Sharding) -> int:
+def _gathered(shape: ModelShape, training: Training, sharding: Sharding, *, recomputed: int) -> int:
     """Bytes of weights put together for work: two layers, one fetched ahead, and the outer ones.
 
     All layers where they are not divided again between forward and backward pass.
@@ -173,8 +183,7 @@ def _gathered(shape: ModelShape, training: Training, sharding: Sharding) -> int:
     is_split = sharding.strategy in (Strategy.FSDP, Strategy.HSDP) and sharding.parts > 1
     if not is_split and sharding.strategy is not Strategy.OFFLOAD:
         if sharding.strategy in TRAINED and not training.has_adapters and s < FP32:
-            layers = 1 if training.gradient_checkpointing else shape.layers
-            return s * layers * shape.linear_weights_per_layer
+            return s * max(1, shape.layers - recomputed) * shape.linear_weights_per_layer
         return _up(unpacked, sharding.tensor)
     adapters, layers = 0, min(2, shape.layers) if sharding.reshard_after_forward else shape.layers
     if training.has_adapters:  # and the gradients of two layers'
@@ -271,19 +280,19 @@ def _first_of_input(targets: tuple[str, ...]) -> set[str]:
     }
 
 
-def layer_kept(shape: ModelShape, training: Training) -> LayerBytes:
+def layer_kept(shape: ModelShape, training: Training, *, recomputed: bool) -> LayerBytes:
     """Bytes that one layer keeps until its backward pass."""
-    if training.gradient_checkpointing:
+    if recomputed:
         kept = training.value_bytes * training.tokens * shape.hidden
         return LayerBytes(whole=kept, split=0)
     return layer_saved(shape, training)
 
 
-def layer_backward(shape: ModelShape, training: Training) -> LayerBytes:
+def layer_backward(shape: ModelShape, training: Training, *, recomputed: bool) -> LayerBytes:
     """Bytes that the backward pass of one layer needs beside what was kept: its peak is the MLP."""
     tokens, s = training.tokens, training.value_bytes
     again = layer_saved(shape, training)
-    if not training.gradient_checkpointing:
+    if not recomputed:
         again = LayerBytes(whole=0, split=0)
     elif s == FP32:  # the norm's input in fp32 is what was kept
         again = replace(again, whole=again.whole - FP32 * tokens * shape.hidden)
@@ -373,18 +382,7 @@ def serving_memory(shape: ModelShape, serving: Serving) -> Memory:
 def most_streams(shape: ModelShape, serving: Serving, *, usable: int) -> int:
     """The most streams of that length on `usable` bytes; 0 where not even one fits."""
     return greatest(
-        lambda streams: (
-            serving_memory(
-                shape,
-                Serving(
-                    dtype=serving.dtype,
-                    streams=streams,
-                    context_tokens=serving.context_tokens,
-                    tensor=serving.tensor,
-                ),
-            ).total
-            <= usable
-        )
+        lambda streams: serving_memory(shape, replace(serving, streams=streams)).total <= usable
     )
 
 

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Annotated, Final
 
 from cost.runs.forecast import Forecast, UnknownRun
-from cost.size.choice import Gpus, Verdict, best, fits_as_asked, verdicts
+from cost.size.choice import Gpus, Verdict, best, least_recomputed, refuse_more_layers, verdicts
 from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError, load_shape
 from cost.size.training import GIB, Dtype, Method, Training, usable_bytes, usable_host_bytes
 from stacks.catalog import PLATFORMS
@@ -72,6 +72,7 @@ class RecipeRun:
     def training(self) -> Training:
         """The training that is asked for; activations stay where the recipe leaves that open."""
         train, names = self.train, self.train.lora.target_modules
+        asked = train.gradient_checkpointing
         return Training(
             method=train.method,
             dtype=train.dtype,
@@ -81,7 +82,7 @@ class RecipeRun:
             sequence_length=train.sequence_length,
             micro_batch_size=train.micro_batch_size,
             gradient_accumulation=train.gradient_accumulation,
-            gradient_checkpointing=train.gradient_checkpointing is True,
+            gradient_checkpointing=asked if isinstance(asked, int) else False,
             logits_chunk_tokens=train.loss_chunk_tokens or None,
             attention="sdpa" if train.attention == "sdpa" else "auto",
         )
@@ -138,7 +139,8 @@ class Plan:
             "dtype": training.dtype.value,
             "sequence_length": training.sequence_length,
             "micro_batch_size": training.micro_batch_size,
-            "gradient_checkpointing": training.gradient_checkpointing,
+            "gradient_checkpointing": training.recomputed_layers(self.shape.layers),
+            "layers": self.shape.layers,
             "world_size": self.world_size,
             "hardware": {
                 "platform": self.worker.platform,
@@ -188,10 +190,11 @@ def make_plan(
     shape, training = load_shape(run.model), run.training
     worker = _smallest(spec, job)
     gpus = _gpus(worker, job)
+    if run.train.gradient_checkpointing is None:
+        layers = least_recomputed(shape, training, gpus, run.train.strategy)
+        training = replace(training, gradient_checkpointing=layers)
+    refuse_more_layers(shape, training, at=f"{job.recipe}.train.gradient_checkpointing")
     found = verdicts(shape, training, gpus)
-    if run.train.gradient_checkpointing is None and not fits_as_asked(found, run.train.strategy):
-        training = replace(training, gradient_checkpointing=True)
-        found = verdicts(shape, training, gpus)
     return Plan(
         stack=spec.name,
         job=job.name,

@@ -16,7 +16,7 @@ from cost.size.shape import LINEAR_MODULES, SizeError, below_one
 
 
 class Method(StrEnum):
-    """What a fine-tuning changes."""
+    """What a fine-tuning changes; workloads/train runs each."""
 
     FULL = "full"
     LORA = "lora"
@@ -34,8 +34,6 @@ class Dtype(StrEnum):
 
 
 BITS: Final = {Dtype.FP32: 32, Dtype.BF16: 16, Dtype.FP16: 16, Dtype.INT8: 8, Dtype.INT4: 4}
-TRAINED_METHODS: Final = (Method.LORA, Method.FULL, Method.QLORA)
-"""Methods that workloads/train can run."""
 TRAINED_DTYPES: Final = (Dtype.BF16, Dtype.FP32, Dtype.FP16)
 """Types that workloads/train can run."""
 
@@ -55,8 +53,9 @@ class Training:
     micro_batch_size: int = 1
     """Rows per GPU and forward pass."""
     gradient_accumulation: int = 1
-    gradient_checkpointing: bool = False
-    """Whether a layer keeps only its input and computes the rest again in the backward pass."""
+    gradient_checkpointing: bool | int = False
+    """Layers, the first ones, that keep only their input and compute the rest again in the backward
+    pass; True: all."""
     logits_chunk_tokens: int | None = 2048
     """Tokens whose logits exist at once; None: all of a micro batch."""
     attention: Literal["auto", "varlen", "sdpa"] = "auto"
@@ -66,6 +65,10 @@ class Training:
         counts = ("rank", "sequence_length", "micro_batch_size", "gradient_accumulation")
         names = (*counts, "logits_chunk_tokens")
         problems = below_one({name: getattr(self, name) for name in names})
+        if self.gradient_checkpointing < 0:
+            problems.append(
+                f"gradient_checkpointing: got {self.gradient_checkpointing}, expected >= 0"
+            )
         if not 0 <= self.dropout < 1:
             problems.append(f"dropout: got {self.dropout}, expected 0 to below 1")
         if BITS[self.dtype] < 16:
@@ -84,6 +87,11 @@ class Training:
             )
         if problems:
             raise SizeError("\n".join(problems))
+
+    def recomputed_layers(self, layers: int) -> int:
+        """How many of a model's `layers`, the first ones, compute their activations again."""
+        every = self.gradient_checkpointing is True
+        return layers if every else min(layers, int(self.gradient_checkpointing))
 
     @property
     def tokens(self) -> int:

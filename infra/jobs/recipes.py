@@ -19,6 +19,7 @@ from cost.run_record import RunRecord
 from cost.runs.forecast import Forecast, UnknownRun
 from cost.runs.recipes import RecipeError, declared_settings, recipe_of
 from cost.runs.runs import run_lines
+from cost.size.choice import TooManyLayersError
 from cost.size.plan import Plan, make_plan
 from cost.size.saving import saving
 from cost.size.shape import SizeError
@@ -199,8 +200,13 @@ def plan_lines(plan: Plan) -> tuple[str, ...]:
     """What a person reads of the plan at a submission."""
     chosen = plan.chosen
     most = f"at most {chosen.largest_micro_batch} rows a micro batch"
-    again = ", activations recomputed" if plan.training.gradient_checkpointing else ""
-    lines = [f"plan: {chosen.sharding.label} of {plan.shape.name}{again}: {chosen.reason}; {most}"]
+    layers = plan.shape.layers
+    again = (
+        f"activations of {plan.training.recomputed_layers(layers)} of {layers} layers recomputed"
+    )
+    lines = [
+        f"plan: {chosen.sharding.label} of {plan.shape.name}, {again}: {chosen.reason}; {most}"
+    ]
     if not chosen.fits:
         lines.append(
             f"plan: {plan.job} does not fit by this plan; lower train.micro_batch_size or "
@@ -357,6 +363,8 @@ def prepare(
     plan = None
     try:
         plan = plan_of(ledger.spec, job, code, sets, run)
+    except TooManyLayersError as error:
+        raise JobsError(f"{error}; nothing was submitted") from error
     except (SizeError, RecipeError) as error:
         for line in str(error).splitlines():
             log(f"no plan: {line}")

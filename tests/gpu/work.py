@@ -104,7 +104,7 @@ class Case:
             sequence_length=config.sequence_length,
             micro_batch_size=config.micro_batch_size,
             gradient_accumulation=config.gradient_accumulation,
-            gradient_checkpointing=bool(config.gradient_checkpointing),
+            gradient_checkpointing=config.gradient_checkpointing or 0,
             logits_chunk_tokens=config.loss_chunk_tokens or None,
             attention=config.attention,
         )

@@ -273,7 +273,7 @@ def test_each_advice_on_gpu_memory_is_set_by_the_words_beside_it() -> None:
         assert hows[setting] == f"`--set train.{setting}`"
     assert "workloads/recipes/" in hows["method=qlora"]
     recomputed = {
-        method: Ledger().metrics(recomputes=True, method=method)["recompute_flops_percent"]
+        method: Ledger().metrics(recomputed=1, method=method)["recompute_flops_percent"]
         for method in ("full", "lora")
     }
     more = {method: share / (100 - share) for method, share in recomputed.items()}
@@ -439,7 +439,7 @@ def test_the_training_guide_has_every_method_recipe_and_refused_mix() -> None:
     assert not [name for name in recipes if f"`{name}`" not in page]
     rows = section_of("training.md", "Keys").splitlines()
     mixed = TrainConfig(dataset="x", max_steps=1, learning_rate=0.1, strategy="fsdp")
-    for _, message in mixed._mixes():
+    for message in mixed._mixes():
         told = re.match(r"(\S+): (?:got (\w+)|.*) with (?:method|dtype|task) (\w+)", message)
         assert told, message
         key, got, other = told.groups()

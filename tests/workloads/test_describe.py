@@ -77,7 +77,8 @@ def test_a_plan_that_does_not_fit_is_printed_and_then_refused(
         "dtype": "bf16",
         "sequence_length": 4096,
         "micro_batch_size": 2,
-        "gradient_checkpointing": True,
+        "gradient_checkpointing": 28,
+        "layers": 28,
         "steps": 321,
     }
     path = tmp_path / "plan.json"
@@ -86,6 +87,7 @@ def test_a_plan_that_does_not_fit_is_printed_and_then_refused(
     assert show_plan(["--config", "qwen2_7b_lora_16xh100", "--plan"]) == 2
     told = capsys.readouterr()
     assert "strategy    ddp: needs 90.0 GiB of 72.9 GiB a GPU" in told.out
+    assert "recomputed  activations of 28 of 28 layers" in told.out
     assert "fits        NO, 90.000 of 72.900 GiB a rank; largest micro batch 1" in told.out
     assert told.out.splitlines()[-1] == "refused     this run does not start as it is"
     assert "this run does not fit: needs 90.0 GiB of 72.9 GiB" in told.err

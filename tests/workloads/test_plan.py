@@ -28,7 +28,7 @@ from workloads.data.token_rows import Batch
 from workloads.recipes import train as train_config
 from workloads.recipes.train import LoraConfig, TrainConfig
 from workloads.train.inputs import PLAN_VARIABLE, checked_plan, choose_strategy, read_plan
-from workloads.train.model import AssistantLoss, build_model, low_activations
+from workloads.train.model import AssistantLoss, build_model, low_activations, recomputed_layers
 from workloads.train.strategy import build_optimizer, build_precision
 
 CPU = torch.device("cpu")
@@ -227,8 +227,51 @@ def test_what_a_layer_keeps_is_what_autograd_saves(
     saved = [_saved_bytes(tiny(kind, layers=layers), plan, tmp_path) for layers in (2, 3)]
     two, three = (tiny(kind, layers=layers) for layers in (2, 3))
     copies = [training_memory(shape, plan, Sharding()).gathered for shape in (two, three)]
-    kept = memory.layer_kept(two, plan).on_each(1) + copies[1] - copies[0]
-    assert kept == saved[1] - saved[0]
+    kept = memory.layer_kept(two, plan, recomputed=checkpointing).on_each(1)
+    assert kept + copies[1] - copies[0] == saved[1] - saved[0]
+
+
+@pytest.mark.feature("S003-38", "S003-39")
+@pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP32])
+def test_a_model_of_which_some_layers_are_computed_again_saves_what_is_planned(
+    method: Method, dtype: Dtype, tmp_path: Path
+) -> None:
+    """One layer of two, and one more of either kind."""
+    planned, saved = list[int](), list[int]()
+    for layers, recomputed in ((2, 1), (3, 1), (3, 2), (4, 2)):
+        shape = tiny("qwen3", layers=layers)
+        plan = Training(
+            method=method,
+            dtype=dtype,
+            rank=8,
+            sequence_length=128,
+            gradient_checkpointing=recomputed,
+        )
+        parts = training_memory(shape, plan, Sharding())
+        planned.append(parts.activations + parts.gathered)
+        saved.append(_saved_bytes(shape, plan, tmp_path))
+    assert [each - planned[0] for each in planned] == [each - saved[0] for each in saved]
+
+
+@pytest.mark.feature("S003-38")
+@pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP32])
+def test_layers_computed_again_change_no_bit(method: Method, dtype: Dtype, tmp_path: Path) -> None:
+    shape, found = tiny("qwen3", layers=3), list[list[torch.Tensor]]()
+    for layers in (False, 1, 2, 3, True):
+        plan = Training(
+            method=method, dtype=dtype, rank=8, sequence_length=64, gradient_checkpointing=layers
+        )
+        model = trainer_model(shape, plan, tmp_path)
+        assert recomputed_layers(model) == (3 if layers is True else layers, 3)
+        torch.manual_seed(0)
+        loss = loss_of(model, plan, batch_of(plan, shape))
+        loss.backward()
+        found.append([loss, *(w.grad for w in model.parameters() if w.grad is not None)])
+    assert len(found[0]) > 1
+    for others in found[1:]:
+        assert all(map(torch.equal, found[0], others))
 
 
 def _saved_bytes(shape: ModelShape, plan: Training, tmp_path: Path) -> int:
@@ -298,13 +341,14 @@ def test_a_step_in_bf16_multiplies_nothing_in_fp32(
 @pytest.mark.parametrize("vocab", [400, 6000])
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
 @pytest.mark.parametrize(
-    ("dtype", "checkpointing"), [(Dtype.BF16, False), (Dtype.BF16, True), (Dtype.FP32, True)]
+    ("dtype", "checkpointing"),
+    [(Dtype.BF16, False), (Dtype.BF16, True), (Dtype.FP32, True), (Dtype.BF16, 1), (Dtype.FP32, 3)],
 )
 def test_the_peak_of_a_train_step_is_within_a_twentieth_of_the_plan(
     vocab: int,
     method: Method,
     dtype: Dtype,
-    checkpointing: bool,
+    checkpointing: bool | int,
     chunk_tokens: int | None,
     tmp_path: Path,
 ) -> None:
@@ -343,9 +387,7 @@ def test_the_peak_of_a_train_step_is_within_a_twentieth_of_the_plan(
 
 def test_the_planner_knows_what_the_trainer_can_run() -> None:
     hints = typing.get_type_hints(TrainConfig)
-    assert set(typing.get_args(hints["method"])) == {
-        each.value for each in training.TRAINED_METHODS
-    }
+    assert set(typing.get_args(hints["method"])) == {each.value for each in Method}
     assert set(typing.get_args(hints["dtype"])) == {each.value for each in training.TRAINED_DTYPES}
     assert set(train_config.STRATEGIES) == {each.value for each in training.TRAINED}
     assert typing.get_args(hints["strategy"]) == ("auto", *train_config.STRATEGIES)
@@ -380,7 +422,8 @@ PLAN: dict[str, Any] = {
     "dtype": "fp32",
     "sequence_length": 2048,
     "micro_batch_size": 1,
-    "gradient_checkpointing": False,
+    "gradient_checkpointing": 0,
+    "layers": 2,
 }
 CONFIG = TrainConfig(
     dataset="x", dtype="fp32", sequence_length=2048, max_steps=4, learning_rate=0.01
@@ -454,6 +497,7 @@ def test_a_plan_of_another_model_is_refused(ship: Write) -> None:
         ({}, 3, "world size 1 there, 3 here"),
         ({"method": "full"}, 1, "method full there, lora here"),
         ({"sequence_length": 4096}, 1, "sequence_length 4096 there, 2048 here"),
+        ({"gradient_checkpointing": 1}, 1, "gradient_checkpointing 1 of 2 there, False here"),
     ],
 )
 def test_a_plan_of_another_run_is_left_aside_with_a_warning(
@@ -464,8 +508,18 @@ def test_a_plan_of_another_run_is_left_aside_with_a_warning(
     word: str,
 ) -> None:
     ship(**changes)
-    assert checked_plan(read_plan(), model="tiny", config=CONFIG, world_size=world_size) is None
+    config = dataclasses.replace(CONFIG, gradient_checkpointing=False)
+    assert checked_plan(read_plan(), model="tiny", config=config, world_size=world_size) is None
     assert word in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("planned", "asked"), [(1, None), (1, 1), (2, 2), (2, True), (0, False)])
+def test_a_plan_for_as_many_layers_as_the_recipe_names_is_kept(
+    ship: Write, planned: int, asked: bool | int | None
+) -> None:
+    ship(gradient_checkpointing=planned)
+    config = dataclasses.replace(CONFIG, gradient_checkpointing=asked)
+    assert checked_plan(read_plan(), model="tiny", config=config, world_size=1) is not None
 
 
 def test_an_explicit_strategy_wins_and_the_disagreement_is_told(
@@ -512,10 +566,11 @@ def test_a_run_that_does_not_fit_by_the_plan_is_refused_unless_its_strategy_is_n
     ship(fits=False, reason="needs 99.0 GiB of 41.1 GiB a GPU")
     with pytest.raises(ConfigError, match=r"does not fit: needs 99\.0 GiB of 41\.1 GiB a GPU"):
         choose_strategy(read_plan(), CONFIG)
-    for again in (False, True):
+    for again in (0, 1, 2):
+        ship(fits=False, reason="needs 99.0 GiB of 41.1 GiB a GPU", gradient_checkpointing=again)
         with pytest.raises(ConfigError) as refused:
-            choose_strategy(read_plan(), dataclasses.replace(CONFIG, gradient_checkpointing=again))
-        assert ("set train.gradient_checkpointing" in str(refused.value)) is not again
+            choose_strategy(read_plan(), CONFIG)
+        assert ("set train.gradient_checkpointing=true" in str(refused.value)) is (again < 2)
     choose_strategy(read_plan(), dataclasses.replace(CONFIG, strategy="ddp"))
     ship(largest_micro_batch=1)
     choose_strategy(read_plan(), dataclasses.replace(CONFIG, micro_batch_size=2))

@@ -87,6 +87,7 @@ WHOLE_LOGITS = {"logits_chunk_tokens": None}
         ("qwen2", 6000, WHOLE_LOGITS),
         ("qwen3", 400, ADAPTERS),
         ("qwen2", 400, ADAPTERS | CHECKPOINTED),
+        ("llama", 400, {"gradient_checkpointing": 2}),
     ],
 )
 def test_ranks_that_share_each_layer_hold_what_is_planned(
@@ -104,6 +105,8 @@ def test_ranks_that_share_each_layer_hold_what_is_planned(
         (ONE_NODE, "llama", 6000, WHOLE_LOGITS),
         (FOUR_IN_A_ROW, "llama", 400, FOUR_BATCHES | FP32 | CHECKPOINTED),
         (ONE_NODE, "qwen2", 400, {"gradient_accumulation": 1}),
+        (ONE_NODE, "llama", 400, {"gradient_checkpointing": 2}),
+        (FOUR_IN_A_ROW, "llama", 400, ADAPTERS | FOUR_BATCHES | {"gradient_checkpointing": 3}),
     ],
 )
 def test_the_fullest_stage_of_a_pipeline_holds_what_is_planned(
@@ -139,8 +142,11 @@ def compare(
     rounding = 1e-5 if dtype is Dtype.FP32 else 1e-3
     assert losses == pytest.approx(ranks[0]["whole_losses"], rel=rounding)
 
-    kept = layer_kept(shape, plan).on_each(sharding.tensor)
-    assert [each["layer"] for each in ranks] == [kept] * sharding.gpus
+    recomputed = plan.recomputed_layers(shape.layers)
+    kept = [  # by the second layer of each stage
+        layer_kept(shape, plan, recomputed=3 * each["stage"] + 1 < recomputed) for each in ranks
+    ]
+    assert [each["layer"] for each in ranks] == [each.on_each(sharding.tensor) for each in kept]
 
     planned = training_memory(shape, plan, sharding)
     fullest = max(ranks, key=lambda each: each["total"])

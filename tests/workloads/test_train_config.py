@@ -163,6 +163,12 @@ def test_two_names_of_one_key_that_disagree_are_refused(tmp_path: Path) -> None:
         ({"learning_rate": float("inf")}, "learning_rate: got Infinity, expected a number from"),
         ({"weight_decay": float("inf")}, "weight_decay: got Infinity, expected a number from"),
         ({"checkpoint": {"elastic_evry": 1}}, "did you mean 'elastic_every'?"),
+        ({"gradient_checkpointing": -1}, "gradient_checkpointing: got -1, expected >= 0"),
+        (
+            {"gradient_checkpointing": "some"},
+            'gradient_checkpointing: got "some", expected true or false or a whole number',
+        ),
+        ({"gradient_checkpointing": 1.5}, "got 1.5, expected true or false or a whole number"),
         ({"micro_batch_size": True}, "micro_batch_size: got true, expected a whole number"),
         ({"micro_batch_size": 1.5}, "micro_batch_size: got 1.5, expected a whole number"),
         ({"learning_rate": "1e-4"}, 'learning_rate: got "1e-4", expected a number'),
@@ -411,7 +417,8 @@ def test_the_plan_is_printed_without_torch(
         "dtype": "bf16",
         "sequence_length": 4096,
         "micro_batch_size": 2,
-        "gradient_checkpointing": True,
+        "gradient_checkpointing": 28,
+        "layers": 28,
         "steps": 321,
         "forecast": {
             "known": True, "hours": 1.25, "speed_source": "measured", "nodes_usd": "78.1250",

@@ -156,17 +156,18 @@ def test_a_sharded_checkpoint_is_written_in_parts_and_taken_by_as_many_ranks_onl
 @pytest.mark.feature("S003-38")
 @pytest.mark.parametrize(
     ("planned", "said", "recomputed"),
-    [(True, (), True), (False, (), False), (None, (), False),
-     (None, ("train.gradient_checkpointing=true",), True)],
-    ids=["planned", "not planned", "no plan", "said"],
+    [(2, (), 2), (1, (), 1), (0, (), 0), (None, (), 0),
+     (None, ("train.gradient_checkpointing=true",), True),
+     (None, ("train.gradient_checkpointing=1",), 1)],
+    ids=["planned", "planned of one", "not planned", "no plan", "said", "said of one"],
 )  # fmt: skip
 def test_activations_are_computed_again_where_the_plan_asks_for_it_and_the_recipe_is_silent(
     places: Path,
     run: Any,
     monkeypatch: pytest.MonkeyPatch,
-    planned: bool | None,
+    planned: int | None,
     said: tuple[str, ...],
-    recomputed: bool,
+    recomputed: int,
 ) -> None:
     run("prepare-data")
     plan = {
@@ -174,15 +175,48 @@ def test_activations_are_computed_again_where_the_plan_asks_for_it_and_the_recip
         "strategy": "ddp", "reason": "needs 0.1 GiB", "fits": True, "largest_micro_batch": 47,
         "memory_gib_per_rank": {"total": 0.1}, "method": "lora", "dtype": "fp32",
         "sequence_length": 2048, "micro_batch_size": 1, "gradient_checkpointing": planned,
+        "layers": 2,
     }  # fmt: skip
     if planned is not None:
         (places / "shipped.json").write_text(json.dumps(plan))
         monkeypatch.setenv("SOPERATOR_PLAN", str(places / "shipped.json"))
+    said_lines = list[str]()
+    monkeypatch.setattr("workloads.train.strategy.log", said_lines.append)
     code, record = run("train", "train.max_steps=1", *said)
     assert code == 0, record
     kept = json.loads((places / "results" / "12" / "config.json").read_text())
     assert kept["train"]["gradient_checkpointing"] is recomputed
-    assert (record["metrics"]["recompute_flops_percent"] > 0) is recomputed
+    layers, metrics = 2 if recomputed is True else recomputed, record["metrics"]
+    assert (metrics["num_recomputed_layers"], metrics["num_layers"]) == (layers, 2)
+    assert metrics["recompute_flops_percent"] == pytest.approx(100 * layers / (4 + layers))
+    assert any(f"activations of {layers} of 2 layers recomputed" in line for line in said_lines)
+
+
+@pytest.mark.feature("S003-38")
+def test_a_run_goes_on_with_activations_of_other_layers_computed_again(
+    places: Path, run: Any
+) -> None:
+    """To the loss of the run that was not stopped: what is computed again is the same."""
+    run("prepare-data")
+    constant = ("train.schedule=constant", "train.checkpoint_every=1")
+    for steps, layers, resume in ((2, "false", "never"), (3, "1", "auto"), (4, "true", "auto")):
+        again = f"train.gradient_checkpointing={layers}"
+        named = (f"train.max_steps={steps}", f"train.resume={resume}")
+        code, record = run("train", *constant, *named, again)
+        assert code == 0, record
+    assert record["metrics"]["num_recomputed_layers"] == 2
+    whole = run("train", "train.max_steps=4", *constant, "train.resume=never")[1]["metrics"]
+    assert (record["metrics"]["last_loss"], record["metrics"]["num_train_steps"]) == (
+        whole["last_loss"], 4
+    )  # fmt: skip
+
+
+@pytest.mark.feature("S003-38")
+def test_activations_of_more_layers_than_there_are_are_refused(places: Path, run: Any) -> None:
+    run("prepare-data")
+    code, record = run("train", "train.gradient_checkpointing=3")
+    assert code == ExitCode.BAD_CONFIG
+    assert "train.gradient_checkpointing: got 3, but the model has 2 layers" in record["reason"]
 
 
 @pytest.mark.feature("S003-33")

@@ -422,11 +422,12 @@ def test_the_ledger_counts_padding_recompute_and_time() -> None:
     ledger = Ledger(began_s=0.0)
     ledger.add(num_tokens=60, num_positions=80)
     ledger.seconds["checkpoint"] = 1.0
-    shares = ledger.metrics(recomputes=True, method="lora")
+    shares = ledger.metrics(recomputed=1, method="lora")
     assert shares["padding_positions_percent"] == 25
     assert shares["recompute_flops_percent"] == pytest.approx(100 / 3)
-    assert ledger.metrics(recomputes=True, method="full")["recompute_flops_percent"] == 25
-    assert ledger.metrics(recomputes=False, method="full")["recompute_flops_percent"] == 0
+    for recomputed, percent in ((1, 25), (0.5, 100 / 7), (0, 0)):
+        shares_of = ledger.metrics(recomputed=recomputed, method="full")
+        assert shares_of["recompute_flops_percent"] == pytest.approx(percent)
     assert shares["checkpoint_time_percent"] > 0
     assert shares["data_wait_time_percent"] == 0
 
@@ -440,7 +441,7 @@ def test_seconds_are_counted_to_what_took_them(monkeypatch: pytest.MonkeyPatch) 
     for use in ("data_wait", "checkpoint"):
         with ledger.spend(use):
             pass
-    shares = ledger.metrics(recomputes=False, method="full")
+    shares = ledger.metrics(recomputed=0, method="full")
     assert shares["train_time_s"] == 100
     assert (shares["data_wait_time_percent"], shares["checkpoint_time_percent"]) == (2, 5)
 

@@ -20,7 +20,7 @@ from workloads.data.chat_template import ChatRenderer, call_form, check_tokenize
 from workloads.data.chats import Chat, parse_line
 from workloads.data.token_rows import TokenRows
 from workloads.recipes.data import Overlong
-from workloads.recipes.reader import require
+from workloads.recipes.reader import require_over
 
 PRELOAD = "SOPERATOR_TOKENIZER_DIR"
 """Environment variable that tells the fork server which tokenizer to load."""
@@ -35,7 +35,7 @@ class TokenizeConfig:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(self.max_tokens > 1, f"max_tokens: got {self.max_tokens}, expected > 1")
+        require_over(self, 1, "max_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.data.chats import for_template
 from workloads.recipes.load import MOST_TOKENS, Lengths, LoadConfig
-from workloads.recipes.reader import parse, require
+from workloads.recipes.reader import parse, require_least
 
 PROFILE_VARIABLE = "SOPERATOR_CHAT_PROFILE"
 
@@ -34,9 +34,7 @@ class ChatProfile:
     max_answer_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("context_tokens", "output_tokens", "turns"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name}: got {value}, expected >= 1")
+        require_least(self, 1, "context_tokens", "output_tokens", "turns")
 
 
 def read_profile(environment: Mapping[str, str] | None = None) -> ChatProfile | None:

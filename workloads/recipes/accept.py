@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from workloads.recipes.reader import require
+from workloads.recipes.reader import require, require_least, require_over
 
 ON_PATH = "PATH"
 """In the place of a folder of programs: whatever PATH has; what is not there is left out."""
@@ -40,8 +40,8 @@ class CollectivesConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.sizes_mb) and min(self.sizes_mb) > 0, "sizes_mb: expected sizes > 0")
-        require(self.iterations > 0, f"iterations: got {self.iterations}, expected > 0")
-        require(self.warmup >= 0, f"warmup: got {self.warmup}, expected 0 or more")
+        require_over(self, 0, "iterations")
+        require_least(self, 0, "warmup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +58,7 @@ class ComputeConfig:
         # bf16 holds the expected product of a power of two exactly, and of few other sizes.
         is_exact = size > 0 and size & (size - 1) == 0
         require(is_exact, f"matrix_size: got {size}, expected a power of two")
-        for name in ("copy_mb", "iterations"):
-            require(getattr(self, name) > 0, f"{name}: got {getattr(self, name)}, expected > 0")
+        require_over(self, 0, "copy_mb", "iterations")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +79,8 @@ class StorageConfig:
     def __post_init__(self) -> None:
         for path in self.mounts:
             require(path.startswith("/"), f"mounts: {path!r} is not absolute; start it with /")
-        for name in ("file_mb", "block_kib", "random_reads", "random_block_kib", "small_files"):
-            require(getattr(self, name) > 0, f"{name}: got {getattr(self, name)}, expected > 0")
+        sizes = ("file_mb", "block_kib", "random_reads", "random_block_kib", "small_files")
+        require_over(self, 0, *sizes)
         require(
             self.block_kib % 4 == 0 and self.random_block_kib % 4 == 0,
             "block_kib: expected multiples of 4: O_DIRECT moves whole pages",
@@ -128,11 +127,10 @@ class TrainingConfig:
             self.name != defaults["name"] or not other,
             f"name: {self.name} has another shape ({', '.join(other)}); give it its own name",
         )
-        for name in (*_SHAPE, "sequence", "batch"):
-            require(getattr(self, name) > 0, f"{name}: got {getattr(self, name)}, expected > 0")
-        require(self.warmup >= 0, f"warmup: got {self.warmup}, expected 0 or more")
+        require_over(self, 0, *_SHAPE, "sequence", "batch")
+        require_least(self, 0, "warmup")
         require(self.width % self.heads == 0, f"heads: {self.heads} do not divide {self.width}")
-        require(self.steps > 1, f"steps: got {self.steps}, expected > 1")
+        require_over(self, 1, "steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +153,7 @@ class AcceptConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.stages), f"stages: name at least one of {', '.join(STAGES)}")
-        require(self.soak_s >= 0, f"soak_s: got {self.soak_s}, expected 0 or more")
+        require_least(self, 0, "soak_s")
 
 
 QUICK_SOAK_S = 60.0

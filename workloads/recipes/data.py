@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from workloads.common.exit_codes import ConfigError
-from workloads.recipes.reader import require
+from workloads.recipes.reader import require, require_over
 
 T = TypeVar("T")
 Kind = Literal["bfcl", "jsonl", "json", "csv", "parquet"]
@@ -40,7 +40,7 @@ class SourceConfig:
     """First rows only; None takes all."""
 
     def __post_init__(self) -> None:
-        require(self.limit is None or self.limit > 0, f"limit: got {self.limit}, expected > 0")
+        require_over(self, 0, "limit")
         known = (*BFCL_CATEGORIES, *BFCL_NO_CALL)
         unknown = [name for name in self.categories if name not in known]
         require(
@@ -76,7 +76,7 @@ class DataConfig:
         require(
             0 < self.test_ratio < 1, f"test_ratio: got {self.test_ratio}, expected between 0 and 1"
         )
-        require(self.max_tokens > 1, f"max_tokens: got {self.max_tokens}, expected > 1")
+        require_over(self, 1, "max_tokens")
         require(
             self.stratify_by is None or self.stratify_by in self.source.keep,
             f"stratify_by: got {self.stratify_by!r}, expected one of source.keep "

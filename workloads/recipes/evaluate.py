@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.recipes.reader import require
+from workloads.recipes.reader import require, require_over
 
 Precision = Literal["bf16", "8bit", "4bit"]
 
@@ -49,19 +49,9 @@ class EvaluateConfig:
     """Rows of each task; None takes all."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_rows",
-            "num_perplexity_rows",
-            "batch_size",
-            "max_new_tokens",
-            "resamples",
-        ):
-            value = getattr(self, name)
-            require(value > 0, f"{name}: got {value}, expected > 0")
-        require(
-            self.num_speed_tokens > 1,
-            f"num_speed_tokens: got {self.num_speed_tokens}, expected > 1",
-        )
+        require_over(self, 0, "num_rows", "num_perplexity_rows", "batch_size", "max_new_tokens")
+        require_over(self, 0, "resamples")
+        require_over(self, 1, "num_speed_tokens")
         require(0 < self.confidence < 1, f"confidence: got {self.confidence}, expected 0 to 1")
         require(
             all(map(str.strip, self.terms)) and len(set(self.terms)) == len(self.terms),

@@ -31,10 +31,8 @@ def create_training_arguments(path: Path | str, overrides: Sequence[str] = ()) -
     """Return the training settings in a file; every wrong key and value is told at once."""
     path = Path(path)
     mapping = read_mapping(path)
-    if "train" in mapping:
-        mapping = apply_overrides(mapping, overrides)["train"]
-    else:
-        mapping = apply_overrides({"train": mapping}, overrides)["train"]
+    whole = mapping if "train" in mapping else {"train": mapping}
+    mapping = apply_overrides(whole, overrides)["train"]
     at = f"{path.stem}.train"
     return parse(TrainConfig, translate(mapping, at=at, folder=path.parent), at=at)
 
@@ -219,13 +217,12 @@ def _zero(zero: Mapping[str, Any], mapped: Mapped, at: str, problems: list[str])
 
 
 def _types(config: Mapping[str, Any], mapped: Mapped, at: str, problems: list[str]) -> None:
-    kinds = ("bf16", "fp16")
-    on = [kind for kind in kinds if config.get(kind, {}).get("enabled", False) is True]
+    on = [kind for kind in KINDS if config.get(kind, {}).get("enabled", False) is True]
     if len(on) == 2:
         problems.append(f"{at}.fp16.enabled: got true with bf16.enabled true; enable one of them")
     elif on:
         mapped.put(f"{on[0]}.enabled", True, "dtype", on[0])
-    for kind in kinds:
+    for kind in KINDS:
         for key, value in config.get(kind, {}).items():
             if key != "enabled":
                 mapped.leave(f"{kind}.{key}", value, "torch's own mixed precision has it")

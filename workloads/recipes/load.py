@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workloads.recipes.reader import require
+from workloads.recipes.reader import require, require_least, require_over
 
 MOST_TOKENS = 10**6
 
@@ -113,7 +113,7 @@ class OpenLoop:
                 all(0 < value <= 10**5 for value in values),
                 f"{name}: got {list(values)}, expected numbers over 0",
             )
-        require(self.requests >= 2, f"requests: got {self.requests}, expected >= 2")
+        require_least(self, 2, "requests")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +128,7 @@ class Slo:
     """Share of all requests that must keep every bound; refused and failed ones do not."""
 
     def __post_init__(self) -> None:
-        for name in ("ttft_ms", "tpot_ms", "e2e_s"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"{name}: got {value}, expected > 0")
+        require_over(self, 0, "ttft_ms", "tpot_ms", "e2e_s")
         require(0 < self.share <= 1, f"share: got {self.share:g}, expected over 0 to 1")
 
     @property
@@ -173,14 +171,9 @@ class LoadConfig:
             levels[:1] == [1] and levels == sorted(set(levels)) and levels[-1] <= 4096,
             f"sweep: got {levels}, expected rising numbers from 1 to at most 4096",
         )
-        for name in ("requests_per_stream", "max_in_flight"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name}: got {value}, expected >= 1")
-        require(
-            self.warm_up_requests >= 0,
-            f"warm_up_requests: got {self.warm_up_requests}, expected >= 0",
-        )
-        require(self.timeout_s > 0, f"timeout_s: got {self.timeout_s:g}, expected > 0")
+        require_least(self, 1, "requests_per_stream", "max_in_flight")
+        require_least(self, 0, "warm_up_requests")
+        require_over(self, 0, "timeout_s")
         require(
             0 <= self.max_error_share < 1,
             f"max_error_share: got {self.max_error_share:g}, expected 0 to below 1",

@@ -80,8 +80,10 @@ def _convert(kind: Any, value: Any, at: str, problems: list[str]) -> Any:
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
         members = [member for member in typing.get_args(kind) if member is not type(None)]
-        if value is None:
-            return None
+        if value is None or (len(members) > 1 and type(value) in members):
+            return value
+        if len(members) > 1:
+            return _wrong(at, value, " or ".join(map(_name, members)), problems)
         return _convert(members[0], value, at, problems)
     if origin is tuple:
         if not isinstance(value, list):
@@ -109,15 +111,13 @@ def _convert(kind: Any, value: Any, at: str, problems: list[str]) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        return _wrong(
-            at,
-            value,
-            {str: "a string", int: "a whole number", float: "a number"}.get(
-                kind, f"a {kind.__name__}"
-            ),
-            problems,
-        )
+        return _wrong(at, value, _name(kind), problems)
     return value
+
+
+def _name(kind: type) -> str:
+    names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+    return names.get(kind, f"a {kind.__name__}")
 
 
 def _convert_dataclass(kind: Any, value: Any, at: str, problems: list[str]) -> Any:
@@ -162,6 +162,20 @@ def _wrong(at: str, value: Any, allowed: str, problems: list[str]) -> None:
     problems.append(
         f"{at}: got {got if len(got) <= _SHOWN_CHARACTERS else cut}, expected {allowed}"
     )
+
+
+def require_over(section: object, bound: int, *names: str) -> None:
+    """Refuse each of these values of a section that is there and not over `bound`."""
+    for name in names:
+        value = getattr(section, name)
+        require(value is None or value > bound, f"{name}: got {value}, expected > {bound}")
+
+
+def require_least(section: object, least: int, *names: str) -> None:
+    """Refuse each of these values of a section that is there and below `least`."""
+    for name in names:
+        value = getattr(section, name)
+        require(value is None or value >= least, f"{name}: got {value}, expected >= {least}")
 
 
 def require(condition: bool, message: str) -> None:

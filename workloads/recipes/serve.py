@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workloads.recipes.reader import require
+from workloads.recipes.reader import require, require_least, require_over
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 AUTO = "auto"
@@ -43,9 +43,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            least = 0 if name == "max_queue" else 1
-            require(value >= least, f"{name}: got {value}, expected >= {least}")
+            require_least(self, 0 if name == "max_queue" else 1, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,21 +97,21 @@ class ServeConfig:
             f"{' and '.join(given)}: at most one of adapter, merged and checkpoint says what is "
             "served beside or instead of the model",
         )
-        require(self.gpus >= 1, f"gpus: got {self.gpus}, expected >= 1")
+        require_least(self, 1, "gpus")
         require(
             self.gpus == 1 or self.engine != "transformers",
             f"gpus: got {self.gpus}, but the transformers engine has its model on one GPU; set "
             "engine to vllm, or start a server for each GPU",
         )
         require(0 <= self.port <= 65535, f"port: got {self.port}, expected 0 to 65535")
-        require(self.prefill_tokens > 0, f"prefill_tokens: got {self.prefill_tokens}, expected > 0")
+        require_over(self, 0, "prefill_tokens")
         own = sorted(_NOT_OF_A_TEMPLATE.intersection(self.template_options))
         require(
             not own,
             f"template_options: got {', '.join(own)}, expected names that the model's template "
             "reads, such as enable_thinking",
         )
-        require(self.drain_s >= 0, f"drain_s: got {self.drain_s}, expected >= 0")
+        require_least(self, 0, "drain_s")
 
     @property
     def is_loopback(self) -> bool:

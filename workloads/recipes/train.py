@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workloads.recipes.reader import require
+from workloads.recipes.reader import require, require_least, require_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,8 @@ class CheckpointConfig:
     """Seconds after which a rank that is not heard of is lost, and a step that stands is hung."""
 
     def __post_init__(self) -> None:
-        require(self.elastic_every >= 0, f"elastic_every: got {self.elastic_every}, expected >= 0")
-        require(self.every_s >= 0, f"every_s: got {self.every_s}, expected >= 0")
-        require(self.timeout_s >= 10, f"timeout_s: got {self.timeout_s}, expected >= 10")
+        require_least(self, 0, "elastic_every", "every_s")
+        require_least(self, 10, "timeout_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +45,7 @@ class EvalConfig:
     """Validations in a row without a new lowest loss that end the run; None: no early end."""
 
     def __post_init__(self) -> None:
-        for name in ("every", "every_epochs", "rows", "patience"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"{name}: got {value}, expected > 0")
+        require_over(self, 0, "every", "every_epochs", "rows", "patience")
         require(
             (self.every is None) != (self.every_epochs is None),
             f"every: got {self.every} with every_epochs {self.every_epochs}; set one of them",
@@ -81,8 +78,7 @@ class LoraConfig:
     """Train the length of each weight's columns apart from their direction (DoRA)."""
 
     def __post_init__(self) -> None:
-        require(self.rank > 0, f"rank: got {self.rank}, expected > 0")
-        require(self.alpha > 0, f"alpha: got {self.alpha}, expected > 0")
+        require_over(self, 0, "rank", "alpha")
         require(0 <= self.dropout < 1, f"dropout: got {self.dropout}, expected 0 to below 1")
 
 
@@ -96,9 +92,7 @@ class GateConfig:
     """Useful tokens; judged on GPUs only."""
 
     def __post_init__(self) -> None:
-        for name in ("max_loss", "min_tokens_per_s_per_gpu"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"{name}: got {value}, expected > 0")
+        require_over(self, 0, "max_loss", "min_tokens_per_s_per_gpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +129,9 @@ class TrainConfig:
     warmup_steps: int = 0
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    gradient_checkpointing: bool | None = None
-    """Recompute activations in the backward pass; None: where the job's plan fits only so."""
+    gradient_checkpointing: bool | int | None = None
+    """Recompute activations in the backward pass: of all layers, of none, or of so many, the first
+    ones; None: of as few as the job's plan needs to fit."""
     loss_chunk_tokens: int = LOSS_CHUNK_TOKENS
     """Label tokens whose logits exist at once; 0: all of a micro batch."""
     attention: Literal["auto", "varlen", "sdpa"] = "auto"
@@ -179,91 +174,60 @@ class TrainConfig:
     """Threads per rank on CPU; None leaves torch's choice."""
 
     def __post_init__(self) -> None:
-        for name in ("sequence_length", "micro_batch_size", "gradient_accumulation", "keep_last"):
-            value = getattr(self, name)
-            require(value > 0, f"{name}: got {value}, expected > 0")
-        for name in ("warmup_steps", "weight_decay", "checkpoint_every", "loss_chunk_tokens"):
-            value = getattr(self, name)
-            require(value >= 0, f"{name}: got {value}, expected >= 0")
-        require(self.learning_rate > 0, f"learning_rate: got {self.learning_rate}, expected > 0")
-        require(self.max_grad_norm > 0, f"max_grad_norm: got {self.max_grad_norm}, expected > 0")
+        require_over(self, 0, "sequence_length", "micro_batch_size", "gradient_accumulation")
+        require_over(self, 0, "keep_last", "learning_rate", "max_grad_norm", "epochs", "max_steps")
+        require_over(self, 0, "checkpoint_every_epochs", "cpu_threads")
+        require_least(self, 0, "warmup_steps", "weight_decay", "checkpoint_every")
+        require_least(self, 0, "loss_chunk_tokens", "gradient_checkpointing")
         require(
             (self.epochs is None) != (self.max_steps is None),
             f"max_steps: got {self.max_steps} with epochs {self.epochs}; set exactly one of them",
         )
-        for name in ("epochs", "max_steps", "checkpoint_every_epochs", "cpu_threads"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"{name}: got {value}, expected > 0")
-        for allowed, message in self._mixes():
-            require(allowed, message)
+        for message, is_so in self._mixes().items():
+            require(not is_so, message)
 
-    def _mixes(self) -> tuple[tuple[bool, str], ...]:
-        """Return (allowed, message) of every pair of keys that can contradict each other."""
-        sharded = self.strategy in STRATEGIES[1:]
-        return (
+    def _mixes(self) -> dict[str, bool]:
+        """Return what is wrong with each pair of keys that can contradict each other, if it is."""
+        sharded, other_task = self.strategy in STRATEGIES[1:], self.task != "causal_lm"
+        return {
             (
-                not (self.method == "qlora" and self.dtype == "fp32"),
-                (
-                    "dtype: got fp32 with method qlora, which computes in 16 bits; expected bf16 "
-                    "or fp16, or method lora"
-                ),
-            ),
+                "dtype: got fp32 with method qlora, which computes in 16 bits; expected bf16 or "
+                "fp16, or method lora"
+            ): self.method == "qlora" and self.dtype == "fp32",
             (
-                not (self.method == "qlora" and sharded),
-                (
-                    f"strategy: got {self.strategy} with method qlora; 4-bit weights are not "
-                    "divided between ranks; use ddp (a 14B base takes 10 GB), or method lora"
-                ),
-            ),
+                f"strategy: got {self.strategy} with method qlora; 4-bit weights are not divided "
+                "between ranks; use ddp (a 14B base takes 10 GB), or method lora"
+            ): self.method == "qlora" and sharded,
             (
-                not (self.dtype == "fp16" and sharded),
-                (
-                    f"strategy: got {self.strategy} with dtype fp16, whose loss scale is kept for "
-                    "whole gradients only; use bf16, or strategy ddp"
-                ),
-            ),
+                f"strategy: got {self.strategy} with dtype fp16, whose loss scale is kept for "
+                "whole gradients only; use bf16, or strategy ddp"
+            ): self.dtype == "fp16" and sharded,
             (
-                not (self.lora.dora and self.method == "full"),
-                "lora.dora: got true with method full, which has no adapters; use method lora",
-            ),
+                "lora.dora: got true with method full, which has no adapters; use method lora"
+            ): self.lora.dora and self.method == "full",
             (
-                not (self.export_merged and self.method == "full"),
-                (
-                    "export_merged: got true with method full, whose final/ is the whole model; "
-                    "leave it out"
-                ),
-            ),
+                "export_merged: got true with method full, whose final/ is the whole model; leave "
+                "it out"
+            ): self.export_merged and self.method == "full",
             (
-                self.task == "causal_lm" or self.method != "qlora",
-                (
-                    f"method: got qlora with task {self.task}; 4-bit bases are read for causal_lm "
-                    "only; use lora or full"
-                ),
-            ),
+                f"method: got qlora with task {self.task}; 4-bit bases are read for causal_lm "
+                "only; use lora or full"
+            ): other_task and self.method == "qlora",
             (
-                self.task not in ("semantic_segmentation", "object_detection")
-                or self.method == "full",
-                f"method: got {self.method} with task {self.task}, which trains all; use full",
-            ),
+                f"method: got {self.method} with task {self.task}, which trains all; use full"
+            ): self.task in ("semantic_segmentation", "object_detection") and self.method != "full",
             (
-                self.task == "causal_lm" or not self.export_merged,
-                (
-                    f"export_merged: got true with task {self.task}, whose final/ is loaded as it "
-                    "is; leave it out"
-                ),
-            ),
+                f"export_merged: got true with task {self.task}, whose final/ is loaded as it is; "
+                "leave it out"
+            ): other_task and self.export_merged,
             (
-                self.task == "causal_lm" or not self.compile,
-                (
-                    f"compile: got true with task {self.task}; only the rows of causal_lm keep "
-                    "one shape; leave it out"
-                ),
+                f"compile: got true with task {self.task}; only the rows of causal_lm keep one "
+                "shape; leave it out"
+            ): other_task and bool(self.compile),
+            f"loss_chunk_tokens: has no meaning with task {self.task}; leave it out": (
+                other_task and self.loss_chunk_tokens != LOSS_CHUNK_TOKENS
             ),
-            (
-                self.task == "causal_lm" or self.loss_chunk_tokens == LOSS_CHUNK_TOKENS,
-                f"loss_chunk_tokens: has no meaning with task {self.task}; leave it out",
-            ),
-        )
+        }
 
     @property
     def has_adapters(self) -> bool:

@@ -150,6 +150,7 @@ def _plan_lines(plan: inputs.Plan, strategy: str, document: dict[str, Any]) -> I
     usable = (document.get("hardware") or {}).get("usable_gib_per_rank")
     total = plan.memory_gib_per_rank["total"]
     needs = "" if usable is None else f", {total:.3f} of {usable:.3f} GiB a rank"
+    yield f"recomputed  activations of {plan.gradient_checkpointing} of {plan.layers} layers"
     yield f"fits        {fits}{needs}; largest micro batch {plan.largest_micro_batch}"
     yield "memory      GiB a rank"
     for part, gib in plan.memory_gib_per_rank.items():

@@ -117,26 +117,19 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
         print(json.dumps({str(path): identity(path) for path in found}))
     except (OSError, WorkloadError) as error:
         code = ExitCode.BAD_DATA if isinstance(error, OSError) else exit_code_of(error)
-        refuse(record, error, code)
+        record.outcome, record.exit_code, record.reason = "FAIL", code, reason_of(error)
+        log(f"{code.name} (exit {int(code)}): {record.reason}", every_rank=True)
+        if Places().has("results"):
+            results = Places().path("results")
+            results_dir = atomic.own_folder(results / job_id(), below=results)
+            record.finish(results_dir, is_main=False, to=sys.stderr)  # the script reads stdout
         return code
     return ExitCode.OK
-
-
-def refuse(record: RunRecord, error: Exception, code: ExitCode) -> None:
-    """Say why the job ends, in the log and in its run record."""
-    record.outcome, record.exit_code, record.reason = "FAIL", code, reason_of(error)
-    log(f"{code.name} (exit {int(code)}): {record.reason}", every_rank=True)
-    if not Places().has("results"):
-        return
-    results = Places().path("results")
-    results_dir = atomic.own_folder(results / job_id(), below=results)
-    record.finish(results_dir, is_main=False, to=sys.stderr)  # the script reads stdout
 
 
 PLAN_VARIABLE = "SOPERATOR_PLAN"
 PLAN_FILE = "plan.json"
 SCHEMA_VERSION = 1
-_SETTINGS = ("method", "dtype", "sequence_length", "micro_batch_size", "gradient_checkpointing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +152,9 @@ class Plan:
     dtype: str
     sequence_length: int
     micro_batch_size: int
-    gradient_checkpointing: bool
+    gradient_checkpointing: int
+    """Layers of the model, the first ones, whose activations are computed again."""
+    layers: int
     reshard_after_forward: bool = True
 
     def __post_init__(self) -> None:
@@ -208,9 +203,12 @@ def checked_plan(
         )
     differences = [
         f"{key} {getattr(plan, key)} there, {getattr(config, key)} here"
-        for key in _SETTINGS
-        if getattr(config, key) not in (getattr(plan, key), None)
+        for key in ("method", "dtype", "sequence_length", "micro_batch_size")
+        if getattr(config, key) != getattr(plan, key)
     ]
+    asked, planned = config.gradient_checkpointing, plan.gradient_checkpointing
+    if asked is not None and (plan.layers if asked is True else int(asked)) != planned:
+        differences.append(f"gradient_checkpointing {planned} of {plan.layers} there, {asked} here")
     if plan.world_size != world_size:
         differences.append(f"world size {plan.world_size} there, {world_size} here")
     if differences:
@@ -225,7 +223,8 @@ def choose_strategy(plan: Plan | None, config: TrainConfig) -> str:
     if plan is None:
         return explicit or STRATEGIES[0]
     if not plan.fits and explicit is None:
-        again = "" if config.gradient_checkpointing else "set train.gradient_checkpointing, "
+        is_all = plan.gradient_checkpointing == plan.layers
+        again = "" if is_all else "set train.gradient_checkpointing=true, "
         raise ConfigError(
             f"{plan.path}: this run does not fit: {plan.reason}; lower train.micro_batch_size or "
             f"train.sequence_length, {again}or take larger GPUs; to try all the same, name "

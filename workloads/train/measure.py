@@ -153,16 +153,16 @@ class Ledger:
         self.num_tokens += num_tokens
         self.num_positions += num_positions
 
-    def metrics(self, *, recomputes: bool, method: str) -> dict[str, float | int]:
-        """Return the shares in percent: of time, of positions, and of FLOPs for recomputation."""
+    def metrics(self, *, recomputed: float, method: str) -> dict[str, float | int]:
+        """Return percents: of time, of positions, of FLOPs for the share `recomputed` of layers."""
         wall_s = time.perf_counter() - self.began_s
         # Forward 2N, backward 4N or, with a frozen base, 2N; checkpointing adds a forward pass.
-        passes = 6 if method == "full" else 4
+        passes, again = 6 if method == "full" else 4, 2 * recomputed
         shares: dict[str, float | int] = {
             f"{use}_time_percent": 100 * seconds / wall_s for use, seconds in self.seconds.items()
         }
         shares["train_time_s"] = wall_s
-        shares["recompute_flops_percent"] = 100 * 2 / (passes + 2) if recomputes else 0.0
+        shares["recompute_flops_percent"] = 100 * again / (passes + again)
         if self.num_positions:
             shares["padding_positions_percent"] = 100 * (1 - self.num_tokens / self.num_positions)
         shares["num_useful_tokens"] = self.num_tokens

@@ -326,15 +326,10 @@ class _ChunkedLoss(torch.autograd.Function):
 
 def build_model(model_dir: Path, config: TrainConfig, *, device: torch.device) -> Any:
     """Return the model ready to train: frozen base with fp32 adapters, or all weights."""
-    from transformers import AutoConfig
-
-    dtype = base_dtype(config)
-    shape = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
-    attention = choose_attention(config, device, shape)
-    options: dict[str, Any] = {"attn_implementation": attention}
+    _, options = _shape(model_dir, config, device)
     if config.method == "qlora":
-        options |= four_bit_options(dtype)
-    return prepare_model(load_model(model_dir, dtype=dtype, device=device, **options), config)
+        options |= four_bit_options(options["dtype"])
+    return prepare_model(load_model(model_dir, device=device, **options), config)
 
 
 def build_outline(
@@ -376,17 +371,25 @@ def build_empty_model(model_dir: Path, config: TrainConfig, *, device: torch.dev
 
 
 def _blank(model_dir: Path, config: TrainConfig, device: torch.device) -> tuple[Any, Any]:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    shape = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
-    options = {
-        "dtype": base_dtype(config),
-        "attn_implementation": choose_attention(config, device, shape),
-    }
+    shape, options = _shape(model_dir, config, device)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(shape, **options), options
+
+
+def _shape(
+    model_dir: Path, config: TrainConfig, device: torch.device
+) -> tuple[Any, dict[str, Any]]:
+    """Return a model's config, which has as many layers as are wanted, and how it is loaded."""
+    from transformers import AutoConfig
+
+    shape = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+    refuse_more_layers(config.gradient_checkpointing, shape.get_text_config().num_hidden_layers)
+    attention = choose_attention(config, device, shape)
+    return shape, {"dtype": base_dtype(config), "attn_implementation": attention}
 
 
 def prepare_model(model: Any, config: TrainConfig) -> Any:
@@ -396,11 +399,42 @@ def prepare_model(model: Any, config: TrainConfig) -> Any:
         # QLoRA too needs no prepare_model_for_kbit_training: norms compute in fp32, so that fp32
         # weights in them change no result (docs/training.md).
         model = attach_lora(model, config)
-    if config.gradient_checkpointing:
-        # transformers 5.17, which the GPU suite may meet, has the older name alone.
-        newer = getattr(model, "activation_checkpointing_enable", None)
-        (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
-    return model.train()
+    return recompute(model, config.gradient_checkpointing).train()
+
+
+def recompute(model: Any, wanted: bool | int | None) -> Any:
+    """Return `model`, whose first `wanted` layers compute their activations again; True: all."""
+    if not wanted:
+        return model
+    # transformers 5.17, which the GPU suite may meet, has the older name alone.
+    newer = getattr(model, "activation_checkpointing_enable", None)
+    (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    layers = _recomputable(model)
+    refuse_more_layers(wanted, len(layers))
+    for layer in layers if wanted is True else layers[wanted:]:
+        layer.gradient_checkpointing = wanted is True
+    return model
+
+
+def refuse_more_layers(wanted: bool | int | None, num_layers: int) -> None:
+    """Raise ConfigError where more layers are to compute activations again than there are."""
+    if wanted is not True and (wanted or 0) > num_layers:
+        raise ConfigError(
+            f"train.gradient_checkpointing: got {wanted}, but the model has {num_layers} layers; "
+            f"expected 0 to {num_layers}; set true for all"
+        )
+
+
+def recomputed_layers(model: nn.Module) -> tuple[int, int]:
+    """Return the numbers of layers that compute their activations again, and that could."""
+    layers = _recomputable(model)
+    return sum(layer.gradient_checkpointing for layer in layers), len(layers)
+
+
+def _recomputable(model: nn.Module) -> list[Any]:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
 
 
 def base_dtype(config: TrainConfig) -> torch.dtype:

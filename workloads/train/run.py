@@ -30,8 +30,6 @@ from workloads.train import inputs
 from workloads.train.tasks import Task, open_task
 
 if TYPE_CHECKING:
-    from workloads.train.checkpoint import FolderCheckpoints
-    from workloads.train.loop import TrainState
     from workloads.train.measure import TrainMetrics
 
 
@@ -99,8 +97,8 @@ def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None
     read = inputs.read_plan()
     plan = inputs.checked_plan(read, model=model, config=config, world_size=world_size)
     if config.gradient_checkpointing is None:
-        again = plan is not None and plan.gradient_checkpointing
-        log(f"train.gradient_checkpointing: {'on, by the plan' if again else 'off'}")
+        again = 0 if plan is None else plan.gradient_checkpointing
+        log(f"train.gradient_checkpointing: {again}, {'by the' if plan else 'without a'} plan")
         config = replace(config, gradient_checkpointing=again)
     strategy = inputs.choose_strategy(plan, config)
     task = open_task(config, model=model, model_dir=model_dir, dataset=dataset)
@@ -181,7 +179,7 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
     from workloads.train.checkpoint import FolderCheckpoints
     from workloads.train.finish import finish, save_original
     from workloads.train.loop import Progress, Stream, Trainer, TrainState, Watchdog
-    from workloads.train.measure import LossCurve
+    from workloads.train.measure import LossCurve, TrainMetrics
     from workloads.train.run_folder import run_folder
     from workloads.train.strategy import (
         build_optimizer,
@@ -227,7 +225,7 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
         config=config.checkpoint,
         keep_last=config.keep_last,
         stop=stop,
-        model_config=_model_config(strategy.model),
+        model_config=strategy.model.config.to_json_string(),
     )
     with Watchdog(timeout_s, fail=job.fail):
         checkpoints.load(state)
@@ -267,29 +265,25 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
             watchdog=watchdog,
             curve=LossCurve(curve_path, first_step=first_step) if here.is_main else None,
             events=events,
-            metrics=_metrics(state, num_steps, checkpoints) if here.is_main else None,
+            metrics=TrainMetrics(
+                step=first_step,
+                num_steps=num_steps,
+                world_size=here.world_size,
+                last_commit_s=lambda: checkpoints.last_commit_s,
+            )
+            if here.is_main
+            else None,
         )
         try:
             with _published(job, trainer.metrics), stop.deferred():
                 throughput = trainer.run()
         finally:
             # Also of a run that is stopped or fails: it has used its time.
-            job.record.metrics |= trainer.ledger.metrics(
-                recomputes=bool(config.gradient_checkpointing), method=config.method
-            )
+            metrics = job.record.metrics
+            recomputed = metrics["num_recomputed_layers"] / max(1, metrics["num_layers"])
+            metrics |= trainer.ledger.metrics(recomputed=recomputed, method=config.method)
     job.record.artifacts |= {"checkpoint_dir": str(folder.path), "loss_curve": str(curve_path)}
     finish(run, here, trainer, throughput, folder)
-
-
-def _metrics(state: TrainState, num_steps: int, checkpoints: FolderCheckpoints) -> TrainMetrics:
-    from workloads.train.measure import TrainMetrics
-
-    return TrainMetrics(
-        step=state.progress.step,
-        num_steps=num_steps,
-        world_size=state.world.world_size,
-        last_commit_s=lambda: checkpoints.last_commit_s,
-    )
 
 
 def _published(job: Job, metrics: TrainMetrics | None) -> contextlib.AbstractContextManager[Any]:
@@ -298,11 +292,6 @@ def _published(job: Job, metrics: TrainMetrics | None) -> contextlib.AbstractCon
         return contextlib.nullcontext()
     job.record.artifacts["metrics"] = str(job.results_dir / publish.FILE_NAME)
     return publish.Publisher(metrics.text, results_dir=job.results_dir, kind="train")
-
-
-def _model_config(model: Any) -> str:
-    base = model.get_base_model() if hasattr(model, "peft_config") else model
-    return base.config.to_json_string()
 
 
 def _events(job: Job) -> Any:

@@ -20,7 +20,13 @@ from workloads.common.log import log
 from workloads.common.models import torch_dtype
 from workloads.recipes.train import TrainConfig
 from workloads.train.inputs import Run, compiles_layers
-from workloads.train.model import build_outline, low_activations, num_parameters, use_liger
+from workloads.train.model import (
+    build_outline,
+    low_activations,
+    num_parameters,
+    recomputed_layers,
+    use_liger,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +331,10 @@ def say_what_is_trained(run: Run, strategy: Strategy, here: World) -> None:
     """Log how many weights are trained and how they are spread; the record gets the numbers."""
     num_all, num_trained = num_parameters(strategy.model)
     config, metrics = run.config, run.job.record.metrics
+    recomputed, num_layers = recomputed_layers(strategy.model)
     metrics |= {
+        "num_layers": num_layers,
+        "num_recomputed_layers": recomputed,
         "num_parameters": num_all,
         "num_trained_parameters": num_trained,
         "num_rows": len(run.task.rows),
@@ -336,6 +345,7 @@ def say_what_is_trained(run: Run, strategy: Strategy, here: World) -> None:
     dora = " with DoRA" if config.has_adapters and config.lora.dora else ""
     log(
         f"{run.job.recipe.model}: {num_all:,} parameters, {num_trained:,} trained "
-        f"({config.method}{dora}, {config.dtype}); {run.strategy}, world size {here.world_size} "
-        f"on {here.device.type}; {len(run.task.rows)} rows, {run.task.num_dropped} too long"
+        f"({config.method}{dora}, {config.dtype}); activations of {recomputed} of {num_layers} "
+        f"layers recomputed; {run.strategy}, world size {here.world_size} on {here.device.type}; "
+        f"{len(run.task.rows)} rows, {run.task.num_dropped} too long"
     )

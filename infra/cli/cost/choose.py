@@ -63,6 +63,12 @@ def size(
     checkpointing: Annotated[
         bool, typer.Option(help="Compute activations again in the backward pass.")
     ] = True,
+    layers: Annotated[
+        int | None,
+        typer.Option(
+            "--checkpointing-layers", metavar="N", help="Those of the first N layers alone."
+        ),
+    ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Size for chats instead.")] = False,
     streams: Annotated[int, typer.Option(help="Conversations at once, with --serve.")] = 1,
     prices: Annotated[
@@ -89,7 +95,7 @@ def size(
                 rank=rank,
                 sequence_length=seq,
                 micro_batch_size=batch,
-                gradient_checkpointing=checkpointing,
+                gradient_checkpointing=checkpointing if layers is None else layers,
             )
         )
         book, spec = PriceBook.load(prices), None if stack is None else context.spec(stack)

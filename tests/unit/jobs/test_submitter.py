@@ -124,6 +124,15 @@ def test_a_job_that_the_budget_has_no_room_for_is_never_begun(tmp_path: Path) ->
     assert of.file.read().entries == ()
 
 
+@pytest.mark.feature("S003-38")
+def test_more_layers_than_the_model_has_are_not_submitted(tmp_path: Path) -> None:
+    of = books(tmp_path)
+    files, said = code_files(STACKS_DIR.parent, of.spec), list[str]()
+    wrong = "train.gradient_checkpointing: got 41, but Qwen3-14B has 40 layers; give 0 to 40"
+    with pytest.raises(JobsError, match=rf"{wrong}.*; nothing was submitted"):
+        prepare(of, job_of(of.spec), files, ["train.gradient_checkpointing=41"], log=said.append)
+
+
 def test_a_run_that_no_memory_holds_is_refused_with_what_it_needs(tmp_path: Path) -> None:
     """A recipe that names its strategy is tried all the same, as the trainer says."""
     of = books(tmp_path)

@@ -247,3 +247,11 @@ def test_more_memory_a_gpu_is_never_less_usable() -> None:
     sizes = [usable_bytes(gb) for gb in (24, 40, 48, 80, 141, 180, 288)]
     assert all(few < many for few, many in pairwise(sizes))
     assert usable_bytes(48) < 44.40 * GIB
+
+
+def test_an_answer_says_how_many_layers_are_recomputed_and_refuses_more_than_there_are() -> None:
+    found = training_answer("Qwen3-14B", Training(gradient_checkpointing=10), BOOK)
+    assert "10 of 40 layers recomputed" in found.text
+    assert (found.values["gradient_checkpointing"], found.values["layers"]) == (10, 40)
+    with pytest.raises(SizeError, match=r"--checkpointing-layers: got 41, but Qwen3-14B has 40"):
+        training_answer("Qwen3-14B", Training(gradient_checkpointing=41), BOOK)

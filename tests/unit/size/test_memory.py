@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost.size.choice import Gpus, least_recomputed, verdicts
 from cost.size.memory import (
     Serving,
     base_bytes,
@@ -57,7 +58,7 @@ TRAININGS = st.builds(
     sequence_length=st.integers(1, 4096),
     micro_batch_size=st.integers(1, 8),
     gradient_accumulation=st.integers(1, 8),
-    gradient_checkpointing=st.booleans(),
+    gradient_checkpointing=st.booleans() | st.integers(0, 8),
     logits_chunk_tokens=st.none() | st.integers(1, 4096),
 )
 ZERO = st.sampled_from([Strategy.ZERO1, Strategy.ZERO2, Strategy.FSDP, Strategy.OFFLOAD])
@@ -210,6 +211,26 @@ def test_logits_in_chunks_cap_what_the_loss_needs() -> None:
     assert saved > 8 * 2**30
 
 
+@pytest.mark.feature("S003-38")
+@given(SHAPES, TRAININGS, st.integers(1, 8), st.floats(0.3, 1.1))
+def test_as_few_layers_are_computed_again_as_the_memory_asks_for(
+    shape: ModelShape, training: Training, gpus: int, share: float
+) -> None:
+    most, least = (
+        training_memory(shape, replace(training, gradient_checkpointing=each), ALONE).total
+        for each in (False, True)
+    )
+    on = Gpus(nodes=1, per_node=gpus, usable=int(least + share * (most - least)))
+
+    def fits(layers: int) -> bool:
+        ddp = verdicts(shape, replace(training, gradient_checkpointing=layers), on)[0]
+        return ddp.usable_here
+
+    chosen = least_recomputed(shape, training, on, Strategy.DDP)
+    assert fits(chosen) or not any(map(fits, range(shape.layers + 1)))
+    assert not any(map(fits, range(chosen)))
+
+
 @pytest.mark.feature("S003-39")
 def test_checkpointing_keeps_an_input_a_layer() -> None:
     shape = load_shape("Qwen3-14B")
@@ -228,6 +249,7 @@ def test_checkpointing_keeps_an_input_a_layer() -> None:
         ({"micro_batch_size": 0}, r"micro_batch_size: got 0, expected 1 or more"),
         ({"sequence_length": -1}, r"sequence_length: got -1"),
         ({"rank": 0}, r"rank: got 0"),
+        ({"gradient_checkpointing": -1}, r"gradient_checkpointing: got -1, expected >= 0"),
         ({"method": Method.FULL, "dtype": Dtype.INT4}, r"int4 with method full.*--method qlora"),
         ({"method": Method.QLORA, "dtype": Dtype.INT4}, r"leave --dtype at bf16"),
         ({"targets": ("lm_head",)}, r"targets: lm_head; expected some of q_proj"),

@@ -98,25 +98,39 @@ def test_the_settings_of_a_submission_are_planned() -> None:
 @pytest.mark.parametrize(
     ("train", "recomputed", "label"),
     [
-        ({}, False, "fsdp x 4, gathered once"),
-        ({"micro_batch_size": 4}, True, "ddp x 4"),
-        ({"strategy": "ddp"}, True, "ddp x 4"),
-        ({"gradient_checkpointing": True}, True, "ddp x 4"),
-        ({"micro_batch_size": 4, "gradient_checkpointing": False}, False, "offload x 4"),
+        ({}, 0, "fsdp x 4, gathered once"),
+        ({"micro_batch_size": 4}, 2, "fsdp x 4"),
+        ({"strategy": "ddp"}, 22, "ddp x 4"),
+        ({"gradient_checkpointing": True}, 28, "ddp x 4"),
+        ({"gradient_checkpointing": 23}, 23, "ddp x 4"),
+        ({"micro_batch_size": 4, "gradient_checkpointing": False}, 0, "offload x 4"),
     ],
-    ids=["fits", "does not fit", "named strategy", "said on", "said off"],
+    ids=["fits", "does not fit", "named strategy", "all", "some", "none"],
 )  # fmt: skip
 def test_activations_are_computed_again_where_the_job_does_not_fit_without(
-    train: dict[str, Any], recomputed: bool, label: str
+    train: dict[str, Any], recomputed: int, label: str
 ) -> None:
     """Offload fits in the last and is no reason to do without: it is slower than to compute."""
     spec, job = stack_and_job("h200-elastic")
     recipe = {"model": "Qwen/Qwen2-7B-Instruct", "train": {"method": "full", **train}}
     plan = make_plan(spec, job, recipe)
-    assert plan.training.gradient_checkpointing is recomputed
-    assert json.loads(plan.to_bytes())["gradient_checkpointing"] is recomputed
+    written = json.loads(plan.to_bytes())
+    assert (written["gradient_checkpointing"], written["layers"]) == (recomputed, 28)
     assert plan.chosen.sharding.label == label
-    assert ("activations recomputed" in plan_lines(plan)[0]) is recomputed
+    assert plan.chosen.usable_here
+    assert f"activations of {recomputed} of 28 layers recomputed" in plan_lines(plan)[0]
+    if recomputed and "gradient_checkpointing" not in train:
+        fewer = train | {"gradient_checkpointing": recomputed - 1}
+        found = make_plan(spec, job, recipe | {"train": recipe["train"] | fewer})
+        assert label not in [v.sharding.label for v in found.all_verdicts if v.fits]
+
+
+@pytest.mark.feature("S003-38")
+def test_more_layers_than_the_model_has_are_not_submitted() -> None:
+    spec, job = stack_and_job("l40s-dev")
+    with pytest.raises(SizeError, match=r"qlora_8xl40s\.train\.gradient_checkpointing: got 41, but "
+                       r"Qwen3-14B has 40 layers; give 0 to 40"):  # fmt: skip
+        plan_of(spec, job, RECIPES, ["train.gradient_checkpointing=41"])
 
 
 def test_what_no_strategy_holds_is_told_with_a_way_out() -> None:

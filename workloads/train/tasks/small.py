@@ -15,7 +15,7 @@ import json
 import random
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,11 +135,10 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the same batch on `device`."""
-        return Batch(
+        return replace(
+            self,
             inputs={name: value.to(device) for name, value in self.inputs.items()},
             labels=self.labels.to(device),
-            num_tokens=self.num_tokens,
-            num_label_tokens=self.num_label_tokens,
             boxes=None if self.boxes is None else self.boxes.to(device),
         )
 
@@ -259,13 +258,11 @@ class SmallTask:
         return getattr(transformers, kind)(**sizes, **self._head())
 
     def _ready(self, model: Any) -> Any:
-        if self._config.has_adapters:
-            from workloads.train.model import attach_lora
+        from workloads.train.model import attach_lora, recompute
 
+        if self._config.has_adapters:
             model = attach_lora(model, self._config)
-        if self._config.gradient_checkpointing:
-            model.activation_checkpointing_enable({"use_reentrant": False})
-        return model.train()
+        return recompute(model, self._config.gradient_checkpointing).train()
 
     def loss(self, model: Any, device: torch.device) -> torch.nn.Module:
         """Return the module of the summed loss."""
