@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import sys
 import traceback
@@ -59,20 +60,25 @@ class Job:
         end(code)
 
 
-def argument_parser(kind: str) -> argparse.ArgumentParser:
+def argument_parser(kind: str, *, required: bool = True) -> argparse.ArgumentParser:
     """Return the parser of `--recipe`, `--set` and, of a training, `--resume`."""
     parser = argparse.ArgumentParser(prog=f"python -m workloads.{kind}")
-    parser.add_argument(
-        "--recipe",
-        "--config",
-        dest="recipe",
-        required=True,
-        help="name in workloads/recipes, or a file",
-    )
+    text = f"name in workloads/recipes, or a file with a section {kind}"
+    parser.add_argument("--recipe", "--config", dest="recipe", required=required, help=text)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     if kind == "train":
         parser.add_argument("--resume", help="auto, requeue, never, or a checkpoint folder")
     return parser
+
+
+def recipe_words(
+    options: argparse.Namespace, default: str, sets: Sequence[tuple[str, Any]]
+) -> list[str]:
+    """Return a command line with flags of its own in recipe form, `--set` of each key and value."""
+    own = [f"{key}={json.dumps(value)}" for key, value in sets]
+    # What is set by its key comes last: it wins over a flag.
+    words = [word for each in [*own, *options.overrides] for word in ("--set", each)]
+    return ["--recipe", options.recipe or default, *words]
 
 
 def run_job(

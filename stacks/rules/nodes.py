@@ -10,8 +10,6 @@ from stacks.catalog import (
     FABRICS,
     NODES_PER_GROUP_MAX,
     PLATFORMS,
-    STRIPED_DISK_MAX_GIB,
-    STRIPED_DISK_STEP_GIB,
     SYSTEM_MIN_NODES_ADVISED,
     VCPUS_ADVISED,
     Alias,
@@ -21,7 +19,7 @@ from stacks.errors import SpareNodes
 from stacks.machines import node_groups
 from stacks.rules import Findings
 from stacks.rules.naming import name_problem
-from stacks.rules.workers import STRIPED, check_labels, check_workers
+from stacks.rules.workers import check_labels, check_workers, stripe_problems
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec, WorkerSpec
 
@@ -97,20 +95,9 @@ def _check_boot_disk(role: str, path: str, disk: BootDiskSpec, findings: Finding
             f"{disk.size_gib} GiB; Soperator's recipe wants {BOOT_DISK_ADVISED_GIB[role]} or more "
             f"for {role} nodes (images and logs fill less)",
         )
-    if disk.type in STRIPED and disk.size_gib % STRIPED_DISK_STEP_GIB != 0:
-        step = STRIPED_DISK_STEP_GIB
-        above = -(-disk.size_gib // step) * step
-        findings.add(
-            "nodes.boot-disk-step",
-            f"{path}.size_gib",
-            f"{disk.size_gib} GiB is not a multiple of {step}, as {disk.type} needs; use {above}",
-        )
-    if disk.type in STRIPED and disk.size_gib > STRIPED_DISK_MAX_GIB:
-        findings.add(
-            "nodes.boot-disk-most",
-            f"{path}.size_gib",
-            f"{disk.size_gib} GiB; {disk.type} ends at {STRIPED_DISK_MAX_GIB}",
-        )
+    step, most = stripe_problems(disk.size_gib, disk.type)
+    findings.add("nodes.boot-disk-step", f"{path}.size_gib", step)
+    findings.add("nodes.boot-disk-most", f"{path}.size_gib", most)
 
 
 def _check_counts(role: str, path: str, group: NodeGroupSpec, findings: Findings) -> None:

@@ -319,19 +319,16 @@ def _check_disk_paths(spec: StackSpec, worker: WorkerSpec, path: str, findings: 
 
 def check_stripes(path: str, size_gib: int, type_: DiskType, findings: Findings) -> None:
     """Sizes of disks that are made of stripes."""
-    if type_ not in STRIPED:
-        return
-    if size_gib % STRIPED_DISK_STEP_GIB != 0:
-        above = -(-size_gib // STRIPED_DISK_STEP_GIB) * STRIPED_DISK_STEP_GIB
-        findings.add(
-            "nodes.disk-step",
-            f"{path}.size_gib",
-            f"{size_gib} GiB is not a multiple of {STRIPED_DISK_STEP_GIB}, as {type_} needs; "
-            f"use {above}",
-        )
-    if size_gib > STRIPED_DISK_MAX_GIB:
-        findings.add(
-            "nodes.disk-most",
-            f"{path}.size_gib",
-            f"{size_gib} GiB; {type_} ends at {STRIPED_DISK_MAX_GIB}",
-        )
+    step, most = stripe_problems(size_gib, type_)
+    findings.add("nodes.disk-step", f"{path}.size_gib", step)
+    findings.add("nodes.disk-most", f"{path}.size_gib", most)
+
+
+def stripe_problems(size_gib: int, type_: DiskType) -> tuple[str | None, str | None]:
+    """Why a disk of such a type cannot be cut into stripes, and why it is too large."""
+    step, most = STRIPED_DISK_STEP_GIB, STRIPED_DISK_MAX_GIB
+    use = f"{size_gib} GiB is not a multiple of {step}, as {type_} needs; use "
+    return (
+        f"{use}{-(-size_gib // step) * step}" if type_ in STRIPED and size_gib % step else None,
+        f"{size_gib} GiB; {type_} ends at {most}" if type_ in STRIPED and size_gib > most else None,
+    )

@@ -52,12 +52,19 @@ def test_a_real_tokenizer_gives_words_of_one_token():
         assert made.count(made.chat(0, tokens)[0]["content"]) == tokens
 
 
+def test_a_line_separator_in_a_message_ends_no_line(tmp_path: Path):
+    """JSON may hold it as it is: the row was taken for two, and refused."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "a\u2028b"}]}\n', encoding="utf-8")
+    assert Rows(path, seed=0).chat(0, None)[0]["content"] == "a\u2028b"
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ('{"text": "x"}', r"rows.jsonl:1: expected \{"),
         ('{"messages": [{"content": "x"}]}', r"rows.jsonl:1: expected"),
-        ("not json", r"rows.jsonl:1: expected"),
+        ("not json", r"rows.jsonl:1: not JSON"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "no message but answers"),
         ("", "no chats; write one object"),
     ],

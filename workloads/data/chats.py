@@ -16,6 +16,7 @@ from typing import Any
 from workloads.common import tool_calls
 from workloads.common.exit_codes import DataError
 from workloads.common.tool_calls import CLOSE, OPEN, ToolCall
+from workloads.data.manifest import json_lines
 from workloads.recipes.data import BFCL_NO_CALL, BFCL_SIMPLE
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -374,9 +375,4 @@ def _question(row: Mapping[str, Any]) -> list[Message]:
 def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise DataError(f"{path}: missing; take the data folder of bfcl-eval 2026.3.23")
-    try:
-        # Not splitlines(): JSON may hold U+2028 and U+0085 as they are, and they end no line of it.
-        lines = path.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines if line.strip()]
-    except ValueError as error:
-        raise DataError(f"{path}: is not JSON lines: {error}") from error
+    return [row for _, row in json_lines(path)]

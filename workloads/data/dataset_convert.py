@@ -443,8 +443,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=get_args(Format), default="messages")
     parser.add_argument("--keep", nargs="*", action="extend", default=[], metavar="COLUMN")
     parser.add_argument("--limit", type=int, help="first rows only")
-    options = parser.parse_args(arguments)
-    return command(lambda: _run(options))
+    return command(lambda: _run(parser.parse_args(arguments)))
 
 
 def _run(options: argparse.Namespace) -> None:

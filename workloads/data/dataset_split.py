@@ -182,8 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rand-sort", action="store_true", help="shuffle before the split")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stratify-by", metavar="COLUMN", help="a column kept when converting")
-    options = parser.parse_args(arguments)
-    return command(lambda: _run(options))
+    return command(lambda: _run(parser.parse_args(arguments)))
 
 
 def _ratio(text: str) -> float:

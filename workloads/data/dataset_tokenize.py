@@ -200,8 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="JSON",
         help='switches of the template, such as {"enable_thinking": false}',
     )
-    options = parser.parse_args(arguments)
-    return command(lambda: _run(options))
+    return command(lambda: _run(parser.parse_args(arguments)))
 
 
 def _run(options: argparse.Namespace) -> None:

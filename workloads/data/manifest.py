@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -135,6 +135,21 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path}: is damaged: {type(value).__name__}, expected an object")
     return value
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each line of a file that is not empty."""
+    try:
+        # Not splitlines(): JSON may hold U+2028 and U+0085 as they are, and they end no line of it.
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                yield number, json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}:{number}: not JSON: {error}") from error
 
 
 def _plain(config: Any) -> Any:

@@ -113,6 +113,18 @@ class TokenRows(Sequence[Example]):
             offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         )
 
+    def cut(self, limit: int) -> TokenRows:
+        """Return the rows with at most `limit` tokens each."""
+        import numpy as np
+
+        lengths = np.minimum(self.lengths, limit)
+        stays = np.arange(self.num_tokens) - np.repeat(self.offsets[:-1], self.lengths) < limit
+        return TokenRows(
+            input_ids=self.input_ids[stays],
+            learned=self.learned[stays],
+            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        )
+
     @property
     def digest(self) -> str:
         """Return the SHA-256 of all tokens, labels and row bounds."""

@@ -150,14 +150,7 @@ def _cut(rows: TokenRows, limit: int, num_long: int) -> tuple[TokenRows, int, in
     """Return rows of at most `limit` tokens; those without a label left are dropped."""
     import numpy as np
 
-    position = np.arange(rows.num_tokens) - np.repeat(rows.offsets[:-1], rows.lengths)
-    stays = position < limit
-    lengths = np.minimum(rows.lengths, limit)
-    short = TokenRows(
-        input_ids=rows.input_ids[stays],
-        learned=rows.learned[stays],
-        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-    )
+    short = rows.cut(limit)
     # The first token of a row is never predicted.
     labels = np.concatenate([[0], np.cumsum(short.learned)])
     second = np.minimum(short.offsets[:-1] + 1, short.offsets[1:])

@@ -36,8 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--resamples", type=int, default=2000)
     parser.add_argument("--confidence", type=float, default=0.95)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    return command(lambda: _compare(options))
+    return command(lambda: _compare(parser.parse_args(arguments)))
 
 
 def _compare(options: argparse.Namespace) -> None:

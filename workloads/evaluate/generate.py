@@ -241,18 +241,13 @@ class RowStore:
     def add(self, part: Part, rows: Mapping[int, Mapping[str, Any]]) -> None:
         """Append rows and flush them to the disk."""
         lines = [json.dumps({"part": part, "row": row, **values}) for row, values in rows.items()]
-        with atomic.writing(self._path), self._path.open("ab") as file:
+        with atomic.writing(self._path), self._path.open("a+b") as file:
             # The end of a line that a kill cut, so that it takes no new row with it.
-            lead = b"\n" if file.tell() and not _ends_line(self._path) else b""
+            end = file.tell()
+            lead = b"\n" if end and os.pread(file.fileno(), 1, end - 1) != b"\n" else b""
             file.write(lead + "".join(f"{line}\n" for line in lines).encode())
             file.flush()
             os.fsync(file.fileno())
-
-
-def _ends_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

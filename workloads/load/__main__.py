@@ -6,17 +6,17 @@ Prints the curve on stderr and the run record as the last line of stdout. docs/l
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from workloads.common.exit_codes import ConfigError, WorkloadError
 from workloads.common.hardware import Hardware
 from workloads.common.log import log
-from workloads.job import Job, end, run_job, section
+from workloads.job import Job, argument_parser, end, recipe_words, run_job, section
 from workloads.load.client import find_server
 from workloads.load.prompts import read_profile, with_profile
 from workloads.recipes.load import LoadConfig
@@ -41,9 +41,7 @@ _FILES = {
 
 def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
     """Return the command line in recipe form: `--recipe NAME --set key=value ...`."""
-    parser = argparse.ArgumentParser(prog="python -m workloads.load")
-    parser.add_argument("--recipe", "--config", dest="recipe", help="recipe with a section load")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
+    parser = argument_parser("load", required=False)
     parser.add_argument("--url", help="address of the server up to /v1")
     parser.add_argument("--serve-job", help="id of a running serve job, instead of --url")
     parser.add_argument("--api-key-file", help="file with the key of the server")
@@ -63,23 +61,21 @@ def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
     parser.add_argument("--e2e-s", type=float, help="promise: time for the whole answer")
     parser.add_argument("--seed", type=int)
     options = parser.parse_args(arguments)
-    sets: list[str] = []
+    sets: list[tuple[str, Any]] = []
     if options.model:
-        sets.append(_set("model", options.model))
+        sets.append(("model", options.model))
     for flag, key in _FLAGS.items():
         if (value := getattr(options, flag)) is not None:
-            sets.append(_set(key, value))
+            sets.append((key, value))
     for flag, key in _FILES.items():
         if value := getattr(options, flag):
             is_file = flag != "tokenizer" or value.startswith((".", "/"))
-            sets.append(_set(key, str(Path(value).resolve()) if is_file else value))
-    if options.concurrency:
-        sets.append(f"load.sweep=[{options.concurrency}]")
+            sets.append((key, str(Path(value).resolve()) if is_file else value))
     if options.rates:
-        sets.append(f"load.open_loop.rates_per_s=[{options.rates}]")
-    words = ["--recipe", options.recipe or DEFAULT_RECIPE]
-    # What is set by its key comes last: it wins over a flag.
-    return words + [word for each in [*sets, *options.sets] for word in ("--set", each)]
+        options.overrides.insert(0, f"load.open_loop.rates_per_s=[{options.rates}]")
+    if options.concurrency:
+        options.overrides.insert(0, f"load.sweep=[{options.concurrency}]")
+    return recipe_words(options, DEFAULT_RECIPE, sets)
 
 
 def main(job: Job) -> None:
@@ -151,10 +147,6 @@ def _prompts(job: Job, config: LoadConfig):
     mean = config.prompt_tokens.mean or 0
     cached_tokens = int(mean * (prompts.cached_share or 0))
     return Words(load_tokenizer(folder), config.seed, cached_tokens)
-
-
-def _set(key: str, value: str | int | float) -> str:
-    return f"{key}={json.dumps(value)}"
 
 
 if __name__ == "__main__":

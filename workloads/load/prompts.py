@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.data.chats import for_template
+from workloads.data.manifest import json_lines
 from workloads.recipes.load import MOST_TOKENS, Lengths, LoadConfig
 from workloads.recipes.reader import parse, require_least
 
@@ -286,20 +287,13 @@ def _one_token_words(tokenizer: Any) -> list[str]:
 
 
 def _read_rows(path: Path) -> list[list[Message]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"load.prompts.rows: {path} cannot be read: {error}") from error
     chats: list[list[Message]] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, row in json_lines(path):
         try:
-            row = json.loads(line)
             messages = row["messages"]
             assert isinstance(messages, list)
             assert all(isinstance(each["role"], str) for each in messages)
-        except (ValueError, KeyError, TypeError, AssertionError) as error:
+        except (KeyError, TypeError, AssertionError) as error:
             raise DataError(
                 f'{path}:{number}: expected {{"messages": [{{"role": ..., "content": ...}}]}}'
             ) from error

@@ -209,18 +209,18 @@ class _Fields:
         return self._values.get(name)
 
     def text(self, name: str) -> str | None:
-        value = self.take(name)
-        if value is not None and not isinstance(value, str):
-            raise _wrong(name, value, "a string")
-        return value
+        return self._of(name, str, "a string")
 
     def flag(self, name: str) -> bool:
         return bool(self.take_flag(name))
 
     def take_flag(self, name: str) -> bool | None:
+        return self._of(name, bool, "true or false")
+
+    def _of(self, name: str, kind: type, what: str) -> Any:
         value = self.take(name)
-        if value is not None and not isinstance(value, bool):
-            raise _wrong(name, value, "true or false")
+        if value is not None and not isinstance(value, kind):
+            raise _wrong(name, value, what)
         return value
 
     def whole(self, name: str, least: int, most: int) -> int | None:

@@ -9,7 +9,6 @@ link; `<chkpt>/latest` names what trained last (evaluate reads it), wherever it 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError
 from workloads.common.places import Places
 from workloads.common.record import job_id, job_name, utc_now
+from workloads.data.manifest import sha256
 
 CONFIG, STATE, FULL_WEIGHTS = "config.json", "trainer_state.json", "model.safetensors"
 ELASTIC_METADATA = "elastic_metadata.json"
@@ -112,9 +112,7 @@ class Candidate:
 
 def digest(path: Path) -> Digest:
     """Return size and SHA-256 of a file."""
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return Digest(size_bytes=file.tell(), sha256=sha256)
+    return Digest(size_bytes=path.stat().st_size, sha256=sha256(path))
 
 
 def candidate(path: Path) -> Candidate | None:

@@ -518,9 +518,7 @@ class Changes:
         new = copy.deepcopy(old)
         for part in request.DESCRIPTOR.fields:
             own = resource.fields_by_name.get(part.name)
-            if part.message_type is None or own is None:
-                continue
-            if own.message_type is not part.message_type:
+            if own is None or own.message_type is None or own.message_type is not part.message_type:
                 continue
             below = submask(mask, part.name)
             if request.HasField(part.name):

@@ -36,21 +36,10 @@ def gpu_quota(platform: str) -> str:
     return f"compute.instance.gpu.{platform.split('-')[1]}"
 
 
-def _filesystem(resource: Any) -> Counter[str]:
-    kind = enum_name(resource.spec, "type")
-    return Counter(
-        {
-            "compute.filesystem.count": 1,
-            f"compute.filesystem.size.{kind}": size_bytes(resource.spec),
-        }
-    )
-
-
-def _disk(resource: Any) -> Counter[str]:
-    kind = enum_name(resource.spec, "type")
-    return Counter(
-        {"compute.disk.count": 1, f"compute.disk.size.{kind}": size_bytes(resource.spec)}
-    )
+def _sized(what: str, spec: Any) -> Counter[str]:
+    """Use of a disk or filesystem."""
+    kind = enum_name(spec, "type")
+    return Counter({f"{what}.count": 1, f"{what}.size.{kind}": size_bytes(spec)})
 
 
 def _node_group(resource: Any) -> Counter[str]:
@@ -79,8 +68,8 @@ def _instance(resource: Any) -> Counter[str]:
 
 
 _USED: Final[Mapping[str, Callable[[Any], Counter[str]]]] = {
-    "computedisk": _disk,
-    "computefilesystem": _filesystem,
+    "computedisk": lambda disk: _sized("compute.disk", disk.spec),
+    "computefilesystem": lambda found: _sized("compute.filesystem", found.spec),
     "computegpucluster": lambda _: Counter({"compute.gpucluster.count": 1}),
     "computeinstance": _instance,
     "mk8scluster": lambda _: Counter({"mk8s.cluster.count": 1}),

@@ -74,34 +74,29 @@ class Kubernetes(Provider):
             with _one_line_errors():
                 return self._handler(type_).read(type_, id, state, inputs)
         except ProviderError as error:
-            if not isinstance(error.__cause__, UnreachableError):
-                raise
-            if self._forgets_unreachable():
-                return None
-            refused = f"failed to read resource state due to unreachable cluster. {_GONE}"
-            raise ProviderError(refused) from error.__cause__
+            self._forget(error, "failed to read resource state due to unreachable cluster.")
+            return None
 
     def delete(self, type_: str, id: str, state: Values) -> None:
         try:
             with _one_line_errors():
                 self._handler(type_).delete(type_, id, state)
         except ProviderError as error:
-            if not isinstance(error.__cause__, UnreachableError):
-                raise
-            if type_ == _RELEASE:
+            if type_ == _RELEASE and isinstance(error.__cause__, UnreachableError):
                 # Whatever the variable says: https://github.com/pulumi/pulumi-kubernetes/issues/2675
                 refused = f"can't delete Helm Release with unreachable cluster. Reason: {error}"
                 raise ProviderError(refused) from error.__cause__
-            if self._forgets_unreachable():
-                return
-            refused = f"configured Kubernetes cluster is unreachable. {_GONE}"
-            raise ProviderError(refused) from error.__cause__
+            self._forget(error, "configured Kubernetes cluster is unreachable.")
 
-    def _forgets_unreachable(self) -> bool:
-        """Whether objects go from the state with a cluster that does not answer."""
+    def _forget(self, error: ProviderError, refused: str) -> None:
+        """Raise unless objects go from the state with a cluster that does not answer."""
+        if not isinstance(error.__cause__, UnreachableError):
+            raise error
+        is_forgotten = os.environ.get(_DELETE_UNREACHABLE) == "true"
         if "deleteUnreachable" in self._variables:
-            return self.option("deleteUnreachable")
-        return os.environ.get(_DELETE_UNREACHABLE) == "true"
+            is_forgotten = self.option("deleteUnreachable")
+        if not is_forgotten:
+            raise ProviderError(f"{refused} {_GONE}") from error.__cause__
 
     def client(self) -> KubeClient:
         """The connection to the configured cluster."""

@@ -87,13 +87,7 @@ def controller(cluster: Object, sources: Mapping[str, Any], *, accounting: bool)
     """slurmctld; with accounting it waits for sacctmgr's answer."""
     node, name = cluster["spec"]["slurmNodes"]["controller"], name_of(cluster)
     pod = _Pod()
-    _munge(pod, name)
-    pod.add(
-        "security-limits",
-        "/etc/security/limits.conf",
-        _config(f"{name}-controller-security-limits"),
-    )
-    pod.mounts[-1]["subPath"] = "limits.conf"
+    _munge(pod, name, f"{name}-controller-security-limits")
     pod.add("rest-jwt-key", "/mnt/rest-jwt-key", _secret(f"{name}-rest-jwt-key", "rest_jwt.key"))
     sssd = _sssd(pod, node, f"{name}-sssd-conf")
     spool = node["volumes"]["spool"]
@@ -128,11 +122,7 @@ def login(cluster: Object, sources: Mapping[str, Any], *, has_host_keys: bool) -
     namespace = cluster["metadata"]["namespace"]
     pod = _Pod()
     pod.add("jail", "/mnt/jail")
-    _munge(pod, name)
-    pod.add(
-        "security-limits", "/etc/security/limits.conf", _config(f"{name}-login-security-limits")
-    )
-    pod.mounts[-1]["subPath"] = "limits.conf"
+    _munge(pod, name, f"{name}-login-security-limits")
     _ssh(pod, cluster, node["sshd"], has_host_keys=has_host_keys)
     pod.add("ssh-configs", "/mnt/ssh-configs", _config(f"{name}-ssh-configs"))
     pod.own.add("ssh-configs")
@@ -164,10 +154,7 @@ def worker(cluster: Object, nodeset: Object, *, has_host_keys: bool) -> PodSet:
     pod = _Pod()
     pod.add("worker-spool", "/var/spool/slurmd")
     pod.add("jail", "/mnt/jail")
-    _munge(pod, name)
-    limits = _config(f"{name}-nodeset-{own}-security-limits")
-    pod.add("security-limits", "/etc/security/limits.conf", limits)
-    pod.mounts[-1]["subPath"] = "limits.conf"
+    _munge(pod, name, f"{name}-nodeset-{own}-security-limits")
     _ssh(pod, cluster, slurmd, has_host_keys=has_host_keys)
     pod.add("boot", "/boot", _host("/boot"))
     memory = {"medium": "Memory"}
@@ -266,9 +253,13 @@ def database(cluster: Object) -> PodSet:
     )
 
 
-def _munge(pod: _Pod, cluster: str) -> None:
+def _munge(pod: _Pod, cluster: str, limits: str | None = None) -> None:
+    """What each pod with a program of Slurm has; `limits` is a ConfigMap."""
     pod.add("munge-key", source=_secret(f"{cluster}-munge", "munge.key"))
     pod.add("munge-socket", "/run/munge", {"emptyDir": {}})
+    if limits is not None:
+        pod.add("security-limits", "/etc/security/limits.conf", _config(limits))
+        pod.mounts[-1]["subPath"] = "limits.conf"
 
 
 def _ssh(pod: _Pod, cluster: Object, container: Mapping[str, Any], *, has_host_keys: bool) -> None:

@@ -11,7 +11,6 @@ from workloads.data.token_rows import (
     IGNORED,
     Batch,
     Pack,
-    TokenRows,
     check_tokens,
     collate,
     pack,
@@ -61,7 +60,7 @@ class CausalLm:
                 f"{path}: {num_dropped} of {len(examples)} examples are longer than "
                 f"train.sequence_length {limit}; raise it, or set train.overlong=drop"
             )
-        kept = cut_rows(examples, limit) if config.overlong == "cut" else examples.select(fits)
+        kept = examples.cut(limit) if config.overlong == "cut" else examples.select(fits)
         if last is not None:
             kept = kept.select(kept.offsets[:-1] >= kept.offsets[max(0, len(kept) - last)])
         if not kept.num_label_tokens:
@@ -125,19 +124,6 @@ class CausalLm:
         tokenizer = load_tokenizer(self.model_dir)
         self._pad_id = tokenizer.pad_token_id
         return tokenizer
-
-
-def cut_rows(rows: TokenRows, length: int) -> TokenRows:
-    """Return the rows with at most `length` tokens each."""
-    import numpy as np
-
-    lengths = np.minimum(rows.lengths, length)
-    place = np.arange(rows.num_tokens) - np.repeat(rows.offsets[:-1], rows.lengths)
-    return TokenRows(
-        input_ids=rows.input_ids[place < length],
-        learned=rows.learned[place < length],
-        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-    )
 
 
 def _without_labels(batch: Batch) -> Batch:

@@ -11,7 +11,6 @@ a row; for segmentation a class a pixel (rows, height, width); for detection a c
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import zipfile
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.common.exit_codes import ConfigError, DataError
+from workloads.data.manifest import json_lines
 from workloads.recipes.train import TrainConfig
 from workloads.train.tasks import held_out, is_generated
 
@@ -184,7 +184,7 @@ class SmallTask:
         found: list[Row] = []
         num_dropped = 0
         limit, overlong = self._config.sequence_length, self._config.overlong
-        for number, values in _json_lines(path):
+        for number, values in json_lines(path):
             try:
                 row = self._row(tokenizer, values)
                 if max(len(row.inputs), len(row.labels)) > limit:
@@ -219,12 +219,8 @@ class SmallTask:
     def build(self, device: torch.device) -> Any:
         """Return the model ready to train."""
         import torch
-        import transformers
 
-        from workloads.train.model import base_dtype
-
-        dtype = base_dtype(self._config)
-        kind = getattr(transformers, AUTO_CLASSES[self._config.task])
+        kind, dtype = self._kind()
         torch.manual_seed(self._config.seed)  # a classifier of a folder's model has a new head
         if self.model_dir is None:
             model = kind.from_config(self._shape(), dtype=dtype)
@@ -236,14 +232,19 @@ class SmallTask:
     def build_empty(self, device: torch.device) -> Any:
         """Return the model on the meta device."""
         import torch
+
+        del device
+        kind, dtype = self._kind()
+        with torch.device("meta"):
+            return self._ready(kind.from_config(self._shape(), dtype=dtype))
+
+    def _kind(self) -> tuple[Any, torch.dtype]:
+        """The class of the model, and the type of its weights."""
         import transformers
 
         from workloads.train.model import base_dtype
 
-        del device
-        kind = getattr(transformers, AUTO_CLASSES[self._config.task])
-        with torch.device("meta"):
-            return self._ready(kind.from_config(self._shape(), dtype=base_dtype(self._config)))
+        return getattr(transformers, AUTO_CLASSES[self._config.task]), base_dtype(self._config)
 
     def _head(self) -> dict[str, int]:
         return {} if self._config.task == "text_to_text" else {"num_labels": self.num_classes}
@@ -397,20 +398,3 @@ def _class(label: Any) -> int:
     if number < 0 or (isinstance(label, float) and number != label):
         raise ValueError(f"label: got {label!r}, expected a whole number from 0")
     return number
-
-
-def _json_lines(path: Path) -> list[tuple[int, Any]]:
-    try:
-        # Not splitlines(): JSON may hold U+2028 and U+0085 as they are, and they end no line of it.
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    rows: list[tuple[int, Any]] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            rows.append((number, json.loads(line)))
-        except ValueError as error:
-            raise DataError(f"{path}:{number}: not JSON: {error}") from error
-    return rows
