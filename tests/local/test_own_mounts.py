@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.render.values.nodesets import nodesets_values
+from infra.state import CHECKOUT
 from stacks.load import KEY_FILE_VARIABLE, load_stack
 from stacks.spec.nodes import LocalDiskSpec
 from tests.conftest import PUBLIC_KEY
@@ -72,6 +75,32 @@ def test_folders_of_the_disk_are_there_for_everybody_and_on_each_worker_alone(
         "-N2",
     )
     assert sorted(stand.output(job).split()) == ["1777"] * 4 + ["worker-0", "worker-1"]
+
+
+_COPIES = """
+import pathlib
+from workloads.common.places import PREPARED, Places, stage
+places = Places({"SOPERATOR_PLACE_SCRATCH": "/mnt/scratch"})
+print(stage(pathlib.Path("/dev/shm/glaive"), places, PREPARED).text)
+"""
+
+
+@pytest.mark.feature("S003-48")
+def test_the_tasks_of_each_worker_copy_prepared_data_to_its_disk_once(stand: Stand) -> None:
+    """A tmpfs stands for shared storage, which is another filesystem than the disk too."""
+    prepared = "mkdir -p /dev/shm/glaive; echo tokens > /dev/shm/glaive/tokens_train.parquet"
+    state = stand.cloud.state.local / "filesystems" / "computefilesystem-jail-submount-data"
+    shutil.copytree(CHECKOUT / "workloads", state / "workloads")
+    job = stand.submit(
+        f"srun -n2 sh -c '{prepared}'\nsrun -n4 python3 -c {shlex.quote(_COPIES)}\n"
+        "srun -n2 sh -c 'ls /mnt/scratch/preprocessed/0; rm -r /dev/shm/glaive'",
+        *("-N2", "-n4"),
+    )
+    said = stand.output(job).splitlines()
+    copied = [line for line in said if "of data copied to /mnt/scratch/preprocessed/0/gl" in line]
+    found = [line for line in said if line.startswith("data are in /mnt/scratch/preprocessed/0/")]
+    listed = [line for line in said if line.startswith("glaive-")]
+    assert (len(copied), len(found), len(listed)) == (2, 2, 2), said
 
 
 def test_a_line_for_slurm_is_in_force(stand: Stand) -> None:

@@ -590,7 +590,7 @@ def test_a_state_that_host_memory_has_no_room_for_is_saved_without_a_copy(
 ) -> None:
     staging = checkpoint_state.Staging(WORLD, on_gpu=False)
     eighty_bytes = {"weight": torch.zeros(20)}
-    monkeypatch.setattr(checkpoint_state, "_available_bytes", lambda: 101)
+    monkeypatch.setattr(checkpoint_state, "available_bytes", lambda: 101)
     assert staging.has_room(eighty_bytes)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert not staging.has_room(eighty_bytes), "each rank of the node makes a copy"
@@ -602,7 +602,7 @@ def test_a_state_that_host_memory_has_no_room_for_is_saved_without_a_copy(
     monkeypatch.setattr(checkpoint, "dcp_async_save", in_background)
     saved(tmp_path, 1)
     assert names(tmp_path) == ["checkpoint-1"]
-    monkeypatch.setattr(checkpoint_state, "_available_bytes", lambda: 2**40)
+    monkeypatch.setattr(checkpoint_state, "available_bytes", lambda: 2**40)
     saved(tmp_path / "blocking", 1, background=False)
     assert names(tmp_path / "blocking") == ["checkpoint-1"]
 

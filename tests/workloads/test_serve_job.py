@@ -29,8 +29,9 @@ from tests import another_user
 from tests.another_user import Neighbour
 from tests.ports import free_ports
 from tests.workloads.conftest import template
+from workloads.common import places as places_module
 from workloads.common.exit_codes import ConfigError, DataError, ExitCode, WorkloadError
-from workloads.common.places import Places
+from workloads.common.places import WEIGHTS, Places, filesystem_of, stage
 from workloads.job import run_job
 from workloads.recipes import load_recipe
 from workloads.recipes.reader import parse
@@ -443,51 +444,51 @@ def test_vllm_keeps_what_it_compiles_where_no_neighbour_comes(
 @pytest.mark.feature("S000-72", "S003-43")
 def test_weights_are_staged_to_a_ram_disk_once(ram_disk: Path, model_dir: Path) -> None:
     own = Places({"SOPERATOR_PLACE_SCRATCH": str(ram_disk)})
-    first = weights_module.stage(model_dir, own)
+    first = stage(model_dir, own, WEIGHTS)
     assert first.is_staged
     assert first.path.is_relative_to(ram_disk)
     weights = "model.safetensors"
     assert (first.path / weights).read_bytes() == (model_dir / weights).read_bytes()
     assert first.num_bytes == sum(path.stat().st_size for path in model_dir.iterdir())
-    again = weights_module.stage(model_dir, own)
+    again = stage(model_dir, own, WEIGHTS)
     assert (again.path, again.copy_s) == (first.path, 0.0)
     assert again.text == f"weights are in {first.path} already"
 
 
 def test_weights_that_another_user_may_have_put_there_are_not_taken(
-    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ram_disk: Path, model_dir: Path
 ) -> None:
-    own = Places({"SOPERATOR_PLACE_SCRATCH": str(tmp_path)})
-    monkeypatch.setattr(weights_module, "filesystem_of", lambda path: "tmpfs")
-    target = weights_module.stage(model_dir, own).path
+    own = Places({"SOPERATOR_PLACE_SCRATCH": str(ram_disk)})
+    target = stage(model_dir, own, WEIGHTS).path
     target.chmod(0o777)
-    assert f"{target} has mode 0777" in weights_module.stage(model_dir, own).text
-    theirs = target.rename(tmp_path / "theirs")
+    assert f"{target}: has mode 0777" in stage(model_dir, own, WEIGHTS).text
+    theirs = target.rename(ram_disk / "theirs")
     target.symlink_to(theirs)
-    assert f"{target} is" in weights_module.stage(model_dir, own).text
+    assert f"{target}: is a link" in stage(model_dir, own, WEIGHTS).text
     target.unlink()
-    target.parent.chmod(0o777)
-    assert f"{target.parent} has mode" in weights_module.stage(model_dir, own).text
+    for folder, mode in ((target.parent, 0o777), (target.parent.parent, 0o777)):
+        folder.chmod(mode)
+        assert f"{folder}: has mode" in stage(model_dir, own, WEIGHTS).text
+        folder.chmod(0o755)
 
 
 @pytest.mark.feature("S000-72")
 def test_weights_that_cannot_be_staged_are_read_where_they_lie_with_the_reason(
-    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ram_disk: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "names no place scratch" in weights_module.stage(model_dir, Places({})).text
-    own = Places({"SOPERATOR_PLACE_SCRATCH": str(tmp_path)})
-    monkeypatch.setattr(weights_module, "filesystem_of", lambda path: "ext4")
-    assert "is no RAM disk (ext4)" in weights_module.stage(model_dir, own).text
-    monkeypatch.setattr(weights_module, "filesystem_of", lambda path: "tmpfs")
-    monkeypatch.setattr(weights_module, "_available_memory_bytes", lambda: 1000)
-    full = weights_module.stage(model_dir, own)
+    assert "names no place scratch" in stage(model_dir, Places({}), WEIGHTS).text
+    disk = Places({"SOPERATOR_PLACE_SCRATCH": str(tmp_path)})
+    why = f"is {filesystem_of(tmp_path)}, not tmpfs or ramfs"
+    assert why in stage(model_dir, disk, WEIGHTS).text
+    monkeypatch.setattr(places_module, "available_bytes", lambda: 1000)
+    full = stage(model_dir, Places({"SOPERATOR_PLACE_SCRATCH": str(ram_disk)}), WEIGHTS)
     assert (full.is_staged, full.path) == (False, model_dir)
     assert "0.00 GiB of room" in full.text
-    assert not list(tmp_path.rglob("*.safetensors"))
+    assert not list(ram_disk.rglob("*.safetensors"))
 
 
 def test_the_kind_of_a_filesystem_is_that_of_its_deepest_mount() -> None:
-    assert weights_module.filesystem_of(Path("/proc/self")) == "proc"
+    assert filesystem_of(Path("/proc/self")) == "proc"
 
 
 @pytest.mark.parametrize("has_level", [False, True], ids=["without", "with"])

@@ -10,7 +10,8 @@ import torch
 
 from workloads.common.dist import World
 from workloads.common.exit_codes import DataError
-from workloads.train.inputs import WHOLE_BYTES, identity, refuse_other_rows
+from workloads.common.places import WHOLE_BYTES
+from workloads.train.inputs import identity, refuse_other_rows
 
 
 def folder(path: Path, *, small: bytes = b"{}", large: int = WHOLE_BYTES + 1) -> Path:

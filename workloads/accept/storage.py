@@ -23,7 +23,7 @@ from typing import Any
 from workloads.accept.gates import Check, fact, not_run
 from workloads.common import atomic
 from workloads.common.exit_codes import WorkloadError
-from workloads.common.places import own_folder
+from workloads.common.places import filesystem_of, own_folder
 from workloads.recipes.accept import StorageConfig
 
 _MB = 10**6
@@ -118,7 +118,7 @@ def measure_place(
     return PlaceRates(
         place=place,
         path=str(path),
-        filesystem=filesystem(path),
+        filesystem=filesystem_of(path),
         node=node,
         is_direct=is_direct,
         is_shared=is_shared and num_nodes > 1,
@@ -161,17 +161,6 @@ def judge(
             )
         )
     return checks
-
-
-def filesystem(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """Return the type of the filesystem that holds `path`: virtiofs, nfs4, tmpfs, ext4."""
-    best, found = "", "unknown"
-    for line in mounts.read_text(encoding="utf-8").splitlines():
-        _, mount, kind = line.split()[:3]
-        inside = path == Path(mount) or Path(mount) in path.parents
-        if inside and len(mount) >= len(best):
-            best, found = mount, kind
-    return found
 
 
 def trouble(place: str, path: Path, config: StorageConfig, num_nodes: int) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from workloads.common.log import log
 
@@ -85,3 +86,11 @@ def detect(device: str) -> Hardware:
         num_nodes=num_nodes,
         num_gpus_declared=num_nodes * (int(gpus_on_node) if gpus_on_node.isdigit() else 0),
     )
+
+
+def available_bytes() -> int:
+    """Return the host memory that new work can have; 0 where the kernel does not say."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0

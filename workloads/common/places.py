@@ -1,17 +1,28 @@
 """Logical places (data, model, chkpt, ...) of a stack, resolved to paths inside the job.
 
-Owns the environment contract `SOPERATOR_PLACE_<PLACE>` and the look-up of models and data that the
-jail image brings. Does not create anything.
+Owns the environment contract `SOPERATOR_PLACE_<PLACE>`, the look-up of models and data that the
+jail image brings, and copies of such a folder on the place scratch of each node. A copy is named by
+what was copied, found again by later jobs of its user, and removed once it is in the way.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import pwd
-from collections.abc import Mapping
+import shutil
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError, DataError
+from workloads.common.hardware import available_bytes
+from workloads.common.log import at
 
 PLACES = ("data", "model", "chkpt", "elastic", "logs", "results", "cache", "scratch")
 IMAGE_MODELS = Path("/opt/soperator/models")
@@ -99,3 +110,176 @@ def own_folder(mount: Path) -> Path:
         return Path(user.pw_dir)
     own = mount / "users" / user.pw_name
     return own if own.is_dir() else mount
+
+
+_RAM = ("tmpfs", "ramfs")
+_NUM_COPIES = 4
+"""Files copied at once: one stream does not fill the link to a network filesystem."""
+WHOLE_BYTES = 1 << 20  # files up to this size count with their bytes
+_KEPT_S = 7 * 24 * 3600
+"""Seconds after which a copy that nobody used goes with the next one that is made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageKind:
+    """What is copied to which folder of the place scratch, where that is on what filesystem."""
+
+    what: str
+    folder: str
+    files: tuple[str, ...]
+    filesystems: tuple[str, ...]
+
+
+WEIGHTS = StageKind(what="weights", folder="serve-weights", files=("*",), filesystems=_RAM)
+# Those of one machine alone. Not in memory: rows are read once a rank, and what one has read others
+# find in the page cache, which gives way to a job; what lies on a RAM disk counts as the job's.
+PREPARED = StageKind(
+    what="data",
+    folder="preprocessed",
+    files=("tokens_*", "rows_*", "images_*", "*manifest.json"),
+    filesystems=("ext4", "xfs", "btrfs"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Where to read from."""
+
+    path: Path
+    is_staged: bool
+    text: str
+    """What was done, or why nothing was."""
+    copy_s: float = 0.0
+    num_bytes: int = 0
+
+    @property
+    def metrics(self) -> dict[str, float | int]:
+        """Return what a run record says of it."""
+        copied = {"stage_copy_s": self.copy_s, "staged_bytes": self.num_bytes}
+        return {"is_staged": int(self.is_staged)} | (copied if self.is_staged else {})
+
+
+def stage(folder: Path, places: Places, kind: StageKind) -> Staged:
+    """Return this node's copy of what `folder` holds, made where it is missing; else the reason.
+
+    Processes of a node that ask at the same time copy once: the others wait. Until the end of this
+    process nobody removes what it got.
+    """
+    try:
+        return _copy(folder, places, kind)
+    except (OSError, ConfigError) as error:
+        return Staged(path=folder, is_staged=False, text=f"{kind.what} are not staged: {error}")
+
+
+def _copy(folder: Path, places: Places, kind: StageKind) -> Staged:
+    if not places.has("scratch"):
+        raise ConfigError("the stack names no place scratch (storage.places.scratch)")
+    scratch = places.path("scratch")
+    if (filesystem := filesystem_of(scratch)) not in kind.filesystems:
+        allowed = " or ".join(kind.filesystems)
+        raise ConfigError(f"the place scratch, {scratch}, is {filesystem}, not {allowed}")
+    if folder.stat().st_dev == scratch.stat().st_dev:
+        raise ConfigError(f"{folder} lies on the filesystem of the place scratch, {scratch}")
+    files = sorted(path for each in kind.files for path in folder.glob(each) if path.is_file())
+    if not files:
+        raise ConfigError(f"{folder} holds no {' or '.join(kind.files)}")
+    size = sum(path.stat().st_size for path in files)
+    own, copy_s = _own_folder(scratch / kind.folder), 0.0
+    at(f"copying {kind.what} to {own}, or waiting for who does")
+    with (own / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = content_hash(files, folder, with_times=True)
+        target = own / f"{folder.name}-{before[:12]}"
+        atomic.refuse_foreign(target)
+        text = f"{kind.what} are in {target} already"
+        if not target.is_dir():
+            _make_room(own, size, in_memory=filesystem in _RAM)
+            began = time.monotonic()
+            _write(files, target, before)
+            copy_s = time.monotonic() - began
+            text = f"{size / 2**30:.2f} GiB of {kind.what} copied to {target} in {copy_s:.1f} s"
+        os.utime(target)
+        # Never closed: see stage.
+        fcntl.flock(os.open(target, os.O_RDONLY), fcntl.LOCK_SH)
+    return Staged(path=target, is_staged=True, text=text, copy_s=copy_s, num_bytes=size)
+
+
+def _own_folder(shared: Path) -> Path:
+    """Return the folder of this user below `shared`, which others cannot look into."""
+    shared.mkdir(exist_ok=True)
+    info = shared.lstat()
+    # In a folder like /tmp nobody but root moves what is another's.
+    if info.st_uid or not stat.S_ISDIR(info.st_mode) or not info.st_mode & stat.S_ISVTX:
+        atomic.refuse_foreign(shared)
+    own = atomic.own_folder(shared / str(os.geteuid()), below=shared)
+    own.chmod(0o700)
+    return own
+
+
+def _write(files: Sequence[Path], target: Path, before: str) -> None:
+    pool = ThreadPoolExecutor(_NUM_COPIES)
+    with atomic.new_directory(target) as partial:
+        copies = [pool.submit(shutil.copyfile, each, partial / each.name) for each in files]
+        try:
+            for each in copies:
+                each.result()
+        finally:  # of a process that is told to end, nobody waits for the rest
+            pool.shutdown(wait=False, cancel_futures=True)
+        if content_hash(files, files[0].parent, with_times=True) != before:
+            raise ConfigError(f"{files[0].parent} changed while it was copied")
+
+
+def _make_room(own: Path, size: int, *, in_memory: bool) -> None:
+    """Remove what killed copies left, what was not used for long, then the oldest until it fits."""
+
+    def room() -> int:
+        # The half at most: others need the disk, and the job its memory.
+        free = shutil.disk_usage(own).free
+        return min(free, available_bytes() // 2) if in_memory else free // 2
+
+    for path in sorted(own.glob("*-*"), key=lambda each: each.stat().st_mtime):
+        is_over = path.name.startswith(".") or path.stat().st_mtime < time.time() - _KEPT_S
+        if (is_over or size > room()) and not _is_used(path):
+            shutil.rmtree(path)
+    if size > room():
+        lying = ", ".join(sorted(path.name for path in own.parent.glob("*/*-*"))) or "nothing"
+        raise ConfigError(
+            f"{size / 2**30:.2f} GiB, {room() / 2**30:.2f} GiB of room in {own} (half of what is "
+            f"free at most; staged there: {lying})"
+        )
+
+
+def _is_used(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def content_hash(files: Sequence[Path], below: Path, *, with_times: bool = False) -> str:
+    """Return a hash of names, sizes, the bytes of small files, and when files were written.
+
+    A manifest, which has the hashes of large ones, is among the small.
+    """
+    digest = hashlib.sha256()
+    for path in files:
+        info = path.stat()
+        time_ns = f"{info.st_mtime_ns}\0" if with_times else ""
+        digest.update(f"{path.relative_to(below)}\0{info.st_size}\0{time_ns}".encode())
+        if info.st_size <= WHOLE_BYTES:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def filesystem_of(path: Path) -> str:
+    """Return the kind of filesystem that holds `path`: virtiofs, nfs4, tmpfs, ext4."""
+    best, found, resolved = "", "unknown", path.resolve()
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        _, mount, kind = line.split()[:3]
+        if resolved.is_relative_to(mount) and len(mount) >= len(best):
+            best, found = mount, kind
+    return found

@@ -61,7 +61,7 @@ RESUMABLE = (
     "cpu_threads", "ddp_backend", "epochs", "eval", "export_merged", "gate",
     "gradient_accumulation", "gradient_checkpointing", "keep_in", "keep_last", "liger",
     "loss_chunk_tokens", "max_steps", "micro_batch_size", "resume", "save_original", "schedule",
-    "strategy", "warmup_steps",
+    "stage", "strategy", "warmup_steps",
 )  # fmt: skip
 """Keys that may differ between a run and its resumption."""
 
@@ -101,6 +101,8 @@ class TrainConfig:
 
     dataset: str
     """Folder in the place `data` that prepare-data wrote, or `generated` for a tiny task."""
+    stage: Literal["auto", "never"] = "auto"
+    """auto: from a copy on the place `scratch` where that is a disk of the node's own with room."""
     task: Literal[
         "causal_lm",
         "text_classification",

@@ -6,7 +6,6 @@ Prints where it listens on stderr; ends on SIGTERM. docs/serving.md.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -16,12 +15,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from workloads.common import hardware
 from workloads.common.exit_codes import ExitCode
 from workloads.common.launch import EXIT_FILE, NODES_FILE
 from workloads.common.log import log
-from workloads.job import Job, end, run_job, section
+from workloads.common.places import WEIGHTS, stage
+from workloads.job import Job, argument_parser, end, recipe_words, run_job, section
 from workloads.recipes.serve import ServeConfig
 from workloads.serve.weights import (
     ENDPOINT_FILE,
@@ -29,7 +30,6 @@ from workloads.serve.weights import (
     Weights,
     api_key,
     find_weights,
-    stage,
     write_endpoint,
 )
 
@@ -41,9 +41,7 @@ _VALUES = {"host": "serve.host", "port": "serve.port", "engine": "serve.engine"}
 
 def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
     """Return the command line in recipe form: `--recipe NAME --set key=value ...`."""
-    parser = argparse.ArgumentParser(prog="python -m workloads.serve")
-    parser.add_argument("--recipe", "--config", dest="recipe", help="recipe with a section serve")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
+    parser = argument_parser("serve", required=False)
     parser.add_argument("--base", help="model of the place model, or its folder")
     parser.add_argument("--adapter", "--finetune", help="LoRA adapter: base and tuned are served")
     parser.add_argument("--merged", help="folder of a whole model")
@@ -53,24 +51,22 @@ def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
     parser.add_argument("--engine", choices=("auto", "transformers", "vllm"))
     parser.add_argument("--no-thinking", action="store_true")
     options = parser.parse_args(arguments)
-    sets: list[str] = []
+    sets: list[tuple[str, Any]] = []
     if options.base:
         is_folder = options.base.startswith((".", "/"))
-        sets.append(_set("model", _absolute(options.base) if is_folder else options.base))
-        sets.append("serve.adapter=null")
+        model = _absolute(options.base) if is_folder else options.base
+        sets += [("model", model), ("serve.adapter", None)]
     elif options.adapter and not options.recipe and (base := _declared_base(options.adapter)):
-        sets.append(_set("model", base))
+        sets.append(("model", base))
     for flag, key in _FOLDERS.items():
         if value := getattr(options, flag):
-            sets.append(_set(key, _absolute(value)))
+            sets.append((key, _absolute(value)))
     for flag, key in _VALUES.items():
         if (value := getattr(options, flag)) is not None:
-            sets.append(_set(key, value))
+            sets.append((key, value))
     if options.no_thinking:
-        sets.append("serve.thinking=false")
-    words = ["--recipe", options.recipe or DEFAULT_RECIPE]
-    # What is set by its key comes last: it wins over a flag.
-    return words + [word for each in [*sets, *options.sets] for word in ("--set", each)]
+        sets.append(("serve.thinking", False))
+    return recipe_words(options, DEFAULT_RECIPE, sets)
 
 
 def main(job: Job) -> None:
@@ -125,18 +121,15 @@ def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
 
     if job.record.engine == "vllm":
         listener.close()  # vLLM binds the port itself
-        staged = stage(weights.model_dir, job.places) if config.stage == "auto" else None
-        if staged is not None:
+        folder = weights.model_dir
+        if config.stage == "auto":
+            staged = stage(folder, job.places, WEIGHTS)
             log(staged.text)
-        folder = staged.path if staged is not None else weights.model_dir
+            folder = staged.path
         words = server.vllm_command(config, weights, folder, port)
         server.run_vllm(words, config, port, key, ready, results_dir=job.results_dir)
         return
     server.serve(job, config, weights, key, listener, ready)
-
-
-def _set(key: str, value: str | int) -> str:
-    return f"{key}={json.dumps(value)}"
 
 
 def _absolute(folder: str) -> str:

@@ -22,7 +22,7 @@ import torch
 from workloads.common.exit_codes import ConfigError, ExitCode, exit_code_of, reason_of
 from workloads.common.log import log
 from workloads.common.models import load_model, load_tokenizer, torch_dtype
-from workloads.common.places import Places
+from workloads.common.places import WEIGHTS, Places, stage
 from workloads.data.chat_template import check_tokenizer
 from workloads.evaluate.generate import batches, stop_token_ids
 from workloads.recipes.serve import ServeConfig
@@ -51,7 +51,7 @@ from workloads.serve.scheduler import (
     Turn,
 )
 from workloads.serve.text import TextStream
-from workloads.serve.weights import Weights, forget_cached, stage
+from workloads.serve.weights import Weights, forget_cached
 
 
 class Runner:
@@ -440,12 +440,10 @@ def load(
     folder = weights.model_dir
     metrics["is_staged"] = 0
     if config.stage == "auto":
-        staged = stage(folder, places)
+        staged = stage(folder, places, WEIGHTS)
         log(staged.text)
         folder = staged.path
-        metrics["is_staged"] = int(staged.is_staged)
-        if staged.is_staged:
-            metrics |= {"stage_copy_s": staged.copy_s, "staged_bytes": staged.num_bytes}
+        metrics |= staged.metrics
     began = time.monotonic()
     model = _model(config, folder, device)
     metrics["load_s"] = time.monotonic() - began

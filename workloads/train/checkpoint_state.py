@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from workloads.common.dist import PlainUnpickler, World
 from workloads.common.exit_codes import ConfigError, DataError
+from workloads.common.hardware import available_bytes
 from workloads.common.log import log
 from workloads.train.loop import TrainState
 
@@ -212,7 +213,7 @@ class Staging:
         if self._stager is not None:
             return True
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        need, free = num_local_bytes(values) * ranks, _available_bytes()
+        need, free = num_local_bytes(values) * ranks, available_bytes()
         fits = not any(self._ranks.gather(need > 0.8 * free))
         if not fits:
             log(
@@ -220,11 +221,3 @@ class Staging:
                 f"{free / 2**30:.1f} GiB are available: saves block training"
             )
         return fits
-
-
-def _available_bytes() -> int:
-    with Path("/proc/meminfo").open(encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0

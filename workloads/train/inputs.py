@@ -7,7 +7,6 @@ prints what it found; with that in SOPERATOR_INPUTS the same line, on each node,
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import sys
@@ -29,7 +28,7 @@ from workloads.common.exit_codes import (
     reason_of,
 )
 from workloads.common.log import log
-from workloads.common.places import Places
+from workloads.common.places import Places, content_hash
 from workloads.common.record import RunRecord, job_id
 from workloads.data.manifest import files_of
 from workloads.job import Job, argument_parser, section
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 
 
 INPUTS_VARIABLE = "SOPERATOR_INPUTS"
-WHOLE_BYTES = 1 << 20
-"""Files up to this size count with their bytes; larger ones with their name and size."""
 
 
 def find_inputs(model: str, config: TrainConfig, places: Places) -> tuple[Path | None, Path | None]:
@@ -55,17 +52,8 @@ def find_inputs(model: str, config: TrainConfig, places: Places) -> tuple[Path |
 
 
 def identity(path: Path) -> str:
-    """Return a hash that is the same on every node that sees the same files below `path`.
-
-    Names, sizes, and the bytes of small files, a manifest with hashes of the large ones among them.
-    """
-    digest = hashlib.sha256()
-    for file in files_of(path):
-        size = file.stat().st_size
-        digest.update(f"{file.relative_to(path)}\0{size}\0".encode())
-        if size <= WHOLE_BYTES:
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
+    """Return a hash that is the same on every node that sees the same files below `path`."""
+    return content_hash(files_of(path), path)
 
 
 def refuse_others(expected: Mapping[str, str]) -> None:

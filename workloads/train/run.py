@@ -15,13 +15,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from workloads.common import hardware, publish
 from workloads.common.dist import World, environment_rank, world
-from workloads.common.exit_codes import ConfigError, PreemptedError
+from workloads.common.exit_codes import ConfigError, DataError, PreemptedError
 from workloads.common.log import at, log
+from workloads.common.places import PREPARED, stage
 from workloads.common.record import job_id
 from workloads.data.manifest import sha256
 from workloads.job import Job, section
@@ -101,7 +103,7 @@ def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None
         log(f"train.gradient_checkpointing: {again}, {'by the' if plan else 'without a'} plan")
         config = replace(config, gradient_checkpointing=again)
     strategy = inputs.choose_strategy(plan, config)
-    task = open_task(config, model=model, model_dir=model_dir, dataset=dataset)
+    task = _open(job, config, model_dir=model_dir, dataset=dataset)
     inputs.check_node(config, strategy)
     if config.save_original and model_dir is None and strategy != "ddp":
         raise ConfigError(
@@ -110,8 +112,8 @@ def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None
         )
     if rank == 0:
         _keep_inputs(job, config, plan)
-        if task.data_file is not None:  # so that it can be run again with the same
-            job.record.artifacts["data_file"] = str(task.data_file)
+        if dataset and task.data_file:  # so that it can be run again with the same
+            job.record.artifacts["data_file"] = str(dataset / task.data_file.name)
             job.record.data_hash = sha256(task.data_file)
     run = inputs.Run(
         job=job, config=config, task=task, model_dir=model_dir, strategy=strategy, plan=plan
@@ -124,6 +126,21 @@ def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None
         # Ranks with other held-out rows would wait for each other, some in a validation.
         inputs.refuse_other_rows(here, task.digest + task.eval_digest)
         _train(run, here, stop)
+
+
+def _open(job: Job, config: TrainConfig, *, model_dir: Path | None, dataset: Path | None) -> Task:
+    """Return the task with its rows, read from this node's copy of the data where it has one."""
+    here = partial(open_task, config, model=job.recipe.model, model_dir=model_dir)
+    if dataset is not None and config.stage == "auto":
+        staged = stage(dataset, job.places, PREPARED)
+        log(staged.text, every_rank=environment_rank()[1] == 0 or staged.copy_s > 0)
+        job.record.metrics |= staged.metrics
+        if staged.is_staged:
+            try:
+                return here(dataset=staged.path)
+            except DataError as error:  # what is wrong is said of the file that its user knows
+                log(f"{error}; reading {dataset}", every_rank=True)
+    return here(dataset=dataset)
 
 
 def fingerprint(config: TrainConfig, model: str, task: Task) -> str:

@@ -15,8 +15,9 @@ import pytest
 
 from workloads.accept import storage
 from workloads.accept.benchmark import MODES, main
-from workloads.accept.storage import filesystem, measure_place
+from workloads.accept.storage import measure_place
 from workloads.common.exit_codes import ExitCode
+from workloads.common.places import filesystem_of
 from workloads.common.record import utc_now
 from workloads.recipes.accept import STAGES, StorageConfig
 
@@ -137,7 +138,7 @@ def test_a_place_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     assert found.wrong_blocks == 0
     assert min(found.write_gb_per_s, found.read_gb_per_s, found.random_reads_per_s) > 0
     assert min(found.creates_per_s, found.stats_per_s, found.deletes_per_s) > 0
-    assert found.filesystem == filesystem(tmp_path)
+    assert found.filesystem == filesystem_of(tmp_path)
     assert found.filesystem != "unknown"
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
