@@ -105,6 +105,7 @@ bench-load: setup ## Measure what the load generator itself costs at 64 streams
 lock: ## Write the lock files anew from the requirements
 	@infra/setup/tools/bootstrap.sh
 	@$(LOCK) requirements-workloads.in -o requirements-workloads.lock
+	@$(LOCK) --no-deps requirements-gpu.in -o requirements-gpu.lock
 	@$(LOCK) -c requirements-workloads.lock requirements.in requirements-dev.in -o requirements.lock
 	@$(LOCK) --no-deps tests/bench/trainers.in -o tests/bench/trainers.lock
 	@$(LOCK) -c requirements-workloads.lock -c requirements.lock infra/setup/image/image.in -o infra/setup/image/image.lock

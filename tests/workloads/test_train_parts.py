@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +23,7 @@ import transformers
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from infra.state import CHECKOUT
 from tests.workloads.test_data import example_of
 from workloads.common.dist import World
 from workloads.common.exit_codes import ExitCode
@@ -508,19 +512,30 @@ def test_a_step_waits_for_a_gpu_once(
     assert counts == [["tolist"], ["tolist"]]
 
 
-def test_liger_replaces_all_but_the_loss(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By transformers' own integration, which is real here; Liger itself needs a GPU."""
-    from transformers.integrations import liger
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("qwen2", "lora"), ("qwen3", "full"), ("llama", "lora"), ("mistral", "full")],
+)
+def test_liger_s_kernels_give_the_losses_and_gradients_of_torch(family: str, method: str) -> None:
+    """Liger itself, through transformers' integration and under adapters; in numpy, by Triton."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.workloads.liger_interpreted", family, method],
+        cwd=CHECKOUT,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["fused_loss"] == pytest.approx(found["loss"], rel=1e-6)
+    assert found["apart"] < 2e-6
+    name = family.capitalize()
+    assert found["replaced"] == [f"{name}MLP", f"{name}RMSNorm"]
 
-    kernels = SimpleNamespace(asked=None)
-    kernels._apply_liger_kernel_to_instance = lambda **asked: setattr(kernels, "asked", asked)
-    monkeypatch.setitem(sys.modules, "liger_kernel", SimpleNamespace(transformers=kernels))
-    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", kernels)
-    monkeypatch.setattr(liger, "is_liger_kernel_available", lambda: True)
-    monkeypatch.setattr(train_model, "find_spec", lambda name: name == "liger_kernel")
-    adapted = prepare_model(model, CONFIG)
-    for device in ("cpu", "cuda"):
-        assert kernels.asked is None
-        assert train_model.use_liger(adapted, CONFIG, torch.device(device)) is adapted
-    losses = {"cross_entropy": False, "fused_linear_cross_entropy": False}
-    assert kernels.asked == {"model": adapted.get_base_model(), **losses}
+
+def test_on_a_cpu_and_where_liger_is_off_the_model_stays_as_it_is(model: Any) -> None:
+    before = model.model.layers[0].mlp.forward
+    for config, device in ((CONFIG, "cpu"), (replace(CONFIG, liger="off"), "cuda")):
+        assert train_model.use_liger(model, config, torch.device(device)) is model
+        assert model.model.layers[0].mlp.forward == before

@@ -26,7 +26,7 @@ trap end EXIT
 # The folder is part of the key: scripts in a virtual environment name it, so a moved one is dead.
 key_of() { echo "$(cat "$@" infra/setup/tools/bootstrap.lock pyproject.toml | sha256sum | cut -c1-16) $(pwd -P)"; }
 made=$(cat .venv/.complete 2>/dev/null) || made=
-set -- "${1:-}" requirements.lock requirements-workloads.lock
+set -- "${1:-}" requirements.lock requirements-workloads.lock requirements-gpu.lock
 mode=$1
 shift
 key=$(key_of "$@")
@@ -57,7 +57,7 @@ begin "uv, which installs the rest"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r infra/setup/tools/bootstrap.lock ||
     stop "uv could not be installed" "the package index must be reachable: python3.11 -m pip download uv"
 
-names=$(echo "$@" | sed 's/ / and /')
+names=$(echo "$@" | sed 's/ /, /g')
 begin "Python packages from $names ($size at first)"
 # uv links from its cache; a cache on another disk means copies, which is no reason to warn.
 # Compiled here, because Python does not where PYTHONDONTWRITEBYTECODE is set (containers, CI):

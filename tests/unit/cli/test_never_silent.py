@@ -347,7 +347,8 @@ def test_the_packages_of_the_set_up_are_not_silent(tmp_path: Path) -> None:
     quick = re.sub(r"^quiet_s=8$", f"quiet_s={QUIET_S}", text, flags=re.MULTILINE)
     assert quick != text, "on a busy machine 8 s are within 10"
     script.write_text(quick, encoding="utf-8")
-    for name in ("requirements.lock", "requirements-workloads.lock", "pyproject.toml"):
+    locks = ("requirements.lock", "requirements-workloads.lock", "requirements-gpu.lock")
+    for name in (*locks, "pyproject.toml"):
         (tmp_path / name).touch()
     (script.parent / "bootstrap.lock").touch()
     program = tmp_path / "python"
@@ -365,6 +366,6 @@ def test_the_packages_of_the_set_up_are_not_silent(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    packages = "Python packages from requirements.lock and requirements-workloads.lock"
+    packages = f"Python packages from {', '.join(locks)}"
     still = re.findall(rf"^setup: still: {packages} .*, (\d) s$", done.stderr, re.MULTILINE)
     assert "1" in still, done.stderr

@@ -174,7 +174,7 @@ def test_data_is_made_again_when_its_lock_file_changes(tmp_path, monkeypatch):
     assert step.done()
 
 
-LOCKS = ["requirements.lock", "requirements-workloads.lock"]
+LOCKS = ["requirements.lock", "requirements-workloads.lock", "requirements-gpu.lock"]
 LOCKS += [f"infra/setup/tools/{name}.lock" for name in ("bootstrap", "model", "data")]
 
 
@@ -240,7 +240,7 @@ def test_an_attached_cluster_needs_no_torch_here(tmp_path: Path) -> None:
 
     assert synced("attach") == [LOCKS[0]]
     assert synced("attach") == []
-    assert synced() == LOCKS[:2]
+    assert synced() == LOCKS[:3]
     assert synced("attach") == synced() == [], "what has everything has this"
 
 
