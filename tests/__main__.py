@@ -3,7 +3,7 @@
     python -m tests [--all] [options of pytest]
 
 Without `--all` the tests with the marker `nightly` are left out, and laws are held against fewer
-examples (tests/laws.py).
+examples (tests/nightly.py).
 
 `local` has two real Slurm clusters at a time and waits for Slurm's own clocks as often as it
 computes, so it runs from beginning to end beside the two others: `fast`, a process a core, then

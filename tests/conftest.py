@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.local.slurm.pod import FAST_SETTING
-from tests import laws  # noqa: F401 (registers the profiles of Hypothesis)
+from tests import nightly  # noqa: F401 (registers the profiles of Hypothesis)
 
 # Waits of Slurm that tests of recovery would sit through; 0 in the environment keeps the real ones.
 os.environ.setdefault(FAST_SETTING, "1")

@@ -28,6 +28,7 @@ from tests.engine.nebius_project import (
     pulumi_binary,
     running_emulator,
 )
+from tests.nightly import at_night
 
 pytestmark = [
     pytest.mark.engine,
@@ -130,7 +131,7 @@ def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("part", ["engine", "program", "plugin"])
+@pytest.mark.parametrize("part", [at_night("engine"), at_night("program"), "plugin"])
 def test_a_part_that_is_killed_in_the_middle_leaves_what_the_next_up_completes(
     emulator: Emulator,
     project: Project,
@@ -151,7 +152,7 @@ def test_a_part_that_is_killed_in_the_middle_leaves_what_the_next_up_completes(
     assert _content(emulator) == undisturbed
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [at_night("before"), "after"])
 def test_a_cloud_that_dies_in_the_middle_leaves_what_the_next_up_completes(
     emulator: Emulator, project: Project, undisturbed: Content, when: str
 ) -> None:

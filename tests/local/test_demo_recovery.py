@@ -32,7 +32,7 @@ from infra.state import CHECKOUT, Cache, Ports, State
 from tests.ports import free_base, free_node_port
 
 # About four minutes on two free cores; on busy ones generation alone takes ten times as long.
-pytestmark = [pytest.mark.local, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.local, pytest.mark.nightly, pytest.mark.timeout(3600)]
 
 STATE_VARIABLES = ("PULUMI_", "NEBIUS_", "SOPERATOR_")
 MADE = re.compile(r"-e00[0-9a-f]{16}$")

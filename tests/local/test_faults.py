@@ -27,6 +27,7 @@ from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing
 from stacks.spec.slurm import JobSpec, PartitionSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
+from tests.nightly import at_night
 
 _WAIT_S = 240.0
 # A test waits several times, and a wait that is in vain has to say for what.
@@ -271,7 +272,7 @@ def test_a_preempted_job_saves_goes_back_into_the_queue_and_resumes_where_it_was
     assert done == list(range(1, len(done) + 1)), "no step twice, none left out"
 
 
-@pytest.mark.parametrize("node", ["worker-0", "worker-1", "drained"])
+@pytest.mark.parametrize("node", ["worker-0", at_night("worker-1"), at_night("drained")])
 def test_the_notice_of_a_node_reaches_every_rank_in_a_step_and_nothing_is_lost(
     cluster: JobsCluster, connection: Connection, node: str
 ) -> None:
@@ -301,7 +302,7 @@ def test_the_notice_of_a_node_reaches_every_rank_in_a_step_and_nothing_is_lost(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("mode", PREEMPTED)
+@pytest.mark.parametrize("mode", [at_night("requeue"), "cancel"])
 def test_slurms_own_preemption_reaches_every_rank_and_the_job_comes_back(
     cluster: JobsCluster, connection: Connection, mode: str
 ) -> None:

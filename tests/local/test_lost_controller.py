@@ -20,7 +20,7 @@ from infra.local.slurm import conf
 from infra.local.slurm import pod as pods
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.local, pytest.mark.nightly]
 _WAIT_S = 120.0
 _BEGIN_S = 15
 """Longer than the controller takes to save that the job waits (5 s, SAVE_MAX_WAIT)."""

@@ -23,7 +23,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.laws import law
+from tests.nightly import law
 from tests.workloads.ranks import REPOSITORY, run_ranks
 from tests.workloads.tiny_run import Run, Victim, make_run
 from workloads.common.dist import World

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.laws import law
+from tests.nightly import law
 from tests.workloads.conftest import EXCERPT, make_tokenizer
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.data.chat_template import encode, prompt_text, render

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.laws import law
+from tests.nightly import law
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.common.tool_calls import ToolCall, parse_calls, render
 from workloads.data.chats import calls_of, for_template, parse_line, read_bfcl, read_jsonl

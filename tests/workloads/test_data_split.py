@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.laws import law
+from tests.nightly import law
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.data.chats import Chat, read_jsonl
 from workloads.data.dataset_split import Choice, Key, choose, key_of, main

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.laws import law
+from tests.nightly import law
 from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.common.models import load_tokenizer

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.laws import law
+from tests.nightly import law
 from workloads.load.client import REJECTED, TIMEOUT, Sample
 from workloads.load.measure import Loop, Point, Spread, keeps, percentile, point
 from workloads.load.report import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.laws import law
+from tests.nightly import law
 from workloads.common.exit_codes import DataError
 from workloads.load.prompts import Rows, Words, load_tokenizer
 

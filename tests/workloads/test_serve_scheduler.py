@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.laws import law
+from tests.nightly import law
 from tests.workloads.serve_stand import Collected, asking, scripted_engine
 from workloads.serve.scheduler import Generation, QueueFullError, Scheduler, Sequence
 

@@ -31,7 +31,7 @@ from cost.size.choice import gpu_presets
 from cost.size.shape import load_shape
 from cost.size.training import usable_bytes
 from stacks.errors import UserError
-from tests.laws import law
+from tests.nightly import law
 from tests.unit.cost.advices import NODE, advice, ask, candidate, curves, promise
 from tests.unit.cost.test_explain import evaluated
 

@@ -30,7 +30,7 @@ from stacks.spec import StackSpec
 from stacks.spec.cost import ContractPriceSpec, PolicySpec, QuotaSpec, RunForecastSpec
 from stacks.spec.nodes import Billing
 from tests import SHIPPED
-from tests.laws import law
+from tests.nightly import law
 from tests.unit.cost.conftest import record
 from tests.unit.cost.policies import inputs_of, with_policy
 

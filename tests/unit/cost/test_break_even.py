@@ -36,7 +36,7 @@ from stacks.spec import StackSpec
 from stacks.spec.cost import AssumedSpeedSpec, ChatSpec
 from stacks.spec.nodes import Billing
 from tests import SHIPPED
-from tests.laws import law
+from tests.nightly import law
 from tests.unit.cost.conftest import Priced
 
 DAY = date(2026, 11, 21)

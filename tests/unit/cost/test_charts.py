@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cost.chat.charts import chat_charts
 from cost.chat.unit_costs import unit_costs
 from cost.report.charts import Axis, Mark, Scale, Series, line_chart, spread, ticks
-from tests.laws import law
+from tests.nightly import law
 from tests.unit.cost.conftest import Priced
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -27,7 +27,7 @@ from cost.chat.table import chat_notes, chat_table
 from cost.chat.unit_costs import NotKnown, UnitCosts, unit_costs
 from cost.report.layout import WIDTH, Format, Report, render_report
 from stacks.spec.cost import ChatSpec
-from tests.laws import law
+from tests.nightly import law
 from tests.unit.cost.conftest import Priced, record
 
 SETTINGS = law(100)

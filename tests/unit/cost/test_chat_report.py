@@ -19,7 +19,7 @@ from cost.bill.table import SharedBill, render_chats
 from cost.prices.book import PriceBook
 from cost.report.layout import WIDTH, Format
 from stacks.spec.cost import AssumedSpeedSpec, ChatSpec
-from tests.laws import law
+from tests.nightly import law
 from tests.unit.cost.conftest import Priced
 
 rates = st.decimals("1", "20000", places=1)

@@ -26,7 +26,7 @@ from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, BootDiskSpec, WorkerSpec
 from stacks.spec.storage import DiskType, FilesystemSpec, SubmountSpec
 from tests.conftest import PUBLIC_KEY
-from tests.laws import law
+from tests.nightly import law
 
 SETTINGS = law(40)
 hardware = st.sampled_from(

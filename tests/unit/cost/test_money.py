@@ -22,7 +22,7 @@ from stacks.spec import StackSpec
 from stacks.spec.nodes import BootDiskSpec, WorkerSpec
 from stacks.spec.storage import DiskType
 from tests import SHIPPED
-from tests.laws import law
+from tests.nightly import law
 from tests.unit.cost.conftest import Priced, record
 
 SETTINGS = law(60, shares_fixtures=True)

@@ -26,7 +26,7 @@ from cost.prices.price import (
 from stacks.spec import StackSpec
 from stacks.spec.cost import ContractPriceSpec
 from stacks.spec.nodes import Billing
-from tests.laws import law
+from tests.nightly import law
 from tests.unit.cost.conftest import Priced
 
 H100 = "gpu-h100-sxm/gpu"

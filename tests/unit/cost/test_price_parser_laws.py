@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cost.prices.book import PriceBook
 from cost.prices.file import read_price_file
 from cost.prices.price import PriceBookError, Unit
-from tests.laws import law
+from tests.nightly import law
 
 days = st.dates(min_value=date(2024, 1, 1), max_value=date(2026, 1, 1))
 GPU = "gpu-l40s-a/gpu"

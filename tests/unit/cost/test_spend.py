@@ -31,7 +31,7 @@ from cost.runs.spend import (
     spend_report,
 )
 from stacks.spec.cost import BudgetSpec
-from tests.laws import law
+from tests.nightly import law
 from tests.unit.cost.run_stacks import actual_entry, at, forecast_entry, l40s, rates_of, use
 from tests.unit.cost.test_ledger import OVERRIDE
 

@@ -21,7 +21,7 @@ from infra.clients import slurm
 from infra.clients.ssh import Result
 from infra.jobs.ledger import JobLedger, OverBudgetError, decide, open_ledger
 from stacks.spec.cost import BudgetSpec
-from tests.laws import law
+from tests.nightly import law
 from tests.unit.cost.run_stacks import (
     CLUSTER,
     actual_entry,

@@ -23,7 +23,7 @@ from cost.size.memory import (
 )
 from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError, load_shape
 from cost.size.training import Dtype, Method, Sharding, Strategy, Training
-from tests.laws import law
+from tests.nightly import law
 
 KV_HEADS = st.sampled_from([1, 2, 4])
 SHAPES = st.builds(

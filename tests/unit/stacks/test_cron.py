@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stacks.schedule import CronError, parse_cron
-from tests.laws import law
+from tests.nightly import law
 
 NOW = datetime(2026, 11, 21, 18, 30)  # noqa: DTZ001  a schedule has no zone; a Saturday
 

@@ -70,7 +70,7 @@ from stacks.spec.storage import (
     StorageSpec,
     SubmountSpec,
 )
-from tests.laws import law
+from tests.nightly import law
 
 # Printable text with a letter in it: what YAML and JSON must both keep.
 texts = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1).filter(

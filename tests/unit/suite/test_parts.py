@@ -114,7 +114,7 @@ _LAW = """
 import pytest
 from hypothesis import given, strategies
 
-from tests.laws import law
+from tests.nightly import law
 
 seen = []
 
@@ -141,7 +141,7 @@ def test_faults():
 )
 def test_only_the_whole_suite_has_what_takes_minutes(words, counts, examples, tmp_path, capsys):
     (tmp_path / "test_law.py").write_text(_LAW)
-    (tmp_path / "conftest.py").write_text("from tests import laws\n")
+    (tmp_path / "conftest.py").write_text("from tests import nightly\n")
     here = Part(name="here", folders=(os.path.relpath(tmp_path, TESTS),), processes=1)
     options = options_of([*words, "-s", "-p", "no:cacheprovider"])
     assert run([[here]], options) == 0

@@ -1,12 +1,14 @@
-"""Property tests: against how many examples a law is held, by the profile of Hypothesis.
+"""What `make test-all` has beside `make test`: cases that take minutes, and more examples of a law.
 
-`ci` is that of every run; `nightly`, that of `make test-all`, takes ten times as many.
+How many examples a law is held against says the profile of Hypothesis: `nightly`, that of
+`make test-all`, takes ten times as many as `ci`, that of every other run.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 _TIMES: Final = {"ci": 1, "nightly": 10}
@@ -28,3 +30,8 @@ def law(examples: int = _EXAMPLES, *, shares_fixtures: bool = False) -> settings
         max_examples=examples * _TIMES[settings.get_current_profile_name()],
         suppress_health_check=_SHARED if shares_fixtures else (),
     )
+
+
+def at_night(value: str) -> object:
+    """A case of parametrize for `make test-all`; another case of the same test stays in both."""
+    return pytest.param(value, marks=pytest.mark.nightly)
