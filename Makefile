@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup as-root setup-tests demo test test-all test-fast conformance lint lint-delivery docs preview gpu bench bench-cost bench-scale bench-checkpoint bench-data bench-train bench-evaluate bench-serve lock clean
+.PHONY: help setup as-root setup-tests demo test test-all test-fast conformance lint lint-delivery docs preview gpu bench bench-cost bench-scale bench-checkpoint bench-data bench-train bench-evaluate bench-serve bench-delivery lock clean
 
 PYTHON3 := .venv/bin/python
 SOPERATOR := .venv/bin/soperator
@@ -101,6 +101,9 @@ bench-serve: setup ## Measure serving: batching, against generate, HTTP
 
 bench-load: setup ## Measure what the load generator itself costs at 64 streams
 	@$(PYTHON3) -m tests.bench.load
+
+bench-delivery: setup ## Measure environment and image from nothing, a pull, an edit until its job has ended
+	@$(PYTHON3) -m tests.bench.delivery $(if $(PART),--parts $(PART))
 
 lock: ## Write the lock files anew from the requirements
 	@infra/setup/tools/bootstrap.sh

@@ -1,9 +1,6 @@
 """The jobs' image as podman and buildah make it, and what holds in it; a registry takes it.
 
-podman stands where docker is: infra/setup/image/build.sh takes any program with docker's words. The
-base of the Dockerfile is pulled, or, where no registry is reached, an image of this machine with
-that name (`podman import`), which the result says. Containers run in a chroot: as root, without
-what a container engine needs of the kernel.
+How it is made without docker: tests/image_stand.py; of what base, the result says.
 """
 
 from __future__ import annotations
@@ -11,37 +8,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from infra.local.process import is_listening
-from infra.operate.conformance.sources import NotRunError
-from infra.state import CHECKOUT
-from tests.ports import free_ports
+from tests.image_stand import prepared, ran, registry
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(1800)]
-_PROGRAMS = ("podman", "buildah", "docker-registry")
-_DOCKER = """#!/bin/bash
-export BUILDAH_ISOLATION=chroot
-case "$1 ${2:-}" in
-  "buildx build") set -- "$@" --layers=false --network=host BASE ;;
-  "push "*) shift; set -- push --tls-verify=false "$@" ;;
-  "pull "*) shift; set -- pull --tls-verify=false "$@" ;;
-  # podman 4 inspects lists of manifests alone; the registry is asked as docker asks it.
-  "manifest inspect")
-    place=${3#*/} tag=${3##*:}
-    exec curl -fsS -o /dev/null -H "Accept: application/vnd.oci.image.manifest.v1+json" \\
-      -H "Accept: application/vnd.docker.distribution.manifest.v2+json" \\
-      "http://${3%%/*}/v2/${place%:*}/manifests/$tag" ;;
-esac
-exec podman "$@"
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,50 +48,18 @@ class Built:
         )
 
 
-def ran(
-    command: Sequence[str], *, cwd: Path | None = None, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}: {(done.stdout + done.stderr)[-3000:]}"
-    return done
-
-
 @pytest.fixture(scope="module")
 def built(sources, tmp_path_factory) -> Iterator[Built]:
     del sources  # without the folder nothing here is asked for
-    if missing := [name for name in _PROGRAMS if shutil.which(name) is None]:
-        raise NotRunError(f"not installed: {', '.join(missing)} (Debian's packages of these names)")
-    if os.geteuid() != 0:
-        raise NotRunError("the image is built in a chroot, which takes root")
-    folder = tmp_path_factory.mktemp("image")
-    clone = folder / "clone"
-    ran(["git", "clone", "-q", str(CHECKOUT), str(clone)])
-    ran(["git", "-C", str(clone), "checkout", "-q", "--detach"])
-    docker = folder / "docker"
-    options = base_options(clone)
-    docker.write_text(_DOCKER.replace("BASE", options))
-    docker.chmod(0o755)
+    clone, docker, base = prepared(tmp_path_factory.mktemp("image"))
     command = ["infra/setup/image/build.sh", "build"]
     made = ran(command, cwd=clone, env={**os.environ, "DOCKER": str(docker)}).stdout.split()
     container = ran(["buildah", "from", f"localhost/{made[-1]}"]).stdout.strip()
     try:
-        base = "of this machine" if options else "declared"
         yield Built(clone=clone, docker=docker, name=made[-1], container=container, base=base)
     finally:
         ran(["buildah", "rm", container])
         ran(["podman", "rmi", "--force", f"localhost/{made[-1]}"])
-
-
-def base_options(clone: Path) -> str:
-    """Options of a build that take the base of this machine, where the declared one is not had."""
-    text = (clone / "Dockerfile").read_text(encoding="utf-8")
-    (declared,) = set(re.findall(r"^FROM (python:\S+)", text, re.MULTILINE))
-    name = declared.partition("@")[0]
-    if subprocess.run(["podman", "pull", "-q", f"docker.io/library/{declared}"]).returncode == 0:
-        return ""
-    if subprocess.run(["podman", "image", "exists", f"docker.io/library/{name}"]).returncode != 0:
-        raise NotRunError(f"no base: {declared} cannot be pulled, and podman has no image {name}")
-    return f"--build-context {declared}=container-image://docker.io/library/{name}"
 
 
 @pytest.mark.feature("S001-19", "S001-65", "S003-82")
@@ -155,43 +99,23 @@ def test_its_benchmark_starts_ranks_and_is_no_success_without_a_gpu(built: Built
 
 @pytest.mark.feature("S003-83")
 def test_a_registry_takes_it_and_a_second_push_sends_nothing(built: Built, tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    config = {
-        "version": 0.1,
-        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
-        "http": {"addr": f"127.0.0.1:{port}"},
-    }
-    (tmp_path / "config.yml").write_text(json.dumps(config))
-    serving = subprocess.Popen(
-        ["docker-registry", "serve", str(tmp_path / "config.yml")],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not is_listening(port):
-            assert serving.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        registry = f"127.0.0.1:{port}/team"
-        ran(["podman", "tag", f"localhost/{built.name}", f"{registry}/{built.name}"])
-        said = built.script("push", REGISTRY=registry)
-        assert f"jobs[].container: 127.0.0.1:{port}#team/{built.name}" in said
+    with registry(tmp_path) as host:
+        team = f"{host}/team"
+        ran(["podman", "tag", f"localhost/{built.name}", f"{team}/{built.name}"])
+        said = built.script("push", REGISTRY=team)
+        assert f"jobs[].container: {host}#team/{built.name}" in said
         place = tmp_path / "registry/docker/registry/v2/repositories/team/soperator-jobs"
         (tag,) = (place / "_manifests/tags").iterdir()
         assert tag.name == built.name.partition(":")[2]
         again = subprocess.run(
             ["infra/setup/image/build.sh", "push"],
             cwd=built.clone,
-            env={**os.environ, "DOCKER": str(built.docker), "REGISTRY": registry},
+            env={**os.environ, "DOCKER": str(built.docker), "REGISTRY": team},
             capture_output=True,
             text=True,
             check=True,
         )
         assert "is there already, and is left as it is" in again.stderr
         # Another machine's build takes what is there.
-        said = built.script("build", REGISTRY=registry)
-        assert said.split() == [f"{registry}/{built.name}"]
-    finally:
-        serving.terminate()
-        serving.wait()
+        said = built.script("build", REGISTRY=team)
+        assert said.split() == [f"{team}/{built.name}"]

@@ -29,8 +29,8 @@ NAMES = sorted(
     for each in pkgutil.walk_packages(tests.bench.__path__, "tests.bench.")
     if not each.name.endswith("__main__")
 )
-# A cluster or minutes of kills each: imported here, run by their own commands.
-CLUSTERS = {"kills", "local", "scale"}
+# A cluster, an image or minutes of kills each: imported here, run by their own commands.
+CLUSTERS = {"delivery", "kills", "local", "scale"}
 # Options of the smallest step, and the figures that it prints.
 COMMANDS = {
     "cost": ("--runs 1", ["ten_thousand_lines_s"]),
