@@ -127,7 +127,7 @@ def image(folder: Path) -> dict[str, Any]:
             stored = _disk_bytes(folder / "node")
             ran([*node, "rmi", "--all", "--force"])
     finally:
-        ran(["podman", "rmi", "--force", f"localhost/{name}"])
+        ran(["podman", "rmi", "--force", found["Id"]])  # by all its names
     return {
         "base": base,
         "builder": re.sub(r"^buildah version (\S+).*", r"buildah \1", _version("buildah")),

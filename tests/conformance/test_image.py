@@ -59,7 +59,9 @@ def built(sources, tmp_path_factory) -> Iterator[Built]:
         yield Built(clone=clone, docker=docker, name=made[-1], container=container, base=base)
     finally:
         ran(["buildah", "rm", container])
-        ran(["podman", "rmi", "--force", f"localhost/{made[-1]}"])
+        # By its id: one of a test has a registry's name too.
+        found = ran(["podman", "image", "inspect", f"localhost/{made[-1]}"]).stdout
+        ran(["podman", "rmi", "--force", json.loads(found)[0]["Id"]])
 
 
 @pytest.mark.feature("S001-19", "S001-65", "S003-82")
