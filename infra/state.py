@@ -10,7 +10,6 @@ import hashlib
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,31 +26,33 @@ _DEFAULT_PORT_BASE: Final = 17800
 _PORTS: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
 class State:
     """The state folder of one checkout; everything below it may be deleted after a destroy."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.passphrase = root / "passphrase"
+        """Passphrase of the file backend's secrets."""
+        self.token = root / "token"
+        """What the embedded cloud's APIs take from its owner: random, made once."""
+        self.ssh_key = root / "ssh" / "id_ed25519"
+        """Private key of the `local` stack's user."""
+        self.ssh_public_key = root / "ssh" / "id_ed25519.pub"
+        self.pulumi = root / "pulumi"
+        """File backend of deployed stacks."""
+        self.pulumi_home = root / "pulumi-home"
+        self.offline = root / "offline"
+        """File backend and emulator of `soperator env --offline`."""
+        self.local = root / "local"
+        """The embedded cloud."""
+        self.run = self.local / "run"
+        """Recorded processes of the embedded cloud."""
+        self.report = root / "report.html"
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> State:
         """`$SOPERATOR_STATE`, or `.soperator/` in the checkout."""
         return cls(_folder(environ, "SOPERATOR_STATE", CHECKOUT / ".soperator"))
-
-    @property
-    def passphrase(self) -> Path:
-        """Passphrase of the file backend's secrets."""
-        return self.root / "passphrase"
-
-    @property
-    def token(self) -> Path:
-        """What the embedded cloud's APIs take from its owner: random, made once."""
-        return self.root / "token"
-
-    @property
-    def ssh_key(self) -> Path:
-        """Private key of the `local` stack's user."""
-        return self.root / "ssh" / "id_ed25519"
 
     @property
     def user_key(self) -> Path:
@@ -61,72 +62,29 @@ class State:
             return self.ssh_key
         return Path(declared.removesuffix(".pub")).expanduser()
 
-    @property
-    def ssh_public_key(self) -> Path:
-        return self.root / "ssh" / "id_ed25519.pub"
-
-    @property
-    def pulumi(self) -> Path:
-        """File backend of deployed stacks."""
-        return self.root / "pulumi"
-
-    @property
-    def pulumi_home(self) -> Path:
-        return self.root / "pulumi-home"
-
-    @property
-    def offline(self) -> Path:
-        """File backend and emulator of `soperator env --offline`."""
-        return self.root / "offline"
-
-    @property
-    def local(self) -> Path:
-        """The embedded cloud."""
-        return self.root / "local"
-
-    @property
-    def run(self) -> Path:
-        """Recorded processes of the embedded cloud."""
-        return self.local / "run"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report.html"
-
     def runs(self, stack: str, job_id: str | None = None) -> Path:
         """Pulled results and run records of a stack, or of one job."""
         folder = self.root / "runs" / stack
         return folder if job_id is None else folder / job_id
 
 
-@dataclass(frozen=True, slots=True)
 class Cache:
     """What set-up builds once per machine, keyed by version; shared by every checkout."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.pulumi = root / "bin" / f"pulumi-v{PULUMI_VERSION}" / "pulumi"
+        """The engine that set-up installed; absent where one is on PATH."""
+        server = f"kube-apiserver-v{KUBE_APISERVER_VERSION}"
+        self.kube_apiserver = root / "bin" / server / "kube-apiserver"
+        self.models = root / "models"
+        self.data = root / "data"
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Cache:
         """`$SOPERATOR_CACHE`, or `~/.cache/soperator-stack`."""
         default = Path.home() / ".cache" / "soperator-stack"
         return cls(_folder(environ, "SOPERATOR_CACHE", default))
-
-    @property
-    def pulumi(self) -> Path:
-        """The engine that set-up installed; absent where one is on PATH."""
-        return self.root / "bin" / f"pulumi-v{PULUMI_VERSION}" / "pulumi"
-
-    @property
-    def kube_apiserver(self) -> Path:
-        return self.root / "bin" / f"kube-apiserver-v{KUBE_APISERVER_VERSION}" / "kube-apiserver"
-
-    @property
-    def models(self) -> Path:
-        return self.root / "models"
-
-    @property
-    def data(self) -> Path:
-        return self.root / "data"
 
     @property
     def workloads_venv(self) -> Path:

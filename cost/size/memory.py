@@ -90,19 +90,18 @@ def quantised_bytes(weights: int) -> int:
 
 def base_bytes(shape: ModelShape, training: Training) -> int:
     """Bytes of the model's own weights, without adapters."""
-    outer = shape.outer_weights * training.value_bytes
+    outer = shape.outer_weights * training.passed_bytes
     return shape.layers * _layer_bytes(shape, training) + outer
 
 
 def _layer_bytes(shape: ModelShape, training: Training) -> int:
     """Bytes of the base weights of one layer."""
-    s = training.value_bytes
     if training.method is not Method.QLORA:
-        return shape.weights_per_layer * s
+        return shape.weights_per_layer * training.value_bytes
     packed = sum(
         quantised_bytes(rows * columns) for rows, columns in map(shape.linear, LINEAR_MODULES)
     )
-    return packed + shape.other_weights_per_layer * s
+    return packed + shape.other_weights_per_layer * training.passed_bytes
 
 
 def training_memory(shape: ModelShape, training: Training, sharding: Sharding) -> Memory:
@@ -132,7 +131,8 @@ def _stage_memory(
     weights = trained * held
     if training.has_adapters:
         trained = layers * _adapters(shape, training).on_each(t)
-        weights = trained * held + _up(layers * _layer_bytes(shape, training) + outer * s, t)
+        frozen = layers * _layer_bytes(shape, training) + outer * training.passed_bytes
+        weights = trained * held + _up(frozen, t)
     state = {
         "weights": weights,
         "gradients": trained * held,
@@ -233,8 +233,8 @@ def layer_saved(shape: ModelShape, training: Training) -> LayerBytes:
         whole += s * training.micro_batch_size * training.sequence_length**2
     else:
         whole += 2 * 8  # two seeds, for a dropout that it does not have
-    # Gate, up, and the activated gate.
-    split += 3 * s * tokens * i
+    # Gate, up, and the activated gate: a 4-bit layer gives the type that it is given.
+    split += 3 * training.passed_bytes * tokens * i
     if shape.qk_norm:
         split += FP32 * tokens * (q + k) + FP32 * tokens * (shape.heads + shape.kv_heads)
     if training.has_adapters:
@@ -257,8 +257,9 @@ def _adapters(shape: ModelShape, training: Training) -> LayerBytes:
 def _adapter_inputs(shape: ModelShape, training: Training) -> LayerBytes:
     """Inputs of the adapters and their low-rank results; their weights in the model's type."""
     tokens, s = training.tokens, training.value_bytes
-    # Without a dropout the modules of one input share it, and o_proj's is attention's.
-    is_shared = not training.dropout
+    # Without a dropout the modules of one input share it, unless each makes 16 bits of it, and
+    # o_proj's is attention's.
+    is_shared, is_one = not training.dropout, training.passed_bytes == s
     bytes_each = s + (1 if training.dropout else 0)
     # Autocast keeps the copies of a forward pass for its backward pass.
     copied, weights = s * (s < FP32), _adapters(shape, training)
@@ -268,7 +269,7 @@ def _adapter_inputs(shape: ModelShape, training: Training) -> LayerBytes:
         whole += s * tokens * training.rank
         if module in ("o_proj", "down_proj"):
             split += 0 if is_shared and module == "o_proj" else bytes_each * tokens * width
-        elif not is_shared or module in _first_of_input(training.targets):
+        elif not (is_shared and is_one) or module in _first_of_input(training.targets):
             whole += bytes_each * tokens * width
     return LayerBytes(whole=whole, split=split)
 
@@ -283,14 +284,14 @@ def _first_of_input(targets: tuple[str, ...]) -> set[str]:
 def layer_kept(shape: ModelShape, training: Training, *, recomputed: bool) -> LayerBytes:
     """Bytes that one layer keeps until its backward pass."""
     if recomputed:
-        kept = training.value_bytes * training.tokens * shape.hidden
+        kept = training.passed_bytes * training.tokens * shape.hidden
         return LayerBytes(whole=kept, split=0)
     return layer_saved(shape, training)
 
 
 def layer_backward(shape: ModelShape, training: Training, *, recomputed: bool) -> LayerBytes:
     """Bytes that the backward pass of one layer needs beside what was kept: its peak is the MLP."""
-    tokens, s = training.tokens, training.value_bytes
+    tokens, s = training.tokens, training.passed_bytes
     again = layer_saved(shape, training)
     if not recomputed:
         again = LayerBytes(whole=0, split=0)
@@ -315,18 +316,20 @@ def logits(shape: ModelShape, training: Training, sharding: Sharding) -> int:
 
     Whole: log-probabilities and two gradients of them in fp32, three of divided words, and what the
     last of several stages returned. In chunks: the logits of one, in the model's type and in fp32,
-    and the gradients of the head's input and of a trained head: the sum in fp32, and that in the
-    head's type. Under DDP the head is fp32, and a copy computes.
+    the head's input, its positions with a label and their gradient, and the gradient of a trained
+    head: the sum in fp32, and that in the head's type. A copy computes where the head is fp32:
+    under DDP, or by fp32_embeddings.
     """
     chunk, s = training.logits_chunk_tokens, training.value_bytes
     words, is_ddp = _up(shape.vocab, sharding.tensor), sharding.strategy is Strategy.DDP
     head = 0 if training.has_adapters else words * shape.hidden
+    frozen_copy = s * words * shape.hidden * training.fp32_embeddings
     if chunk is None:
-        copy = s * head if s < FP32 and is_ddp else 0
+        copy = s * head * (s < FP32 and is_ddp) + frozen_copy
         each = (3 + (sharding.tensor > 1)) * FP32 + s * (sharding.pipeline > 1)
         return each * training.tokens * words + copy
     each = FP32 if s == FP32 else FP32 + s
-    inputs = 2 * s * training.tokens * shape.hidden
+    inputs = 3 * training.passed_bytes * training.tokens * shape.hidden + frozen_copy
     held = FP32 if is_ddp else s
     return each * min(chunk, training.tokens) * words + (FP32 + held) * head + inputs
 

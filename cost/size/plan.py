@@ -49,6 +49,7 @@ class _Train:
 
     method: Method = _OWN.method
     dtype: Dtype = _OWN.dtype
+    fp32_embeddings: bool = _OWN.fp32_embeddings
     lora: _Lora = _Lora()
     sequence_length: int = _OWN.sequence_length
     micro_batch_size: int = _OWN.micro_batch_size
@@ -76,6 +77,7 @@ class RecipeRun:
         return Training(
             method=train.method,
             dtype=train.dtype,
+            fp32_embeddings=train.fp32_embeddings,
             rank=train.lora.rank,
             dropout=float(train.lora.dropout),
             targets=LINEAR_MODULES if names == _ALL_LINEAR else names,

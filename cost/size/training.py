@@ -44,6 +44,8 @@ class Training:
 
     method: Method = Method.LORA
     dtype: Dtype = Dtype.BF16
+    fp32_embeddings: bool = False
+    """qlora: embeddings, head, norms and what passes between layers in fp32."""
     rank: int = 16
     dropout: float = 0.0
     """Share of the adapters' inputs that is dropped; above 0 it keeps a mask for each."""
@@ -71,6 +73,8 @@ class Training:
             )
         if not 0 <= self.dropout < 1:
             problems.append(f"dropout: got {self.dropout}, expected 0 to below 1")
+        if self.fp32_embeddings and self.method is not Method.QLORA:
+            problems.append(f"fp32_embeddings: got True with method {self.method}; use qlora")
         if BITS[self.dtype] < 16:
             instead = (
                 "full training needs gradients of every weight, which 4 or 8 bits cannot hold; "
@@ -112,6 +116,11 @@ class Training:
     def value_bytes(self) -> int:
         """Bytes of one value in the forward pass."""
         return BITS[self.dtype] // 8
+
+    @property
+    def passed_bytes(self) -> int:
+        """Bytes of one value between layers, and of a frozen weight that is in no linear layer."""
+        return 4 if self.fp32_embeddings else self.value_bytes
 
 
 class Strategy(StrEnum):

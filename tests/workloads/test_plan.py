@@ -69,6 +69,7 @@ def config_of(plan: Training) -> TrainConfig:
         dataset="x",
         method=typing.cast(Any, plan.method.value),
         dtype=typing.cast(Any, plan.dtype.value),
+        fp32_embeddings=plan.fp32_embeddings,
         lora=LoraConfig(rank=plan.rank, alpha=8, dropout=plan.dropout),
         gradient_checkpointing=plan.gradient_checkpointing,
         loss_chunk_tokens=plan.logits_chunk_tokens or 0,
@@ -272,6 +273,38 @@ def test_layers_computed_again_change_no_bit(method: Method, dtype: Dtype, tmp_p
     assert len(found[0]) > 1
     for others in found[1:]:
         assert all(map(torch.equal, found[0], others))
+
+
+@pytest.mark.feature("S000-33")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("attention", ["auto", "sdpa"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("fp32_embeddings", [False, True])
+def test_a_base_of_four_bits_holds_and_saves_what_is_planned(
+    kind: str, attention: Any, checkpointing: bool, fp32_embeddings: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    plan = Training(
+        method=Method.QLORA,
+        dtype=Dtype.BF16,
+        fp32_embeddings=fp32_embeddings,
+        rank=8,
+        sequence_length=128,
+        gradient_checkpointing=checkpointing,
+        attention=attention,
+    )
+    two, three = (tiny(kind, layers=layers) for layers in (2, 3))
+    saved = [_saved_bytes(shape, plan, tmp_path) for shape in (two, three)]
+    kept = memory.layer_kept(two, plan, recomputed=checkpointing).on_each(1)
+    assert saved[1] - saved[0] == kept
+    model = trainer_model(two, plan, tmp_path)
+    # A 4-bit weight's constants are in no parameter; those of a layer are at most 4.6 bits.
+    in_fp32 = two.outer_weights + two.layers * two.other_weights_per_layer
+    in_16_bits = dataclasses.replace(plan, fp32_embeddings=False)
+    more = memory.base_bytes(two, plan) - memory.base_bytes(two, in_16_bits)
+    assert more == (2 * in_fp32 if fp32_embeddings else 0)
+    of_base = [w for n, w in model.named_parameters() if w.is_floating_point() and "lora" not in n]
+    assert num_bytes(of_base) == (4 if fp32_embeddings else 2) * in_fp32
 
 
 def _saved_bytes(shape: ModelShape, plan: Training, tmp_path: Path) -> int:

@@ -22,6 +22,8 @@ from tests.workloads.test_plan import tiny
     [
         (1, "ddp", "qlora", False, 400),
         (1, "ddp", "qlora", True, 6000),
+        (1, "ddp", "qlora fp32", False, 400),
+        (1, "ddp", "qlora fp32", True, 6000),
         (2, "ddp", "lora", False, 400),
         (2, "ddp", "full", False, 6000),
         (2, "fsdp", "lora", False, 400),
@@ -47,6 +49,8 @@ def test_each_rank_holds_what_is_planned(
     model: Any = getattr(transformers, f"{KINDS['qwen3']}ForCausalLM")(hf_config(shape))
     model.save_pretrained(tmp_path / "model")
     strategy, _, once = strategy.partition(" ")
+    method, _, fp32 = method.partition(" ")
+    settings["fp32_embeddings"] = bool(fp32)
     arguments = settings | {"strategy": strategy, "method": method, "dtype": "bf16", "vocab": vocab}
     arguments["reshards"] = not once
     done = run_ranks(

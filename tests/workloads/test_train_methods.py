@@ -336,6 +336,95 @@ def test_qlora_trains_adapters_on_a_base_of_four_bits(
 
 
 @pytest.mark.feature("S000-33")
+def test_a_run_prepares_its_base_of_four_bits_before_it_attaches_adapters(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And learns so; without 4 bits there is nothing to prepare for."""
+    pytest.importorskip("bitsandbytes")
+    import peft
+
+    from workloads.train import model as model_module
+
+    order, prepared = list[str](), list[Any]()
+    for owner, name in ((model_module, "load_model"), (peft, "prepare_model_for_kbit_training"),
+                        (model_module, "attach_lora")):  # fmt: skip
+        step = getattr(owner, name)
+
+        def noted(*given: Any, name: str = name, step: Any = step, **named: Any) -> Any:
+            order.append(name)
+            prepared.append(step(*given, **named))
+            return prepared[-1]
+
+        monkeypatch.setattr(owner, name, noted)
+    run("prepare-data")
+    options = ("train.dtype=bf16", "train.max_steps=8", "train.fp32_embeddings=true")
+    code, record = run("train", *options, "train.method=qlora")
+    assert code == 0, record
+    assert order == ["load_model", "prepare_model_for_kbit_training", "attach_lora"]
+    weights = [w for w in prepared[-1].parameters() if type(w).__name__ != "Params4bit"]
+    assert {weight.dtype for weight in weights} == {torch.float32}
+    assert record["metrics"]["last_loss"] < record["metrics"]["first_loss"]
+    code, record = run("train", *options)
+    assert code == ExitCode.BAD_CONFIG
+    assert "train.fp32_embeddings: got true with method lora" in record["reason"]
+
+
+@pytest.mark.feature("S000-33")
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_base_of_four_bits_is_prepared_to_the_bits_of_pefts_own_function(
+    model_dir: Path, dtype: Any, recomputed: bool
+) -> None:
+    """Loss and gradients, against a model made without the trainer: load, prepare, LoRA."""
+    pytest.importorskip("bitsandbytes")
+    import peft
+    import transformers
+
+    from workloads.train.model import build_model, four_bit_options
+    from workloads.train.strategy import build_precision
+
+    cpu, kind = torch.device("cpu"), {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    ids = torch.randint(0, 200, (1, 64), generator=torch.Generator().manual_seed(0))
+    config = TrainConfig(
+        dataset="x", method="qlora", dtype=dtype, max_steps=1, learning_rate=1e-3,
+        fp32_embeddings=True, gradient_checkpointing=recomputed,
+    )  # fmt: skip
+
+    def by_peft() -> Any:
+        base = transformers.AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=kind, **four_bit_options(kind)
+        )
+        base = peft.prepare_model_for_kbit_training(
+            base,
+            use_gradient_checkpointing=recomputed,
+            gradient_checkpointing_kwargs={"use_reentrant": False},
+        )
+        lora = peft.LoraConfig(
+            r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+        return peft.get_peft_model(base, lora).train()
+
+    def gradients(model: Any) -> tuple[list[torch.Tensor], set[torch.dtype]]:
+        random, between = torch.Generator().manual_seed(1), set[torch.dtype]()
+        trained = [w for w in model.parameters() if w.requires_grad]
+        for weight in trained:  # B of an adapter begins with zeros, behind which A has no gradient
+            weight.data.normal_(std=0.1, generator=random)
+        for layer in model.get_base_model().model.layers:
+            layer.register_forward_hook(lambda _module, _given, found: between.add(found.dtype))
+        with build_precision(config, cpu).forward():
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        return [loss, *(weight.grad for weight in trained)], between
+
+    expected, between = gradients(by_peft())
+    ours, between_ours = gradients(build_model(model_dir, config, device=cpu))
+    assert between == between_ours == {torch.float32}
+    assert len(ours) == len(expected) > 1
+    assert all(each is not None and each.any() for each in expected)
+    assert all(map(torch.equal, ours, expected))
+
+
+@pytest.mark.feature("S000-33")
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_norms_of_a_base_of_four_bits_give_the_bits_of_fp32_ones(
     model_dir: Path, dtype: Any

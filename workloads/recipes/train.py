@@ -58,7 +58,7 @@ STRATEGIES = ("ddp", "fsdp", "hsdp", "offload")
 """How the trainer can spread a run over ranks."""
 RESUMABLE = (
     "attention", "checkpoint", "checkpoint_every", "checkpoint_every_epochs", "compile",
-    "cpu_threads", "ddp_backend", "epochs", "eval", "export_merged", "gate",
+    "cpu_threads", "ddp_backend", "epochs", "eval", "export_merged", "fp32_embeddings", "gate",
     "gradient_accumulation", "gradient_checkpointing", "keep_in", "keep_last", "liger",
     "loss_chunk_tokens", "max_steps", "micro_batch_size", "resume", "save_original", "schedule",
     "stage", "strategy", "warmup_steps",
@@ -113,6 +113,9 @@ class TrainConfig:
     ] = "causal_lm"
     method: Literal["lora", "full", "qlora"] = "lora"
     """qlora: the base in 4 bits (nf4), adapters on it."""
+    fp32_embeddings: bool = False
+    """qlora: embeddings, head, norms and what passes between layers in fp32, as PEFT's
+    prepare_model_for_kbit_training has them."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     dtype: Literal["bf16", "fp32", "fp16"] = "bf16"
     """Type of the weights in the forward pass; trained weights are kept in fp32."""
@@ -196,6 +199,10 @@ class TrainConfig:
                 "dtype: got fp32 with method qlora, which computes in 16 bits; expected bf16 or "
                 "fp16, or method lora"
             ): self.method == "qlora" and self.dtype == "fp32",
+            (
+                f"fp32_embeddings: got true with method {self.method}, whose base has no 4 bits to "
+                "prepare for; use method qlora, or dtype fp32"
+            ): self.fp32_embeddings and self.method != "qlora",
             (
                 f"strategy: got {self.strategy} with method qlora; 4-bit weights are not divided "
                 "between ranks; use ddp (a 14B base takes 10 GB), or method lora"

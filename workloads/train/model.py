@@ -142,8 +142,10 @@ def varlen_attention(
                 f"train.attention: {type(module).__name__} has a {name}, which varlen lacks; use "
                 "sdpa"
             )
+    # The kernels have no fp32, which a base of 4 bits gives where it is given fp32.
+    dtype = _autocast_dtype(query_BHTD) or query_BHTD.dtype
     query_NHD, key_NKD, value_NKD = (
-        each.transpose(1, 2).flatten(0, 1) for each in (query_BHTD, key_BKTD, value_BKTD)
+        each.to(dtype).transpose(1, 2).flatten(0, 1) for each in (query_BHTD, key_BKTD, value_BKTD)
     )
     result: Any = varlen_attn(
         *(query_NHD, key_NKD, value_NKD),
@@ -163,6 +165,12 @@ def varlen_attention(
 _SHARED_KEYS: Final[dict[str, Any]] = (
     {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 )
+
+
+def _autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
+    """Return the type that autocast computes in where `tensor` is; None without autocast."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def attention_inputs(shape: Any, batch: Any) -> dict[str, Any]:
@@ -269,9 +277,8 @@ class _ChunkedLoss(torch.autograd.Function):
         bias_V: torch.Tensor | None,
         chunk_tokens: int,
     ) -> torch.Tensor:
-        kind = hidden_NH.device.type
         # Autocast does not reach into a Function: the product runs in the type it would have used.
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        dtype = _autocast_dtype(hidden_NH)
         weight = weight_VH if dtype is None else weight_VH.to(dtype)
         needs_hidden, _, needs_weight, needs_bias, _ = ctx.needs_input_grad
         grad_hidden = torch.empty_like(hidden_NH) if needs_hidden else None
@@ -395,9 +402,12 @@ def _shape(
 def prepare_model(model: Any, config: TrainConfig) -> Any:
     """Return a loaded model with adapters and checkpointing of activations, in train mode."""
     model.config.use_cache = False
+    if config.fp32_embeddings:
+        from peft import prepare_model_for_kbit_training
+
+        # Without its checkpointing, which is set below and needs no input that has a gradient.
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if config.has_adapters:
-        # QLoRA too needs no prepare_model_for_kbit_training: norms compute in fp32, so that fp32
-        # weights in them change no result (docs/training.md).
         model = attach_lora(model, config)
     return recompute(model, config.gradient_checkpointing).train()
 

@@ -249,6 +249,7 @@ def test_checkpointing_keeps_an_input_a_layer() -> None:
         ({"micro_batch_size": 0}, r"micro_batch_size: got 0, expected 1 or more"),
         ({"sequence_length": -1}, r"sequence_length: got -1"),
         ({"rank": 0}, r"rank: got 0"),
+        ({"fp32_embeddings": True}, r"fp32_embeddings: got True with method lora; use qlora"),
         ({"gradient_checkpointing": -1}, r"gradient_checkpointing: got -1, expected >= 0"),
         ({"method": Method.FULL, "dtype": Dtype.INT4}, r"int4 with method full.*--method qlora"),
         ({"method": Method.QLORA, "dtype": Dtype.INT4}, r"leave --dtype at bf16"),
