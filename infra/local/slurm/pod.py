@@ -198,7 +198,9 @@ class _Steps:
             self.add(f"ln -s {_quoted(Path(entry.path).readlink())} {target}")
         elif entry.path == _COPIED:
             self.add(f"mkdir {target} && mount -t tmpfs -o mode=755 etc {target}")
-            self.add(f"cp -a {_COPIED}/. {target}")
+            # A file that is being exchanged may be gone when it comes to it.
+            copy = f"cp -a {_COPIED}/. {target}"
+            self.add(" || ".join([copy, *[f"{{ sleep 1; {copy}; }}"] * 4]))
         elif entry.path in shadowed:
             self._shadow(entry.path, shadowed)
         elif entry.is_dir():
