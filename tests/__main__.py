@@ -139,8 +139,13 @@ def run(
 
 def options_of(words: Sequence[str]) -> list[str]:
     """Options of pytest for the words of the command line."""
-    chosen = _NIGHTLY if _ALL in words else _DAILY
-    return [*chosen, *(word for word in words if word != _ALL)]
+    if _ALL in words:
+        return [*_NIGHTLY, *(word for word in words if word != _ALL)]
+    if "-m" not in words:
+        return [*_DAILY, *words]
+    # Of two expressions pytest takes the last.
+    place = words.index("-m") + 1
+    return [*words[:place], f"({words[place]}) and {_DAILY[1]}", *words[place + 1 :]]
 
 
 if __name__ == "__main__":

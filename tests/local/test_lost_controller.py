@@ -20,7 +20,7 @@ from infra.local.slurm import conf
 from infra.local.slurm import pod as pods
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 
-pytestmark = [pytest.mark.local, pytest.mark.nightly]
+pytestmark = pytest.mark.local
 _WAIT_S = 120.0
 _BEGIN_S = 15
 """Longer than the controller takes to save that the job waits (5 s, SAVE_MAX_WAIT)."""
@@ -30,9 +30,10 @@ _BEGIN_S = 15
     ("without", "said"),
     [
         ("", "its start time has not come, or Slurm lets a requeued job rest"),
-        (
+        pytest.param(
             "nohold_on_prolog_fail,",
             "a node could not start it, so it is held for ever: sinfo -R names the node",
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=["as Soperator sets it", "as Slurm is by itself"],
