@@ -5,6 +5,7 @@ A tmpfs stands for shared storage here: another filesystem than that of the disk
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -12,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,14 +37,13 @@ print("asks", flush=True)
 print(stage(pathlib.Path(sys.argv[1]), Places(), PREPARED).text, flush=True)
 """
 _COPIES_HALF = """
-import os, pathlib, shutil, sys, time
-from workloads.common.places import PREPARED, Places, stage
-def half(source, target):
-    pathlib.Path(target).write_bytes(pathlib.Path(source).read_bytes()[:2])
-    os.write(1, b"half\\n")  # one write: several files are copied at once
+import pathlib, sys, time
+from workloads.common import places
+def half(deadline):
+    print("half\\n", end="", flush=True)  # one write: several files are copied at once
     time.sleep(600)
-shutil.copyfile = half
-stage(pathlib.Path(sys.argv[1]), Places(), PREPARED)
+places._check = half
+places.stage(pathlib.Path(sys.argv[1]), places.Places(), places.PREPARED)
 """
 _WAITS = "\nsys.stdin.read()"
 
@@ -164,13 +165,10 @@ def test_a_changed_data_set_is_copied_anew(own: Path, data: Path, name: str) -> 
 def test_data_that_changes_while_it_is_copied_is_read_where_it_lies(
     own: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = shutil.copyfile
+    def changed(_: float) -> None:
+        (data / "tokens_test.parquet").write_bytes(b"of the next preparation")
 
-    def and_change(source: Path, target: Path) -> None:
-        copy(source, target)
-        source.write_bytes(b"of the next preparation")
-
-    monkeypatch.setattr(shutil, "copyfile", and_change)
+    monkeypatch.setattr(places_module, "_check", changed)
     staged = stage(data, Places(), PREPARED)
     assert (staged.is_staged, staged.path) == (False, data)
     assert staged.text == f"data are not staged: {data} changed while it was copied"
@@ -205,7 +203,7 @@ def test_without_room_the_copy_longest_unused_goes_and_never_one_in_use(
     full = stage(data, Places(), PREPARED)
     assert (full.is_staged, full.path) == (False, data)
     assert "GiB of room in" in full.text
-    assert copies(own) == {staged.path}, "which this process may still read"
+    assert copies(own) == {kept[1], staged.path}, "but for the oldest nothing goes in vain"
 
 
 def test_a_copy_that_nobody_used_for_a_week_goes_with_the_next(own: Path, data: Path) -> None:
@@ -221,20 +219,24 @@ def test_what_another_user_may_have_written_is_not_read(
 ) -> None:
     monkeypatch.setenv("SOPERATOR_PLACE_SCRATCH", str(neighbour.folder))
 
+    beside = neighbour.folder / f"preprocessed-{os.geteuid()}"
+
     def said() -> str:
         staged = stage(data, Places(), PREPARED)
-        assert staged.path == data or staged.is_staged
+        assert (staged.path == data) is not staged.is_staged
         return staged.text
 
     folder, uid = neighbour.folder / "preprocessed", os.geteuid()
     neighbour.run(f"mkdir preprocessed preprocessed/{uid}")
-    assert f"not staged: {folder}: is of nobody" in said()
+    assert f"copied to {beside}/" in said()
     neighbour.run("chmod 1777 preprocessed")  # his own all the same: he can exchange what is in it
-    assert f"not staged: {folder}: is of nobody" in said()
+    shutil.rmtree(beside)
+    neighbour.run(f"mkdir {beside.name}")
+    assert f"not staged: {beside}: is of nobody" in said()
     shutil.rmtree(folder)
     folder.mkdir()
     folder.chmod(0o777)
-    assert f"not staged: {folder}: has mode 0777" in said()
+    assert f"not staged: {beside}: is of nobody" in said()
     folder.chmod(0o1777)  # as the disk of a stack has it
     neighbour.run(f"mkdir preprocessed/{uid}")
     assert f"not staged: {folder / str(uid)}: is of nobody" in said()
@@ -248,6 +250,62 @@ def test_what_another_user_may_have_written_is_not_read(
     shutil.rmtree(target)
     target.symlink_to(neighbour.folder)
     assert f"not staged: {target}: is a link" in said()
+
+
+def test_two_users_have_a_copy_each_where_no_stack_made_a_folder(
+    neighbour: Neighbour, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one's folder, which nobody else may write to, once stood in the other's way."""
+    scratch = neighbour.folder / "scratch"
+    scratch.mkdir()
+    scratch.chmod(0o1777)
+    monkeypatch.setenv("SOPERATOR_PLACE_SCRATCH", str(scratch))
+    neighbour.run("mkdir scratch/preprocessed; mkdir -m 700 scratch/preprocessed/65534")
+    staged = stage(data, Places(), PREPARED)
+    assert staged.path.parent == scratch / f"preprocessed-{os.geteuid()}", staged.text
+    assert stage(data, Places(), PREPARED).text == f"data are in {staged.path} already"
+
+
+def test_a_copy_that_is_there_waits_for_no_other(own: Path, data: Path) -> None:
+    first = stage(data, Places(), PREPARED)
+    with (own / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as if a process copied other data
+        assert stage(data, Places(), PREPARED).path == first.path
+
+
+def test_who_may_not_wait_so_long_reads_the_data_where_it_lies(own: Path, data: Path) -> None:
+    """Else the other nodes, which wait for it with a limit, would end the run, again and again."""
+    own.mkdir(mode=0o700)
+    with (own / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        late = stage(data, Places(), PREPARED, limit_s=0.3)
+    assert (late.is_staged, late.path) == (False, data)
+    assert late.text == ("data are not staged: no copy in the time that this process may wait")
+    slow = stage(data, Places(), PREPARED, limit_s=-1)
+    assert (slow.is_staged, copies(own)) == (False, set())
+
+
+def test_a_full_disk_ends_all_that_is_copied(
+    own: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads went on into files that were deleted, and filled what was free again."""
+    for number in range(6):
+        (data / f"tokens_{number}.parquet").write_bytes(b"x" * 100)
+    reads: list[str] = []
+
+    def full(_: float) -> None:
+        reads.append(threading.current_thread().name)
+        if len(reads) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        time.sleep(0.2)
+
+    monkeypatch.setattr(places_module, "_check", full)
+    monkeypatch.setattr(places_module, "_BLOCK_BYTES", 10)
+    staged = stage(data, Places(), PREPARED)
+    assert "No space left on device" in staged.text
+    running = {thread.name for thread in threading.enumerate()}
+    assert not running & set(reads), "which still write"
+    assert copies(own) == set()
 
 
 def test_without_a_disk_of_the_node_data_is_read_where_it_lies(
@@ -313,3 +371,5 @@ def test_a_training_is_the_same_to_the_bit_wherever_its_data_lies(
     code, record = run("train", *options, f"train.resume={half}")
     assert (code, record["data_hash"]) == (0, results["never"]["data_hash"])
     assert losses(places, "16") == losses(places, "15")
+    assert record["metrics"]["is_staged"] == 0
+    assert copies(own) == set(), "the next run makes a new one"

@@ -7,17 +7,20 @@ what was copied, found again by later jobs of its user, and removed once it is i
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import pwd
 import shutil
 import stat
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError, DataError
@@ -115,9 +118,10 @@ def own_folder(mount: Path) -> Path:
 _RAM = ("tmpfs", "ramfs")
 _NUM_COPIES = 4
 """Files copied at once: one stream does not fill the link to a network filesystem."""
+_BLOCK_BYTES = 8 << 20
 WHOLE_BYTES = 1 << 20  # files up to this size count with their bytes
 _KEPT_S = 7 * 24 * 3600
-"""Seconds after which a copy that nobody used goes with the next one that is made."""
+"""Seconds after which a copy that nobody used goes with the next one of its user and kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,19 +163,27 @@ class Staged:
         return {"is_staged": int(self.is_staged)} | (copied if self.is_staged else {})
 
 
-def stage(folder: Path, places: Places, kind: StageKind) -> Staged:
+def stage(
+    folder: Path, places: Places, kind: StageKind, *, limit_s: float = float("inf")
+) -> Staged:
     """Return this node's copy of what `folder` holds, made where it is missing; else the reason.
 
-    Processes of a node that ask at the same time copy once: the others wait. Until the end of this
-    process nobody removes what it got.
+    Processes of a node that ask at the same time copy once: the others wait. Who waits or copies
+    longer than `limit_s` reads `folder`. Until the end of this process nobody removes what it got.
     """
     try:
-        return _copy(folder, places, kind)
+        return _copy(folder, places, kind, time.monotonic() + limit_s)
     except (OSError, ConfigError) as error:
         return Staged(path=folder, is_staged=False, text=f"{kind.what} are not staged: {error}")
 
 
-def _copy(folder: Path, places: Places, kind: StageKind) -> Staged:
+def discard(staged: Staged) -> None:
+    """Remove a copy that cannot be read; who has its files open reads on."""
+    with contextlib.suppress(OSError):  # another rank was first
+        _erase(staged.path)
+
+
+def _copy(folder: Path, places: Places, kind: StageKind, deadline: float) -> Staged:
     if not places.has("scratch"):
         raise ConfigError("the stack names no place scratch (storage.places.scratch)")
     scratch = places.path("scratch")
@@ -184,80 +196,142 @@ def _copy(folder: Path, places: Places, kind: StageKind) -> Staged:
     if not files:
         raise ConfigError(f"{folder} holds no {' or '.join(kind.files)}")
     size = sum(path.stat().st_size for path in files)
-    own, copy_s = _own_folder(scratch / kind.folder), 0.0
-    at(f"copying {kind.what} to {own}, or waiting for who does")
-    with (own / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        before = content_hash(files, folder, with_times=True)
-        target = own / f"{folder.name}-{before[:12]}"
-        atomic.refuse_foreign(target)
-        text = f"{kind.what} are in {target} already"
-        if not target.is_dir():
-            _make_room(own, size, in_memory=filesystem in _RAM)
-            began = time.monotonic()
-            _write(files, target, before)
-            copy_s = time.monotonic() - began
-            text = f"{size / 2**30:.2f} GiB of {kind.what} copied to {target} in {copy_s:.1f} s"
-        os.utime(target)
-        # Never closed: see stage.
-        fcntl.flock(os.open(target, os.O_RDONLY), fcntl.LOCK_SH)
+    own, copy_s = _own_folder(scratch, kind.folder), 0.0
+    before = content_hash(files, folder, with_times=True)
+    target = own / f"{folder.name}-{before[:12]}"
+    text = f"{kind.what} are in {target} already"
+    at(f"copying {kind.what} to {own}, or waiting for the process that does")
+    if not _take(target):
+        with (own / ".lock").open("a") as lock:
+            _wait_for(lock, deadline)
+            if not _take(target):
+                _make_room(own, size, in_memory=filesystem in _RAM)
+                began = time.monotonic()
+                _write(files, target, before, deadline)
+                copy_s = time.monotonic() - began
+                text = f"{size / 2**30:.2f} GiB of {kind.what} copied to {target} in {copy_s:.1f} s"
+                _take(target)
     return Staged(path=target, is_staged=True, text=text, copy_s=copy_s, num_bytes=size)
 
 
-def _own_folder(shared: Path) -> Path:
-    """Return the folder of this user below `shared`, which others cannot look into."""
-    shared.mkdir(exist_ok=True)
-    info = shared.lstat()
-    # In a folder like /tmp nobody but root moves what is another's.
-    if info.st_uid or not stat.S_ISDIR(info.st_mode) or not info.st_mode & stat.S_ISVTX:
-        atomic.refuse_foreign(shared)
-    own = atomic.own_folder(shared / str(os.geteuid()), below=shared)
-    own.chmod(0o700)
+def _own_folder(scratch: Path, name: str) -> Path:
+    """Return the folder of this user for such copies, which others cannot look into.
+
+    Below the folder of that name where root shares it with all, as the disk of a stack has it. What
+    another user made, he can exchange: then beside it.
+    """
+    user = str(os.geteuid())
+    own = scratch / name / user if _is_shared(scratch / name) else scratch / f"{name}-{user}"
+    if not _is_shared(own.parent):
+        atomic.refuse_foreign(own.parent)
+    atomic.own_folder(own, below=own.parent).chmod(0o700)
     return own
 
 
-def _write(files: Sequence[Path], target: Path, before: str) -> None:
-    pool = ThreadPoolExecutor(_NUM_COPIES)
-    with atomic.new_directory(target) as partial:
-        copies = [pool.submit(shutil.copyfile, each, partial / each.name) for each in files]
+def _is_shared(folder: Path) -> bool:
+    """Whether it is like /tmp: everybody may write, and nobody but root moves what is another's."""
+    mode = folder.lstat().st_mode if folder.exists() else 0
+    return stat.S_ISDIR(mode) and bool(mode & stat.S_ISVTX) and not folder.lstat().st_uid
+
+
+def _take(target: Path) -> bool:
+    """Whether the copy is there; then it stays until this process ends."""
+    atomic.refuse_foreign(target)
+    try:
+        descriptor = os.open(target, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+        if os.path.samestat(os.fstat(descriptor), target.stat()):
+            os.utime(descriptor)
+            return True  # never closed
+    os.close(descriptor)
+    return False
+
+
+def _wait_for(lock: IO[str], deadline: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _check(deadline)
+            time.sleep(0.1)
+
+
+def _check(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise ConfigError("no copy in the time that this process may wait")
+
+
+def _write(files: Sequence[Path], target: Path, before: str, deadline: float) -> None:
+    is_over = threading.Event()
+
+    def copy(source: Path, to: Path) -> None:
+        with source.open("rb") as whole, to.open("wb") as file:
+            while not is_over.is_set() and (block := whole.read(_BLOCK_BYTES)):
+                _check(deadline)
+                file.write(block)
+
+    with atomic.new_directory(target) as partial, ThreadPoolExecutor(_NUM_COPIES) as pool:
+        copies = [pool.submit(copy, each, partial / each.name) for each in files]
         try:
             for each in copies:
                 each.result()
-        finally:  # of a process that is told to end, nobody waits for the rest
-            pool.shutdown(wait=False, cancel_futures=True)
+        finally:
+            is_over.set()
         if content_hash(files, files[0].parent, with_times=True) != before:
             raise ConfigError(f"{files[0].parent} changed while it was copied")
 
 
 def _make_room(own: Path, size: int, *, in_memory: bool) -> None:
-    """Remove what killed copies left, what was not used for long, then the oldest until it fits."""
+    """Remove what killed copies left, what was not used for long, then the oldest until it fits.
 
-    def room() -> int:
+    Of those that are not so old none is removed where all of them would not be enough.
+    """
+
+    def room(more: int = 0) -> int:
         # The half at most: others need the disk, and the job its memory.
-        free = shutil.disk_usage(own).free
-        return min(free, available_bytes() // 2) if in_memory else free // 2
+        free = shutil.disk_usage(own).free + more
+        return min(free, (available_bytes() + more) // 2) if in_memory else free // 2
 
-    for path in sorted(own.glob("*-*"), key=lambda each: each.stat().st_mtime):
-        is_over = path.name.startswith(".") or path.stat().st_mtime < time.time() - _KEPT_S
-        if (is_over or size > room()) and not _is_used(path):
-            shutil.rmtree(path)
+    copies = [path for path in own.iterdir() if path.is_dir() and not path.is_symlink()]
+    for path in copies:
+        is_partial = path.suffix in (".partial", ".old")
+        if is_partial or path.stat().st_mtime < time.time() - _KEPT_S:
+            _remove(path)
+    unused = {
+        path: sum(each.stat().st_size for each in path.iterdir())
+        for path in sorted(filter(Path.exists, copies), key=lambda each: each.stat().st_mtime)
+        if _remove(path, only_ask=True)
+    }
+    for path in unused if size <= room(sum(unused.values())) else ():
+        if size > room():
+            _remove(path)
     if size > room():
-        lying = ", ".join(sorted(path.name for path in own.parent.glob("*/*-*"))) or "nothing"
+        lying = ", ".join(sorted(path.name for path in own.glob("*-*"))) or "nothing"
         raise ConfigError(
             f"{size / 2**30:.2f} GiB, {room() / 2**30:.2f} GiB of room in {own} (half of what is "
             f"free at most; staged there: {lying})"
         )
 
 
-def _is_used(path: Path) -> bool:
+def _remove(path: Path, *, only_ask: bool = False) -> bool:
+    """Remove a copy that no living process has taken; whether it could be."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not only_ask:
+            _erase(path)
     except BlockingIOError:
-        return True
+        return False
     finally:
         os.close(descriptor)
-    return False
+    return True
+
+
+def _erase(path: Path) -> None:
+    shutil.rmtree(path.rename(path.with_name(f".{path.name.strip('.')}.old")))
 
 
 def content_hash(files: Sequence[Path], below: Path, *, with_times: bool = False) -> str:

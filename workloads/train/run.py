@@ -23,7 +23,7 @@ from workloads.common import hardware, publish
 from workloads.common.dist import World, environment_rank, world
 from workloads.common.exit_codes import ConfigError, DataError, PreemptedError
 from workloads.common.log import at, log
-from workloads.common.places import PREPARED, stage
+from workloads.common.places import PREPARED, discard, stage
 from workloads.common.record import job_id
 from workloads.data.manifest import sha256
 from workloads.job import Job, section
@@ -103,13 +103,13 @@ def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None
         log(f"train.gradient_checkpointing: {again}, {'by the' if plan else 'without a'} plan")
         config = replace(config, gradient_checkpointing=again)
     strategy = inputs.choose_strategy(plan, config)
-    task = _open(job, config, model_dir=model_dir, dataset=dataset)
     inputs.check_node(config, strategy)
     if config.save_original and model_dir is None and strategy != "ddp":
         raise ConfigError(
             f"train.save_original: got true with {model}, which no file holds, under {strategy}, "
             "which divides it; use strategy ddp"
         )
+    task = _open(job, config, model_dir=model_dir, dataset=dataset)
     if rank == 0:
         _keep_inputs(job, config, plan)
         if dataset and task.data_file:  # so that it can be run again with the same
@@ -132,14 +132,19 @@ def _open(job: Job, config: TrainConfig, *, model_dir: Path | None, dataset: Pat
     """Return the task with its rows, read from this node's copy of the data where it has one."""
     here = partial(open_task, config, model=job.recipe.model, model_dir=model_dir)
     if dataset is not None and config.stage == "auto":
-        staged = stage(dataset, job.places, PREPARED)
+        # Ranks of nodes that have their copy wait for the others no longer than timeout_s.
+        limit_s = config.checkpoint.timeout_s / 2
+        staged = stage(dataset, job.places, PREPARED, limit_s=limit_s)
         log(staged.text, every_rank=environment_rank()[1] == 0 or staged.copy_s > 0)
-        job.record.metrics |= staged.metrics
         if staged.is_staged:
             try:
-                return here(dataset=staged.path)
+                task = here(dataset=staged.path)
+                job.record.metrics |= staged.metrics
+                return task
             except DataError as error:  # what is wrong is said of the file that its user knows
                 log(f"{error}; reading {dataset}", every_rank=True)
+                discard(staged)
+        job.record.metrics["is_staged"] = 0
     return here(dataset=dataset)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import random
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -341,7 +342,7 @@ def _read_images(path: Path, task: str) -> list[Row]:
         with np.load(path, allow_pickle=False) as file:
             pixels, labels = file["pixel_values"], file["labels"]
             boxes = file["boxes"] if task == "object_detection" else None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: cannot be read as images: {error}") from error
     wanted = {
         "image_classification": ("(rows,)", pixels.shape[:1]),
