@@ -1,7 +1,7 @@
 """The plan of one training job, and the file that travels with it: make_plan(spec, job, recipe).
 
 Of a recipe only the keys that decide memory are read, with the trainer's defaults; the trainer
-itself checks all of them. workloads/train/inputs.py reads plan.json (schema_version 1) with a
+itself checks all of them. workloads/train/inputs.py reads plan.json (schema_version 2) with a
 parser of its own.
 """
 
@@ -99,7 +99,7 @@ def recipe_run(recipe: Mapping[str, object], *, at: str) -> RecipeRun:
     return found
 
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def test_a_plan_that_does_not_fit_is_printed_and_then_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = {
-        "schema_version": 1,
+        "schema_version": 2,
         "recipe_model": "Qwen/Qwen2-7B-Instruct",
         "parameters": 7_615_616_512,
         "world_size": 16,

@@ -442,7 +442,7 @@ def test_the_planner_has_the_defaults_of_the_trainer() -> None:
 
 
 PLAN: dict[str, Any] = {
-    "schema_version": 1,
+    "schema_version": 2,
     "recipe_model": "tiny",
     "parameters": 23_000,
     "world_size": 1,
@@ -495,14 +495,23 @@ def test_a_plan_that_is_gone_is_told_and_not_missed(
     ("text", "message"),
     [
         ("{", "cannot be read as a plan"),
-        ("[]", "schema_version: got None, expected 1"),
-        ('{"schema_version": 2}', "schema_version: got 2, expected 1"),
-        ('{"schema_version": 1}', r"recipe_model: missing; .*fits: missing"),
+        ("[]", "schema_version: got None, expected 2"),
+        ('{"schema_version": 2}', r"recipe_model: missing; .*fits: missing"),
     ],
 )
 def test_a_damaged_plan_is_refused(ship: Write, text: str, message: str) -> None:
     ship().write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
+        read_plan()
+
+
+def test_a_plan_of_the_version_before_is_refused_with_the_way_out(ship: Write) -> None:
+    """Its gradient_checkpointing said yes or no, and it had no layers."""
+    before = {key: value for key, value in PLAN.items() if key != "layers"}
+    before |= {"schema_version": 1, "gradient_checkpointing": False}
+    ship().write_text(json.dumps(before), encoding="utf-8")
+    way_out = "submit the job again with the checkout that the cluster has"
+    with pytest.raises(ConfigError, match=rf"schema_version: got 1, expected 2; {way_out}$"):
         read_plan()
 
 

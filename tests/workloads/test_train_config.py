@@ -404,7 +404,7 @@ def test_the_plan_is_printed_without_torch(
     import sys
 
     plan = {
-        "schema_version": 1,
+        "schema_version": 2,
         "recipe_model": "Qwen/Qwen2-7B-Instruct",
         "parameters": 7_615_616_512,
         "world_size": 16,

@@ -171,7 +171,7 @@ def test_activations_are_computed_again_where_the_plan_asks_for_it_and_the_recip
 ) -> None:
     run("prepare-data")
     plan = {
-        "schema_version": 1, "recipe_model": "tiny", "parameters": 23_000, "world_size": 1,
+        "schema_version": 2, "recipe_model": "tiny", "parameters": 23_000, "world_size": 1,
         "strategy": "ddp", "reason": "needs 0.1 GiB", "fits": True, "largest_micro_batch": 47,
         "memory_gib_per_rank": {"total": 0.1}, "method": "lora", "dtype": "fp32",
         "sequence_length": 2048, "micro_batch_size": 1, "gradient_checkpointing": planned,

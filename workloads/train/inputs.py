@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
 
 PLAN_VARIABLE = "SOPERATOR_PLAN"
 PLAN_FILE = "plan.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ class Plan:
 def read_plan(environment: Mapping[str, str] | None = None) -> Plan | None:
     """Return the plan that was shipped; None without one, ConfigError for a damaged one.
 
-    Its format is schema_version 1 (cost/size/plan.py writes it). A job typed by hand has none.
+    Its format is schema_version 2 (cost/size/plan.py writes it). A job typed by hand has none.
     """
     value = (os.environ if environment is None else environment).get(PLAN_VARIABLE)
     if not value:

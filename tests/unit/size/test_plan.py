@@ -70,7 +70,7 @@ def test_a_plan_is_the_recipe_the_hardware_and_a_verdict() -> None:
     plan = plan_of(spec, job, RECIPES)
     assert plan is not None
     values = json.loads(plan.to_bytes())
-    assert values["schema_version"] == 1
+    assert values["schema_version"] == 2
     assert (values["model"], values["recipe_model"]) == ("Qwen3-14B", "Qwen/Qwen3-14B")
     assert (values["strategy"], values["world_size"]) == ("ddp", 8)
     assert (values["fits"], values["runs_here"]) == (True, True)
