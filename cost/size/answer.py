@@ -18,7 +18,7 @@ from typing import Final
 from cost.prices.book import PriceBook
 from cost.report.layout import Format, Report, Table, render_report, usd_text
 from cost.size.choice import Choice, Gpus, Verdict, choices, refuse_more_layers, verdicts
-from cost.size.memory import Memory, Serving, cache_bytes_per_token, serving_memory, training_memory
+from cost.size.memory import Serving, cache_bytes_per_token, serving_memory, training_memory
 from cost.size.shape import ModelShape, SizeError, below_one, load_shape, rows
 from cost.size.training import (
     ABOUT,
@@ -134,7 +134,26 @@ def serving_answer(
     memory = serving_memory(shape, serving)
     presets = choices(shape, serving, book, spec=spec)
     return Answer(
-        document=serving_document(shape, serving, memory, presets),
+        document=Report(
+            heading=(
+                f"{shape.name}: {shape.parameters:,} weights in {serving.dtype}, {serving.streams} "
+                f"streams of {serving.context_tokens} tokens; "
+                f"{cache_bytes_per_token(shape, serving.dtype):,} bytes of keys and values a token"
+            ),
+            tables=(
+                Table(
+                    title=f"GiB of each GPU, {serving.tensor} to a process",
+                    headings=("part", "GiB"),
+                    rows=tuple(
+                        (name, f"{amount / GIB:,.2f}")
+                        for name, amount in [*memory.parts.items(), ("total", memory.total)]
+                        if amount
+                    ),
+                ),
+                _choice_table(presets, batch="streams"),
+            ),
+            notes=(*_losers(presets), _RESERVE_NOTE),
+        ),
         values={
             "model": shape.name,
             "parameters": shape.parameters,
@@ -240,32 +259,6 @@ def _require_positive(**values: int | None) -> None:
 
 
 _YES_NO = {True: "yes", False: "no"}
-
-
-def serving_document(
-    shape: ModelShape, serving: Serving, memory: Memory, presets: Sequence[Choice]
-) -> Report:
-    """Memory of one process, then every preset, the cheapest that fits first."""
-    return Report(
-        heading=(
-            f"{shape.name}: {shape.parameters:,} weights in {serving.dtype}, {serving.streams} "
-            f"streams of {serving.context_tokens} tokens; "
-            f"{cache_bytes_per_token(shape, serving.dtype):,} bytes of keys and values a token"
-        ),
-        tables=(
-            Table(
-                title=f"GiB of each GPU, {serving.tensor} to a process",
-                headings=("part", "GiB"),
-                rows=tuple(
-                    (name, f"{amount / GIB:,.2f}")
-                    for name, amount in [*memory.parts.items(), ("total", memory.total)]
-                    if amount
-                ),
-            ),
-            _choice_table(presets, batch="streams"),
-        ),
-        notes=(*_losers(presets), _RESERVE_NOTE),
-    )
 
 
 def deck_document(cells: Sequence[tuple[str, ...]], *, gpu_memory_gb: int) -> Report:

@@ -322,20 +322,11 @@ def _training_choice(
     gpus: int | None,
 ) -> Choice:
     counts = NODE_COUNTS if gpus is None else (-(-gpus // preset.gpus),)
-    usable = usable_bytes(memory_gb)
+    usable, host = usable_bytes(memory_gb), usable_host_bytes(preset.memory_gib)
     tried: list[tuple[int, Verdict]] = []
     for nodes in counts:
-        found = verdicts(
-            shape,
-            training,
-            Gpus(
-                nodes=nodes,
-                per_node=preset.gpus,
-                usable=usable,
-                host_bytes=usable_host_bytes(preset.memory_gib),
-            ),
-        )
-        tried.append((nodes, best(found)))
+        on = Gpus(nodes=nodes, per_node=preset.gpus, usable=usable, host_bytes=host)
+        tried.append((nodes, best(verdicts(shape, training, on))))
         if tried[-1][1].fits:
             break
     # Where nothing fits, one node with plain DDP says best what is missing.

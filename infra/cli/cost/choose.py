@@ -66,7 +66,11 @@ def size(
     layers: Annotated[
         int | None,
         typer.Option(
-            "--checkpointing-layers", metavar="N", help="Those of the first N layers alone."
+            "--checkpointing-layers",
+            metavar="N",
+            min=0,
+            help="Recompute activations of the first N layers only; where no model is named, one "
+            "with fewer has all recomputed.",
         ),
     ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Size for chats instead.")] = False,
@@ -78,6 +82,9 @@ def size(
     format: Annotated[output.Format, typer.Option(help="How to print.")] = output.Format.TABLE,
 ) -> None:
     """Show the memory that a model needs and where it fits, the cheapest preset first."""
+    if layers is not None and not checkpointing:
+        both = "--no-checkpointing and --checkpointing-layers"
+        raise typer.BadParameter(f"{both} exclude each other; give one of them")
     if rule is not None:
         found = answer.deck_answer(model, dtype=dtype, gpu_memory_gb=gpu_mem)
     else:

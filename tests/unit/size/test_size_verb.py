@@ -78,6 +78,37 @@ def test_what_cannot_be_answered_is_one_line_and_exit_1(
     assert message in err
 
 
+@pytest.mark.feature("S003-38")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--no-checkpointing", "--checkpointing-layers", "5"),
+            "--no-checkpointing and --checkpointing-layers exclude each other; give one of them",
+        ),
+        (
+            ("--checkpointing-layers", "-1"),
+            "'--checkpointing-layers': Input should be greater than or equal to 0, got '-1'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("subject", [("Qwen3-14B",), ("--stack", "l40s-dev")])
+def test_layers_to_recompute_that_cannot_be_meant_are_a_wrong_command(
+    subject: tuple[str, ...], arguments: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(*subject, *arguments)
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.replace("│", " ").split())
+
+
+def test_the_help_says_what_becomes_of_more_layers_than_a_model_has() -> None:
+    """Models without a name are of many sizes, so a number over one's own is no mistake there."""
+    _, out, _ = run("--help")
+    assert "one with fewer has all recomputed" in " ".join(out.replace("│", " ").split())
+    asked = "--stack", "l40s-dev"
+    assert models_of(*asked, "--checkpointing-layers", "999") == models_of(*asked)
+
+
 def models_of(*arguments: str) -> dict[str, dict[str, Any]]:
     """Returns the models that are listed without a name, by name in the order listed."""
     code, out, _ = run(*arguments, "--format", "json")
