@@ -25,7 +25,7 @@ from cost.size.memory import (
     serving_memory,
     training_memory,
 )
-from cost.size.shape import ModelShape, SizeError
+from cost.size.shape import LayersError, ModelShape, SizeError
 from cost.size.training import (
     GIB,
     TRAINED,
@@ -121,14 +121,10 @@ def least_recomputed(shape: ModelShape, training: Training, gpus: Gpus, strategy
 def refuse_more_layers(shape: ModelShape, training: Training, *, at: str) -> None:
     """Refuses more layers with checkpointing than the model has; `at` is where they are given."""
     if training.gradient_checkpointing > shape.layers:
-        raise TooManyLayersError(
+        raise LayersError(
             f"{at}: got {training.gradient_checkpointing}, but {shape.name} has {shape.layers} "
             f"layers; give 0 to {shape.layers}, or leave it out"
         )
-
-
-class TooManyLayersError(SizeError):
-    """More layers are asked for than the model has: no trainer can do that."""
 
 
 def shardings(shape: ModelShape, gpus: Gpus) -> tuple[Sharding, ...]:

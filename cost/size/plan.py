@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 from cost.runs.forecast import Forecast, UnknownRun
 from cost.size.choice import Gpus, Verdict, best, least_recomputed, refuse_more_layers, verdicts
-from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError, load_shape
+from cost.size.shape import LINEAR_MODULES, LayersError, ModelShape, SizeError, load_shape
 from cost.size.training import GIB, Dtype, Method, Training, usable_bytes, usable_host_bytes
 from stacks.catalog import PLATFORMS
 from stacks.machines import workers_of
@@ -32,6 +32,14 @@ _OWN: Final = Training()
 def _as_it_is(value: object) -> tuple[object, str | None]:
     """What the trainer itself checks."""
     return value, None
+
+
+def _layers(value: object) -> tuple[bool | int, str | None]:
+    """Layers to recompute; a wrong value is told in the words of workloads/recipes."""
+    if not isinstance(value, bool | int):
+        got = json.dumps(value, default=str)[:80]
+        return False, f"got {got}, expected true or false or a whole number"
+    return value, None if value >= 0 else f"got {value}, expected >= 0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +65,7 @@ class _Train:
     max_steps: int | None = None
     loss_chunk_tokens: CountOrZero = _OWN.logits_chunk_tokens or 0
     attention: Annotated[object, _as_it_is] = None
-    gradient_checkpointing: Annotated[object, _as_it_is] = None
+    gradient_checkpointing: Annotated[bool | int | None, _layers] = None
     strategy: Annotated[object, _as_it_is] = None
 
 
@@ -73,7 +81,6 @@ class RecipeRun:
     def training(self) -> Training:
         """The training that is asked for; activations stay where the recipe leaves that open."""
         train, names = self.train, self.train.lora.target_modules
-        asked = train.gradient_checkpointing
         return Training(
             method=train.method,
             dtype=train.dtype,
@@ -84,7 +91,7 @@ class RecipeRun:
             sequence_length=train.sequence_length,
             micro_batch_size=train.micro_batch_size,
             gradient_accumulation=train.gradient_accumulation,
-            gradient_checkpointing=asked if isinstance(asked, int) else False,
+            gradient_checkpointing=train.gradient_checkpointing or False,
             logits_chunk_tokens=train.loss_chunk_tokens or None,
             attention="sdpa" if train.attention == "sdpa" else "auto",
         )
@@ -95,7 +102,8 @@ def recipe_run(recipe: Mapping[str, object], *, at: str) -> RecipeRun:
     decoder = Decoder(is_json=True)
     found = decoder.record(RecipeRun, recipe, at)
     if found is None:
-        raise SizeError("\n".join(decoder.problems))
+        told = "\n".join(decoder.problems)
+        raise (LayersError if f"{at}.train.gradient_checkpointing: " in told else SizeError)(told)
     return found
 
 
@@ -121,11 +129,6 @@ class Plan:
     """Train steps; None where the recipe counts epochs and the stack no tokens."""
     forecast: Forecast | UnknownRun | None
 
-    @property
-    def world_size(self) -> int:
-        """Ranks of the job."""
-        return self.gpus.count
-
     def to_json(self) -> dict[str, object]:
         """The plan as plain values."""
         training, chosen = self.training, self.chosen
@@ -143,7 +146,7 @@ class Plan:
             "micro_batch_size": training.micro_batch_size,
             "gradient_checkpointing": training.recomputed_layers(self.shape.layers),
             "layers": self.shape.layers,
-            "world_size": self.world_size,
+            "world_size": self.gpus.count,
             "hardware": {
                 "platform": self.worker.platform,
                 "preset": self.worker.preset,

@@ -31,6 +31,10 @@ class SizeError(UserError):
     """A model, method or number that cannot be planned, a line for each problem."""
 
 
+class LayersError(SizeError):
+    """Layers to compute activations of again, as no trainer can: too many, or no number of them."""
+
+
 def below_one(given: Mapping[str, int | None], unit: str = "") -> list[str]:
     """A problem for each number that is there and below 1."""
     return [

@@ -19,10 +19,9 @@ from cost.run_record import RunRecord
 from cost.runs.forecast import Forecast, UnknownRun
 from cost.runs.recipes import RecipeError, declared_settings, recipe_of
 from cost.runs.runs import run_lines
-from cost.size.choice import TooManyLayersError
 from cost.size.plan import Plan, make_plan
 from cost.size.saving import saving
-from cost.size.shape import SizeError
+from cost.size.shape import LayersError, SizeError
 from infra.clients.errors import JobsError
 from infra.clients.objects import Place, StorageError
 from infra.jobs.ledger import JobLedger
@@ -363,7 +362,7 @@ def prepare(
     plan = None
     try:
         plan = plan_of(ledger.spec, job, code, sets, run)
-    except TooManyLayersError as error:
+    except LayersError as error:
         raise JobsError(f"{error}; nothing was submitted") from error
     except (SizeError, RecipeError) as error:
         for line in str(error).splitlines():

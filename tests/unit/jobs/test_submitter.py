@@ -15,7 +15,7 @@ from infra.clients.errors import JobsError
 from infra.jobs import history
 from infra.jobs.history import Submission
 from infra.jobs.ledger import JobLedger, open_ledger
-from infra.jobs.recipes import PLAN_VARIABLE, prepare
+from infra.jobs.recipes import PLAN_VARIABLE, prepare, refuse_wrong
 from infra.jobs.submit import Submitter
 from infra.render.delivery import code_files
 from stacks.load import STACKS_DIR
@@ -125,12 +125,31 @@ def test_a_job_that_the_budget_has_no_room_for_is_never_begun(tmp_path: Path) ->
 
 
 @pytest.mark.feature("S003-38")
-def test_more_layers_than_the_model_has_are_not_submitted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "wrong"),
+    [
+        ("41", "got 41, but Qwen3-14B has 40 layers; give 0 to 40"),
+        ("-1", "got -1, expected >= 0"),
+        ('"3"', 'got "3", expected true or false or a whole number'),
+        ("some", 'got "some", expected true or false or a whole number'),
+        ("2.5", "got 2.5, expected true or false or a whole number"),
+        ("1.0", "got 1.0, expected true or false or a whole number"),
+        ("[]", r"got \[\], expected true or false or a whole number"),
+    ],
+)
+def test_layers_that_no_trainer_can_recompute_are_not_submitted(
+    tmp_path: Path, value: str, wrong: str
+) -> None:
     of = books(tmp_path)
     files, said = code_files(STACKS_DIR.parent, of.spec), list[str]()
-    wrong = "train.gradient_checkpointing: got 41, but Qwen3-14B has 40 layers; give 0 to 40"
-    with pytest.raises(JobsError, match=rf"{wrong}.*; nothing was submitted"):
-        prepare(of, job_of(of.spec), files, ["train.gradient_checkpointing=41"], log=said.append)
+    sets = [f"train.gradient_checkpointing={value}"]
+    with pytest.raises(
+        JobsError, match=rf"\.train\.gradient_checkpointing: {wrong}.*; nothing was submitted$"
+    ):
+        prepare(of, job_of(of.spec), files, sets, log=said.append)
+    if "expected" in wrong:
+        with pytest.raises(JobsError, match=rf"\.train\.gradient_checkpointing: {wrong}"):
+            refuse_wrong(STACKS_DIR.parent, job_of(of.spec), sets)
 
 
 def test_a_run_that_no_memory_holds_is_refused_with_what_it_needs(tmp_path: Path) -> None:

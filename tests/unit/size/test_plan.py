@@ -56,7 +56,7 @@ def test_the_training_of_every_shipped_stack_fits_and_runs_here(stack: str) -> N
     plan = plan_of(spec, job, RECIPES)
     assert plan is not None
     assert plan.chosen.usable_here, plan.chosen.reason
-    assert plan.world_size == job.nodes * max(1, job.gpus_per_node)
+    assert plan.gpus.count == job.nodes * max(1, job.gpus_per_node)
     assert plan.training.micro_batch_size <= plan.chosen.largest_micro_batch
 
 
@@ -191,7 +191,7 @@ def test_a_job_without_gpus_is_planned_on_the_memory_of_its_nodes() -> None:
     plan = plan_of(spec, replace(job, gpus_per_node=0), RECIPES)
     assert plan is not None
     assert plan.gpus.usable > 300 * 2**30
-    assert plan.world_size == 2
+    assert plan.gpus.count == 2
 
 
 @pytest.mark.parametrize(
