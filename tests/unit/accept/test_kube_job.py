@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -75,7 +76,8 @@ def test_the_pods_find_rank_0_by_name_before_they_are_ready(spec: StackSpec) -> 
     assert service["spec"]["selector"] == job["spec"]["template"]["metadata"]["labels"]
     environment = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
     assert environment["MASTER_ADDR"] == "accept-0.accept"
-    assert (job["spec"]["completionMode"], job["spec"]["completions"]) == ("Indexed", 2)
+    told = [job["spec"][key] for key in ("completionMode", "completions", "parallelism")]
+    assert told == ["Indexed", 2, 2]
     # With backoffLimit the end of one pod deletes the others: the first one's log has the result.
     assert job["spec"]["backoffLimitPerIndex"] == 0
     assert "backoffLimit" not in job["spec"]
@@ -147,25 +149,40 @@ def test_the_first_pod_ends_with_what_the_result_says(
     assert bool(done.stdout) == (index == 0)
 
 
-@pytest.mark.feature("S001-75", "S001-76", "S001-77")
+@pytest.mark.feature("S001-74", "S001-75", "S001-76", "S001-77")
 def test_the_words_free_the_gpus_first_and_give_them_back_last(spec: StackSpec) -> None:
     pods = comparison.kube_pods(spec, spec.nodes.workers[0], **JOB)
     lines = how_to_run(spec, pods, comparison.read_by(pods))
     order = [
         next(index for index, line in enumerate(lines) if text in line)
         for text in (
-            *("drain worker-0 worker-1 --reason", '"replicas": 0', "kubectl apply", "get pods -w"),
-            *(
-                "logs -f -l app.kubernetes.io/name=accept --all-containers",
-                "kubectl delete -f",
-                '"replicas": 2',
-                "--undo",
-            ),
+            "drain worker-0 worker-1 --reason",
+            '"replicas": 0',
+            "kubectl apply -f accept.yaml",
+            "get pods -w -l",
+            "logs -f -l app.kubernetes.io/name=accept --all-containers",
+            "kubectl delete -f accept.yaml",
+            '"replicas": 2',
+            "--undo",
         )
     ]
     assert order == sorted(order)
+    text = "\n".join(lines)
+    *_, job = service_and_job(pods)
+    labels = {
+        **job["spec"]["template"]["metadata"]["labels"],
+        "batch.kubernetes.io/job-name": job["metadata"]["name"],
+        "batch.kubernetes.io/job-completion-index": "0",
+    }
+    asked = ",".join(re.findall(r" -l (\S+)", text)).split(",")
+    assert {*asked} <= {f"{key}={value}" for key, value in labels.items()}
+    namespaces = re.findall(r"kubectl(?: -n (\S+))? (?:get pods|logs) ", text)
+    assert namespaces == [job["metadata"]["namespace"]] * 3
+    (requests,) = re.findall(r"--max-log-requests=(\d+)", text)
+    assert int(requests) >= job["spec"]["completions"]
 
 
+@pytest.mark.feature("S001-74", "S001-77")
 def test_the_words_name_the_file_that_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path
 ) -> None:
@@ -184,6 +201,7 @@ def test_the_words_name_the_file_that_was_written(
     ]
     done = CliRunner().invoke(app, words)
     assert f"kubectl apply -f {file}" in done.stderr
+    assert f"kubectl delete -f {file}" in done.stderr
     assert "accept.yaml" not in done.stderr
 
 
