@@ -99,6 +99,7 @@ def test_a_build_names_every_tag_and_the_revision(checkout: Path, programs: Path
     assert words[:4] == ["docker", "buildx", "build", "--load"]
     assert f"REVISION={git(checkout, 'rev-parse', 'HEAD')}" in words
     assert words.count("--tag") == 2
+    assert words[-1] == "."
 
 
 @pytest.mark.feature("S003-83")
@@ -199,12 +200,12 @@ def test_the_entry_point_runs_the_benchmark_on_every_gpu_by_torchrun(
     assert words[-2:] == ["--mode", "distributed"], "what is typed comes last, and wins"
 
 
-@pytest.mark.feature("S001-61")
+@pytest.mark.feature("S001-61", "S001-66")
 def test_the_entry_point_runs_any_other_program_as_it_is(programs: Path) -> None:
     assert start("torchrun", "--nnodes=2", "x.py") == ["torchrun", "--nnodes=2", "x.py"]
 
 
-@pytest.mark.feature("S001-19")
+@pytest.mark.feature("S001-19", "S001-65", "S001-66")
 def test_everything_that_the_image_copies_is_sent_to_the_builder() -> None:
     """The build's context leaves out what .dockerignore does not name."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()
@@ -218,6 +219,19 @@ def test_everything_that_the_image_copies_is_sent_to_the_builder() -> None:
     for source in copied:
         assert (ROOT / source).exists(), source
         assert any(Path(source).is_relative_to(each) for each in sent), source
+    (locks,) = re.findall(r"^COPY (.+) /locks/$", DOCKERFILE, re.MULTILINE)
+    assert {Path(lock).name for lock in locks.split()} == {*re.findall(r"/locks/(\S+)", DOCKERFILE)}
+    image = (ROOT / "infra" / "setup" / "image" / "image.lock").read_text()
+    assert re.search(r"^pytest==", image, re.MULTILINE)
+
+
+@pytest.mark.feature("S001-19")
+def test_the_image_starts_the_entry_point_with_what_it_installed() -> None:
+    (venv,) = re.findall(r"--python (\S+)/bin/python ", DOCKERFILE)
+    (entry,) = re.findall(r"^COPY \S+/entrypoint\.sh (\S+)$", DOCKERFILE, re.MULTILINE)
+    path = f"ENV PATH={venv}/bin:"
+    for line in (f"COPY --from=packages {venv} {venv}\n", path, f'ENTRYPOINT ["{entry}"]\n'):
+        assert f"\n{line}" in DOCKERFILE
 
 
 @pytest.mark.feature("S001-19")
