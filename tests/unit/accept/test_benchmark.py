@@ -113,7 +113,11 @@ def test_a_recipe_of_something_else_and_unknown_hardware_are_refused(tmp_path: P
 def test_as_a_script_it_hides_no_module_behind_its_neighbours() -> None:
     script = ROOT / "workloads" / "accept" / "benchmark.py"
     done = subprocess.run(
-        [sys.executable, "-I", script, "--help"], capture_output=True, text=True, check=False
+        # Without site-packages, which may name the checkout, and without PYTHONPATH.
+        [sys.executable, "-ES", script, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "--mode {health,single,distributed,full}" in done.stdout
