@@ -110,7 +110,9 @@ def test_an_api_server_that_cannot_start_answers_nothing(
     """It says nothing of the stack, so the answer is `not known`, never `would not come up`."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        monkeypatch.setattr(Ports, "come_up", port)
+        made = Ports.from_environ()
+        made.come_up = port
+        monkeypatch.setattr(Ports, "from_environ", lambda: made)
         monkeypatch.setattr(api_server, "_PORT_TIMEOUT_S", 0.1)
         monkeypatch.setattr(api_server, "find_api_server", lambda: "/bin/false")
         monkeypatch.setattr(api_server, "_find_etcd", lambda: "/bin/false")
