@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import openai
 import pytest
@@ -512,6 +513,22 @@ def test_vllm_holds_arguments_to_their_schema_where_it_can(
     assert ("--tool-strict-level parameter" in text) is has_level
 
 
+@pytest.mark.feature("S000-72")
+@pytest.mark.usefixtures("places")
+def test_vllm_reads_the_weights_from_the_ram_disk(
+    ram_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOPERATOR_PLACE_SCRATCH", str(ram_disk))
+    monkeypatch.setattr(server, "is_installed", lambda: True)
+    run_vllm = Mock()
+    monkeypatch.setattr(server, "run_vllm", run_vllm)
+    arguments = recipe_arguments(["--base", "tiny", "--engine", "vllm", "--port", "0"])
+    assert run_job("serve", main, arguments) is ExitCode.OK
+    words = run_vllm.call_args.args[0]
+    assert Path(words[words.index("--model") + 1]).is_relative_to(ram_disk)
+
+
+@pytest.mark.feature("S000-16")
 def test_vllm_gets_the_same_settings_and_its_key_by_environment(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

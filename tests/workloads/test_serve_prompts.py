@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,7 +14,7 @@ from workloads.common.exit_codes import DataError
 from workloads.common.places import Places
 from workloads.data.chats import system_prompt
 from workloads.recipes.serve import Limits, ServeConfig
-from workloads.serve.engine import load
+from workloads.serve import engine
 from workloads.serve.protocol import prompt_ids
 from workloads.serve.weights import find_weights
 
@@ -92,7 +93,13 @@ def test_a_cold_start_is_measured_with_and_without_the_ram_disk(
     limits = Limits(context_tokens=64, max_concurrency=1)
     config = ServeConfig(dtype="fp32", compare_cold_start=True, cpu_threads=1, limits=limits)
     own = Places()
-    loaded = load(config, find_weights(config, "tiny", own), own, on_lost=lambda error: None)
+    weights = find_weights(config, "tiny", own)
+    read = Mock(wraps=engine._model)
+    monkeypatch.setattr(engine, "_model", read)
+    loaded = engine.load(config, weights, own, on_lost=lambda error: None)
+    unstaged, staged = (call.args[1] for call in read.call_args_list)
+    assert unstaged == weights.model_dir
+    assert staged.is_relative_to(ram_disk)
     assert set(loaded.metrics) == {
         "load_unstaged_s",
         "is_staged",
