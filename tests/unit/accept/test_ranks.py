@@ -20,6 +20,9 @@ from typing import Any
 import pytest
 
 from tests.ports import free_ports
+from workloads.accept.__main__ import main
+from workloads.common.exit_codes import ExitCode
+from workloads.job import run_job
 
 ROOT = Path(__file__).resolve().parents[3]
 _WAIT_S = 240
@@ -115,6 +118,23 @@ def test_a_slowed_rank_is_named_and_fails_the_run(tmp_path: Path) -> None:
     assert straggler["nodes"] == ["node-1"]
     assert straggler["subject"] == "rank 1 on node-1"
     assert straggler["context"]["median_s"] >= 0.2
+
+
+@pytest.mark.feature("S001-48", "S001-49")
+def test_a_job_is_held_against_the_gates_that_its_recipe_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SOPERATOR_PLATFORM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SOPERATOR_PLACE_RESULTS", str(tmp_path))
+    gates = tmp_path / "gates.yaml"
+    gates.write_text(_GATES.replace("at_least: 500", "at_least: 1000000000000"))
+    sets = ('accept.stages=["training"]', _TINY, f"accept.gates={gates}")
+    words = ["--recipe", "accept_cpu", *(f"--set={each}" for each in sets)]
+    assert run_job("accept", main, words) is ExitCode.FAILED
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record["outcome"] == "FAIL"
+    assert "checks failed: training.tokens_per_s_per_gpu" in record["reason"]
 
 
 @contextlib.contextmanager
