@@ -69,12 +69,20 @@ def test_the_h100_recipe_has_the_seeds_own_values(name: str) -> None:
 
 @pytest.mark.feature("S000-16")
 def test_the_recipes_of_seed_000_answer_without_a_reasoning_phase() -> None:
-    serve = load_recipe("qwen3_14b_serve_1xl40s").serve
+    for name in ("qwen3_14b_serve_1xl40s", "qwen3_14b_serve_2xl40s"):
+        serve = load_recipe(name).serve
+        assert serve is not None
+        assert not serve.thinking, name
     data = load_recipe("finance_qwen3_14b").data
-    assert serve is not None
     assert data is not None
-    assert not serve.thinking
     assert data.chat_template_kwargs == {"enable_thinking": False}
+
+
+@pytest.mark.feature("S000-121")
+def test_the_finance_recipe_looks_for_terms_of_its_domain() -> None:
+    evaluate = load_recipe("finance_qwen3_14b").evaluate
+    assert evaluate is not None
+    assert evaluate.terms
 
 
 @pytest.mark.feature("S000-56")
