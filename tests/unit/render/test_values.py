@@ -299,7 +299,7 @@ def test_what_the_operator_mounts_into_the_jail_is_in_the_list_of_the_rules() ->
     assert inside <= {mount.path for mount in IN_JAIL}
 
 
-@pytest.mark.feature("S004-27")
+@pytest.mark.feature("S000-124", "S004-27")
 def test_a_partition_without_nodesets_has_all_nodes(spec: StackSpec) -> None:
     main, hidden = spec.slurm.partitions
     named = replace(main, nodesets=("worker",))

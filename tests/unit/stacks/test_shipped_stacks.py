@@ -54,6 +54,7 @@ def test_four_l40s_workers_train_and_one_serves(stack: StackSpec):
     assert of_serving == {"serve", "serve-vllm", "load"}
     (divided,) = [job for job in stack.jobs if job.name == "serve-vllm"]
     assert (divided.nodes, divided.gpus_per_node) == (1, 2), "both GPUs of its node"
+    assert (divided.container or "").startswith("vllm/vllm-openai:")
     assert {job.partition for job in stack.jobs if job.name in of_serving} == {"serve"}
     assert {job.partition for job in stack.jobs if job.name not in of_serving} == {"train"}
 
@@ -119,6 +120,9 @@ def test_seed_002_trains_on_two_nodes_and_compares_both_models_by_itself(stack: 
     jobs = {job.name: job for job in stack.jobs}
     training = jobs["training-with-original"]
     assert (training.nodes, training.gpus_per_node, training.time_limit) == (2, 8, "06:00:00")
+    finetune, evaluate = jobs["finetune"], jobs["evaluate"]
+    assert (finetune.nodes, finetune.gpus_per_node) == (2, 8)
+    assert (evaluate.nodes, evaluate.after) == (1, ("finetune",))
     needed = {"prepare-data", "finetune", "inference-original", "inference-trained"}
     assert needed < {job.name for job in pipeline(stack, "compare")}
     sharded = load_recipe(jobs["finetune-zero3"].recipe).train
