@@ -186,8 +186,14 @@ def test_two_ranks_give_the_result_of_one(trained: Any, recipe_file: Path, place
         num_ranks=2,
     )
     assert done.returncode == 0, done.stderr
-    files = {path.name for path in (places / "results" / "rows").rglob("*.jsonl")}
-    assert files == {"12.0.jsonl", "12.1.jsonl"}, "each rank wrote rows of its own"
+    files = list((places / "results" / "rows").rglob("*.jsonl"))
+    assert {path.name for path in files} == {"12.0.jsonl", "12.1.jsonl"}
+    made = [
+        (path.parent, line["part"], line["row"])
+        for path in files
+        for line in map(json.loads, path.read_text().splitlines())
+    ]
+    assert len(made) == len(set(made)), "each rank made rows of its own"
     both = json.loads((places / "results" / "12" / "evaluation.json").read_text())
     for model in ("base_model", "finetuned_model"):
         assert both[model]["sample_generations"] == alone[model]["sample_generations"]
