@@ -89,12 +89,15 @@ def login(tmp_path: Path) -> Login:
 def test_schedules_render_as_their_golden_files(
     spec: StackSpec, golden: Callable[[str, str], None]
 ) -> None:
-    files = schedule_files(scheduled(spec, evaluate="0 2 * * 1-5", serve="@daily"))
+    declared = scheduled(spec, evaluate="0 2 * * 1-5", serve="@daily")
+    files = schedule_files(declared)
     assert set(files) == {"schedules/evaluate", "schedules/serve", "schedules/scrontab"}
     for path, text in files.items():
         if not path.endswith("scrontab"):
             subprocess.run(["bash", "-n"], input=text, text=True, check=True)
         golden(path, text)
+    delivered = code_files(STACKS_DIR.parent, declared)
+    assert {path: text.encode() for path, text in files.items()}.items() <= delivered.items()
 
 
 def test_a_stack_without_schedules_delivers_none_and_sets_nothing(spec: StackSpec) -> None:
