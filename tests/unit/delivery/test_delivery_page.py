@@ -53,6 +53,8 @@ def test_the_page_has_the_figures_of_the_benchmark_and_says_what_was_not_measure
         f"{edit['edit_to_end_s']:.0f} s until a job of one word has ended ({told('edit')})"
         in (row("an edit")[0])
     )
+    published = "Published figures are 5 to 10 against 20 to 30 minutes and 2 against 10 to 15 GB"
+    assert published in PAGE
 
 
 @pytest.mark.feature("S003-71", "S003-81", "S003-86")
