@@ -130,6 +130,13 @@ def of_images(folder: Path, model: str, values: dict[str, Any], **arrays: Any) -
 
 
 @pytest.mark.feature("S002-78")
+def test_every_image_is_learned_with_its_own_class(tmp_path: Path) -> None:
+    values = {"task": "image_classification", "dtype": "fp32"}
+    task = of_images(tmp_path, "vit", values, labels=np.array([2, 0, 1]))
+    assert [row.labels for row in task.rows] == [(2,), (0,), (1,)]
+
+
+@pytest.mark.feature("S002-78")
 def test_the_loss_of_pixels_is_the_one_of_transformers_and_some_are_not_learned(
     tmp_path: Path,
 ) -> None:
