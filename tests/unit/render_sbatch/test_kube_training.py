@@ -14,7 +14,9 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from infra.cli.main import app
 from infra.render import kube_job
 from infra.render.kube_job import Pods, training_pods
 from infra.render.sbatch import RenderError
@@ -46,6 +48,7 @@ def container_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return container
 
 
+@pytest.mark.feature("S004-37")
 def test_a_training_job_renders_as_its_golden_files(
     spec: StackSpec, golden: Callable[[str, str], None]
 ) -> None:
@@ -54,6 +57,16 @@ def test_a_training_job_renders_as_its_golden_files(
     assert [each["kind"] for each in yaml.safe_load_all(job)] == ["Service", "NetworkPolicy", "Job"]
     other = kube_job.to_yaml(kube_job.pytorch_job(pods_of(spec, operator=True))[1:])
     golden("kube/h100-prod/finetune-pytorchjob.yaml", other)
+
+
+@pytest.mark.feature("S004-37")
+def test_the_verb_prints_the_pytorchjob_that_was_asked_for(
+    public_key_file: Path, golden: Callable[[str, str], None]
+) -> None:
+    words = ["runs", "manifest", "finetune", "--stack", "h100-prod", "--image", IMAGE]
+    done = CliRunner().invoke(app, [*words, "--pytorchjob"])
+    _, made = done.stdout.split("---\n")
+    golden("kube/h100-prod/finetune-pytorchjob.yaml", made)
 
 
 def test_every_pod_starts_its_ranks_of_one_run(spec: StackSpec, tmp_path: Path) -> None:
