@@ -67,6 +67,7 @@ def launch(
     "S002-02",
     "S002-37",
     "S002-38",
+    "S004-26",
 )
 def test_two_ranks_give_the_losses_and_weights_of_one(
     places: Path, run: Any, recipe_file: Path

@@ -335,7 +335,7 @@ def test_a_cancelled_job_takes_along_what_waits_for_its_success(cluster: Cluster
     assert "finetune (13) waits for its success and is ended with it" in done.stderr
 
 
-@pytest.mark.feature("S001-32")
+@pytest.mark.feature("S001-32", "S002-44")
 def test_the_list_of_jobs_names_what_one_waits_for(cluster: Cluster) -> None:
     times = "0:00|2026-11-21T05:00:00|N/A"
     cluster.queue = (

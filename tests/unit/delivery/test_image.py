@@ -112,6 +112,7 @@ def test_the_push_goes_to_the_registry_of_the_stack(checkout: Path, programs: Pa
     assert lines[-1] == f"jobs[].container: {container}"
 
 
+@pytest.mark.feature("S003-83")
 def test_a_tag_that_stacks_pin_is_not_pushed_over(checkout: Path, programs: Path) -> None:
     program(programs / "docker", 'case "$*" in manifest*sha-*) exit 0 ;; esac\necho docker "$@"')
     done = build(checkout, "push", "--registry", "ghcr.io/org")
@@ -149,7 +150,7 @@ def test_a_stack_without_a_registry_is_told_how_to_declare_one(
     assert "declare storage.registry_gib, then pulumi up" in done.stderr
 
 
-@pytest.mark.feature("S001-65")
+@pytest.mark.feature("S001-65", "S003-82")
 def test_a_tree_with_changes_is_built_under_its_own_name_and_never_pushed(
     checkout: Path, programs: Path
 ) -> None:

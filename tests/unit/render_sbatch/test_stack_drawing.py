@@ -40,7 +40,7 @@ def boxes(svg: str) -> list[tuple[float, float, float, float]]:
     return found
 
 
-@pytest.mark.feature("S000-14")
+@pytest.mark.feature("S000-14", "S002-90")
 @pytest.mark.parametrize("stack", SHIPPED)
 def test_every_shipped_stack_is_drawn_as_its_golden_file(
     stack: str, public_key_file: Path, golden: Callable[[str, str], None]

@@ -205,7 +205,7 @@ def test_equal_input_gives_equal_bytes(report: Report) -> None:
     assert page.render(report) == page.render(report)
 
 
-@pytest.mark.feature("S000-14")
+@pytest.mark.feature("S000-14", "S002-90")
 def test_the_picture_of_the_page_is_that_of_cluster_draw(report: Report) -> None:
     assert stack_svg(report.spec) in page.render(report)
 
