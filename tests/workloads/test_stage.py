@@ -27,6 +27,7 @@ from tests.workloads.ranks import REPOSITORY
 from tests.workloads.test_train import launch, losses
 from workloads.common import places as places_module
 from workloads.common.places import PREPARED, Places, filesystem_of, stage
+from workloads.train.tasks import open_task
 
 pytestmark = pytest.mark.feature("S003-48")
 
@@ -359,6 +360,13 @@ def test_a_training_is_the_same_to_the_bit_wherever_its_data_lies(
         assert known[0] == known[1]
     assert known[0] == str(ram_disk / "prepared" / "tokens_train.parquet")
 
+    read: list[Path] = []
+
+    def opened(*arguments: Any, **options: Any) -> Any:
+        read.append(options["dataset"])
+        return open_task(*arguments, **options)
+
+    monkeypatch.setattr("workloads.train.run.open_task", opened)
     half = places / "chkpt" / "finetune" / "12" / "checkpoint-2"
     for job_id, where in (("14", "auto"), ("15", "never")):
         monkeypatch.setenv("SLURM_JOB_ID", job_id)
@@ -373,3 +381,5 @@ def test_a_training_is_the_same_to_the_bit_wherever_its_data_lies(
     assert losses(places, "16") == losses(places, "15")
     assert record["metrics"]["is_staged"] == 0
     assert copies(own) == set(), "the next run makes a new one"
+    prepared = ram_disk / "prepared"
+    assert read == [copy, prepared, copy, prepared]
