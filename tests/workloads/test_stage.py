@@ -209,6 +209,8 @@ def test_without_room_the_copy_longest_unused_goes_and_never_one_in_use(
 
 def test_a_copy_that_nobody_used_for_a_week_goes_with_the_next(own: Path, data: Path) -> None:
     (own / "glaive-of-before").mkdir(parents=True)
+    # Of a process that was killed while it removed that copy, which has been made anew since.
+    (own / ".glaive-of-before.old" / "rest").mkdir(parents=True)
     own.chmod(0o700)
     os.utime(own / "glaive-of-before", (time.time() - 8 * 24 * 3600,) * 2)
     staged = stage(data, Places(), PREPARED)

@@ -295,10 +295,10 @@ def _make_room(own: Path, size: int, *, in_memory: bool) -> None:
         free = shutil.disk_usage(own).free + more
         return min(free, (available_bytes() + more) // 2) if in_memory else free // 2
 
-    copies = [path for path in own.iterdir() if path.is_dir() and not path.is_symlink()]
+    # In this order what a killed removal left, a hidden name, goes before the copy of that name.
+    copies = sorted(path for path in own.iterdir() if path.is_dir() and not path.is_symlink())
     for path in copies:
-        is_partial = path.suffix in (".partial", ".old")
-        if is_partial or path.stat().st_mtime < time.time() - _KEPT_S:
+        if path.suffix in (".partial", ".old") or path.stat().st_mtime < time.time() - _KEPT_S:
             _remove(path)
     unused = {
         path: sum(each.stat().st_size for each in path.iterdir())
