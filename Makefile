@@ -32,7 +32,7 @@ demo: as-root setup ## Run the main job on `local`: up, fine-tune, evaluate, ser
 	@echo "demo: soperator local demo $(DEMO_OPTIONS)"
 	@$(SOPERATOR) local demo $(DEMO_OPTIONS)
 
-test: setup-tests ## Set up, then run the whole test suite, in parallel where its parts allow
+test: setup-tests ## Set up, then run the test suite without its nightly part, in parallel where its parts allow
 	@$(PYTHON3) -m tests
 
 test-all: setup-tests ## The whole suite with what takes minutes: faults in real processes, laws at ten times the examples
