@@ -17,12 +17,12 @@ from decimal import Decimal
 from typing import Final
 
 from cost.chat.break_even import break_even_part, model_problems
-from cost.chat.unit_costs import Amount, Inputs, Part, PartMaker, UnitCosts, unit_costs
+from cost.chat.unit_costs import Amount, Inputs, Part, PartMaker, unit_costs
 from cost.choose.limits import policy_part, policy_problems
 from cost.prices.book import PriceBook
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.layout import Table, money, number, usd_text
-from cost.resources.estimate import Estimate, RunRates, estimate, price_problems, run_rates
+from cost.resources.estimate import Estimate, RunRates, estimate, price_problems
 from cost.run_record import RunRecord
 from cost.runs.pipelines import pipelines_part, schedules_part
 from cost.runs.runs import runs
@@ -137,7 +137,7 @@ def reservations_part(inputs: Inputs) -> Iterable[Part]:
     """Part `reservations`; none where no nodeset has both prices."""
     if inputs.spec.attached is not None:
         return  # a contract has one price, whoever reserves what
-    found = tuple(_reservations(inputs, run_rates(inputs.spec, inputs.estimate, inputs.book)))
+    found = tuple(_reservations(inputs.rates))
     if not found:
         return
     yield Part(
@@ -159,8 +159,8 @@ def reservations_part(inputs: Inputs) -> Iterable[Part]:
     )
 
 
-def _reservations(inputs: Inputs, rates: RunRates) -> Iterable[Reservation]:
-    for worker in inputs.spec.nodes.workers:
+def _reservations(rates: RunRates) -> Iterable[Reservation]:
+    for worker in rates.spec.nodes.workers:
         on_demand = rates.billed_as(worker, Billing.ON_DEMAND)
         reserved = rates.billed_as(worker, Billing.RESERVED)
         if isinstance(on_demand, str) or isinstance(reserved, str):
@@ -200,29 +200,12 @@ PARTS: Final[tuple[PartMaker, ...]] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
+class Bill(Inputs):
     """What a stack costs and every figure that follows from it."""
 
-    spec: StackSpec
-    book: PriceBook
-    estimate: Estimate
-    unit_costs: UnitCosts
     problems: tuple[Problem, ...]
     """Checks of the stack with their US dollars, errors first."""
     parts: tuple[Part, ...] = ()
-    records: tuple[RunRecord, ...] = ()
-    """Run records that measured speeds may come from."""
-
-    @property
-    def inputs(self) -> Inputs:
-        """What the parts were computed from."""
-        return Inputs(
-            spec=self.spec,
-            book=self.book,
-            estimate=self.estimate,
-            unit_costs=self.unit_costs,
-            records=self.records,
-        )
 
     @property
     def errors(self) -> tuple[Problem, ...]:
@@ -258,5 +241,5 @@ def bill(spec: StackSpec, book: PriceBook, records: Sequence[RunRecord] = ()) ->
         unit_costs=units,
         problems=problems,
         parts=tuple(part for make in PARTS for part in make(inputs)) if is_valid else (),
-        records=tuple(records),
+        records=records,
     )

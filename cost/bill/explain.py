@@ -21,11 +21,11 @@ from cost.chat.unit_costs import NotKnown, RunCost, unit_costs
 from cost.choose.limits import Limit, limits
 from cost.prices.book import ApiPrice, ApiPriceBook
 from cost.prices.price import HOURS_PER_MONTH, Price
-from cost.report.layout import Explanation, Figure, Input, span
+from cost.report.layout import Explanation, Figure, Input, known_figures, span
 from cost.resources.component import CostComponent, Scope
-from cost.resources.estimate import estimate, run_rates, total_of
+from cost.resources.estimate import estimate, total_of
 from cost.runs.forecast import Disturbance, Forecast, forecasts
-from cost.runs.runs import SLOWDOWN_SOURCE, PreemptionCost, preemption_costs
+from cost.runs.runs import SLOWDOWN_SOURCE, preemption_costs
 from cost.traced import leaf, number, traced
 from stacks.errors import UserError
 
@@ -72,8 +72,7 @@ def explanations(bill: Bill) -> Iterator[Explanation]:
     yield from _break_evens(bill)
     yield from _runs(bill)
     yield from _preemptions(bill)
-    for limit in limits(bill.inputs):
-        yield _limit(limit)
+    yield from map(_limit, limits(bill))
 
 
 def _traced(bill: Bill) -> Bill:
@@ -109,11 +108,8 @@ def _traced_speed(row: ChatCost) -> Speed:
 
 
 def _line(line: CostComponent) -> Explanation:
-    low, high = line.monthly_low_usd, line.monthly_high_usd
-    figures: tuple[Figure, ...] = ()
-    if low is not None and high is not None:
-        figures = tuple(_ends(low, high, "USD a month"))
-        figures = (replace(figures[0], name=""),) if low == high else figures
+    low, high, unit = line.monthly_low_usd, line.monthly_high_usd, "USD a month"
+    figures = known_figures(*([("", unit, low)] if low == high else _ends(low, high, unit)))
     return Explanation(
         item=line.id,
         title=f"{line.section}: {line.name}, {line.size}",
@@ -134,15 +130,15 @@ def _totals(bill: Bill) -> Iterator[Explanation]:
 
 def _total(item: str, title: str, lines: tuple[CostComponent, ...]) -> Explanation:
     total = total_of(lines)
-    figures: list[Figure] = []
-    for name, usd in (("at min_nodes", total.low_usd), ("at max_nodes", total.high_usd)):
-        figures.append(Figure(name, "USD a month", usd))
-        figures.append(Figure(name, "USD an hour", usd / HOURS_PER_MONTH))
     return Explanation(
         item=item,
         title=title,
         words="sum of the lines; an hour is a month / 730 h",
-        figures=tuple(figures),
+        figures=tuple(
+            Figure(name, unit, value)
+            for name, usd in (("at min_nodes", total.low_usd), ("at max_nodes", total.high_usd))
+            for unit, value in (("USD a month", usd), ("USD an hour", usd / HOURS_PER_MONTH))
+        ),
         others=tuple(
             Input(line.name, span(number(low), number(high), ".."), f"explain {line.id}")
             for line in lines
@@ -157,9 +153,10 @@ def _total(item: str, title: str, lines: tuple[CostComponent, ...]) -> Explanati
     )
 
 
-def _ends(low: Decimal, high: Decimal, unit: str, of: str = "") -> Iterator[Figure]:
-    yield Figure(f"{of}at min_nodes", unit, low)
-    yield Figure(f"{of}at max_nodes", unit, high)
+def _ends(
+    low: Decimal | None, high: Decimal | None, unit: str, of: str = ""
+) -> list[tuple[str, str, Decimal | None]]:
+    return [(f"{of}at min_nodes", unit, low), (f"{of}at max_nodes", unit, high)]
 
 
 _UNITS = {
@@ -172,14 +169,13 @@ _UNITS = {
 
 def _limit(limit: Limit) -> Explanation:
     kept = "not known" if limit.is_kept is None else "kept" if limit.is_kept else "BROKEN"
-    compared = () if limit.value is None else (limit.value,)
     return Explanation(
         item=limit.key,
         title=f"{limit.key}: {kept}",
         words=f"{limit.got}, allowed is {limit.allowed}",
         others=() if limit.most is None else (Input("limit", number(limit.most), limit.key),),
-        figures=tuple(
-            Figure(f"compared with {limit.key}", _UNITS[limit.key], value) for value in compared
+        figures=known_figures(
+            (f"compared with {limit.key}", _UNITS.get(limit.key, ""), limit.value)
         ),
         notes=(f"{limit.why}.",) if limit.why else (),
     )
@@ -198,19 +194,15 @@ def _chats(bill: Bill) -> Iterator[Explanation]:
 
 def _chat(bill: Bill, row: ChatCost, item: str) -> Explanation:
     cluster = "whole cluster "
-    figures = [
-        *_ends(row.cluster_low_usd, row.cluster_high_usd, "USD a chat", cluster),
-        Figure(f"{cluster}at min_nodes", "USD for 1M output tokens", row.cluster_usd_per_1m_tokens),
-    ]
-    if row.serving_usd is not None:
-        figures.append(Figure("serving nodes alone", "USD a chat", row.serving_usd))
     return Explanation(
         item=item,
         title=f"Cost per chat: {row.speed.scenario}",
-        figures=(
-            *figures,
-            Figure("room", "chats a day", row.chats_per_day),
-            Figure("one answer", "seconds", row.answer_s),
+        figures=known_figures(
+            *_ends(row.cluster_low_usd, row.cluster_high_usd, "USD a chat", cluster),
+            (f"{cluster}at min_nodes", "USD for 1M output tokens", row.cluster_usd_per_1m_tokens),
+            ("serving nodes alone", "USD a chat", row.serving_usd),
+            ("room", "chats a day", row.chats_per_day),
+            ("one answer", "seconds", row.answer_s),
         ),
         notes=tuple(_chat_notes(bill, row)),
     )
@@ -244,7 +236,7 @@ def _break_evens(bill: Bill) -> Iterator[Explanation]:
             item=f"break-even[{scenario}][{cost.model}]",
             title=f"Break-even of {scenario} against {cost.model}",
             words="USD a day of self-hosting / USD a chat of the API = chats a day",
-            figures=(Figure("the API", "USD a chat", cost.usd), *_even_figures(rows)),
+            figures=known_figures(("the API", "USD a chat", cost.usd), *_even_figures(rows)),
             others=(
                 Input(
                     "room, chats a day", number(rows[0].room_per_day), f"explain chat[{scenario}]"
@@ -268,14 +260,12 @@ def _traced_api(price: ApiPrice) -> ApiPrice:
     )
 
 
-def _even_figures(rows: list[BreakEven]) -> Iterator[Figure]:
+def _even_figures(rows: list[BreakEven]) -> Iterator[tuple[str, str, Decimal | None]]:
     for row in rows:
-        ends = {"": row.chats_per_day_low, " at max_nodes": row.chats_per_day_high}
-        if row.usd_per_day_low == row.usd_per_day_high:
-            del ends[" at max_nodes"]
-        for end, chats in ends.items():
-            if chats is not None:
-                yield Figure(f"{row.view}, {row.billing}{end}", "chats a day", chats)
+        name, unit = f"{row.view}, {row.billing}", "chats a day"
+        yield name, unit, row.chats_per_day_low
+        if row.usd_per_day_low != row.usd_per_day_high:
+            yield f"{name} at max_nodes", unit, row.chats_per_day_high
 
 
 def _even_notes(bill: Bill, rows: list[BreakEven]) -> Iterator[str]:
@@ -288,14 +278,23 @@ def _even_notes(bill: Bill, rows: list[BreakEven]) -> Iterator[str]:
 def _runs(bill: Bill) -> Iterator[Explanation]:
     """The last measured run, `run`, then the forecast of every job that trains."""
     yield _last_run(bill.unit_costs.run)
-    rates = run_rates(bill.spec, bill.estimate, bill.book)
-    for run in forecasts(rates, bill.records):
+    for run in forecasts(bill.rates, bill.records):
         is_known = isinstance(run, Forecast)
         yield Explanation(
             item=f"run[{run.job}]",
             title=f"Forecast of {run.job}",
             words="tokens / tokens a second = hours; hours x nodes x USD a node-hour",
-            figures=tuple(_forecast_figures(run)) if is_known else (),
+            figures=known_figures(
+                ("expected", "hours", run.hours),
+                ("own nodes", "USD a run", run.nodes_usd),
+                (
+                    "with its share of the rest of the cluster",
+                    "USD a run",
+                    run.cluster_share_usd,
+                ),
+            )
+            if is_known
+            else (),
             notes=tuple(f"{note}." for note in run.notes) if is_known else (f"{run}.",),
         )
 
@@ -312,38 +311,22 @@ def _last_run(run: RunCost | NotKnown) -> Explanation:
     )
 
 
-def _forecast_figures(run: Forecast) -> Iterator[Figure]:
-    yield Figure("expected", "hours", run.hours)
-    if run.nodes_usd is not None:
-        yield Figure("own nodes", "USD a run", run.nodes_usd)
-    if run.cluster_share_usd is not None:
-        name = "with its share of the rest of the cluster"
-        yield Figure(name, "USD a run", run.cluster_share_usd)
-
-
 def _preemptions(bill: Bill) -> Iterator[Explanation]:
     """What an hour of useful work costs on preemptible nodes: `preemption[JOB]`."""
-    rates = run_rates(bill.spec, bill.estimate, bill.book)
-    for cost in preemption_costs(rates, bill.inputs):
+    unit = "USD for an hour of useful work"
+    for cost in preemption_costs(bill):
         yield Explanation(
             item=f"preemption[{cost.job}]",
             title=f"Preemptible against on-demand nodes of {cost.job}",
             words="M = 86400 s / (preemptions x nodes), t = Daly's interval; slowdown = "
             "M e^(R/M) (e^((t + d)/M) - 1) / t; USD a node-hour x nodes x slowdown",
-            figures=tuple(_preemption_figures(cost)),
+            figures=known_figures(
+                ("on-demand", unit, cost.on_demand_usd_per_hour),
+                ("preemptible", unit, cost.preemptible_usd_per_hour),
+            ),
             others=tuple(_preemption_inputs(cost.job, cost.losses)),
             notes=() if cost.reason is None else (f"NOT KNOWN: {cost.reason}.",),
         )
-
-
-def _preemption_figures(cost: PreemptionCost) -> Iterator[Figure]:
-    unit = "USD for an hour of useful work"
-    for name, usd in (
-        ("on-demand", cost.on_demand_usd_per_hour),
-        ("preemptible", cost.preemptible_usd_per_hour),
-    ):
-        if usd is not None:
-            yield Figure(name, unit, usd)
 
 
 def _preemption_inputs(job: str, losses: Disturbance) -> Iterator[Input]:

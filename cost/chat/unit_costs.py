@@ -25,7 +25,7 @@ from cost.prices.book import PriceBook
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.layout import Table
 from cost.resources.component import Section
-from cost.resources.estimate import Estimate
+from cost.resources.estimate import Estimate, RunRates, run_rates
 from cost.run_record import RunRecord, lineage
 from cost.traced import named
 from stacks.spec import StackSpec
@@ -257,7 +257,13 @@ class Inputs:
     book: PriceBook
     estimate: Estimate
     unit_costs: UnitCosts
-    records: Sequence[RunRecord]
+    records: Sequence[RunRecord] = ()
+    """Run records that measured speeds may come from."""
+
+    @property
+    def rates(self) -> RunRates:
+        """What an hour of the stack costs, by what it pays for."""
+        return run_rates(self.spec, self.estimate, self.book)
 
 
 PartMaker = Callable[[Inputs], Iterable[Part]]

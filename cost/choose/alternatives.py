@@ -18,7 +18,7 @@ from cost.chat.unit_costs import Inputs, Part, unit_costs
 from cost.choose.limits import Limit, limits
 from cost.prices.book import PriceBook, layered
 from cost.report.layout import Table, money, signed_usd, span, usd_text
-from cost.resources.estimate import Estimate, estimate, run_rates
+from cost.resources.estimate import Estimate, estimate
 from cost.run_record import Outcome
 from cost.runs.forecast import Forecast, UnknownRun, forecasts
 from stacks.catalog import FABRICS, PLATFORMS, REGIONS, Preset
@@ -397,17 +397,17 @@ def _proven(inputs: Inputs) -> frozenset[tuple[str, str]]:
 def _alternative(inputs: Inputs, candidate: Candidate) -> Alternative:
     book = _book(inputs, candidate)
     total = estimate(candidate.spec, book)
-    changed = replace(
-        inputs,
+    changed = Inputs(
         spec=candidate.spec,
         book=book,
         estimate=total,
         unit_costs=unit_costs(candidate.spec, total, inputs.records),
+        records=inputs.records,
     )
     return Alternative(
         candidate=candidate,
         estimate=total,
-        runs=forecasts(run_rates(candidate.spec, total, book), inputs.records),
+        runs=forecasts(changed.rates, inputs.records),
         limits=limits(changed),
     )
 

@@ -378,7 +378,7 @@ def _policy(bill: Bill | None) -> str:
         return "-"
     if bill.errors:
         return f"**{len(bill.errors)} refused**"
-    return "kept" if limits(bill.inputs) else "none set"
+    return "kept" if limits(bill) else "none set"
 
 
 def _section(each: StackChange) -> str:

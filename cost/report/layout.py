@@ -353,6 +353,11 @@ class Figure:
         return trace_of(self.value).expression
 
 
+def known_figures(*rows: tuple[str, str, Decimal | None]) -> tuple[Figure, ...]:
+    """Those whose value, behind name and unit, is known."""
+    return tuple(Figure(name, unit, value) for name, unit, value in rows if value is not None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Everything that one item of the bill rests on."""

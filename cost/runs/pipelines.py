@@ -14,7 +14,7 @@ from typing import Final
 from cost.chat.unit_costs import Inputs, Part
 from cost.prices.price import HOURS_PER_MONTH
 from cost.report.layout import Table, exact_money, money, number, small_usd_text
-from cost.resources.estimate import RunRates, known_sum, run_rates
+from cost.resources.estimate import RunRates, known_sum
 from cost.run_record import RunRecord
 from cost.runs.forecast import SECONDS_PER_HOUR, Forecast, UnknownRun, forecast
 from stacks.schedule import parse_cron, pipeline, pipeline_ends, slurm_seconds
@@ -95,7 +95,7 @@ def pipeline_cost(
 
 def pipelines_part(inputs: Inputs) -> Iterable[Part]:
     """Part `pipelines`; none where no job needs another."""
-    rates = run_rates(inputs.spec, inputs.estimate, inputs.book)
+    rates = inputs.rates
     found = [
         pipeline_cost(pipeline(inputs.spec, job.name), rates, inputs.records)
         for job in pipeline_ends(inputs.spec)
@@ -211,7 +211,7 @@ def schedule_cost(once: PipelineCost) -> ScheduleCost | None:
 
 def schedules_part(inputs: Inputs) -> Iterable[Part]:
     """Part `schedules`; none where no job is scheduled."""
-    rates = run_rates(inputs.spec, inputs.estimate, inputs.book)
+    rates = inputs.rates
     found: list[ScheduleCost] = []
     for job in inputs.spec.jobs:
         if job.schedule is not None:

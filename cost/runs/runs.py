@@ -9,7 +9,7 @@ from typing import Final
 
 from cost.chat.unit_costs import Amount, Inputs, Part
 from cost.report.layout import UNKNOWN, Table, exact_money, number, small_usd_text
-from cost.resources.estimate import RunRates, run_rates
+from cost.resources.estimate import RunRates
 from cost.runs.forecast import Disturbance, Forecast, UnknownRun, disturbance, forecasts
 from cost.traced import named
 from stacks.spec import StackSpec
@@ -37,18 +37,17 @@ class PreemptionCost:
 
 def runs(inputs: Inputs) -> Iterable[Part]:
     """Parts `runs` and `preemption`; none where nothing trains, or no preemption is declared."""
-    rates = run_rates(inputs.spec, inputs.estimate, inputs.book)
-    found = forecasts(rates, inputs.records)
+    found = forecasts(inputs.rates, inputs.records)
     if found:
         yield _runs_part(found, inputs.spec)
-    costs = preemption_costs(rates, inputs)
+    costs = preemption_costs(inputs)
     if costs:
         yield _preemption_part(costs)
 
 
-def preemption_costs(rates: RunRates, inputs: Inputs) -> tuple[PreemptionCost, ...]:
+def preemption_costs(inputs: Inputs) -> tuple[PreemptionCost, ...]:
     """One for each job that trains on a stack that declares its preemption."""
-    spec = rates.spec
+    spec, rates = inputs.spec, inputs.rates
     if spec.preemption is None:
         return ()
     named = {each.job for each in spec.runs}

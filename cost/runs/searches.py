@@ -13,7 +13,7 @@ from decimal import Decimal
 
 from cost.chat.unit_costs import Inputs, Part
 from cost.report.layout import UNKNOWN, Table, exact_money, money, number, small_usd_text
-from cost.resources.estimate import RunRates, known_sum, run_rates
+from cost.resources.estimate import RunRates, known_sum
 from cost.run_record import RunRecord
 from cost.runs.forecast import SECONDS_PER_HOUR, Forecast, UnknownRun, forecast
 from stacks.schedule import PartitionShifts, Shift, partition_shifts, slurm_seconds
@@ -117,7 +117,7 @@ def search_cost(
 
 def searches_part(inputs: Inputs) -> Iterable[Part]:
     """Part `searches`; none where the stack declares none."""
-    rates = run_rates(inputs.spec, inputs.estimate, inputs.book)
+    rates = inputs.rates
     found = [search_cost(search, rates, inputs.records) for search in inputs.spec.searches]
     if found:
         yield _part(found)
@@ -203,7 +203,7 @@ class ShiftCost:
 
 def shifts_part(inputs: Inputs) -> Iterable[Part]:
     """Part `shifts`; none where no two scheduled jobs share a partition."""
-    rates = run_rates(inputs.spec, inputs.estimate, inputs.book)
+    rates = inputs.rates
     found = partition_shifts(inputs.spec)
     if not found:
         return

@@ -180,9 +180,7 @@ def _alternatives(stack: str, without: list[str], format: Format) -> str:
     shortages = [parse_shortage(text) for text in without]
     context.refuse_attached(stack, "cost --alternatives")
     found: Bill = of_stack(stack)
-    part = alternatives_part(
-        found.inputs, alternatives(found.inputs, shortages, _MOST_ALTERNATIVES)
-    )
+    part = alternatives_part(found, alternatives(found, shortages, _MOST_ALTERNATIVES))
     report = Report(
         tables=part.tables,
         notes=part.notes,
