@@ -14,7 +14,7 @@ from typing import Final
 
 from cost.chat.speeds import HOURS_PER_DAY
 from cost.chat.table import percent
-from cost.choose.demand import BANDWIDTH_SHARE, FLOPS_SHARE, LINK_SOURCE, PEAKS, Ask, Peaks, Promise
+from cost.choose.demand import BANDWIDTH_SHARE, FLOPS_SHARE, LINK_SOURCE, PEAKS, Ask, Promise
 from cost.choose.servers import (
     LENGTH_TOLERANCE,
     Basis,
@@ -32,12 +32,12 @@ from cost.prices.price import UnknownPrice
 from cost.report.layout import (
     UNKNOWN,
     Explanation,
-    Figure,
     Format,
     Input,
     Report,
     Table,
     headed,
+    known_figures,
     number,
     render_report,
     rounded,
@@ -183,16 +183,14 @@ def _tries(
 
 
 def _of_curve(ask: Ask, platform: str, preset: Preset, curve: Measured) -> Candidate:
-    load = best_load(ask, curve.loads)
-    least = curve.loads[0] if curve.loads else None
-    reason = "no load was answered"
-    if load is None and least is not None:
-        reason = _broken(ask, least)
+    load, reason = best_load(ask, curve.loads), ""
+    if load is None:
+        reason = _broken(ask, curve.loads[0]) if curve.loads else "no load was answered"
     return Candidate(
         platform=platform,
         preset=preset,
         verdict=Verdict.MISSES_SLO if load is None else Verdict.RANKED,
-        reason=reason if load is None else "",
+        reason=reason,
         basis=Basis.MEASURED,
         source=curve.source,
         ways=preset.gpus,
@@ -233,9 +231,7 @@ def _priced(ask: Ask, found: Candidate, rate: Rate | UnknownPrice, region: str) 
     nodes = whole(Decimal(servers) / found.servers_per_node)
     sized = replace(found, servers=servers, nodes=nodes, region=region)
     if isinstance(rate, UnknownPrice):
-        reason = f"no price: {rate.reason}"
-        verdict = max(found.verdict, Verdict.UNPRICED)
-        return replace(sized, verdict=verdict, reason=reason)
+        return replace(sized, verdict=Verdict.UNPRICED, reason=f"no price: {rate.reason}")
     return replace(sized, rate=rate, usd_per_chat=usd_per_chat(ask, nodes, rate.usd))
 
 
@@ -263,12 +259,10 @@ def _with_distances(ordered: Sequence[Candidate]) -> Iterator[Candidate]:
     best = first.usd_per_chat if first.verdict is Verdict.RANKED else None
     yield first if best is None else _led(first, "the cheapest that keeps the SLO")
     for each in rest:
-        if best is None or each.usd_per_chat is None:
-            yield each
-            continue
-        more = rounded((each.usd_per_chat / best - 1) * 100, Decimal(1))
-        cost = "no cheaper" if more == 0 else f"cost {more:+,f} %"
-        yield _led(each, cost)
+        if best is not None and each.usd_per_chat is not None:
+            more = rounded((each.usd_per_chat / best - 1) * 100, Decimal(1))
+            each = _led(each, f"cost {more:+,f} %" if more else "no cheaper")
+        yield each
 
 
 def _led(each: Candidate, words: str) -> Candidate:
@@ -303,7 +297,8 @@ def heading(advice: Advice) -> str:
     ask, best = advice.ask, advice.winner
     question = (
         f"{ask.shape.name}: {ask.chats_per_day:,} chats a day of {ask.input_tokens:,} tokens read "
-        f"before each of {_answers(ask)} and {ask.output_tokens:,} written, {ask.promise}."
+        f"before each of {_count(ask.turns, 'answer')} and {ask.output_tokens:,} written, "
+        f"{ask.promise}."
     )
     if best is None or best.usd_per_chat is None:
         return f"{question} NO PRESET keeps this: see why under each."
@@ -342,7 +337,6 @@ def plain_advice(advice: Advice, notes: Sequence[str] = ()) -> dict[str, object]
 
 def _plain(each: Candidate, ask: Ask) -> dict[str, object]:
     load = each.load
-    in_flight = None if load is None else ask.peak_answers_per_s * load.answer_s
     return {
         "platform": each.platform,
         "preset": each.preset.name,
@@ -354,14 +348,12 @@ def _plain(each: Candidate, ask: Ask) -> dict[str, object]:
         "nodes": each.nodes,
         "servers": each.servers,
         "gpus_per_server": each.ways,
-        "streams_per_server": None if load is None else load.streams,
-        "answers_per_s_per_server": None if load is None else number(load.answers_per_s),
-        "output_tokens_per_s_per_server": None
-        if load is None
-        else number(load.output_tokens_per_s),
-        "ttft_p99_s": None if load is None else number(load.ttft_p99_s),
-        "tpot_p99_ms": None if load is None else number(load.tpot_p99_ms),
-        "chats_in_flight": number(in_flight),
+        "streams_per_server": load and load.streams,
+        "answers_per_s_per_server": load and number(load.answers_per_s),
+        "output_tokens_per_s_per_server": load and number(load.output_tokens_per_s),
+        "ttft_p99_s": load and number(load.ttft_p99_s),
+        "tpot_p99_ms": load and number(load.tpot_p99_ms),
+        "chats_in_flight": load and number(ask.peak_answers_per_s * load.answer_s),
         "peak_use": number(each.peak_use(ask)),
         "usd_per_hour": number(each.usd_per_hour),
         "usd_per_chat": None if each.usd_per_chat is None else f"{each.usd_per_chat:.9f}",
@@ -371,36 +363,24 @@ def _plain(each: Candidate, ask: Ask) -> dict[str, object]:
 def _tables(advice: Advice) -> tuple[Table, ...]:
     sized = [each for each in advice.candidates if each.verdict in _SIZED]
     others = [each for each in advice.candidates if each.verdict not in _SIZED]
-    tables: list[Table] = []
-    if sized:
-        tables.append(
-            Table(
-                title="Presets that keep the SLO, serving nodes alone, the cheapest first",
-                headings=(
-                    "Preset",
-                    "Basis",
-                    "Nodes",
-                    "Servers",
-                    "Streams",
-                    "TTFT p99",
-                    "TPOT p99",
-                    "USD/h",
-                    "USD/Chat",
-                ),
-                rows=tuple(row for each in sized for row in _rows(each, advice.ask)),
-                num_text_columns=2,
-            )
-        )
-    if others:
-        tables.append(
-            Table(
-                title="Presets that do not",
-                headings=("Preset", "Why not"),
-                rows=tuple((each.name, each.reason) for each in others),
-                num_text_columns=2,
-            )
-        )
-    return tuple(tables)
+    found = (
+        Table(
+            title="Presets that keep the SLO, serving nodes alone, the cheapest first",
+            headings=(
+                *("Preset", "Basis", "Nodes", "Servers", "Streams", "TTFT p99", "TPOT p99"),
+                *("USD/h", "USD/Chat"),
+            ),
+            rows=tuple(row for each in sized for row in _rows(each, advice.ask)),
+            num_text_columns=2,
+        ),
+        Table(
+            title="Presets that do not",
+            headings=("Preset", "Why not"),
+            rows=tuple((each.name, each.reason) for each in others),
+            num_text_columns=2,
+        ),
+    )
+    return tuple(table for table in found if table.rows)
 
 
 def _rows(each: Candidate, ask: Ask) -> Iterator[tuple[str, ...]]:
@@ -426,7 +406,7 @@ def _notes(advice: Advice, given: Sequence[str]) -> Iterator[str]:
     ask, best = advice.ask, advice.winner
     yield from given
     demand = (
-        f"Demand: {ask.chats_per_day:,} chats a day with {_answers(ask)} each, "
+        f"Demand: {ask.chats_per_day:,} chats a day with {_count(ask.turns, 'answer')} each, "
         f"{short(ask.peak_factor)} times the mean at the peak: {short(ask.peak_answers_per_s)} "
         "answers a second"
     )
@@ -461,10 +441,6 @@ def _notes(advice: Advice, given: Sequence[str]) -> Iterator[str]:
     )
 
 
-def _answers(ask: Ask) -> str:
-    return _count(ask.turns, "answer")
-
-
 def _count(number: int | None, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
@@ -484,12 +460,13 @@ def explain_candidate(advice: Advice, name: str) -> Explanation:
         names = ", ".join(sorted(each.name for each in advice.candidates))
         raise UserError(f"{name}: no such preset; known: {names}")
     # Of the shape its numbers are used: they are sums over every layer.
-    ask = replace(_traced_ask(advice.ask), shape=advice.ask.shape)
+    given = {key: leaf(getattr(advice.ask, key), *words) for key, words in _ASKED.items()}
+    ask = replace(traced(advice.ask), shape=advice.ask.shape, **given)
     return Explanation(
         item=found.name,
         title=f"{ask.shape.name} on {found.name}, {found.basis}",
         words=_FORMULA,
-        figures=tuple(_candidate_figures(ask, found)),
+        figures=known_figures(*_candidate_figures(ask, found)),
         others=(Input("measured curve", found.source, "load.json of that job"),)
         if found.source
         else (),
@@ -497,107 +474,72 @@ def explain_candidate(advice: Advice, name: str) -> Explanation:
     )
 
 
-def _traced_ask(ask: Ask) -> Ask:
-    return replace(
-        traced(ask),
-        **{
-            key: leaf(getattr(ask, key), name, source)
-            for key, name, source in (
-                ("chats_per_day", "chats a day", "--chats-per-day"),
-                ("turns", "answers in a chat", "--turns or chat.turns"),
-                ("peak_factor", "peak factor", "--peak-factor; 2 is assumed where none is given"),
-                (
-                    "input_tokens",
-                    "input tokens of an answer",
-                    "--input-tokens or chat.context_tokens",
-                ),
-                (
-                    "output_tokens",
-                    "output tokens of a chat",
-                    "--output-tokens or chat.output_tokens",
-                ),
-                ("cached_share", "cached share", "chat.cached_share"),
-            )
-        },
-    )
+_ASKED: Final = {
+    "chats_per_day": ("chats a day", "--chats-per-day"),
+    "turns": ("answers in a chat", "--turns or chat.turns"),
+    "peak_factor": ("peak factor", "--peak-factor; 2 is assumed where none is given"),
+    "input_tokens": ("input tokens of an answer", "--input-tokens or chat.context_tokens"),
+    "output_tokens": ("output tokens of a chat", "--output-tokens or chat.output_tokens"),
+    "cached_share": ("cached share", "chat.cached_share"),
+}
+"""Field of a question -> its name and source."""
 
 
 def _traced_server(found: Candidate) -> Server:
     peaks = PEAKS[found.platform]
     return Server(
-        peaks=Peaks(
+        peaks=replace(
+            peaks,
             bf16_flops=leaf(peaks.bf16_flops, "bf16 operations a second of a GPU", peaks.source),
             bytes_per_s=leaf(peaks.bytes_per_s, "bytes a second of a GPU", peaks.source),
             link_bytes_per_s=leaf(
                 peaks.link_bytes_per_s, "bytes a second that a GPU sends to the others", LINK_SOURCE
             ),
-            source=peaks.source,
         ),
         ways=leaf(found.ways, "GPUs of a server", "the least that are cheapest"),
         usable_bytes=0,
     )
 
 
-def _candidate_figures(ask: Ask, found: Candidate) -> Iterator[Figure]:
-    yield Figure("demand at the peak", "answers a second", ask.peak_answers_per_s)
+_Figure = tuple[str, str, Decimal | None]
+
+
+def _candidate_figures(ask: Ask, found: Candidate) -> Iterator[_Figure]:
+    yield "demand at the peak", "answers a second", ask.peak_answers_per_s
     load = found.load
     if found.estimate is not None:
         terms = estimate(_traced_server(found), ask, found.estimate.streams)
         yield from _estimated_figures(found, terms)
     elif load is not None:
-        yield from _measured_figures(load)
+        at = f"measured at {load.streams} streams"
+        yield f"one server, {at}", "answers a second", load.answers_per_s
+        yield f"first token, 99 of 100, {at}", "seconds", load.ttft_p99_s
+        yield f"each further token, 99 of 100, {at}", "milliseconds", load.tpot_p99_ms
     if load is None:
         return
     peak = leaf(Decimal(ask.peak_answers_per_s))
-    yield Figure(
-        "one answer, all streams busy (Little's law)",
-        "seconds",
-        replace(load, answers_per_s=leaf(load.answers_per_s)).answer_s,
-    )
-    yield Figure("chats in flight at the peak (Little's law)", "streams", peak * load.answer_s)
-    yield Figure(f"servers, rounded up to {found.servers}", "servers", peak / load.answers_per_s)
-    yield Figure(
-        f"nodes, rounded up to {found.nodes}",
-        "nodes",
-        leaf(Decimal(found.servers or 0)) / found.servers_per_node,
-    )
+    answer_s = replace(load, answers_per_s=leaf(load.answers_per_s)).answer_s
+    yield "one answer, all streams busy (Little's law)", "seconds", answer_s
+    yield "chats in flight at the peak (Little's law)", "streams", peak * load.answer_s
+    yield f"servers, rounded up to {found.servers}", "servers", peak / load.answers_per_s
+    nodes = leaf(Decimal(found.servers or 0)) / found.servers_per_node
+    yield f"nodes, rounded up to {found.nodes}", "nodes", nodes
     if found.rate is not None and found.nodes is not None:
         where = f"on demand in {found.region}, without disks"
         rate = leaf(found.rate.usd, "USD an hour of a node", where)
-        yield Figure("serving nodes alone", "USD a chat", usd_per_chat(ask, found.nodes, rate))
+        yield "serving nodes alone", "USD a chat", usd_per_chat(ask, found.nodes, rate)
 
 
-def _measured_figures(load: Load) -> Iterator[Figure]:
-    for name, unit, value in (
-        ("one server", "answers a second", load.answers_per_s),
-        ("first token, 99 of 100", "seconds", load.ttft_p99_s),
-        ("each further token, 99 of 100", "milliseconds", load.tpot_p99_ms),
-    ):
-        if value is not None:
-            yield Figure(f"{name}, measured at {load.streams} streams", unit, value)
-
-
-def _estimated_figures(found: Candidate, terms: Estimate) -> Iterator[Figure]:
+def _estimated_figures(found: Candidate, terms: Estimate) -> Iterator[_Figure]:
     load = terms.load
     if found.ways > 1:
-        yield Figure(
-            f"passing the sums of one token between {found.ways} GPUs, 2 a layer",
-            "seconds",
-            terms.passing_s,
-        )
-    yield Figure("reading one prompt", "seconds", terms.read_s)
+        name = f"passing the sums of one token between {found.ways} GPUs, 2 a layer"
+        yield name, "seconds", terms.passing_s
+    yield "reading one prompt", "seconds", terms.read_s
     bound = "by the bytes it reads" if terms.is_bound_by_memory else "by its operations"
-    yield Figure(f"one step of {terms.streams} streams, {bound}", "seconds", terms.step_s)
-    yield Figure("one server", "answers a second", load.answers_per_s)
-    assert load.ttft_p99_s is not None
-    assert load.tpot_p99_ms is not None
-    yield Figure(
-        f"first token, 99 of 100 behind at most {terms.prompts_waited} other prompts (M/D/1)",
-        "seconds",
-        load.ttft_p99_s,
-    )
-    yield Figure(
-        "each further token, the prompts of other streams read in between",
-        "milliseconds",
-        load.tpot_p99_ms,
-    )
+    yield f"one step of {terms.streams} streams, {bound}", "seconds", terms.step_s
+    yield "one server", "answers a second", load.answers_per_s
+    waited = f"first token, 99 of 100 behind at most {terms.prompts_waited} other prompts (M/D/1)"
+    yield waited, "seconds", load.ttft_p99_s
+    between = "each further token, the prompts of other streams read in between"
+    yield between, "milliseconds", load.tpot_p99_ms

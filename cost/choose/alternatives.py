@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Final
 
@@ -81,9 +81,7 @@ def _without_spare_nodes(spec: StackSpec) -> Iterator[Candidate]:
         count = group.max_nodes - spare.count
         slim = replace(group, min_nodes=min(group.min_nodes, count), max_nodes=count)
         nodes = replace(nodes, **{spare.role: slim})
-        changes.append(
-            Change(key=f"nodes.{spare.role}.nodes", before=str(group.max_nodes), after=str(count))
-        )
+        changes += _changed(f"nodes.{spare.role}.nodes", group.max_nodes, count)
     if changes:
         yield Candidate(
             spec=replace(spec, nodes=nodes), changes=tuple(changes), notes=(), worker=None
@@ -213,28 +211,18 @@ def _with_worker(spec: StackSpec, worker: WorkerSpec, shape: WorkerSpec, region:
 
 
 def _worker_changes(worker: WorkerSpec, shape: WorkerSpec) -> Iterator[Change]:
-    path = f"nodes.workers[{worker.name}]"
-    yield from _changed(f"{path}.platform", worker.platform, shape.platform)
-    yield from _changed(f"{path}.preset", worker.preset, shape.preset)
-    if (shape.min_nodes, worker.min_nodes) == (shape.max_nodes, worker.max_nodes):
-        yield from _changed(f"{path}.nodes", worker.max_nodes, shape.max_nodes)
-    else:
-        yield from _changed(f"{path}.min_nodes", worker.min_nodes, shape.min_nodes)
-        yield from _changed(f"{path}.max_nodes", worker.max_nodes, shape.max_nodes)
-    yield from _changed(f"{path}.billing", worker.billing, shape.billing)
-    fabrics = worker.infiniband_fabric, shape.infiniband_fabric
-    yield from _changed(f"{path}.infiniband_fabric", *fabrics)
-    memory_gib = worker.shared_memory_gib, shape.shared_memory_gib
-    yield from _changed(f"{path}.shared_memory_gib", *memory_gib)
+    is_fixed = (shape.min_nodes, worker.min_nodes) == (shape.max_nodes, worker.max_nodes)
+    ends = ("max_nodes",) if is_fixed else ("min_nodes", "max_nodes")
+    for name in ("platform", "preset", *ends, "billing", "infiniband_fabric", "shared_memory_gib"):
+        key = "nodes" if is_fixed and name == "max_nodes" else name
+        path = f"nodes.workers[{worker.name}].{key}"
+        yield from _changed(path, getattr(worker, name), getattr(shape, name))
 
 
 def _job_changes(before: tuple[JobSpec, ...], after: tuple[JobSpec, ...]) -> Iterator[Change]:
     for old, new in zip(before, after, strict=True):
-        path = f"jobs[{old.name}]"
-        yield from _changed(f"{path}.nodes", old.nodes, new.nodes)
-        yield from _changed(f"{path}.least_nodes", old.least_nodes, new.least_nodes)
-        yield from _changed(f"{path}.gpus_per_node", old.gpus_per_node, new.gpus_per_node)
-        yield from _changed(f"{path}.cpus_per_task", old.cpus_per_task, new.cpus_per_task)
+        for key in ("nodes", "least_nodes", "gpus_per_node", "cpus_per_task"):
+            yield from _changed(f"jobs[{old.name}].{key}", getattr(old, key), getattr(new, key))
 
 
 def _changed(key: str, before: object, after: object) -> Iterator[Change]:
@@ -312,13 +300,7 @@ def alternatives(
     inputs: Inputs, shortages: Sequence[Shortage] = (), limit: int | None = None
 ) -> tuple[Alternative, ...]:
     """At most `limit` changed stacks, best first; empty when nothing else is known to do."""
-    found: list[Alternative] = []
-    for candidate in _affordable(inputs, shortages):
-        if _refused(candidate.spec):
-            continue
-        found.append(_alternative(inputs, candidate))
-    found.sort(key=_rank)
-    return tuple(found[:limit])
+    return tuple(sorted(_allowed(inputs, shortages), key=_rank)[:limit])
 
 
 def cheapest_within_limits(inputs: Inputs) -> Alternative | None:
@@ -327,13 +309,17 @@ def cheapest_within_limits(inputs: Inputs) -> Alternative | None:
     A limit that cannot be told for the declared stack need not be told for the changed one.
     """
     untold = {limit.key for limit in limits(inputs) if limit.is_kept is None}
-    for candidate in _affordable(inputs, ()):
-        if _refused(candidate.spec):
-            continue
-        alternative = _alternative(inputs, candidate)
+    for alternative in _allowed(inputs, ()):
         if not alternative.broken and {limit.key for limit in alternative.untold} <= untold:
             return alternative
     return None
+
+
+def _allowed(inputs: Inputs, shortages: Sequence[Shortage]) -> Iterator[Alternative]:
+    """What can be paid for and no rule refuses, cheapest first."""
+    for candidate in _affordable(inputs, shortages):
+        if not _refused(candidate.spec):
+            yield _alternative(inputs, candidate)
 
 
 def _affordable(inputs: Inputs, shortages: Sequence[Shortage]) -> Iterator[Candidate]:
@@ -527,10 +513,7 @@ def _run_text(run: Forecast | UnknownRun) -> str:
 def _plain(item: Alternative, before: Estimate) -> dict[str, object]:
     total = item.estimate
     return {
-        "changes": [
-            {"key": change.key, "before": change.before, "after": change.after}
-            for change in item.candidate.changes
-        ],
+        "changes": [asdict(change) for change in item.candidate.changes],
         "monthly_low_usd": money(total.monthly_low_usd),
         "monthly_high_usd": money(total.monthly_high_usd),
         "difference_usd": money(total.monthly_high_usd - before.monthly_high_usd),

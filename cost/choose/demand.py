@@ -5,7 +5,7 @@ Also what the GPU of a platform can do at most, and the share of it that serving
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from types import MappingProxyType
@@ -36,27 +36,25 @@ class Promise:
 
     def broken(self, ttft_p99_s: Decimal | None, tpot_p99_ms: Decimal | None) -> tuple[str, ...]:
         """Which bounds these latencies break; what is not known breaks its bound."""
-        found: list[str] = []
-        for name, value, bound, unit in (
-            ("TTFT p99", ttft_p99_s, self.ttft_p99_s, "s"),
-            ("TPOT p99", tpot_p99_ms, self.tpot_p99_ms, "ms"),
-        ):
-            if bound is not None and value is None:
-                found.append(f"{name} not measured")
-            elif bound is not None and value is not None and value > bound:
-                found.append(f"{name} {short(value)} {unit} > {short(bound)}")
-        return tuple(found)
+        values = {"TTFT p99": ttft_p99_s, "TPOT p99": tpot_p99_ms}
+        return tuple(
+            f"{name} not measured"
+            if value is None
+            else f"{name} {short(value)} {unit} > {short(bound)}"
+            for name, bound, unit in self._bounds
+            if (value := values[name]) is None or value > bound
+        )
 
     def __str__(self) -> str:
-        bounds = [
-            f"{name} <= {short(bound)} {unit}"
-            for name, bound, unit in (
-                ("TTFT p99", self.ttft_p99_s, "s"),
-                ("TPOT p99", self.tpot_p99_ms, "ms"),
-            )
-            if bound is not None
-        ]
-        return ", ".join(bounds) or "no SLO"
+        found = [f"{name} <= {short(bound)} {unit}" for name, bound, unit in self._bounds]
+        return ", ".join(found) or "no SLO"
+
+    @property
+    def _bounds(self) -> Iterator[tuple[str, Decimal, str]]:
+        if self.ttft_p99_s is not None:
+            yield "TTFT p99", self.ttft_p99_s, "s"
+        if self.tpot_p99_ms is not None:
+            yield "TPOT p99", self.tpot_p99_ms, "ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ Money is held against the most that the stack may cost: at max_nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
@@ -62,41 +62,31 @@ def _total(inputs: Inputs, name: str) -> Iterator[Limit]:
         return
     usd = total.hourly_high_usd if hourly else total.monthly_high_usd
     bound = "at least " if total.is_lower_bound else ""
-    got, allowed = _told_apart(usd, most, usd_text)
+    got, allowed = usd_text(usd), usd_text(most)
+    if usd != most and got == allowed:
+        # As printed elsewhere they would look the same.
+        got, allowed = f"${number(usd)}", f"${number(most)}"
+    is_kept, why = _within(inputs, usd, most)
     yield Limit(
         key=f"policy.{name}",
         got=f"{bound}{got}",
         allowed=f"{allowed} {'an hour' if hourly else 'a month'}",
-        is_kept=_within(inputs, usd, most),
-        why=_missing(inputs, usd, most),
+        is_kept=is_kept,
+        why=why,
         value=usd,
         most=most,
     )
 
 
-def _told_apart(usd: Decimal, most: Decimal, text: Callable[[Decimal], str]) -> tuple[str, str]:
-    """Both amounts as printed elsewhere, or with every digit where those would look the same."""
-    if usd != most and text(usd) == text(most):
-        return f"${number(usd)}", f"${number(most)}"
-    return text(usd), text(most)
-
-
-def _within(inputs: Inputs, usd: Decimal, most: Decimal) -> bool | None:
-    """Whether the amount keeps the limit; None when a line that the stack declares has no price.
+def _within(inputs: Inputs, usd: Decimal, most: Decimal) -> tuple[bool | None, str]:
+    """Whether the amount keeps the limit; None, and why, when a declared line has no price.
 
     What the provider may bill beyond the declared resources does not keep a limit from being told.
     """
-    if usd > most:
-        return False
-    declared = (line for line in inputs.estimate.unpriced if line.scope is Scope.MAIN)
-    return None if any(declared) else True
-
-
-def _missing(inputs: Inputs, usd: Decimal, most: Decimal) -> str:
-    """Why it cannot be told; empty when it can."""
-    if _within(inputs, usd, most) is not None:
-        return ""
-    return f"not priced: {', '.join(line.name for line in inputs.estimate.unpriced)}"
+    unpriced = inputs.estimate.unpriced
+    if usd > most or not any(line.scope is Scope.MAIN for line in unpriced):
+        return usd <= most, ""
+    return None, f"not priced: {', '.join(line.name for line in unpriced)}"
 
 
 def _chat(inputs: Inputs) -> Iterator[Limit]:
@@ -110,16 +100,13 @@ def _chat(inputs: Inputs) -> Iterator[Limit]:
     # The row that the output `cost.per_chat_usd` names.
     row = rows[0]
     usd = row.cluster_high_usd
+    is_kept, why = _within(inputs, usd, most)
     yield Limit(
         key=key,
         got=small_usd_text(usd),
         allowed=allowed,
-        is_kept=_within(inputs, usd, most),
-        why="; ".join(
-            text
-            for text in (f"{row.speed.scenario}, whole cluster", _missing(inputs, usd, most))
-            if text
-        ),
+        is_kept=is_kept,
+        why="; ".join(filter(None, (f"{row.speed.scenario}, whole cluster", why))),
         value=usd,
         most=most,
     )
@@ -173,9 +160,8 @@ def policy_problems(inputs: Inputs) -> tuple[Problem, ...]:
     found = limits(inputs)
     if all(limit.is_kept for limit in found):
         return ()
-    broken = any(limit.is_kept is False for limit in found)
     instead = None
-    if broken:
+    if any(limit.is_kept is False for limit in found):
         # Only a refused stack pays for the import: a preview has 100 ms for all cost work.
         from cost.choose.alternatives import cheapest_within_limits
 
@@ -244,10 +230,6 @@ def _plain(limit: Limit) -> dict[str, object]:
     return {
         **asdict(limit),
         "why": limit.why or None,
-        "value": _number(limit.value),
-        "most": _number(limit.most),
+        "value": None if limit.value is None else f"{limit.value:f}",
+        "most": None if limit.most is None else f"{limit.most:f}",
     }
-
-
-def _number(value: Decimal | None) -> str | None:
-    return None if value is None else f"{value:f}"

@@ -149,6 +149,6 @@ def test_the_bill_carries_the_policy_beside_the_other_checks():
 def test_amounts_that_look_the_same_in_cents_are_told_with_every_digit():
     limit = Decimal("19039.6142")
     spec = replace(load_stack("l40s-dev"), policy=PolicySpec(max_usd_per_month=limit))
-    (found,) = limits(bill(spec, PriceBook.load(spec.prices)).inputs)
+    (found,) = limits(bill(spec, PriceBook.load(spec.prices)))
     assert found.is_kept is False
     assert (found.got, found.allowed) == ("$19039.6143", "$19039.6142 a month")
