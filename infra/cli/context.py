@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,29 +38,38 @@ if TYPE_CHECKING:
     from infra.operate.sessions import Endpoint
     from stacks.spec import StackSpec
 
-StackOption = Annotated[str, typer.Option("--stack", "-s", help="Stack to use.")]
+
+def opt(help: str, *words: str, **more: Any) -> Any:
+    """An option of a command; of the words one without a dash is what its value is called.
+
+    By default it has its parameter's name; main.py takes --no-FLAG from what is off.
+    """
+    names = [each for each in words if each.startswith("-")]
+    metavar = next((each for each in words if each not in names), None)
+    return typer.Option(*names, help=help, metavar=metavar, **more)
+
+
+def arg(help: str, metavar: str | None = None, **more: Any) -> Any:
+    """A word of a command that has no name before it."""
+    return typer.Argument(help=help, metavar=metavar, **more)
+
+
+StackOption = Annotated[str, opt("Stack to use.", "--stack", "-s")]
 IdentityOption = Annotated[
     Path | None,
-    typer.Option(
+    opt(
+        "Private key; by default that of SOPERATOR_SSH_PUBLIC_KEY_FILE, else the state folder's.",
         "--identity",
         "-i",
-        help="Private key; by default that of SOPERATOR_SSH_PUBLIC_KEY_FILE, else the state "
-        "folder's.",
     ),
 ]
 SetsOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."),
+    opt("Change a value of the recipe; repeatable.", "--set", "KEY=VALUE"),
 ]
-SyncOption = Annotated[
-    bool, typer.Option("--sync", help="Send this checkout's code first if it differs.")
-]
-ForceOption = Annotated[
-    bool, typer.Option("--force", help="Submit over the budget; the ledger records it.")
-]
-AgainOption = Annotated[
-    bool, typer.Option("--again", help="Submit what is done or on its way once more.")
-]
+SyncOption = Annotated[bool, opt("Send this checkout's code first if it differs.", "--sync")]
+ForceOption = Annotated[bool, opt("Submit over the budget; the ledger records it.", "--force")]
+AgainOption = Annotated[bool, opt("Submit what is done or on its way once more.", "--again")]
 
 
 def state_root() -> Path:
@@ -176,13 +185,9 @@ def kube_client(stack: str) -> KubeClient:
 def node_watch(stack: str) -> Callable[[Job], None]:
     """What tells of a job that waits why its nodes do not come; nothing without a stack file."""
     from infra.jobs.nodes import NodeWatch
-    from stacks.load import StackError
 
-    try:
-        declared = spec(stack)
-    except StackError:
-        return lambda _job: None
-    if declared.attached is not None:
+    declared = spec_here(stack)
+    if declared is None or declared.attached is not None:
         return lambda _job: None
     return NodeWatch(declared, cache(lambda: kube_client(stack)), note).look
 
@@ -241,6 +246,16 @@ def spec(stack: str) -> StackSpec:
     return load_stack(stack, environ=environ())
 
 
+def spec_here(stack: str) -> StackSpec | None:
+    """The declared stack; None without its file, or where it declares what cannot be."""
+    from stacks.load import StackError
+
+    try:
+        return spec(stack)
+    except StackError:
+        return None
+
+
 def bill(stack: str) -> Bill:
     """The stack's bill with the runs that were pulled here; a stack with errors has none."""
     from cost.bill.bill import bill as make_bill
@@ -273,7 +288,7 @@ def git_revision() -> str | None:
 
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write to this file, whole or not at all."),
+    opt("Write to this file, whole or not at all.", "--output", "-o", "FILE"),
 ]
 
 

@@ -332,8 +332,11 @@ def _load(name: str, verb: _Verb) -> Any:
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )
     single.command(name, help=call.__doc__ or verb.help)(call)
-    command = typer.main.get_command(single)
+    command: Any = typer.main.get_command(single)
     command.name = name
+    for each in command.params:
+        if getattr(each, "is_flag", False) and not each.default:
+            each.secondary_opts = []  # there is no --no-FLAG of what is off
     _tell_usage(command)
     return command
 

@@ -59,11 +59,12 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
         print(line)
 
 
-def note(text: str) -> None:
+def note(*texts: object) -> None:
     """Lines about what is going on, on standard error."""
-    print("\n".join(map(visible, text.split("\n"))), file=sys.stderr, flush=True)
-    _now.at_s = _now.line_s = time.monotonic()
-    at(text)
+    for text in map(str, texts):
+        print("\n".join(map(visible, text.split("\n"))), file=sys.stderr, flush=True)
+        _now.at_s = _now.line_s = time.monotonic()
+        at(text)
 
 
 def at(text: str) -> None:

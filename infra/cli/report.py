@@ -7,11 +7,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cost.report.layout import Format
 from infra.cli import context
-from infra.cli.context import OutputOption, StackOption, put
+from infra.cli.context import OutputOption, StackOption, opt, put
 from infra.jobs.records import load_whole_records
 from infra.render.stack_drawing import stack_svg
 from infra.reports.page.loop import close_loop, loop_text, plain_loop
@@ -33,16 +31,14 @@ def report(
     stack: StackOption = DEFAULT_STACK,
     format: Annotated[
         ReportFormat,
-        typer.Option(
-            help="The page; or its answers and what the finetune brought, as text or JSON."
-        ),
+        opt("The page; or its answers and what the finetune brought, as text or JSON."),
     ] = ReportFormat.HTML,
     out: Annotated[
         Path | None,
-        typer.Option(
+        opt(
+            "File to write; of the page the state folder's by default, else standard output.",
             "--out",
             "-o",
-            help="File to write; of the page the state folder's by default, else standard output.",
         ),
     ] = None,
 ) -> None:

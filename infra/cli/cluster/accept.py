@@ -11,7 +11,15 @@ from typing import Annotated, Any
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import ForceOption, IdentityOption, SetsOption, StackOption, SyncOption
+from infra.cli.context import (
+    ForceOption,
+    IdentityOption,
+    SetsOption,
+    StackOption,
+    SyncOption,
+    arg,
+    opt,
+)
 from infra.cli.jobs.submit import Prepared, alone
 from infra.cli.output import Format, exit_code
 from infra.jobs.history import Submission
@@ -34,38 +42,30 @@ from stacks.spec import StackSpec
 def accept(
     stack: StackOption = DEFAULT_STACK,
     profile: Annotated[
-        Profile, typer.Option(help="quick: one job; full: a job for each stage, with a long soak.")
+        Profile, opt("quick: one job; full: a job for each stage, with a long soak.")
     ] = Profile.FULL,
-    stages: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME", help="Only these stages; all by default.")
-    ] = None,
+    stages: Annotated[str | None, opt("Only these stages; all by default.", "NAME,NAME")] = None,
     results: Annotated[
         list[Path] | None,
-        typer.Option(
+        opt(
+            "Certify these acceptance.json instead of running: torchrun or Kubernetes.",
             "--result",
-            metavar="FILE",
-            help="Certify these acceptance.json instead of running: torchrun or Kubernetes.",
+            "FILE",
         ),
     ] = None,
     folder: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="New folder of the certificate."),
+        Path | None, opt("New folder of the certificate.", "--output", "-o", "FOLDER")
     ] = None,
     verify: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Check a certificate's signature; runs nothing."),
+        Path | None, opt("Check a certificate's signature; runs nothing.", "FILE")
     ] = None,
-    signer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --verify: the signer's public key.")
-    ] = None,
+    signer: Annotated[Path | None, opt("With --verify: the signer's public key.", "FILE")] = None,
     sets: SetsOption = None,
     sync: SyncOption = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would run and when; queue nothing.")
-    ] = False,
+    dry_run: Annotated[bool, opt("Show what would run and when; queue nothing.")] = False,
     force: ForceOption = False,
     identity: IdentityOption = None,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """Hold a cluster against its limits; ends with 0 for PASS, 1 for FAIL, 69 for NOT RUN."""
     if verify is not None:
@@ -192,33 +192,22 @@ def _public(path: Path) -> str:
 
 
 def accept_hosts(
-    hosts: Annotated[
-        list[str],
-        typer.Argument(metavar="HOST...", help="As ssh takes them; the first holds rank 0."),
-    ],
+    hosts: Annotated[list[str], arg("As ssh takes them; the first holds rank 0.", "HOST...")],
     stack: StackOption = DEFAULT_STACK,
-    profile: Annotated[
-        Profile, typer.Option(help="quick: short; full: with a long soak.")
-    ] = Profile.QUICK,
-    stages: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME", help="Only these stages; all by default.")
-    ] = None,
-    python: Annotated[str, typer.Option(help="Python with torch, on every host.")] = "python3",
+    profile: Annotated[Profile, opt("quick: short; full: with a long soak.")] = Profile.QUICK,
+    stages: Annotated[str | None, opt("Only these stages; all by default.", "NAME,NAME")] = None,
+    python: Annotated[str, opt("Python with torch, on every host.")] = "python3",
     folder: Annotated[
-        str, typer.Option(help="Folder on every host for code, scratch files and results.")
+        str, opt("Folder on every host for code, scratch files and results.")
     ] = "/var/tmp/soperator-accept",  # noqa: S108
     master_address: Annotated[
-        str | None,
-        typer.Option(help="The first host's address for the others; by default its name."),
+        str | None, opt("The first host's address for the others; by default its name.")
     ] = None,
     port: Annotated[
-        int,
-        typer.Option(
-            min=1, max=65535, help="The first host's port, where its ranks wait for the others."
-        ),
+        int, opt("The first host's port, where its ranks wait for the others.", min=1, max=65535)
     ] = DEFAULT_PORT,
     ssh_config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="ssh's configuration; by default yours.")
+        Path | None, opt("ssh's configuration; by default yours.", "FILE")
     ] = None,
     sets: SetsOption = None,
 ) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from infra.cli import context
-from infra.cli.context import StackOption
+from infra.cli.context import StackOption, arg, opt
 from infra.cli.output import Format, note, print_json, print_table
 from infra.operate import restore as jail
 from infra.operate.restore import JailSnapshot, Plan
@@ -23,7 +24,7 @@ from stacks.spec import StackSpec
 
 def backup(
     stack: StackOption = DEFAULT_STACK,
-    format: Annotated[Format, typer.Option(help="How to print the snapshot.")] = Format.TABLE,
+    format: Annotated[Format, opt("How to print the snapshot.")] = Format.TABLE,
 ) -> None:
     """Copy the jail to object storage now; returns with the snapshot once the copy has ended."""
     spec = context.spec(stack)
@@ -36,7 +37,7 @@ def backup(
             note(f"cluster backup: {name} goes on in the cluster; {end} ends it")
             raise
     if format is Format.JSON:
-        rows = [{"id": each.id, "at": each.at, "repository": each.repository} for each in made]
+        rows = [asdict(each) for each in made]
         print_json({"stack": spec.name, "backup": name, "snapshots": rows})
         return
     if not made:
@@ -54,22 +55,14 @@ _SHORT = 8
 
 def restore(
     snapshot: Annotated[
-        str | None,
-        typer.Argument(help="`latest` or the first digits of an id; without it the list is shown."),
+        str | None, arg("`latest` or the first digits of an id; without it the list is shown.")
     ] = None,
     stack: StackOption = DEFAULT_STACK,
-    path: Annotated[
-        str | None, typer.Option("--path", help="Only this file or folder of the jail.")
-    ] = None,
-    into_jail: Annotated[
-        bool,
-        typer.Option("--into-jail", help="Write over the jail itself, not into /mnt/restored."),
-    ] = False,
-    while_running: Annotated[
-        bool, typer.Option("--while-running", help="With --into-jail: although Slurm runs.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    format: Annotated[Format, typer.Option(help="How to print the list.")] = Format.TABLE,
+    path: Annotated[str | None, opt("Only this file or folder of the jail.")] = None,
+    into_jail: Annotated[bool, opt("Write over the jail itself, not into /mnt/restored.")] = False,
+    while_running: Annotated[bool, opt("With --into-jail: although Slurm runs.")] = False,
+    yes: Annotated[bool, opt("Do not ask.", "--yes", "-y")] = False,
+    format: Annotated[Format, opt("How to print the list.")] = Format.TABLE,
 ) -> None:
     """List the copies of a stack's jail; with one of them, bring it back, whole or a path of it."""
     if snapshot is None and (path or into_jail or while_running):
@@ -94,8 +87,7 @@ def restore(
             into_jail=into_jail,
             while_running=while_running,
         )
-        for line in explain(spec, plan, jail.longest_backup_s(client, namespace)):
-            note(line)
+        note(*explain(spec, plan, jail.longest_backup_s(client, namespace)))
         if not yes:
             _ask()
         try:
@@ -150,8 +142,7 @@ def _ask() -> None:
 
 def _show(spec: StackSpec, found: tuple[JailSnapshot, ...], format: Format) -> None:
     if format is Format.JSON:
-        rows = [{"id": each.id, "at": each.at, "repository": each.repository} for each in found]
-        print_json({"stack": spec.name, "snapshots": rows})
+        print_json({"stack": spec.name, "snapshots": [asdict(each) for each in found]})
     elif not found:
         print(
             f"{spec.name}: the cluster lists no copy of the jail; it does after its next backup. "

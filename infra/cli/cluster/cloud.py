@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption, arg, opt
 from infra.cli.output import NOT_RUN, Format, note, print_json, print_table
 from infra.clients import pulumi
 from infra.clients.pulumi import StackOutputs
@@ -89,14 +89,12 @@ _BY_ID: Final = {Kind.NETWORK: "nebius.network_id", Kind.SUBNET: "nebius.subnet_
 
 
 def adopt(
-    kind: Annotated[Kind, typer.Argument(help="What it is.")],
-    id: Annotated[str, typer.Argument(metavar="ID", help="Its id.")],
+    kind: Annotated[Kind, arg("What it is.")],
+    id: Annotated[str, arg("Its id.", "ID")],
     stack: StackOption = DEFAULT_STACK,
     role: Annotated[
         str | None,
-        typer.Option(
-            "--as", help="Of a filesystem: jail, controller-spool, accounting or a submount's name."
-        ),
+        opt("Of a filesystem: jail, controller-spool, accounting or a submount's name.", "--as"),
     ] = None,
 ) -> None:
     """Make an existing resource the stack's, so that the next `up` takes it over."""
@@ -202,14 +200,10 @@ _HEADERS = ("Type", "Name", "Id", "USD a month")
 
 
 def orphans(
-    ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="What --purge deletes.")
-    ] = None,
+    ids: Annotated[list[str] | None, arg("What --purge deletes.", "[ID]...")] = None,
     stack: StackOption = DEFAULT_STACK,
-    purge: Annotated[
-        bool, typer.Option("--purge", help="Delete the given ids, with all data on them.")
-    ] = False,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    purge: Annotated[bool, opt("Delete the given ids, with all data on them.")] = False,
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """List what a stack left in the cloud, with ids and $ a month; delete it only when named."""
     wanted = ids or []
@@ -313,7 +307,7 @@ def _usd(price: Decimal | None) -> str:
 
 def destroy(
     stack: StackOption = DEFAULT_STACK,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Destroy without a question.")] = False,
+    yes: Annotated[bool, opt("Destroy without a question.", "--yes", "-y")] = False,
 ) -> None:
     """Destroy a stack; files stay unless it purges them. Works when its kube cluster is gone."""
     if not yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -355,14 +349,10 @@ def _exists(cluster_id: str) -> bool:
 
 def support_bundle(
     stack: StackOption = DEFAULT_STACK,
-    file: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")
-    ] = None,
-    emails: Annotated[
-        bool, typer.Option("--redact-emails", help="Take addresses of people out too.")
-    ] = False,
+    file: Annotated[Path | None, opt("Where to write it.", "--output", "-o", "FILE")] = None,
+    emails: Annotated[bool, opt("Take addresses of people out too.", "--redact-emails")] = False,
     preview: Annotated[
-        bool, typer.Option("--preview/--no-preview", help="Ask the engine what `up` would do.")
+        bool, opt("Ask the engine what `up` would do.", "--preview/--no-preview")
     ] = True,
     identity: IdentityOption = None,
 ) -> None:

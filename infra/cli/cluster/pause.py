@@ -7,8 +7,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from cost.bill.bill import pause_saving
 from cost.run_record import FILE_NAME
 from infra import files
 from infra.cli import context, output
-from infra.cli.context import IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption, arg, opt
 from infra.cli.output import Format
 from infra.clients import pulumi
 from infra.clients.errors import JobsError, KubeError, NothingThereError
@@ -61,8 +60,7 @@ from stacks.spec import StackSpec
 def pause(
     stack: StackOption = DEFAULT_STACK,
     fetch: Annotated[
-        bool,
-        typer.Option(help="First bring the results that are not here: nobody enters meanwhile."),
+        bool, opt("First bring the results that are not here: nobody enters meanwhile.")
     ] = True,
     identity: IdentityOption = None,
 ) -> None:
@@ -144,10 +142,10 @@ _WAYS = "give --reason TEXT to drain, or --undo"
 
 
 def drain(
-    nodes: Annotated[list[str], typer.Argument(help="Slurm nodes, such as worker-0.")],
-    reason: Annotated[str, typer.Option(help="Why, as `sinfo -R` shows it.")] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Return once no job runs there.")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Take jobs on these nodes again.")] = False,
+    nodes: Annotated[list[str], arg("Slurm nodes, such as worker-0.")],
+    reason: Annotated[str, opt("Why, as `sinfo -R` shows it.")] = "",
+    wait: Annotated[bool, opt("Return once no job runs there.")] = False,
+    undo: Annotated[bool, opt("Take jobs on these nodes again.")] = False,
     stack: StackOption = DEFAULT_STACK,
     identity: IdentityOption = None,
 ) -> None:
@@ -182,14 +180,10 @@ _MARGIN_S = 60
 
 def autostop(
     stack: StackOption = DEFAULT_STACK,
-    act: Annotated[
-        bool, typer.Option("--act", help="Pause it when due; else only say so.")
-    ] = False,
-    end_jobs: Annotated[
-        bool, typer.Option("--end-jobs", help="After its end, also when jobs run or wait.")
-    ] = False,
+    act: Annotated[bool, opt("Pause it when due; else only say so.")] = False,
+    end_jobs: Annotated[bool, opt("After its end, also when jobs run or wait.")] = False,
     identity: IdentityOption = None,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """Pause a stack that was idle for its declared hours, or whose declared end has passed."""
     spec = context.spec(stack)
@@ -198,20 +192,11 @@ def autostop(
             f"{stack}: lifetime: not declared, so nothing says when the stack is to end; declare "
             f"lifetime.idle_hours or lifetime.until in stacks/Pulumi.{stack}.yaml"
         )
-    with _only_one(stack, act):
+    # Cron starts the next one while the engine still works. Its name is that of before the groups.
+    lock = context.state_root() / f"reap-{stack}.lock"
+    busy = UserError(f"{stack}: another autostop of it is at work; wait")
+    with files.alone(lock, busy) if act else nullcontext():
         _look_and_act(stack, act, end_jobs, identity, format)
-
-
-@contextmanager
-def _only_one(stack: str, act: bool) -> Iterator[None]:
-    """Refuses a second run that acts: cron starts the next one while the engine still works."""
-    if not act:
-        yield
-        return
-    # The name that a checkout from before the groups locks too.
-    path = context.state_root() / f"reap-{stack}.lock"
-    with files.alone(path, UserError(f"{stack}: another autostop of it is at work; wait")):
-        yield
 
 
 def _look_and_act(
@@ -372,7 +357,7 @@ def pause_silent(spec: StackSpec) -> int:
     export = _pulumi("stack", "export", stack=spec.name, quiet=True)
     if export.returncode:
         raise UserError(f"{spec.name}: pulumi stack export: {export.stderr.strip()}")
-    groups = worker_groups(export.stdout, {worker.name for worker in spec.nodes.workers})
+    groups = worker_groups(export.stdout, _workers(spec))
     code = 1
     if groups:
         output.note(f"{spec.name}: was never made to its end; takes its workers and makes nothing")

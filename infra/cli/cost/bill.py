@@ -32,7 +32,16 @@ from cost.report.layout import Format, Report, csv_text, page, render_explanatio
 from cost.runs.invoice import Invoice, read_invoice
 from cost.runs.spend import By, month_of, render_spend
 from infra.cli import context
-from infra.cli.context import IdentityOption, OutputOption, StackOption, moment, put, share
+from infra.cli.context import (
+    IdentityOption,
+    OutputOption,
+    StackOption,
+    arg,
+    moment,
+    opt,
+    put,
+    share,
+)
 from infra.cli.output import comparing, exit_code, note
 from infra.jobs.records import load_whole_records
 from infra.operate.prices import price_book
@@ -44,7 +53,7 @@ from stacks.spec import StackSpec
 _MOST_ALTERNATIVES = 10
 
 
-FormatOption = Annotated[Format, typer.Option(help="How to print.")]
+FormatOption = Annotated[Format, opt("How to print.")]
 
 
 def cost(
@@ -52,21 +61,16 @@ def cost(
     stack: StackOption = DEFAULT_STACK,
     compare: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="STACK|FILE|FOLDER",
-            help="Put this stack beside it; or show the change from a stack file, or from every "
-            "stack of another checkout.",
+        opt(
+            "Put this stack beside it; or show the change from a stack file, "
+            "or from every stack of another checkout.",
+            "STACK|FILE|FOLDER",
         ),
     ] = None,
-    alternatives: Annotated[
-        bool, typer.Option("--alternatives", help="Show what would do instead, best first.")
-    ] = False,
+    alternatives: Annotated[bool, opt("Show what would do instead, best first.")] = False,
     without: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PLATFORM[/PRESET][@REGION]",
-            help="Hardware that cannot be had, for --alternatives.",
-        ),
+        opt("Hardware that cannot be had, for --alternatives.", "PLATFORM[/PRESET][@REGION]"),
     ] = None,
     format: FormatOption = Format.TABLE,
     output: OutputOption = None,
@@ -103,7 +107,7 @@ def _hand_on(ctx: typer.Context, command: str, stack: str) -> None:
 
 
 def explain(
-    item: Annotated[str, typer.Argument(help="A line, total, chat, run or policy rule.")],
+    item: Annotated[str, arg("A line, total, chat, run or policy rule.")],
     stack: StackOption = DEFAULT_STACK,
     format: FormatOption = Format.TABLE,
     output: OutputOption = None,
@@ -119,8 +123,7 @@ def _bill_text(stack: str, format: Format) -> tuple[str, bool]:
     text = bill_page(found) if format is Format.HTML else render(found, format)
     used = [price for line in found.estimate.components for price in line.prices]
     ages = price_age_problems(found.spec, used, datetime.now(UTC).date())
-    for problem in (*found.errors, *ages):
-        note(str(problem))
+    note(*(*found.errors, *ages))
     return text, bool(found.errors)
 
 
@@ -197,13 +200,10 @@ _MOST = 10**12
 def chat(
     stack: StackOption = DEFAULT_STACK,
     usd: Annotated[
-        str | None,
-        typer.Option(metavar="USD", help="Share this bill by the chats too, such as 19000."),
+        str | None, opt("Share this bill by the chats too, such as 19000.", "USD")
     ] = None,
-    days: Annotated[
-        str, typer.Option(metavar="DAYS", help="Days that the bill of --usd pays for.")
-    ] = "30",
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    days: Annotated[str, opt("Days that the bill of --usd pays for.", "DAYS")] = "30",
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
     output: OutputOption = None,
 ) -> None:
     """Show what one reference chat costs on a stack, at which wait, and against hosted models."""
@@ -288,31 +288,24 @@ def _is_unaffordable(problem: Problem, spec: StackSpec) -> bool:
 def spend(
     stack: StackOption = DEFAULT_STACK,
     since: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="UTC, such as 2026-11-01; this month by default."),
+        str | None, opt("UTC, such as 2026-11-01; this month by default.", "TIME")
     ] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="UTC; now by default.")] = None,
+    until: Annotated[str | None, opt("UTC; now by default.", "TIME")] = None,
     ledger_only: Annotated[
-        bool, typer.Option("--ledger", help="Ask no cluster: what the ledger knows, and no more.")
+        bool, opt("Ask no cluster: what the ledger knows, and no more.", "--ledger")
     ] = False,
     invoice: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Billing export (FOCUS 1.2 CSV) to hold the bill against instead."
-        ),
+        Path | None, opt("Billing export (FOCUS 1.2 CSV) to hold the bill against instead.", "FILE")
     ] = None,
     column: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OURS=THEIRS", help="With --invoice: another name of a column."),
+        list[str] | None, opt("With --invoice: another name of a column.", "OURS=THEIRS")
     ] = None,
-    tolerance: Annotated[
-        float, typer.Option(metavar="PERCENT", min=0, help="With --invoice: what agrees.")
-    ] = 2.0,
+    tolerance: Annotated[float, opt("With --invoice: what agrees.", "PERCENT", min=0)] = 2.0,
     by: Annotated[
-        By | None, typer.Option(help="The sums of jobs alone, of each of these, dearest first.")
+        By | None, opt("The sums of jobs alone, of each of these, dearest first.")
     ] = None,
     identity: IdentityOption = None,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
     output: OutputOption = None,
 ) -> None:
     """Show what ran and what it cost; with --invoice: PASS 0, FAIL 1, NOT RUN 69, trouble 2."""

@@ -21,7 +21,7 @@ from cost.size.memory import Serving
 from cost.size.shape import load_shape
 from cost.size.training import Dtype, Method, Training
 from infra.cli import context, output
-from infra.cli.context import OutputOption, StackOption, put
+from infra.cli.context import OutputOption, StackOption, arg, opt, put
 from infra.jobs.records import load_whole_records
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
@@ -38,48 +38,37 @@ class Rule(StrEnum):
 def size(
     model: Annotated[
         str | None,
-        typer.Argument(
-            help="Name in the catalog, a config.json, or a folder that holds one; without it "
-            "every model of the catalog that the stack holds."
+        arg(
+            "Name in the catalog, a config.json, or a folder that holds one; "
+            "without it every model of the catalog that the stack holds."
         ),
     ] = None,
     stack: Annotated[
-        str | None,
-        typer.Option("--stack", "-s", help="Only presets of its workers, as many as it has."),
+        str | None, opt("Only presets of its workers, as many as it has.", "--stack", "-s")
     ] = None,
-    method: Annotated[Method, typer.Option(help="What training changes.")] = Method.LORA,
-    rank: Annotated[int, typer.Option(help="Rank of the adapters.")] = 16,
-    seq: Annotated[
-        int, typer.Option(help="Tokens of a row; in serving, of a conversation.")
-    ] = 4096,
-    batch: Annotated[int, typer.Option(help="Rows per GPU and forward pass.")] = 1,
-    gpus: Annotated[
-        int | None, typer.Option(help="GPUs of the job; as few as fit by default.")
-    ] = None,
-    gpu_mem: Annotated[
-        int | None, typer.Option(metavar="GB", help="Memory of one GPU, for the strategies.")
-    ] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Type of the weights.")] = None,
-    checkpointing: Annotated[
-        bool, typer.Option(help="Compute activations again in the backward pass.")
-    ] = True,
+    method: Annotated[Method, opt("What training changes.")] = Method.LORA,
+    rank: Annotated[int, opt("Rank of the adapters.")] = 16,
+    seq: Annotated[int, opt("Tokens of a row; in serving, of a conversation.")] = 4096,
+    batch: Annotated[int, opt("Rows per GPU and forward pass.")] = 1,
+    gpus: Annotated[int | None, opt("GPUs of the job; as few as fit by default.")] = None,
+    gpu_mem: Annotated[int | None, opt("Memory of one GPU, for the strategies.", "GB")] = None,
+    dtype: Annotated[Dtype | None, opt("Type of the weights.")] = None,
+    checkpointing: Annotated[bool, opt("Compute activations again in the backward pass.")] = True,
     layers: Annotated[
         int | None,
-        typer.Option(
+        opt(
+            "Recompute activations of the first N layers only; where no model "
+            "is named, one with fewer has all recomputed.",
             "--checkpointing-layers",
-            metavar="N",
+            "N",
             min=0,
-            help="Recompute activations of the first N layers only; where no model is named, one "
-            "with fewer has all recomputed.",
         ),
     ] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="Size for chats instead.")] = False,
-    streams: Annotated[int, typer.Option(help="Conversations at once, with --serve.")] = 1,
-    prices: Annotated[
-        str, typer.Option(metavar="BOOK", help="Price book in cost/prices.")
-    ] = "nebius",
-    rule: Annotated[Rule | None, typer.Option(help="Show a deck's rule beside it.")] = None,
-    format: Annotated[output.Format, typer.Option(help="How to print.")] = output.Format.TABLE,
+    serve: Annotated[bool, opt("Size for chats instead.")] = False,
+    streams: Annotated[int, opt("Conversations at once, with --serve.")] = 1,
+    prices: Annotated[str, opt("Price book in cost/prices.", "BOOK")] = "nebius",
+    rule: Annotated[Rule | None, opt("Show a deck's rule beside it.")] = None,
+    format: Annotated[output.Format, opt("How to print.")] = output.Format.TABLE,
 ) -> None:
     """Show the memory that a model needs and where it fits, the cheapest preset first."""
     if layers is not None and not checkpointing:
@@ -122,48 +111,32 @@ def size(
 
 
 def advise(
-    model: Annotated[
-        str,
-        typer.Option(help="Name in the catalog, a config.json, or a folder that holds one."),
-    ],
+    model: Annotated[str, opt("Name in the catalog, a config.json, or a folder that holds one.")],
     slo: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME=N,...",
-            help="What 99 of 100 answers keep: ttft_p99_s, tpot_p99_ms; none by default.",
-        ),
+        opt("What 99 of 100 answers keep: ttft_p99_s, tpot_p99_ms; none by default.", "NAME=N,..."),
     ] = None,
-    chats_per_day: Annotated[
-        int | None, typer.Option(metavar="N", help="Demand; the stack's by default.")
-    ] = None,
+    chats_per_day: Annotated[int | None, opt("Demand; the stack's by default.", "N")] = None,
     input_tokens: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Tokens read before an answer; the stack's by default."),
+        int | None, opt("Tokens read before an answer; the stack's by default.", "N")
     ] = None,
     output_tokens: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Tokens written in a chat; the stack's by default."),
+        int | None, opt("Tokens written in a chat; the stack's by default.", "N")
     ] = None,
     turns: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Answers in a chat; the stack's, or 1 with other tokens."),
+        int | None, opt("Answers in a chat; the stack's, or 1 with other tokens.", "N")
     ] = None,
-    peak_factor: Annotated[
-        str, typer.Option(metavar="X", help="Chats at the busiest time over the day's mean.")
-    ] = "2",
+    peak_factor: Annotated[str, opt("Chats at the busiest time over the day's mean.", "X")] = "2",
     region: Annotated[
-        str | None, typer.Option(help="Only presets there; each where it is cheapest by default.")
+        str | None, opt("Only presets there; each where it is cheapest by default.")
     ] = None,
     explain: Annotated[
-        str | None,
-        typer.Option(metavar="PLATFORM/PRESET", help="Show the arithmetic of this one instead."),
+        str | None, opt("Show the arithmetic of this one instead.", "PLATFORM/PRESET")
     ] = None,
     stack: StackOption = DEFAULT_STACK,
-    prices: Annotated[
-        str, typer.Option(metavar="BOOK", help="Price book in cost/prices.")
-    ] = "nebius",
-    json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    prices: Annotated[str, opt("Price book in cost/prices.", "BOOK")] = "nebius",
+    json: Annotated[bool, opt("The same as --format json.")] = False,
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
     output: OutputOption = None,
 ) -> None:
     """Rank presets and numbers of servers by cost per chat, measured or estimated, and say why."""

@@ -12,7 +12,7 @@ from cost.prices.book import PriceBook, price_age_problems
 from cost.prices.price import Price
 from cost.resources.estimate import estimate
 from infra.cli import context
-from infra.cli.context import StackOption
+from infra.cli.context import StackOption, opt
 from infra.cli.output import Format, note, print_json, print_table
 from infra.operate import prices as live
 from infra.operate.prices import LivePriceError, price_book
@@ -25,13 +25,11 @@ _HEADERS = ("SKU", "USD", "Per", "Region", "Layer", "Date", "Age", "Source")
 
 def prices(
     stack: StackOption = DEFAULT_STACK,
-    refresh: Annotated[
-        bool, typer.Option("--refresh", help="Ask the provider's calculator first.")
-    ] = False,
+    refresh: Annotated[bool, opt("Ask the provider's calculator first.")] = False,
     whole_book: Annotated[
-        bool, typer.Option("--all", help="List every SKU, not only those that the stack uses.")
+        bool, opt("List every SKU, not only those that the stack uses.", "--all")
     ] = False,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """Show the prices of a stack with source, date and age, and the readings that are not used."""
     spec = context.spec(stack)
@@ -52,8 +50,7 @@ def prices(
         )
     else:
         _print(spec, book, prices, unused)
-        for problem in price_age_problems(spec, prices, today):
-            note(str(problem))
+        note(*price_age_problems(spec, prices, today))
     if not is_current:
         raise typer.Exit(1)
 

@@ -8,12 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cost.prices.price import PriceBookError
 from cost.runs.ledger import FILE_NAME, Ledger, LedgerError, actuals
 from infra.cli import context, output
-from infra.cli.context import IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption, arg, opt
 from infra.cli.output import Format
 from infra.clients.errors import JobsError, StackPausedError
 from infra.clients.pulumi import StackOutputs
@@ -31,18 +29,12 @@ from stacks.load import StackError
 def push(
     source: Annotated[
         str,
-        typer.Argument(
-            help="A file or folder here, hf://[datasets/]owner/name[@revision], or s3://bucket/prefix."
-        ),
+        arg("A file or folder here, hf://[datasets/]owner/name[@revision], or s3://bucket/prefix."),
     ],
-    target: Annotated[
-        str, typer.Argument(metavar="PLACE[/PATH]", help="A declared place, such as data or model.")
-    ],
+    target: Annotated[str, arg("A declared place, such as data or model.", "PLACE[/PATH]")],
     stack: StackOption = DEFAULT_STACK,
     identity: IdentityOption = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print licence and size; bring nothing.")
-    ] = False,
+    dry_run: Annotated[bool, opt("Print licence and size; bring nothing.")] = False,
 ) -> None:
     """Bring data or a model to a declared place; no GPU is held meanwhile.
 
@@ -81,7 +73,7 @@ def push(
 
 
 def pull(
-    job_id: Annotated[str, typer.Argument(help="Job id.")],
+    job_id: Annotated[str, arg("Job id.")],
     stack: StackOption = DEFAULT_STACK,
     identity: IdentityOption = None,
 ) -> None:
@@ -129,23 +121,18 @@ def _share(outputs: StackOutputs, stack: str, job_id: str) -> None:
 
 def venv(
     stack: StackOption = DEFAULT_STACK,
-    index: Annotated[
-        str | None, typer.Option(metavar="URL", help="Package index or mirror to take all from.")
-    ] = None,
+    index: Annotated[str | None, opt("Package index or mirror to take all from.", "URL")] = None,
     extra_index: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="One more index, such as PyTorch's for a CUDA version."),
+        str | None, opt("One more index, such as PyTorch's for a CUDA version.", "URL")
     ] = None,
     wheelhouse: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Folder of wheels on the cluster; no index is asked."),
+        str | None, opt("Folder of wheels on the cluster; no index is asked.", "PATH")
     ] = None,
     lock: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Another lock file with hashes, of the same Python."),
+        Path | None, opt("Another lock file with hashes, of the same Python.", "FILE")
     ] = None,
     identity: IdentityOption = None,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """Make the declared `python_env_path` in the jail; one that is there already is kept."""
     source = PackageSource(index=index, extra_index=extra_index, wheelhouse=wheelhouse)

@@ -15,7 +15,7 @@ import typer
 
 from cost.run_record import FILE_NAME
 from infra.cli import context, output
-from infra.cli.context import IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption, arg, opt
 from infra.cli.output import Format
 from infra.clients import slurm
 from infra.clients.errors import StackPausedError, UnknownJobError
@@ -34,30 +34,21 @@ from infra.jobs.transfer import LOG_NAME
 from infra.providers.soperator.blocked_pods import in_one_line
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
-from stacks.load import StackError
 from stacks.schedule import reminders
 
 _CLEAR = "\x1b[2J\x1b[H"
 
 
 def status(
-    job_id: Annotated[str | None, typer.Argument(help="Job id; every job without it.")] = None,
+    job_id: Annotated[str | None, arg("Job id; every job without it.")] = None,
     stack: StackOption = DEFAULT_STACK,
-    days: Annotated[int, typer.Option(min=1, help="How far back to look.")] = 7,
-    mine: Annotated[
-        bool, typer.Option("--mine", help="Jobs of the user that enters, as `squeue -u $USER`.")
-    ] = False,
-    filesystems: Annotated[
-        bool, typer.Option("--filesystems", help="How full the mounted filesystems are instead.")
-    ] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Look again and again until Ctrl-C.")
-    ] = False,
-    every: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="Time between looks of --watch.")
-    ] = 2.0,
+    days: Annotated[int, opt("How far back to look.", min=1)] = 7,
+    mine: Annotated[bool, opt("Jobs of the user that enters, as `squeue -u $USER`.")] = False,
+    filesystems: Annotated[bool, opt("How full the mounted filesystems are instead.")] = False,
+    watch: Annotated[bool, opt("Look again and again until Ctrl-C.")] = False,
+    every: Annotated[float, opt("Time between looks of --watch.", "SECONDS", min=1)] = 2.0,
     identity: IdentityOption = None,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """List the jobs of a cluster, or show one; or how full its filesystems are."""
     outputs = context.caller(stack, identity)
@@ -80,20 +71,14 @@ def status(
 
 def _remind(stack: str) -> None:
     """Say that the stack's declared end has passed or comes near."""
-    try:
-        spec = context.spec(stack)
-    except StackError:
-        return  # the jobs of a stack can be looked at without its file
-    for line in reminders(spec, datetime.now(UTC)):
-        output.note(line)
+    if (spec := context.spec_here(stack)) is not None:
+        output.note(*reminders(spec, datetime.now(UTC)))
 
 
 def _servers(stack: str) -> frozenset[str]:
     """Names of the jobs that serve; none where the stack file is not here."""
-    try:
-        return frozenset(job.name for job in context.spec(stack).jobs if job.is_server)
-    except StackError:
-        return frozenset()
+    spec = context.spec_here(stack)
+    return frozenset(job.name for job in spec.jobs if job.is_server) if spec else frozenset()
 
 
 def _jobs(
@@ -161,9 +146,7 @@ def _jobs(
         end = outcome(jobs[0], stack, is_server=jobs[0].name in servers)
         if end is None:
             return jobs
-        output.note(str(end))
-        for line in rest_lines(jobs[0], submissions, cluster):
-            output.note(line)
+        output.note(end, *rest_lines(jobs[0], submissions, cluster))
     return jobs
 
 
@@ -176,11 +159,8 @@ def _not_coming(stack: str, jobs: Sequence[Job], kube_client: Callable[[str], Ku
     """Say why nodes do not come that these jobs wait for."""
     if not any(map(nodes.waits_for_nodes, jobs)):
         return
-    try:
-        spec = context.spec(stack)
-    except StackError:
-        return
-    if spec.attached is not None:
+    spec = context.spec_here(stack)
+    if spec is None or spec.attached is not None:
         return
     try:
         found = nodes.not_coming(kube_client(stack), spec, jobs)
@@ -222,16 +202,13 @@ def _gib(size_bytes: int | None) -> str | None:
 
 
 def logs(
-    job_id: Annotated[str, typer.Argument(help="Job id that `soperator submit` printed.")],
+    job_id: Annotated[str, arg("Job id that `soperator submit` printed.")],
     stack: StackOption = DEFAULT_STACK,
     follow: Annotated[
-        bool,
-        typer.Option("--follow/--no-follow", "-f", help="Go on until the job ends: the default."),
+        bool, opt("Go on until the job ends: the default.", "--follow/--no-follow", "-f")
     ] = True,
     identity: IdentityOption = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Send a terminal the job's control characters too.")
-    ] = False,
+    raw: Annotated[bool, opt("Send a terminal the job's control characters too.")] = False,
 ) -> None:
     """Follow the log of a job to its end; the exit code is the job's."""
     try:
@@ -290,22 +267,16 @@ def _end(job: Job, stack: str) -> NoReturn:
 
 
 def top(
-    job_id: Annotated[str, typer.Argument(help="Id of a running job.")],
+    job_id: Annotated[str, arg("Id of a running job.")],
     stack: StackOption = DEFAULT_STACK,
-    every: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.2, help="Time between samples.")
-    ] = 2.0,
-    samples: Annotated[
-        int, typer.Option(min=0, help="End after so many samples a node; 0: with the job.")
-    ] = 0,
-    gate: Annotated[
-        float, typer.Option(metavar="PERCENT", help="Utilisation that is enough, on every GPU.")
-    ] = 80.0,
+    every: Annotated[float, opt("Time between samples.", "SECONDS", min=0.2)] = 2.0,
+    samples: Annotated[int, opt("End after so many samples a node; 0: with the job.", min=0)] = 0,
+    gate: Annotated[float, opt("Utilisation that is enough, on every GPU.", "PERCENT")] = 80.0,
     memory_gate: Annotated[
-        float, typer.Option(metavar="PERCENT", help="Memory in use that is enough, on every GPU.")
+        float, opt("Memory in use that is enough, on every GPU.", "PERCENT")
     ] = 50.0,
     identity: IdentityOption = None,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """Watch utilisation, memory, power and InfiniBand of a job; ends with verdicts on its gates."""
     outputs = context.caller(stack, identity)
@@ -349,7 +320,7 @@ def _show(screen: Screen) -> None:
 
 
 def cancel(
-    job_ids: Annotated[list[str], typer.Argument(help="Job ids.")],
+    job_ids: Annotated[list[str], arg("Job ids.")],
     stack: StackOption = DEFAULT_STACK,
     identity: IdentityOption = None,
 ) -> None:

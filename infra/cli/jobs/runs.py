@@ -22,7 +22,9 @@ from infra.cli.context import (
     SetsOption,
     StackOption,
     SyncOption,
+    arg,
     moment,
+    opt,
     put,
     share,
 )
@@ -56,31 +58,23 @@ from stacks.spec import StackSpec
 from stacks.spec.nodes import WorkerSpec
 from stacks.spec.slurm import SearchSpec
 
-JobsOption = Annotated[
-    list[str] | None, typer.Option("--job", metavar="NAME", help="Of this job only; repeatable.")
-]
+JobsOption = Annotated[list[str] | None, opt("Of this job only; repeatable.", "--job", "NAME")]
 SharedOption = Annotated[
-    bool, typer.Option("--shared", help="First bring the runs of others from the stack's bucket.")
+    bool, opt("First bring the runs of others from the stack's bucket.", "--shared")
 ]
 
 
 def list_(
     stack: StackOption = DEFAULT_STACK,
     job: JobsOption = None,
-    kind: Annotated[
-        list[str] | None, typer.Option(metavar="KIND", help="train, evaluate, ...; repeatable.")
-    ] = None,
-    outcome: Annotated[
-        list[str] | None, typer.Option(metavar="OUTCOME", help="PASS, FAIL or NOT_RUN.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="A part of the model's name.")] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Started since, UTC, such as 2026-11-01.")
-    ] = None,
-    last: Annotated[int | None, typer.Option(min=1, help="So many of the newest.")] = None,
+    kind: Annotated[list[str] | None, opt("train, evaluate, ...; repeatable.", "KIND")] = None,
+    outcome: Annotated[list[str] | None, opt("PASS, FAIL or NOT_RUN.", "OUTCOME")] = None,
+    model: Annotated[str | None, opt("A part of the model's name.")] = None,
+    since: Annotated[str | None, opt("Started since, UTC, such as 2026-11-01.", "TIME")] = None,
+    last: Annotated[int | None, opt("So many of the newest.", min=1)] = None,
     shared: SharedOption = False,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
-    json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
+    json: Annotated[bool, opt("As --format json.")] = False,
 ) -> None:
     """List runs with outcome, model, speed, dollars and code."""
     wrong = sorted(set(outcome or ()) - set(Outcome))
@@ -102,19 +96,16 @@ def list_(
         output.note(f"{stack}: no such run is here; soperator pull ID -s {stack} brings one")
         return
     output.print_table(run.HEADERS, run.rows(found))
-    for line in run.notes(found):
-        output.note(line)
+    output.note(*run.notes(found))
 
 
 def diff(
-    first: Annotated[str, typer.Argument(help="Run, as `soperator runs list` names it.")],
-    second: Annotated[str, typer.Argument(help="Run that is held against it.")],
+    first: Annotated[str, arg("Run, as `soperator runs list` names it.")],
+    second: Annotated[str, arg("Run that is held against it.")],
     stack: StackOption = DEFAULT_STACK,
-    tolerance: Annotated[
-        float, typer.Option(metavar="PERCENT", min=0, help="Losses that agree are this close.")
-    ] = 1.0,
+    tolerance: Annotated[float, opt("Losses that agree are this close.", "PERCENT", min=0)] = 1.0,
     shared: SharedOption = False,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """Compare two runs; ends 0 where their losses agree, 1 DIFFER, 69 NOT RUN, 2 for trouble."""
     with comparing():
@@ -128,17 +119,14 @@ def diff(
     else:
         output.print_table(differ.HEADERS, differ.rows(found))
         print(f"losses: {found.losses}")
-        for line in found.notes:
-            output.note(line)
+        output.note(*found.notes)
     raise typer.Exit(exit_code(found.losses.verdict))
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="Run to repeat.")],
+    name: Annotated[str, arg("Run to repeat.", "RUN")],
     stack: StackOption = DEFAULT_STACK,
-    submit: Annotated[
-        bool, typer.Option("--submit", help="Submit it; without it only what would be is shown.")
-    ] = False,
+    submit: Annotated[bool, opt("Submit it; without it only what would be is shown.")] = False,
     once_more: AgainOption = False,
     sync: SyncOption = False,
     force: ForceOption = False,
@@ -161,8 +149,7 @@ def reproduce(
             output.note(line)
         submitter = prepared.submitter(connection, outputs, sync=sync)
         if not submit:
-            for line in budget_lines(prepared.ledger, request.run, datetime.now(UTC)):
-                output.note(line)
+            output.note(*budget_lines(prepared.ledger, request.run, datetime.now(UTC)))
             print(submitter.dry_run(request), end="")
             output.note(
                 f"nothing was submitted: soperator runs reproduce {name} --submit -s {stack} does "
@@ -194,9 +181,7 @@ def reproduce(
 
 
 def export(
-    folder: Annotated[
-        Path, typer.Option("--mlflow", metavar="FOLDER", help="MLflow's file store; new or ours.")
-    ],
+    folder: Annotated[Path, opt("MLflow's file store; new or ours.", "--mlflow", "FOLDER")],
     stack: StackOption = DEFAULT_STACK,
     job: JobsOption = None,
     shared: SharedOption = False,
@@ -230,10 +215,10 @@ def _runs(stack: str, *, shared: bool) -> Sequence[Run]:
 
 
 def leaderboard(
-    search: Annotated[str, typer.Argument(help="Search that the stack declares.")],
+    search: Annotated[str, arg("Search that the stack declares.")],
     stack: StackOption = DEFAULT_STACK,
     identity: IdentityOption = None,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """Rank the trials of a declared search by its metric, with what each cost."""
     spec = context.spec(stack)
@@ -317,22 +302,15 @@ def _plain(board: Board) -> dict[str, object]:
 
 
 def manifest(
-    job: Annotated[str, typer.Argument(help="Job that the stack declares.")],
+    job: Annotated[str, arg("Job that the stack declares.")],
     stack: StackOption = DEFAULT_STACK,
     image: Annotated[
-        str | None,
-        typer.Option(help="Image with this code and torch; the job's container by default."),
+        str | None, opt("Image with this code and torch; the job's container by default.")
     ] = None,
-    pytorchjob: Annotated[
-        bool,
-        typer.Option("--pytorchjob", help="For Kubeflow's training operator instead of a Job."),
-    ] = False,
-    name: Annotated[
-        str | None, typer.Option(help="Of the objects and the run; the job's by default.")
-    ] = None,
+    pytorchjob: Annotated[bool, opt("For Kubeflow's training operator instead of a Job.")] = False,
+    name: Annotated[str | None, opt("Of the objects and the run; the job's by default.")] = None,
     nodeset: Annotated[
-        str | None,
-        typer.Option(help="Whose nodes; by default the first that has enough."),
+        str | None, opt("Whose nodes; by default the first that has enough.")
     ] = None,
     sets: SetsOption = None,
     file: OutputOption = None,
@@ -353,31 +331,23 @@ def manifest(
         operator=pytorchjob,
     )
     put(to_yaml(pytorch_job(pods) if pytorchjob else service_and_job(pods)), file)
-    for line in how_to_run(spec, pods, file=file and str(file)):
-        output.note(line)
+    output.note(*how_to_run(spec, pods, file=file and str(file)))
 
 
 def overhead(
     files: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="FIRST SECOND", help="Two results; the second is held against it."),
+        list[Path] | None, arg("Two results; the second is held against it.", "FIRST SECOND")
     ] = None,
-    limit: Annotated[
-        float, typer.Option(metavar="PERCENT", help="Overhead that the second must stay under.")
-    ] = 3.0,
-    kube_job: Annotated[
-        bool, typer.Option("--kube-job", help="Print the Kubernetes Job of the same ranks instead.")
-    ] = False,
+    limit: Annotated[float, opt("Overhead that the second must stay under.", "PERCENT")] = 3.0,
+    kube_job: Annotated[bool, opt("Print the Kubernetes Job of the same ranks instead.")] = False,
     stack: StackOption = DEFAULT_STACK,
-    image: Annotated[
-        str | None, typer.Option(help="With --kube-job: image with this code and torch.")
-    ] = None,
-    nodes: Annotated[int, typer.Option(help="With --kube-job: pods, one a node.")] = 1,
+    image: Annotated[str | None, opt("With --kube-job: image with this code and torch.")] = None,
+    nodes: Annotated[int, opt("With --kube-job: pods, one a node.")] = 1,
     nodeset: Annotated[
-        str | None, typer.Option(help="With --kube-job: whose nodes; the first by default.")
+        str | None, opt("With --kube-job: whose nodes; the first by default.")
     ] = None,
-    name: Annotated[str, typer.Option(help="With --kube-job: its name.")] = "accept",
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    name: Annotated[str, opt("With --kube-job: its name.")] = "accept",
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
     file: OutputOption = None,
 ) -> None:
     """Compare two results: overhead with its interval; 0 PASS, 1 FAIL, 69 NOT RUN, 2 trouble."""
@@ -390,8 +360,7 @@ def overhead(
         worker = _worker(spec, nodeset)
         pods = comparison.kube_pods(spec, worker, name=name, image=image, nodes=nodes)
         put(to_yaml(service_and_job(pods)), file)
-        for line in how_to_run(spec, pods, comparison.read_by(pods), file=file and str(file)):
-            output.note(line)
+        output.note(*how_to_run(spec, pods, comparison.read_by(pods), file=file and str(file)))
         return
     with comparing(), given(files or []):
         if files is None or len(files) != 2:

@@ -26,6 +26,8 @@ from infra.cli.context import (
     SetsOption,
     StackOption,
     SyncOption,
+    arg,
+    opt,
 )
 from infra.cli.jobs.submit import alone, prepare, submit
 from infra.cli.output import Format
@@ -50,21 +52,11 @@ _ASK_EVERY_S = 5.0
 
 def serve(
     stack: StackOption = DEFAULT_STACK,
-    open_: Annotated[
-        bool, typer.Option("--open", help="Open the chat page; Ctrl-C closes everything.")
-    ] = False,
-    job: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Declared server; the only one by default.")
-    ] = None,
-    port: Annotated[
-        int, typer.Option(help="Port of the page on this machine; 0: any free one.")
-    ] = DEFAULT_PORT,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the server running, whatever ends this command.")
-    ] = False,
-    share: Annotated[
-        bool, typer.Option("--share", help="With --open: public link, with a password.")
-    ] = False,
+    open_: Annotated[bool, opt("Open the chat page; Ctrl-C closes everything.", "--open")] = False,
+    job: Annotated[str | None, opt("Declared server; the only one by default.", "NAME")] = None,
+    port: Annotated[int, opt("Port of the page on this machine; 0: any free one.")] = DEFAULT_PORT,
+    keep: Annotated[bool, opt("Leave the server running, whatever ends this command.")] = False,
+    share: Annotated[bool, opt("With --open: public link, with a password.")] = False,
     sets: SetsOption = None,
     sync: SyncOption = False,
     force: ForceOption = False,
@@ -217,37 +209,27 @@ def _watch(page: ChatPage, connection: Connection, job_id: str, stack: str) -> N
 
 def load(
     serve_job: Annotated[
-        str | None, typer.Argument(help="Id of the serve job; the newest that runs by default.")
+        str | None, arg("Id of the serve job; the newest that runs by default.")
     ] = None,
     stack: StackOption = DEFAULT_STACK,
-    url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Any server up to /v1 instead, asked from here."),
-    ] = None,
+    url: Annotated[str | None, opt("Any server up to /v1 instead, asked from here.", "URL")] = None,
     concurrency: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Streams of the sweep, rising from 1.")
+        str | None, opt("Streams of the sweep, rising from 1.", "N,N,...")
     ] = None,
-    rates: Annotated[
-        str | None, typer.Option(metavar="R,R,...", help="Poisson rates in requests a second.")
-    ] = None,
-    rows: Annotated[
-        Path | None, typer.Option(help="With --url: .jsonl file of chats to send.")
-    ] = None,
+    rates: Annotated[str | None, opt("Poisson rates in requests a second.", "R,R,...")] = None,
+    rows: Annotated[Path | None, opt("With --url: .jsonl file of chats to send.")] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="With --url: model folder whose tokenizer makes prompts.")
+        Path | None, opt("With --url: model folder whose tokenizer makes prompts.")
     ] = None,
     preset: Annotated[
-        str | None,
-        typer.Option(metavar="PLATFORM/PRESET", help="With --url: what the server runs on."),
+        str | None, opt("With --url: what the server runs on.", "PLATFORM/PRESET")
     ] = None,
     sets: SetsOption = None,
     sync: SyncOption = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would run; ask and queue nothing.")
-    ] = False,
+    dry_run: Annotated[bool, opt("Show what would run; ask and queue nothing.")] = False,
     force: ForceOption = False,
     identity: IdentityOption = None,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """Measure a server under load: by the job `load`, or from here with --url.
 

@@ -20,7 +20,7 @@ import typer
 from cost.report.layout import small_usd_text
 from infra import files
 from infra.cli import context, interrupts, output
-from infra.cli.context import IdentityOption, StackOption
+from infra.cli.context import IdentityOption, StackOption, arg, opt
 from infra.clients import slurm
 from infra.clients.pulumi import StackOutputs
 from infra.jobs.ledger import admit_session, check_together, open_ledger
@@ -34,10 +34,10 @@ _POLL_S: Final = 0.5
 
 
 def ssh(
-    remote: Annotated[list[str] | None, typer.Argument(help="Command; a shell without it.")] = None,
+    remote: Annotated[list[str] | None, arg("Command; a shell without it.")] = None,
     stack: StackOption = DEFAULT_STACK,
     identity: IdentityOption = None,
-    root: Annotated[bool, typer.Option("--root", help="As root, who drains and installs.")] = False,
+    root: Annotated[bool, opt("As root, who drains and installs.")] = False,
 ) -> None:
     """Open a shell on the login node as the key's user, or run one command."""
     outputs = context.read(stack) if root else context.caller(stack, identity)
@@ -80,25 +80,15 @@ def login_options(outputs: StackOutputs) -> dict[str, str]:
 
 def shell(
     stack: StackOption = DEFAULT_STACK,
-    gpus: Annotated[
-        int | None, typer.Option(min=0, help="GPUs; one where the partition has any.")
-    ] = None,
-    cpus: Annotated[
-        int | None, typer.Option(min=1, help="CPUs; the share that goes with the GPUs.")
-    ] = None,
+    gpus: Annotated[int | None, opt("GPUs; one where the partition has any.", min=0)] = None,
+    cpus: Annotated[int | None, opt("CPUs; the share that goes with the GPUs.", min=1)] = None,
     partition: Annotated[
-        str | None, typer.Option("--partition", "-p", help="Partition; Slurm's default one.")
+        str | None, opt("Partition; Slurm's default one.", "--partition", "-p")
     ] = None,
-    hours: Annotated[float, typer.Option(help="Time limit; Slurm ends it then.")] = 2.0,
-    jupyter: Annotated[
-        bool, typer.Option("--jupyter", help="Jupyter Lab there, with a tunnel to it.")
-    ] = False,
-    vscode: Annotated[
-        bool, typer.Option("--vscode", help="Hold the node and write an ssh config that leads in.")
-    ] = False,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait in the queue where nothing is free.")
-    ] = False,
+    hours: Annotated[float, opt("Time limit; Slurm ends it then.")] = 2.0,
+    jupyter: Annotated[bool, opt("Jupyter Lab there, with a tunnel to it.")] = False,
+    vscode: Annotated[bool, opt("Hold the node and write an ssh config that leads in.")] = False,
+    wait: Annotated[bool, opt("Wait in the queue where nothing is free.")] = False,
     identity: IdentityOption = None,
 ) -> None:
     """Open a terminal with GPUs on a worker; it ends with you, and says before what it costs."""
@@ -239,11 +229,9 @@ def _vscode(
 
 
 def tensorboard(
-    job_id: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="Id of a training job; all without it.")
-    ] = None,
+    job_id: Annotated[str | None, arg("Id of a training job; all without it.", "[JOB]")] = None,
     stack: StackOption = DEFAULT_STACK,
-    hours: Annotated[float, typer.Option(min=0.1, help="It ends then at the latest.")] = 8.0,
+    hours: Annotated[float, opt("It ends then at the latest.", min=0.1)] = 8.0,
     identity: IdentityOption = None,
 ) -> None:
     """Show loss curves in TensorBoard; it runs on the login node, takes no GPU, ends with you."""

@@ -13,14 +13,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cost.runs import pipelines
 from cost.runs.runs import plain_run
 from cost.runs.searches import plain_search, search_line
 from cost.size.shape import SizeError
 from infra.cli import context, interrupts, output
-from infra.cli.context import AgainOption, ForceOption, IdentityOption, StackOption, SyncOption
+from infra.cli.context import (
+    AgainOption,
+    ForceOption,
+    IdentityOption,
+    StackOption,
+    SyncOption,
+    arg,
+    opt,
+)
 from infra.cli.output import Format
 from infra.clients import slurm
 from infra.clients.errors import JobsError
@@ -100,30 +106,24 @@ def alone(connection: Connection, outputs: StackOutputs) -> Generator[None]:
 
 
 def submit(
-    job: Annotated[str, typer.Argument(help="Job or search that the stack declares.")],
+    job: Annotated[str, arg("Job or search that the stack declares.")],
     stack: StackOption = DEFAULT_STACK,
     sets: Annotated[
         list[str] | None,
-        typer.Option(
+        opt(
+            "Change a value of the recipe; repeatable. With --pipeline: JOB:KEY=VALUE.",
             "--set",
-            metavar="KEY=VALUE",
-            help="Change a value of the recipe; repeatable. With --pipeline: JOB:KEY=VALUE.",
+            "KEY=VALUE",
         ),
     ] = None,
-    pipeline: Annotated[
-        bool, typer.Option("--pipeline", help="Submit what the job needs as well, in order.")
-    ] = False,
-    after: Annotated[
-        str | None, typer.Option(metavar="ID", help="Start after this job succeeded.")
-    ] = None,
+    pipeline: Annotated[bool, opt("Submit what the job needs as well, in order.")] = False,
+    after: Annotated[str | None, opt("Start after this job succeeded.", "ID")] = None,
     again: AgainOption = False,
     sync: SyncOption = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would run and when; queue nothing.")
-    ] = False,
+    dry_run: Annotated[bool, opt("Show what would run and when; queue nothing.")] = False,
     force: ForceOption = False,
     identity: IdentityOption = None,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """Submit a declared job or search; prints its id, and what it is expected to cost."""
     outputs = context.caller(stack, identity)
@@ -234,11 +234,8 @@ def _submit_job(
             cost = pipelines.pipeline_cost(
                 pipeline_of(spec, job.name), ledger.rates, ledger.records
             )
-            for line in (
-                *pipelines.schedule_lines(cost, now),
-                *budget_lines(ledger, request.run, now),
-            ):
-                output.note(line)
+            output.note(*pipelines.schedule_lines(cost, now))
+            output.note(*budget_lines(ledger, request.run, now))
             config = request.tasks[None].config
             options.show(
                 submitter.dry_run(request, after=options.after),
@@ -275,8 +272,7 @@ def _submit_pipeline(
     steps = [replace(step, run=requests[step.job.name].run) for step in cost.steps]
     cost = replace(cost, steps=tuple(steps))
     output.note(pipelines.pipeline_line(cost))
-    for line in pipelines.schedule_lines(cost, datetime.now(UTC)):
-        output.note(line)
+    output.note(*pipelines.schedule_lines(cost, datetime.now(UTC)))
     with options.entered(outputs) as connection:
         submitter = prepared.submitter(connection, outputs, sync=options.sync)
         equivalent = submitter.equivalent
@@ -284,8 +280,7 @@ def _submit_pipeline(
         rest = replace(cost, steps=tuple(each for each in steps if known[each.job.name] is None))
         what, usd, now = f"pipeline to {last.name}", rest.forecast_usd, datetime.now(UTC)
         if options.dry_run:
-            for line in lines_together(ledger, what, usd, now):
-                output.note(line)
+            output.note(*lines_together(ledger, what, usd, now))
             text = history.pipeline_text(
                 jobs,
                 known,
@@ -367,8 +362,7 @@ def _submit_search(
             output.note(search_line(trials.cost))
         request, plain = trials.request, plain_search(trials.cost)
         if options.dry_run:
-            for line in budget_lines(ledger, request.run, datetime.now(UTC)):
-                output.note(line)
+            output.note(*budget_lines(ledger, request.run, datetime.now(UTC)))
             options.show(submitter.dry_run(request, after=options.after), **plain)
             if request.over is not None:
                 raise UserError(f"{request.over}; nothing was submitted")

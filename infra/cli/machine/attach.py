@@ -12,6 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
+from infra.cli.context import arg, opt
 from infra.cli.output import note
 from infra.clients.errors import last_words
 from infra.clients.pulumi import attached_outputs
@@ -40,25 +41,22 @@ _KEYS: Final = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 
 def attach(
-    login: Annotated[str, typer.Argument(help="Login node: HOST, USER@HOST or HOST:PORT.")],
-    user: Annotated[str | None, typer.Option(help="User there; this machine's without it.")] = None,
-    key: Annotated[
-        Path | None, typer.Option(help="Private key; the first of ~/.ssh without it.")
-    ] = None,
+    login: Annotated[str, arg("Login node: HOST, USER@HOST or HOST:PORT.")],
+    user: Annotated[str | None, opt("User there; this machine's without it.")] = None,
+    key: Annotated[Path | None, opt("Private key; the first of ~/.ssh without it.")] = None,
     stack: Annotated[
-        str | None, typer.Option("--stack", "-s", help="Name of the stack; the host's without it.")
+        str | None, opt("Name of the stack; the host's without it.", "--stack", "-s")
     ] = None,
     host_key: Annotated[
-        str | None,
-        typer.Option(help="Host key as the site publishes it: SHA256:... or the public line."),
+        str | None, opt("Host key as the site publishes it: SHA256:... or the public line.")
     ] = None,
     folder: Annotated[
-        str | None, typer.Option(help="Folder of yours there for all of the stack's files.")
+        str | None, opt("Folder of yours there for all of the stack's files.")
     ] = None,
     partition: Annotated[
-        str | None, typer.Option("--partition", "-p", help="Partition of the first jobs.")
+        str | None, opt("Partition of the first jobs.", "--partition", "-p")
     ] = None,
-    account: Annotated[str | None, typer.Option(help="Account of Slurm for all jobs.")] = None,
+    account: Annotated[str | None, opt("Account of Slurm for all jobs.")] = None,
 ) -> None:
     """Make a stack of a Slurm cluster that others run; again: look what changed there.
 

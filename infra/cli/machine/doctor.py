@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import StackOption
+from infra.cli.context import StackOption, opt
 from infra.cli.output import NOT_RUN, Format
 from infra.clients.passphrase import public_problem
 from infra.local.slurm.pod import SlurmSetup
@@ -56,12 +56,12 @@ class Finding:
 
 def doctor(
     stack: StackOption = DEFAULT_STACK,
-    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
+    format: Annotated[Format, opt("How to print.")] = Format.TABLE,
     sources: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder with upstream's charts, operator and tools (docs/conformance.md): check "
-            "whether the stack would come up on them, without a cloud."
+        opt(
+            "Folder with upstream's charts, operator and tools (docs/conformance.md): "
+            "check whether the stack would come up on them, without a cloud."
         ),
     ] = None,
 ) -> None:

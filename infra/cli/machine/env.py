@@ -15,8 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from infra.cli.context import opt
 from infra.cli.output import note
 from infra.clients.passphrase import PUBLIC
 from infra.local import engine, offline
@@ -35,12 +34,8 @@ class Target(StrEnum):
 
 
 def env(
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Preview any stack against an emulator of its own.")
-    ] = False,
-    cloud: Annotated[
-        bool, typer.Option("--cloud", help="Use Nebius itself, with your credentials.")
-    ] = False,
+    offline: Annotated[bool, opt("Preview any stack against an emulator of its own.")] = False,
+    cloud: Annotated[bool, opt("Use Nebius itself, with your credentials.")] = False,
 ) -> None:
     """Print the environment that plain pulumi needs, for eval."""
     if offline and cloud:

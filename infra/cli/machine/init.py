@@ -16,7 +16,7 @@ import typer
 from cost.bill.bill import bill
 from cost.prices.book import PriceBook, layered
 from infra.cli import output
-from infra.cli.context import environ, state_root
+from infra.cli.context import environ, opt, state_root
 from infra.cli.machine.env import Target, environment
 from infra.cli.machine.env import prepare as prepare_engine
 from infra.providers.nebius.sdk import KEY_FILE_VARIABLE, TOKEN_VARIABLE
@@ -37,29 +37,26 @@ from stacks.load import STACKS_DIR
 
 def init(
     project: Annotated[
-        str, typer.Option(envvar="NEBIUS_PROJECT_ID", help="Project id, as the console shows it.")
+        str, opt("Project id, as the console shows it.", envvar="NEBIUS_PROJECT_ID")
     ] = "",
     tenant: Annotated[
-        str | None,
-        typer.Option(envvar="NEBIUS_TENANT_ID", help="Tenant id; must be the project's."),
+        str | None, opt("Tenant id; must be the project's.", envvar="NEBIUS_TENANT_ID")
     ] = None,
     region: Annotated[
-        str | None, typer.Option(envvar="NEBIUS_REGION", help="Region; must be the project's.")
+        str | None, opt("Region; must be the project's.", envvar="NEBIUS_REGION")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the stack.")] = None,
-    worker: Annotated[str | None, typer.Option(help="PLATFORM/PRESET of the workers.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Number of workers.")] = None,
-    fabric: Annotated[str | None, typer.Option(help="InfiniBand fabric of the workers.")] = None,
-    ssh_key: Annotated[
-        list[str] | None, typer.Option(help="Public key, or its file; may be repeated.")
-    ] = None,
+    name: Annotated[str | None, opt("Name of the stack.")] = None,
+    worker: Annotated[str | None, opt("PLATFORM/PRESET of the workers.")] = None,
+    nodes: Annotated[int | None, opt("Number of workers.", min=1)] = None,
+    fabric: Annotated[str | None, opt("InfiniBand fabric of the workers.")] = None,
+    ssh_key: Annotated[list[str] | None, opt("Public key, or its file; may be repeated.")] = None,
     key_file: Annotated[
-        Path | None, typer.Option(help="Key of a service account; else NEBIUS_IAM_TOKEN counts.")
+        Path | None, opt("Key of a service account; else NEBIUS_IAM_TOKEN counts.")
     ] = None,
     backend: Annotated[
-        Backend, typer.Option(help="Where states lie: a bucket of the project, or this machine.")
+        Backend, opt("Where states lie: a bucket of the project, or this machine.")
     ] = Backend.BUCKET,
-    stacks_dir: Annotated[Path | None, typer.Option(help="Folder of the stack files.")] = None,
+    stacks_dir: Annotated[Path | None, opt("Folder of the stack files.")] = None,
 ) -> None:
     """Set up a project for deployments and write a first stack; a second run changes nothing.
 
@@ -108,8 +105,7 @@ def init(
         print(f"made     stack {spec.name} in these states, selected")
     if not (prepared.made or is_new or is_made):
         print("nothing to do: everything was there")
-    for problem in problems:
-        output.note(str(problem))
+    output.note(*problems)
     total = bill(spec, layered(spec)).estimate
     print(
         f"costs    ${total.monthly_low_usd:,.2f} to ${total.monthly_high_usd:,.2f} a 730-hour "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +20,9 @@ import typer
 
 from infra import files
 from infra.cli import context, output
+from infra.cli.context import arg, opt
 from infra.cli.output import Format, never_silent, note, print_json, print_table
+from infra.local import cloud, offline
 from infra.state import CHECKOUT
 from stacks.errors import UserError
 
@@ -42,10 +45,6 @@ class Fault(StrEnum):
 
 def up() -> None:
     """Start every part that does not run; a second run changes nothing."""
-    import time
-
-    from infra.local import cloud
-
     started = time.monotonic()
     embedded = cloud.Cloud.from_environ()
     with never_silent("local up"):
@@ -55,13 +54,9 @@ def up() -> None:
 
 
 def down(
-    purge: Annotated[
-        bool, typer.Option("--purge", help="Also remove what the parts stored.")
-    ] = False,
+    purge: Annotated[bool, opt("Also remove what the parts stored.")] = False,
 ) -> None:
     """Stop every part, job and SSH session, and the emulator of previews; what is stored stays."""
-    from infra.local import cloud, offline
-
     embedded = cloud.Cloud.from_environ()
     with never_silent("local down"):
         cloud.down(embedded, purge=purge, say=note)
@@ -70,11 +65,9 @@ def down(
 
 
 def status(
-    output: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.TABLE,
+    output: Annotated[Format, opt("How to print.", "--format")] = Format.TABLE,
 ) -> None:
     """List the parts; exit 1 if one is down."""
-    from infra.local import cloud
-
     embedded = cloud.Cloud.from_environ()
     parts = cloud.parts(embedded)
     if output is Format.JSON:
@@ -91,19 +84,15 @@ def status(
 
 
 def fault(
-    kind: Annotated[Fault, typer.Argument(help="What goes wrong.")],
-    part: Annotated[str, typer.Argument(help="For `kill`: a part of `status`.")] = "",
-    method: Annotated[
-        str, typer.Option(help="Regular expression on the API's full method name.")
-    ] = "Create$",
-    times: Annotated[int, typer.Option(min=1, help="How many calls it meets.")] = 1,
+    kind: Annotated[Fault, arg("What goes wrong.")],
+    part: Annotated[str, arg("For `kill`: a part of `status`.")] = "",
+    method: Annotated[str, opt("Regular expression on the API's full method name.")] = "Create$",
+    times: Annotated[int, opt("How many calls it meets.", min=1)] = 1,
     seconds: Annotated[
-        float, typer.Option(min=0, max=3600, help="For `latency`: seconds of every operation.")
+        float, opt("For `latency`: seconds of every operation.", min=0, max=3600)
     ] = 5.0,
 ) -> None:
     """Plant a fault in the Nebius API, or kill -9 a part."""
-    from infra.local import cloud
-
     embedded = cloud.Cloud.from_environ()
     if kind is Fault.KILL:
         cloud.kill_part(embedded, part)
@@ -146,12 +135,8 @@ _REDUCED = {
 
 
 def demo(
-    reduced: Annotated[
-        bool, typer.Option("--reduced", help="Few steps and rows: checks the path, not the model.")
-    ] = False,
-    destroy: Annotated[
-        bool, typer.Option("--destroy", help="Take everything down at the end and prove it.")
-    ] = False,
+    reduced: Annotated[bool, opt("Few steps and rows: checks the path, not the model.")] = False,
+    destroy: Annotated[bool, opt("Take everything down at the end and prove it.")] = False,
 ) -> None:
     """Run the main job on the local stack, end to end, and write report.html."""
     from infra.setup.demo.runner import Progress
@@ -172,7 +157,8 @@ def demo(
         with output.never_silent("the stack's outputs and its login node", progress.say):
             folders = _run_jobs(state, progress, _REDUCED if reduced else {})
         # The measured speed becomes the stack's cost per chat: outputs change, resources do not.
-        _pulumi_up(state, progress, "pulumi up, measured cost")
+        with progress.stage("pulumi up, measured cost") as remark:
+            remark.text = _engine("up", state, progress)
         with output.never_silent("report.html", progress.say):
             _report(state, progress, folders, reduced=reduced, kept=not destroy)
         if destroy:
@@ -182,7 +168,6 @@ def demo(
 def _prepare(state: Path) -> None:
     """What has to be there, or free, before anything is priced."""
     from infra.cli.machine import env
-    from infra.local import cloud
     from infra.setup.demo import runner
     from infra.setup.demo.serving import roles
 
@@ -205,11 +190,7 @@ def _bring_up(state: Path, progress: Progress) -> None:
         remark.text = month(bill)
     with progress.stage("local up", tells_itself=True):
         _local("up")
-    _pulumi_up(state, progress, "pulumi up")
-
-
-def _pulumi_up(state: Path, progress: Progress, stage: str) -> None:
-    with progress.stage(stage) as remark:
+    with progress.stage("pulumi up") as remark:
         remark.text = _engine("up", state, progress)
 
 
@@ -259,9 +240,8 @@ def _report(
 ) -> None:
     from infra.reports.page.page import write
     from infra.setup.demo import summary
-    from infra.setup.demo.summary import outcomes
 
-    found = outcomes(context.spec(_STACK), state, folders)
+    found = summary.outcomes(context.spec(_STACK), state, folders)
     page = write(found.report, state / "report.html")
     if reduced:
         print("\nReduced: few steps, rows and requests check the path; the figures mean little.")

@@ -64,6 +64,7 @@ def messages(node: ast.AST) -> Iterator[str]:
     else:
         for child in ast.iter_child_nodes(node):
             is_help = isinstance(child, ast.keyword) and child.arg == "help"
+            is_help |= isinstance(child, ast.Call) and ast.unparse(child.func) in ("opt", "arg")
             is_doc = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
             if not is_help and not is_doc:
                 yield from messages(child)

@@ -165,7 +165,7 @@ def test_pulumi_in_the_demo_says_what_it_printed_last(
 def test_the_start_the_jobs_and_the_report_of_the_demo_are_not_silent(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_prepare", "_bring_up", "_run_jobs", "_pulumi_up", "_report"):
+    for name in ("_prepare", "_bring_up", "_run_jobs", "_engine", "_report"):
         monkeypatch.setattr(local, name, slow if name == part else lambda *_, **__: None)
     monkeypatch.setattr(context, "state_root", lambda: tmp_path)
     monkeypatch.setattr(local.os, "geteuid", lambda: 0)
