@@ -32,6 +32,6 @@ def law(examples: int = _EXAMPLES, *, shares_fixtures: bool = False) -> settings
     )
 
 
-def at_night(value: str) -> object:
+def at_night(*values: object) -> object:
     """A case of parametrize for `make test-all`; another case of the same test stays in both."""
-    return pytest.param(value, marks=pytest.mark.nightly)
+    return pytest.param(*values, marks=pytest.mark.nightly)

@@ -21,6 +21,7 @@ from cost.prices.book import layered
 from stacks.load import STACKS_DIR, load_stack
 from tests.engine.nebius_project import pulumi_binary
 from tests.engine.program_env import Answer, Program, running_program
+from tests.nightly import at_night
 from tests.unit.attach.test_attached_stack import attached
 from tests.unit.cost.loads import load_json, write_load
 
@@ -161,7 +162,9 @@ EDITS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize(
+    "edit", [at_night(each) if each in ("a preset", "a size") else each for each in EDITS]
+)
 def test_one_edited_key_is_named_under_what_it_changes(
     edited: Callable[[str, str], Answer], edit: str
 ) -> None:

@@ -13,6 +13,7 @@ from infra.local.plugins.kubernetes import Kubernetes
 from infra.providers.engine.provider import ProviderError
 from tests.engine.reset_proxy import ResetProxy, When
 from tests.local.kube_server import running_cluster
+from tests.nightly import at_night
 
 pytestmark = pytest.mark.local
 
@@ -119,7 +120,7 @@ def undisturbed(client: KubeClient, proxy: ResetProxy) -> tuple[int, Any]:
     return found
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [at_night("before"), "after"])
 def test_one_reset_is_not_noticed(
     client: KubeClient, proxy: ResetProxy, undisturbed: tuple[int, Any], when: When
 ) -> None:
@@ -132,7 +133,7 @@ def test_one_reset_is_not_noticed(
         _emptied(client)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [at_night("before"), "after"])
 def test_resets_in_a_row_end_in_one_line_and_the_next_run_heals(
     client: KubeClient, proxy: ResetProxy, undisturbed: tuple[int, Any], when: When
 ) -> None:

@@ -17,6 +17,7 @@ from infra.providers.nebius import api, sdk
 from infra.providers.nebius.provider import NebiusProvider
 from tests.engine.cloud_content import Content
 from tests.engine.small_cloud import PROJECT, Deployment, SmallCloud, failing
+from tests.nightly import at_night
 
 EXCHANGE = "TokenExchangeService/Exchange"
 HOUR_S = 3600.0
@@ -125,7 +126,7 @@ def _when_called(cloud: SmallCloud, method: str, work: Callable[[], object]) -> 
 
 
 @pytest.mark.feature("S003-56")
-@pytest.mark.parametrize("method", ["NodeGroupService.Create", "OperationService.Get"])
+@pytest.mark.parametrize("method", ["NodeGroupService.Create", at_night("OperationService.Get")])
 def test_a_token_that_ends_in_the_middle_is_fetched_anew(
     cloud: SmallCloud, undisturbed: Content, with_key: NebiusProvider, method: str
 ) -> None:
@@ -161,7 +162,7 @@ def test_a_key_that_was_revoked_in_the_middle_is_one_line_with_the_fix(
 
 
 @pytest.mark.feature("S002-19")
-@pytest.mark.parametrize("method", ["NodeGroupService.Create", "OperationService.Get"])
+@pytest.mark.parametrize("method", ["NodeGroupService.Create", at_night("OperationService.Get")])
 def test_a_given_token_that_ends_is_one_line_and_the_next_token_goes_on(
     cloud: SmallCloud,
     undisturbed: Content,
@@ -195,7 +196,7 @@ def skew(cloud: SmallCloud, monkeypatch: pytest.MonkeyPatch) -> Callable[[float]
     return set_clock
 
 
-@pytest.mark.parametrize(("before", "after"), [(-25, -25), (25, 25), (0, 25)])
+@pytest.mark.parametrize(("before", "after"), [at_night(-25, -25), at_night(25, 25), (0, 25)])
 def test_another_clock_of_the_cloud_changes_nothing(
     cloud: SmallCloud,
     undisturbed: Content,
@@ -214,7 +215,7 @@ def test_another_clock_of_the_cloud_changes_nothing(
     assert cloud.content() == undisturbed
 
 
-@pytest.mark.parametrize("hours", [-2, 2])
+@pytest.mark.parametrize("hours", [at_night(-2), 2])
 def test_a_key_under_a_wrong_clock_is_refused_with_the_clock_as_a_cause(
     cloud: SmallCloud,
     undisturbed: Content,

@@ -10,6 +10,7 @@ import pytest
 
 from tests.engine.component_project import component_project, declare, ids_in, lose_the_state
 from tests.engine.nebius_project import Emulator, Project, pulumi_binary
+from tests.nightly import at_night
 
 pytestmark = [
     pytest.mark.engine,
@@ -99,7 +100,7 @@ def test_a_data_disk_that_shrinks_is_refused_in_the_preview(project: Project) ->
 
 
 @pytest.mark.parametrize(
-    "change", [{"nfs": {"preset": "16vcpu-64gb"}}, {"nodes": {"ssh_users": [USER]}}]
+    "change", [at_night({"nfs": {"preset": "16vcpu-64gb"}}), {"nodes": {"ssh_users": [USER]}}]
 )
 def test_a_new_machine_takes_over_the_address_and_the_data(
     project: Project, emulator: Emulator, change: dict[str, Any]

@@ -21,6 +21,7 @@ from tests.engine.nebius_project import (
     pulumi_binary,
     running_emulator,
 )
+from tests.nightly import at_night
 
 pytestmark = [
     pytest.mark.engine,
@@ -81,7 +82,8 @@ def test_a_service_that_stays_away_ends_the_up_in_one_line_and_the_next_one_heal
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [("lost-answer", "no answer"), ("expired-token", "the token has expired")]
+    ("kind", "told"),
+    [("lost-answer", "no answer"), at_night("expired-token", "the token has expired")],
 )
 def test_a_create_that_was_committed_and_not_told_is_taken_over_by_the_next_up(
     cloud: Cloud, emulator: Emulator, project: Project, kind: str, told: str
@@ -92,6 +94,7 @@ def test_a_create_that_was_committed_and_not_told_is_taken_over_by_the_next_up(
     assert filesystems(emulator) == [project.outputs()["jail"]]
 
 
+@pytest.mark.nightly
 def test_a_create_whose_operation_failed_is_replaced_by_the_next_up(
     cloud: Cloud, emulator: Emulator, project: Project
 ) -> None:
@@ -104,6 +107,7 @@ def test_a_create_whose_operation_failed_is_replaced_by_the_next_up(
     project.up("--expect-no-changes")
 
 
+@pytest.mark.nightly
 def test_an_update_whose_operation_failed_is_made_by_the_next_up(
     cloud: Cloud, emulator: Emulator, project: Project
 ) -> None:

@@ -255,6 +255,7 @@ def as_root(cluster: JobsCluster, command: str) -> None:
 
 
 @pytest.mark.feature("S003-32")
+@pytest.mark.nightly
 def test_a_preempted_job_saves_goes_back_into_the_queue_and_resumes_where_it_was(
     cluster: JobsCluster, connection: Connection
 ) -> None:
@@ -345,6 +346,7 @@ def test_a_killed_rank_brings_all_ranks_back_to_the_last_checkpoint(
 @pytest.mark.feature(
     "S001-38", "S001-84", "S003-01", "S003-28", "S003-30", "S003-32", "S003-50", "S003-52"
 )
+@pytest.mark.nightly
 def test_a_job_goes_on_without_a_lost_node_and_takes_it_back_when_it_returns(
     cluster: JobsCluster, connection: Connection
 ) -> None:

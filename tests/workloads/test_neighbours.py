@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 
 from tests.another_user import UID, Neighbour, Runs, as_root
+from tests.nightly import at_night
 from tests.workloads.test_checkpoint import REPOSITORY, run_in, saved
 from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError, DataError, ExitCode
@@ -325,7 +326,9 @@ def test_nodes_without_a_seal_unpickle_nothing_that_somebody_else_writes(
     assert "ran" not in said.splitlines()
 
 
-@pytest.mark.parametrize("keys", [("a" * 64, "a" * 64), ("a" * 64, "b" * 64), (None, None)])
+@pytest.mark.parametrize(
+    "keys", [("a" * 64, "a" * 64), ("a" * 64, "b" * 64), at_night((None, None))]
+)
 def test_nodes_meet_with_the_same_key_alone_and_their_ranks_have_none(
     keys: tuple[str | None, str | None],
 ) -> None:

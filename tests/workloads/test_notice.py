@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.nightly import at_night
 from tests.ports import free_ports
 from workloads.common.exit_codes import ExitCode
 
@@ -87,7 +88,7 @@ def nodes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:
 
 
 @pytest.mark.parametrize("nodes", [2], indirect=True)
-@pytest.mark.parametrize("told", [0, 1])
+@pytest.mark.parametrize("told", [at_night(0), 1])
 def test_the_notice_of_one_node_reaches_the_ranks_of_the_other(nodes: Nodes, told: int) -> None:
     """It came to them with the next step's sum alone: after up to a step, in long ones too late."""
     first = {nodes.read(0), nodes.read(1)}

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
+from tests.nightly import at_night
 from tests.workloads.ranks import run_ranks
 from workloads.common.exit_codes import DataError
 from workloads.common.models import load_model, stored_tensors
@@ -148,7 +149,7 @@ def spread(tmp_path: Path, num_ranks: int, *names: str) -> dict[tuple[str, int],
 
 
 @pytest.mark.feature("S003-02", "S004-22", "S004-24")
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [at_night(2), 4])
 def test_each_rank_reads_its_part_of_the_files_and_gets_the_values_of_ddp(
     tmp_path: Path, num_ranks: int
 ) -> None:
@@ -345,7 +346,7 @@ print("peak", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 @pytest.mark.feature("S003-02", "S004-24")
-@pytest.mark.parametrize(("method", "bytes_held"), [("full", 4), ("lora", 2)])
+@pytest.mark.parametrize(("method", "bytes_held"), [("full", 4), at_night("lora", 2)])
 def test_eight_ranks_read_an_eighth_of_a_70b_model_each(
     tmp_path: Path, method: str, bytes_held: int
 ) -> None:

@@ -130,6 +130,7 @@ def test_ranks_start_again_after_what_may_not_come_again(
     assert [line for line in done.stdout.splitlines() if line.startswith("start ")] == starts
 
 
+@pytest.mark.nightly
 def test_a_copy_of_the_original_and_an_export_may_take_longer_than_a_step(places: Path) -> None:
     """The ranks that wait ended as hung, were restarted, and copied or exported again."""
     with two_ranks(places, "slow export") as process:
@@ -157,6 +158,7 @@ def test_a_killed_rank_is_seen_by_the_others_within_the_declared_time(places: Pa
     assert record["hardware"]["device"] == "cpu"
 
 
+@pytest.mark.nightly
 def test_a_killed_first_rank_leaves_a_record_too(places: Path) -> None:
     """It writes the record itself; nobody else had a reason to."""
     with two_ranks(places, "first killed") as process:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.nightly import at_night
 from tests.workloads.ranks import REPOSITORY, run_ranks
 from tests.workloads.test_train import adapter, launch, losses
 from workloads.common.exit_codes import ConfigError, ExitCode
@@ -272,7 +273,7 @@ def test_offload_is_refused_where_there_is_no_gpu(places: Path, run: Any) -> Non
     "options",
     [
         ("train.lora.dora=true",),
-        ("train.dtype=fp16", "train.learning_rate=0.003", "train.max_steps=24"),
+        at_night(("train.dtype=fp16", "train.learning_rate=0.003", "train.max_steps=24")),
         ("train.dtype=fp16", "train.method=full", "train.learning_rate=0.003"),
         ("train.method=full", "train.schedule=linear", "train.warmup_steps=1"),
         ("train.packing=false", "train.micro_batch_size=3"),
@@ -506,7 +507,9 @@ KINDS = ("bert", "t5", "vit", "segformer", "yolos")
 
 
 @pytest.mark.feature("S002-77", "S002-78", "S003-07")
-@pytest.mark.parametrize("name", [f"{kind}_full_1xcpu" for kind in KINDS])
+@pytest.mark.parametrize(
+    "name", [*(f"{kind}_full_1xcpu" for kind in KINDS[:-1]), at_night(f"{KINDS[-1]}_full_1xcpu")]
+)
 def test_other_kinds_of_models_learn_through_the_same_loop(
     places: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:

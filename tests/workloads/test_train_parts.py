@@ -24,6 +24,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from infra.state import CHECKOUT
+from tests.nightly import at_night
 from tests.workloads.test_data import example_of
 from workloads.common.dist import World
 from workloads.common.exit_codes import ExitCode
@@ -514,7 +515,7 @@ def test_a_step_waits_for_a_gpu_once(
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [("qwen2", "lora"), ("qwen3", "full"), ("llama", "lora"), ("mistral", "full")],
+    [at_night("qwen2", "lora"), ("qwen3", "full"), ("llama", "lora"), at_night("mistral", "full")],
 )
 def test_liger_s_kernels_give_the_losses_and_gradients_of_torch(family: str, method: str) -> None:
     """Liger itself, through transformers' integration and under adapters; in numpy, by Triton."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.nightly import at_night
 from tests.workloads.ranks import Ranks
 from tests.workloads.test_train import adapter, launch
 from tests.workloads.test_train_outputs import run_bert
@@ -108,7 +109,7 @@ def test_validation_changes_no_loss_of_training_to_the_bit(
     )
 
 
-@pytest.mark.parametrize("more", [("train.strategy=fsdp",), ("train.method=full",)])
+@pytest.mark.parametrize("more", [("train.strategy=fsdp",), at_night(("train.method=full",))])
 def test_two_ranks_find_the_held_out_loss_of_one(
     places: Path, run: Any, recipe_file: Path, more: tuple[str, ...]
 ) -> None:
@@ -150,7 +151,7 @@ def test_no_better_validation_ends_the_run_early_and_well(
     assert more["metrics"]["num_train_steps"] > best + 2
 
 
-@pytest.mark.parametrize("stopped_in", ["step", "validation"])
+@pytest.mark.parametrize("stopped_in", [at_night("step"), "validation"])
 def test_a_stopped_run_validates_and_decides_as_one_that_was_not(
     places: Path, run: Any, monkeypatch: pytest.MonkeyPatch, stopped_in: str
 ) -> None:
@@ -187,7 +188,9 @@ def test_a_stopped_run_validates_and_decides_as_one_that_was_not(
     assert kept(places, "13") >= kept(places, "12")
 
 
-@pytest.mark.parametrize(("kind", "step"), [("loss", 4), ("eval_loss", 4), ("eval_loss", 5)])
+@pytest.mark.parametrize(
+    ("kind", "step"), [at_night("loss", 4), ("eval_loss", 4), at_night("eval_loss", 5)]
+)
 def test_a_killed_run_goes_on_and_decides_as_one_that_was_not(
     places: Path, recipe_file: Path, run: Any, monkeypatch: pytest.MonkeyPatch, kind: str, step: int
 ) -> None:
