@@ -212,8 +212,7 @@ def month_budget(
         if entry.nodes_usd is None and tasks:
             continue
         if tasks or _reaches(entry, start):
-            most = entry.at_most_usd if entry.nodes_usd is None else entry.nodes_usd
-            usd = None if most is None else part * most
+            usd = None if entry.held_usd is None else part * entry.held_usd
             so_far = sum((each.so_far_usd or _ZERO for each in tasks), _ZERO)
             charges.append(
                 Charge(

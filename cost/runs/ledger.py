@@ -74,6 +74,11 @@ class ForecastEntry:
     """US dollars up to its time limit where no others are known."""
 
     @property
+    def held_usd(self) -> Decimal | None:
+        """What a budget holds it to: its forecast, else its time limit; None without a price."""
+        return self.at_most_usd if self.nodes_usd is None else self.nodes_usd
+
+    @property
     def usd_per_task(self) -> Decimal | None:
         """US dollars of one task; of a job that is no array, of the job."""
         return None if self.nodes_usd is None else self.nodes_usd / self.num_tasks

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from infra.clients.pulumi import StackOutputs
     from infra.clients.slurm import Job
     from infra.clients.ssh import Connection, Tunnel
-    from infra.jobs.ledger import JobLedger
     from infra.jobs.server import ServerAddress
+    from infra.jobs.submit import Submitter
     from infra.operate.sessions import Endpoint
     from stacks.spec import StackSpec
 
@@ -192,11 +192,18 @@ def node_watch(stack: str) -> Callable[[Job], None]:
     return NodeWatch(declared, cache(lambda: kube_client(stack)), note).look
 
 
-def books(stack: str) -> Callable[[], JobLedger]:
-    """What opens the ledger of the stack."""
+def submitter(connection: Connection, outputs: StackOutputs, **others: Any) -> Submitter:
+    """What submits to the stack from here; without `others` it puts back what was cut off."""
     from infra.jobs.ledger import open_ledger
+    from infra.jobs.submit import Submitter
 
-    return lambda: open_ledger(spec(stack), state_root(), note)
+    return Submitter(
+        connection=connection,
+        outputs=outputs,
+        state=state_root(),
+        log=note,
+        **{"books": lambda: open_ledger(spec(outputs.stack), state_root(), note), **others},
+    )
 
 
 def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:
@@ -205,11 +212,10 @@ def connect(outputs: StackOutputs, identity: Path | None = None) -> Connection:
     Not as root, who waits for no submission: the lock is the user's.
     """
     from infra.clients.ssh import ROOT, Connection
-    from infra.jobs.submit import recover
 
     connection = Connection(outputs.endpoint(key_of(outputs, identity)))
     if outputs.user != ROOT or not outputs.users:
-        recover(state_root(), connection, outputs, note, books(outputs.stack))
+        submitter(connection, outputs).recover()
     return connection
 
 

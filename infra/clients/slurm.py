@@ -57,7 +57,8 @@ def sbatch_command(
     """
     options = ["--test-only"] if test_only else ["--parsable"]
     if after is not None:
-        options += dependency(":".join(job_id(each) for each in after.split(":")))
+        # Without the second option a job whose dependency failed waits for ever.
+        options += [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
     if nodes:
         # The script's range of nodes would add others to these.
         options += [f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}"]
@@ -70,12 +71,6 @@ def sbatch_command(
     if export:
         options.append(f"--export={','.join(['ALL', *export])}")
     return shlex.join(["sbatch", *options, script, *args])
-
-
-def dependency(after: str) -> list[str]:
-    """Options of a job that needs the success of others."""
-    # Without the second option a job whose dependency failed waits for ever.
-    return [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
 
 
 def find(shell: Shell, wanted: str) -> Job:

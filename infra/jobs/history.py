@@ -130,15 +130,16 @@ def submission_from(values: Mapping[str, Any]) -> Submission | None:
     return found if whole and all(isinstance(each, str | None) for each in others) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EquivalentJobs:
-    """Jobs submitted from this machine to one cluster with one code."""
+@dataclass(frozen=True, kw_only=True)
+class SubmittedJobs:
+    """Jobs submitted from this machine to one cluster, and which count for one code."""
 
-    shell: Shell
+    connection: Shell
     outputs: StackOutputs
     state: Path
-    code_hash: str
     log: Callable[[str], None]
+    code_hash: str = ""
+    """Of what is submitted anew; empty where nothing is."""
 
     def submissions(self) -> tuple[Submission, ...]:
         """What was submitted to this very cluster, newest first."""
@@ -155,7 +156,7 @@ class EquivalentJobs:
         for each in self.submissions():
             if (each.job, each.code_hash, each.sets) == (job, self.code_hash, tuple(sets)):
                 try:
-                    known = slurm.find(self.shell, each.job_id)
+                    known = slurm.find(self.connection, each.job_id)
                 except UnknownJobError:
                     # Any other failure says nothing of the job: it may run.
                     known = self._by_record(each)
@@ -203,7 +204,7 @@ class EquivalentJobs:
     def _succeeded(self, made: Submission) -> bool:
         """Whether it did; one that Slurm forgot is chosen only by its record."""
         try:
-            return slurm.find(self.shell, made.job_id).succeeded
+            return slurm.find(self.connection, made.job_id).succeeded
         except UnknownJobError:
             return True
 
@@ -218,7 +219,7 @@ class EquivalentJobs:
     def _record(self, job_id: str) -> str | None:
         """The run record that a job left; None: it left none."""
         places = (each.results_path(job_id) for each in (self.outputs, self.outputs.before))
-        found = self.shell.run(
+        found = self.connection.run(
             f"{IS_OWN}for file in {shlex.join(f'{place}/run_record.json' for place in places)}; do "
             '! is_own "${file%/*}" || ! [ -s "$file" ] || exec cat "$file"; done'
         )
@@ -244,7 +245,7 @@ Found = Mapping[str, Submission | None]
 def find_equivalent(
     jobs: Sequence[JobSpec],
     sets: Mapping[str, Sequence[str]],
-    equivalent: EquivalentJobs,
+    equivalent: SubmittedJobs,
     *,
     again: bool = False,
     fits: Callable[[Submission], bool] = lambda _: True,
@@ -267,7 +268,7 @@ def find_equivalent(
 def submit_pipeline(
     jobs: Sequence[JobSpec],
     found: Found,
-    equivalent: EquivalentJobs,
+    equivalent: SubmittedJobs,
     submit: Callable[[JobSpec, str | None], Submitted],
     *,
     after: str | None = None,

@@ -232,57 +232,76 @@ class OverBudgetError(JobsError):
     """A job that was taken back before it could start, as the budget has no room for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetRequest:
-    """One submission as it stands before the budget."""
-
-    run: Forecast | UnknownRun
-    cluster: str
-    """Host key of the login node."""
-    now: datetime
-    user: str
-    """Who asks, as this machine knows them."""
-    force: bool
-    """Whether to submit what the budget has no room for."""
-    num_tasks: int = 1
-    """Tasks of an array that the run is of all together."""
-
-    @property
-    def usd(self) -> Decimal | None:
-        """What the budget holds it to: its forecast, else its time limit; None without a price."""
-        return held_usd(self.run)
+def expected(
+    run: Forecast | UnknownRun, cluster: str, num_tasks: int = 1, *, at: datetime | None = None
+) -> ForecastEntry:
+    """What the ledger gets of a run; `num_tasks`: of an array that it is of all together."""
+    is_known = isinstance(run, Forecast)
+    return ForecastEntry(
+        at=at or datetime.now(UTC),
+        job=run.job,
+        job_id="",
+        cluster=cluster,
+        num_nodes=run.num_nodes,
+        hours=plain(run.hours) if is_known else None,
+        nodes_usd=plain(run.nodes_usd) if is_known and run.nodes_usd is not None else None,
+        basis=str(run.speed) if is_known else str(run),
+        num_tasks=num_tasks,
+        at_most_usd=None if is_known or run.at_most_usd is None else plain(run.at_most_usd),
+    )
 
 
 def submit_within_budget(
     ledger: JobLedger,
     shell: Shell,
-    request: BudgetRequest,
+    entry: ForecastEntry,
     submit: Callable[[Entries, Admit | None], Submission],
     *,
+    user: str,
+    force: bool,
     log: Log,
 ) -> Submission:
-    """The submission that `submit` makes; refused where the forecast is more than what is left.
+    """The submission that `submit` makes; refused where the budget has no room and no `force`.
 
     `submit` gets what the ledger gets once the job has its number, and what decides about the new
-    job that it submits held; None: it is not held.
+    job that it submits held; None: it is not held. `user`: who asks, as this machine knows them.
     """
     later = f"the next command of {ledger.spec.name} from here"
     with ledger.file.locked() as opened:
-        forecast_line = _forecast_entry(request)
-        entries: Entries = (forecast_line,)
-        if (over := _over_budget(ledger, opened, shell, request, log)) is not None:
-            entries = (*entries, _override_entry(request, over))
+        entries: Entries = (entry,)
+        month = _settled(ledger, opened, shell, cluster=entry.cluster, now=entry.at, log=log)
+        if month is not None:
+            if entry.held_usd is None:
+                log(f"{entry.job}: its cost is not known, so the budget does not hold it back")
+            refusal = month.refusal(entry.job, entry.held_usd, basis=_basis(entry))
+            if refusal is not None and not force:
+                raise JobsError(refusal)
+            log(str(month))
+            if refusal is not None:
+                log(f"{entry.job}: submitted over the budget with --force; the ledger says so")
+                assert entry.held_usd is not None
+                override = OverrideEntry(
+                    at=entry.at,
+                    job=entry.job,
+                    job_id="",
+                    cluster=entry.cluster,
+                    user=user,
+                    forecast_usd=entry.held_usd,
+                    left_usd=plain(month.left_usd),
+                    budget_usd=month.budget_usd,
+                )
+                entries = (entry, override)
 
         def admit(job_id: str) -> None:
             with _named(job_id, f"is submitted and waits held: {later} decides about it"):
-                decide(ledger, opened, shell, forecast_line, job_id)
+                decide(ledger, opened, shell, entry, job_id)
 
-        is_held = ledger.spec.budget is not None and not request.force and request.usd is not None
+        is_held = month is not None and not force and entry.held_usd is not None
         made = submit(entries, admit if is_held else None)
         not_there = "is submitted but not in the ledger"
         with _named(made.job_id, f"{not_there}: make room, and {later} puts it there"):
             write_down(opened, entries, made.job_id)
-        _tell(ledger, opened, shell, request.cluster, log)
+        _tell(ledger, opened, shell, entry.cluster, log)
     return made
 
 
@@ -305,14 +324,9 @@ def _tell(ledger: JobLedger, opened: OpenLedger, shell: Shell, cluster: str, log
         log(f"{error}; the job is written down here, and the team is told at the next submit")
 
 
-def held_usd(run: Forecast | UnknownRun) -> Decimal | None:
-    """US dollars that a budget holds a run to."""
-    return run.nodes_usd if isinstance(run, Forecast) else run.at_most_usd
-
-
-def _basis(*, is_known: bool) -> str:
+def _basis(entry: ForecastEntry) -> str:
     """Where a cost is from that a budget holds a run to."""
-    return "the forecast" if is_known else "the cost up to the time limit"
+    return "the cost up to the time limit" if entry.nodes_usd is None else "the forecast"
 
 
 def write_down(opened: OpenLedger, entries: Entries, job_id: str) -> bool:
@@ -327,9 +341,8 @@ def write_down(opened: OpenLedger, entries: Entries, job_id: str) -> bool:
 
 def budget_lines(ledger: JobLedger, run: Forecast | UnknownRun, now: datetime) -> tuple[str, ...]:
     """What the budget would say to the run, from the ledger as it is; nothing without a budget."""
-    return lines_together(
-        ledger, run.job, held_usd(run), now, basis=_basis(is_known=isinstance(run, Forecast))
-    )
+    entry = expected(run, "", at=now)
+    return lines_together(ledger, run.job, entry.held_usd, now, basis=_basis(entry))
 
 
 def lines_together(
@@ -462,9 +475,8 @@ def decide(
     if usd is None:
         limits = [queue_charge(ledger.rates, use, now).usd for use in own]
         usd = None if None in limits else sum(filter(None, limits), Decimal(0))
-    basis = _basis(is_known=entry.nodes_usd is not None)
     refusal = month and month.refusal(
-        entry.job, usd, user=own[0].user, account=own[0].account, basis=basis
+        entry.job, usd, user=own[0].user, account=own[0].account, basis=_basis(entry)
     )
     if refusal is not None:
         slurm.cancel(shell, [job_id])
@@ -493,57 +505,6 @@ def admit_session(ledger: JobLedger, shell: Shell, asked: Ask, cluster: str, log
             write_down(opened, (entry,), number)
         _tell(ledger, opened, shell, cluster, log)
     return True
-
-
-def _over_budget(
-    ledger: JobLedger, opened: OpenLedger, shell: Shell, request: BudgetRequest, log: Log
-) -> MonthBudget | None:
-    """The month, if the run does not fit into it and was forced; refuses one that was not."""
-    month = _settled(ledger, opened, shell, cluster=request.cluster, now=request.now, log=log)
-    if month is None:
-        return None
-    if request.usd is None:
-        log(f"{request.run.job}: its cost is not known, so the budget does not hold it back")
-    basis = _basis(is_known=isinstance(request.run, Forecast))
-    refusal = month.refusal(request.run.job, request.usd, basis=basis)
-    if refusal is not None and not request.force:
-        raise JobsError(refusal)
-    log(str(month))
-    if refusal is None:
-        return None
-    log(f"{request.run.job}: submitted over the budget with --force; the ledger says so")
-    return month
-
-
-def _forecast_entry(request: BudgetRequest) -> ForecastEntry:
-    run = request.run
-    is_known = isinstance(run, Forecast)
-    return ForecastEntry(
-        at=request.now,
-        job=run.job,
-        job_id="",
-        cluster=request.cluster,
-        num_nodes=run.num_nodes,
-        hours=plain(run.hours) if is_known else None,
-        nodes_usd=plain(run.nodes_usd) if is_known and run.nodes_usd is not None else None,
-        basis=str(run.speed) if is_known else str(run),
-        num_tasks=request.num_tasks,
-        at_most_usd=None if is_known or request.usd is None else plain(request.usd),
-    )
-
-
-def _override_entry(request: BudgetRequest, month: MonthBudget) -> OverrideEntry:
-    assert request.usd is not None
-    return OverrideEntry(
-        at=request.now,
-        job=request.run.job,
-        job_id="",
-        cluster=request.cluster,
-        user=request.user,
-        forecast_usd=plain(request.usd),
-        left_usd=plain(month.left_usd),
-        budget_usd=month.budget_usd,
-    )
 
 
 PRIVATE = (

@@ -22,7 +22,7 @@ from cost.runs.spend import spend
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import ACTIVE_STATES, FORGOTTEN, Shell, forgotten, refused, rows_of
-from infra.jobs.history import IS_OWN, EquivalentJobs
+from infra.jobs.history import IS_OWN, SubmittedJobs
 from infra.jobs.ledger import JobLedger, settle_from
 from infra.jobs.recipes import PreparedJob, Request, prepare
 from infra.render.sbatch import TRIAL_FILE, array_option
@@ -78,24 +78,24 @@ def prepare_search(
 
 
 def trials_to_submit(
-    search: SearchSpec, equivalent: EquivalentJobs, sets: Sequence[str]
+    search: SearchSpec, submitted: SubmittedJobs, sets: Sequence[str]
 ) -> tuple[int, ...]:
     """Trials that neither passed with this code and these settings nor wait or run."""
     arrays = {
         each.job_id
-        for each in equivalent.submissions()
-        if (each.job, each.code_hash, each.sets) == (search.name, equivalent.code_hash, tuple(sets))
+        for each in submitted.submissions()
+        if (each.job, each.code_hash, each.sets) == (search.name, submitted.code_hash, tuple(sets))
     }
     if not arrays:
         return tuple(range(len(search.settings)))
     passed = {
         run.settings
-        for run in runs_of(equivalent.shell, equivalent.outputs, search.name)
+        for run in runs_of(submitted.connection, submitted.outputs, search.name)
         if run.array_id in arrays and run.record and run.record.get("outcome") == "PASS"
     }
     active = {
         task.number
-        for task in states_of(equivalent.shell, search.name)
+        for task in states_of(submitted.connection, search.name)
         if task.array_id in arrays and task.is_active
     }
     return tuple(

@@ -182,7 +182,8 @@ class Laptop:
         from infra.clients.ssh import Connection
         from infra.jobs import recipes
         from infra.jobs.ledger import open_ledger
-        from infra.jobs.submit import Submitter, alone
+        from infra.jobs.submit import Submitter
+        from infra.render.delivery import hash_files
 
         self.run("status", "--stack", "lab")
         spec, state = context.spec("lab"), context.state_root()
@@ -192,15 +193,15 @@ class Laptop:
             for _ in range(count):
                 ledger = open_ledger(spec, state, told)
                 submitter = Submitter(
-                    ledger=ledger,
                     connection=connection,
                     outputs=outputs,
                     state=state,
-                    code=code,
-                    git_revision=None,
                     log=told,
+                    code_hash=hash_files(code),
+                    books=lambda ledger=ledger: ledger,
+                    sent_code=code,
                 )
-                with alone(state, connection, outputs, told, lambda ledger=ledger: ledger):
+                with submitter.alone():
                     request = recipes.prepare(ledger, spec.jobs[0], code, (), log=told)
                     try:
                         made = submitter.submit(request)

@@ -29,9 +29,9 @@ from infra.clients.ssh import Connection, ConnectionLostError, Result
 from infra.clients.ssh_key import fingerprint
 from infra.jobs import follow, history, nodes, top, transfer
 from infra.jobs.follow import why
-from infra.jobs.history import EquivalentJobs, Submission
+from infra.jobs.history import Submission
 from infra.jobs.ledger import (
-    BudgetRequest,
+    expected,
     note_actual,
     open_ledger,
     report_of_cluster,
@@ -45,7 +45,6 @@ from infra.jobs.search import (
     trials_to_submit,
     usd_by_job,
 )
-from infra.jobs.submit import AlreadyQueuedError, Submitter
 from infra.operate import sessions
 from infra.operate.sessions import Guard, ask
 from infra.render.delivery import code_files, hash_files
@@ -59,7 +58,7 @@ from stacks.spec import StackSpec
 from stacks.spec.cost import BudgetSpec, RunForecastSpec
 from stacks.spec.slurm import ACCEPT_MODULE, JobSpec
 from tests.local.jobs_cluster import SEARCH, JobsCluster, finish, probe_cluster, release, start
-from tests.unit.jobs.raw import submit
+from tests.unit.jobs.raw import submit, submitter
 
 pytestmark = pytest.mark.local
 
@@ -265,18 +264,15 @@ def test_a_search_runs_each_trial_with_its_settings_and_ranks_them(
 ) -> None:
     books = open_ledger(cluster.spec, tmp_path, print)
     files = release(cluster.spec)
-    submitter = Submitter(
-        ledger=books,
-        connection=connection,
-        outputs=cluster.outputs,
+    own = submitter(
+        connection,
+        cluster.outputs,
         state=tmp_path,
-        code=files,
-        git_revision=None,
-        log=lambda _line: None,
+        books=lambda: books,
+        code_hash=hash_files(files),
     )
-    equivalent: EquivalentJobs = submitter.equivalent
-    made = submitter.submit(prepare_search(books, SEARCH, files).request)
-    assert trials_to_submit(SEARCH, equivalent, ()) == (), "all are on their way"
+    made = own.submit(prepare_search(books, SEARCH, files).request)
+    assert trials_to_submit(SEARCH, own, ()) == (), "all are on their way"
     deadline = time.monotonic() + 120
     while any(task.is_active for task in states_of(connection, "trials")):
         assert time.monotonic() < deadline
@@ -293,7 +289,7 @@ def test_a_search_runs_each_trial_with_its_settings_and_ranks_them(
     used = slurm.uses(connection, "key", since=now - timedelta(hours=1), until=now).uses
     tasks = [use for use in used if use.array_id == made.submission.job_id]
     assert ([use.num_tasks for use in tasks], len(runs)) == ([1, 1, 1], 3)
-    assert trials_to_submit(SEARCH, equivalent, ()) == (2,)
+    assert trials_to_submit(SEARCH, own, ()) == (2,)
     usd = usd_by_job(
         books,
         connection,
@@ -481,7 +477,7 @@ def test_a_job_whose_number_never_came_back_is_found_again(
     before = connection.run(listed).stdout  # those of other tests stay
     with monkeypatch.context() as patch:
         patch.setattr(connection, "run", killed)
-        with pytest.raises(Killed), runner.alone():
+        with pytest.raises(Killed), runner.submitter.alone():
             runner.submit(spec.jobs[0], ())
     assert history.submissions(tmp_path, "jobs") == ()
     if not is_script_whole:
@@ -512,9 +508,7 @@ def test_a_job_of_another_machine_that_waits_is_taken_and_one_that_ended_is_not(
         )
 
     first = ask()
-    with pytest.raises(AlreadyQueuedError) as same:
-        ask()
-    found = same.value.submission
+    found = ask()
     assert (found.job_id, found.idempotency_key) == (first.job_id, first.idempotency_key)
     slurm.cancel(connection, [first.job_id])
     finish(connection, first)
@@ -547,18 +541,14 @@ def test_a_submission_is_forecast_held_to_the_budget_and_settled(
     said: list[str] = []
 
     def ask(*, force: bool = False) -> Submission:
-        asking = BudgetRequest(
-            run=books.forecast(books.spec.jobs[0]),
-            cluster=cluster.outputs.login_host_key,
-            now=datetime.now(UTC),
-            user="anna",
-            force=force,
-        )
+        run = books.forecast(books.spec.jobs[0])
         return submit_within_budget(
             books,
             connection,
-            asking,
+            expected(run, cluster.outputs.login_host_key),
             lambda _entries, _admit: start(cluster, connection, "probe"),
+            user="anna",
+            force=force,
             log=said.append,
         )
 

@@ -17,7 +17,6 @@ from cost.runs.spend import JobUse
 from infra.clients import slurm
 from infra.clients.slurm import Job
 from infra.clients.ssh import Result
-from infra.jobs import submit
 from infra.jobs.nodes import await_idle, drain, jobs_on, resume
 from infra.local import process
 from infra.local.cloud import RECONCILER
@@ -26,6 +25,7 @@ from infra.local.slurm import pod as pods
 from infra.local.slurm.daemons import SharedFolder
 from tests.local.slurm_stand import CLUSTER, Stand, node_groups, running_stand
 from tests.unit.jobs.login_node import planned
+from tests.unit.jobs.raw import submitter
 from tests.unit.jobs.test_submit import OUTPUTS
 
 pytestmark = pytest.mark.local
@@ -113,7 +113,7 @@ def test_a_job_that_the_queue_forgot_is_found_by_its_key_in_accounting(stand: St
         f"mkdir -p {own}/submissions {own}/bin; touch {own}/submissions/00aa11bb22cc; "
         f"echo '#!/bin/sh' > {own}/bin/squeue; chmod +x {own}/bin/squeue"
     )
-    look_up = submit._script(replace(OUTPUTS, code_path=own), "look_up", wanted)
+    look_up = submitter(None, replace(OUTPUTS, code_path=own))._script("look_up", wanted)
 
     def is_found() -> bool:
         done = stand.ssh(f"PATH={own}/bin:$PATH; {look_up} < /dev/null")

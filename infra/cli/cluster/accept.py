@@ -20,7 +20,7 @@ from infra.cli.context import (
     arg,
     opt,
 )
-from infra.cli.jobs.submit import Prepared, alone
+from infra.cli.jobs.submit import Prepared
 from infra.cli.output import Format, exit_code
 from infra.jobs.history import Submission
 from infra.jobs.ledger import open_ledger
@@ -148,7 +148,7 @@ def _run(
             return None
 
         def send(batch: run.Batch, nodes: tuple[str, ...]) -> Submission:
-            with alone(connection, outputs):
+            with submitter.alone():
                 return submitter.submit(request(batch), force=force, nodes=nodes).submission
 
         with output.ClusterText(sys.stderr) as shown:

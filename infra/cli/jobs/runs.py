@@ -28,7 +28,7 @@ from infra.cli.context import (
     put,
     share,
 )
-from infra.cli.jobs.submit import alone, prepare
+from infra.cli.jobs.submit import prepare
 from infra.cli.output import Format, comparing, exit_code
 from infra.jobs.ledger import budget_lines, open_ledger
 from infra.jobs.recipes import job_args
@@ -156,10 +156,10 @@ def reproduce(
                 "it"
             )
             return
-        with alone(connection, outputs):
+        with submitter.alone():
             found = None
             if not once_more:
-                found = submitter.equivalent.find(
+                found = submitter.find(
                     job.name,
                     sets,
                     may_be_done=job.ends,

@@ -29,7 +29,7 @@ from infra.cli.context import (
     arg,
     opt,
 )
-from infra.cli.jobs.submit import alone, prepare, submit
+from infra.cli.jobs.submit import prepare, submit
 from infra.cli.output import Format
 from infra.clients import slurm
 from infra.clients.errors import JobsError
@@ -75,7 +75,7 @@ def serve(
         connection = closing.enter_context(context.connect(outputs, identity))
         own = _OwnJob(connection, stack, is_kept=keep)
         closing.callback(own.end)
-        with alone(connection, outputs):
+        with context.submitter(connection, outputs).alone():
             job_id = _found(connection, wanted.name, sets or (), stack)
             if job_id is None:
                 prepared = prepare(spec, [wanted], {wanted.name: sets or ()})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,11 +33,11 @@ from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Connection
 from infra.jobs import history, recipes
-from infra.jobs import submit as submitting
 from infra.jobs.history import Submitted
 from infra.jobs.ledger import JobLedger, budget_lines, check_together, lines_together, open_ledger
 from infra.jobs.recipes import Request
-from infra.jobs.submit import Submitter
+from infra.jobs.submit import Submitter, check_job
+from infra.render.delivery import hash_files
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 from stacks.schedule import pipeline as pipeline_of
@@ -59,16 +59,16 @@ class Prepared:
         self, connection: Connection, outputs: StackOutputs, *, sync: bool = False
     ) -> Submitter:
         """What submits them; with `sync` the code is sent first."""
-        return Submitter(
-            ledger=self.ledger,
-            connection=connection,
-            outputs=outputs,
-            state=context.state_root(),
-            code=self.code,
+        # Of an attached cluster nobody else delivers.
+        sends = sync or outputs.attached_key is not None
+        return context.submitter(
+            connection,
+            outputs,
+            books=lambda: self.ledger,
+            code_hash=hash_files(self.code),
             git_revision=context.git_revision(),
-            log=output.note,
             store=lambda: context.run_config_store(outputs),
-            sync=sync,
+            sent_code=self.code if sends else None,
         )
 
 
@@ -97,14 +97,6 @@ def prepare(
     return Prepared(ledger=ledger, code=code, requests=found)
 
 
-@contextmanager
-def alone(connection: Connection, outputs: StackOutputs) -> Generator[None]:
-    """No other command of this state folder submits to the stack in the block."""
-    books = context.books(outputs.stack)
-    with submitting.alone(context.state_root(), connection, outputs, output.note, books):
-        yield
-
-
 def submit(
     job: Annotated[str, arg("Job or search that the stack declares.")],
     stack: StackOption = DEFAULT_STACK,
@@ -127,7 +119,7 @@ def submit(
 ) -> None:
     """Submit a declared job or search; prints its id, and what it is expected to cost."""
     outputs = context.caller(stack, identity)
-    submitting.check_job(outputs, job)
+    check_job(outputs, job)
     if after is not None:
         slurm.job_id(after)
     spec = context.spec(stack)
@@ -177,14 +169,12 @@ class Options:
     is_json: bool
 
     @contextmanager
-    def entered(self, outputs: StackOutputs) -> Generator[Connection]:
-        """A connection, and no other submission from here unless this one is a dry run."""
+    def entered(self, outputs: StackOutputs, prepared: Prepared) -> Generator[Submitter]:
+        """What submits there, alone from here unless it is a dry run."""
         with context.connect(outputs, self.identity) as connection:
-            if self.dry_run:
-                yield connection
-                return
-            with alone(connection, outputs):
-                yield connection
+            submitter = prepared.submitter(connection, outputs, sync=self.sync)
+            with nullcontext() if self.dry_run else submitter.alone():
+                yield submitter
 
     def submit(self, submitter: Submitter, request: Request, after: str | None) -> Submitted:
         """The job of the request; signals wait until its id is known."""
@@ -214,12 +204,11 @@ def _submit_job(
         "forecast": plain_run(request.run),
         "plan": (plan := request.tasks[None].plan) and plan.to_json(),
     }
-    with options.entered(outputs) as connection:
-        submitter = prepared.submitter(connection, outputs, sync=options.sync)
+    with options.entered(outputs, prepared) as submitter:
         known = history.find_equivalent(
             [job],
             {job.name: sets},
-            submitter.equivalent,
+            submitter,
             again=options.again,
             fits=lambda each: options.after in (None, each.after),
         )
@@ -264,7 +253,7 @@ def _submit_pipeline(
 ) -> None:
     jobs = pipeline_of(spec, last.name)
     for job in jobs:
-        submitting.check_job(outputs, job.name)
+        check_job(outputs, job.name)
     by_job = history.settings_by_job(sets, jobs, last.name)
     prepared = prepare(spec, jobs, by_job)
     ledger, requests = prepared.ledger, prepared.requests
@@ -273,10 +262,8 @@ def _submit_pipeline(
     cost = replace(cost, steps=tuple(steps))
     output.note(pipelines.pipeline_line(cost))
     output.note(*pipelines.schedule_lines(cost, datetime.now(UTC)))
-    with options.entered(outputs) as connection:
-        submitter = prepared.submitter(connection, outputs, sync=options.sync)
-        equivalent = submitter.equivalent
-        known = history.find_equivalent(jobs, by_job, equivalent, again=options.again)
+    with options.entered(outputs, prepared) as submitter:
+        known = history.find_equivalent(jobs, by_job, submitter, again=options.again)
         rest = replace(cost, steps=tuple(each for each in steps if known[each.job.name] is None))
         what, usd, now = f"pipeline to {last.name}", rest.forecast_usd, datetime.now(UTC)
         if options.dry_run:
@@ -292,7 +279,7 @@ def _submit_pipeline(
         if not options.force:
             check_together(
                 ledger,
-                connection,
+                submitter.connection,
                 what,
                 usd,
                 cluster=outputs.login_host_key,
@@ -302,7 +289,7 @@ def _submit_pipeline(
         sent = history.submit_pipeline(
             jobs,
             known,
-            equivalent,
+            submitter,
             lambda job, ids: options.submit(submitter, requests[job.name], ids),
             after=options.after,
         )
@@ -342,11 +329,10 @@ def _submit_search(
     trials = prepare_search(ledger, search, code, sets)
     output.note(search_line(trials.cost))
     prepared = Prepared(ledger=ledger, code=code, requests={})
-    with options.entered(outputs) as connection:
-        submitter = prepared.submitter(connection, outputs, sync=options.sync)
+    with options.entered(outputs, prepared) as submitter:
         numbers = trials.numbers
         if not options.again:
-            numbers = trials_to_submit(search, submitter.equivalent, sets)
+            numbers = trials_to_submit(search, submitter, sets)
         if len(numbers) < len(trials.numbers):
             done = len(trials.numbers) - len(numbers)
             output.note(f"{search.name}: {done} trials are done or on their way")

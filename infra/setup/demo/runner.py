@@ -12,7 +12,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,14 +24,14 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
 from infra.clients.ssh import Connection
 from infra.jobs import follow, recipes, transfer
-from infra.jobs import submit as submitting
-from infra.jobs.history import EquivalentJobs, Submission
+from infra.jobs.history import Submission
 from infra.jobs.ledger import open_ledger
 from infra.jobs.submit import Submitter
 from infra.local import engine
 from infra.local.engine import PROJECT
 from infra.local.process import MARK
 from infra.local.slurm.pod import marker
+from infra.render.delivery import hash_files
 from infra.state import CHECKOUT
 from stacks.errors import UserError
 from stacks.schedule import in_order as jobs_in_order
@@ -226,36 +226,26 @@ class Runner:
     """The code that the cluster runs, path -> content: recipes are read from it."""
     git_revision: str | None
     say: Callable[[str], None]
-    _submitter: Submitter = field(init=False)
+    submitter: Submitter = field(init=False)
 
     def __post_init__(self) -> None:
-        self._submitter = Submitter(
-            ledger=open_ledger(self.spec, self.state, self.say),
+        ledger = open_ledger(self.spec, self.state, self.say)
+        self.submitter = Submitter(
             connection=self.connection,
             outputs=self.outputs,
             state=self.state,
-            code=self.files,
-            git_revision=self.git_revision,
             log=self.say,
-        )
-
-    @property
-    def equivalent(self) -> EquivalentJobs:
-        """What was submitted before, and whether it counts."""
-        return self._submitter.equivalent
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Nothing else submits in it, and the job of a run that was killed is written down."""
-        return submitting.alone(
-            self.state, self.connection, self.outputs, self.say, lambda: self._submitter.ledger
+            code_hash=hash_files(self.files),
+            books=lambda: ledger,
+            git_revision=self.git_revision,
         )
 
     def submit(self, job: JobSpec, sets: tuple[str, ...], after: str | None = None) -> Submission:
-        """Submits the job, in `alone`."""
+        """Submits the job, in the submitter's `alone`."""
         # Nobody declares how many tokens a job reads that does not train: no forecast, no line.
         log = self.say if job.module == TRAIN_MODULE else lambda _line: None
-        submitter = replace(self._submitter, log=log)
-        request = recipes.prepare(submitter.ledger, job, self.files, sets, log=log)
+        submitter = replace(self.submitter, log=log)
+        request = recipes.prepare(submitter.books(), job, self.files, sets, log=log)
         made = submitter.submit(request, after=after).submission
         waits = f", after job {after}" if after else ""
         self.say(f"{job.name}: submitted as job {made.job_id}{waits}")
@@ -303,16 +293,16 @@ def run_chain(runner: Runner, settings: Mapping[str, tuple[str, ...]]) -> dict[s
     """Every such job to its end, by name; the first failure ends it. Settings are by job."""
     chosen: dict[str, Submission] = {}
     reused: set[str] = set()
-    with runner.alone():
+    with runner.submitter.alone():
         for job in in_order(runner.spec):
             sets = settings.get(job.name, ())
             needed = [chosen[name] for name in job.after if name in chosen]
-            equivalent = runner.equivalent.find(job.name, sets, needed)
+            equivalent = runner.submitter.find(job.name, sets, needed)
             if equivalent is not None:
                 reused.add(job.name)
                 chosen[job.name] = equivalent
             else:
-                after = runner.equivalent.unfinished(needed)
+                after = runner.submitter.unfinished(needed)
                 chosen[job.name] = runner.submit(job, sets, after)
     return {name: runner.finish(each, reused=name in reused) for name, each in chosen.items()}
 

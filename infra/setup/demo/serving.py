@@ -56,12 +56,12 @@ def serve_and_load(
     own = (f"serve.adapter={_adapter(tuned)}", "serve.port=0")
     mark = ServerMark(
         job=server.name,
-        code_hash=runner.equivalent.code_hash,
+        code_hash=runner.submitter.code_hash,
         sets=(*own, *settings.get(server.name, ())),
     )
     _end_another(runner, mark)
     load_settings = settings.get(load.name, ())
-    with runner.alone():
+    with runner.submitter.alone():
         earlier = _earlier(runner, server, load, mark, load_settings)
         if earlier is None:
             write(runner.state, mark)
@@ -95,7 +95,7 @@ def _end_another(runner: Runner, mark: ServerMark) -> None:
     left = read(runner.state)
     if left is None or left == mark:
         return
-    for each in runner.equivalent.submissions():
+    for each in runner.submitter.submissions():
         if left.fits(each):
             with contextlib.suppress(JobsError):
                 if not slurm.find(runner.connection, each.job_id).finished:
@@ -113,13 +113,13 @@ def _earlier(
     load_settings: tuple[str, ...],
 ) -> tuple[Submission, Job] | None:
     """A server of these settings that runs, or that ended after its load test was measured."""
-    for each, job in runner.equivalent.of(server.name, mark.sets):
+    for each, job in runner.submitter.of(server.name, mark.sets):
         if not job.finished:
             runner.say(f"{server.name}: job {each.job_id} of an earlier run is {job.state}")
             return each, job
         sets = _load_sets(runner, job, load_settings)
-        measured = runner.equivalent.of(load.name, sets)
-        if any(runner.equivalent.is_done(loaded) for _, loaded in measured):
+        measured = runner.submitter.of(load.name, sets)
+        if any(runner.submitter.is_done(loaded) for _, loaded in measured):
             runner.say(f"{server.name}: job {each.job_id} served this and was measured")
             return each, job
     return None
@@ -127,8 +127,8 @@ def _earlier(
 
 def _load(runner: Runner, load: JobSpec, sets: tuple[str, ...]) -> Step:
     """The load test at its end; one that an earlier run submitted counts."""
-    with runner.alone():
-        earlier = runner.equivalent.find(load.name, sets)
+    with runner.submitter.alone():
+        earlier = runner.submitter.find(load.name, sets)
         found = earlier or runner.submit(load, sets)
     return runner.finish(found, reused=earlier is not None)
 

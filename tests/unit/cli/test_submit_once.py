@@ -19,11 +19,11 @@ from cost.runs.ledger import FILE_NAME, Ledger, OpenLedger, forecasts
 from infra.cli.main import app
 from infra.clients.pulumi import StackOutputs
 from infra.jobs import history
-from infra.jobs.submit import alone
 from infra.render.delivery import code_files, hash_files
 from stacks.load import STACKS_DIR, load_stack
 from tests.unit.cli.test_submit import SEARCH
 from tests.unit.jobs.login_node import LOST, TIMED_OUT, Killed, LoginNode, planned
+from tests.unit.jobs.raw import submitter
 
 VERBS = [
     pytest.param(("submit", "finetune"), ["finetune"], id="submit"),
@@ -268,11 +268,11 @@ def test_a_second_terminal_waits_for_the_first_and_says_so(
 
     def second() -> None:
         say: Callable[[str], Any] = lambda line: (order.append(line), waits.set())  # noqa: E731
-        with alone(machine.state, node, outputs, say):
+        with submitter(node, outputs, state=machine.state, log=say).alone():
             order.append("second")
 
     thread = threading.Thread(target=second)
-    with alone(machine.state, node, outputs, order.append):
+    with submitter(node, outputs, state=machine.state, log=order.append).alone():
         thread.start()
         assert waits.wait(60)
         order.append("first")

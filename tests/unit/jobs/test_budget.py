@@ -19,9 +19,9 @@ from infra.clients.ssh import Result
 from infra.jobs import ledger
 from infra.jobs.history import Submission
 from infra.jobs.ledger import (
-    BudgetRequest,
     JobLedger,
     budget_lines,
+    expected,
     open_ledger,
     settle,
     submit_within_budget,
@@ -69,8 +69,15 @@ def ask(
     """Submits `finetune` (forecast 36.5504 USD) and returns what was said."""
     said: list[str] = []
     run = of.forecast(job_of(of.spec))
-    asking = BudgetRequest(run=run, cluster=CLUSTER, now=at(12), user="anna", force=force)
-    submit_within_budget(of, shell, asking, lambda _entries, _admit: submit(), log=said.append)
+    submit_within_budget(
+        of,
+        shell,
+        expected(run, CLUSTER, at=at(12)),
+        lambda _entries, _admit: submit(),
+        user="anna",
+        force=force,
+        log=said.append,
+    )
     return said
 
 

@@ -11,17 +11,18 @@ import pytest
 
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
-from infra.jobs import history, submit
+from infra.jobs import history
 from infra.jobs.history import (
-    EquivalentJobs,
     Submission,
     Submitted,
+    SubmittedJobs,
     find_equivalent,
     pipeline_text,
     settings_by_job,
     submit_pipeline,
 )
 from stacks.spec.slurm import JobSpec
+from tests.unit.jobs.raw import request, submitter
 from tests.unit.jobs.test_submit import HASH, OUTPUTS
 
 
@@ -58,8 +59,7 @@ class Queue:
 
     def show(self, wanted: JobSpec, after: str | None) -> str:
         outputs = self.equivalent.outputs
-        planned = submit.plan_submission(outputs, wanted.name, code_hash=HASH, after=after)
-        return submit.dry_run(self, outputs, planned)
+        return submitter(self, outputs, code_hash=HASH).dry_run(request(wanted.name), after=after)
 
     def send(self, wanted: JobSpec, after: str | None) -> Submitted:
         number = str(len(self.states) + 1)
@@ -84,10 +84,10 @@ class Queue:
             self.states[number] = (self.states[number][0], state)
 
     @property
-    def equivalent(self) -> EquivalentJobs:
+    def equivalent(self) -> SubmittedJobs:
         outputs = replace(OUTPUTS, jobs=dict.fromkeys(NAMES, ""))
-        return EquivalentJobs(
-            shell=self, outputs=outputs, state=self.state, code_hash=HASH, log=lambda _: None
+        return SubmittedJobs(
+            connection=self, outputs=outputs, state=self.state, code_hash=HASH, log=lambda _: None
         )
 
 
@@ -183,7 +183,7 @@ def test_a_dry_run_shows_every_sbatch_and_sends_none(queue: Queue) -> None:
     submitted(queue, JOBS[:1])
     text = pipeline_text(JOBS, find_equivalent(JOBS, {}, queue.equivalent), queue.show)
     lines = [line for line in text.splitlines() if line.startswith("# ")]
-    options = "--kill-on-invalid-dep=yes --export=ALL"
+    options = f"--kill-on-invalid-dep=yes --export=ALL,SOPERATOR_RELEASE={HASH}"
     assert lines == [
         "# prepare: job 1 counts; it is not submitted again",
         f"# sbatch --parsable --dependency=afterok:1 {options} jobs/tune",

@@ -14,7 +14,7 @@ from cost.runs.ledger import ForecastEntry
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
 from infra.jobs import history
-from infra.jobs.history import EquivalentJobs, Submission
+from infra.jobs.history import Submission, SubmittedJobs
 from infra.jobs.ledger import JobLedger, open_ledger
 from infra.jobs.recipes import TaskFiles
 from infra.jobs.search import (
@@ -26,14 +26,13 @@ from infra.jobs.search import (
     states_of,
     trials_to_submit,
 )
-from infra.jobs.submit import Submitter
-from infra.render.delivery import code_files
+from infra.render.delivery import code_files, hash_files
 from stacks.load import STACKS_DIR
 from stacks.rules.jobs import TRIALS_MOST
 from stacks.spec.cost import BudgetSpec
 from stacks.spec.slurm import AxisSpec, Goal, SearchSpec
 from tests.unit.cost.run_stacks import l40s
-from tests.unit.jobs.raw import submit
+from tests.unit.jobs.raw import submit, submitter
 from tests.unit.jobs.test_submit import HASH, OUTPUTS
 
 RATES = AxisSpec(key="train.learning_rate", values=("1e-5", "2e-5", "4e-5"))
@@ -94,18 +93,16 @@ def sent(
 ) -> Submission:
     """The array; what else a search changes is in `changes`."""
     files = code_files(STACKS_DIR.parent, of.spec)
-    submitter = Submitter(
-        ledger=of,
-        connection=cluster,
-        outputs=WITH_SEARCH,
+    trials = prepare_search(of, replace(SEARCH, **changes), files)
+    own = submitter(
+        cluster,
+        WITH_SEARCH,
         state=state,
-        code=files,
-        git_revision=None,
-        log=lambda _line: None,
+        books=lambda: of,
+        code_hash=hash_files(files),
         store=lambda: store,
     )
-    trials = prepare_search(of, replace(SEARCH, **changes), files)
-    return submitter.submit(trials.request).submission
+    return own.submit(trials.request).submission
 
 
 @pytest.mark.usefixtures("public_key_file")
@@ -123,9 +120,9 @@ def test_the_data_of_every_trial_is_looked_for_before_the_array_is_queued(
         assert command.count(f"/mnt/data/{name}/tokens_train.parquet") == 1
 
 
-def equivalent(cluster: Cluster, state: Path) -> EquivalentJobs:
-    return EquivalentJobs(
-        shell=cluster, outputs=WITH_SEARCH, state=state, code_hash=HASH, log=lambda _: None
+def equivalent(cluster: Cluster, state: Path) -> SubmittedJobs:
+    return SubmittedJobs(
+        connection=cluster, outputs=WITH_SEARCH, state=state, code_hash=HASH, log=lambda _: None
     )
 
 

@@ -15,9 +15,8 @@ from infra.clients.pulumi import StackOutputs, outputs_from
 from infra.clients.ssh import Result
 from infra.jobs import history
 from infra.jobs.recipes import job_args, prepared_data
-from infra.jobs.submit import dry_run, plan_submission, sbatch_once
 from stacks.spec.slurm import JobSpec
-from tests.unit.jobs.raw import submit
+from tests.unit.jobs.raw import request, submit, submitter
 from tests.unit.jobs.test_parse import FIXTURES
 
 OUTPUTS = StackOutputs(
@@ -61,10 +60,8 @@ class Recorded:
 @pytest.mark.feature("S000-09", "S000-11", "S001-31")
 def test_a_submission_is_one_round_trip_with_the_dependency_and_the_settings() -> None:
     shell = Recorded()
-    planned = plan_submission(
-        OUTPUTS, "finetune", code_hash=HASH, sets=["train.max_steps=8"], after="11"
-    )
-    made = sbatch_once(shell, OUTPUTS, planned)
+    sets = ["train.max_steps=8"]
+    made = submit(shell, OUTPUTS, "finetune", code_hash=HASH, sets=sets, after="11")
     (command,) = shell.asked
     assert command.endswith(
         "submit_once sbatch --parsable --dependency=afterok:11 --kill-on-invalid-dep=yes "
@@ -299,5 +296,5 @@ def test_a_dry_run_says_nothing_to_the_terminal_that_the_cluster_wrote() -> None
     """A hostile login node has the script that is shown, and what sbatch says."""
     script = f"releases/{HASH}\n#!/bin/bash\n\x1b]52;c;x\a\n"
     shell = Recorded(stdout=script, stderr="to start\x1b[2J\n")
-    text = dry_run(shell, OUTPUTS, plan_submission(OUTPUTS, "finetune", code_hash=HASH))
+    text = submitter(shell, OUTPUTS, code_hash=HASH).dry_run(request("finetune"))
     assert text.endswith("# to start\\x1b[2J\n#!/bin/bash\n\\x1b]52;c;x\\x07\n")

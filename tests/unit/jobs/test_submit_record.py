@@ -6,8 +6,10 @@ import errno
 import fcntl
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +19,16 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Result
 from infra.jobs import history
 from infra.jobs.history import Submission
-from infra.jobs.submit import _record, alone, plan_submission, recover, sbatch_once
+from infra.jobs.recipes import PreparedJob
+from infra.jobs.submit import Submitter
+from stacks.spec.slurm import JobSpec
 from tests.unit.cost.run_stacks import at, forecast_entry
 from tests.unit.jobs.login_node import LOST, TIMED_OUT, Killed, LoginNode
+from tests.unit.jobs.raw import request, submit, submitter
 from tests.unit.jobs.test_submit import OUTPUTS, Recorded
 
 HASH = "0123456789abcdef"
+FINETUNE = request("finetune")
 
 
 @pytest.fixture
@@ -44,9 +50,21 @@ def call(
     node: LoginNode, outputs: StackOutputs, state: Path, planned: Submission | None = None
 ) -> Submission:
     """One call of the script with its record, as a submission makes it."""
-    planned = planned or plan_submission(outputs, "finetune", code_hash=HASH)
+    own = here(state, node, outputs)
+    planned = planned or plan(outputs)
     entries = (forecast_entry("", "15", at(8), cluster=outputs.login_host_key),)
-    return sbatch_once(node, outputs, planned, record=_record(state, planned, entries))
+    return own.sbatch_once(planned, FINETUNE, {}, record=own.sealed(planned, entries))
+
+
+def here(
+    state: Path, node: Any, outputs: StackOutputs, log: Callable[[str], Any] = print
+) -> Submitter:
+    """What submits from a state folder, and puts back what was cut off."""
+    return submitter(node, outputs, state=state, log=log, code_hash=HASH)
+
+
+def plan(outputs: StackOutputs) -> Submission:
+    return submitter(None, outputs, code_hash=HASH).planned(FINETUNE)
 
 
 def booked(state: Path) -> list[str]:
@@ -62,7 +80,7 @@ def records(node: LoginNode) -> list[str]:
 def test_the_same_key_is_one_job_however_often_it_is_called(
     node: LoginNode, outputs: StackOutputs, state: Path
 ) -> None:
-    planned = plan_submission(outputs, "finetune", code_hash=HASH)
+    planned = plan(outputs)
     made = [call(node, outputs, state, planned) for _ in range(3)]
     assert [each.job_id for each in made] == ["12"] * 3
     assert node.names() == ["finetune"]
@@ -83,7 +101,7 @@ def test_a_killed_command_is_written_down_from_its_record(
 ) -> None:
     """The script may have been killed with it, and the queue may have forgotten the job."""
     node.cut = Killed
-    planned = plan_submission(outputs, "finetune", code_hash=HASH)
+    planned = plan(outputs)
     with pytest.raises(Killed):
         call(node, outputs, state, planned)
     if known_by != "its own record":
@@ -94,14 +112,14 @@ def test_a_killed_command_is_written_down_from_its_record(
         node.put("accounted", (node.folder / "lines").read_text())
         node.put("queue")
     lines: list[str] = []
-    recover(state, node, outputs, lines.append)
+    here(state, node, outputs, lines.append).recover()
     assert lines == [
         "finetune: job 12 was submitted by a command that was cut off; it is written down"
     ]
     (found,) = history.submissions(state, "local")
     assert found == replace(planned, job_id="12", log_path=outputs.log_path("finetune", "12"))
     assert (booked(state), records(node)) == (["12"], [])
-    recover(state, node, outputs, lines.append)
+    here(state, node, outputs, lines.append).recover()
     assert len(lines) == 1
 
 
@@ -113,7 +131,7 @@ def test_a_record_of_which_no_job_came_is_forgotten(
     (node.folder / "queue").write_text("")
     (number,) = node.folder.glob("code/submissions/*.id")
     number.unlink()
-    with alone(state, node, outputs, pytest.fail):
+    with here(state, node, outputs, pytest.fail).alone():
         assert (booked(state), records(node)) == ([], [])
 
 
@@ -135,7 +153,7 @@ def test_a_slurm_that_does_not_answer_leaves_open_whether_a_job_came(
     with pytest.raises(JobsError, match=r"Unable to contact.*is not known: the next command looks"):
         call(node, outputs, state)
     said = "Unable to contact.*cut off is not known: try again"
-    with pytest.raises(JobsError, match=said), alone(state, node, outputs, print):
+    with pytest.raises(JobsError, match=said), here(state, node, outputs).alone():
         pytest.fail("it went on")
     assert (len(records(node)), booked(state)) == (1, [])
 
@@ -149,10 +167,13 @@ def test_a_job_that_slurm_lists_late_is_found_and_not_submitted_again(
     node.put("late")
     with pytest.raises(JobsError, match=r"may still come.* in \d+ s.*is not known"):
         call(node, outputs, state)
-    with pytest.raises(JobsError, match="may still come"), alone(state, node, outputs, print):
+    with (
+        pytest.raises(JobsError, match="may still come"),
+        here(state, node, outputs).alone(),
+    ):
         pytest.fail("it went on")
     node.put("queue", (node.folder / "late").read_text())
-    with alone(state, node, outputs, print):
+    with here(state, node, outputs).alone():
         assert (booked(state), records(node)) == (["12"], [])
 
 
@@ -165,7 +186,7 @@ def test_an_sbatch_without_an_answer_is_over_after_a_minute(
         call(node, outputs, state)
     (told,) = node.folder.glob("code/submissions/*.err")
     os.utime(told, (0, 0))
-    with alone(state, node, outputs, pytest.fail):
+    with here(state, node, outputs, pytest.fail).alone():
         assert (booked(state), records(node)) == ([], [])
     assert not [*told.parent.iterdir()]
 
@@ -185,7 +206,7 @@ def test_of_a_cluster_that_was_made_anew_nothing_is_taken(
     """Ids start again there, and its filesystem may be the old one."""
     call(node, outputs, state)
     anew = replace(outputs, login_host_key="ssh-ed25519 AAAAanew")
-    recover(state, node, anew, pytest.fail)
+    here(state, node, anew, pytest.fail).recover()
     assert (history.submissions(state, "local"), records(node)) == ((), [])
 
 
@@ -195,7 +216,7 @@ def test_another_machine_takes_nothing_of_a_record_that_is_not_its_own(
     call(node, outputs, state)
     there = tmp_path / "there"
     made = call(node, outputs, there)
-    recover(there, node, outputs, lambda _line: None)
+    here(there, node, outputs, lambda _line: None).recover()
     assert [each.job_id for each in history.submissions(there, "local")] == [made.job_id]
     assert len(records(node)) == 1
 
@@ -204,7 +225,7 @@ def test_the_record_is_read_as_what_a_stranger_wrote(
     node: LoginNode, outputs: StackOutputs, state: Path, tmp_path: Path
 ) -> None:
     """Forged, changed, cut, too long, a link, or a folder: none of it is written down here."""
-    planned = plan_submission(outputs, "finetune", code_hash=HASH)
+    planned = plan(outputs)
     call(node, outputs, state, planned)
     folder = node.folder / "code" / "submissions"
     (real,) = [path for path in folder.iterdir() if "." not in path.name]
@@ -218,7 +239,7 @@ def test_the_record_is_read_as_what_a_stranger_wrote(
     (tmp_path / "elsewhere").write_text(text)
     (folder / ("f" * 12)).symlink_to(tmp_path / "elsewhere")
     real.unlink()
-    recover(state, node, outputs, pytest.fail)
+    here(state, node, outputs, pytest.fail).recover()
     assert (history.submissions(state, "local"), booked(state)) == ((), [])
 
 
@@ -239,7 +260,7 @@ def test_an_answer_that_is_no_number_is_refused(
                 return Result(command=command, exit_code=0, stdout="../../12\n", stderr="")
             return node.run(command, stdin=stdin)
 
-    recover(state, Hostile(), outputs, pytest.fail)
+    here(state, Hostile(), outputs, pytest.fail).recover()
     assert history.submissions(state, "local") == ()
 
 
@@ -275,7 +296,7 @@ def test_a_state_folder_without_locks_is_refused_in_a_line_that_says_what_to_do(
     said = r"\.submit\.lock: No locks available; nothing was submitted: set SOPERATOR_STATE"
     with (
         pytest.raises(JobsError, match=said),
-        alone(tmp_path, Recorded(), OUTPUTS, print),
+        here(tmp_path, Recorded(), OUTPUTS).alone(),
     ):
         pytest.fail("it went on without the lock")
 
@@ -283,7 +304,7 @@ def test_a_state_folder_without_locks_is_refused_in_a_line_that_says_what_to_do(
 def test_a_state_folder_that_cannot_be_written_stops_the_submission(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
     said = "nothing was submitted: make its folder yours"
-    with pytest.raises(JobsError, match=said), alone(tmp_path, Recorded(), OUTPUTS, print):
+    with pytest.raises(JobsError, match=said), here(tmp_path, Recorded(), OUTPUTS).alone():
         pytest.fail("it went on without the lock")
 
 
@@ -294,30 +315,32 @@ def test_data_that_is_not_there_is_refused_before_the_job_waits_for_a_gpu(
     root = tmp_path / "data"
     outputs = replace(outputs, places={**outputs.places, "data": str(root)})
     path = root / "prepared" / "x" / "tokens_train.parquet"
-    reads = [(str(path), str(tmp_path / "other")), ()]
+    job = JobSpec(name="finetune", module="workloads.train", recipe="r")
+    recipe = {"train": {"dataset": "prepared/x"}}
+    tasks = {None: PreparedJob(job=job, run=FINETUNE.run, plan=None, recipe=recipe)}
+    asked = request("finetune", tasks=tasks)
 
-    def submit(after: str | None = None) -> str:
-        planned = plan_submission(outputs, "finetune", code_hash=HASH, after=after)
-        return sbatch_once(node, outputs, planned, reads=reads).job_id
+    def sent(after: str | None = None) -> str:
+        own = here(tmp_path, node, outputs)
+        return own.sbatch_once(own.planned(asked, after=after), asked, {}).job_id
 
-    assert submit() == "12", "there is no such place here"
+    assert sent() == "12", "there is no such place here"
     path.parent.mkdir(parents=True)
     path.touch()
     with pytest.raises(JobsError, match=rf"finetune: {path} is not on the cluster, or is empty"):
-        submit()
-    assert submit(after="11") == "13"
+        sent()
+    assert sent(after="11") == "13"
     path.write_bytes(b"PAR1")
-    assert submit() == "14"
+    assert sent() == "14"
 
 
 @pytest.mark.parametrize("odd", ["a[$(touch $NODE/ran)]", "x", ""])
 def test_what_the_queue_shows_in_the_place_of_a_number_is_neither_counted_nor_run(
     odd: str, node: LoginNode, outputs: StackOutputs
 ) -> None:
-    planned = plan_submission(outputs, "finetune", code_hash=HASH)
-    digest = (planned.idempotency_key or "").rpartition(":")[0]
+    digest = (plan(outputs).idempotency_key or "").rpartition(":")[0]
     node.put("queue", f"{odd}|finetune|PENDING|{digest}:aa\n")
-    made = sbatch_once(node, outputs, planned, oldest=3)
+    made = submit(node, outputs, "finetune", code_hash=HASH, oldest=3)
     assert [job[0] for job in node.queue] == [odd, made.job_id]
     assert not (node.folder / "ran").exists()
 
@@ -329,4 +352,4 @@ def test_a_number_that_slurm_never_gives_is_no_job(
     program = node.folder / "bin" / "sbatch"
     program.write_text(f"#!/bin/bash\necho {number}\n")
     with pytest.raises(JobsError, match="instead of a job id"):
-        sbatch_once(node, outputs, plan_submission(outputs, "finetune", code_hash=HASH))
+        submit(node, outputs, "finetune", code_hash=HASH)

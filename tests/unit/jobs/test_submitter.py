@@ -16,12 +16,12 @@ from infra.jobs import history
 from infra.jobs.history import Submission
 from infra.jobs.ledger import JobLedger, open_ledger
 from infra.jobs.recipes import PLAN_VARIABLE, prepare, refuse_wrong
-from infra.jobs.submit import Submitter
 from infra.render.delivery import code_files
 from stacks.load import STACKS_DIR
 from stacks.spec import LifetimeSpec
 from stacks.spec.cost import BudgetSpec
 from tests.unit.cost.run_stacks import job_of, l40s, trained
+from tests.unit.jobs.raw import submitter
 from tests.unit.jobs.test_submit import OUTPUTS, Recorded
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
@@ -35,16 +35,8 @@ def sent(of: JobLedger, shell: Recorded, state: Path) -> tuple[Submission, list[
     """`finetune` of seed 000 (forecast 36.5504 USD) and what was said."""
     said: list[str] = []
     files = code_files(STACKS_DIR.parent, of.spec)
-    submitter = Submitter(
-        ledger=of,
-        connection=shell,
-        outputs=OUTPUTS,
-        state=state,
-        code=files,
-        git_revision=None,
-        log=said.append,
-    )
-    made = submitter.submit(prepare(of, job_of(of.spec), files, log=said.append))
+    own = submitter(shell, OUTPUTS, state=state, books=lambda: of, log=said.append)
+    made = own.submit(prepare(of, job_of(of.spec), files, log=said.append))
     assert not made.is_equivalent
     return made.submission, said
 

@@ -28,11 +28,11 @@ from infra.clients.ssh import Result
 from infra.jobs.history import Submission
 from infra.jobs.ledger import (
     Admit,
-    BudgetRequest,
     Entries,
     JobLedger,
     admit_session,
     exchange,
+    expected,
     note_actual,
     open_ledger,
     report_of_cluster,
@@ -408,8 +408,10 @@ class Asked:
             return submission("12")
 
         run = self.of.forecast(job_of(self.of.spec))
-        asking = BudgetRequest(run=run, cluster=CLUSTER, now=at(12), user="ann", force=False)
-        return submit_within_budget(self.of, shell, asking, made, log=self.said.append).job_id
+        entry, log = expected(run, CLUSTER, at=at(12)), self.said.append
+        return submit_within_budget(
+            self.of, shell, entry, made, user="ann", force=False, log=log
+        ).job_id
 
     def session(self, shell: Teller) -> bool:
         asked = ask_session(self.of.rates, gpus=1, cpus=None, partition=None, hours=1)

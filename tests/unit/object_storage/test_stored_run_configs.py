@@ -14,12 +14,12 @@ from infra.clients.ssh import Result
 from infra.jobs import recipes
 from infra.jobs.ledger import open_ledger
 from infra.jobs.recipes import RUN_CONFIG_VARIABLE, prepare
-from infra.jobs.submit import Submitter
 from infra.render.delivery import code_files, store
 from stacks.load import STACKS_DIR, load_stack
 from tests import SHIPPED
 from tests.object_cloud import credentials
 from tests.unit.cost.run_stacks import job_of, l40s
+from tests.unit.jobs.raw import submitter
 from tests.unit.jobs.test_submit import OUTPUTS, Recorded
 from tests.unit.object_storage.conftest import Storage
 from tests.unit.object_storage.test_uploads import stored
@@ -72,13 +72,11 @@ def test_a_submission_names_the_object_to_its_job(
     of, shell, said = open_ledger(l40s(), tmp_path, print), Login(), list[str]()
     files = code_files(CHECKOUT, of.spec)
     request = prepare(of, job_of(of.spec), files, ["train.max_steps=8"], log=said.append)
-    Submitter(
-        ledger=of,
-        connection=shell,
-        outputs=OUTPUTS,
+    submitter(
+        shell,
+        OUTPUTS,
         state=tmp_path,
-        code=files,
-        git_revision=None,
+        books=lambda: of,
         log=said.append,
         store=lambda: opened(storage),
     ).submit(request)
@@ -94,19 +92,16 @@ def test_a_bucket_that_refuses_stops_the_submission_before_the_cluster_is_asked(
 ) -> None:
     of, shell = open_ledger(l40s(), tmp_path, print), Recorded()
     files = code_files(CHECKOUT, of.spec)
-    submitter = Submitter(
-        ledger=of,
-        connection=shell,
-        outputs=OUTPUTS,
+    own = submitter(
+        shell,
+        OUTPUTS,
         state=tmp_path,
-        code=files,
-        git_revision=None,
-        log=lambda _line: None,
+        books=lambda: of,
         store=lambda: opened(storage, "copies"),
     )
     request = prepare(of, job_of(of.spec), files, log=lambda _line: None)
     with pytest.raises(JobsError, match="nothing was submitted: run `pulumi up`"):
-        submitter.submit(request)
+        own.submit(request)
     assert (shell.asked, of.file.read().entries) == ([], ())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
 MOST_FILES = 385
-MOST_LINES = 95_043
+MOST_LINES = 94_854
 MOST_CHILDREN = 12
 LARGER = {"workloads/train": 13}
 """Folders that are still larger, and how many children they have; none may join them."""
