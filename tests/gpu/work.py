@@ -27,7 +27,7 @@ from workloads.train.strategy import (
     spread_ddp,
     use_liger,
 )
-from workloads.train.tasks.causal_lm import CausalLm
+from workloads.train.tasks import CausalLm
 
 KINDS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 

@@ -15,8 +15,7 @@ for name in (
     "workloads.train.checkpoint",
     "workloads.train.finish",
     "workloads.train.strategy",
-    "workloads.train.tasks.causal_lm",
-    "workloads.train.tasks.small",
+    "workloads.train.tasks",
     "workloads.evaluate.__main__",
 ):
     importlib.import_module(name)

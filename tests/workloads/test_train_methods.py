@@ -537,7 +537,7 @@ def test_adapters_learn_on_other_kinds_of_models_and_load_on_their_base(
     import transformers
 
     from workloads.train.run import train as main
-    from workloads.train.tasks.small import AUTO_CLASSES
+    from workloads.train.tasks import AUTO_CLASSES
 
     options = ("train.method=lora", "train.save_original=true", "train.gate=null")
     arguments = [f"--recipe={kind}_full_1xcpu", *(f"--set={option}" for option in options)]

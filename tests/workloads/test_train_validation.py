@@ -287,7 +287,7 @@ def test_held_out_classes_that_nobody_learns_are_refused(places: Path) -> None:
 
     from workloads.common.exit_codes import DataError
     from workloads.recipes.train import EvalConfig, TrainConfig
-    from workloads.train.tasks.small import SmallTask
+    from workloads.train.tasks import SmallTask
 
     for part, labels in (("train", [0, 1]), ("test", [0, 2])):
         pixels = np.zeros((2, 3, 8, 8), dtype=np.float32)

@@ -26,7 +26,7 @@ def loop(size: Work, *, turns: Turns | None, settings: dict[str, Any]) -> Any:
     from tests.gpu.work import Steps, trainer_of
     from workloads.data.token_rows import Writer
     from workloads.recipes.train import LoraConfig, TrainConfig
-    from workloads.train.tasks.causal_lm import CausalLm
+    from workloads.train.tasks import CausalLm
 
     packing = settings.get("packing", True)
     config = TrainConfig(

@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
-MOST_FILES = 385
-MOST_LINES = 94_854
+MOST_FILES = 383
+MOST_LINES = 94_753
 MOST_CHILDREN = 12
 LARGER = {"workloads/train": 13}
 """Folders that are still larger, and how many children they have; none may join them."""

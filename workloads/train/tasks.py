@@ -1,31 +1,164 @@
-"""Text classifiers, text to text, and images classified, segmented or searched for objects.
+"""What a run learns: a task knows its model, its rows and its loss, and nothing of ranks.
 
-Data sets are folders: `rows_train.jsonl` with {"text", "label"} or {"source", "target"}, or
-`images_train.npz` with arrays `pixel_values` (rows, channels, height, width) and `labels`: a class
-a row; for segmentation a class a pixel (rows, height, width); for detection a class an object
-(rows, objects) beside `boxes` (rows, objects, 4). Held-out rows in `rows_test.jsonl` or
-`images_test.npz`.
-`generated` makes rows and a tiny random model, for a run that needs no file.
+causal_lm learns packed chats; the others classify texts, make text of text, and classify, segment
+or search images. A task reads its rows when it is opened, before torch is imported and a GPU is
+taken. `rows` are those to learn, `eval_rows` those held out (none without train.eval), `digest` and
+`eval_digest` hashes of them in order, `num_dropped` how many were left out or cut because they were
+too long, `data_file` what they were read from (None where they were generated).
+
+Data sets of the others are folders: `rows_train.jsonl` with {"text", "label"} or {"source",
+"target"}, or `images_train.npz` with arrays `pixel_values` (rows, channels, height, width) and
+`labels`: a class a row; for segmentation a class a pixel (rows, height, width); for detection a
+class an object (rows, objects) beside `boxes` (rows, objects, 4). Held-out rows in
+`rows_test.jsonl` or `images_test.npz`. `generated` makes rows and a tiny random model, for a run
+that needs no file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.common.exit_codes import ConfigError, DataError
+from workloads.data import token_rows
 from workloads.data.manifest import json_lines
+from workloads.data.token_rows import IGNORED, Pack
 from workloads.recipes.train import TrainConfig
-from workloads.train.tasks import held_out, is_generated
 
 if TYPE_CHECKING:
     import torch
+
+GENERATED = "generated"
+"""Data set, and start of a model's name, that are made here: nothing is read."""
+
+
+def is_generated(model: str) -> bool:
+    """Return whether a recipe's model is one that is made here."""
+    return model.startswith(f"{GENERATED}/")
+
+
+@contextlib.contextmanager
+def held_out() -> Iterator[None]:
+    """Within, what is wrong with held-out rows says which setting asks for them."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(
+            f"train.eval: needs held-out rows: {error}; prepare the data with data.test_ratio, or "
+            "set train.eval=null"
+        ) from error
+
+
+class CausalLm:
+    """The task `causal_lm`."""
+
+    def __init__(
+        self, config: TrainConfig, *, model_dir: Path | None, dataset: Path | None
+    ) -> None:
+        if model_dir is None or dataset is None:
+            raise ConfigError(
+                "train.task causal_lm: needs a model and a data set of its own, nothing generated"
+            )
+        self._config, self.model_dir = config, model_dir
+        self.data_file: Path | None = dataset / "tokens_train.parquet"
+        self.rows, self.digest, self.num_dropped = self._read(self.data_file, model_dir)
+        self.eval_rows: Sequence[Pack] = ()
+        self.eval_digest = ""
+        if config.eval is not None:
+            with held_out():
+                self.eval_rows, self.eval_digest, _ = self._read(
+                    dataset / "tokens_test.parquet", model_dir, last=config.eval.rows
+                )
+        self._pad_id: int | None = None
+        self._multiple = 1
+
+    def _read(
+        self, path: Path, model_dir: Path, *, last: int | None = None
+    ) -> tuple[Sequence[Pack], str, int]:
+        """Return a file's rows, or the `last` ones, their hash, and how many were too long."""
+        config, examples = self._config, token_rows.read_parquet(path)
+        limit = config.sequence_length
+        token_rows.check_tokens(path, examples, model_dir=model_dir)
+        fits = examples.lengths <= limit
+        num_dropped = len(examples) - int(fits.sum())
+        if num_dropped and config.overlong == "refuse":
+            raise DataError(
+                f"{path}: {num_dropped} of {len(examples)} examples are longer than "
+                f"train.sequence_length {limit}; raise it, or set train.overlong=drop"
+            )
+        kept = examples.cut(limit) if config.overlong == "cut" else examples.select(fits)
+        if last is not None:
+            kept = kept.select(kept.offsets[:-1] >= kept.offsets[max(0, len(kept) - last)])
+        if not kept.num_label_tokens:
+            raise DataError(f"{path}: no token to learn in {len(kept)} examples")
+        if config.packing:
+            rows = token_rows.pack(kept, sequence_length=limit)
+        else:
+            rows = [
+                Pack(rows=kept, indices=(index,), num_tokens=length)
+                for index, length in enumerate(kept.lengths.tolist())
+            ]
+        return rows, kept.digest, num_dropped
+
+    def length(self, row: Pack) -> int:
+        """Return the tokens of a row."""
+        return row.num_tokens
+
+    def build(self, device: torch.device) -> Any:
+        """Return the model ready to train."""
+        from workloads.train import model
+
+        self._read_tokenizer()
+        return model.build_model(self.model_dir, self._config, device=device)
+
+    def build_empty(self, device: torch.device) -> Any:
+        """Return the same model on the meta device."""
+        from workloads.train import model
+
+        self._read_tokenizer()
+        return model.build_empty_model(self.model_dir, self._config, device=device)
+
+    def loss(self, model: Any, device: torch.device) -> torch.nn.Module:
+        """Return a module whose forward gives the loss of a batch, summed over its labels."""
+        from workloads.train.inputs import compiles_layers
+        from workloads.train.model import AssistantLoss
+
+        # Tensor cores take rows of whole tiles, and compiled layers see few lengths.
+        compiles = compiles_layers(self._config, has_gpu=device.type == "cuda")
+        self._multiple = 128 if compiles or device.type == "cuda" else 1
+        return AssistantLoss(model, chunk_tokens=self._config.loss_chunk_tokens or None)
+
+    def collate(self, rows: Sequence[Pack]) -> token_rows.Batch:
+        """Return one micro batch; no rows give the shortest one there is, without labels."""
+        assert self._pad_id is not None
+        real = rows or [min(self.rows, key=self.length)]
+        batch = token_rows.collate(real, pad_id=self._pad_id, multiple=self._multiple)
+        if rows:
+            return batch
+        labels_BT = batch.labels_BT.clone().fill_(IGNORED)
+        return replace(batch, learned_N=None, labels_BT=labels_BT, num_tokens=0, num_label_tokens=0)
+
+    def num_positions(self, batch: token_rows.Batch) -> int:
+        """Return the positions that the model computes on: tokens and padding."""
+        return batch.input_ids_BT.numel()
+
+    def save_preprocessor(self, folder: Path) -> None:
+        """Write what turns raw input into rows beside a model: the tokenizer."""
+        self._read_tokenizer().save_pretrained(folder)
+
+    def _read_tokenizer(self) -> Any:
+        from workloads.common.models import load_tokenizer
+
+        tokenizer = load_tokenizer(self.model_dir)
+        self._pad_id = tokenizer.pad_token_id
+        return tokenizer
 
 
 NUM_ROWS, VOCABULARY, CLASSES = 64, 32, 4
@@ -106,7 +239,6 @@ AUTO_CLASSES = {
     "object_detection": "AutoModelForObjectDetection",
 }
 OF_IMAGES = ("image_classification", "semantic_segmentation", "object_detection")
-IGNORED = -100
 NOT_LEARNED = 255
 """Class of a pixel that nobody learns, as data sets of segmentation have it: ADE20K, Cityscapes."""
 
@@ -219,52 +351,42 @@ class SmallTask:
 
     def build(self, device: torch.device) -> Any:
         """Return the model ready to train."""
-        import torch
-
-        kind, dtype = self._kind()
-        torch.manual_seed(self._config.seed)  # a classifier of a folder's model has a new head
-        if self.model_dir is None:
-            model = kind.from_config(self._shape(), dtype=dtype)
-        else:
-            options = {"use_safetensors": True, "trust_remote_code": False, **self._head()}
-            model = kind.from_pretrained(self.model_dir, dtype=dtype, **options)
-        return self._ready(model).to(device)
+        return self._ready(device).to(device)
 
     def build_empty(self, device: torch.device) -> Any:
-        """Return the model on the meta device."""
+        """Return the same model on the meta device."""
         import torch
 
         del device
-        kind, dtype = self._kind()
         with torch.device("meta"):
-            return self._ready(kind.from_config(self._shape(), dtype=dtype))
+            return self._ready(None)
 
-    def _kind(self) -> tuple[Any, torch.dtype]:
-        """The class of the model, and the type of its weights."""
+    def _ready(self, device: torch.device | None) -> Any:
+        """Return the model with adapters and checkpointing; on no device, without its weights."""
+        import torch
         import transformers
 
-        from workloads.train.model import base_dtype
+        from workloads.train import model as models
 
-        return getattr(transformers, AUTO_CLASSES[self._config.task]), base_dtype(self._config)
-
-    def _head(self) -> dict[str, int]:
-        return {} if self._config.task == "text_to_text" else {"num_labels": self.num_classes}
-
-    def _shape(self) -> Any:
-        import transformers
-
-        if self.model_dir is not None:
-            options = {"trust_remote_code": False, **self._head()}
-            return transformers.AutoConfig.from_pretrained(self.model_dir, **options)
-        kind, sizes = MODELS[self._model]
-        return getattr(transformers, kind)(**sizes, **self._head())
-
-    def _ready(self, model: Any) -> Any:
-        from workloads.train.model import attach_lora, recompute
-
-        if self._config.has_adapters:
-            model = attach_lora(model, self._config)
-        return recompute(model, self._config.gradient_checkpointing).train()
+        config, head = self._config, {"num_labels": self.num_classes}
+        options = {} if config.task == "text_to_text" else head
+        folder = {"trust_remote_code": False, **options}
+        kind: Any = getattr(transformers, AUTO_CLASSES[config.task])
+        dtype = models.base_dtype(config)
+        torch.manual_seed(config.seed)  # a classifier of a folder's model has a new head
+        if self.model_dir is not None and device is not None:
+            folder |= {"use_safetensors": True}
+            model = kind.from_pretrained(self.model_dir, dtype=dtype, **folder)
+        else:
+            if self.model_dir is None:
+                name, sizes = MODELS[self._model]
+                shape = getattr(transformers, name)(**sizes, **options)
+            else:
+                shape = transformers.AutoConfig.from_pretrained(self.model_dir, **folder)
+            model = kind.from_config(shape, dtype=dtype)
+        if config.has_adapters:
+            model = models.attach_lora(model, config)
+        return models.recompute(model, config.gradient_checkpointing).train()
 
     def loss(self, model: Any, device: torch.device) -> torch.nn.Module:
         """Return the module of the summed loss."""
@@ -399,3 +521,15 @@ def _class(label: Any) -> int:
     if number < 0 or (isinstance(label, float) and number != label):
         raise ValueError(f"label: got {label!r}, expected a whole number from 0")
     return number
+
+
+Task = CausalLm | SmallTask
+
+
+def open_task(
+    config: TrainConfig, *, model: str, model_dir: Path | None, dataset: Path | None
+) -> Task:
+    """Return the task of a recipe with its rows; DataError when they cannot be used."""
+    if config.task == "causal_lm":
+        return CausalLm(config, model_dir=model_dir, dataset=dataset)
+    return SmallTask(config, model=model, model_dir=model_dir, dataset=dataset)
