@@ -27,7 +27,7 @@ from stacks.spec.slurm import JobSpec
 SAVE_METRIC: Final = "longest_checkpoint_save_s"
 WRITE_METRIC: Final = "chkpt_write_gb_per_s"
 BYTES_PER_WEIGHT: Final = 12
-"""A trained weight and AdamW's two moments of it in fp32: workloads/train/checkpoint_state.py."""
+"""A trained weight and AdamW's two moments of it in fp32: workloads/train/checkpoint.py."""
 ELASTIC_BYTES_PER_WEIGHT: Final = 4
 """Of model.safetensors beside them, which a job of changing size saves too."""
 

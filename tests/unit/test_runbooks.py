@@ -297,7 +297,7 @@ def test_the_advice_on_host_memory_quotes_the_log_of_the_copy_that_needs_it() ->
     for change in ("More memory for the job", "fewer processes that read rows", "without the copy"):
         assert change in advice
     (quoted,) = re.findall(r"`([^`]+)`", advice)
-    log = (FOLDER.parents[1] / "workloads" / "train" / "checkpoint_state.py").read_text()
+    log = (FOLDER.parents[1] / "workloads" / "train" / "checkpoint.py").read_text()
     assert all(part in log for part in quoted.split(" ... "))
 
 
@@ -407,7 +407,7 @@ def test_the_log_of_a_job_without_memory_says_in_which_direction() -> None:
         ("is damaged", "train/run_folder.py"),
         ("another world size, and train.checkpoint.same_world", "train/checkpoint.py"),
         ("nodes are there again", "common/supervise.py"),
-        ("a copy of the state takes", "train/checkpoint_state.py"),
+        ("a copy of the state takes", "train/checkpoint.py"),
     ],
 )
 def test_troubleshooting_explains_what_a_run_logs_in_the_words_of_the_log(

@@ -29,7 +29,7 @@ from tests.workloads.tiny_run import Run, Victim, make_run
 from workloads.common.dist import World
 from workloads.common.exit_codes import CheckpointError, ConfigError, ExitCode
 from workloads.recipes.train import CheckpointConfig
-from workloads.train import checkpoint, checkpoint_state
+from workloads.train import checkpoint
 from workloads.train.loop import Progress, Stream
 from workloads.train.run import StopRequest
 from workloads.train.run_folder import (
@@ -588,12 +588,12 @@ def test_the_state_that_is_saved_is_that_of_the_step_although_training_goes_on(
 def test_a_state_that_host_memory_has_no_room_for_is_saved_without_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    staging = checkpoint_state.Staging(WORLD, on_gpu=False)
+    staging = run_in(tmp_path).checkpoints
     eighty_bytes = {"weight": torch.zeros(20)}
-    monkeypatch.setattr(checkpoint_state, "available_bytes", lambda: 101)
-    assert staging.has_room(eighty_bytes)
+    monkeypatch.setattr(checkpoint, "available_bytes", lambda: 101)
+    assert staging._has_room(eighty_bytes)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert not staging.has_room(eighty_bytes), "each rank of the node makes a copy"
+    assert not staging._has_room(eighty_bytes), "each rank of the node makes a copy"
     assert "saves block training" in capsys.readouterr().err
 
     def in_background(*_: Any, **__: Any) -> None:
@@ -602,7 +602,7 @@ def test_a_state_that_host_memory_has_no_room_for_is_saved_without_a_copy(
     monkeypatch.setattr(checkpoint, "dcp_async_save", in_background)
     saved(tmp_path, 1)
     assert names(tmp_path) == ["checkpoint-1"]
-    monkeypatch.setattr(checkpoint_state, "available_bytes", lambda: 2**40)
+    monkeypatch.setattr(checkpoint, "available_bytes", lambda: 2**40)
     saved(tmp_path / "blocking", 1, background=False)
     assert names(tmp_path / "blocking") == ["checkpoint-1"]
 

@@ -210,22 +210,18 @@ def _settings(found: Candidate, places: Places) -> TrainConfig:
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
     """Return every trained weight whole, in host memory, by its name in the model."""
     import torch
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+    from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-    from workloads.train.checkpoint_state import Planner, Reader
+    from workloads.train.checkpoint import read
 
-    reader = Reader(folder)
-    try:
-        values: dict[str, Any] = {
+    def places(metadata: Metadata) -> dict[str, Any]:
+        return {
             key: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for key, entry in reader.read_metadata().state_dict_metadata.items()
+            for key, entry in metadata.state_dict_metadata.items()
             if key.startswith(_PREFIX) and isinstance(entry, TensorStorageMetadata)
         }
-        dcp_load(values, storage_reader=reader, planner=Planner(), no_dist=True)
-    except (CheckpointException, OSError, ValueError) as error:
-        raise DataError(f"{folder}: cannot be read: {error}") from error
+
+    values = read(folder, places, no_dist=True)
     return {key.removeprefix(_PREFIX): value for key, value in values.items()}
 
 

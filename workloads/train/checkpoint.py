@@ -1,10 +1,19 @@
-"""Checkpoints of a run: saved in the background, committed whole, resumed from the best."""
+"""Checkpoints of a run: saved in the background, committed whole, resumed from the best.
+
+torch DCP takes what one holds as a flat mapping with the keys `model.<name>`,
+`optimizer.<name>.<field>`, `scalars`, `scaler`, `rng.<rank>`. Tensors are the live ones, DTensors
+under FSDP2, so a load fills them in place at any world size.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
+import pickle
+import random
+import re
 import shutil
 import time
 import uuid
@@ -12,15 +21,19 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
@@ -28,12 +41,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
 from workloads.common import atomic
-from workloads.common.dist import World
+from workloads.common.dist import PlainUnpickler, World
 from workloads.common.exit_codes import CheckpointError, ConfigError, DataError, full_text
+from workloads.common.hardware import available_bytes
 from workloads.common.log import at, log
 from workloads.common.record import utc_now
 from workloads.recipes.train import CheckpointConfig
-from workloads.train import checkpoint_state, run_folder
 from workloads.train.loop import Progress, TrainState, Validated
 from workloads.train.run_folder import (
     CONFIG,
@@ -51,8 +64,9 @@ from workloads.train.run_folder import (
     digest,
     move_aside,
     remove_old,
+    was_restarted,
 )
-from workloads.train.strategy import whole_weights
+from workloads.train.strategy import trained_weights, whole_weights
 
 if TYPE_CHECKING:
     from workloads.train.run import StopRequest
@@ -63,6 +77,162 @@ MIN_NODES, MAX_NODES = "SOPERATOR_MIN_NODES", "SOPERATOR_MAX_NODES"
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 # DCP prints the traceback of an error that it also raises.
 logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)
+
+
+class Reader(FileSystemReader):
+    """Reads a checkpoint that others may have made: what is no description of it is refused."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return what the checkpoint holds; DataError names what else `.metadata` holds."""
+        path = Path(self.path) / METADATA
+        try:
+            with path.open("rb") as file:
+                found = PlainUnpickler(file).load()
+        except (OSError, EOFError, pickle.UnpicklingError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: {error}; name a checkpoint that train wrote") from error
+        if not isinstance(found, Metadata):
+            raise DataError(f"{path}: is no metadata of a checkpoint; name one that train wrote")
+        found.storage_meta = found.storage_meta or StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found
+
+
+class Planner(DefaultLoadPlanner):
+    """Loads values of a checkpoint under the names that they have, and no programs."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Take values that are no tensors; torch's own planner would run what is pickled there."""
+        name = read_item.dest_index.fqn
+        try:
+            self.state_dict[name] = torch.load(value, weights_only=True)
+        except pickle.UnpicklingError as error:
+            what = re.search(r"GLOBAL (\S+)", str(error))
+            raise pickle.UnpicklingError(
+                f"{name} holds {what[1] if what else 'no plain values'}, which may run a program; "
+                "name a checkpoint that train wrote"
+            ) from None
+
+
+def read(
+    folder: Path, places: Callable[[Metadata], dict[str, Any]], **group: Any
+) -> dict[str, Any]:
+    """Return what `places` makes of a checkpoint's metadata, its tensors filled from the files."""
+    reader = Reader(folder)
+    values = places(reader.read_metadata())
+    at(f"reading {folder}")
+    try:
+        dcp_load(values, storage_reader=reader, planner=Planner(), **group)
+    except CheckpointException as error:  # no Exception: nothing above would catch it
+        raise DataError(f"{folder}: cannot be read: {_cause(error)}") from error
+    return values
+
+
+SCALARS, SCALER = "scalars", "scaler"
+
+
+def capture(state: TrainState) -> dict[str, Any]:
+    """Return what a checkpoint of `state` holds on this rank; tensors are not copied."""
+    values: dict[str, Any] = _model_tensors(state.model)
+    scalars: dict[str, dict[str, float]] = {}
+    for name, weight in trained_weights(state.model).items():
+        for key, value in state.optimizer.state.get(weight, {}).items():
+            if isinstance(value, torch.Tensor):
+                values[f"optimizer.{name}.{key}"] = value.detach()
+            else:
+                scalars.setdefault(name, {})[key] = value
+    values[SCALARS] = scalars
+    if state.scaler is not None:
+        values[SCALER] = state.scaler.state_dict()
+    values[f"rng.{state.world.rank}"] = rng_state(state.world.device)
+    return values
+
+
+def places_for(state: TrainState, metadata: Metadata, *, with_rng: bool) -> dict[str, Any]:
+    """Return the mapping that a load fills: live weights, and new tensors for the optimizer."""
+    saved = metadata.state_dict_metadata
+    values: dict[str, Any] = _model_tensors(state.model)
+    held = {key for key in saved if key.startswith("model.")}
+    if held != values.keys():
+        different = sorted(held ^ values.keys())
+        raise ConfigError(
+            f"the checkpoint holds other weights than this recipe trains: {different[0]} and "
+            f"{len(different) - 1} more; use the recipe it was made with"
+        )
+    weights = trained_weights(state.model)
+    for key, entry in saved.items():
+        if key.startswith("optimizer.") and isinstance(entry, TensorStorageMetadata):
+            name, _, _ = key.removeprefix("optimizer.").rpartition(".")
+            weight, dtype = weights[name], entry.properties.dtype
+            values[key] = (
+                torch.zeros_like(weight, dtype=dtype, requires_grad=False)
+                if entry.size == weight.shape
+                else torch.zeros(entry.size, dtype=dtype, device=weight.device)
+            )
+    values[SCALARS] = None
+    if state.scaler is not None and SCALER in saved:
+        values[SCALER] = None
+    if with_rng:
+        values[f"rng.{state.world.rank}"] = None
+    return values
+
+
+def restore(state: TrainState, values: dict[str, Any]) -> None:
+    """Put loaded values that are not live tensors where they belong."""
+    weights = trained_weights(state.model)
+    fields: dict[str, dict[str, Any]] = {name: dict(kept) for name, kept in values[SCALARS].items()}
+    for key, value in values.items():
+        if key.startswith("optimizer."):
+            name, _, kind = key.removeprefix("optimizer.").rpartition(".")
+            fields.setdefault(name, {})[kind] = value
+    for name, kept in fields.items():
+        if "weight_fp32" in kept:  # runs in bf16 up to 2026-11 kept their fp32 weights here
+            with torch.no_grad():
+                weights[name].copy_(kept.pop("weight_fp32"))
+            kept["step"] = torch.tensor(float(kept["step"]), device=weights[name].device)
+        state.optimizer.state[weights[name]] = kept
+    if state.scaler is not None and values.get(SCALER):
+        state.scaler.load_state_dict(values[SCALER])
+    random_state = values.get(f"rng.{state.world.rank}")
+    if random_state is not None:
+        restore_rng(random_state, state.world.device)
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """Return the random state of this rank."""
+    return {
+        # One text: the copy that stalls training visits each of 625 numbers otherwise.
+        "python": json.dumps(random.getstate()),
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device).cpu() if device.type == "cuda" else None,
+    }
+
+
+def restore_rng(state: dict[str, Any], device: torch.device) -> None:
+    """Set the random state of this rank."""
+    version, internal, gauss = json.loads(state["python"])
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def num_local_bytes(values: dict[str, Any]) -> int:
+    """Return the bytes of this rank's slices of all tensors."""
+    tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
+    return sum(getattr(each, "_local_tensor", each).nbytes for each in tensors)
+
+
+def _model_tensors(model: torch.nn.Module) -> dict[str, Any]:
+    """Return trained weights, and buffers that belong to the state, such as running means."""
+    found = {f"model.{name}": weight.detach() for name, weight in trained_weights(model).items()}
+    for name, module in model.named_modules(prefix="model"):
+        for own, buffer in module.named_buffers(recurse=False):
+            if own not in module._non_persistent_buffers_set:
+                found[f"{name}.{own}"] = buffer.detach()
+    return found
 
 
 class Answer(list[WriteResult]):
@@ -85,10 +255,10 @@ class CommittingWriter(FileSystemWriter):
         *,
         kind: Kind,
         marker: Marker,
-        own_files: Mapping[str, Callable[[Path], object]],
+        own_files: Mapping[str, str | dict[str, torch.Tensor]],
         after_commit: Callable[[], None],
     ) -> None:
-        """`own_files`: what rank 0 writes beside the slices, by name; empty on other ranks."""
+        """`own_files`: texts and weights that rank 0 writes beside the slices; none elsewhere."""
         super().__init__(scratch, sync_files=True, overwrite=False)
         self._scratch, self._target = scratch, target
         self._kind, self._marker = kind, marker
@@ -97,9 +267,14 @@ class CommittingWriter(FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
         """Write this rank's files and return what they hold."""
-        for name, write in self._own_files.items():
-            write(self._scratch / name)
-            atomic.fsync_path(self._scratch / name)
+        for name, content in self._own_files.items():
+            path = self._scratch / name
+            if isinstance(content, str):
+                path.write_text(content, encoding="utf-8")
+            else:
+                save_file(content, path, metadata={"format": "pt"})
+                path.chmod(0o644)  # safetensors writes 0600; who evaluates may be another user
+            atomic.fsync_path(path)
         answer = Answer(super().write_data(plan, planner).value())
         names = {result.storage_data.relative_path for result in answer} | set(self._own_files)
         answer.digests = {name: digest(self._scratch / name) for name in sorted(names)}
@@ -123,23 +298,6 @@ class CommittingWriter(FileSystemWriter):
         self._after_commit()
 
 
-def json_writer(text: str) -> Callable[[Path], object]:
-    """Return what writes `text` to a path."""
-    return lambda path: path.write_text(text, encoding="utf-8")
-
-
-def weights_writer(weights: dict[str, Any]) -> Callable[[Path], None]:
-    """Return what writes whole weights as safetensors to a path."""
-
-    def write(path: Path) -> None:
-        from safetensors.torch import save_file
-
-        save_file(weights, path, metadata={"format": "pt"})
-        path.chmod(0o644)  # safetensors writes 0600; who evaluates may be another user
-
-    return write
-
-
 class Choice:
     """Which checkpoint a run starts from: the newest that is whole, and that it may load."""
 
@@ -153,7 +311,7 @@ class Choice:
     def choose(self, fingerprint: str) -> Candidate | None:
         """The candidate that is tried first and is whole, agreed on by all ranks."""
         resume = self.folder.resume
-        restarted = any(self._ranks.gather(run_folder.was_restarted()))
+        restarted = any(self._ranks.gather(was_restarted()))
         listed = self._ranks.agree(
             lambda: self.folder.candidates(restarted=restarted, fingerprint=fingerprint)
         )
@@ -221,31 +379,6 @@ class Choice:
         return next((each for each in problems if each is not None), None)
 
 
-def may_resize() -> bool:
-    """Whether this job was submitted with a smallest number of nodes below its largest."""
-    return os.environ.get(MIN_NODES, "") != os.environ.get(MAX_NODES, "")
-
-
-def metadata_text(state: TrainState, step: int, *, reason: str) -> str:
-    """Return `elastic_metadata.json`: why an elastic checkpoint was written, and by what job."""
-    progress, world = state.progress, state.world
-    values = {
-        "format_version": 1,
-        "step": step,
-        "world_size": world.world_size,
-        "ranks_per_node": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        "min_nodes": _number(MIN_NODES),
-        "max_nodes": _number(MAX_NODES),
-        "strategy": state.strategy,
-        "rows_per_step": progress.rows_per_step,
-        "position": progress.position,
-        "reason": reason,
-        "versions": {"torch": metadata.version("torch")},
-        "created_at": utc_now(),
-    }
-    return json.dumps(values, indent=1)
-
-
 def _number(name: str) -> int | None:
     value = os.environ.get(name, "")
     return int(value) if value.isdigit() else None
@@ -279,7 +412,7 @@ class FolderCheckpoints:
         group = self._ranks.group
         self._for_dcp = {"process_group": group, "no_dist": group is None}
         self._choice = Choice(folder, self._ranks, config)
-        self._staging = checkpoint_state.Staging(self._ranks, on_gpu=world.device.type == "cuda")
+        self._stager: BlockingAsyncStager | None = None
         self._planners: dict[Kind, DefaultSavePlanner] = {}
         self._running: tuple[Path, Future[Any]] | None = None
 
@@ -343,19 +476,8 @@ class FolderCheckpoints:
         return True
 
     def _read(self, chosen: Candidate, state: TrainState, *, with_rng: bool) -> None:
-        reader = checkpoint_state.Reader(chosen.path)
-        values = checkpoint_state.places_for(state, reader.read_metadata(), with_rng=with_rng)
-        at(f"reading {chosen.path}")
-        try:
-            dcp_load(
-                values,
-                storage_reader=reader,
-                planner=checkpoint_state.Planner(),
-                **self._for_dcp,
-            )
-        except CheckpointException as error:  # no Exception: nothing above would catch it
-            raise DataError(f"{chosen.path}: cannot be read: {_cause(error)}") from error
-        checkpoint_state.restore(state, values)
+        places = partial(places_for, state, with_rng=with_rng)
+        restore(state, read(chosen.path, places, **self._for_dcp))
 
     def load_best(self, state: TrainState) -> bool:
         """Put the weights of the best validation into `state`; False where they are not kept."""
@@ -371,7 +493,9 @@ class FolderCheckpoints:
         """Commit `state` as of `step`, in a thread where the recipe wants that."""
         self._collect(raises=False)
         stopping = any(self._ranks.gather(bool(self._stop)))
-        is_elastic = self.due(step) or (stopping and may_resize())
+        # Submitted with a smallest number of nodes below its largest, the job may change its size.
+        may_resize = os.environ.get(MIN_NODES, "") != os.environ.get(MAX_NODES, "")
+        is_elastic = self.due(step) or (stopping and may_resize)
         kind = ELASTIC if is_elastic else SHARDED
         self._start(state, step, kind, loss=loss, in_background=not stopping)
 
@@ -391,7 +515,7 @@ class FolderCheckpoints:
             log(f"{target} is already committed")
             return
         scratch = self._ranks.agree(lambda: _scratch_folder(target))
-        values = checkpoint_state.capture(state)
+        values = capture(state)
         own_files = self._own_files(state, step, kind)
         best_step = state.progress.validated.best_step if self._config.keep_best else None
         writer = CommittingWriter(
@@ -408,40 +532,71 @@ class FolderCheckpoints:
             own_files=own_files,
             after_commit=lambda: self._committed(target, kind, best_step, began_s),
         )
-        planner = self._planner(kind)
-        options: dict[str, Any] = {
-            "storage_writer": writer,
-            "planner": planner,
-            **self._for_dcp,
-        }
-        if in_background and self._config.background and self._staging.has_room(values):
-            future = dcp_async_save(values, async_stager=self._staging.stager(), **options)
-            assert isinstance(future, Future)
+        options = {"storage_writer": writer, "planner": self._planner(kind), **self._for_dcp}
+        if in_background and self._config.background and self._has_room(values):
+            # DefaultStager of torch 2.11 serves one save only. A cached copy is in pinned memory.
+            on_gpu = self._world.device.type == "cuda"
+            self._stager = self._stager or BlockingAsyncStager(cache_staged_state_dict=on_gpu)
+            future: Any = dcp_async_save(values, async_stager=self._stager, **options)
         else:
-            future = _done(lambda: dcp_save(values, **options))
+            future = Future()
+            try:
+                future.set_result(dcp_save(values, **options))
+            except (Exception, CheckpointException) as error:
+                future.set_exception(error)
         self._running = (target, future)
-        future.add_done_callback(lambda done: _clean_up(scratch, done, self._world))
+
+        def clean_up(done: Future[Any]) -> None:
+            if done.exception() is not None and self._world.is_main:
+                shutil.rmtree(scratch, ignore_errors=True)
+
+        future.add_done_callback(clean_up)
+
+    def _has_room(self, values: dict[str, Any]) -> bool:
+        """Whether the host memory of every node takes the copies of its ranks, as it has before."""
+        if self._stager is not None:
+            return True
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        need, free = num_local_bytes(values) * ranks, available_bytes()
+        fits = not any(self._ranks.gather(need > 0.8 * free))
+        if not fits:
+            log(
+                f"a copy of the state takes {need / 2**30:.1f} GiB of host memory, "
+                f"{free / 2**30:.1f} GiB are available: saves block training"
+            )
+        return fits
 
     def _own_files(
         self, state: TrainState, step: int, kind: Kind
-    ) -> dict[str, Callable[[Path], object]]:
-        whole = (
-            whole_weights(checkpoint_state.trained_weights(state.model), keep=self._world.is_main)
-            if kind is ELASTIC
-            else None
-        )
-        if not self._world.is_main:
+    ) -> dict[str, str | dict[str, torch.Tensor]]:
+        """Return what rank 0 writes beside the slices; every rank calls it."""
+        world, progress = self._world, state.progress
+        whole: dict[str, torch.Tensor] = {}
+        if kind is ELASTIC:
+            whole = whole_weights(trained_weights(state.model), keep=world.is_main)
+        if not world.is_main:
             return {}
-        progress = {**asdict(state.progress), "step": step, "world_size": self._world.world_size}
-        progress["strategy"] = state.strategy
-        files = {
-            CONFIG: json_writer(self._model_config),
-            STATE: json_writer(json.dumps(progress)),
+        resumed = asdict(progress) | {"step": step, "world_size": world.world_size}
+        files: dict[str, str | dict[str, torch.Tensor]] = {
+            CONFIG: self._model_config,
+            STATE: json.dumps({**resumed, "strategy": state.strategy}),
         }
-        if whole is not None:
-            reason = f"{self._stop.signal_name}" if self._stop else "interval"
-            files[ELASTIC_METADATA] = json_writer(metadata_text(state, step, reason=reason))
-            files[FULL_WEIGHTS] = weights_writer(whole)
+        if kind is ELASTIC:
+            values = {  # why it was written, and by what job
+                "format_version": 1,
+                "step": step,
+                "world_size": world.world_size,
+                "ranks_per_node": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+                "min_nodes": _number(MIN_NODES),
+                "max_nodes": _number(MAX_NODES),
+                "strategy": state.strategy,
+                "rows_per_step": progress.rows_per_step,
+                "position": progress.position,
+                "reason": f"{self._stop.signal_name}" if self._stop else "interval",
+                "versions": {"torch": metadata.version("torch")},
+                "created_at": utc_now(),
+            }
+            files |= {ELASTIC_METADATA: json.dumps(values, indent=1), FULL_WEIGHTS: whole}
         return files
 
     def _committed(self, target: Path, kind: Kind, best_step: int | None, began_s: float) -> None:
@@ -495,20 +650,6 @@ def _scratch_folder(target: Path) -> Path:
     for left in target.parent.glob(".*.partial"):
         shutil.rmtree(left, ignore_errors=True)
     return target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
-
-
-def _done(work: Callable[[], Any]) -> Future[Any]:
-    future: Future[Any] = Future()
-    try:
-        future.set_result(work())
-    except (Exception, CheckpointException) as error:
-        future.set_exception(error)
-    return future
-
-
-def _clean_up(scratch: Path, done: Future[Any], world: World) -> None:
-    if done.exception() is not None and world.is_main:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _free_text(folder: Path) -> str:

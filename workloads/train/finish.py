@@ -28,13 +28,12 @@ from workloads.common.models import load_model, torch_dtype
 from workloads.common.record import job_id
 from workloads.recipes.train import GateConfig, TrainConfig
 from workloads.train import run_folder
-from workloads.train.checkpoint_state import trained_weights
 from workloads.train.inputs import Run
 from workloads.train.loop import Trainer
 from workloads.train.measure import Throughput
 from workloads.train.model import build_outline, flops_per_token
 from workloads.train.run_folder import RunFolder
-from workloads.train.strategy import Strategy, all_weights, whole_weights
+from workloads.train.strategy import Strategy, all_weights, trained_weights, whole_weights
 from workloads.train.tasks import Task
 
 Outcome = Literal["PASS", "FAIL", "NOT RUN"]

@@ -139,6 +139,11 @@ class Strategy:
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
+def trained_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights that training changes, by name."""
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
 def all_weights(model: nn.Module) -> dict[str, Any]:
     """Return weights and saved buffers by name, as this rank has them: whole, or a shard."""
     # Tied weights come once: whoever loads the file ties them again.
