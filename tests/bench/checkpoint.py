@@ -83,7 +83,7 @@ def _state(device: torch.device) -> TrainState:
     return TrainState(
         model=model,
         optimizer=optimizer,
-        scaler=None,
+        scaler=torch.amp.GradScaler(enabled=False),
         strategy="ddp",
         world=World(rank=0, local_rank=0, world_size=1, device=device),
         progress=Progress(step=0, position=0, rows_per_step=1, world_size=1, fingerprint="bench"),

@@ -62,12 +62,12 @@ def rank_of(rank: int, port: int, folder: Path, steps: Path, is_again: bool) -> 
     from workloads.common.dist import world
     from workloads.common.exit_codes import PreemptedError
     from workloads.recipes.train import CheckpointConfig
-    from workloads.train.run import stop_request
+    from workloads.train.run import StopRequest
 
     with (folder / "log").open("a") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
     try:
-        with stop_request() as stop, world(cpu_threads=1, timeout_s=30) as here, stop.deferred():
+        with StopRequest() as stop, world(cpu_threads=1, timeout_s=30) as here, stop.deferred():
             run = tiny_run.make_run(
                 here, folder, resume="requeue", stop=stop, keep=3, config=CheckpointConfig()
             )

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -82,10 +83,11 @@ def training(case: Case, device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     began_s = time.perf_counter()
-    throughput = trainer.run()
-    first_s = (throughput.started_s or began_s) - began_s
+    trainer.run()
+    first_s = trainer.ledger.ended_s[0] - began_s
     # The first step has no time of its own: it pays for compilers and warm-up.
-    results = list(zip(steps.results[1:], throughput.steps_s, strict=True))[WARM_STEPS - 1 :]
+    steps_s = [end - start for start, end in pairwise(trainer.ledger.ended_s)]
+    results = list(zip(steps.results[1:], steps_s, strict=True))[WARM_STEPS - 1 :]
     tokens_per_s = statistics.median(result.num_tokens / step_s for result, step_s in results)
     flops = flops_per_token(trainer.strategy.model, method=case.config.method)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"

@@ -16,7 +16,7 @@ from cost.size.training import Dtype, Method, Training
 from workloads.common.dist import World
 from workloads.data.token_rows import TokenRows, pack
 from workloads.recipes.train import LoraConfig, TrainConfig
-from workloads.train.loop import Progress, Stream, Trainer, TrainState, Watchdog
+from workloads.train.loop import Progress, Trainer, TrainState, Watchdog
 from workloads.train.measure import LossCurve, StepResult
 from workloads.train.model import base_dtype, choose_attention, low_activations, prepare_model
 from workloads.train.run import StopRequest
@@ -235,7 +235,6 @@ def trainer_of(config: TrainConfig, task: CausalLm, device: torch.device, curve:
     return Trainer(
         config=config,
         task=task,
-        stream=Stream(packs=task.rows, seed=0, length=task.length),
         strategy=strategy,
         precision=precision,
         state=TrainState(
@@ -258,7 +257,6 @@ def trainer_of(config: TrainConfig, task: CausalLm, device: torch.device, curve:
         watchdog=Watchdog(3600, fail=_stop),
         curve=curve,
         events=None,
-        metrics=None,
     )
 
 

@@ -48,12 +48,12 @@ from workloads.common.exit_codes import ExitCode, exit_code_of
 from workloads.job import end
 from workloads import tiny_run
 from workloads.recipes.train import CheckpointConfig
-from workloads.train.run import stop_request
+from workloads.train.run import StopRequest
 
 here_file = Path(os.environ["SOPERATOR_PLACE_CHKPT"], os.environ["SLURM_JOB_ID"])
 code = ExitCode.OK
 try:
-    with stop_request() as stop, world(cpu_threads=1, timeout_s=120) as here, stop.deferred():
+    with StopRequest() as stop, world(cpu_threads=1, timeout_s=120) as here, stop.deferred():
         os.write(1, (json.dumps({"pid": os.getpid(), "rank": here.rank}) + "\\n").encode())
         run = tiny_run.make_run(here, here_file, resume="requeue", stop=stop, keep=3,
                                 config=CheckpointConfig(timeout_s=120))

@@ -36,7 +36,7 @@ from workloads.common.publish import EVERY_S
 from workloads.recipes import load_recipe, recipe_names
 from workloads.recipes.train import CheckpointConfig, TrainConfig
 from workloads.train.measure import Ledger
-from workloads.train.run import StopRequest, stop_request
+from workloads.train.run import StopRequest
 from workloads.train.run_folder import CONFIG as CONFIG_JSON
 from workloads.train.run_folder import ELASTIC_METADATA, FULL_WEIGHTS, KINDS, STATE
 
@@ -273,7 +273,7 @@ def test_each_advice_on_gpu_memory_is_set_by_the_words_beside_it() -> None:
         assert hows[setting] == f"`--set train.{setting}`"
     assert "workloads/recipes/" in hows["method=qlora"]
     recomputed = {
-        method: Ledger().metrics(recomputed=1, method=method)["recompute_flops_percent"]
+        method: Ledger().shares(recomputed=1, method=method)["recompute_flops_percent"]
         for method in ("full", "lora")
     }
     more = {method: share / (100 - share) for method, share in recomputed.items()}
@@ -492,7 +492,7 @@ def test_the_page_of_fault_tolerance_has_every_module_and_file_of_a_checkpoint()
 def test_the_page_of_fault_tolerance_says_who_starts_again_what_and_after_which_signal() -> None:
     """The tables of events and of restarts, with the signals, programs, keys and times in force."""
     signals = {"SIGTERM", "SIGUSR1"}
-    with stop_request():
+    with StopRequest():
         taken = {each.name for each in signal.Signals if isinstance(_receiver(each), StopRequest)}
     assert taken == signals
     assert "\n| SIGTERM, SIGUSR1: " in section_of("fault-tolerance.md", "What is saved when")

@@ -26,7 +26,7 @@ from workloads.recipes.serve import ServeConfig
 from workloads.serve import server
 from workloads.serve.metrics import GpuUse, ServeMetrics
 from workloads.serve.scheduler import Load
-from workloads.train.measure import StepResult, TrainMetrics
+from workloads.train.measure import Ledger, StepResult
 
 
 class Store(HTTPServer):
@@ -66,10 +66,8 @@ def store(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
     thread.join()
 
 
-def train_metrics(last_commit_s: float | None = None) -> TrainMetrics:
-    return TrainMetrics(
-        step=3, num_steps=9, world_size=2, last_commit_s=lambda: last_commit_s, now_s=lambda: 50.0
-    )
+def train_page(ledger: Ledger, *, step: int = 3, last_commit_s: float | None = None) -> bytes:
+    return ledger.page(step=step, num_steps=9, world_size=2, last_commit_s=last_commit_s)
 
 
 def values(text: bytes) -> dict[str, float]:
@@ -92,7 +90,7 @@ def listed(exporter: str) -> set[str]:
 
 
 def test_a_training_run_exports_what_the_list_says() -> None:
-    names = set(values(train_metrics().text()))
+    names = set(values(train_page(Ledger())))
     assert listed("train") == {name for name in names if not name.endswith("_created")}
 
 
@@ -101,7 +99,8 @@ def test_a_server_exports_what_the_list_says() -> None:
 
 
 def test_a_step_changes_what_is_exported() -> None:
-    metrics = train_metrics()
+    ledger = Ledger(began_s=time.perf_counter() - 5, began_at_s=50)
+    assert values(train_page(ledger))["train_last_step_timestamp_seconds"] == 50
     step = StepResult(
         step=3,
         loss=2.5,
@@ -111,16 +110,16 @@ def test_a_step_changes_what_is_exported() -> None:
         num_positions=100,
         num_label_tokens=60,
     )
-    metrics.ended_step(step)
-    metrics.waited(1.5)
-    metrics.stood(0.25)
-    found = values(metrics.text())
+    ledger.add(step)
+    ledger.seconds["data_wait"] += [1, 0.5]
+    ledger.seconds["checkpoint"].append(0.25)
+    found = values(train_page(ledger, step=4))
     assert found["train_step"] == 4
     assert found["train_steps"] == 9
     assert found["train_loss"] == 2.5
     assert found["train_tokens_total"] == 70
     assert found["train_positions_total"] == 100
-    assert found["train_last_step_timestamp_seconds"] == 50
+    assert found["train_last_step_timestamp_seconds"] == pytest.approx(55, abs=1)
     assert found["train_data_wait_seconds_total"] == 1.5
     assert found["train_checkpoint_stall_seconds_total"] == 0.25
 
@@ -128,8 +127,9 @@ def test_a_step_changes_what_is_exported() -> None:
 def test_the_age_of_a_checkpoint_counts_from_the_start_until_there_is_one() -> None:
     """Else a run that never saves would never be told."""
     name = "train_last_checkpoint_timestamp_seconds"
-    assert values(train_metrics().text())[name] == 50
-    assert values(train_metrics(last_commit_s=70.0).text())[name] == 70
+    ledger = Ledger(began_at_s=50)
+    assert values(train_page(ledger))[name] == 50
+    assert values(train_page(ledger, last_commit_s=70.0))[name] == 70
 
 
 def test_the_last_values_are_written_and_sent_with_the_jobs_labels(

@@ -20,7 +20,7 @@ import pytest
 
 from workloads.common.exit_codes import ExitCode
 from workloads.train import strategy
-from workloads.train.run import stop_request
+from workloads.train.run import StopRequest
 
 REPOSITORY = Path(__file__).parents[2]
 MAY_RESTART = ("out of memory", "slow export")
@@ -212,7 +212,7 @@ def test_a_signal_while_the_model_is_built_ends_with_the_requeue_code_and_a_reco
 
 
 def test_a_signal_in_a_step_waits_and_a_second_one_does_not_end_the_first_ones_record() -> None:
-    with stop_request() as stop:
+    with StopRequest() as stop:
         with stop.deferred():
             os.kill(os.getpid(), signal.SIGUSR1)
             assert stop.signal_name == "SIGUSR1"

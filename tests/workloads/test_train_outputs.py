@@ -204,9 +204,9 @@ def test_throughput_is_of_tokens_without_padding_after_the_first_step(
     """The first step pays for warm-up; padding is computed on, and nobody learns from it."""
     ends = iter([10.0, 12.0, 16.0])
     monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: next(ends)))
-    throughput = measure.Throughput()
+    ledger = measure.Ledger()
     for step in range(3):
-        throughput.add(
+        ledger.add(
             measure.StepResult(
                 step=step,
                 loss=1.0,
@@ -217,8 +217,10 @@ def test_throughput_is_of_tokens_without_padding_after_the_first_step(
                 num_label_tokens=100,
             )
         )
-    throughput.stalls_s.append(1.0)  # a checkpoint is a part of the time that training takes
-    found = throughput.metrics(world_size=2, flops_per_token=1.0, device_name="cpu")
+    ledger.seconds["checkpoint"].append(
+        1.0
+    )  # a checkpoint is a part of the time that training takes
+    found = ledger.rates(world_size=2, flops_per_token=1.0, device_name="cpu")
     assert found["train_tokens_per_s"] == 2 * 300 / 6
     assert found["train_tokens_per_s_per_gpu"] == 50
     assert found["padding_percent"] == 25

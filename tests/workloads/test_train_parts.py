@@ -68,7 +68,7 @@ def test_only_fp16_has_a_loss_scale_and_weights_of_two_types_compute_in_one(
 ) -> None:
     config = replace(CONFIG, dtype=dtype, method=method)
     precision = build_precision(config, torch.device("cpu"))
-    assert (precision.scaler is not None) == (dtype == "fp16")
+    assert precision.scaler.is_enabled() == (dtype == "fp16")
     with precision.forward():
         assert torch.is_autocast_enabled("cpu") == is_mixed
     # FSDP2 gathers the weights of full training in 16 bits itself.
@@ -120,23 +120,26 @@ def test_no_cache_is_kept_in_training_and_activations_are_recomputed_where_that_
 def test_a_step_that_overflows_in_fp16_is_left_out_and_the_next_has_half_the_scale() -> None:
     """The scale starts at 65536; fp16 ends at 65504, so that a gradient of 1 becomes inf.
 
-    It is clipped between `unscale` and `step`: without its scale.
+    It is clipped between `unscale_` and `step`: without its scale.
     """
     precision = build_precision(replace(CONFIG, dtype="fp16"), torch.device("cpu"))
+    scaler = precision.scaler
     layer = nn.Linear(1, 1, bias=False)
     nn.init.ones_(layer.weight)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.25)
 
-    def step() -> tuple[bool, float, float]:
+    def step() -> tuple[float, float, float]:
         optimizer.zero_grad()
         with precision.forward():
             loss = layer(torch.ones(1, 1)).sum()
-        precision.backward(loss)
-        precision.unscale(optimizer)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
         (norm,) = [weight.grad.item() for weight in layer.parameters() if weight.grad is not None]
-        return precision.step(optimizer), layer.weight.item(), norm
+        scaler.step(optimizer)
+        scaler.update()
+        return scaler.get_scale(), layer.weight.item(), norm
 
-    assert [step(), step()] == [(False, 1.0, math.inf), (True, 0.75, 1.0)]
+    assert [step(), step()] == [(32768, 1.0, math.inf), (32768, 0.75, 1.0)]
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
@@ -425,13 +428,23 @@ def test_a_line_of_the_curve_is_there_whole_or_not_at_all(tmp_path: Path) -> Non
 @pytest.mark.feature("S002-82", "S003-39")
 def test_the_ledger_counts_padding_recompute_and_time() -> None:
     ledger = Ledger(began_s=0.0)
-    ledger.add(num_tokens=60, num_positions=80)
-    ledger.seconds["checkpoint"] = 1.0
-    shares = ledger.metrics(recomputed=1, method="lora")
+    ledger.add(
+        StepResult(
+            step=0,
+            loss=1.0,
+            grad_norm=1.0,
+            learning_rate=0.1,
+            num_tokens=60,
+            num_positions=80,
+            num_label_tokens=50,
+        )
+    )
+    ledger.seconds["checkpoint"].append(1.0)
+    shares = ledger.shares(recomputed=1, method="lora")
     assert shares["padding_positions_percent"] == 25
     assert shares["recompute_flops_percent"] == pytest.approx(100 / 3)
     for recomputed, percent in ((1, 25), (0.5, 100 / 7), (0, 0)):
-        shares_of = ledger.metrics(recomputed=recomputed, method="full")
+        shares_of = ledger.shares(recomputed=recomputed, method="full")
         assert shares_of["recompute_flops_percent"] == pytest.approx(percent)
     assert shares["checkpoint_time_percent"] > 0
     assert shares["data_wait_time_percent"] == 0
@@ -446,7 +459,7 @@ def test_seconds_are_counted_to_what_took_them(monkeypatch: pytest.MonkeyPatch) 
     for use in ("data_wait", "checkpoint"):
         with ledger.spend(use):
             pass
-    shares = ledger.metrics(recomputed=0, method="full")
+    shares = ledger.shares(recomputed=0, method="full")
     assert shares["train_time_s"] == 100
     assert (shares["data_wait_time_percent"], shares["checkpoint_time_percent"]) == (2, 5)
 

@@ -133,7 +133,7 @@ def make_run(
     state = TrainState(
         model=model,
         optimizer=build_optimizer([*model.parameters()], lr=0.01, weight_decay=0.1),
-        scaler=None,
+        scaler=torch.amp.GradScaler(enabled=False),
         strategy="ddp",
         world=here,
         progress=Progress(

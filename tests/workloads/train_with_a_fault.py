@@ -13,16 +13,15 @@ import torch
 from workloads.job import end, run_job
 from workloads.train import finish
 from workloads.train.run import train
-from workloads.train.strategy import Precision
 
 _SIGNALS = {"hang": signal.SIGSTOP, "killed": signal.SIGKILL, "first killed": signal.SIGKILL}
-_backward = Precision.backward
+_scale = torch.amp.GradScaler.scale
 _open_to_readers = finish._open_to_readers
 _steps = 0
 
 
-def backward_with_a_fault(self: Precision, loss: Any) -> None:
-    """Do what the step does; on the chosen rank, fail in the second one."""
+def scale_with_a_fault(self: torch.amp.GradScaler, loss: Any) -> Any:
+    """Do what a step does before its backward pass; on the chosen rank, fail in the second."""
     global _steps
     _steps += 1
     fault = os.environ["TRAIN_FAULT"]
@@ -34,7 +33,7 @@ def backward_with_a_fault(self: Precision, loss: Any) -> None:
         written.write_text(str(os.getpid()), encoding="ascii")
         written.rename(written.with_suffix(".pid"))
         os.kill(os.getpid(), _SIGNALS[fault])
-    _backward(self, loss)
+    return _scale(self, loss)
 
 
 def open_to_readers_slowly(folder: Path) -> None:
@@ -47,5 +46,5 @@ if __name__ == "__main__":
     if os.environ["TRAIN_FAULT"] == "slow export":
         finish._open_to_readers = open_to_readers_slowly
         end(run_job("train", train))
-    Precision.backward = backward_with_a_fault  # type: ignore[method-assign]
+    torch.amp.GradScaler.scale = scale_with_a_fault  # type: ignore[method-assign]
     end(run_job("train", train))

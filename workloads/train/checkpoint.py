@@ -144,7 +144,7 @@ def capture(state: TrainState) -> dict[str, Any]:
             else:
                 scalars.setdefault(name, {})[key] = value
     values[SCALARS] = scalars
-    if state.scaler is not None:
+    if state.scaler.is_enabled():
         values[SCALER] = state.scaler.state_dict()
     values[f"rng.{state.world.rank}"] = rng_state(state.world.device)
     return values
@@ -172,7 +172,7 @@ def places_for(state: TrainState, metadata: Metadata, *, with_rng: bool) -> dict
                 else torch.zeros(entry.size, dtype=dtype, device=weight.device)
             )
     values[SCALARS] = None
-    if state.scaler is not None and SCALER in saved:
+    if state.scaler.is_enabled() and SCALER in saved:
         values[SCALER] = None
     if with_rng:
         values[f"rng.{state.world.rank}"] = None
@@ -193,7 +193,7 @@ def restore(state: TrainState, values: dict[str, Any]) -> None:
                 weights[name].copy_(kept.pop("weight_fp32"))
             kept["step"] = torch.tensor(float(kept["step"]), device=weights[name].device)
         state.optimizer.state[weights[name]] = kept
-    if state.scaler is not None and values.get(SCALER):
+    if values.get(SCALER):
         state.scaler.load_state_dict(values[SCALER])
     random_state = values.get(f"rng.{state.world.rank}")
     if random_state is not None:

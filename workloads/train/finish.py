@@ -30,7 +30,6 @@ from workloads.recipes.train import GateConfig, TrainConfig
 from workloads.train import run_folder
 from workloads.train.inputs import Run
 from workloads.train.loop import Trainer
-from workloads.train.measure import Throughput
 from workloads.train.model import build_outline, flops_per_token
 from workloads.train.run_folder import RunFolder
 from workloads.train.strategy import Strategy, all_weights, trained_weights, whole_weights
@@ -329,13 +328,12 @@ def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"
 
 
-def finish(
-    run: Run, here: World, trainer: Trainer, throughput: Throughput, folder: RunFolder
-) -> None:
+def finish(run: Run, here: World, trainer: Trainer, folder: RunFolder) -> None:
     """Put the run's figures in its record and write what it leaves; GateError comes last."""
     config, job, strategy = run.config, run.job, trainer.strategy
-    progress = trainer.state.progress
-    job.record.metrics |= _validated(trainer)
+    progress, ledger, checkpoints = trainer.state.progress, trainer.ledger, trainer.checkpoints
+    metrics = job.record.metrics
+    metrics |= _validated(trainer)
     if trainer.has_stopped_early:
         best = progress.validated
         job.record.reason = (
@@ -344,31 +342,25 @@ def finish(
         )
         log(job.record.reason)
     job.record.engine = "transformers"
-    job.record.metrics |= {
-        "num_train_steps": progress.step,
-        **throughput.metrics(
-            world_size=here.world_size,
-            flops_per_token=flops_per_token(strategy.model, method=config.method),
-            device_name=job.record.hardware.device if job.record.hardware else "",
-        ),
-    }
-    if throughput.losses:
-        job.record.metrics |= {
-            "first_loss": throughput.losses[0],
-            "last_loss": throughput.losses[-1],
-        }
-    elif trainer.checkpoints.resumed_loss is not None:
+    metrics["num_train_steps"] = progress.step
+    metrics |= ledger.rates(
+        world_size=here.world_size,
+        flops_per_token=flops_per_token(strategy.model, method=config.method),
+        device_name=job.record.hardware.device if job.record.hardware else "",
+    )
+    if ledger.first and ledger.last:
+        metrics |= {"first_loss": ledger.first.loss, "last_loss": ledger.last.loss}
+    elif checkpoints.resumed_loss is not None:
         # The last step was trained before a restart: its loss is the checkpoint's.
-        job.record.metrics["last_loss"] = trainer.checkpoints.resumed_loss
-    if throughput.stalls_s:
-        job.record.metrics["checkpoint_stall_s"] = fmean(throughput.stalls_s)
-    if trainer.checkpoints.longest_save_s:
-        job.record.metrics["longest_checkpoint_save_s"] = trainer.checkpoints.longest_save_s
+        metrics["last_loss"] = checkpoints.resumed_loss
+    if stalls_s := ledger.seconds["checkpoint"]:
+        metrics["checkpoint_stall_s"] = fmean(stalls_s)
+    if checkpoints.longest_save_s:
+        metrics["longest_checkpoint_save_s"] = checkpoints.longest_save_s
     if here.device.type == "cuda":
-        job.record.metrics["peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        metrics["peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
         if run.plan is not None:
-            planned = run.plan.memory_gib_per_rank["total"]
-            job.record.metrics["planned_gpu_memory_gib"] = planned
+            metrics["planned_gpu_memory_gib"] = run.plan.memory_gib_per_rank["total"]
     write_final(folder.final, strategy=strategy, config=config, task=run.task, here=here)
     # To merge whole models takes longer than a step may.
     here.apart().agree(lambda: _write(run, here, folder))

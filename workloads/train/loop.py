@@ -11,10 +11,11 @@ import math
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -80,8 +81,8 @@ class TrainState:
     model: Any
     """Without DDP's wrapper; plain tensors under DDP, DTensors under FSDP2."""
     optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler | None
-    """Of fp16 runs only."""
+    scaler: torch.amp.GradScaler
+    """Does nothing but in fp16 runs."""
     strategy: Literal["ddp", "fsdp"]
     world: World
     progress: Progress
@@ -161,50 +162,35 @@ class Watchdog:
 
     def __init__(self, timeout_s: float, *, fail: Callable[[HungError], None]) -> None:
         self._timeout_s, self._fail = timeout_s, fail
-        self._changed = threading.Condition()
-        self._allowed_s: float | None = timeout_s * FIRST_FACTOR
-        self._doing = "the first step"
-        self._num_beats = 0
+        self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def beat(self, doing: str) -> None:
+    def beat(self, doing: str, factor: float = 1) -> None:
         """Start the time anew; `doing` is what the rank begins, such as `step 12`."""
-        with self._changed:
-            self._doing, self._allowed_s = doing, self._timeout_s
-            self._num_beats += 1
-            self._changed.notify()
+        allowed_s = self._timeout_s * factor
+        self._current = doing, allowed_s, time.monotonic() + allowed_s
 
     def __enter__(self) -> Watchdog:
+        self.beat("the first step", FIRST_FACTOR)
         self._thread.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        with self._changed:
-            self._allowed_s = None
-            self._num_beats += 1
-            self._changed.notify()
+        self._is_over.set()
         self._thread.join()
 
-    def _has_beaten(self, since: int) -> bool:
-        return self._num_beats != since
-
     def _watch(self) -> None:
-        with self._changed:
-            while self._allowed_s is not None:
-                seen, allowed_s = self._num_beats, self._allowed_s
-                if not self._changed.wait_for(partial(self._has_beaten, seen), allowed_s):
-                    break
-            else:
-                return
-            doing = self._doing
-        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-        self._fail(
-            HungError(
-                f"{doing} did not end within {allowed_s:g} s: a collective, a read or a save "
-                "stands, see the stacks above; if steps are that long, raise "
-                "train.checkpoint.timeout_s"
-            )
-        )
+        while not self._is_over.wait(min(1, self._timeout_s / 4)):
+            doing, allowed_s, until_s = self._current
+            if time.monotonic() > until_s:
+                faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+                message = (
+                    f"{doing} did not end within {allowed_s:g} s: a collective, a read or a save "
+                    "stands, see the stacks above; if steps are that long, raise "
+                    "train.checkpoint.timeout_s"
+                )
+                self._fail(HungError(message))
+                break
 
 
 MIN_LOSS_SCALE = 2.0**-10
@@ -217,7 +203,6 @@ class Trainer:
 
     config: TrainConfig
     task: Task
-    stream: Stream
     strategy: Strategy
     precision: Precision
     state: TrainState
@@ -228,16 +213,24 @@ class Trainer:
     """On rank 0 only."""
     events: measure.Events | None
     """On rank 0 only."""
-    metrics: measure.TrainMetrics | None
-    """On rank 0 only."""
     watchdog: Watchdog
+    stream: Stream = field(init=False)
     ledger: measure.Ledger = field(default_factory=measure.Ledger)
     has_lost_figures: bool = False
     """Whether the last step's figures could not be written."""
 
-    def run(self) -> measure.Throughput:
+    def __post_init__(self) -> None:
+        rows, epochs = self.task.rows, self.config.epochs
+        self.stream = Stream(
+            packs=rows,
+            seed=self.config.seed,
+            end=epochs * len(rows) if epochs else None,
+            length=self.task.length,
+        )
+
+    def run(self) -> None:
         """Train to the last step; a stop request saves and raises PreemptedError."""
-        throughput, state = measure.Throughput(), self.state
+        state = self.state
         every, every_epochs = self.config.checkpoint_every, self.config.checkpoint_every_epochs
         if state.progress.validated.digest != self.task.eval_digest:
             found = Validated(digest=self.task.eval_digest)
@@ -247,16 +240,13 @@ class Trainer:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows") as worker:
             waiting = worker.submit(self._batches, state.progress.position)
             while state.progress.step < self.num_steps and not self.has_stopped_early:
-                before_s = self.ledger.seconds["data_wait"]
                 with self.ledger.spend("data_wait"):
                     batches = waiting.result()
-                if self.metrics:
-                    self.metrics.waited(self.ledger.seconds["data_wait"] - before_s)
                 # The next step's rows are put together while this one computes.
                 position = state.progress.position + self._rows_per_step
                 waiting = worker.submit(self._batches, position)
                 result, stop, late = self._step(batches)
-                throughput.add(result)
+                self.ledger.add(result)
                 self._report(result)
                 done, is_best = state.progress.step == self.num_steps, False
                 self.watchdog.beat(f"the step or save after step {state.progress.step}")
@@ -265,21 +255,15 @@ class Trainer:
                     done = done or self.has_stopped_early
                 due = self.checkpoints.due(state.progress.step) or self._falls(every, every_epochs)
                 if stop or done or is_best or due or late:
-                    before_s = self.ledger.seconds["checkpoint"]
                     with self.ledger.spend("checkpoint"):
                         self.checkpoints.save(state, state.progress.step, loss=result.loss)
                         if stop or done:
                             self.checkpoints.wait()
-                    stall_s = self.ledger.seconds["checkpoint"] - before_s
-                    throughput.stalls_s.append(stall_s)
-                    if self.metrics:
-                        self.metrics.stood(stall_s)
                 if stop and not done:
                     raise PreemptedError(
                         f"stopped by a signal after step {state.progress.step} of "
                         f"{self.num_steps}; saved; run the job again with --resume auto to continue"
                     )
-        return throughput
 
     @property
     def _rows_per_step(self) -> int:
@@ -312,8 +296,7 @@ class Trainer:
         validated = progress.validated.after(progress.step, result.eval_loss)
         self.state.progress = replace(progress, validated=validated)
         self._note(result, {"eval/loss": result.eval_loss})
-        if self.metrics:
-            self.metrics.validated(result)
+        self.ledger.eval_loss = result.eval_loss
         is_best = validated.best_step == progress.step
         log(
             f"step {progress.step}/{self.num_steps} eval loss {result.eval_loss:.4f}"
@@ -378,9 +361,9 @@ class Trainer:
             with self.strategy.accumulate(last=index == len(batches) - 1):
                 with self.precision.forward():
                     loss = self.strategy.module(batch.to(world.device))
-                self.precision.backward(loss * scale)
+                state.scaler.scale(loss * scale).backward()
             total += loss.detach()
-        self.precision.unscale(state.optimizer)
+        state.scaler.unscale_(state.optimizer)  # before they are clipped
         norm = self.strategy.clip(config.max_grad_norm)
         # Both at once: a GPU is waited for here, and for the mask of rows that share a micro batch.
         loss, grad_norm = torch.stack((total, norm.to(total))).tolist()
@@ -392,13 +375,13 @@ class Trainer:
         )
         for group in state.optimizer.param_groups:
             group["lr"] = rate
-        self.precision.step(state.optimizer)
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
         self.strategy.zero_gradients()
         position = state.progress.position + self._rows_per_step
         if self.stream.end is not None:  # the last step may be short, and the run be prolonged
             position = min(position, self.stream.end)
         state.progress = replace(state.progress, step=step + 1, position=position)
-        self.ledger.add(num_tokens=int(num_tokens), num_positions=int(num_positions))
         result = measure.StepResult(
             step=step,
             loss=loss_sum / max(1.0, num_labels),
@@ -412,8 +395,8 @@ class Trainer:
         return result, num_stops > 0, num_late > 0
 
     def _check_finite(self, where: str, loss_sum: float, grad_norm: float) -> None:
-        scaler = self.precision.scaler
-        bearable = scaler is not None and scaler.get_scale() > MIN_LOSS_SCALE
+        scaler = self.state.scaler
+        bearable = scaler.is_enabled() and scaler.get_scale() > MIN_LOSS_SCALE
         if math.isfinite(loss_sum) and (math.isfinite(grad_norm) or bearable):
             return
         raise NonFiniteLossError(
@@ -429,8 +412,6 @@ class Trainer:
             "train/useful_tokens": float(result.num_tokens),
         }
         self._note(result, scalars)
-        if self.metrics:
-            self.metrics.ended_step(result)
         log(
             f"step {result.step + 1}/{self.num_steps} loss {result.loss:.4f} "
             f"grad norm {result.grad_norm:.3f} lr {result.learning_rate:.2e} "

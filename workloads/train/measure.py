@@ -13,9 +13,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -76,68 +77,26 @@ class LossCurve:
                 raise
 
 
-@dataclass(slots=True)
-class Throughput:
-    """Tokens and time after the first step of this process."""
-
-    num_steps: int = 0
-    num_tokens: int = 0
-    num_positions: int = 0
-    started_s: float | None = None
-    ended_s: float = 0.0
-    steps_s: list[float] = field(default_factory=list)
-    """Seconds of each step, stalls included."""
-    losses: list[float] = field(default_factory=list)
-    stalls_s: list[float] = field(default_factory=list)
-    """Seconds that training stood still for each checkpoint."""
-
-    def add(self, result: StepResult) -> None:
-        """Count one finished step."""
-        now = time.perf_counter()
-        self.losses.append(result.loss)
-        if self.started_s is None:
-            self.started_s = now
-            return
-        self.steps_s.append(now - (self.ended_s or self.started_s))
-        self.num_steps += 1
-        self.num_tokens += result.num_tokens
-        self.num_positions += result.num_positions
-        self.ended_s = now
-
-    def metrics(
-        self, *, world_size: int, flops_per_token: float, device_name: str
-    ) -> dict[str, float | int]:
-        """Return the rates; none when fewer than two steps ran."""
-        if not self.num_steps or self.started_s is None:
-            return {}
-        tokens_per_s = self.num_tokens / (self.ended_s - self.started_s)
-        rates: dict[str, float | int] = {
-            "train_tokens_per_s": tokens_per_s,
-            "train_tokens_per_s_per_gpu": tokens_per_s / world_size,
-            "train_step_s": (self.ended_s - self.started_s) / self.num_steps,
-            "median_train_step_s": median(self.steps_s),
-            "p99_train_step_s": sorted(self.steps_s)[math.ceil(0.99 * self.num_steps) - 1],
-            "padding_percent": 100 * (1 - self.num_tokens / self.num_positions),
-        }
-        peak = peak_bf16_flops(device_name)
-        if peak:
-            rates["useful_token_mfu_percent"] = (
-                100 * tokens_per_s * flops_per_token / (peak * world_size)
-            )
-        return rates
-
-
-SHARES = ("data_wait", "checkpoint", "eval")
+USES = ("data_wait", "checkpoint", "eval")
 
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
-    """Seconds by use and positions by use, from the start of the loop on this rank."""
+    """What this process measures from the start of its loop on: steps, and seconds by use."""
 
     began_s: float = field(default_factory=time.perf_counter)
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SHARES, 0.0))
+    began_at_s: float = field(default_factory=time.time)
+    """Unix time."""
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {use: [] for use in USES})
+    """Of each time that it was done; training stands still for a checkpoint so long."""
+    first: StepResult | None = None
+    last: StepResult | None = None
+    ended_s: list[float] = field(default_factory=list)
+    """When each step ended."""
     num_tokens: int = 0
     num_positions: int = 0
+    eval_loss: float = math.nan
+    """Of the last validation of this process."""
 
     @contextlib.contextmanager
     def spend(self, use: str) -> Iterator[None]:
@@ -146,20 +105,22 @@ class Ledger:
         try:
             yield
         finally:
-            self.seconds[use] += time.perf_counter() - start_s
+            self.seconds[use].append(time.perf_counter() - start_s)
 
-    def add(self, *, num_tokens: int, num_positions: int) -> None:
-        """Count the tokens of a step, and the positions that the model computed on."""
-        self.num_tokens += num_tokens
-        self.num_positions += num_positions
+    def add(self, result: StepResult) -> None:
+        """Count one finished step."""
+        self.ended_s.append(time.perf_counter())
+        self.first, self.last = self.first or result, result
+        self.num_tokens += result.num_tokens
+        self.num_positions += result.num_positions
 
-    def metrics(self, *, recomputed: float, method: str) -> dict[str, float | int]:
+    def shares(self, *, recomputed: float, method: str) -> dict[str, float | int]:
         """Return percents: of time, of positions, of FLOPs for the share `recomputed` of layers."""
         wall_s = time.perf_counter() - self.began_s
         # Forward 2N, backward 4N or, with a frozen base, 2N; checkpointing adds a forward pass.
         passes, again = 6 if method == "full" else 4, 2 * recomputed
         shares: dict[str, float | int] = {
-            f"{use}_time_percent": 100 * seconds / wall_s for use, seconds in self.seconds.items()
+            f"{use}_time_percent": 100 * sum(each) / wall_s for use, each in self.seconds.items()
         }
         shares["train_time_s"] = wall_s
         shares["recompute_flops_percent"] = 100 * again / (passes + again)
@@ -169,80 +130,80 @@ class Ledger:
         shares["num_computed_positions"] = self.num_positions
         return shares
 
+    def rates(
+        self, *, world_size: int, flops_per_token: float, device_name: str
+    ) -> dict[str, float | int]:
+        """Return the rates after the first step; none when fewer than two steps ran."""
+        steps_s = [end - start for start, end in pairwise(self.ended_s)]
+        if self.first is None or not steps_s:
+            return {}
+        wall_s = self.ended_s[-1] - self.ended_s[0]
+        num_tokens = self.num_tokens - self.first.num_tokens
+        tokens_per_s = num_tokens / wall_s
+        padding = 1 - num_tokens / (self.num_positions - self.first.num_positions)
+        rates: dict[str, float | int] = {
+            "train_tokens_per_s": tokens_per_s,
+            "train_tokens_per_s_per_gpu": tokens_per_s / world_size,
+            "train_step_s": wall_s / len(steps_s),
+            "median_train_step_s": median(steps_s),
+            "p99_train_step_s": sorted(steps_s)[math.ceil(0.99 * len(steps_s)) - 1],
+            "padding_percent": 100 * padding,
+        }
+        if peak := peak_bf16_flops(device_name):
+            used = tokens_per_s * flops_per_token / (peak * world_size)
+            rates["useful_token_mfu_percent"] = 100 * used
+        return rates
 
-class TrainMetrics:
-    """Gauges and counters of one training run."""
+    def page(
+        self, *, step: int, num_steps: int, world_size: int, last_commit_s: float | None
+    ) -> bytes:
+        """Return the page that Prometheus reads.
 
-    def __init__(
-        self,
-        *,
-        step: int,
-        num_steps: int,
-        world_size: int,
-        last_commit_s: Callable[[], float | None],
-        now_s: Callable[[], float] = time.time,
-    ) -> None:
-        """`last_commit_s`: when the newest checkpoint of this process was committed, Unix time;
-        None before the first, when the start of the loop counts.
+        `last_commit_s`: when the newest checkpoint of this process was committed, Unix time.
         """
-        from prometheus_client import CollectorRegistry, Counter, Gauge
-
-        began_s = now_s()
-        self._now_s = now_s
-        self._registry = CollectorRegistry()
-        options: dict[str, Any] = {"registry": self._registry, "namespace": "train"}
-        self._step = Gauge("step", "Train steps done.", **options)
-        Gauge("steps", "Train steps of the whole run.", **options).set(num_steps)
-        Gauge("ranks", "Ranks that train.", **options).set(world_size)
-        self._loss = Gauge("loss", "Mean cross entropy per label token, in nats.", **options)
-        self._eval_loss = Gauge("eval_loss", "The same of the held-out rows.", **options)
-        self._eval_loss.set(math.nan)  # until the first validation
-        self._grad_norm = Gauge("grad_norm", "Norm of the gradient before clipping.", **options)
-        self._rate = Gauge("learning_rate", "Learning rate of the last step.", **options)
-        self._tokens = Counter("tokens", "Tokens that are not padding, of all ranks.", **options)
-        self._positions = Counter("positions", "Tokens and padding, of all ranks.", **options)
-        self._data_wait = Counter("data_wait_seconds", "Waited for rows.", **options)
-        self._stall = Counter("checkpoint_stall_seconds", "Stood still for checkpoints.", **options)
-        self._last_step = Gauge(
-            "last_step_timestamp_seconds",
-            "When the last step ended; when the loop started before the first.",
-            **options,
-        )
-        self._step.set(step)
-        self._last_step.set(began_s)
-        Gauge(
-            "last_checkpoint_timestamp_seconds",
-            "When the newest checkpoint was committed; when the loop started before the first.",
-            **options,
-        ).set_function(lambda: last_commit_s() or began_s)
-
-    def text(self) -> bytes:
-        """Return the page that Prometheus reads."""
         from prometheus_client import generate_latest
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+        from prometheus_client.registry import Collector
 
-        return generate_latest(self._registry)
+        last, began_at_s = self.last, self.began_at_s
+        gauges = {
+            "step": ("Train steps done.", step),
+            "steps": ("Train steps of the whole run.", num_steps),
+            "ranks": ("Ranks that train.", world_size),
+            "loss": ("Mean cross entropy per label token, in nats.", last.loss if last else 0),
+            "eval_loss": ("The same of the held-out rows.", self.eval_loss),
+            "grad_norm": ("Norm of the gradient before clipping.", last.grad_norm if last else 0),
+            "learning_rate": (
+                "Learning rate of the last step.",
+                last.learning_rate if last else 0,
+            ),
+            "last_step_timestamp_seconds": (
+                "When the last step ended; when the loop started before the first.",
+                began_at_s + (self.ended_s[-1] - self.began_s if self.ended_s else 0),
+            ),
+            "last_checkpoint_timestamp_seconds": (
+                "When the newest checkpoint was committed; when the loop started before the first.",
+                last_commit_s or began_at_s,
+            ),
+        }
+        counters = {
+            "tokens": ("Tokens that are not padding, of all ranks.", self.num_tokens),
+            "positions": ("Tokens and padding, of all ranks.", self.num_positions),
+            "data_wait_seconds": ("Waited for rows.", sum(self.seconds["data_wait"])),
+            "checkpoint_stall_seconds": (
+                "Stood still for checkpoints.",
+                sum(self.seconds["checkpoint"]),
+            ),
+        }
 
-    def ended_step(self, result: StepResult) -> None:
-        """Note one train step that has just ended."""
-        self._step.set(result.step + 1)
-        self._loss.set(result.loss)
-        self._grad_norm.set(result.grad_norm)
-        self._rate.set(result.learning_rate)
-        self._tokens.inc(result.num_tokens)
-        self._positions.inc(result.num_positions)
-        self._last_step.set(self._now_s())
+        class Page(Collector):
+            def collect(self) -> Iterator[Metric]:
+                for name, (text, value) in gauges.items():
+                    yield GaugeMetricFamily(f"train_{name}", text, value)
+                for name, (text, value) in counters.items():
+                    yield CounterMetricFamily(f"train_{name}", text, value, created=began_at_s)
 
-    def validated(self, result: EvalResult) -> None:
-        """Note one validation."""
-        self._eval_loss.set(result.eval_loss)
-
-    def waited(self, seconds: float) -> None:
-        """Count seconds without rows."""
-        self._data_wait.inc(seconds)
-
-    def stood(self, seconds: float) -> None:
-        """Count seconds of a checkpoint in which nothing trained."""
-        self._stall.inc(seconds)
+        return generate_latest(Page())
 
 
 class Events:

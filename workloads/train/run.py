@@ -17,7 +17,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.common import hardware, publish
 from workloads.common.dist import World, environment_rank, world
@@ -31,16 +31,22 @@ from workloads.recipes.train import RESUMABLE, TrainConfig
 from workloads.train import inputs
 from workloads.train.tasks import Task, open_task
 
-if TYPE_CHECKING:
-    from workloads.train.measure import TrainMetrics
-
 
 class StopRequest:
-    """True once a signal came."""
+    """True once SIGTERM or SIGUSR1 came within it; the former handlers come back at its end."""
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
         self._is_deferred = False
+
+    def __enter__(self) -> StopRequest:
+        numbers = (signal.SIGTERM, signal.SIGUSR1)
+        self._former = {number: signal.signal(number, self._receive) for number in numbers}
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
 
     def __bool__(self) -> bool:
         return self.signal_name is not None
@@ -66,24 +72,11 @@ class StopRequest:
             )
 
 
-@contextlib.contextmanager
-def stop_request() -> Iterator[StopRequest]:
-    """Yield the flag; the former handlers come back at the end."""
-    request = StopRequest()
-    numbers = (signal.SIGTERM, signal.SIGUSR1)
-    former = {number: signal.signal(number, request._receive) for number in numbers}
-    try:
-        yield request
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-
-
 def train(job: Job) -> None:
     """Train, write the final weights and point `latest` at them."""
     config = section(job.recipe, TrainConfig)
     # From here on a signal has its code and record: reading data and weights can take minutes.
-    with stop_request() as stop:
+    with StopRequest() as stop:
         _prepare_and_train(job, config, stop)
 
 
@@ -200,8 +193,8 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
 
     from workloads.train.checkpoint import FolderCheckpoints
     from workloads.train.finish import finish, save_original
-    from workloads.train.loop import Progress, Stream, Trainer, TrainState, Watchdog
-    from workloads.train.measure import LossCurve, TrainMetrics
+    from workloads.train.loop import Progress, Trainer, TrainState, Watchdog
+    from workloads.train.measure import LossCurve
     from workloads.train.run_folder import run_folder
     from workloads.train.strategy import (
         build_optimizer,
@@ -272,12 +265,6 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
         trainer = Trainer(
             config=config,
             task=task,
-            stream=Stream(
-                packs=task.rows,
-                seed=config.seed,
-                end=config.epochs * len(task.rows) if config.epochs else None,
-                length=task.length,
-            ),
             strategy=strategy,
             precision=precision,
             state=state,
@@ -287,33 +274,26 @@ def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
             watchdog=watchdog,
             curve=LossCurve(curve_path, first_step=first_step) if here.is_main else None,
             events=events,
-            metrics=TrainMetrics(
-                step=first_step,
-                num_steps=num_steps,
-                world_size=here.world_size,
-                last_commit_s=lambda: checkpoints.last_commit_s,
-            )
-            if here.is_main
-            else None,
         )
+        published: Any = contextlib.nullcontext()
+        if here.is_main:
+            page = partial(trainer.ledger.page, num_steps=num_steps, world_size=here.world_size)
+
+            def read() -> bytes:
+                return page(step=state.progress.step, last_commit_s=checkpoints.last_commit_s)
+
+            job.record.artifacts["metrics"] = str(job.results_dir / publish.FILE_NAME)
+            published = publish.Publisher(read, results_dir=job.results_dir, kind="train")
         try:
-            with _published(job, trainer.metrics), stop.deferred():
-                throughput = trainer.run()
+            with published, stop.deferred():
+                trainer.run()
         finally:
             # Also of a run that is stopped or fails: it has used its time.
             metrics = job.record.metrics
             recomputed = metrics["num_recomputed_layers"] / max(1, metrics["num_layers"])
-            metrics |= trainer.ledger.metrics(recomputed=recomputed, method=config.method)
+            metrics |= trainer.ledger.shares(recomputed=recomputed, method=config.method)
     job.record.artifacts |= {"checkpoint_dir": str(folder.path), "loss_curve": str(curve_path)}
-    finish(run, here, trainer, throughput, folder)
-
-
-def _published(job: Job, metrics: TrainMetrics | None) -> contextlib.AbstractContextManager[Any]:
-    """What publishes the run's metrics while it lasts; nothing on other ranks."""
-    if metrics is None:
-        return contextlib.nullcontext()
-    job.record.artifacts["metrics"] = str(job.results_dir / publish.FILE_NAME)
-    return publish.Publisher(metrics.text, results_dir=job.results_dir, kind="train")
+    finish(run, here, trainer, folder)
 
 
 def _events(job: Job) -> Any:

@@ -40,40 +40,22 @@ class Precision:
 
     dtype: torch.dtype
     device: torch.device
-    scaler: torch.amp.GradScaler | None
+    scaler: torch.amp.GradScaler
+    """Passes the loss, its gradients and the optimizer's step on but in fp16 runs."""
     is_mixed: bool
     """Whether trained weights have more bits than `dtype`."""
 
-    def forward(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of a forward pass: autocast where types are mixed, else nothing."""
-        if self.is_mixed:
-            # Each weight is used once: a cache would hold those of checkpointed layers for nothing.
-            return torch.autocast(self.device.type, dtype=self.dtype, cache_enabled=False)
-        return contextlib.nullcontext()
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of `loss`, scaled for fp16."""
-        (self.scaler.scale(loss) if self.scaler else loss).backward()
-
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take the scale off the gradients, before they are clipped."""
-        if self.scaler:
-            self.scaler.unscale_(optimizer)
-
-    def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Update the weights; False when fp16 gradients overflowed and the step was left out."""
-        if not self.scaler:
-            optimizer.step()
-            return True
-        before = self.scaler.get_scale()
-        self.scaler.step(optimizer)
-        self.scaler.update()
-        return self.scaler.get_scale() >= before
+    def forward(self) -> torch.autocast:
+        """Return the context of a forward pass: autocast where types are mixed."""
+        # Each weight is used once: a cache would hold those of checkpointed layers for nothing.
+        return torch.autocast(
+            self.device.type, dtype=self.dtype, enabled=self.is_mixed, cache_enabled=False
+        )
 
 
 def build_precision(config: TrainConfig, device: torch.device, *, kind: str = "ddp") -> Precision:
     """Return the number types of a run whose strategy is of `kind`."""
-    scaler = torch.amp.GradScaler(device.type) if config.dtype == "fp16" else None
+    scaler = torch.amp.GradScaler(device.type, enabled=config.dtype == "fp16")
     mixed = config.dtype != "fp32" and (config.has_adapters or kind == "ddp")
     return Precision(dtype=torch_dtype(config.dtype), device=device, scaler=scaler, is_mixed=mixed)
 
