@@ -203,10 +203,10 @@ def test_a_new_job_starts_anew_and_resume_auto_continues_the_last_one(
 def test_a_finished_run_is_prolonged_and_says_its_schedule(
     places: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workloads.train import run as train_run
+    from workloads.train import finish
 
     said: list[str] = []
-    monkeypatch.setattr(train_run, "log", lambda text, **_: said.append(text))
+    monkeypatch.setattr(finish, "log", lambda text, **_: said.append(text))
     run("prepare-data")
     assert run("train", "train.max_steps=2")[0] == 0
     monkeypatch.setenv("SLURM_JOB_ID", "13")

@@ -321,7 +321,8 @@ class Choice:
             reason = self._problem(found)
             if reason is not None:
                 self.damaged.add(found.path)
-            if reason is None and self._is_other_size(found):
+            must_fit = self._config.same_world_size_only and found.kind is not ELASTIC
+            if reason is None and must_fit and self._size(found) != self._ranks.world_size:
                 if is_named:
                     raise self._refusal(found)
                 left_out.append(found)
@@ -353,23 +354,18 @@ class Choice:
         path = start.path if start else None
         self.folder = self._ranks.agree(lambda: self.folder.settled(path, restarted=restarted))
 
-    def _is_other_size(self, found: Candidate) -> bool:
-        if not self._config.same_world_size_only or found.kind is ELASTIC:
-            return False
-        size = self._ranks.agree(lambda: found.read_marker().world_size)
-        return size != self._ranks.world_size
+    def _size(self, found: Candidate) -> int:
+        return self._ranks.agree(lambda: found.read_marker().world_size)
 
     def _refusal(self, found: Candidate) -> ConfigError:
-        others = self._ranks.agree(lambda: candidates(self.folder.folders_of_elastic(found.path)))
-        good = next(
-            (each for each in others if each.kind is ELASTIC and self._problem(each) is None), None
-        )
+        run = found.path.parent
+        folders = (run, self.folder.elastic / run.parent.name / run.name)
+        others = [c for c in self._ranks.agree(lambda: candidates(folders)) if c.kind is ELASTIC]
+        good = next((each for each in others if self._problem(each) is None), None)
         use = f"resume from {good.path}" if good else "no elastic checkpoint is there: unset it"
-        size = self._ranks.agree(lambda: found.read_marker().world_size)
-        mine = self._ranks.world_size
         return ConfigError(
-            f"{found.path} was saved at world size {size}, this run has {mine}, and "
-            f"train.checkpoint.same_world_size_only is set; {use}"
+            f"{found.path} was saved at world size {self._size(found)}, this run has "
+            f"{self._ranks.world_size}, and train.checkpoint.same_world_size_only is set; {use}"
         )
 
     def _problem(self, found: Candidate) -> str | None:
@@ -604,14 +600,11 @@ class FolderCheckpoints:
         self.longest_save_s = max(self.longest_save_s, time.monotonic() - began_s)
         self.last_commit_s = time.time()
         self._choice.damaged.discard(target)
+        keep_last, damaged = self._keep_last, self._choice.damaged
         for removed in remove_old(
-            target,
-            kind,
-            keep_last=self._keep_last,
-            best_step=best_step,
-            damaged=self._choice.damaged,
+            target, kind, keep_last=keep_last, best_step=best_step, damaged=damaged
         ):
-            log(f"removed {removed}: older than the last {self._keep_last}")
+            log(f"removed {removed}: older than the last {keep_last}")
 
     def _collect(self, *, raises: bool) -> None:
         """End the save that runs, if any."""

@@ -1,4 +1,4 @@
-"""The end of a run: final weights, the gate that judges them, a summary for people.
+"""A run on its device: trained, then final weights, the gate that judges them, and a summary.
 
 All ranks come here; rank 0 writes, and what stops it is raised on all of them.
 """
@@ -11,6 +11,8 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -20,19 +22,33 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from workloads.common import atomic
+from workloads.common import atomic, publish
 from workloads.common.dist import World
 from workloads.common.exit_codes import NotRunError, WorkloadError
 from workloads.common.log import at, log
 from workloads.common.models import load_model, torch_dtype
 from workloads.common.record import job_id
+from workloads.job import Job
 from workloads.recipes.train import GateConfig, TrainConfig
 from workloads.train import run_folder
+from workloads.train.checkpoint import FolderCheckpoints
 from workloads.train.inputs import Run
-from workloads.train.loop import Trainer
+from workloads.train.loop import Progress, Trainer, TrainState, Watchdog, learning_rate_factor
+from workloads.train.measure import Events, LossCurve
 from workloads.train.model import build_outline, flops_per_token
+from workloads.train.run import StopRequest, fingerprint, num_train_steps
 from workloads.train.run_folder import RunFolder
-from workloads.train.strategy import Strategy, all_weights, trained_weights, whole_weights
+from workloads.train.strategy import (
+    Strategy,
+    all_weights,
+    build_optimizer,
+    build_precision,
+    build_strategy,
+    say_what_is_trained,
+    settle,
+    trained_weights,
+    whole_weights,
+)
 from workloads.train.tasks import Task
 
 Outcome = Literal["PASS", "FAIL", "NOT RUN"]
@@ -46,9 +62,9 @@ class GateNotRunError(NotRunError):
     """The run ended well, and nobody knows whether it keeps a bound that its recipe declares."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Criterion:
-    """One line of the gate."""
+    """One line of a gate."""
 
     name: str
     outcome: Outcome
@@ -65,47 +81,31 @@ def judge(
 ) -> tuple[Criterion, ...]:
     """Return every criterion of a run that ended, with its outcome."""
     present = final.is_dir() and any(final.glob("*.safetensors"))
+    where = f"{final}" if present else f"{final} holds no weights"
     found = [
-        Criterion(name="exit code", outcome="PASS", detail="the run reached its last step"),
-        Criterion(name="memory", outcome="PASS", detail="no rank ran out of it"),
-        Criterion(
-            name="final/",
-            outcome="PASS" if present else "FAIL",
-            detail=f"{final}" if present else f"{final} holds no weights",
-        ),
+        Criterion("exit code", "PASS", "the run reached its last step"),
+        Criterion("memory", "PASS", "no rank ran out of it"),
+        Criterion("final/", "PASS" if present else "FAIL", where),
     ]
     if gate.max_loss is not None:
         name = "eval loss" if "eval_loss" in metrics else "loss"
         loss = metrics.get("eval_loss", metrics.get("last_loss"))
-        found.append(_bound(name, loss, below=gate.max_loss))
-    if gate.min_tokens_per_s_per_gpu is not None:
-        name = "tokens/s/GPU"
-        found.append(
-            _bound(
-                name,
-                metrics.get("train_tokens_per_s_per_gpu"),
-                above=gate.min_tokens_per_s_per_gpu,
-            )
-            if is_gpu
-            else Criterion(
-                name=name, outcome="NOT RUN", detail="this job had no GPU", is_needed=False
-            )
-        )
+        found.append(_bound(name, loss, "below", gate.max_loss))
+    if (least := gate.min_tokens_per_s_per_gpu) is not None:
+        name, speed = "tokens/s/GPU", metrics.get("train_tokens_per_s_per_gpu")
+        absent = Criterion(name, "NOT RUN", "this job had no GPU", is_needed=False)
+        found.append(_bound(name, speed, "above", least) if is_gpu else absent)
     return tuple(found)
 
 
 def _bound(
-    name: str, value: float | None, *, below: float | None = None, above: float | None = None
+    name: str, value: float | None, side: Literal["below", "above"], limit: float
 ) -> Criterion:
-    limit = f"below {below:g}" if below is not None else f"above {above:g}"
+    wanted = f"wanted {side} {limit:g}"
     if value is None:
-        return Criterion(
-            name=name, outcome="NOT RUN", detail=f"not measured in this run; wanted {limit}"
-        )
-    good = value < below if below is not None else above is not None and value > above
-    return Criterion(
-        name=name, outcome="PASS" if good else "FAIL", detail=f"{value:.4g}, wanted {limit}"
-    )
+        return Criterion(name, "NOT RUN", f"not measured in this run; {wanted}")
+    good = value < limit if side == "below" else value > limit
+    return Criterion(name, "PASS" if good else "FAIL", f"{value:.4g}, {wanted}")
 
 
 def verdict(found: Sequence[Criterion]) -> Outcome:
@@ -278,35 +278,6 @@ def _open_to_readers(folder: Path) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def summary_text(
-    *,
-    job: str,
-    recipe: str,
-    model: str,
-    strategy: str,
-    world_size: int,
-    metrics: Mapping[str, float],
-    artifacts: Mapping[str, str],
-    gate: Sequence[Criterion],
-) -> str:
-    """Return the summary: what was trained, every metric, where things are, the gate."""
-    lines = [
-        f"job        {job}",
-        f"recipe     {recipe}",
-        f"model      {model}",
-        f"ranks      {world_size} ({strategy})",
-        "",
-        *headline(metrics),
-        "",
-        *(f"{name:36} {_number(value)}" for name, value in sorted(metrics.items())),
-        "",
-        *(f"{name:16} {path}" for name, path in sorted(artifacts.items())),
-    ]
-    if gate:
-        lines += ["", f"gate: {verdict(gate)}", *(f"  {each}" for each in gate)]
-    return "\n".join(lines) + "\n"
-
-
 def headline(metrics: Mapping[str, float]) -> list[str]:
     """Return training time, throughput and GPU memory; NOT RUN where one was not measured."""
 
@@ -324,8 +295,119 @@ def headline(metrics: Mapping[str, float]) -> list[str]:
     ]
 
 
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"
+def train_and_finish(run: Run, here: World, stop: StopRequest) -> None:
+    """Train what rank 0 and its peers agree on, and write what that leaves behind."""
+    config, task, job = run.config, run.task, run.job
+    at(f"loading {job.recipe.model}")
+    strategy = build_strategy(run, here)
+    say_what_is_trained(run, strategy, here)
+    optimizer = build_optimizer(
+        strategy.trained, lr=config.learning_rate, weight_decay=config.weight_decay
+    )
+    precision = build_precision(config, here.device, kind=strategy.kind)
+
+    def blank_loss() -> torch.Tensor:
+        with precision.forward():
+            return strategy.module(task.collate([]).to(here.device))
+
+    settle(strategy.module, blank_loss)
+    torch.manual_seed(config.seed + here.rank)
+    state = TrainState(
+        model=strategy.model,
+        optimizer=optimizer,
+        scaler=precision.scaler,
+        strategy=strategy.kind,
+        world=here,
+        progress=Progress(
+            step=0,
+            position=0,
+            rows_per_step=config.micro_batch_size * config.gradient_accumulation * here.world_size,
+            world_size=here.world_size,
+            fingerprint=fingerprint(config, job.recipe.model, task),
+        ),
+    )
+    timeout_s = config.checkpoint.timeout_s
+    checkpoints = FolderCheckpoints(
+        folder=run_folder.run_folder(job.places, resume=config.resume, keep_in=config.keep_in),
+        world=here,
+        config=config.checkpoint,
+        keep_last=config.keep_last,
+        stop=stop,
+        model_config=strategy.model.config.to_json_string(),
+    )
+    with Watchdog(timeout_s, fail=job.fail):
+        checkpoints.load(state)
+    folder = checkpoints.folder
+    if config.save_original:  # apart: to copy a model takes longer than a step may
+        save = partial(save_original, folder.path, run.model_dir, strategy.model, task)
+        job.record.artifacts["original_dir"] = str(here.apart().agree(save))
+    events = _events(job) if here.is_main else None
+    closing = contextlib.closing(events) if events else contextlib.nullcontext()
+    with closing, Watchdog(timeout_s, fail=job.fail) as watchdog:
+        curve_path = job.results_dir / "loss_curve.jsonl"
+        first_step = state.progress.step
+        num_steps = num_train_steps(
+            config,
+            num_rows=len(task.rows),
+            rows_per_step=state.progress.rows_per_step,
+            step=first_step,
+            position=state.progress.position,
+        )
+        if first_step:
+            log(_goes_on(config, first_step, num_steps))
+        trainer = Trainer(
+            config=config,
+            task=task,
+            strategy=strategy,
+            precision=precision,
+            state=state,
+            num_steps=num_steps,
+            checkpoints=checkpoints,
+            stop=stop,
+            watchdog=watchdog,
+            curve=LossCurve(curve_path, first_step=first_step) if here.is_main else None,
+            events=events,
+        )
+        published: Any = contextlib.nullcontext()
+        if here.is_main:
+            page = partial(trainer.ledger.page, num_steps=num_steps, world_size=here.world_size)
+
+            def read() -> bytes:
+                return page(step=state.progress.step, last_commit_s=checkpoints.last_commit_s)
+
+            job.record.artifacts["metrics"] = str(job.results_dir / publish.FILE_NAME)
+            published = publish.Publisher(read, results_dir=job.results_dir, kind="train")
+        try:
+            with published, stop.deferred():
+                trainer.run()
+        finally:
+            # Also of a run that is stopped or fails: it has used its time.
+            metrics = job.record.metrics
+            recomputed = metrics["num_recomputed_layers"] / max(1, metrics["num_layers"])
+            metrics |= trainer.ledger.shares(recomputed=recomputed, method=config.method)
+    job.record.artifacts |= {"checkpoint_dir": str(folder.path), "loss_curve": str(curve_path)}
+    finish(run, here, trainer, folder)
+
+
+def _goes_on(config: TrainConfig, step: int, num_steps: int) -> str:
+    """Say the schedule: a run that is prolonged has another one than it had before."""
+    if step == num_steps:
+        return f"all {num_steps} steps are done already"
+    factor = learning_rate_factor(step, config=config, num_steps=num_steps)
+    return (
+        f"goes on after step {step} of {num_steps} with schedule {config.schedule} over all "
+        f"{num_steps}, from a learning rate of {factor * config.learning_rate:.3g}"
+    )
+
+
+def _events(job: Job) -> Any:
+    logs = job.places.path("logs") if job.places.has("logs") else job.results_dir
+    if find_spec("tensorboard") is None:
+        log("no TensorBoard events: the package tensorboard is not installed here")
+        return None
+    events = Events(logs / "tensorboard" / job_id())
+    job.record.artifacts["tensorboard"] = str(events.folder)
+    return events
 
 
 def finish(run: Run, here: World, trainer: Trainer, folder: RunFolder) -> None:
@@ -407,16 +489,25 @@ def _write(run: Run, here: World, folder: RunFolder) -> None:
         log(f"{run_folder.LATEST} stays as it is: nobody evaluates or serves what failed its gate")
     else:
         run_folder.publish(folder, job.places)
-    text = summary_text(
-        job=job_id(),
-        recipe=job.recipe.name,
-        model=job.recipe.model,
-        strategy=run.strategy,
-        world_size=here.world_size,
-        metrics=job.record.metrics,
-        artifacts=job.record.artifacts,
-        gate=found,
-    )
+    metrics, artifacts = job.record.metrics, job.record.artifacts
+    lines = [
+        f"job        {job_id()}",
+        f"recipe     {job.recipe.name}",
+        f"model      {job.recipe.model}",
+        f"ranks      {here.world_size} ({run.strategy})",
+        "",
+        *headline(metrics),
+        "",
+        *(
+            f"{k:36} {v:{',' if isinstance(v, int) else ',.4f'}}"
+            for k, v in sorted(metrics.items())
+        ),
+        "",
+        *(f"{name:16} {path}" for name, path in sorted(artifacts.items())),
+    ]
+    if found:
+        lines += ["", f"gate: {verdict(found)}", *(f"  {each}" for each in found)]
+    text = "\n".join(lines) + "\n"
     name = f"train_{job_id()}_summary.txt"
     job.keep("summary", name, text)
     if job.places.has("logs"):

@@ -165,18 +165,16 @@ class Ledger:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
         from prometheus_client.registry import Collector
 
-        last, began_at_s = self.last, self.began_at_s
+        began_at_s, last = self.began_at_s, self.last
+        loss, norm, rate = (last.loss, last.grad_norm, last.learning_rate) if last else (0, 0, 0)
         gauges = {
             "step": ("Train steps done.", step),
             "steps": ("Train steps of the whole run.", num_steps),
             "ranks": ("Ranks that train.", world_size),
-            "loss": ("Mean cross entropy per label token, in nats.", last.loss if last else 0),
+            "loss": ("Mean cross entropy per label token, in nats.", loss),
             "eval_loss": ("The same of the held-out rows.", self.eval_loss),
-            "grad_norm": ("Norm of the gradient before clipping.", last.grad_norm if last else 0),
-            "learning_rate": (
-                "Learning rate of the last step.",
-                last.learning_rate if last else 0,
-            ),
+            "grad_norm": ("Norm of the gradient before clipping.", norm),
+            "learning_rate": ("Learning rate of the last step.", rate),
             "last_step_timestamp_seconds": (
                 "When the last step ended; when the loop started before the first.",
                 began_at_s + (self.ended_s[-1] - self.began_s if self.ended_s else 0),
@@ -186,14 +184,12 @@ class Ledger:
                 last_commit_s or began_at_s,
             ),
         }
+        waited_s, stood_s = (sum(self.seconds[use]) for use in ("data_wait", "checkpoint"))
         counters = {
             "tokens": ("Tokens that are not padding, of all ranks.", self.num_tokens),
             "positions": ("Tokens and padding, of all ranks.", self.num_positions),
-            "data_wait_seconds": ("Waited for rows.", sum(self.seconds["data_wait"])),
-            "checkpoint_stall_seconds": (
-                "Stood still for checkpoints.",
-                sum(self.seconds["checkpoint"]),
-            ),
+            "data_wait_seconds": ("Waited for rows.", waited_s),
+            "checkpoint_stall_seconds": ("Stood still for checkpoints.", stood_s),
         }
 
         class Page(Collector):

@@ -18,10 +18,9 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch.distributed.rendezvous import rendezvous
@@ -29,9 +28,9 @@ from torch.distributed.rendezvous import rendezvous
 from workloads.common.dist import environment_rank
 from workloads.common.exit_codes import ConfigError, ExitCode, WorkloadError, reason_of
 from workloads.job import end, run_job
+from workloads.train.finish import Criterion, Outcome, verdict
 from workloads.train.run import train
 
-Outcome = Literal["PASS", "FAIL", "NOT RUN"]
 NUM_STEPS = 5
 SAVED = {"checkpoint": 2, "elastic-checkpoint": 3}
 """Step after which a run saves each kind."""
@@ -41,15 +40,6 @@ _SETTINGS = (
 )
 _PATIENCE = timedelta(hours=6)
 """How long a rank waits for its turn: most runs are of fewer ranks than were started."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One line of the proof."""
-
-    what: str
-    outcome: Outcome
-    detail: str
 
 
 class Ranks:
@@ -103,7 +93,7 @@ class Ranks:
         return {line["step"]: line["loss"] for line in map(json.loads, lines)}
 
 
-def prove(ranks: Ranks, folder: Path) -> Iterator[Line]:
+def prove(ranks: Ranks, folder: Path) -> Iterator[Criterion]:
     """Save at every size, load at every size; yield one line for each pair, of use on rank 0."""
     ways = [
         (size, spread)
@@ -135,17 +125,16 @@ def prove(ranks: Ranks, folder: Path) -> Iterator[Line]:
 def _compared(
     what: str, whole: dict[int, float] | str, losses: dict[int, float] | str, step: int, *,
     exact: bool,
-) -> Line:  # fmt: skip
+) -> Criterion:  # fmt: skip
     if isinstance(whole, str) or isinstance(losses, str):
-        reason = whole if isinstance(whole, str) else losses
-        return Line(what=what, outcome="FAIL", detail=f"{reason}")
+        return Criterion(what, "FAIL", whole if isinstance(whole, str) else f"{losses}")
     wanted = {number: loss for number, loss in whole.items() if number >= step}
     if losses.keys() != wanted.keys():
-        return Line(what=what, outcome="FAIL", detail=f"trained the steps {sorted(losses)}")
+        return Criterion(what, "FAIL", f"trained the steps {sorted(losses)}")
     apart = max((abs(losses[n] / wanted[n] - 1) for n in wanted), default=0.0)
     how = "bit-equal" if losses == wanted else f"losses within {apart:.1e}"
     passed = losses == wanted if exact else apart < 1e-4
-    return Line(what=what, outcome="PASS" if passed else "FAIL", detail=how)
+    return Criterion(what, "PASS" if passed else "FAIL", how)
 
 
 def main(arguments: Sequence[str] | None = None) -> ExitCode:
@@ -169,19 +158,18 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
     lines = list(prove(ranks, folder))
     if ranks.size == 1:
         reason = "one rank: start this with torchrun --nproc-per-node=4"
-        lines.append(Line(what="several world sizes", outcome="NOT RUN", detail=reason))
+        lines.append(Criterion("several world sizes", "NOT RUN", reason))
     outcomes = [line.outcome for line in lines]
-    code = ExitCode.NOT_RUN if "NOT RUN" in outcomes else ExitCode.OK
+    codes = {"PASS": ExitCode.OK, "FAIL": ExitCode.FAILED, "NOT RUN": ExitCode.NOT_RUN}
     if ranks.rank == 0:
         shutil.rmtree(folder, ignore_errors=True)
         for line in lines:
-            print(f"{line.outcome:8}{line.what:{max(len(x.what) for x in lines)}}  {line.detail}")
+            print(f"{line.outcome:8}{line.name:{max(len(x.name) for x in lines)}}  {line.detail}")
         counts = (f"{outcomes.count(name)} {name}" for name in get_args(Outcome))
         device = "cuda" if torch.cuda.is_available() else "cpu"
         print(f"{', '.join(counts)}; {ranks.size} ranks on {device}", flush=True)
-        code = ExitCode.FAILED if "FAIL" in outcomes else code
     # Rank 0's, on all of them; else torchrun ends it with the first that leaves with a status.
-    return ExitCode(int(ranks.hear(str(int(code)))))
+    return ExitCode(int(ranks.hear(str(int(codes[verdict(lines)])))))
 
 
 def _proof_folder(place: Path) -> Path:

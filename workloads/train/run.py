@@ -14,17 +14,14 @@ import signal
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from workloads.common import hardware, publish
-from workloads.common.dist import World, environment_rank, world
+from workloads.common import hardware
+from workloads.common.dist import environment_rank, world
 from workloads.common.exit_codes import ConfigError, DataError, PreemptedError
-from workloads.common.log import at, log
+from workloads.common.log import log
 from workloads.common.places import PREPARED, discard, stage
-from workloads.common.record import job_id
 from workloads.data.manifest import sha256
 from workloads.job import Job, section
 from workloads.recipes.train import RESUMABLE, TrainConfig
@@ -118,7 +115,9 @@ def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None
         job.record.hardware = hardware.detect_for(config.dtype, remedy=remedy)
         # Ranks with other held-out rows would wait for each other, some in a validation.
         inputs.refuse_other_rows(here, task.digest + task.eval_digest)
-        _train(run, here, stop)
+        from workloads.train.finish import train_and_finish
+
+        train_and_finish(run, here, stop)
 
 
 def _open(job: Job, config: TrainConfig, *, model_dir: Path | None, dataset: Path | None) -> Task:
@@ -166,19 +165,6 @@ def num_train_steps(
     return step + -(-left // rows_per_step)
 
 
-def _goes_on(config: TrainConfig, step: int, num_steps: int) -> str:
-    """Say the schedule: a run that is prolonged has another one than it had before."""
-    if step == num_steps:
-        return f"all {num_steps} steps are done already"
-    from workloads.train.loop import learning_rate_factor
-
-    factor = learning_rate_factor(step, config=config, num_steps=num_steps)
-    return (
-        f"goes on after step {step} of {num_steps} with schedule {config.schedule} over all "
-        f"{num_steps}, from a learning rate of {factor * config.learning_rate:.3g}"
-    )
-
-
 def _keep_inputs(job: Job, config: TrainConfig, plan: inputs.Plan | None) -> None:
     """Write the run's settings, and its plan, beside the record: they are pulled with it."""
     values = {"recipe": job.recipe.name, "model": job.recipe.model, "train": asdict(config)}
@@ -186,123 +172,3 @@ def _keep_inputs(job: Job, config: TrainConfig, plan: inputs.Plan | None) -> Non
     job.keep("config", "config.json", f"{text}\n")
     if plan is not None:
         job.keep("plan", inputs.PLAN_FILE, plan.path.read_text(encoding="utf-8"))
-
-
-def _train(run: inputs.Run, here: World, stop: StopRequest) -> None:
-    import torch
-
-    from workloads.train.checkpoint import FolderCheckpoints
-    from workloads.train.finish import finish, save_original
-    from workloads.train.loop import Progress, Trainer, TrainState, Watchdog
-    from workloads.train.measure import LossCurve
-    from workloads.train.run_folder import run_folder
-    from workloads.train.strategy import (
-        build_optimizer,
-        build_precision,
-        build_strategy,
-        say_what_is_trained,
-        settle,
-    )
-
-    config, task, job = run.config, run.task, run.job
-    at(f"loading {job.recipe.model}")
-    strategy = build_strategy(run, here)
-    say_what_is_trained(run, strategy, here)
-    optimizer = build_optimizer(
-        strategy.trained, lr=config.learning_rate, weight_decay=config.weight_decay
-    )
-    precision = build_precision(config, here.device, kind=strategy.kind)
-
-    def blank_loss() -> torch.Tensor:
-        with precision.forward():
-            return strategy.module(task.collate([]).to(here.device))
-
-    settle(strategy.module, blank_loss)
-    torch.manual_seed(config.seed + here.rank)
-    state = TrainState(
-        model=strategy.model,
-        optimizer=optimizer,
-        scaler=precision.scaler,
-        strategy=strategy.kind,
-        world=here,
-        progress=Progress(
-            step=0,
-            position=0,
-            rows_per_step=config.micro_batch_size * config.gradient_accumulation * here.world_size,
-            world_size=here.world_size,
-            fingerprint=fingerprint(config, job.recipe.model, task),
-        ),
-    )
-    timeout_s = config.checkpoint.timeout_s
-    checkpoints = FolderCheckpoints(
-        folder=run_folder(job.places, resume=config.resume, keep_in=config.keep_in),
-        world=here,
-        config=config.checkpoint,
-        keep_last=config.keep_last,
-        stop=stop,
-        model_config=strategy.model.config.to_json_string(),
-    )
-    with Watchdog(timeout_s, fail=job.fail):
-        checkpoints.load(state)
-    folder = checkpoints.folder
-    if config.save_original:  # apart: to copy a model takes longer than a step may
-        save = partial(save_original, folder.path, run.model_dir, strategy.model, task)
-        job.record.artifacts["original_dir"] = str(here.apart().agree(save))
-    events = _events(job) if here.is_main else None
-    closing = contextlib.closing(events) if events else contextlib.nullcontext()
-    with closing, Watchdog(timeout_s, fail=job.fail) as watchdog:
-        curve_path = job.results_dir / "loss_curve.jsonl"
-        first_step = state.progress.step
-        num_steps = num_train_steps(
-            config,
-            num_rows=len(task.rows),
-            rows_per_step=state.progress.rows_per_step,
-            step=first_step,
-            position=state.progress.position,
-        )
-        if first_step and here.is_main:
-            log(_goes_on(config, first_step, num_steps))
-        trainer = Trainer(
-            config=config,
-            task=task,
-            strategy=strategy,
-            precision=precision,
-            state=state,
-            num_steps=num_steps,
-            checkpoints=checkpoints,
-            stop=stop,
-            watchdog=watchdog,
-            curve=LossCurve(curve_path, first_step=first_step) if here.is_main else None,
-            events=events,
-        )
-        published: Any = contextlib.nullcontext()
-        if here.is_main:
-            page = partial(trainer.ledger.page, num_steps=num_steps, world_size=here.world_size)
-
-            def read() -> bytes:
-                return page(step=state.progress.step, last_commit_s=checkpoints.last_commit_s)
-
-            job.record.artifacts["metrics"] = str(job.results_dir / publish.FILE_NAME)
-            published = publish.Publisher(read, results_dir=job.results_dir, kind="train")
-        try:
-            with published, stop.deferred():
-                trainer.run()
-        finally:
-            # Also of a run that is stopped or fails: it has used its time.
-            metrics = job.record.metrics
-            recomputed = metrics["num_recomputed_layers"] / max(1, metrics["num_layers"])
-            metrics |= trainer.ledger.shares(recomputed=recomputed, method=config.method)
-    job.record.artifacts |= {"checkpoint_dir": str(folder.path), "loss_curve": str(curve_path)}
-    finish(run, here, trainer, folder)
-
-
-def _events(job: Job) -> Any:
-    from workloads.train.measure import Events
-
-    logs = job.places.path("logs") if job.places.has("logs") else job.results_dir
-    if find_spec("tensorboard") is None:
-        log("no TensorBoard events: the package tensorboard is not installed here")
-        return None
-    events = Events(logs / "tensorboard" / job_id())
-    job.record.artifacts["tensorboard"] = str(events.folder)
-    return events

@@ -219,9 +219,8 @@ class RunFolder:
             return [*own, named]
         if self.resume in ("never", "requeue"):
             return own
-        everything = own
-        for run in self._runs():
-            everything = everything + [each for each in self._of_run(run) if each not in everything]
+        earlier = [each for run in self._runs() for each in self._of_run(run)]
+        everything = [*dict.fromkeys([*own, *earlier])]
         same = [each for each in everything if _fingerprint(each) in (fingerprint, None)]
         # Where only runs with other settings are left, the refusal says so.
         chosen = same if any(_fingerprint(each) for each in same) else everything
@@ -230,32 +229,23 @@ class RunFolder:
     def settled(self, start: Path | None, *, restarted: bool) -> RunFolder:
         """Return the folder to write to: its own again after a restart, else an unused one."""
         last = self._last_own()
-        is_own = restarted and (start is None or start.parent.name == last)
-        settled = replace(self, name=last if is_own else self._unused())
+        if self._is_used(last) and not (restarted and (start is None or start.parent.name == last)):
+            number = last.removeprefix(self.own_id).removeprefix("-")
+            last = f"{self.own_id}-{int(number or 1) + 1}"
+        settled = replace(self, name=last)
         for run in (settled.path, settled.elastic_path):
             atomic.refuse_foreign(run.parent)
             atomic.refuse_foreign(run)
         return settled
 
-    def folders_of_elastic(self, found: Path) -> list[Path]:
-        """Return where elastic checkpoints of the run of `found` can lie."""
-        run = found.parent
-        return [run, self.elastic / run.parent.name / run.name]
-
     def _of_run(self, name: str) -> list[Candidate]:
         return candidates([self.chkpt / self.job / name, self.elastic / self.job / name])
 
     def _runs(self) -> list[str]:
-        places = {self.chkpt / self.job, self.elastic / self.job}
-        return sorted(
-            {
-                path.name
-                for place in places
-                if place.is_dir()
-                for path in place.iterdir()
-                if path.is_dir() and not path.is_symlink()
-            }
-        )
+        found = [
+            path for place in (self.chkpt, self.elastic) for path in (place / self.job).glob("*")
+        ]
+        return sorted({path.name for path in found if path.is_dir() and not path.is_symlink()})
 
     def _last_own(self) -> str:
         """The folder of this job id with the highest number: `12`, then `12-2`, `12-3`."""
@@ -264,13 +254,6 @@ class RunFolder:
             last = f"{self.own_id}-{number}"
             number += 1
         return last
-
-    def _unused(self) -> str:
-        last = self._last_own()
-        if not self._is_used(last):
-            return last
-        number = last.removeprefix(self.own_id).removeprefix("-")
-        return f"{self.own_id}-{int(number or 1) + 1}"
 
     def _is_used(self, name: str) -> bool:
         folders = (self.chkpt / self.job / name, self.elastic / self.job / name)
