@@ -155,7 +155,7 @@ class LazyGroup(TyperGroup):
             from infra.cli.output import never_silent
 
             with never_silent(f"loading {words}", is_first=True):  # 10 s on a busy machine
-                return _load(cmd_name, VERBS[words])
+                return _load(words)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None:
@@ -297,15 +297,11 @@ def _root(
     """A group even while typer knows of no command."""
 
 
-_OF_WHAT_IS_BUILT = frozenset(
-    {
-        f"cluster {name}"
-        for name in (
-            "pause", "resume", "autostop", "drain", "destroy", "orphans", "adopt", "backup",
-            "restore", "support-bundle",
-        )
-    }
-)  # fmt: skip
+_OF_WHAT_IS_BUILT = {
+    *("cluster pause", "cluster resume", "cluster autostop", "cluster drain", "cluster destroy"),
+    *("cluster orphans", "cluster adopt", "cluster backup", "cluster restore"),
+    "cluster support-bundle",
+}
 """Commands of infrastructure, which a stack of an attached cluster has none of."""
 
 
@@ -322,10 +318,10 @@ def _only_built(words: str, call: Any) -> Any:
     return refusing
 
 
-def _load(name: str, verb: _Verb) -> Any:
+def _load(words: str) -> Any:
+    verb, name = VERBS[words], words.split()[-1]
     module, _, function = verb.place.partition(":")
     call = getattr(import_module(f"infra.cli.{module}"), function or name.replace("-", "_"))
-    words = next(words for words, each in VERBS.items() if each is verb)
     if words in _OF_WHAT_IS_BUILT:
         call = _only_built(words, call)
     single = typer.Typer(
@@ -343,7 +339,7 @@ def _load(name: str, verb: _Verb) -> Any:
 
 def _load_group(name: str) -> LazyGroup:
     if name in VERBS:
-        own = _load(name, VERBS[name])
+        own = _load(name)
         group = LazyGroup(
             help=own.help, params=own.params, callback=own.callback, invoke_without_command=True
         )

@@ -33,13 +33,9 @@ def usd_per_month(owned: Owned, book: PriceBook) -> Decimal | None:
     return Decimal(0) if count is None else count(owned.values, book)
 
 
-def _filesystem(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
-    spec = values["spec"]
-    return _times(_gib(spec), book.find(f"filesystem/{_sku(spec['type'])}", Unit.GIB_MONTH))
-
-
-def _disk(spec: Mapping[str, Any], book: PriceBook) -> Decimal | None:
-    return _times(_gib(spec), book.find(f"disk/{_sku(spec['type'])}", Unit.GIB_MONTH))
+def _storage(kind: str, spec: Mapping[str, Any], book: PriceBook) -> Decimal | None:
+    type_ = spec["type"].lower().replace("_", "-")
+    return _times(_gib(spec), book.find(f"{kind}/{type_}", Unit.GIB_MONTH))
 
 
 def _bucket(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
@@ -62,7 +58,7 @@ def _address(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
 
 def _node_group(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
     template = values["spec"]["template"]
-    machine, disk = _machine(template, book), _disk(template["boot_disk"], book)
+    machine, disk = _machine(template, book), _storage("disk", template["boot_disk"], book)
     nodes = values.get("status", {}).get("node_count", 0)
     return None if machine is None or disk is None else nodes * (machine + disk)
 
@@ -83,20 +79,16 @@ def _gib(spec: Mapping[str, Any]) -> Decimal:
     return Decimal(sum(spec.get(name, 0) * unit for name, unit in SIZES.items())) / _GIB
 
 
-def _sku(type_: str) -> str:
-    return type_.lower().replace("_", "-")
-
-
 _PRICED: Final[Mapping[str, Callable[[Mapping[str, Any], PriceBook], Decimal | None]]] = {
     _ALLOCATION: _address,
     BUCKET: _bucket,
     CLUSTER: lambda _, book: _times(
         HOURS_PER_MONTH, book.find("mk8s/control-plane", Unit.CLUSTER_HOUR)
     ),
-    _FILESYSTEM: _filesystem,
+    _FILESYSTEM: lambda values, book: _storage("filesystem", values["spec"], book),
     _INSTANCE: lambda values, book: _machine(values["spec"], book),
     NODE_GROUP: _node_group,
-    _DISK: lambda values, book: _disk(values["spec"], book),
+    _DISK: lambda values, book: _storage("disk", values["spec"], book),
 }
 
 

@@ -472,35 +472,29 @@ class Guard:
 
 
 def ssh_config(
-    stack: str,
-    node: str,
-    *,
-    login_host: str,
-    login_port: int,
-    user: str,
-    key: Path,
-    login_options: Mapping[str, str],
+    outputs: StackOutputs, node: str, key: Path, login_options: Mapping[str, str]
 ) -> str:
     """Two hosts: `soperator-STACK` is the login node, `soperator-STACK-shell` the session's."""
-    login = f"soperator-{stack}"
+    login = f"soperator-{outputs.stack}"
+    identity = f"  IdentityFile {_quoted(key)}"
     pinned = [f"  {name} {_quoted(value)}" for name, value in login_options.items()]
     return "\n".join(
         [
             f"Host {login}",
-            f"  HostName {login_host}",
-            f"  Port {login_port}",
-            f"  User {user}",
-            f"  IdentityFile {_quoted(key)}",
+            f"  HostName {outputs.login_ip}",
+            f"  Port {outputs.ssh_port}",
+            f"  User {outputs.user}",
+            identity,
             *pinned,
             "",
             f"Host {login}-shell",
             f"  HostName {node}",
-            f"  User {user}",
+            f"  User {outputs.user}",
             f"  ProxyJump {login}",
-            f"  IdentityFile {_quoted(key)}",
+            identity,
             # Login and worker pods present the same key: Soperator 4.1.7 mounts one Secret into all
             # (internal/render/worker/configmap.go, HostKey), so the pinned one is the node's too.
-            f"  HostKeyAlias {login_host}",
+            f"  HostKeyAlias {outputs.login_ip}",
             *pinned,
             "",
         ]

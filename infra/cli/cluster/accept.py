@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -89,16 +90,9 @@ def accept(
         if results:
             found: Result | None = merge([read(path) for path in results], {})
         else:
-            found = _run(
-                spec,
-                profile,
-                stages,
-                sets or [],
-                sync=sync,
-                dry_run=dry_run,
-                force=force,
-                key=identity,
-            )
+            mounts = sorted(shared_mounts(spec).values())
+            batches = run.batches(profile, run.chosen_stages(stages), sets or [], mounts)
+            found = _run(spec, batches, sync=sync, dry_run=dry_run, force=force, key=identity)
         if found is None:
             return
         output.at("the certificate")
@@ -118,9 +112,7 @@ def accept(
 
 def _run(
     spec: StackSpec,
-    profile: Profile,
-    stages: str | None,
-    sets: list[str],
+    wanted: Sequence[run.Batch],
     *,
     sync: bool,
     dry_run: bool,
@@ -129,8 +121,6 @@ def _run(
 ) -> Result | None:
     """What the jobs measured; None after a dry run."""
     job = run.accept_job(spec)
-    mounts = sorted(shared_mounts(spec).values())
-    wanted = run.batches(profile, run.chosen_stages(stages), sets, mounts)
     outputs = context.caller(spec.name, key)
     check_job(outputs, job.name)
     ledger = open_ledger(spec, context.state_root(), output.note)

@@ -34,7 +34,6 @@ from infra.operate.prices import price_book
 from infra.operate.support_bundle import Redactor, write_bundle
 from infra.operate.support_parts import (
     Once,
-    Part,
     known,
     parts_here,
     parts_of_cluster,
@@ -367,7 +366,16 @@ def support_bundle(
     with output.never_silent("support bundle"), ExitStack() as closing:
         environ = context.environ()
         redactor = Redactor(known(state, {**os.environ, **environ}), emails=emails)
-        parts = _parts(stack, state, environ, identity, closing, preview=preview)
+
+        def opened(closing: ExitStack) -> tuple[StackOutputs, Shell]:
+            outputs = context.caller(stack, identity)
+            return outputs, closing.enter_context(context.connect(outputs, identity))
+
+        parts = [
+            *parts_here(stack, state, environ, preview=preview),
+            *parts_of_cluster(Once(closing, opened)),
+            *parts_of_kube(lambda: context.spec(stack), lambda: context.kube_client(stack)),
+        ]
         try:
             made = write_bundle(
                 parts, path, stack=stack, redactor=redactor, now=now, say=output.note
@@ -377,22 +385,3 @@ def support_bundle(
     print(made.index, end="")
     print(path)
     raise typer.Exit(NOT_RUN if made.not_run else 0)
-
-
-def _parts(
-    stack: str,
-    state: State,
-    environ: dict[str, str],
-    identity: Path | None,
-    closing: ExitStack,
-    *,
-    preview: bool,
-) -> list[Part]:
-    def opened(closing: ExitStack) -> tuple[StackOutputs, Shell]:
-        outputs = context.caller(stack, identity)
-        return outputs, closing.enter_context(context.connect(outputs, identity))
-
-    parts = parts_here(stack, state, environ, preview=preview)
-    parts += parts_of_cluster(Once(closing, opened))
-    kube = parts_of_kube(lambda: context.spec(stack), lambda: context.kube_client(stack))
-    return [*parts, *kube]

@@ -130,13 +130,9 @@ def shell(
             return not is_held or admit_session(ledger, connection, asked, cluster, output.note)
 
         token = secrets.token_urlsafe(24) if jupyter else ""
-        start = (
-            sessions.jupyter(asked, spec, outputs)
-            if jupyter
-            else sessions.held(asked)
-            if vscode
-            else ""
-        )
+        start = sessions.held(asked) if vscode else ""
+        if jupyter:
+            start = sessions.jupyter(asked, spec, outputs)
         guard = Guard(connection, start=start, end=sessions.end(asked), secret=token)
         closing.callback(_end, guard, asked, stack)
         if jupyter:
@@ -207,15 +203,8 @@ def _vscode(
 ) -> None:
     there = sessions.wait_for(guard, None, say=output.note, admit=admit)
     folder = context.state_root() / "ssh"
-    text = ssh_config(
-        outputs.stack,
-        there.host,
-        login_host=outputs.login_ip,
-        login_port=outputs.ssh_port,
-        user=outputs.user,
-        key=context.key_of(outputs, identity).absolute(),
-        login_options=login_options(outputs),
-    )
+    key = context.key_of(outputs, identity).absolute()
+    text = ssh_config(outputs, there.host, key, login_options(outputs))
     path = folder / f"config_{outputs.stack}"
     # Every ssh of the user reads it once it is included: never half of it.
     files.write(path, text)

@@ -148,8 +148,10 @@ class ComeUp:
         obstacles: list[Obstacle] = []
         outside: list[str] = []
         version = found.spec.cluster.soperator_version
+        copies = folder / "charts"
+        copies.mkdir(parents=True, exist_ok=True)
         try:
-            helm = Helm(self.sources.program("helm"), _made(folder / "charts"))
+            helm = Helm(self.sources.program("helm"), copies)
         except NotRunError as error:
             self.unrendered = {each.name: str(error) for each in found.releases}
             return Step(name="rendered", counted="", not_run=(str(error),))
@@ -293,11 +295,6 @@ def _looked(name: str, what: str, looked: Looked) -> Step:
     return Step(name=name, counted=counted, obstacles=looked.obstacles)
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 _PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "soperator": ("helm/soperator/crds/*.yaml",),
     "kruise": ("config/crd/bases/*.yaml",),
@@ -409,7 +406,7 @@ def declared(spec: StackSpec, folder: Path) -> Declared:
     return Declared(
         spec=spec,
         releases=tuple(_release(each) for each in inside if each.type == _RELEASE),
-        own=tuple(_object(each) for each in inside if "kind" in each.inputs),
+        own=tuple(whole(each.inputs) for each in inside if "kind" in each.inputs),
         given=tuple(_given(spec)),
         nodes=tuple(_nodes(spec)),
     )
@@ -423,10 +420,6 @@ def _release(one: Registered) -> Release:
         version=sent["version"],
         values=sent.get("values", {}),
     )
-
-
-def _object(one: Registered) -> Object:
-    return whole(one.inputs)
 
 
 def _given(spec: StackSpec) -> list[Object]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from infra.operate.preflight import access, supply
 from infra.operate.preflight.check import Cloud, Finding, Outcome, Owner, not_checked
@@ -43,13 +43,24 @@ def ask(spec: StackSpec, *, project: str, within_s: float = WITHIN_S) -> tuple[F
     cloud = Cloud(within_s=within_s)
     owner = Owner(spec.name, project)
     answers: dict[str, list[Finding]] = {}
-    threads = [
-        # Daemons: a call that hangs must not keep the process.
-        threading.Thread(
-            target=_answer, args=(answers, check, question, cloud, spec, owner), daemon=True
-        )
-        for check, question in QUESTIONS.items()
-    ]
+
+    def answer(check: str) -> None:
+        try:
+            answers[check] = QUESTIONS[check](cloud, spec, owner)
+        except ApiError as error:
+            reason = f"{error.code}: {error.message}"
+            if error.code in _SILENT:
+                reason = f"no answer from {cloud.target or 'the Nebius API'}"
+            answers[check] = [not_checked(check, reason)]
+        except EndpointError as error:
+            is_told = check == access.CREDENTIAL_CHECK
+            answers[check] = [not_checked(check, str(error) if is_told else "no way to the API")]
+        except Exception as error:
+            # A question that breaks, say on an answer of a newer API, must stop nobody.
+            answers[check] = [not_checked(check, f"{type(error).__name__}: {error}")]
+
+    # Daemons: a call that hangs must not keep the process.
+    threads = [threading.Thread(target=answer, args=(each,), daemon=True) for each in QUESTIONS]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -61,32 +72,6 @@ def ask(spec: StackSpec, *, project: str, within_s: float = WITHIN_S) -> tuple[F
         for check in QUESTIONS
         for finding in answers.get(check) or [not_checked(check, late)]
     )
-
-
-def _answer(
-    answers: dict[str, list[Finding]],
-    check: str,
-    question: Question,
-    cloud: Cloud,
-    spec: StackSpec,
-    owner: Owner,
-) -> None:
-    try:
-        answers[check] = question(cloud, spec, owner)
-    except ApiError as error:
-        answers[check] = [not_checked(check, _reason(error, cloud.target))]
-    except EndpointError as error:
-        is_told = check == access.CREDENTIAL_CHECK
-        answers[check] = [not_checked(check, str(error) if is_told else "no way to the API")]
-    except Exception as error:
-        # A question that breaks, say on an answer of a newer API, must stop nobody.
-        answers[check] = [not_checked(check, f"{type(error).__name__}: {error}")]
-
-
-def _reason(error: ApiError, target: Any) -> str:
-    if error.code in _SILENT:
-        return f"no answer from {'the Nebius API' if target is None else target}"
-    return f"{error.code}: {error.message}"
 
 
 def refusal(findings: Sequence[Finding]) -> str | None:

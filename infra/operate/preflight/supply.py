@@ -203,15 +203,12 @@ def _compared(least: Mapping[str, int], unknown: list[str]) -> Finding:
 
 def table(shortfalls: list[Shortfall]) -> str:
     """The quotas that are too small, a row each."""
-    head = ("QUOTA", "NEEDS", "OWN", "USED", "LIMIT", "MISSING")
-    rows = [(one.quota, one.needs, one.own, one.used, one.limit, one.missing) for one in shortfalls]
-    cells = [head, *(tuple(map(str, row[:1])) + _amounts(row[0], row[1:]) for row in rows)]
-    return "\n".join(f"  {line}" for line in aligned(cells, right=range(1, len(head))))
-
-
-def _amounts(quota: str, amounts: tuple[int, ...]) -> tuple[str, ...]:
-    unit = " GiB" if ".size." in quota else ""
-    return tuple(f"{amount}{unit}" for amount in amounts)
+    rows = [("QUOTA", "NEEDS", "OWN", "USED", "LIMIT", "MISSING")]
+    for one in shortfalls:
+        unit = " GiB" if ".size." in one.quota else ""
+        amounts = (one.needs, one.own, one.used, one.limit, one.missing)
+        rows.append((one.quota, *(f"{amount}{unit}" for amount in amounts)))
+    return "\n".join(f"  {line}" for line in aligned(rows, right=range(1, len(rows[0]))))
 
 
 def _allowances(cloud: Cloud, spec: StackSpec) -> dict[str, tuple[int, int]]:
@@ -277,14 +274,15 @@ def ask_platforms(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
         return [not_checked(PLATFORM_CHECK, "the API lists none")]
     findings = []
     for path, machine in machines(spec):
-        if machine.platform not in live:
-            has = ", ".join(sorted(live))
-            seen = f"{path}: the project has no platform {machine.platform!r}"
-            findings.append(failed(PLATFORM_CHECK, seen, f"choose of: {has}", certain=True))
-        elif machine.preset not in live[machine.platform]:
-            has = ", ".join(live[machine.platform])
-            seen = f"{path}: {machine.platform} has no preset {machine.preset!r}"
-            findings.append(failed(PLATFORM_CHECK, seen, f"choose of: {has}", certain=True))
+        presets = live.get(machine.platform)
+        if presets is None:
+            has, lacks = sorted(live), f"the project has no platform {machine.platform!r}"
+        elif machine.preset not in presets:
+            has, lacks = presets, f"{machine.platform} has no preset {machine.preset!r}"
+        else:
+            continue
+        fix = f"choose of: {', '.join(has)}"
+        findings.append(failed(PLATFORM_CHECK, f"{path}: {lacks}", fix, certain=True))
     if not findings:
         findings.append(passed(PLATFORM_CHECK, "every declared platform and preset is offered"))
     return [*findings, _drift(spec, live)]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 
 from infra.cli import output
@@ -59,7 +60,7 @@ class Progress:
         seconds = time.monotonic() - self._begin
         text = text.strip()[:_SHOWN_CHARS]
         if self._status is not None:
-            self._status.update(f"{self._name}  {seconds:.0f} s  [dim]{_plain(text)}[/dim]")
+            self._status.update(f"{self._name}  {seconds:.0f} s  [dim]{escape(text)}[/dim]")
         else:
             output.at(f"{self._name}: {text}")
 
@@ -117,7 +118,3 @@ def whole_folder(final: Path) -> Iterator[Path]:
         shutil.rmtree(old)
     else:
         fresh.rename(final)
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")

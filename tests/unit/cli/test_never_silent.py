@@ -266,7 +266,9 @@ def test_a_part_of_the_support_bundle_is_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = [Part(name="kube/pods.txt", says="pods", gather=lambda: str(slow()))]
-    monkeypatch.setattr(in_cloud, "_parts", lambda *_, **__: parts)
+    monkeypatch.setattr(in_cloud, "parts_here", lambda *_, **__: parts)
+    for name in ("parts_of_cluster", "parts_of_kube"):
+        monkeypatch.setattr(in_cloud, name, lambda *_: [])
 
     def command() -> None:
         with pytest.raises(typer.Exit):

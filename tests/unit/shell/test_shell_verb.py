@@ -265,15 +265,9 @@ def test_a_command_that_reads_the_pinned_key_never_reads_half_of_it(
 
 
 def test_a_path_with_a_space_is_one_word_of_the_config() -> None:
-    text = ssh_config(
-        "local",
-        "worker-0",
-        login_host="127.0.0.1",
-        login_port=30022,
-        user="ann",
-        key=Path("/home/a b/key"),
-        login_options={"UserKnownHostsFile": "/home/a b/known"},
-    )
+    outputs = replace(OUTPUTS, user="ann")
+    known = {"UserKnownHostsFile": "/home/a b/known"}
+    text = ssh_config(outputs, "worker-0", Path("/home/a b/key"), known)
     assert 'IdentityFile "/home/a b/key"' in text
     assert text.count('UserKnownHostsFile "/home/a b/known"') == 2
     assert text.count("  User ann\n") == 2
