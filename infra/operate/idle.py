@@ -11,13 +11,14 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from infra.clients import slurm
 from infra.clients.errors import AbsentError, JobsError
+from infra.clients.kube import KubeClient
 from infra.clients.slurm import Shell, asked
 from infra.render import names
 from stacks.schedule import end_of
@@ -97,12 +98,6 @@ _SLURMS: Final = ("apps.kruise.io/", "slurm.nebius.ai/")
 """Owners of slurmd's pods: every StatefulSet of Soperator is OpenKruise's."""
 
 
-class Lists(Protocol):
-    """What is asked of the API server: infra.clients.kube.KubeClient."""
-
-    def list(self, api_version: str, kind: str) -> list[dict[str, Any]]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeActivity:
     """Pods and Jobs that are not over, as `Job soperator/finetune`, and when others ended."""
@@ -111,7 +106,9 @@ class KubeActivity:
     ended_at: tuple[datetime, ...]
 
 
-def kube_activity(client: Lists, slurm_namespace: str, workers: Collection[str]) -> KubeActivity:
+def kube_activity(
+    client: KubeClient, slurm_namespace: str, workers: Collection[str]
+) -> KubeActivity:
     """What works, or waits to work, on the nodesets outside Slurm."""
     nodes = {each["metadata"]["name"] for each in worker_nodes(client, workers)}
     unfinished: list[str] = []
@@ -121,11 +118,11 @@ def kube_activity(client: Lists, slurm_namespace: str, workers: Collection[str])
             continue
         status = job.get("status", {})
         ends = [
-            each["lastTransitionTime"]
+            datetime.fromisoformat(each["lastTransitionTime"])
             for each in status.get("conditions", ())
             if each["type"] in ("Complete", "Failed") and each["status"] == "True"
         ]
-        ended.extend(map(datetime.fromisoformat, ends))
+        ended += ends
         if not ends and not (job["spec"].get("suspend") and not status.get("active")):
             unfinished.append(_named("Job", job))
     for pod in client.list("v1", "Pod"):
@@ -135,11 +132,13 @@ def kube_activity(client: Lists, slurm_namespace: str, workers: Collection[str])
             continue
         if pod.get("status", {}).get("phase") not in _ENDED:
             unfinished.append(_named("Pod", pod))
-        ended.extend(_ends(pod))
+        for container in pod.get("status", {}).get("containerStatuses", ()):
+            if finished := container.get("state", {}).get("terminated", {}).get("finishedAt"):
+                ended.append(datetime.fromisoformat(finished))
     return KubeActivity(unfinished=tuple(unfinished), ended_at=tuple(ended))
 
 
-def worker_nodes(client: Lists, workers: Collection[str]) -> list[dict[str, Any]]:
+def worker_nodes(client: KubeClient, workers: Collection[str]) -> list[dict[str, Any]]:
     """The nodes of these nodesets."""
     return [
         each
@@ -178,13 +177,6 @@ def _is_infrastructure(pod: dict[str, Any], slurm_namespace: str) -> bool:
     )
 
 
-def _ends(pod: dict[str, Any]) -> Iterator[datetime]:
-    for container in pod.get("status", {}).get("containerStatuses", ()):
-        finished = container.get("state", {}).get("terminated", {}).get("finishedAt")
-        if finished is not None:
-            yield datetime.fromisoformat(finished)
-
-
 def _named(kind: str, found: dict[str, Any]) -> str:
     return f"{kind} {found['metadata']['namespace']}/{found['metadata']['name']}"
 
@@ -214,16 +206,14 @@ def verdict(
     if is_over:
         return Verdict(is_due=True, reason=f"its end, {end:%Y-%m-%d %H:%M} UTC, has passed")
     hours = spec.lifetime.idle_hours
-    idle = now - activity.idle_since
     words = f"no job since {activity.idle_since:%Y-%m-%d %H:%M} UTC"
     if hours is None:
         return Verdict(is_due=False, reason=f"{words}, and lifetime.idle_hours is not declared")
-    if idle >= timedelta(hours=hours):
+    left = activity.idle_since + timedelta(hours=hours) - now
+    if left <= timedelta(0):
         return Verdict(is_due=True, reason=f"{words}, longer than lifetime.idle_hours ({hours})")
-    left = timedelta(hours=hours) - idle
-    return Verdict(
-        is_due=False, reason=f"{words}; due in {left // timedelta(minutes=1)} min without a job"
-    )
+    due = f"{words}; due in {left // timedelta(minutes=1)} min without a job"
+    return Verdict(is_due=False, reason=due)
 
 
 _GROUP: Final = "nebius:mk8s/v1:NodeGroup"
@@ -289,13 +279,7 @@ def _command(partition: str, state: str) -> str:
     return shlex.join(["scontrol", "update", f"PartitionName={partition}", f"State={state}"])
 
 
-class Patches(Lists, Protocol):
-    """What is asked of the API server: infra.clients.kube.KubeClient."""
-
-    def merge_patch(self, target: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]: ...
-
-
-def cordon(client: Patches, workers: Collection[str]) -> tuple[str, ...]:
+def cordon(client: KubeClient, workers: Collection[str]) -> tuple[str, ...]:
     """Names of the workers' nodes that took pods and now take none; all that are, or an error."""
     nodes = tuple(
         node["metadata"]["name"]
@@ -310,12 +294,12 @@ def cordon(client: Patches, workers: Collection[str]) -> tuple[str, ...]:
     return nodes
 
 
-def uncordon(client: Patches, nodes: Sequence[str]) -> None:
+def uncordon(client: KubeClient, nodes: Sequence[str]) -> None:
     """Lets pods onto the nodes again."""
     _set(client, nodes, unschedulable=False)
 
 
-def _set(client: Patches, nodes: Sequence[str], *, unschedulable: bool) -> None:
+def _set(client: KubeClient, nodes: Sequence[str], *, unschedulable: bool) -> None:
     for name in nodes:
         patch = {"spec": {"unschedulable": unschedulable or None}}
         # An engine that failed may have taken some of the nodes, and autoscaling any.

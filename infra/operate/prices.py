@@ -11,7 +11,6 @@ only. The emulator's prices are kept apart, so that none of them ever prices a r
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -36,10 +35,11 @@ from cost.prices.price import (
 from infra import files
 from infra.providers.nebius.api import Api, ApiError, explain
 from infra.providers.nebius.resource_type import Validator
-from infra.providers.nebius.schema import Schema
 from infra.providers.nebius.sdk import loopback_target
+from infra.render.names import filesystems
 from stacks.catalog import STRIPED_DISK_STEP_GIB
 from stacks.errors import UserError
+from stacks.machines import machines
 from stacks.spec import StackSpec
 from stacks.spec.decode import Decoder
 from stacks.spec.nodes import Billing, MachineSpec
@@ -70,7 +70,7 @@ def wanted(spec: StackSpec) -> tuple[Wanted, ...]:
     """Everything that the stack's nodes, disks and filesystems are billed by, once each."""
     project = spec.nebius.project_id
     found: dict[str, Wanted] = {}
-    for group in _groups(spec):
+    for _, group in machines(spec):
         if group.billing is not Billing.RESERVED:
             key = f"{group.platform}/{group.preset}/{group.billing}"
             found.update((key, one) for one in _instance(group, project))
@@ -79,28 +79,9 @@ def wanted(spec: StackSpec) -> tuple[Wanted, ...]:
     if spec.nfs is not None:
         data = spec.nfs.data_disks.type
         found[f"disk/{data}"] = _volume("Disk", data, project)
-    for type_ in _filesystem_types(spec):
-        found[f"filesystem/{type_}"] = _volume("Filesystem", type_, project)
+    for _, each in filesystems(spec):
+        found[f"filesystem/{each.type}"] = _volume("Filesystem", each.type, project)
     return tuple(found.values())
-
-
-def _groups(spec: StackSpec) -> Iterator[MachineSpec]:
-    nodes = spec.nodes
-    yield from nodes.workers
-    yield from (nodes.system, nodes.controller, nodes.login)
-    if nodes.accounting is not None:
-        yield nodes.accounting
-    if spec.nfs is not None:
-        yield spec.nfs
-
-
-def _filesystem_types(spec: StackSpec) -> Iterator[FilesystemType]:
-    storage = spec.storage
-    yield storage.jail.type
-    yield storage.controller_spool.type
-    if storage.accounting is not None:
-        yield storage.accounting.type
-    yield from (mount.type for mount in storage.submounts)
 
 
 def _instance(group: MachineSpec, project: str) -> Iterator[Wanted]:
@@ -212,7 +193,12 @@ def estimate(spec: StackSpec, today: date) -> Estimated:
     """Today's list prices of what the stack uses; LivePriceError where there is none at all."""
     calculator = _Calculator()
     asked = wanted(spec)
-    source = source_of(calculator.target)
+    whose = (
+        "Nebius, list prices"
+        if calculator.api.target is None
+        else "the emulated cloud, not what Nebius charges"
+    )
+    source = f"CalculatorService of {whose}"
     found, not_recognised = dict[str, set[Decimal]](), list[str]()
     for one, answer in zip(asked, calculator.ask_all(asked), strict=True):
         try:
@@ -229,42 +215,27 @@ def estimate(spec: StackSpec, today: date) -> Estimated:
         not_recognised.append(f"{sku}: {amounts} for nodes of different sizes")
     if not found:
         raise LivePriceError("\n".join(f"estimate prices: {line}" for line in not_recognised))
+    region = spec.nebius.region
     prices = tuple(
-        Price(
-            sku=sku,
-            unit=UNITS[sku],
-            usd=told.pop(),
-            source=source,
-            date=today,
-            region=spec.nebius.region,
-            covers_vm=covers_vm(sku),
-            layer=Layer.LIVE,
-        )
-        for sku, told in found.items()
+        _live(sku, region, usd=told.pop(), source=source, date=today) for sku, told in found.items()
     )
-    live = LivePrices(region=spec.nebius.region, date=today, source=source, prices=prices)
+    live = LivePrices(region=region, date=today, source=source, prices=prices)
     return Estimated(prices=live, not_recognised=tuple(not_recognised))
 
 
-def source_of(target: str | None) -> str:
-    """Who estimates, for people."""
-    if target is None:
-        return "CalculatorService of Nebius, list prices"
-    return "CalculatorService of the emulated cloud, not what Nebius charges"
+def _live(sku: str, region: str, **told: Any) -> Price:
+    """What was told of a SKU as a price of the region."""
+    vm = covers_vm(sku)
+    return Price(sku=sku, unit=UNITS[sku], region=region, covers_vm=vm, layer=Layer.LIVE, **told)
 
 
 class _Calculator:
     """The calculator of the API that the environment names."""
 
     def __init__(self) -> None:
-        self._api = Api(Schema(), threading.Event())
-        self._service = self._api.schema.services[_SERVICE]
-        self._validator = Validator(self._api.schema)
-
-    @property
-    def target(self) -> str | None:
-        """The emulator's address, or None for the cloud."""
-        return self._api.target
+        self.api = Api()
+        self._service = self.api.schema.services[_SERVICE]
+        self._validator = Validator(self.api.schema)
 
     def ask_all(self, asked: Sequence[Wanted]) -> list[Any]:
         """For each resource the costs of an hour, or why there are none.
@@ -275,22 +246,17 @@ class _Calculator:
         try:
             return self._ask(asked)
         except ApiError as failure:
-            if failure.code not in _ONE_IS_REFUSED or len(asked) < 2:
-                raise self._refusal(failure) from failure
-        return [self._ask_one(one) for one in asked]
-
-    def _ask_one(self, one: Wanted) -> Any:
-        try:
-            return self._ask([one])[0]
-        except ApiError as failure:
             if failure.code not in _ONE_IS_REFUSED:
-                raise self._refusal(failure) from failure
-            return explain(failure, "refused", target=self.target)
+                told = explain(failure, "estimate prices", target=self.api.target)
+                raise LivePriceError(told) from failure
+            if len(asked) == 1:
+                return [explain(failure, "refused", target=self.api.target)]
+        return [answer for one in asked for answer in self.ask_all([one])]
 
     def _ask(self, asked: Sequence[Wanted]) -> list[Any]:
         """The costs of an hour for each resource, in the order of the request."""
         request = self._request(asked)
-        answer = self._api.call(self._service, "EstimateBatch", request)
+        answer = self.api.call(self._service, "EstimateBatch", request)
         if answer.currency.upper() not in ("", CURRENCY):
             raise LivePriceError(f"estimate prices: in {answer.currency}, not in {CURRENCY}")
         rows = [row for row in answer.resource_costs if row.aggregation_unit.unit in _HOURLY]
@@ -301,8 +267,8 @@ class _Calculator:
         return [row.general.total for row in rows]
 
     def _request(self, asked: Sequence[Wanted]) -> Any:
-        schema = self._api.schema
-        request: Any = self._api.request(self._service, "EstimateBatch", currency=CURRENCY)
+        schema = self.api.schema
+        request: Any = self.api.request(self._service, "EstimateBatch", currency=CURRENCY)
         for one in asked:
             message: Any = json_format.ParseDict(one.fields, schema.message(one.message)())
             _refuse_violations(one.message, self._validator, message)
@@ -312,9 +278,6 @@ class _Calculator:
         )
         _refuse_violations("EstimateBatchRequest", self._validator, request)
         return request
-
-    def _refusal(self, failure: ApiError) -> LivePriceError:
-        return LivePriceError(explain(failure, "estimate prices", target=self.target))
 
 
 def _refuse_violations(name: str, validator: Validator, message: Any) -> None:
@@ -408,18 +371,7 @@ def _price(sku: str, entry: Any, region: str, path: Path, decoder: Decoder) -> P
         decoder.refuse(key, "not a price of a known SKU by its unit")
         return None
     kept = decoder.record(_Kept, entry, key)
-    if kept is None:
-        return None
-    return Price(
-        sku=sku,
-        unit=unit,
-        usd=kept.usd,
-        source=kept.source,
-        date=kept.date,
-        region=region,
-        covers_vm=covers_vm(sku),
-        layer=Layer.LIVE,
-    )
+    return kept and _live(sku, region, usd=kept.usd, source=kept.source, date=kept.date)
 
 
 _REMEDY: Final = "run `soperator cost prices --refresh`, or delete the file"

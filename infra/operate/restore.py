@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from infra.clients.errors import AbsentError, WaitTimeoutError
+from infra.clients.errors import AbsentError
 from infra.clients.kube import KubeClient
 from infra.clients.kube_rules import condition, holds
 from infra.render import backup as render
@@ -66,11 +66,6 @@ def choose(found: Sequence[JailSnapshot], wanted: str) -> JailSnapshot:
     return matching[0] if matching else JailSnapshot(id=wanted, at=None, repository="")
 
 
-def backend(client: KubeClient, namespace: str) -> Mapping[str, Any]:
-    """Where the schedule of the cluster writes to."""
-    return schedule_spec(client, namespace)["backend"]
-
-
 def schedule_spec(client: KubeClient, namespace: str) -> Mapping[str, Any]:
     """What the schedule of the cluster does, and where to."""
     schedule = client.get(kube_object(API_VERSION, KIND, SCHEDULE, namespace))
@@ -97,24 +92,18 @@ _LONGEST_S: Final = 48 * 3600.0
 
 
 def await_end(
-    client: KubeClient,
-    target: dict[str, Any],
-    *,
-    tell: Callable[[str], None],
+    client: KubeClient, target: dict[str, Any], *, tell: Callable[[str], None]
 ) -> str | None:
     """Why a Backup or Restore that was made has failed, with where its log is; None where it has
     succeeded."""
     kind = target["kind"].lower()
-    try:
-        done = client.wait_for(
-            target,
-            f"the end of the {kind}",
-            lambda live: _completed(live) is not None,
-            timeout_s=_LONGEST_S,
-            log=tell,
-        )
-    except WaitTimeoutError as error:
-        raise UserError(str(error)) from error
+    done = client.wait_for(
+        target,
+        f"the end of the {kind}",
+        lambda live: _completed(live) is not None,
+        timeout_s=_LONGEST_S,
+        log=tell,
+    )
     ended = _completed(done)
     if ended is not None and ended["reason"] == "Succeeded":
         return None
@@ -135,11 +124,7 @@ def new_name(at: datetime | None = None) -> str:
 
 
 def copy_now(
-    client: KubeClient,
-    namespace: str,
-    name: str,
-    *,
-    tell: Callable[[str], None],
+    client: KubeClient, namespace: str, name: str, *, tell: Callable[[str], None]
 ) -> tuple[JailSnapshot, ...]:
     """What it made, newest first, once it has succeeded; interrupted, it goes on by itself."""
     target = render.backup(name, namespace, schedule_spec(client, namespace))
@@ -214,13 +199,7 @@ def make_plan(
     )
 
 
-def run(
-    client: KubeClient,
-    namespace: str,
-    plan: Plan,
-    *,
-    tell: Callable[[str], None],
-) -> None:
+def run(client: KubeClient, namespace: str, plan: Plan, *, tell: Callable[[str], None]) -> None:
     """Makes the restore and returns once it has succeeded; interrupted, it goes on by itself."""
     extra = () if plan.into_jail else render.folder_objects(plan.name, namespace)
     for each in extra:
@@ -257,5 +236,5 @@ def _running(client: KubeClient, namespace: str) -> list[str]:
 
 def _has_password(client: KubeClient, namespace: str, backend: Mapping[str, Any]) -> bool:
     place = backend["repoPasswordSecretRef"]
-    secret = client.get(kube_object("v1", "Secret", place["name"], namespace))
-    return secret is not None and place["key"] in (secret.get("data") or {})
+    secret = client.get(kube_object("v1", "Secret", place["name"], namespace)) or {}
+    return place["key"] in (secret.get("data") or {})

@@ -97,7 +97,7 @@ class Copies:
         """Restores, and returns where the copy landed."""
         given = {"path": None, "into_jail": False, "while_running": False, **options}
         client = self.stand.client
-        backend = restore.backend(client, NAMESPACE)
+        backend = restore.schedule_spec(client, NAMESPACE)["backend"]
         plan = restore.make_plan(client, NAMESPACE, snapshot, backend, **given)
         restore.run(client, NAMESPACE, plan, tell=print)
         return plan.target

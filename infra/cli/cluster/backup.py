@@ -72,7 +72,7 @@ def restore(
     spec = context.spec(stack)
     with closing(context.kube_client(stack)) as client:
         namespace = spec.cluster.namespace
-        backend = jail.backend(client, namespace)
+        backend = jail.schedule_spec(client, namespace)["backend"]
         found = jail.list_snapshots(client, namespace)
         if snapshot is None:
             _show(spec, found, format)

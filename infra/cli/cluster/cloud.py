@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -57,7 +56,6 @@ from infra.providers.nebius.adoption import (
 from infra.providers.nebius.api import Api, ApiError, explain
 from infra.providers.nebius.provider import remove
 from infra.providers.nebius.resource_type import ResourceType
-from infra.providers.nebius.schema import Schema
 from infra.providers.nebius.sdk import EndpointError
 from infra.providers.soperator.teardown import destroy as tear_down
 from infra.render.kube_cluster import filesystem_spec
@@ -100,7 +98,7 @@ def adopt(
     spec = context.spec(stack)
     if (kind is Kind.FILESYSTEM) != (role is not None):
         raise typer.BadParameter("--as ROLE goes with a filesystem, and only with one")
-    api = _api()
+    api = Api()
     try:
         if kind is Kind.STATE:
             print(_release(api, spec, id))
@@ -135,10 +133,6 @@ def _release(api: Api, spec: StackSpec, state_id: str) -> str:
         f"{', '.join(f'{each.type} {each.id}' for each in had)}; "
         f"`pulumi up --stack {spec.name}` takes them over; that of the other backend is refused"
     )
-
-
-def _api() -> Api:
-    return Api(Schema(), threading.Event())
 
 
 def _label(api: Api, spec: StackSpec, kind: Kind, id_: str, role: str | None) -> str:
@@ -209,7 +203,7 @@ def orphans(
     if purge != bool(wanted):
         raise typer.BadParameter("give --purge and the ids together: cluster orphans --purge ID...")
     spec = context.spec(stack)
-    api = _api()
+    api = Api()
     found, others = _find(api, spec)
     if purge:
         found = _purge(api, spec.name, found, others, wanted)
@@ -339,7 +333,7 @@ def _refuse_bad_token() -> None:
 def _exists(cluster_id: str) -> bool:
     """Whether the cloud has the cluster; one that cannot be asked for counts as there."""
     try:
-        api = _api()
+        api = Api()
         service = ResourceType.of_token(api.schema, CLUSTER).service
         return api.find(service, id=cluster_id) is not None
     except (ApiError, EndpointError):

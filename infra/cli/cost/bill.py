@@ -27,7 +27,6 @@ from cost.diff.diff import diff
 from cost.diff.snapshot import take
 from cost.diff.table import SIDES, StackChange, comment, csv_rows, plain_diff, render_diff
 from cost.prices.book import PRICES_DIR, PriceBook, layered, price_age_problems
-from cost.prices.price import PriceBookError
 from cost.report.layout import Format, Report, csv_text, page, render_explanation, render_report
 from cost.runs.invoice import Invoice, read_invoice
 from cost.runs.spend import By, month_of, render_spend
@@ -47,7 +46,7 @@ from infra.jobs.records import load_whole_records
 from infra.operate.prices import price_book
 from infra.state import DEFAULT_STACK
 from stacks.errors import Problem, UserError
-from stacks.load import StackError, load_stack, stack_names
+from stacks.load import load_stack, stack_names
 from stacks.spec import StackSpec
 
 _MOST_ALTERNATIVES = 10
@@ -263,7 +262,7 @@ def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChang
         if name in was:
             try:
                 before = of_file(then / f"Pulumi.{name}.yaml")
-            except (StackError, PriceBookError, UserError) as error:
+            except UserError as error:
                 problem = str(error).splitlines()[0]
         found.append(StackChange(name=name, before=before, after=after, problem=problem))
     return tuple(found)

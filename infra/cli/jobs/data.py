@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from cost.prices.price import PriceBookError
 from cost.runs.ledger import FILE_NAME, Ledger, LedgerError, actuals
 from infra.cli import context, output
 from infra.cli.context import IdentityOption, StackOption, arg, opt
@@ -23,7 +22,6 @@ from infra.render.delivery import PackageSource
 from infra.reports.runs.shared import publish
 from infra.state import CHECKOUT, DEFAULT_STACK
 from stacks.errors import UserError
-from stacks.load import StackError
 
 
 def push(
@@ -94,7 +92,7 @@ def pull(
             ledger = open_ledger(context.spec(stack), state, output.note)
             cluster = outputs.login_host_key
             output.note(note_actual(ledger, connection, cluster, job.id, output.note))
-        except (JobsError, LedgerError, PriceBookError, StackError) as error:
+        except UserError as error:
             # The results are here, whatever is wrong with prices or accounting.
             output.note(f"job {job.id}: its cost is not written down: {error}")
     _share(outputs, stack, job.id)

@@ -9,7 +9,16 @@ from typing import Final
 
 import urllib3
 
-from infra.operate.preflight.check import KINDS, Cloud, Finding, Owner, failed, not_checked, passed
+from infra.operate.preflight.check import (
+    KINDS,
+    Cloud,
+    Finding,
+    Outcome,
+    Owner,
+    failed,
+    not_checked,
+    passed,
+)
 from infra.providers.nebius.api import ApiError
 from infra.providers.nebius.sdk import iam_token
 from infra.render.charts import REGISTRY, cluster_charts, platform_charts
@@ -25,7 +34,7 @@ EXPECTED_UP: Final = timedelta(minutes=45)
 _FRESH: Final = "export NEBIUS_IAM_TOKEN=$(nebius iam get-access-token)"
 
 
-def ask_account(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
+def ask_account(cloud: Cloud, *_: object) -> list[Finding]:
     """Whether the API takes the token, and whose it is."""
     try:
         profile = cloud.get("iam.v1.ProfileService")
@@ -45,13 +54,8 @@ def ask_account(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
 
 def credential_problem(cloud: Cloud) -> str | None:
     """Why the API does not take the token, with the fix, in one line; None where it does."""
-    try:
-        cloud.get("iam.v1.ProfileService")
-    except ApiError as error:
-        if error.code != "UNAUTHENTICATED":
-            raise
-        return f"the API does not accept the token: {error.message}; {_FRESH}"
-    return None
+    (found,) = ask_account(cloud)
+    return f"{found.seen}; {found.fix}" if found.outcome is Outcome.FAIL else None
 
 
 def ask_expiry(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:

@@ -63,9 +63,6 @@ def not_checked(check: str, reason: str) -> Finding:
     return Finding(check=check, outcome=Outcome.NOT_CHECKED, seen=reason)
 
 
-_PAGE = 500
-
-
 class Cloud:
     """The API that the environment names, for the length of one pre-flight check."""
 
@@ -86,7 +83,7 @@ class Cloud:
     def get(self, service: str, method: str = "Get", **fields: Any) -> Any:
         """The answer of one call, such as `iam.v1.ProfileService` Get."""
         with self._lock:
-            shared_sdk()  # made once, by whichever question comes first
+            shared_sdk()
         found = self.schema.services[f"nebius.{service}"]
         return self._api.call(found, method, self._api.request(found, method, **fields))
 
@@ -94,21 +91,13 @@ class Cloud:
         """Every resource of a service under one parent; asked once."""
         key = (service, parent_id)
         with self._lock:
+            shared_sdk()  # made once, by whichever question comes first
             lock = self._locks[key]
         with lock:
             if key not in self._lists:
-                self._lists[key] = self._all_pages(service, parent_id)
+                found = self.schema.services[f"nebius.{service}"]
+                self._lists[key] = [*self._api.pages(found, parent_id=parent_id)]
             return self._lists[key]
-
-    def _all_pages(self, service: str, parent_id: str) -> list[Any]:
-        items: list[Any] = []
-        token = ""
-        while True:
-            page = self.get(service, "List", parent_id=parent_id, page_size=_PAGE, page_token=token)
-            items += page.items
-            token = page.next_page_token
-            if not token:
-                return items
 
 
 KINDS: Final = {

@@ -203,7 +203,7 @@ def _compared(least: Mapping[str, int], unknown: list[str]) -> Finding:
 
 def table(shortfalls: list[Shortfall]) -> str:
     """The quotas that are too small, a row each."""
-    rows = [("QUOTA", "NEEDS", "OWN", "USED", "LIMIT", "MISSING")]
+    rows: list[tuple[str, ...]] = [("QUOTA", "NEEDS", "OWN", "USED", "LIMIT", "MISSING")]
     for one in shortfalls:
         unit = " GiB" if ".size." in one.quota else ""
         amounts = (one.needs, one.own, one.used, one.limit, one.missing)

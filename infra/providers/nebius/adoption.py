@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import threading
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from infra.providers.nebius.api import Api, ApiError, explain
+from infra.providers.nebius.api import LISTS, Api, ApiError, explain
 from infra.providers.nebius.resource_type import ResourceType, find_changes, shrunk
-from infra.providers.nebius.schema import Schema, plain
+from infra.providers.nebius.schema import plain
 from infra.providers.nebius.sdk import EndpointError
 from stacks.spec import StackSpec
 
@@ -120,24 +119,12 @@ def remove(values: Values) -> Values:
     return {**values, "metadata": metadata}
 
 
-_LISTS: Final = {"List": "items", "ListMembers": "memberships"}
-"""Methods that list what is under a parent, and the field of their answer."""
-_PAGE: Final = 500
-
-
 def children(api: Api, kind: ResourceType, parent_id: str) -> Iterator[Any]:
     """Every live resource of the kind under the parent; none where the API has no list of them."""
-    listing = next((name for name in _LISTS if name in kind.service.methods_by_name), None)
-    page = ""
-    while listing is not None:
-        request = api.request(
-            kind.service, listing, parent_id=parent_id, page_size=_PAGE, page_token=page
-        )
-        answer = api.call(kind.service, listing, request)
-        yield from (each for each in getattr(answer, _LISTS[listing]) if not _leaves(kind, each))
-        page = answer.next_page_token
-        if not page:
-            return
+    listing = next((name for name in LISTS if name in kind.service.methods_by_name), None)
+    if listing is not None:
+        found = api.pages(kind.service, listing, parent_id=parent_id)
+        yield from (each for each in found if not _leaves(kind, each))
 
 
 def _leaves(kind: ResourceType, found: Any) -> bool:
@@ -419,7 +406,7 @@ def discovered(spec: StackSpec) -> StackSpec:
 
 
 def _subnets(path: str, project: str) -> list[Any]:
-    api = Api(Schema(), threading.Event())
+    api = Api()
     try:
         # Those of a stack on their way out are no choice.
         found = children(api, ResourceType.of_token(api.schema, _SUBNET), project)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import KW_ONLY, InitVar, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cached_property
 from typing import Any, Final, Protocol
 
@@ -154,6 +154,9 @@ def _amount(quota: str, text: str) -> str:
     return text
 
 
+LISTS: Final = {"List": "items", "ListMembers": "memberships"}
+"""Methods that list what is under a parent, and the field of their answer."""
+_PAGE: Final = 500
 _QUIET_S: Final = 5.0
 """A wait that ends sooner is no news."""
 _LOUD: Final = ("WARN", "ERROR")
@@ -322,8 +325,8 @@ class UnfinishedError(Exception):
 class Api:
     """The API that the environment names."""
 
-    schema: Schema
-    _cancelled: threading.Event
+    schema: Schema = field(default_factory=Schema)
+    _cancelled: threading.Event = field(default_factory=threading.Event)
     _: KW_ONLY
     call_s: float = _CALL_S
     back_off_s: tuple[float, ...] = _BACK_OFF_S
@@ -366,6 +369,19 @@ class Api:
         """A new request message of a method."""
         name = service.methods_by_name[method].input_type.full_name
         return self.schema.message(name)(**fields)
+
+    def pages(
+        self, service: ServiceDescriptor, method: str = "List", **fields: Any
+    ) -> Iterator[Any]:
+        """Everything that a method lists, page by page."""
+        page = ""
+        while True:
+            request = self.request(service, method, page_size=_PAGE, page_token=page, **fields)
+            answer = self.call(service, method, request)
+            yield from getattr(answer, LISTS[method])
+            page = answer.next_page_token
+            if not page:
+                return
 
     def _send(
         self,

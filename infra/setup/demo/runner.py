@@ -309,10 +309,7 @@ def run_chain(runner: Runner, settings: Mapping[str, tuple[str, ...]]) -> dict[s
 
 def in_order(spec: StackSpec) -> tuple[JobSpec, ...]:
     """The jobs of the chain, each after those it needs; a circle is refused."""
-    return jobs_in_order(
-        spec.name,
-        (job for job in spec.jobs if job.ends),
-    )
+    return jobs_in_order(spec.name, (job for job in spec.jobs if job.ends))
 
 
 _WATCHED = ("/", "/home", "/mnt", "/opt", "/run", "/srv", "/var/spool")

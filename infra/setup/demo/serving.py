@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from infra import files
 from infra.clients import slurm
@@ -161,8 +162,7 @@ def _end(runner: Runner, serving: Submission, *, reused: bool) -> Step:
     return Step(job=job, reused=reused, folder=folder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerMark:
+class ServerMark(NamedTuple):
     """What tells the demo's server among all submissions of one cluster."""
 
     job: str
@@ -171,16 +171,12 @@ class ServerMark:
 
     def fits(self, submission: Submission) -> bool:
         """Whether the demo submitted this one."""
-        return (submission.job, submission.code_hash, submission.sets) == (
-            self.job,
-            self.code_hash,
-            self.sets,
-        )
+        return (submission.job, submission.code_hash, submission.sets) == self
 
 
 def write(state: Path, mark: ServerMark) -> None:
     """Writes the mark down, whole."""
-    files.write(_path(state), json.dumps(asdict(mark)))
+    files.write(_path(state), json.dumps(mark._asdict()))
 
 
 def read(state: Path) -> ServerMark | None:

@@ -12,9 +12,9 @@ import json
 import secrets
 import shlex
 import subprocess
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -23,13 +23,13 @@ from typing import Any, Final
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from google.protobuf import json_format
+from google.protobuf.descriptor import ServiceDescriptor
 
 from infra import files
 from infra.clients import pulumi
 from infra.clients.errors import JobsError
 from infra.providers.nebius.api import Api, ApiError, explain
 from infra.providers.nebius.resource_type import Validator
-from infra.providers.nebius.schema import Schema
 from stacks.errors import UserError
 
 
@@ -37,54 +37,47 @@ class UnseenError(UserError):
     """What was named is not there, or the credential may not see it."""
 
 
-_PAGE: Final = 500
-
-
 class Calls:
     """The API that the environment names."""
 
     def __init__(self) -> None:
-        self._schema = Schema()
-        self._api = Api(self._schema, threading.Event())
-        self._rules = Validator(self._schema)
+        self._api = Api()
+        self._rules = Validator(self._api.schema)
 
     def get(self, service: str, method: str, **fields: Any) -> Any:
         """The answer of one call, such as `iam.v2.ProjectService` `Get`."""
-        found = self._schema.services[f"nebius.{service}"]
-        request = self._api.request(found, method)
-        json_format.ParseDict(fields, request, descriptor_pool=self._schema.pool)
-        problems = [f"{path}: {reason}" for path, reason in self._rules.violations(request)]
-        if problems:
-            raise UserError(f"{service}/{method}: the API would refuse it: {'; '.join(problems)}")
-        try:
+        with self._explained(service, method) as found:
+            request = self._api.request(found, method)
+            json_format.ParseDict(fields, request, descriptor_pool=self._api.schema.pool)
+            problems = [f"{path}: {reason}" for path, reason in self._rules.violations(request)]
+            if problems:
+                raise UserError(
+                    f"{service}/{method}: the API would refuse it: {'; '.join(problems)}"
+                )
             return self._api.call(found, method, request)
-        except ApiError as error:
-            refusal = UnseenError if error.is_unseen else UserError
-            what = f"{service}/{method}"
-            raise refusal(explain(error, what, target=self._api.target)) from error
 
     def find(
         self, service: str, method: str, parent: dict[str, Any], fits: Callable[[Any], bool]
     ) -> Any | None:
         """The first resource of a list that fits, or None."""
-        token = ""
-        while True:
-            page = self.get(service, method, **parent, page_size=_PAGE, page_token=token)
-            items = page.memberships if hasattr(page, "memberships") else page.items
-            found = next((item for item in items if fits(item)), None)
-            if found is not None or not page.next_page_token:
-                return found
-            token = page.next_page_token
+        with self._explained(service, method) as found:
+            return next(filter(fits, self._api.pages(found, method, **parent)), None)
 
     def create(self, service: str, metadata: dict[str, Any], spec: dict[str, Any]) -> str:
         """Id of the new resource, once it is there."""
-        found = self._schema.services[f"nebius.{service}"]
         operation = self.get(service, "Create", metadata=metadata, spec=spec)
-        try:
+        with self._explained(service, "Create") as found:
             return self._api.wait(found, operation).resource_id
+
+    @contextmanager
+    def _explained(self, service: str, method: str) -> Iterator[ServiceDescriptor]:
+        """The service; in the block, what the API refuses is said in one line."""
+        try:
+            yield self._api.schema.services[f"nebius.{service}"]
         except ApiError as error:
-            what = f"{service}/Create"
-            raise UserError(explain(error, what, target=self._api.target)) from error
+            refusal = UnseenError if error.is_unseen else UserError
+            what = f"{service}/{method}"
+            raise refusal(explain(error, what, target=self._api.target)) from error
 
 
 ACCOUNT: Final = "soperator-deployer"
@@ -121,29 +114,13 @@ class Deployer:
 
     def account(self) -> str:
         """Id of the service account, with its rights."""
-        account = self._named(
-            "iam.v1.ServiceAccountService",
-            self.project_id,
-            ACCOUNT,
-            {"description": "deploys soperator-stack"},
-        )
-        group = self._named(
-            "iam.v1.GroupService", self.tenant_id, f"{ACCOUNT}-{self.project_id[-8:]}", {}
-        )
-        self._child(
-            "iam.v1.GroupMembershipService",
-            "ListMembers",
-            group,
-            {"member_id": account},
-            lambda found: found.spec.member_id == account,
-        )
-        self._child(
-            "iam.v1.AccessPermitService",
-            "List",
-            group,
-            {"resource_id": self.project_id, "role": ROLE},
-            lambda found: (found.spec.resource_id, found.spec.role) == (self.project_id, ROLE),
-        )
+        project, about = self.project_id, {"description": "deploys soperator-stack"}
+        account = self._named("iam.v1.ServiceAccountService", project, ACCOUNT, about)
+        group = f"{ACCOUNT}-{project[-8:]}"
+        group = self._named("iam.v1.GroupService", self.tenant_id, group, {})
+        self._child("iam.v1.GroupMembershipService", "ListMembers", group, {"member_id": account})
+        permit = {"resource_id": project, "role": ROLE}
+        self._child("iam.v1.AccessPermitService", "List", group, permit)
         return account
 
     def bucket(self) -> Bucket:
@@ -203,9 +180,10 @@ class Deployer:
         self.made.append(f"{id_} ({name})")
         return id_
 
-    def _child(
-        self, service: str, method: str, group: str, spec: dict[str, Any], fits: Any
-    ) -> None:
+    def _child(self, service: str, method: str, group: str, spec: dict[str, str]) -> None:
+        def fits(found: Any) -> bool:
+            return all(getattr(found.spec, name) == value for name, value in spec.items())
+
         if self.calls.find(service, method, {"parent_id": group}, fits) is None:
             self.made.append(self.calls.create(service, {"parent_id": group}, spec))
 
@@ -255,11 +233,10 @@ class ProjectState:
 
     def write_keys(self, keys: Mapping[str, Key]) -> None:
         """Remembers which keys lie here."""
-        told = {
-            use: {"id": key.id, "expires_at": key.expires_at.isoformat()}
-            for use, key in keys.items()
-        }
-        self.write(self.folder / "keys.json", json.dumps(told, indent=1) + "\n")
+        told = {use: asdict(key) for use, key in keys.items()}
+        self.write(
+            self.folder / "keys.json", json.dumps(told, indent=1, default=datetime.isoformat) + "\n"
+        )
 
     def write_key_file(self, *, account: str, key: Key, private_pem: str) -> None:
         """The key of the service account."""
@@ -282,9 +259,7 @@ class ProjectState:
         """Address of the backend that the environment names; None before there is one."""
         if not self.environment_file.is_file():
             return None
-        words = shlex.split(self.environment_file.read_text(encoding="utf-8"))
-        found = (word.removeprefix(f"{_BACKEND}=") for word in words if word.startswith(_BACKEND))
-        return next(found, None)
+        return variables_of(self.environment_file).get(_BACKEND)
 
     def write_environment(self, backend: str, keys: Mapping[str, str]) -> None:
         """The backend with the keys that open it, the passphrase and the service account."""

@@ -27,7 +27,7 @@ from stacks.catalog import FABRICS, PLATFORMS, Preset
 from stacks.check import check
 from stacks.errors import Level, Problem, UserError
 from stacks.files import parse_yaml
-from stacks.load import StackError, load_config, load_stack
+from stacks.load import load_config, load_stack
 from stacks.rules.access import STACK_NAME_MAX
 from stacks.rules.naming import name_problem
 from stacks.spec import StackSpec
@@ -75,10 +75,7 @@ def check_stack(
     """The stack that the answers declare and its warnings; UserError where it has errors."""
     document = parse_yaml(stack_text(answers, _ANY_SALT))
     assert isinstance(document, dict)
-    try:
-        spec = load_config(document["config"], answers.name, environ=environ)
-    except StackError as error:
-        raise UserError(str(error)) from error
+    spec = load_config(document["config"], answers.name, environ=environ)
     return spec, _warnings(spec)
 
 
@@ -88,10 +85,7 @@ def kept_stack(
     """The stack of a file that is there, and its warnings; UserError where it cannot be deployed
     to the project.
     """
-    try:
-        spec = load_stack(name, folder, environ=environ)
-    except StackError as error:
-        raise UserError(str(error)) from error
+    spec = load_stack(name, folder, environ=environ)
     if spec.nebius.project_id != project_id:
         raise UserError(
             f"--project: '{project_id}', but {stack_path(folder, name)} has nebius.project_id "
@@ -217,35 +211,28 @@ class Options:
         return self.name is not None and all(value is None for value in said)
 
 
-def missing_options(options: Options) -> list[str]:
-    """Options that have no answer, as the command line spells them."""
+def fill(options: Options, place: Place, choices: Sequence[Choice], ask: Ask | None) -> Answers:
+    """Every answer; without `ask` the missing ones are an UserError that lists the choices."""
     given = {
         "--name": options.name,
         "--worker": options.worker,
         "--nodes": options.nodes,
         "--ssh-key": options.ssh_keys or None,
     }
-    return [option for option, value in given.items() if value is None]
-
-
-def fill(options: Options, place: Place, choices: Sequence[Choice], ask: Ask | None) -> Answers:
-    """Every answer; without `ask` the missing ones are an UserError that lists the choices."""
-    missing = missing_options(options)
+    missing = [option for option, value in given.items() if value is None]
+    lines = choice_lines(choices)
+    have = "\n".join(f"  {line}" for line in lines)
     if missing and ask is None:
-        listed = "\n".join(f"  {line}" for line in choice_lines(choices))
         raise UserError(
             f"{', '.join(missing)}: not given, and there is no terminal to ask on; give them\n"
-            f"--worker is one of, for one node in {place.region}:\n{listed}"
+            f"--worker is one of, for one node in {place.region}:\n{have}"
         )
     answer = ask or (lambda question, default: default)
     name = options.name or answer("Name of the stack", "prod")
-    worker = options.worker or answer(
-        "\n".join((*choice_lines(choices), "Workers, PLATFORM/PRESET")), ""
-    )
+    worker = options.worker or answer("\n".join((*lines, "Workers, PLATFORM/PRESET")), "")
     choice = next((each for each in choices if each.name == worker), None)
     problems = _problems(options, name)
     if choice is None:
-        have = "\n".join(f"  {line}" for line in choice_lines(choices))
         problems.append(f"--worker: '{worker}' is not offered in {place.region}; one of:\n{have}")
     elif ask is None and _wants_fabric(options, choice, options.nodes or 0):
         problems.append(

@@ -42,16 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.setup.tools", description=__doc__)
     parser.add_argument("--tests", action="store_true", help="also what only the tests need")
     options = parser.parse_args(arguments)
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     try:
         with _alone(Cache.from_environ(), console):
             for step in steps(tests=options.tests):
                 _run(step, console)
     except (SetupError, LocalError) as error:
         lines = str(error).splitlines() or ["no message"]
-        console.print(
-            "\n".join(f"setup: {line}" for line in lines), markup=False, style="red", soft_wrap=True
-        )
+        console.print("\n".join(f"setup: {line}" for line in lines), style="red")
         return 1
     except KeyboardInterrupt:
         console.print("setup: interrupted; run it again, it goes on where it was")
@@ -61,11 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(step: Step, console: Console) -> None:
     if step.done():
-        console.print(f"ok    {step.name}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"ok    {step.name}")
         return
-    console.print(
-        f"make  {step.name} ({step.expect})", markup=False, highlight=False, soft_wrap=True
-    )
+    console.print(f"make  {step.name} ({step.expect})")
     begin = time.monotonic()
     if console.is_terminal:
         with console.status(step.name) as status:
@@ -75,10 +71,7 @@ def _run(step: Step, console: Console) -> None:
             step.run(Progress(console, step.name, None))
     if not step.done():
         raise SetupError(f"{step.name}: made, but not found; remove the cache's copy and run again")
-    seconds = time.monotonic() - begin
-    console.print(
-        f"ok    {step.name}, {seconds:.0f} s", markup=False, highlight=False, soft_wrap=True
-    )
+    console.print(f"ok    {step.name}, {time.monotonic() - begin:.0f} s")
 
 
 @contextmanager

@@ -53,7 +53,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self._console.print(f"  {text}", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(f"  {text}")
 
     def now(self, text: str) -> None:
         """What goes on at the moment."""

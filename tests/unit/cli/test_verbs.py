@@ -332,7 +332,7 @@ def test_an_interrupted_copy_says_what_ends_it(verb: str, monkeypatch: pytest.Mo
         "new_name": lambda: "now-1",
         "make_plan": lambda *_, **__: plan,
         "choose": lambda *_: snapshot,
-        "backend": lambda *_: {},
+        "schedule_spec": lambda *_: {"backend": {}},
         "list_snapshots": lambda *_: (snapshot,),
         "longest_backup_s": lambda *_: None,
     }.items():

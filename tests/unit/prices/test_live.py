@@ -37,7 +37,7 @@ def test_the_calculator_prices_what_the_stack_uses(emulator: Served, stack: Stac
         "filesystem/network-ssd": "0.07999997",
     }
     assert found.not_recognised == ()
-    price = found.prices.prices[0]
+    price = next(each for each in found.prices.prices if each.sku == H100)
     assert (price.layer, price.date, price.region) == (Layer.LIVE, TODAY, "eu-north1")
     assert price.covers_vm
     assert "emulated" in price.source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from infra.operate.prices import wanted
 from stacks.spec import StackSpec
@@ -21,7 +22,8 @@ def test_every_price_of_the_stack_is_asked_for_once(stack: Callable[..., StackSp
 
 
 def test_a_preemptible_node_is_asked_for_as_one(stack: Callable[..., StackSpec]):
-    gpu = wanted(stack("h100-prod", Billing.PREEMPTIBLE))[0]
+    asked = wanted(stack("h100-prod", Billing.PREEMPTIBLE))
+    gpu = next(one for one in asked if "gpu-h100-sxm/gpu/preemptible" in one.counts)
     assert gpu.fields["spec"]["preemptible"] == {"on_preemption": "STOP"}
     assert gpu.counts["gpu-h100-sxm/gpu/preemptible"] == 8
 
@@ -29,4 +31,11 @@ def test_a_preemptible_node_is_asked_for_as_one(stack: Callable[..., StackSpec])
 def test_reserved_nodes_are_left_to_the_contract(stack: Callable[..., StackSpec]):
     asked = wanted(stack("h100-prod", Billing.RESERVED))
     assert not any(sku.startswith("gpu-") for one in asked for sku in one.counts)
-    assert asked[0].message == "nebius.compute.v1.CreateDiskRequest"
+    assert any("disk/" in sku for one in asked for sku in one.counts)
+
+
+def test_nodes_for_nfs_in_the_cluster_are_asked_for_too(stack: Callable[..., StackSpec]):
+    spec = stack("l40s-dev")
+    nfs = replace(spec.nodes.system, platform="cpu-e2")
+    spec = replace(spec, nodes=replace(spec.nodes, nfs=nfs))
+    assert any("cpu-e2/vcpu" in one.counts for one in wanted(spec))

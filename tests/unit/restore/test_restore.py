@@ -85,7 +85,7 @@ def test_a_copy_that_a_new_cluster_does_not_list_is_asked_of_the_repository() ->
 
 def test_a_cluster_without_a_schedule_names_the_key_that_makes_it() -> None:
     with pytest.raises(UserError, match=r"declare storage\.backup"):
-        restore.backend(cluster(), NAMESPACE)
+        restore.schedule_spec(cluster(), NAMESPACE)["backend"]
 
 
 def test_the_jail_is_written_over_when_nothing_runs_or_when_asked() -> None:

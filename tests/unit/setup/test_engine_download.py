@@ -54,7 +54,7 @@ def said() -> io.StringIO:
 
 @pytest.fixture
 def progress(said: io.StringIO) -> Progress:
-    return Progress(Console(file=said), "step", None)
+    return Progress(Console(file=said, markup=False, highlight=False, soft_wrap=True), "step", None)
 
 
 def released(*, extra: str | None = None) -> bytes:
