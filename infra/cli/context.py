@@ -64,8 +64,7 @@ IdentityOption = Annotated[
     ),
 ]
 SetsOption = Annotated[
-    list[str] | None,
-    opt("Change a value of the recipe; repeatable.", "--set", "KEY=VALUE"),
+    list[str] | None, opt("Change a value of the recipe; repeatable.", "--set", "KEY=VALUE")
 ]
 SyncOption = Annotated[bool, opt("Send this checkout's code first if it differs.", "--sync")]
 ForceOption = Annotated[bool, opt("Submit over the budget; the ledger records it.", "--force")]
@@ -293,8 +292,7 @@ def git_revision() -> str | None:
 
 
 OutputOption = Annotated[
-    Path | None,
-    opt("Write to this file, whole or not at all.", "--output", "-o", "FILE"),
+    Path | None, opt("Write to this file, whole or not at all.", "--output", "-o", "FILE")
 ]
 
 

@@ -7,6 +7,7 @@ not silent: `never_silent` says again what it is at, and for how long.
 from __future__ import annotations
 
 import codecs
+import io
 import json
 import re
 import sys
@@ -114,14 +115,16 @@ class ClusterText:
     """Writes what the cluster says to a stream of ours; a terminal gets its text and colours only.
 
     Other control characters are shown, not sent: they could set the clipboard or the title, or
-    write over what stands there. A file or pipe gets all bytes, with the line ends of PlainLines.
+    write over what stands there. A file or pipe gets all bytes; each carriage return ends a line.
     """
 
     def __init__(self, stream: TextIO, *, raw: bool = False) -> None:
         self._stream = stream
         self._shows = stream.isatty() and not raw
-        self._lines = PlainLines()
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="backslashreplace")
+        # Latin-1 gives each byte back as it came.
+        self._encoding = "utf-8" if self._shows else "latin-1"
+        decoder = codecs.getincrementaldecoder(self._encoding)("backslashreplace")
+        self._decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
         self._held = ""
         self.num_bytes = 0  # that came from the cluster
 
@@ -129,23 +132,23 @@ class ClusterText:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._write(self._lines.rest(), is_last=True)
+        self._write(b"", is_last=True)
 
     def write(self, chunk: bytes) -> None:
         """Writes a chunk, as far as it is whole."""
         self.num_bytes += len(chunk)
-        self._write(self._lines.feed(chunk), is_last=False)
+        self._write(chunk, is_last=False)
 
-    def _write(self, data: bytes, *, is_last: bool) -> None:
+    def _write(self, chunk: bytes, *, is_last: bool) -> None:
+        text = self._held + self._decoder.decode(chunk, final=is_last)
         if self._shows:
-            text = self._held + self._decoder.decode(data, final=is_last)
             cut = None if is_last else _COLOURS_IN_PART.search(text)
             self._held = cut.group() if cut else ""
-            data = _shown(text.removesuffix(self._held)).encode()
+            text = _shown(text.removesuffix(self._held))
         self._stream.flush()
-        self._stream.buffer.write(data)
+        self._stream.buffer.write(text.encode(self._encoding))
         self._stream.buffer.flush()
-        if data:
+        if text:
             _now.line_s = time.monotonic()
 
 
@@ -160,28 +163,6 @@ def _shown(text: str) -> str:
 
 def _text(value: object) -> str:
     return "-" if value is None else visible(str(value))
-
-
-class PlainLines:
-    """Bytes whose lines end with a line feed only.
-
-    plain = PlainLines(); plain.feed(b"10%\\r20%") == b"10%\\n20%"; plain.rest() == b""
-    """
-
-    def __init__(self) -> None:
-        self._held = b""
-
-    def feed(self, chunk: bytes) -> bytes:
-        """The chunk with plain line ends; a carriage return at its end waits for the next one."""
-        text = self._held + chunk
-        self._held = b"\r" if text.endswith(b"\r") else b""
-        text = text.removesuffix(b"\r")
-        return text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-
-    def rest(self) -> bytes:
-        """What the end of all chunks still owes: a line end, or nothing."""
-        held, self._held = self._held, b""
-        return b"\n" if held else b""
 
 
 def exit_code(verdict: str) -> int:

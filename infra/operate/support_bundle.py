@@ -15,7 +15,6 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -208,15 +207,6 @@ _LONGEST: Final = 2_000_000
 """Characters of one part that are kept, the last ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
-    """What was written."""
-
-    path: Path
-    index: str
-    not_run: tuple[Gathered, ...]
-
-
 def write_bundle(
     parts: Iterable[Part],
     path: Path,
@@ -225,8 +215,11 @@ def write_bundle(
     redactor: Redactor,
     now: datetime,
     say: Callable[[str], None],
-) -> Bundle:
-    """Gather, redact and write; the file appears whole or not at all."""
+) -> tuple[str, tuple[Gathered, ...]]:
+    """Gather, redact and write; the file appears whole or not at all.
+
+    Returns its list, and the parts that are not in it.
+    """
     folder = path.name.removesuffix(".gz").removesuffix(".tar")
     done: list[Gathered] = []
     texts: dict[str, bytes] = {}
@@ -253,8 +246,7 @@ def write_bundle(
         _place(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    missing = tuple(each for each in done if each.text is None)
-    return Bundle(path=path, index=index, not_run=missing)
+    return index, tuple(each for each in done if each.text is None)
 
 
 def _place(temporary: Path, path: Path) -> None:

@@ -405,15 +405,15 @@ _LONGEST_BYTES: Final = 64 * 1024
 def known(state: State, environ: Mapping[str, str]) -> set[str]:
     """Every secret value that this machine holds for its stacks."""
     found = set(_environment(environ))
-    files = [state.passphrase, *_private_keys(state.root / "ssh")]
+    files = [state.passphrase]
+    files += [path for path in (state.root / "ssh").glob("*") if "PRIVATE KEY" in _read(path)]
     cloud = state.root / "cloud"
-    if cloud.is_dir():
-        # What the engine keeps there has its secrets encrypted: its lines are names and ids.
-        files += [
-            path
-            for path in cloud.rglob("*")
-            if path.is_file() and path.relative_to(cloud).parts[1:2] != ("pulumi",)
-        ]
+    # What the engine keeps there has its secrets encrypted: its lines are names and ids.
+    files += [
+        path
+        for path in cloud.rglob("*")
+        if path.is_file() and path.relative_to(cloud).parts[1:2] != ("pulumi",)
+    ]
     for path in files:
         found |= set(_secrets_of(_read(path)))
     return {each for each in found if each.strip()}
@@ -427,12 +427,6 @@ def _environment(environ: Mapping[str, str]) -> Iterator[str]:
             yield from _secrets_of(_read(Path(value)))
         if not name.upper().endswith(_FILES_OF):
             yield value
-
-
-def _private_keys(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return [path for path in folder.iterdir() if "PRIVATE KEY" in _read(path)]
 
 
 def _read(path: Path) -> str:

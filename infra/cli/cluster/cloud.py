@@ -31,13 +31,7 @@ from infra.operate.preflight.ask import WITHIN_S
 from infra.operate.preflight.check import Cloud
 from infra.operate.prices import price_book
 from infra.operate.support_bundle import Redactor, write_bundle
-from infra.operate.support_parts import (
-    Once,
-    known,
-    parts_here,
-    parts_of_cluster,
-    parts_of_kube,
-)
+from infra.operate.support_parts import Once, known, parts_here, parts_of_cluster, parts_of_kube
 from infra.providers.nebius.adoption import (
     CLUSTER,
     STATE_ID,
@@ -371,11 +365,11 @@ def support_bundle(
             *parts_of_kube(lambda: context.spec(stack), lambda: context.kube_client(stack)),
         ]
         try:
-            made = write_bundle(
+            index, not_run = write_bundle(
                 parts, path, stack=stack, redactor=redactor, now=now, say=output.note
             )
         except OSError as error:
             raise UserError(f"--output {path}: {error.strerror}; nothing was written") from error
-    print(made.index, end="")
+    print(index, end="")
     print(path)
-    raise typer.Exit(NOT_RUN if made.not_run else 0)
+    raise typer.Exit(NOT_RUN if not_run else 0)

@@ -36,7 +36,9 @@ def prices(
     today = _today()
     is_current = not refresh or _refresh(spec, today)
     book = price_book(spec, context.state_root())
-    prices = [*book.prices.values()] if whole_book else _used(spec, book)
+    # Those of the bill stand in the order of its lines.
+    used = (price for line in estimate(spec, book).components for price in line.prices)
+    prices = list(book.prices.values() if whole_book else dict.fromkeys(used))
     unused = [other for price in prices for other in book.unused(price.sku)]
     if format is Format.JSON:
         print_json(
@@ -79,12 +81,6 @@ def _refresh(spec: StackSpec, today: date) -> bool:
     if not spec.live_prices:
         note(f"{spec.name} does not use them: set live_prices: true in its stack file")
     return True
-
-
-def _used(spec: StackSpec, book: PriceBook) -> list[Price]:
-    """Prices of the bill, in the order of its lines, each once."""
-    lines = estimate(spec, book).components
-    return list(dict.fromkeys(price for line in lines for price in line.prices))
 
 
 def _today() -> date:

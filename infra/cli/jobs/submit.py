@@ -180,10 +180,7 @@ class Options:
         """The job of the request; signals wait until its id is known."""
         with interrupts.held():
             return submitter.submit(
-                request,
-                force=self.force,
-                after=after,
-                once=not self.again and self.after is None,
+                request, force=self.force, after=after, once=not self.again and self.after is None
             )
 
     def show(self, text: str, **values: object) -> None:

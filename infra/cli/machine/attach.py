@@ -25,7 +25,6 @@ from infra.operate.attach import Found, compress
 from infra.render.delivery import code_files
 from infra.render.names import shell_file
 from infra.setup.project import attached_file
-from infra.setup.project.attached_file import Door
 from infra.state import CHECKOUT
 from stacks import load
 from stacks.errors import UserError
@@ -72,39 +71,33 @@ def attach(
             f"--stack {name}: not a name; write a letter, then up to 29 of a-z, 0-9 and -"
         )
     known = _known(name)
-    door = Door(
+    door = Endpoint(
         host=found["host"],
         port=int(found["port"] or 22),
-        user=user or found["user"] or own_name(),
         host_key="",
         identity=_identity(key, known),
-        folder="",
-    )
-    at = f"{door.user}@{door.host}:{door.port}"
-    pinned = _host_key(door, host_key, known)
-    endpoint = Endpoint(
-        host=door.host,
-        port=door.port,
-        host_key=pinned,
-        identity=door.identity,
-        user=door.user,
+        user=user or found["user"] or own_name(),
         is_built=False,
     )
+    at = str(door)
+    door = replace(door, host_key=_host_key(door, host_key, known))
     began = datetime.now(UTC)
-    with Connection(endpoint) as connection:
+    with Connection(door) as connection:
         seen = discovery.discover(connection, at)
         if seen.user != door.user:
             raise UserError(f"{at}: is entered as {seen.user}; give --user {seen.user}")
         charge = discovery.choose(seen, at, partition=partition, account=account)
-        door = replace(door, host_key=pinned, folder=_folder(folder, known, seen, name))
-        make = f"umask 077\n{shell_file('roots')}\nroots {shlex.quote(door.folder)}"
+        place = _folder(folder, known, seen, name)
+        make = f"umask 077\n{shell_file('roots')}\nroots {shlex.quote(place)}"
         made = connection.run(f"bash -c {shlex.quote(make)}")
         if not made.ok:
             raise UserError(
                 f"{at}: {last_words(made.stderr)}; name a folder of yours that all nodes see with "
                 "--folder"
             )
-        path, is_update, spec = attached_file.write(load.STACKS_DIR, name, door, seen, charge)
+        path, is_update, spec = attached_file.write(
+            load.STACKS_DIR, name, door, place, seen, charge
+        )
         files = code_files(CHECKOUT, spec)
         release = transfer.send(connection, attached_outputs(spec), files)
     _say(seen, spec, path, is_update=is_update)
@@ -135,7 +128,7 @@ def _identity(key: Path | None, known: StackSpec | None) -> Path:
     return found
 
 
-def _host_key(door: Door, given: str | None, known: StackSpec | None) -> str:
+def _host_key(door: Endpoint, given: str | None, known: StackSpec | None) -> str:
     """The public line that every connection is held against; never one that nobody looked at."""
     pinned = None if known is None or known.attached is None else known.attached
     if given is None and pinned and (pinned.host, pinned.port) == (door.host, door.port):

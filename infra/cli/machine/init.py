@@ -89,21 +89,20 @@ def init(
         spec, problems = stack_file.check_stack(answers, environ())
         stack_file.refuse_other_file(answers, folder)
     path = stack_file.stack_path(folder, spec.name)
-    prepared = prepare(calls, place, state_root() / "cloud", backend)
+    state, made = prepare(calls, place, state_root() / "cloud", backend)
+    passphrase, _ = state.passphrase()
     if answers is None:
-        stack_file.refuse_other_passphrase(path, prepared.passphrase)
-    is_new = answers is not None and stack_file.write_stack(answers, folder, prepared.passphrase)
-    for made in prepared.made:
-        print(f"made     {made}")
+        stack_file.refuse_other_passphrase(path, passphrase)
+    is_new = answers is not None and stack_file.write_stack(answers, folder, passphrase)
+    for each in made:
+        print(f"made     {each}")
     print(f"{'wrote' if is_new else 'has'}    {path}")
-    print(f"states   {prepared.backend.partition('?')[0]}")
+    print(f"states   {str(state.backend()).partition('?')[0]}")
     is_ours = folder.resolve() == STACKS_DIR.resolve()
-    is_made = is_ours and make_stack(
-        spec.name, CHECKOUT, engine_environ(prepared.state.environment_file)
-    )
+    is_made = is_ours and make_stack(spec.name, CHECKOUT, engine_environ(state.environment_file))
     if is_made:
         print(f"made     stack {spec.name} in these states, selected")
-    if not (prepared.made or is_new or is_made):
+    if not (made or is_new or is_made):
         print("nothing to do: everything was there")
     output.note(*problems)
     total = bill(spec, layered(spec)).estimate
@@ -116,7 +115,7 @@ def init(
         return
     print("next, in this shell:")
     print('  eval "$(soperator env --cloud)"; unset NEBIUS_IAM_TOKEN')
-    print(f"  set -a; . {prepared.state.environment_file}; set +a")
+    print(f"  set -a; . {state.environment_file}; set +a")
     print(f"  pulumi up --stack {spec.name}")
 
 

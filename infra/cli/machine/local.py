@@ -53,9 +53,7 @@ def up() -> None:
     note(cloud.slurm_setup(embedded).describe())
 
 
-def down(
-    purge: Annotated[bool, opt("Also remove what the parts stored.")] = False,
-) -> None:
+def down(purge: Annotated[bool, opt("Also remove what the parts stored.")] = False) -> None:
     """Stop every part, job and SSH session, and the emulator of previews; what is stored stays."""
     embedded = cloud.Cloud.from_environ()
     with never_silent("local down"):
@@ -64,9 +62,7 @@ def down(
     note(f"local cloud: stopped{' and removed' if purge else ''}, {embedded.state.local}")
 
 
-def status(
-    output: Annotated[Format, opt("How to print.", "--format")] = Format.TABLE,
-) -> None:
+def status(output: Annotated[Format, opt("How to print.", "--format")] = Format.TABLE) -> None:
     """List the parts; exit 1 if one is down."""
     embedded = cloud.Cloud.from_environ()
     parts = cloud.parts(embedded)

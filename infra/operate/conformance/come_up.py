@@ -312,7 +312,7 @@ _WATCHED: Final = (
 )
 """Groups of which an operator reads every kind."""
 OUTSIDE_GROUPS: Final[Mapping[str, str]] = {
-    "cert-manager.io": "defined by cert-manager's chart, which is finished only by its own release",
+    "cert-manager.io": "defined by cert-manager's chart, which is finished only by its own release"
 }
 """Groups of which no checkout has the definitions, and why."""
 OPERATED: Final = _PLACES.keys() - {"victoria-metrics-operator", "k8up"}

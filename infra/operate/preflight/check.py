@@ -197,16 +197,9 @@ def _group_use(group: Any) -> Counter[str]:
     preset = find_preset(template.resources.platform, template.resources.preset)
     if preset is not None and not preset.gpus:
         used["compute.instance.non-gpu.vcpu"] = nodes * preset.vcpus
-    elif preset is not None and not is_reserved(template):
+    elif preset is not None and not template.reservation_policy.reservation_ids:
         used[gpu_quota(template.resources.platform)] = nodes * preset.gpus
     return used
-
-
-def is_reserved(template: Any) -> bool:
-    """Whether a node template takes its GPUs from capacity blocks."""
-    return template.HasField("reservation_policy") and bool(
-        template.reservation_policy.reservation_ids
-    )
 
 
 def num_nodes(group: Any) -> int:

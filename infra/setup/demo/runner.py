@@ -92,11 +92,7 @@ def changes(printed: str) -> str:
 
 
 def release_lock(
-    stack: str,
-    *,
-    backend: Path | None,
-    environ: Mapping[str, str],
-    say: Callable[[str], None],
+    stack: str, *, backend: Path | None, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> None:
     """Waits for a pulumi that works on the stack, and removes the lock of one that was killed."""
     if backend is None:

@@ -107,11 +107,7 @@ def _end_another(runner: Runner, mark: ServerMark) -> None:
 
 
 def _earlier(
-    runner: Runner,
-    server: JobSpec,
-    load: JobSpec,
-    mark: ServerMark,
-    load_settings: tuple[str, ...],
+    runner: Runner, server: JobSpec, load: JobSpec, mark: ServerMark, load_settings: tuple[str, ...]
 ) -> tuple[Submission, Job] | None:
     """A server of these settings that runs, or that ended after its load test was measured."""
     for each, job in runner.submitter.of(server.name, mark.sets):

@@ -9,12 +9,12 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from infra import files
 from infra.clients.errors import JobsError
+from infra.clients.ssh import Endpoint
 from infra.clients.ssh_key import fingerprint
 from infra.operate.attach import Charge, Found, FoundNodeset, compress
 from infra.setup.project.stack_file import stack_path
@@ -32,19 +32,7 @@ _PRICES: Final = "nebius"
 _SLURM_NAME: Final = re.compile(r"[^a-z0-9]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
-    """How the login node is entered."""
-
-    host: str
-    port: int
-    user: str
-    host_key: str
-    identity: Path
-    folder: str
-
-
-def found_text(door: Door, found: Found) -> str:
+def found_text(door: Endpoint, place: str, found: Found) -> str:
     """The lines of `soperator-stack:attached` with comments for what only a person reads."""
     names = nodeset_names(found.nodesets)
     accounts = ", ".join(_account(each.account, each.qos) for each in found.associations)
@@ -72,7 +60,7 @@ def found_text(door: Door, found: Found) -> str:
                 ("user", door.user),
                 ("host_key", door.host_key),
                 ("identity", str(door.identity)),
-                ("folder", door.folder),
+                ("folder", place),
                 ("python", found.python),
                 ("slurm", found.version),
                 ("accounting", found.has_accounting),
@@ -178,11 +166,14 @@ def _own_text(found: Found, charge: Charge) -> str:
 
 
 def write(
-    folder: Path, name: str, door: Door, found: Found, charge: Charge
+    folder: Path, name: str, door: Endpoint, place: str, found: Found, charge: Charge
 ) -> tuple[Path, bool, StackSpec]:
-    """The file, whether it was there, and the stack that it declares; the old one stays if not."""
+    """The file, whether it was there, and the stack that it declares; the old one stays if not.
+
+    `place` is the stack's folder there.
+    """
     path = stack_path(folder, name)
-    part = found_text(door, found)
+    part = found_text(door, place, found)
     part = f"{_BEGIN}{_digest(part)})\n{part}{_END}\n"
     before = path.read_text(encoding="utf-8") if path.is_file() else None
     if before is None:

@@ -95,14 +95,6 @@ class Key:
     expires_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """A bucket and the host that serves it."""
-
-    name: str
-    domain_name: str
-
-
 @dataclass(slots=True)
 class Deployer:
     """Finds or makes what a project needs before its first stack; `made` names what was new."""
@@ -123,15 +115,14 @@ class Deployer:
         self._child("iam.v1.AccessPermitService", "List", group, permit)
         return account
 
-    def bucket(self) -> Bucket:
-        """The bucket of the state; every version of an object stays."""
+    def bucket(self) -> Any:
+        """The bucket of the state, as the API has it; every version of an object stays."""
         # Bucket names are unique over all tenants.
         owner = hashlib.sha256(f"{self.tenant_id}/{self.project_id}".encode()).hexdigest()[:16]
         name = f"soperator-state-{owner}"
         service = "storage.v1.BucketService"
         id_ = self._named(service, self.project_id, name, {"versioning_policy": "ENABLED"})
-        found = self.calls.get(service, "Get", id=id_)
-        return Bucket(name=name, domain_name=found.status.domain_name)
+        return self.calls.get(service, "Get", id=id_)
 
     def is_good(self, service: str, key: Key | None) -> bool:
         """Whether the API still has the key and it does not end soon."""
@@ -191,26 +182,19 @@ class Deployer:
 _BACKEND: Final = "PULUMI_BACKEND_URL"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectState:
     """The files of one project."""
 
-    folder: Path
-
-    @property
-    def key_file(self) -> Path:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.key_file = folder / "deployer.json"
         """Key of the service account, as the SDK reads it."""
-        return self.folder / "deployer.json"
-
-    @property
-    def passphrase_file(self) -> Path:
+        self.passphrase_file = folder / "passphrase"
         """Opens the secrets of the project's stacks; nobody else has it."""
-        return self.folder / "passphrase"
-
-    @property
-    def environment_file(self) -> Path:
+        self.environment_file = folder / "environment"
         """Variables that the engine needs for this project."""
-        return self.folder / "environment"
+        self.stacks_folder = folder / "pulumi"
+        """States of the project's stacks where they lie on this machine and not in a bucket."""
 
     def passphrase(self) -> tuple[str, bool]:
         """The passphrase, and whether it was made now."""
@@ -249,11 +233,6 @@ class ProjectState:
             "sub": account,
         }
         self.write(self.key_file, json.dumps({"subject-credentials": credentials}) + "\n")
-
-    @property
-    def stacks_folder(self) -> Path:
-        """States of the project's stacks where they lie on this machine and not in a bucket."""
-        return self.folder / "pulumi"
 
     def backend(self) -> str | None:
         """Address of the backend that the environment names; None before there is one."""
@@ -301,15 +280,13 @@ def variables_of(environment_file: Path) -> dict[str, str]:
 
 def make_stack(name: str, checkout: Path, environ: Mapping[str, str]) -> bool:
     """Selects the stack in the backend of `environ`, made first if needed; whether it was made."""
-    found = _pulumi(["stack", "select", name], checkout, environ)
-    if found.returncode == 0:
-        return False
-    if _NO_STACK not in found.stderr:
-        raise UserError(_refusal(f"stack select {name}", found))
-    made = _pulumi(["stack", "init", name], checkout, environ)
-    if made.returncode != 0:
-        raise UserError(_refusal(f"stack init {name}", made))
-    return True
+    verb, done = "select", _pulumi(["stack", "select", name], checkout, environ)
+    if done.returncode != 0 and _NO_STACK in done.stderr:
+        verb, done = "init", _pulumi(["stack", "init", name], checkout, environ)
+    if done.returncode != 0:
+        said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
+        raise UserError(f"pulumi stack {verb} {name}: {said.removeprefix('error: ')}{_AGAIN}")
+    return verb == "init"
 
 
 def _pulumi(
@@ -328,11 +305,6 @@ def _pulumi(
         ) from error
 
 
-def _refusal(what: str, done: subprocess.CompletedProcess[str]) -> str:
-    said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
-    return f"pulumi {what}: {said.removeprefix('error: ')}{_AGAIN}"
-
-
 _RSA_BITS = 4096
 _LOOPBACK: Final = "127."
 
@@ -344,18 +316,6 @@ class Place:
     tenant_id: str
     project_id: str
     region: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A project that stacks can be deployed to."""
-
-    made: tuple[str, ...]
-    """What was new, a line each; empty where nothing changed."""
-    backend: str
-    """Where states lie, as the engine takes it."""
-    state: ProjectState
-    passphrase: str
 
 
 def find_place(
@@ -388,16 +348,17 @@ def find_place(
     return place
 
 
-def prepare(calls: Calls, place: Place, folder: Path, backend: Backend) -> Prepared:
-    """Everything that the project's first stack needs, found or made."""
-    state = ProjectState(folder=folder / place.project_id)
+def prepare(
+    calls: Calls, place: Place, folder: Path, backend: Backend
+) -> tuple[ProjectState, list[str]]:
+    """Everything that the project's first stack needs, found or made; what was new, a line each."""
+    state = ProjectState(folder / place.project_id)
     _refuse_other_backend(state, backend)
     deployer = Deployer(
         calls=calls, tenant_id=place.tenant_id, project_id=place.project_id, made=[]
     )
     account = deployer.account()
-    passphrase, is_new = state.passphrase()
-    if is_new:
+    if state.passphrase()[1]:
         deployer.made.append(f"{state.passphrase_file}: keep a copy, it opens every secret")
     keys = dict(state.keys())
     if not deployer.is_good("iam.v1.AuthPublicKeyService", keys.get("auth")):
@@ -412,21 +373,17 @@ def prepare(calls: Calls, place: Place, folder: Path, backend: Backend) -> Prepa
             deployer.made.append(f"{state.stacks_folder}: keep a copy, it holds the states")
     else:
         bucket = deployer.bucket()
-        options = f"endpoint={bucket.domain_name}&region={place.region}&s3ForcePathStyle=true"
-        if bucket.domain_name.startswith(_LOOPBACK):  # which speaks no TLS
+        host = bucket.status.domain_name
+        options = f"endpoint={host}&region={place.region}&s3ForcePathStyle=true"
+        if host.startswith(_LOOPBACK):  # which speaks no TLS
             options += "&disableSSL=true"
-        address = f"s3://{bucket.name}?{options}"
+        address = f"s3://{bucket.metadata.name}?{options}"
         if not deployer.is_good("iam.v2.AccessKeyService", keys.get("access")):
             keys["access"], s3_id, secret = deployer.access_key(account)
             opened = {"AWS_ACCESS_KEY_ID": s3_id, "AWS_SECRET_ACCESS_KEY": secret}
             state.write_environment(address, opened)
             state.write_keys(keys)
-    return Prepared(
-        made=tuple(deployer.made),
-        backend=str(state.backend()),
-        state=state,
-        passphrase=passphrase,
-    )
+    return state, deployer.made
 
 
 def _refuse_other_backend(state: ProjectState, backend: Backend) -> None:
@@ -447,8 +404,6 @@ def _key_pair() -> tuple[str, str]:
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return public.decode(), private.decode()

@@ -18,6 +18,7 @@ from typing import Final
 
 from cost.prices.book import PriceBook, layered
 from cost.prices.price import HOURS_PER_MONTH, UnknownPrice
+from cost.report.layout import aligned
 from cost.resources.estimate import price_problems
 from cost.resources.lines import preset_rate
 from infra import files
@@ -278,8 +279,7 @@ def choice_lines(choices: Sequence[Choice]) -> list[str]:
     """One line a preset with GPUs, with its price; CPU presets as many as fit."""
     shown = [each for each in choices if each.preset.gpus]
     shown += [each for each in choices if not each.preset.gpus][: max(2, _SHOWN - len(shown))]
-    width = max((len(each.name) for each in shown), default=0)
-    return [f"{each.name.ljust(width)}  {each.price}" for each in shown]
+    return aligned([(each.name, each.price) for each in shown])
 
 
 def _wants_fabric(options: Options, choice: Choice, nodes: int) -> bool:

@@ -33,6 +33,7 @@ from infra.cli.main import VERBS, app
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import attached_outputs
 from infra.clients.slurm import Accounted
+from infra.clients.ssh import Endpoint
 from infra.jobs.ledger import open_ledger, settle, uses_of
 from infra.jobs.recipes import plan_of
 from infra.operate.attach import choose
@@ -41,7 +42,7 @@ from infra.render.delivery import code_files
 from infra.render.sbatch import render_sbatch, render_search
 from infra.render.stack_drawing import stack_svg
 from infra.setup.project import attached_file
-from infra.setup.project.attached_file import Door, write
+from infra.setup.project.attached_file import write
 from infra.state import CHECKOUT
 from stacks.check import check
 from stacks.errors import UserError
@@ -52,14 +53,14 @@ from stacks.spec.slurm import SearchSpec, TrialSpec
 from tests.unit.attach.test_discovery import AT, PARTITIONS, PARTS, found
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGJGVJRcWE02OPAsk5Nx3B3O4RMs6uxZK6tZKMTZEYFN"
-DOOR = Door(
+DOOR = Endpoint(
     host="login.example.org",
     port=22,
     user="ann",
     host_key=HOST_KEY,
     identity=Path("/home/me/.ssh/id_ed25519"),
-    folder="/scratch/ann/soperator/lab",
 )
+PLACE = "/scratch/ann/soperator/lab"
 
 
 Parts = dict[str, tuple[str, ...]]
@@ -67,7 +68,7 @@ Parts = dict[str, tuple[str, ...]]
 
 def attached(folder: Path, **parts: tuple[str, ...]) -> tuple[Path, StackSpec]:
     seen = found(**parts)
-    path, _, spec = write(folder, "lab", DOOR, seen, choose(seen, AT))
+    path, _, spec = write(folder, "lab", DOOR, PLACE, seen, choose(seen, AT))
     return path, spec
 
 
@@ -262,7 +263,7 @@ def test_jobs_name_account_qos_and_gpus_as_any_slurm_takes_them(tmp_path: Path) 
     assert "--gpus-per-node" not in text
     assert "NCCL_IB_DISABLE" not in text, "only the site knows its network"
     assert "/home/$user" not in text
-    assert f"own_code={DOOR.folder}/code\n" in text
+    assert f"own_code={PLACE}/code\n" in text
     assert "|| SOPERATOR_PYTHON=/usr/bin/python3.11" in render_sbatch(spec, look)
     assert "|| SOPERATOR_PYTHON" not in text, "a training says that its environment is missing"
     search = SearchSpec(
@@ -471,7 +472,7 @@ def test_everything_lies_below_the_folder_of_the_user(tmp_path: Path) -> None:
     _, spec = attached(tmp_path)
     outputs = attached_outputs(spec)
     paths = [*outputs.places.values(), outputs.own_path, spec.python_env_path]
-    assert all(path.startswith(f"{DOOR.folder}/") for path in paths)
+    assert all(path.startswith(f"{PLACE}/") for path in paths)
     assert outputs.endpoint(DOOR.identity).user == "ann"
     assert not outputs.endpoint(DOOR.identity).is_built
 

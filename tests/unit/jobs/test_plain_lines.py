@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.cli.output import PlainLines
+from infra.cli.output import ClusterText
 
 
 def plain(chunks: list[bytes]) -> bytes:
-    lines = PlainLines()
-    return b"".join([*(lines.feed(each) for each in chunks), lines.rest()])
+    file = io.TextIOWrapper(io.BytesIO())
+    with ClusterText(file) as text:
+        for each in chunks:
+            text.write(each)
+    assert isinstance(file.buffer, io.BytesIO)
+    return file.buffer.getvalue()
 
 
 @pytest.mark.parametrize(
