@@ -282,30 +282,23 @@ def _pause_idle(
 ) -> int:
     """Exit status; new work is kept off, and what came since the verdict keeps the stack."""
     mine = outputs.as_owner_of(context.private_key(identity))
-    with context.connect(outputs, identity) as connection:
+    with context.connect(outputs, identity) as connection, ExitStack() as undo:
         held = hold(connection)
-        cordoned: tuple[str, ...] = ()
-        is_paused = False
-        try:
-            with closing(context.kube_client(spec.name)) as client:
-                cordoned = cordon(client, _workers(spec))
-            again = _verdict(spec, outputs, connection, end_jobs=end_jobs)
-            if not again.is_due:
-                output.note(f"{spec.name}: no longer due, so not paused: {again.reason}")
-                return 0
-            if end_jobs and _is_over(spec):
-                _end_jobs(spec, outputs, connection)
-            for problem in bring(spec.name, mine, connection):
-                output.note(f"{spec.name}: not fetched, it stays there: {problem}")
-            code = pause_by_engine(spec.name)
-            is_paused = code == 0
-            return code
-        finally:
-            if not is_paused:
-                try:
-                    _uncordon(spec.name, cordoned)
-                finally:
-                    _release(spec.name, outputs, identity, held)
+        undo.callback(_release, spec.name, outputs, identity, held)
+        with closing(context.kube_client(spec.name)) as client:
+            undo.callback(_uncordon, spec.name, cordon(client, _workers(spec)))
+        again = _verdict(spec, outputs, connection, end_jobs=end_jobs)
+        if not again.is_due:
+            output.note(f"{spec.name}: no longer due, so not paused: {again.reason}")
+            return 0
+        if end_jobs and _is_over(spec):
+            _end_jobs(spec, outputs, connection)
+        for problem in bring(spec.name, mine, connection):
+            output.note(f"{spec.name}: not fetched, it stays there: {problem}")
+        code = pause_by_engine(spec.name)
+        if code == 0:
+            undo.pop_all()
+        return code
 
 
 def _end_jobs(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> None:

@@ -149,14 +149,10 @@ def _since_checkout(stack: str | None, folder: Path, format: Format) -> str:
     changes = since_checkout(folder, [stack] if stack else [])
     if format is Format.MARKDOWN:
         return comment(changes)
-    found = [each.difference for each in changes]
+    pairs = [(each, each.difference) for each in changes]
     if format is Format.JSON:
-        plain = {
-            each.name: None if difference is None else plain_diff(difference)
-            for each, difference in zip(changes, found, strict=True)
-        }
+        plain = {each.name: change and plain_diff(change) for each, change in pairs}
         return json.dumps({"schema_version": 1, "stacks": plain}, indent=2) + "\n"
-    pairs = [*zip(changes, found, strict=True)]
     if format is Format.CSV:
         known = [(each.name, list(csv_rows(change))) for each, change in pairs if change]
         rows = [("stack", *headings) for _, (headings, *_) in known[:1]]

@@ -142,10 +142,7 @@ def _jobs(
             for job in jobs
         ],
     )
-    if job_id is not None:
-        end = outcome(jobs[0], stack, is_server=jobs[0].name in servers)
-        if end is None:
-            return jobs
+    if job_id is not None and (end := outcome(jobs[0], stack, is_server=jobs[0].name in servers)):
         output.note(end, *rest_lines(jobs[0], submissions, cluster))
     return jobs
 

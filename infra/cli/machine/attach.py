@@ -29,6 +29,7 @@ from infra.state import CHECKOUT
 from stacks import load
 from stacks.errors import UserError
 from stacks.spec import StackSpec
+from stacks.spec.cluster import AttachedSpec
 
 _LOGIN: Final = re.compile(
     r"(?:(?P<user>[^@\s]+)@)?(?P<host>[A-Za-z0-9][A-Za-z0-9.:_-]*?)(?::(?P<port>\d{1,5}))?"
@@ -107,20 +108,20 @@ def attach(
     print(f"next: soperator submit {first or 'JOB'} --stack {name}")
 
 
-def _known(name: str) -> StackSpec | None:
-    """The stack of an earlier attach; a file of another kind is refused before any question."""
+def _known(name: str) -> AttachedSpec | None:
+    """What an earlier attach found; a file of another kind is refused before any question."""
     path = load.STACKS_DIR / f"Pulumi.{name}.yaml"
     if not path.is_file():
         return None
     attached_file.part_of(path, path.read_text(encoding="utf-8", errors="replace"))
-    return load.load_stack(name, load.STACKS_DIR)
+    return load.load_stack(name, load.STACKS_DIR).attached
 
 
-def _identity(key: Path | None, known: StackSpec | None) -> Path:
+def _identity(key: Path | None, known: AttachedSpec | None) -> Path:
     if key is not None:
         return key.expanduser().absolute()
-    if known is not None and known.attached is not None:
-        return Path(known.attached.identity)
+    if known is not None:
+        return Path(known.identity)
     home = Path.home() / ".ssh"
     found = next((home / name for name in _KEYS if (home / name).is_file()), None)
     if found is None:
@@ -128,11 +129,10 @@ def _identity(key: Path | None, known: StackSpec | None) -> Path:
     return found
 
 
-def _host_key(door: Endpoint, given: str | None, known: StackSpec | None) -> str:
+def _host_key(door: Endpoint, given: str | None, known: AttachedSpec | None) -> str:
     """The public line that every connection is held against; never one that nobody looked at."""
-    pinned = None if known is None or known.attached is None else known.attached
-    if given is None and pinned and (pinned.host, pinned.port) == (door.host, door.port):
-        return pinned.host_key
+    if given is None and known and (known.host, known.port) == (door.host, door.port):
+        return known.host_key
     words = (given or "").split()
     is_line = len(words) > 1
     offered = offered_host_key(door.host, door.port, words[0] if is_line else None)
@@ -156,9 +156,9 @@ def _host_key(door: Endpoint, given: str | None, known: StackSpec | None) -> str
     return offered
 
 
-def _folder(given: str | None, known: StackSpec | None, found: Found, name: str) -> str:
+def _folder(given: str | None, known: AttachedSpec | None, found: Found, name: str) -> str:
     """Where everything of the stack lies; that of an earlier attach stays, as runs are in it."""
-    before = None if known is None or known.attached is None else known.attached.folder
+    before = known and known.folder
     if given is not None and before is not None and given != before:
         raise UserError(
             f"--folder {given}: runs of this stack lie in {before}; leave the option out, or "

@@ -51,21 +51,18 @@ class Checkout:
     pattern: str = _FIRST_WORD
     """How it says so there."""
 
-    def fetched_by(self, folder: Path) -> str:
-        """The commands that make the checkout; `git clone --branch` would refuse a commit."""
-        return f"git clone {self.url} {shlex.quote(str(folder))} && {self.switched_by(folder)}"
-
-    def switched_by(self, folder: Path) -> str:
-        """The command that brings a clone to the revision."""
-        return f"git -C {shlex.quote(str(folder))} checkout {self.revision}"
-
     def made_by(self, folder: Path) -> str:
-        """What makes the checkout of the folder as it is: absent, a clone or anything else."""
+        """What makes the checkout of the folder as it is: absent, a clone or anything else.
+
+        `git clone --branch` would refuse a commit.
+        """
+        to = shlex.quote(str(folder))
+        switch = f"git -C {to} checkout {self.revision}"
         if (folder / ".git").exists():
-            return self.switched_by(folder)
+            return switch
         # git would work on a repository around it instead.
         away = "move it away, then " if folder.exists() else ""
-        return away + self.fetched_by(folder)
+        return f"{away}git clone {self.url} {to} && {switch}"
 
 
 def _read() -> dict[str, dict[str, Any]]:

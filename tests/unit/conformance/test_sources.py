@@ -39,9 +39,7 @@ def test_the_printed_command_makes_the_checkout(revision, tmp_path):
     wanted = git(origin, "rev-parse", "HEAD")
     git(origin, "commit", "--quiet", "--allow-empty", "--message=two")
     at = wanted if revision == "a commit" else revision
-    command = Checkout(url=str(origin), revision=at, version="1.0.0").fetched_by(
-        tmp_path / "my copy"
-    )
+    command = Checkout(url=str(origin), revision=at, version="1.0.0").made_by(tmp_path / "my copy")
     subprocess.run(["bash", "-c", command], check=True, capture_output=True)
     assert git(tmp_path / "my copy", "rev-parse", "HEAD") == wanted
 
