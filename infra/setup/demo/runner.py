@@ -142,17 +142,13 @@ class Tail:
         self._shown_at = 0.0
 
     def add(self, chunk: bytes) -> None:
-        """Takes more of the log."""
+        """Takes more of the log; shows its last whole line, but no JSON, which is for programs."""
         self._text = (self._text + chunk)[-_KEPT_BYTES:]
-        lines = self._lines()
+        whole = self._text.rpartition(b"\n")[0].decode(errors="replace").splitlines()
+        lines = [line for line in whole if line.strip() and line[0] not in " {}[]"]
         if lines and time.monotonic() - self._shown_at >= _LINE_EVERY_S:
             self._shown_at = time.monotonic()
             self._say(f"{self._name}: {lines[-1]}")
-
-    def _lines(self) -> list[str]:
-        """Whole lines without JSON, which is for programs."""
-        whole = self._text.rpartition(b"\n")[0].decode(errors="replace").splitlines()
-        return [line for line in whole if line.strip() and line[0] not in " {}[]"]
 
 
 @dataclass(slots=True)
