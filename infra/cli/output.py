@@ -29,15 +29,7 @@ TROUBLE: Final = 2
 """As diff(1) ends where it could not compare: 1 says that it did, and that they differ."""
 NOT_RUN: Final = 69
 """EX_UNAVAILABLE of sysexits.h, as the jobs themselves end with it."""
-_EXIT_CODES: Final = {
-    "PASS": 0,
-    "EQUAL": 0,
-    "AGREE": 0,
-    "FAIL": 1,
-    "DIFFER": 1,
-    "NOT RUN": NOT_RUN,
-    "NOT_RUN": NOT_RUN,
-}
+_CODES: Final = {"PASS": 0, "EQUAL": 0, "AGREE": 0, "FAIL": 1, "DIFFER": 1, "NOT RUN": NOT_RUN}
 
 
 class Format(StrEnum):
@@ -167,7 +159,7 @@ def _text(value: object) -> str:
 
 def exit_code(verdict: str) -> int:
     """Return the status of a verdict, also as files spell it."""
-    return _EXIT_CODES[verdict]
+    return _CODES[verdict.replace("_", " ")]
 
 
 def say_refusal(error: UserError) -> None:

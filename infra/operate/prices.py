@@ -305,13 +305,12 @@ def save(state: Path, live: LivePrices) -> Path:
         kept = load(state, live.region)
     except LivePriceError:
         kept = None
-    fresh = {price.sku for price in live.prices}
-    older = () if kept is None else tuple(one for one in kept.prices if one.sku not in fresh)
+    known = (*(() if kept is None else kept.prices), *live.prices)
     document = {
         "schema_version": _VERSION,
         "region": live.region,
         "currency": CURRENCY,
-        "prices": {price.sku: _plain(price) for price in (*live.prices, *older)},
+        "prices": {price.sku: _plain(price) for price in known},
     }
     files.write(path, json.dumps(document, indent=2, sort_keys=True) + "\n")
     return path
@@ -335,14 +334,20 @@ def load(state: Path, region: str) -> LivePrices | None:
         decoder.refuse(f"{path}.region", f"{document.get('region')!r} is not '{region}'")
     if document.get("currency") != CURRENCY:
         decoder.refuse(f"{path}.currency", f"{document.get('currency')!r}; only {CURRENCY}")
-    found = [_price(sku, entry, region, path, decoder) for sku, entry in entries.items()]
+    prices: list[Price] = []
+    for sku, entry in entries.items():
+        key = f"{path}.prices.{sku}"
+        if not isinstance(entry, dict) or sku not in UNITS or entry.get("unit") != UNITS[sku]:
+            decoder.refuse(key, "not a price of a known SKU by its unit")
+        elif (kept := decoder.record(_Kept, entry, key)) is not None:
+            told = {"usd": kept.usd, "source": kept.source, "date": kept.date}
+            prices.append(_live(sku, region, **told))
     if decoder.problems:
         raise LivePriceError("\n".join(f"{line}; {_REMEDY}" for line in decoder.problems))
-    prices = tuple(price for price in found if price is not None)
     if not prices:
         return None
     newest = max(prices, key=lambda price: price.date)
-    return LivePrices(region=region, date=newest.date, source=newest.source, prices=prices)
+    return LivePrices(region=region, date=newest.date, source=newest.source, prices=tuple(prices))
 
 
 def _plain(price: Price) -> dict[str, str]:
@@ -362,16 +367,6 @@ class _Kept:
     usd: Money
     source: str
     date: date
-
-
-def _price(sku: str, entry: Any, region: str, path: Path, decoder: Decoder) -> Price | None:
-    key = f"{path}.prices.{sku}"
-    unit = UNITS.get(sku)
-    if not isinstance(entry, dict) or unit is None or entry.get("unit") != unit:
-        decoder.refuse(key, "not a price of a known SKU by its unit")
-        return None
-    kept = decoder.record(_Kept, entry, key)
-    return kept and _live(sku, region, usd=kept.usd, source=kept.source, date=kept.date)
 
 
 _REMEDY: Final = "run `soperator cost prices --refresh`, or delete the file"

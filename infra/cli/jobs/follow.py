@@ -23,8 +23,8 @@ from infra.clients.kube import KubeClient
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
 from infra.clients.ssh import Connection
-from infra.jobs import follow, history, nodes
 from infra.jobs import follow as job_log
+from infra.jobs import history, nodes
 from infra.jobs import top as sampler
 from infra.jobs.follow import outcome, rest_lines, state_line, waiting_for, why
 from infra.jobs.nodes import usage
@@ -97,7 +97,7 @@ def _jobs(
         jobs = (_find(connection, outputs, job_id),)
     stack = outputs.stack
     cluster = outputs.login_host_key
-    hours = follow.forecast_hours(context.state_root(), stack, cluster)
+    hours = job_log.forecast_hours(context.state_root(), stack, cluster)
     submissions = history.submissions(context.state_root(), stack)
     names = {each.job_id: each.job for each in submissions if each.cluster == cluster}
     for job in jobs:
@@ -106,7 +106,7 @@ def _jobs(
         if job.state != slurm.FORGOTTEN or job.id not in names:  # accounting may lack its name
             names[job.id] = job.name
     jobs = tuple(replace(job, name=names[job.id]) for job in jobs)
-    ends = {job.id: follow.expected(job, hours.get(job.id)) for job in jobs}
+    ends = {job.id: job_log.expected(job, hours.get(job.id)) for job in jobs}
     shows_ends = job_id is not None or format is Format.JSON
     servers = _servers(stack) if shows_ends else frozenset[str]()
     if format is Format.JSON:

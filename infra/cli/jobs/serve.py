@@ -36,10 +36,9 @@ from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Connection, ConnectionLostError
 from infra.jobs import recipes, server
-from infra.jobs import server as targets
 from infra.jobs.follow import outcome
 from infra.jobs.recipes import job_args
-from infra.jobs.server import DAYS, DEFAULT_PORT, ChatPage
+from infra.jobs.server import DEFAULT_PORT, ChatPage
 from infra.jobs.submit import check_job
 from infra.render.sbatch import chat_profile
 from infra.state import DEFAULT_STACK, Cache
@@ -236,12 +235,12 @@ def load(
     The job is submitted and not waited for, unlike by `serve` and `cluster accept`:
     `soperator logs ID` follows it. While others use the server nothing is measured: NOT RUN, 69.
     """
-    chosen = targets.settings(concurrency, rates, sets or ())
+    chosen = server.settings(concurrency, rates, sets or ())
     declared = context.spec(stack)
     if url is not None:
         if serve_job is not None:
             raise UserError("runs load: give a job id or --url, not both")
-        hardware = [] if preset is None else targets.preset_settings(preset)
+        hardware = [] if preset is None else server.preset_settings(preset)
         words = _words(url, rows, tokenizer, [*hardware, *chosen], declared)
         if dry_run:
             print(shlex.join(words))
@@ -250,20 +249,20 @@ def load(
     given = {"--rows": rows, "--tokenizer": tokenizer, "--preset": preset}
     if wrong := [name for name, value in given.items() if value is not None]:
         raise UserError(f"{' and '.join(wrong)}: only with --url; for a job use --set load.prompts")
-    name = targets.load_job(declared).name
+    name = server.load_job(declared).name
     outputs = context.caller(stack, identity)
     with context.connect(outputs, identity) as connection:
         jobs = (
-            slurm.recent(connection, days=DAYS, mine=True)
+            slurm.recent(connection, days=server.DAYS, mine=True)
             if serve_job is None
             else (slurm.find(connection, serve_job),)
         )
-    server = targets.choose(declared, jobs, serve_job)
-    output.note(f"load test of {server.name}, job {server.id}, on {server.where}")
+    target = server.choose(declared, jobs, serve_job)
+    output.note(f"load test of {target.name}, job {target.id}, on {target.where}")
     submit(
         name,
         stack,
-        sets=[*targets.job_settings(declared, server), *chosen],
+        sets=[*server.job_settings(declared, target), *chosen],
         sync=sync,
         dry_run=dry_run,
         force=force,

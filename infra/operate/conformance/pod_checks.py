@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from infra.clients import kube_rules
 from infra.clients.errors import KubeError
@@ -266,8 +266,7 @@ def _pod(one: Pods) -> Object:
     return kube_object("v1", "Pod", f"{name}-0", one.namespace, metadata=kept, spec=spec)
 
 
-@dataclass(frozen=True, slots=True)
-class _Need:
+class _Need(NamedTuple):
     kind: str
     name: str
     key: str = ""
@@ -309,16 +308,13 @@ def _of_container(
     for mount in container.get("volumeMounts") or []:
         if mount.get("subPath") and mount["name"] in keyed:
             yield _Need(*keyed[mount["name"]], mount["subPath"])
-    for variable in container.get("env") or []:
-        for field_, kind in (("secretKeyRef", "Secret"), ("configMapKeyRef", "ConfigMap")):
-            reference = (variable.get("valueFrom") or {}).get(field_)
+    holders = [(each.get("valueFrom") or {}, "KeyRef") for each in container.get("env") or []]
+    holders += [(each, "Ref") for each in container.get("envFrom") or []]
+    for holder, suffix in holders:
+        for name, kind in (("secret", "Secret"), ("configMap", "ConfigMap")):
+            reference = holder.get(f"{name}{suffix}")
             if reference and not reference.get("optional"):
-                yield _Need(kind, reference["name"], reference["key"])
-    for whole in container.get("envFrom") or []:
-        for field_, kind in (("secretRef", "Secret"), ("configMapRef", "ConfigMap")):
-            reference = whole.get(field_)
-            if reference and not reference.get("optional"):
-                yield _Need(kind, reference["name"])
+                yield _Need(kind, reference["name"], reference.get("key", ""))
 
 
 def _contents(objects: Iterable[Object]) -> dict[tuple[str, str, str], set[str]]:
