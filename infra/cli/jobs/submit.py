@@ -190,6 +190,15 @@ class Options:
         else:
             print(text, end="")
 
+    def tell(self, sent: Submitted, *lines: str, **values: object) -> None:
+        """Prints the id of what was submitted; `lines` are for people, `values` for programs."""
+        if self.is_json:
+            made = {**asdict(sent.submission), "is_equivalent": sent.is_equivalent}
+            output.print_json({**made, **values})
+            return
+        print(sent.submission.job_id)
+        output.note(*lines)
+
 
 def _submit_job(
     spec: StackSpec, outputs: StackOutputs, job: JobSpec, sets: Sequence[str], options: Options
@@ -233,16 +242,10 @@ def _submit_job(
             sent = options.submit(submitter, request, options.after)
         else:
             sent = Submitted(submission=same, is_equivalent=True)
-    made = sent.submission
-    if options.is_json:
-        output.print_json({**asdict(made), "is_equivalent": sent.is_equivalent, **values})
-        return
-    print(made.job_id)
-    if sent.is_equivalent:
-        output.note(f"{job.name}: nothing was submitted; --again submits it once more")
-    output.note(
-        f"{job.name} is job {made.job_id}; log: soperator logs {made.job_id} -s {spec.name}"
-    )
+    job_id = sent.submission.job_id
+    log = f"{job.name} is job {job_id}; log: soperator logs {job_id} -s {spec.name}"
+    again = f"{job.name}: nothing was submitted; --again submits it once more"
+    options.tell(sent, *([again] if sent.is_equivalent else []), log, **values)
 
 
 def _submit_pipeline(
@@ -351,12 +354,5 @@ def _submit_search(
                 raise UserError(f"{request.over}; nothing was submitted")
             return
         sent = options.submit(submitter, request, options.after)
-    made = sent.submission
-    if options.is_json:
-        output.print_json({**asdict(made), "is_equivalent": sent.is_equivalent, **plain})
-        return
-    print(made.job_id)
-    output.note(
-        f"{search.name} is array {made.job_id}; ranks as trials end: soperator runs leaderboard "
-        f"{search.name} -s {spec.name}"
-    )
+    ranks = f"ranks as trials end: soperator runs leaderboard {search.name} -s {spec.name}"
+    options.tell(sent, f"{search.name} is array {sent.submission.job_id}; {ranks}", **plain)
