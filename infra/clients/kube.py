@@ -40,6 +40,12 @@ FIELD_MANAGER: Final = "pulumi"
 _POLL_S: Final = 0.25
 _QUIET_S: Final = 5.0
 """A wait that ends sooner is no news."""
+_CONNECT_TIMEOUT_S: Final = 5.0
+_REQUEST_TIMEOUT_S: Final = 30.0
+_READINESS_TIMEOUT_S: Final = 2.0
+_MAX_CONNECTIONS: Final = 16
+_RETRIES: Final = urllib3.Retry(total=1, connect=0, redirect=0, other=0, allowed_methods=None)
+"""A connection that the server closed while idle is tried again; every request is idempotent."""
 
 
 class KubeClient:
@@ -47,23 +53,29 @@ class KubeClient:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self._connection = _Connection(access)
+        # A pool of this one host: no proxy of the environment is ever asked.
+        self._http = urllib3.connection_from_url(
+            access.server,
+            maxsize=_MAX_CONNECTIONS,
+            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_REQUEST_TIMEOUT_S),
+            **({"ssl_context": access.ssl_context()} if access.server[:6] == "https:" else {}),
+        )
         self._kinds: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Close the connections."""
-        self._connection.close()
+        self._http.close()
 
     def version(self) -> str:
         """The API server's version; raises UnreachableError where there is none."""
-        return self._connection.request("GET", "/version")["gitVersion"]
+        return self._request("GET", "/version")["gitVersion"]
 
     def is_ready(self) -> bool:
         """Whether the API server calls itself ready and can read what it stored."""
         # /readyz stays green for a moment after the store is gone: ask for something stored.
         paths = ("/readyz", "/api/v1/namespaces/default")
-        return all(self._connection.is_ok(path) for path in paths)
+        return all(self._is_ok(path) for path in paths)
 
     def apply(
         self,
@@ -87,7 +99,7 @@ class KubeClient:
         unknown field.
         """
         params = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
-        return self._connection.request(
+        return self._request(
             "POST",
             f"{self.path(target)}/{subresource}" if subresource else self._collection(target),
             params=params,
@@ -101,7 +113,7 @@ class KubeClient:
         return self._apply(target, f"{self.path(target)}/status", params)
 
     def _apply(self, target: Object, path: str, params: dict[str, str]) -> Object:
-        return self._connection.request(
+        return self._request(
             "PATCH",
             path,
             params=params,
@@ -113,7 +125,7 @@ class KubeClient:
     def get(self, target: Object) -> Object | None:
         """The live object of the same kind and name, or None."""
         try:
-            return self._connection.request("GET", self.path(target), subject=describe(target))
+            return self._request("GET", self.path(target), subject=describe(target))
         except AbsentError:
             return None
 
@@ -126,7 +138,7 @@ class KubeClient:
             probe["metadata"]["namespace"] = namespace
         params = {"labelSelector": label} if label else {}
         path = self._collection(probe, everywhere=namespace is None)
-        found = self._connection.request("GET", path, params=params)
+        found = self._request("GET", path, params=params)
         return [{"apiVersion": api_version, "kind": kind, **item} for item in found["items"]]
 
     def delete(self, target: Object, *, grace_s: int | None = None) -> bool:
@@ -136,16 +148,14 @@ class KubeClient:
             options["gracePeriodSeconds"] = grace_s
         body = json.dumps(options).encode()
         try:
-            self._connection.request(
-                "DELETE", self.path(target), body=body, subject=describe(target)
-            )
+            self._request("DELETE", self.path(target), body=body, subject=describe(target))
         except AbsentError:
             return False
         return True
 
     def merge_patch(self, target: Object, patch: Object, *, subresource: str = "") -> Object:
         """JSON merge patch of the object, or of one of its subresources."""
-        return self._connection.request(
+        return self._request(
             "PATCH",
             self.path(target) + (f"/{subresource}" if subresource else ""),
             body=json.dumps(patch).encode(),
@@ -160,7 +170,7 @@ class KubeClient:
         freed = {**namespace, "metadata": metadata, "spec": {"finalizers": []}}
         body = json.dumps(freed).encode()
         with contextlib.suppress(AbsentError):
-            self._connection.request("PUT", self.path(namespace) + "/finalize", body=body)
+            self._request("PUT", self.path(namespace) + "/finalize", body=body)
 
     def wait_for(
         self,
@@ -176,54 +186,70 @@ class KubeClient:
 
         `log` is called with one line whenever the awaited status changes, once the wait is long.
         """
+        live = self._wait(
+            target,
+            what,
+            lambda live: live is not None and is_met(live),
+            summary,
+            timeout_s=timeout_s,
+            cancelled=cancelled,
+            log=log,
+        )
+        assert live is not None
+        return live
+
+    def wait_gone(
+        self, target: Object, *, timeout_s: float, cancelled: threading.Event | None = None
+    ) -> None:
+        """Return once the object is gone; a timeout names its finalizers."""
+        uid = target.get("metadata", {}).get("uid")
+        self._wait(
+            target,
+            "its end",
+            lambda live: live is None or (uid is not None and live["metadata"]["uid"] != uid),
+            lambda live: f"finalizers: {', '.join(finalizers(live or {})) or 'none'}",
+            timeout_s=timeout_s,
+            cancelled=cancelled,
+        )
+
+    def _wait(
+        self,
+        target: Object,
+        what: str,
+        is_met: Callable[[Object | None], bool],
+        said: Callable[[Object | None], str],
+        *,
+        timeout_s: float,
+        cancelled: threading.Event | None,
+        log: Callable[[str], None] = lambda _line: None,
+    ) -> Object | None:
         event = cancelled or threading.Event()
         began = time.monotonic()
-        deadline = began + timeout_s
         logged = ""
         while True:
             live = self.get(target)
-            if live is not None and is_met(live):
+            if is_met(live):
                 return live
             if event.is_set():
                 raise CancelledError(f"{describe(target)}: interrupted while waiting for {what}")
-            if time.monotonic() >= deadline:
+            passed_s, now = time.monotonic() - began, said(live)
+            if passed_s >= timeout_s:
                 raise WaitTimeoutError(
-                    f"{describe(target)}: waited {timeout_s:g} s for {what}; {summary(live)}"
+                    f"{describe(target)}: waited {timeout_s:g} s for {what}; {now}"
                 )
-            passed_s, now = time.monotonic() - began, summary(live)
             if passed_s > _QUIET_S and now != logged:
                 logged = now
                 limit = f"{passed_s:.0f} s of at most {timeout_s:g} s passed"
                 log(f"{describe(target)}: {now}; {limit}")
             event.wait(_POLL_S)
 
-    def wait_gone(
-        self, target: Object, *, timeout_s: float, cancelled: threading.Event | None = None
-    ) -> None:
-        """Return once the object is gone; a timeout names its finalizers."""
-        event = cancelled or threading.Event()
-        deadline = time.monotonic() + timeout_s
-        uid = target.get("metadata", {}).get("uid")
-        while True:
-            live = self.get(target)
-            if live is None or (uid is not None and live["metadata"]["uid"] != uid):
-                return
-            if event.is_set():
-                raise CancelledError(f"{describe(target)}: interrupted while waiting for its end")
-            if time.monotonic() >= deadline:
-                held = ", ".join(finalizers(live)) or "none"
-                raise WaitTimeoutError(
-                    f"{describe(target)}: waited {timeout_s:g} s for its end; finalizers: {held}"
-                )
-            event.wait(_POLL_S)
-
     def namespaced_kinds(self) -> list[tuple[str, str]]:
         """(apiVersion, kind) of everything that can be listed and deleted in a namespace."""
-        groups = self._connection.request("GET", "/apis")["groups"]
+        groups = self._request("GET", "/apis")["groups"]
         versions = ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]
         found = []
         for version in versions:
-            for kind in self._connection.request("GET", _group_path(version))["resources"]:
+            for kind in self._request("GET", _group_path(version))["resources"]:
                 deletable = {"list", "delete"} <= set(kind["verbs"])
                 if kind["namespaced"] and deletable and "/" not in kind["name"]:
                     found.append((version, kind["kind"]))
@@ -257,7 +283,7 @@ class KubeClient:
         if found is not None:
             return found
         try:
-            resources = self._connection.request("GET", _group_path(api_version))["resources"]
+            resources = self._request("GET", _group_path(api_version))["resources"]
         except AbsentError:
             resources = []
         kinds = {f"{api_version}/{r['kind']}": r for r in resources if "/" not in r["name"]}
@@ -271,37 +297,7 @@ class KubeClient:
             )
         return kinds[f"{api_version}/{kind}"]
 
-
-def _group_path(api_version: str) -> str:
-    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
-
-
-_CONNECT_TIMEOUT_S: Final = 5.0
-_REQUEST_TIMEOUT_S: Final = 30.0
-_READINESS_TIMEOUT_S: Final = 2.0
-_MAX_CONNECTIONS: Final = 16
-_RETRIES: Final = urllib3.Retry(total=1, connect=0, redirect=0, other=0, allowed_methods=None)
-"""A connection that the server closed while idle is tried again; every request is idempotent."""
-
-
-class _Connection:
-    """A pool of connections; safe to use from several threads."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        # A pool of this one host: no proxy of the environment is ever asked.
-        self._http = urllib3.connection_from_url(
-            access.server,
-            maxsize=_MAX_CONNECTIONS,
-            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_REQUEST_TIMEOUT_S),
-            **({"ssl_context": access.ssl_context()} if access.server[:6] == "https:" else {}),
-        )
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
-
-    def is_ok(self, path: str) -> bool:
+    def _is_ok(self, path: str) -> bool:
         """Whether a GET is answered with 200 soon."""
         headers = {"Authorization": f"Bearer {self._access.token()}"}
         timeout = _READINESS_TIMEOUT_S
@@ -313,7 +309,7 @@ class _Connection:
             return False
         return answer.status == 200
 
-    def request(
+    def _request(
         self,
         method: str,
         path: str,
@@ -337,6 +333,10 @@ class _Connection:
             refusal = AbsentError if response.status == 404 else KubeError
             raise refusal(f"{subject}: {message}" if subject else message, status=response.status)
         return response.json()
+
+
+def _group_path(api_version: str) -> str:
+    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
 
 
 def _message(response: urllib3.BaseHTTPResponse) -> str:

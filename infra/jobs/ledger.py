@@ -109,6 +109,11 @@ def with_history(spec: StackSpec, state: Path) -> StackSpec:
 
 
 PADDING_METRIC = "padding_percent"
+_OF_BOTH = (
+    *("cluster", "job_id", "user", "partition", "state", "runs", "array_id", "num_tasks"),
+    *("account", "cpus_per_node", "gpus_per_node"),
+)
+"""What an entry of an ended job has as Slurm's own row of it has it."""
 # A record's clock is the node's, the times of its job are the controller's.
 _CLOCKS_APART = timedelta(minutes=5)
 
@@ -134,20 +139,10 @@ def settle(
         entry = ActualEntry(
             at=now,
             job=use.name,
-            job_id=use.job_id,
-            cluster=use.cluster,
-            user=use.user,
-            partition=use.partition,
-            state=use.state,
-            runs=use.runs,
             node_hours=plain(job.node_hours),
             nodes_usd=None if job.nodes_usd is None else plain(job.nodes_usd),
             padding_percent=_padding(use, ledger, before),
-            array_id=use.array_id,
-            num_tasks=use.num_tasks,
-            account=use.account,
-            cpus_per_node=use.cpus_per_node,
-            gpus_per_node=use.gpus_per_node,
+            **{name: getattr(use, name) for name in _OF_BOTH},
         )
         if before is None or encode(replace(entry, at=before.at)) != encode(before):
             new.append(entry)
@@ -605,19 +600,9 @@ def uses_of(entries: Sequence[Entry], *, but: frozenset[tuple[str, str]]) -> tup
     """Ended jobs as the ledger knows them, without those of the keys `but`."""
     return tuple(
         JobUse(
-            cluster=entry.cluster,
-            job_id=entry.job_id,
             name=entry.job,
-            user=entry.user,
-            partition=entry.partition,
-            state=entry.state,
             is_finished=True,
-            runs=entry.runs,
-            array_id=entry.array_id,
-            num_tasks=entry.num_tasks,
-            account=entry.account,
-            cpus_per_node=entry.cpus_per_node,
-            gpus_per_node=entry.gpus_per_node,
+            **{name: getattr(entry, name) for name in _OF_BOTH},
         )
         for key, entry in actuals(entries).items()
         if key not in but

@@ -5,6 +5,7 @@ And whether a server takes a load test. Settings are checked by the workload, wh
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import subprocess
@@ -35,24 +36,21 @@ if TYPE_CHECKING:
     from infra.clients.pulumi import StackOutputs
 
 
-def refuse_wrong(root: Path, job: JobSpec, sets: Sequence[str] = ()) -> None:
+def refuse_wrong(
+    root: Path,
+    job: JobSpec,
+    sets: Sequence[str] = (),
+    trials: Sequence[Sequence[str]] | None = None,
+) -> None:
     """Refuses what the job would refuse once it holds its nodes; `root` is the checkout.
 
-    The workload's own code says it, in a process of its own: it is not imported here.
+    `trials`: of a search, each with all of its settings together; every wrong one is told.
     """
-    done = _ask(root, job, sets)
-    if done.returncode != 0:
-        raise JobsError(f"{job.name}: {_lines(done)[-1]}; nothing was submitted")
-
-
-def refuse_wrong_trials(
-    root: Path, job: JobSpec, sets: Sequence[str], trials: Sequence[Sequence[str]]
-) -> None:
-    """Refuses every trial that the job would refuse: each with all of its settings together."""
-    done = _ask(root, job, sets, trials)
-    if done.returncode != 0:
-        told = "\n".join(f"{job.name}: {line}" for line in _lines(done))
-        raise JobsError(f"{told}; nothing was submitted")
+    wrong = _problems(root, job, sets, trials)
+    if wrong:
+        told = wrong if trials is not None else wrong[-1:]
+        lines = "\n".join(f"{job.name}: {line}" for line in told)
+        raise JobsError(f"{lines}; nothing was submitted")
 
 
 def search_problems(root: Path, spec: StackSpec) -> list[str]:
@@ -60,17 +58,17 @@ def search_problems(root: Path, spec: StackSpec) -> list[str]:
     jobs = {job.name: job for job in spec.jobs}
     problems: list[str] = []
     for index, search in enumerate(spec.searches):
-        done = _ask(root, jobs[search.job], (), search.settings)
-        if done.returncode != 0:
-            problems += [f"{spec.name}.searches[{index}]: {line}" for line in _lines(done)]
+        wrong = _problems(root, jobs[search.job], (), search.settings)
+        problems += [f"{spec.name}.searches[{index}]: {line}" for line in wrong]
     return problems
 
 
-def _ask(
-    root: Path, job: JobSpec, sets: Sequence[str], trials: Sequence[Sequence[str]] | None = None
-) -> subprocess.CompletedProcess[str]:
+def _problems(
+    root: Path, job: JobSpec, sets: Sequence[str], trials: Sequence[Sequence[str]] | None
+) -> list[str]:
+    """What the workload's own code says, in a process of its own: it is not imported here."""
     settings = [f"--set={each}" for each in (*declared_settings(job), *sets)]
-    return subprocess.run(
+    done = subprocess.run(
         [
             *(sys.executable, "-m", "workloads.recipes", job.recipe, *settings),
             *(["--trials"] if trials is not None else []),
@@ -81,21 +79,26 @@ def _ask(
         text=True,
         check=False,
     )
-
-
-def _lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    if done.returncode == 0:
+        return []
     return done.stderr.strip().splitlines() or [f"exit {done.returncode}, no message"]
+
+
+def _read(root: Path, job: JobSpec, sets: Sequence[str] = ()) -> Mapping[str, Any]:
+    """The job's recipe in the checkout `root`; RecipeError where it cannot be read."""
+    path = recipe_file(root, job.recipe)
+    files = {} if path is None else {path.relative_to(root).as_posix(): path.read_bytes()}
+    return recipe_of(job, files, sets)
 
 
 def notice_problems(root: Path, spec: StackSpec, records: Sequence[RunRecord]) -> list[str]:
     """A line for each declared training that a preemptible node would take before it has saved."""
     problems: list[str] = []
     for job in spec.jobs:
-        path = recipe_file(root, job.recipe)
-        if path is None or job.module != TRAIN_MODULE:
+        if job.module != TRAIN_MODULE:
             continue
         try:
-            recipe = recipe_of(job, {path.relative_to(root).as_posix(): path.read_bytes()})
+            recipe = _read(root, job)
             found = saving(spec, job, make_plan(spec, job, recipe), recipe, records)
         except (RecipeError, SizeError):
             continue  # told at a submission: such a run has no plan
@@ -136,22 +139,15 @@ def load_fit_problems(root: Path, spec: StackSpec) -> list[str]:
 def _recipes(root: Path, spec: StackSpec) -> Iterator[tuple[JobSpec, Mapping[str, Any]]]:
     """Servers and load tests with their recipes; one that cannot be read is told elsewhere."""
     for job in spec.jobs:
-        path = recipe_file(root, job.recipe)
-        if path is None or not (job.is_server or job.is_load_test):
-            continue
-        try:
-            files = {path.relative_to(root).as_posix(): path.read_bytes()}
-            yield job, recipe_of(job, files)
-        except RecipeError:
-            continue
+        if job.is_server or job.is_load_test:
+            with contextlib.suppress(RecipeError):
+                yield job, _read(root, job)
 
 
 def serve_settings(root: Path, job: JobSpec, sets: Sequence[str]) -> Mapping[str, Any]:
     """The section `serve` of a server's recipe, with the settings of stack and command line."""
-    path = recipe_file(root, job.recipe)
     try:
-        files = {} if path is None else {path.relative_to(root).as_posix(): path.read_bytes()}
-        return _section(recipe_of(job, files, sets), "serve")
+        return _section(_read(root, job, sets), "serve")
     except RecipeError as error:
         raise JobsError(f"{job.name}: {error}") from error
 

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -135,7 +135,7 @@ class TrialRun:
     """Its run record; None while it runs, or where it left none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TaskState:
     """One task as Slurm has it."""
 
@@ -183,7 +183,20 @@ def states_of(shell: Shell, search: str) -> tuple[TaskState, ...]:
     queued, separator, accounted = result.stdout.partition("--\n")
     if not separator or (not result.ok and "accounting storage" not in result.stderr):
         raise refused("squeue", result)
-    tasks, in_queue = {task.job_id: task for task in _accounted(accounted)}, _queued(queued)
+    # The state's first word is its name, as of `CANCELLED by 0`; waiting tasks are those of the
+    # queue, which is never late.
+    known = re.findall(r"^(\d+)\|(\d+)_(\d{1,9})\|(\S*)", accounted, re.MULTILINE)
+    tasks = {
+        each[0]: TaskState(each[0], each[1], int(each[2]), each[3])
+        for each in known
+        if each[3] != "PENDING"
+    }
+    rows = [[*map(str.strip, each)] for each in rows_of(queued, "squeue", _QUEUE, name=3)]
+    in_queue = [
+        TaskState(job_id, array_id, int(number), state)
+        for job_id, array_id, number, state in rows
+        if number.isdecimal()
+    ]
     listed = {task.job_id for task in in_queue}
     not_listed = [each for each in tasks if each not in listed and tasks[each].is_active]
     tasks |= {each: replace(tasks[each], state=FORGOTTEN) for each in forgotten(shell, not_listed)}
@@ -210,26 +223,6 @@ def _run(job_id: str, trial: str, record: str) -> TrialRun | None:
         )
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-
-
-def _queued(output: str) -> Sequence[TaskState]:
-    rows = (map(str.strip, each) for each in rows_of(output, "squeue", _QUEUE, name=3))
-    return [
-        TaskState(job_id=job_id, array_id=array_id, number=int(number), state=state)
-        for job_id, array_id, number, state in rows
-        if number.isdecimal()
-    ]
-
-
-def _accounted(output: str) -> Sequence[TaskState]:
-    """Tasks of sacct; waiting ones are those of the queue, which is never late."""
-    # The state's first word is its name, as of `CANCELLED by 0`.
-    rows = re.findall(r"^(\d+)\|(\d+)_(\d{1,9})\|(\S*)", output, re.MULTILINE)
-    return [
-        TaskState(job_id=job_id, array_id=array_id, number=int(number), state=state)
-        for job_id, array_id, number, state in rows
-        if state != "PENDING"
-    ]
 
 
 NOT_SUBMITTED = "NOT SUBMITTED"
@@ -287,21 +280,49 @@ def leaderboard(
     newest = {tuple(run.settings): run for run in sorted(runs, key=lambda run: int(run.job_id))}
     by_id = {task.job_id: task.state for task in states if task.state != "PENDING"}
     waiting = {task.number for task in states if task.state == "PENDING"}
-    rows = [
-        _row(search, number, settings, newest.get(settings), by_id, waiting, usd)
-        for number, settings in enumerate(search.settings)
-    ]
-    ranked = sorted((row for row in rows if row.value is not None), key=_better_first(search))
+
+    def row_of(number: int, settings: tuple[str, ...]) -> Row:
+        run = newest.get(settings)
+        value, reason = None, None
+        if run is None:
+            state = "PENDING" if number in waiting else NOT_SUBMITTED
+        elif run.record is None:
+            state = by_id.get(run.job_id, "ENDED WITHOUT A RECORD")
+        else:
+            state, told = str(run.record.get("outcome")), run.record.get("reason")
+            reason = None if told is None else str(told)
+            if state == "PASS":
+                value = _metric(run.record, search.metric)
+                state = state if value is not None else NO_METRIC
+        return Row(
+            rank=None,
+            number=number,
+            settings=settings,
+            job_id=None if run is None else run.job_id,
+            state=state,
+            value=value,
+            usd=None if run is None else usd.get(run.job_id),
+            reason=reason,
+        )
+
+    rows = [row_of(*each) for each in enumerate(search.settings)]
+    sign = 1 if search.goal is Goal.LOWEST else -1
+    ranked = sorted(
+        (row for row in rows if row.value is not None),
+        key=lambda row: (sign * (row.value or 0.0), row.number),
+    )
     places = {row.number: place for place, row in enumerate(ranked, 1)}
     others = [row for row in rows if row.value is None]
     declared = set(search.settings)
-    former = [run for run in runs if run.settings not in declared]
+    # Of settings that are no longer declared, and runs that a newer one replaced.
+    former = [
+        run for run in runs if run.settings not in declared or newest[run.settings] is not run
+    ]
     return Board(
         search=search,
         rows=tuple(replace(row, rank=places.get(row.number)) for row in (*ranked, *others)),
-        num_former=len(former),
-        former_usd=sum((usd.get(run.job_id) or Decimal(0) for run in former), Decimal(0))
-        + _of_earlier_runs(runs, newest, declared, usd),
+        num_former=sum(run.settings not in declared for run in runs),
+        former_usd=sum((usd.get(run.job_id) or Decimal(0) for run in former), Decimal(0)),
     )
 
 
@@ -322,50 +343,6 @@ def usd_by_job(
     return {each: found[each] for each in ids if each in found}
 
 
-def _of_earlier_runs(
-    runs: Sequence[TrialRun],
-    newest: Mapping[tuple[str, ...], TrialRun],
-    declared: set[tuple[str, ...]],
-    usd: Mapping[str, Decimal | None],
-) -> Decimal:
-    """US dollars of runs of declared trials that a newer one replaced."""
-    replaced = [run for run in runs if run.settings in declared and newest[run.settings] is not run]
-    return sum((usd.get(run.job_id) or Decimal(0) for run in replaced), Decimal(0))
-
-
-def _row(
-    search: SearchSpec,
-    number: int,
-    settings: tuple[str, ...],
-    run: TrialRun | None,
-    by_id: Mapping[str, str],
-    waiting: set[int],
-    usd: Mapping[str, Decimal | None],
-) -> Row:
-    value, reason = None, None
-    if run is None:
-        state = "PENDING" if number in waiting else NOT_SUBMITTED
-    elif run.record is None:
-        state = by_id.get(run.job_id, "ENDED WITHOUT A RECORD")
-    else:
-        state = str(run.record.get("outcome"))
-        told = run.record.get("reason")
-        reason = None if told is None else str(told)
-        if state == "PASS":
-            value = _metric(run.record, search.metric)
-            state = state if value is not None else NO_METRIC
-    return Row(
-        rank=None,
-        number=number,
-        settings=settings,
-        job_id=None if run is None else run.job_id,
-        state=state,
-        value=value,
-        usd=None if run is None else usd.get(run.job_id),
-        reason=reason,
-    )
-
-
 def _metric(record: Mapping[str, object], name: str) -> float | None:
     metrics = record.get("metrics")
     value = metrics.get(name) if isinstance(metrics, dict) else None
@@ -373,8 +350,3 @@ def _metric(record: Mapping[str, object], name: str) -> float | None:
         return None
     # A whole number of JSON may be more than a float holds, and isfinite() refuses such a one.
     return float(value) if -sys.float_info.max <= value <= sys.float_info.max else None
-
-
-def _better_first(search: SearchSpec) -> Callable[[Row], tuple[float, int]]:
-    sign = 1 if search.goal is Goal.LOWEST else -1
-    return lambda row: (sign * (row.value or 0.0), row.number)

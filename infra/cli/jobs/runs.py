@@ -80,15 +80,15 @@ def list_(
     wrong = sorted(set(outcome or ()) - set(Outcome))
     if wrong:
         raise UserError(f"--outcome {wrong[0]}: not one of {', '.join(Outcome)}")
-    wanted = run.Wanted(
-        jobs=tuple(job or ()),
-        kinds=tuple(kind or ()),
-        outcomes=tuple(outcome or ()),
+    found = run.select(
+        _runs(stack, shared=shared),
+        jobs=job or (),
+        kinds=kind or (),
+        outcomes=outcome or (),
         model=model,
         since=None if since is None else moment("--since", since, datetime.now(UTC)),
         last=last,
     )
-    found = run.select(_runs(stack, shared=shared), wanted)
     if json or format is Format.JSON:
         output.print_json([run.plain(each) for each in found])
         return
@@ -187,7 +187,7 @@ def export(
     shared: SharedOption = False,
 ) -> None:
     """Write runs as an experiment that MLflow reads."""
-    found = run.select(_runs(stack, shared=shared), run.Wanted(jobs=tuple(job or ())))
+    found = run.select(_runs(stack, shared=shared), jobs=job or ())
     if not found:
         raise UserError(f"{stack}: no such run is here; soperator pull ID -s {stack} brings one")
     number = mlflow_store.export(found, stack, folder)

@@ -323,7 +323,7 @@ def _submit_search(
 
     recipes.job_args(sets)
     job = next(each for each in spec.jobs if each.name == search.job)
-    recipes.refuse_wrong_trials(context.CHECKOUT, job, sets, search.settings)
+    recipes.refuse_wrong(context.CHECKOUT, job, sets, search.settings)
     ledger = open_ledger(spec, context.state_root(), output.note)
     code = context.local_code(spec.name)
     trials = prepare_search(ledger, search, code, sets)

@@ -222,11 +222,10 @@ def ranks_text(ranks: list[int]) -> str:
 
 def context_text(context: Mapping[str, Any]) -> str:
     """What a number depends on, in one line."""
-    return ", ".join(f"{name} {_short(value)}" for name, value in context.items())
-
-
-def _short(value: object) -> str:
-    return f"{value:,.6g}" if isinstance(value, float) else str(value)
+    return ", ".join(
+        f"{name} {value:,.6g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in context.items()
+    )
 
 
 SCHEMA: Final = "soperator-certificate"

@@ -105,7 +105,17 @@ def plain_loop(loop: Loop) -> dict[str, object]:
         "training": _plain_run(found.training),
         "evaluation": _plain_run(found.evaluation),
         "investment_usd": _usd(found.investment_usd),
-        "break_even": [_plain_payback(each) for each in found.paybacks],
+        "break_even": [
+            {
+                "against": each.against,
+                "other_usd": _usd(each.other_usd),
+                "ours_usd": _usd(each.ours_usd),
+                "saving_usd": _usd(each.saving_usd),
+                "chats": None if each.chats is None else f"{each.chats:.1f}",
+                "days": None if each.days is None else f"{each.days:.3f}",
+            }
+            for each in found.paybacks
+        ],
         "missing": list(loop.missing),
     }
 
@@ -184,17 +194,6 @@ def _plain_run(run: RunCost | NotKnown) -> dict[str, object] | None:
     }
 
 
-def _plain_payback(each: Payback) -> dict[str, object]:
-    return {
-        "against": each.against,
-        "other_usd": _usd(each.other_usd),
-        "ours_usd": _usd(each.ours_usd),
-        "saving_usd": _usd(each.saving_usd),
-        "chats": None if each.chats is None else f"{each.chats:.1f}",
-        "days": None if each.days is None else f"{each.days:.3f}",
-    }
-
-
 def _job_id(run: RunRecord | None) -> str | None:
     return None if run is None else run.job_id
 
@@ -206,7 +205,8 @@ def _usd(usd: Decimal | None) -> str | None:
 def loop_text(loop: Loop, format: Format) -> str:
     """The page's three answers and the loop, as text or markdown, ending in a newline."""
     heading = loop.report.bill.estimate.heading
-    first = Report(heading=heading, notes=tuple(_answers(loop)))
+    said = (f"{each.question} {each.lead} {each.sentence} {each.more}" for each in loop.answers)
+    first = Report(heading=heading, notes=tuple(map(str.rstrip, said)))
     tables = (*_quality_tables(loop), *_tables(loop))
     found = Report(tables=tables, notes=tuple(_notes(loop)))
     return f"{render_report(first, format)}\n{render_report(found, format)}"
@@ -224,34 +224,19 @@ def loop_charts(loop: Loop) -> tuple[str, ...]:
     return () if curve is None else load_charts(curve)
 
 
-def _answers(loop: Loop) -> Iterator[str]:
-    for each in loop.answers:
-        yield f"{each.question} {each.lead} {each.sentence} {each.more}".rstrip()
-
-
-def _quality_tables(loop: Loop) -> tuple[Table, ...]:
+def _quality_tables(loop: Loop) -> Iterator[Table]:
     run = loop.report.evaluation_run
-    if not loop.quality or run is None:
-        return ()
-    return (
-        Table(
+    if loop.quality and run is not None:
+        interval = loop.quality[0]["interval"].capitalize()
+        yield Table(
             title=f"Quality on the same held-out rows (job {run.job_id})",
-            headings=(
-                "Metric",
-                "Verdict",
-                "Base",
-                "Tuned",
-                "Change",
-                loop.quality[0]["interval"].capitalize(),
-                "p",
-            ),
+            headings=("Metric", "Verdict", "Base", "Tuned", "Change", interval, "p"),
             rows=tuple(_quality_row(row) for row in loop.quality),
             num_text_columns=2,
             bad_rows=frozenset(
                 index for index, row in enumerate(loop.quality) if verdict(row) == "worse"
             ),
-        ),
-    )
+        )
 
 
 def _quality_row(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -273,7 +258,15 @@ def _tables(loop: Loop) -> tuple[Table, ...]:
     if known:
         tables.append(_cost_table(known))
     if loop.finetune.paybacks:
-        tables.append(_payback_table(loop.finetune))
+        usd = loop.finetune.investment_usd
+        cost = "of unknown cost" if usd is None else f"of {small_usd_text(usd)}"
+        tables.append(
+            Table(
+                title=f"Break-even of the finetune {cost} (own nodes of training and evaluation)",
+                headings=("Against", "USD There", "USD Here", "Saving", "Chats", "After"),
+                rows=tuple(_payback_row(each) for each in loop.finetune.paybacks),
+            )
+        )
     if loop.load is not None and loop.load.curve is not None:
         title = f"Load test (job {loop.load.job_id}), SLO: {loop.load.curve.slo}"
         tables.append(load_table(loop.load.curve, title))
@@ -320,16 +313,6 @@ def _cost_table(states: list[tuple[str, ChatCost]]) -> Table:
         bad_rows=frozenset(
             index for index, (_, row) in enumerate(states) if row.meets_slo is False
         ),
-    )
-
-
-def _payback_table(found: Finetune) -> Table:
-    usd = found.investment_usd
-    cost = "of unknown cost" if usd is None else f"of {small_usd_text(usd)}"
-    return Table(
-        title=f"Break-even of the finetune {cost} (own nodes of training and evaluation)",
-        headings=("Against", "USD There", "USD Here", "Saving", "Chats", "After"),
-        rows=tuple(_payback_row(each) for each in found.paybacks),
     )
 
 

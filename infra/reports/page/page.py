@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +64,19 @@ def render(report: training.Report) -> str:
         bill=Markup(render_report(replace(bill, draw_figures=tuple), Format.HTML)),  # noqa: S704 (escaped in cost/report/layout.py)
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 (our own file)
         architecture=Markup(stack_svg(report.spec)),  # noqa: S704 (escaped in stack_drawing.py)
-        training_rows=training_rows(report),
-        busy_chart=Markup(busy_chart(report)),  # noqa: S704 (numbers only)
-        speed_rows=speed_rows(report),
+        training_rows=()
+        if report.training is None or report.gpus is None
+        else training.summary(report.training, report.gpus, report.records),
+        busy_chart=Markup(busy_curve(() if report.gpus is None else report.gpus.moments)),  # noqa: S704 (numbers only)
+        speed_rows=speed_rows(report.records),
         loss_chart=Markup(loss_curve(report.losses, report.eval_losses)),  # noqa: S704 (numbers only)
         loop=Markup(loop_html(loop)),  # noqa: S704 (escaped in cost/report/layout.py)
         metrics=metrics,
         answers=loop.answers,
         samples=samples(report.evaluation),
         figures=[Markup(chart) for chart in (*loop_charts(loop), *bill.draw_figures())],  # noqa: S704 (escaped in cost/report/charts.py)
-        updated=training.last_finished(report),
-        total_s=training.total_seconds(report.records),
+        updated=max((each.finished_at for each in report.records), default=None),
+        total_s=sum((each.duration_s for each in report.records), Decimal(0)),
         runs=[
             (
                 "Runs of this finetune",
@@ -90,31 +94,12 @@ def passed(record: RunRecord) -> str:
     return f"{name}, {REHEARSAL}" if is_rehearsal(record) else name
 
 
-def training_rows(report: training.Report) -> tuple[training.Row, ...]:
-    """The summary of the last training; nothing without one."""
-    if report.training is None or report.gpus is None:
-        return ()
-    return training.summary(report.training, report.gpus, report.records)
-
-
-def busy_chart(report: training.Report) -> str:
-    """Utilisation and memory of the last training's GPUs over its time; empty without samples."""
-    moments = () if report.gpus is None else report.gpus.moments
-    return busy_curve(
-        [(each.minute, each.utilization_percent, each.memory_percent) for each in moments]
-    )
-
-
-def speed_rows(report: training.Report) -> list[dict[str, Any]]:
+def speed_rows(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """Throughput of every training run, with the width of its bar."""
-    found = training.speeds(report.records)
+    found = training.speeds(records)
     largest = max((float(speed) for _, speed in found), default=0.0)
     return [
-        {
-            "record": record,
-            "speed": speed,
-            "width": bar_width(float(speed), largest),
-        }
+        {"record": record, "speed": speed, "width": bar_width(float(speed), largest)}
         for record, speed in found
     ]
 

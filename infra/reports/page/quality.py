@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from cost.report.charts import Axis, Mark, Scale, Series, line_chart
 from cost.report.layout import short
-from infra.reports.page.training import signed
+from infra.reports.page.training import Moment, signed
 
 _SMOOTHING = 0.6
 """Weight of the past in the moving average: about two and a half steps."""
@@ -44,12 +44,14 @@ def loss_curve(
     )
 
 
-def busy_curve(moments: Sequence[tuple[float, float, float | None]]) -> str:
+def busy_curve(moments: Sequence[Moment]) -> str:
     """Utilisation and memory in use by minute, in percent; needs two moments."""
     if len(moments) < 2:
         return ""
-    busy = [(minute, percent) for minute, percent, _ in moments]
-    used = [(minute, memory) for minute, _, memory in moments if memory is not None]
+    busy = [(each.minute, each.utilization_percent) for each in moments]
+    used = [
+        (each.minute, each.memory_percent) for each in moments if each.memory_percent is not None
+    ]
     mean = math.fsum(percent for _, percent in busy) / len(busy)
     minutes = max(minute for minute, _ in busy)
     return line_chart(

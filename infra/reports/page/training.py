@@ -11,7 +11,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
@@ -133,16 +132,6 @@ def collect(spec: StackSpec, state: Path) -> Report:
         evaluation=evaluation_of(Path(evaluation_run.path).parent) if evaluation_run else None,
         problems=problems,
     )
-
-
-def total_seconds(records: tuple[RunRecord, ...]) -> Decimal:
-    """Seconds that the jobs ran, summed."""
-    return sum((each.duration_s for each in records), Decimal(0))
-
-
-def last_finished(report: Report) -> datetime | None:
-    """When the newest record ended; None without records."""
-    return max((each.finished_at for each in report.records), default=None)
 
 
 def evaluation_of(folder: Path) -> Mapping[str, Any] | None:

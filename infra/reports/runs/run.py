@@ -245,24 +245,30 @@ _SHORT: Final = 10
 """Digits of a commit that people tell apart."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Which runs; None and nothing: any."""
+def select(
+    runs: Sequence[Run],
+    *,
+    jobs: Sequence[str] = (),
+    kinds: Sequence[str] = (),
+    outcomes: Sequence[str] = (),
+    model: str | None = None,
+    since: datetime | None = None,
+    last: int | None = None,
+) -> tuple[Run, ...]:
+    """The runs that fit, oldest first, or so many of the `last`; None and nothing: any.
 
-    jobs: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
-    outcomes: tuple[str, ...] = ()
-    model: str | None = None
-    """A part of its name, in any case."""
-    since: datetime | None = None
-    last: int | None = None
-    """So many of the newest."""
-
-
-def select(runs: Sequence[Run], wanted: Wanted) -> tuple[Run, ...]:
-    """The runs that fit, oldest first."""
-    found = tuple(run for run in runs if _fits(run, wanted))
-    return found if wanted.last is None else found[-wanted.last :]
+    `model`: a part of its name, in any case.
+    """
+    found = tuple(
+        run
+        for run in runs
+        if (not jobs or run.record.job in jobs)
+        and (not kinds or run.record.kind in kinds)
+        and (not outcomes or run.record.outcome in outcomes)
+        and (model is None or model.casefold() in (run.record.model or "").casefold())
+        and (since is None or run.record.started_at >= since)
+    )
+    return found if last is None else found[-last:]
 
 
 def rows(runs: Sequence[Run]) -> list[tuple[object, ...]]:
@@ -328,18 +334,6 @@ def plain(run: Run) -> dict[str, object]:
         "metrics": {name: float(value) for name, value in run.record.metrics.items()},
         "settings": dict(run.settings),
     }
-
-
-def _fits(run: Run, wanted: Wanted) -> bool:
-    record = run.record
-    model = (record.model or "").casefold()
-    return (
-        (not wanted.jobs or record.job in wanted.jobs)
-        and (not wanted.kinds or record.kind in wanted.kinds)
-        and (not wanted.outcomes or record.outcome in wanted.outcomes)
-        and (wanted.model is None or wanted.model.casefold() in model)
-        and (wanted.since is None or record.started_at >= wanted.since)
-    )
 
 
 _RESUME: Final = "resume"

@@ -62,7 +62,7 @@ def test_filters_keep_what_fits_and_the_newest_of_it(state: Path) -> None:
     found = runs(state)
 
     def named(**wanted: object) -> list[str]:
-        chosen = run.select(found, run.Wanted(**wanted))  # type: ignore[arg-type]
+        chosen = run.select(found, **wanted)  # type: ignore[arg-type]
         return [run.name for run in chosen]
 
     assert named(outcomes=("FAIL",)) == ["3"]
