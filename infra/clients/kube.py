@@ -92,8 +92,8 @@ class KubeClient:
             params["dryRun"] = "All"
         return self._apply(target, self.path(target), params)
 
-    def create(self, target: Object, *, subresource: str = "", dry_run: bool = False) -> Object:
-        """Create the object, or its subresource, and return it as stored.
+    def create(self, target: Object, *, dry_run: bool = False) -> Object:
+        """Create the object and return it as stored.
 
         With `dry_run` nothing is stored. Refused where it exists already, and where it has an
         unknown field.
@@ -101,7 +101,7 @@ class KubeClient:
         params = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
         return self._request(
             "POST",
-            f"{self.path(target)}/{subresource}" if subresource else self._collection(target),
+            self._collection(target),
             params=params,
             body=json.dumps(target).encode(),
             subject=describe(target),

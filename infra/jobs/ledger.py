@@ -359,12 +359,12 @@ def check_together(
     usd: Decimal | None,
     *,
     cluster: str,
-    now: datetime,
     log: Log,
 ) -> None:
     """Refuses several jobs before the first is submitted, where they are more than what is left."""
     if ledger.spec.budget is None or usd is None:
         return
+    now = datetime.now(UTC)
     with ledger.file.locked() as opened:
         month = _settled(ledger, opened, shell, cluster=cluster, now=now, log=log)
     refusal = None if month is None else month.refusal(what, usd)

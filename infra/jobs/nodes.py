@@ -184,7 +184,7 @@ class NodeWatch:
             self._log(in_one_line(lasting, self._spec.cluster.namespace))
 
 
-WITHIN_S: Final = 4.0
+_WITHIN_S: Final = 4.0
 _SHOWN: Final = 20
 """More jobs than these are counted, not listed."""
 
@@ -204,12 +204,7 @@ def jobs_on(shell: Shell, nodes: Collection[str]) -> tuple[Job, ...]:
 
 
 def describe_jobs(
-    stack: str,
-    outputs: Mapping[str, Any],
-    nodes: Collection[str],
-    identity: Path,
-    *,
-    within_s: float = WITHIN_S,
+    stack: str, outputs: Mapping[str, Any], nodes: Collection[str], identity: Path
 ) -> str:
     """What runs on the nodes, a line each job, or why that is not known; ends in a newline."""
     answer: list[str] = []
@@ -218,8 +213,8 @@ def describe_jobs(
         target=lambda: answer.append(_ask(stack, outputs, nodes, identity)), daemon=True
     )
     thread.start()
-    thread.join(within_s)
-    late = f"Jobs on these nodes: not checked: no answer in {within_s:g} s\n"
+    thread.join(_WITHIN_S)
+    late = f"Jobs on these nodes: not checked: no answer in {_WITHIN_S:g} s\n"
     return answer[0] if answer else late
 
 

@@ -22,7 +22,7 @@ from infra.clients import slurm
 from infra.clients.errors import EndedError, JobsError, NothingThereError, last_words
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Carrier, Shell
-from infra.clients.ssh import PATIENCE_S, Connection, ConnectionLostError, reopen
+from infra.clients.ssh import Connection, ConnectionLostError, reopen
 from infra.files import alone
 from infra.jobs import history
 from infra.jobs.history import IS_OWN
@@ -311,17 +311,11 @@ class _ResultFile:
 
 
 def pull(
-    connection: Connection,
-    outputs: StackOutputs,
-    job_name: str,
-    job_id: str,
-    *,
-    state: Path,
-    patience_s: float = PATIENCE_S,
+    connection: Connection, outputs: StackOutputs, job_name: str, job_id: str, *, state: Path
 ) -> Path:
     """Copies what the job left and returns the local folder; an older pull is replaced whole.
 
-    What an interrupted pull brought counts; a lost connection is opened again for `patience_s`.
+    What an interrupted pull brought counts; a lost connection is opened again.
     """
     files = _list(connection, outputs, job_name, job_id)
     target = history.run_folder(state, outputs.stack, job_id)
@@ -333,7 +327,7 @@ def pull(
         with alone(part, JobsError(busy)):
             _drop_others(part, files)
             _refuse_more_than_fits(part, files)
-            _bring(connection, part, files, patience_s)
+            _bring(connection, part, files)
             kept = target / history.SUBMISSION
             if kept.exists():
                 shutil.copy2(kept, part / history.SUBMISSION)
@@ -346,9 +340,7 @@ def pull(
     return target
 
 
-def _bring(
-    connection: Connection, part: Path, files: Sequence[_ResultFile], patience_s: float
-) -> None:
+def _bring(connection: Connection, part: Path, files: Sequence[_ResultFile]) -> None:
     """Every file whole and proven, or an error that names those that are not."""
     for attempt in (1, 2):
         for each in files:
@@ -361,7 +353,7 @@ def _bring(
             try:
                 _receive(connection, part, missing)
             except ConnectionLostError:
-                reopen(connection, patience_s=patience_s)
+                reopen(connection)
         damaged = [each for each in files if _digest(part, each) != each.sha256]
         if not damaged:
             return

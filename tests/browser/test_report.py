@@ -60,7 +60,9 @@ def chromium(folder: Path, *arguments: str) -> str:
 @pytest.fixture
 def report(tmp_path: Path, public_key_file: Path) -> Path:
     write_runs(tmp_path, hostile=HOSTILE)
-    return page.write(collect(load_stack("local"), tmp_path), tmp_path / "report.html")
+    path = tmp_path / "report.html"
+    path.write_text(page.render(collect(load_stack("local"), tmp_path)))
+    return path
 
 
 @pytest.mark.feature("S004-31")
@@ -177,7 +179,8 @@ def test_the_first_screen_answers_and_everything_is_readable(
         if kind == "measured":
             # The longest sentence of a chat's cost: a load of other lengths than the chat's.
             write_loop(tmp_path, load=load_json(prompt_tokens=65.03))
-        path = page.write(collect(load_stack("local"), tmp_path), tmp_path / "report.html")
+        path = tmp_path / "report.html"
+        path.write_text(page.render(collect(load_stack("local"), tmp_path)))
         answers = [
             "Yes, better." if kind == "measured" else "NOT MEASURED: no evaluation",
             "Measured: $" if kind == "measured" else "NOT MEASURED: no speed",

@@ -23,6 +23,7 @@ from infra.cli.context import (
 )
 from infra.cli.jobs.submit import Prepared
 from infra.cli.output import Format, exit_code
+from infra.files import write
 from infra.jobs.history import Submission
 from infra.jobs.ledger import open_ledger
 from infra.jobs.recipes import Request, prepare
@@ -256,7 +257,8 @@ def accept_hosts(
     ranks_run = output.never_silent(f"acceptance on {', '.join(hosts)}")
     with ranks_run, output.ClusterText(sys.stderr) as shown:
         text = run.run(where, ranks, pack(files), write=shown.write, say=output.note)
-    path = run.result_file(context.state_root() / "accept" / stack / run_id, text)
+    path = context.state_root() / "accept" / stack / run_id / result.FILE_NAME
+    write(path, text)
     print(path)
     output.note(
         f"certificate: soperator cluster accept --stack {stack} --result {path}; against another "

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -114,7 +113,6 @@ def shell(
             f"a shell of {hours:g} hours",
             asked.most_usd,
             cluster=outputs.login_host_key,
-            now=datetime.now(UTC),
             log=output.note,
         )
         found = sessions.look(connection, asked)

@@ -283,7 +283,6 @@ def _submit_pipeline(
                 what,
                 usd,
                 cluster=outputs.login_host_key,
-                now=now,
                 log=output.note,
             )
         sent = history.submit_pipeline(

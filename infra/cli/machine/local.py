@@ -234,11 +234,12 @@ def _run_jobs(
 def _report(
     state: Path, progress: Progress, folders: dict[str, Path], *, reduced: bool, kept: bool
 ) -> None:
-    from infra.reports.page.page import write
+    from infra.reports.page.page import render
     from infra.setup.demo import summary
 
     found = summary.outcomes(context.spec(_STACK), state, folders)
-    page = write(found.report, state / "report.html")
+    page = state / "report.html"
+    files.write(page, render(found.report))
     if reduced:
         print("\nReduced: few steps, rows and requests check the path; the figures mean little.")
     print(summary.text(found, progress.stages, progress.elapsed_s, page, kept=kept))

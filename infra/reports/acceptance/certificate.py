@@ -241,10 +241,8 @@ def content(
     stack: str,
     prices: Mapping[str, Decimal | None],
     price_note: str,
-    now: datetime | None = None,
 ) -> dict[str, Any]:
     """The certificate as plain values; dollars are text with two decimals."""
-    made = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
     checks: list[dict[str, Any]] = []
     for check in result.checks:
         usd = accepting_usd(check, prices)
@@ -254,7 +252,7 @@ def content(
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "stack": stack,
-        "made_at": made,
+        "made_at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         "measured_on": result.finished_at[:10],
         "outcome": result.outcome,
         "profile": result.profile,

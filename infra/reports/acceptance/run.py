@@ -365,11 +365,3 @@ def _last_line(done: subprocess.CompletedProcess[bytes]) -> str:
     if done.returncode == 255:  # ssh's own
         return f"{said}; does `ssh {shlex.quote(str(done.args[-2]))} true` work without a question?"
     return said
-
-
-def result_file(folder: Path, text: bytes) -> Path:
-    """Keep a result in a folder of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILE_NAME
-    path.write_bytes(text)
-    return path

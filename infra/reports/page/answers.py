@@ -119,7 +119,9 @@ def _chat(report: Report) -> Answer:
     if speed.basis is Basis.MEASURED:
         last = "last on " if speed.repeats else ""
         day = "" if speed.date is None else f", {last}{speed.date.isoformat()}"
-        cpu = ", on CPUs in place of the declared GPUs" if _is_rehearsed(report) else ""
+        line = report.lineage
+        runs = [each for each in (line.training, line.evaluation, *line.loads) if each is not None]
+        cpu = ", on CPUs in place of the declared GPUs" if any(map(is_rehearsal, runs)) else ""
         times = f"{len(speed.repeats)} times" if speed.repeats else "once"
         how = f"measured {times}{day}{cpu}{lengths_text(row, chat)}: {_interval(report, row)}"
     prompt = "" if row.counts_prefill else "; reading is not counted"
@@ -145,12 +147,6 @@ def _interval(report: Report, row: ChatCost) -> str:
     size = "" if row.cluster_low_usd == row.cluster_high_usd else ", smallest cluster"
     low, high = map(small_usd_text, found)
     return f"95 % interval of their mean {span(low, high, ' to ')}{size}"
-
-
-def _is_rehearsed(report: Report) -> bool:
-    line = report.lineage
-    runs = (line.training, line.evaluation, *line.loads)
-    return any(is_rehearsal(each) for each in runs if each is not None)
 
 
 def _cluster(report: Report) -> Answer:

@@ -13,7 +13,6 @@ from markupsafe import Markup
 from cost.bill.table import document
 from cost.report.layout import Format, render_report
 from cost.run_record import RunRecord
-from infra import files
 from infra.files import fill
 from infra.render.stack_drawing import stack_svg
 from infra.reports.page import training
@@ -102,9 +101,3 @@ def speed_rows(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
         {"record": record, "speed": speed, "width": bar_width(float(speed), largest)}
         for record, speed in found
     ]
-
-
-def write(report: training.Report, path: Path) -> Path:
-    """Writes the page, whole or not at all."""
-    files.write(path, render(report))
-    return path

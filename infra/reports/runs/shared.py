@@ -18,7 +18,7 @@ from infra import files
 from infra.clients.errors import JobsError
 from infra.clients.objects import Place, StorageError
 from infra.jobs import history
-from infra.jobs.records import LOSS_CURVE
+from infra.jobs.records import LOSS_CURVE, read_object
 from infra.reports.runs.run import ACTUAL, RECIPE, SHARED
 
 PREFIX: Final = "records"
@@ -26,6 +26,7 @@ _RECORD: Final = "run_record.json"
 _FILES: Final = (RECIPE, LOSS_CURVE, history.SUBMISSION, "load.json")
 _BROUGHT: Final = (*_FILES, ACTUAL, _RECORD)
 _TAGS: Final = ".tags.json"
+"""File name -> tag of the object that it was brought from; a damaged file is as none."""
 _MOST_BYTES: Final = 32 * 2**20
 """A loss curve of 200,000 steps; a larger file stays on the cluster."""
 _CLUSTER_DIGITS: Final = 8
@@ -89,7 +90,7 @@ def bring(store: Mapping[str, str], state: Path, stack: str) -> int:
                 continue
             folder, name = root / parts[1], parts[2]
             # A record of equal length may be another one: the store's tag tells.
-            tags = _tags(folder)
+            tags = read_object(folder / _TAGS)
             here = (folder / name).read_bytes() if (folder / name).is_file() else None
             is_whole = here is not None and len(here) == found.size_bytes
             if is_whole and found.etag is not None and tags.get(name) == found.etag:
@@ -108,12 +109,3 @@ def bring(store: Mapping[str, str], state: Path, stack: str) -> int:
     except OSError as error:
         raise JobsError(f"{root}: {error.strerror or error}; mend it and ask again") from error
     return brought
-
-
-def _tags(folder: Path) -> dict[str, object]:
-    """File name -> tag of the object that it was brought from; a damaged file is as none."""
-    try:
-        found = json.loads((folder / _TAGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
