@@ -146,22 +146,27 @@ def _stage_memory(
     in_flight = min(sharding.pipeline - stage, training.gradient_accumulation)
     mask = training.micro_batch_size * training.sequence_length**2 * training.has_dense_mask
     saved = in_flight * (again * inputs + (layers - again) * whole + mask)
-    saved += outside_layers(shape, training) if is_last else 0
+    # The backward pass of the layers begins when that around them has ended.
+    around = outside_layers(shape, training) if is_last else 0
+    saved += around + 4 * 8 * training.tokens * is_last  # ids, labels, positions, documents
     # After the loss comes the backward pass of the last norm: four times its input in fp32.
     loss = max(logits(shape, training, sharding), 4 * FP32 * training.tokens * shape.hidden)
     # The last gradient, that of the embedding, before it is added to the micro batches' before it.
     scratch = _up(FP32 * _largest_trained(shape, training), t) - saved
-    working = max(
-        loss if is_last else 0,
-        layer_backward(shape, training, recomputed=again == layers).on_each(t),
-    )
+    # Ranks that share a layer add up their parts of two gradients, of the whole hidden width.
+    parts = 2 * training.passed_bytes * training.tokens * shape.hidden * (t > 1)
+
+    def backward(recomputed: bool) -> int:
+        layer = layer_backward(shape, training, recomputed=recomputed)
+        return layer.on_each(t) + parts - around
+
+    working = max(loss if is_last else 0, backward(again == layers))
     gathered = _gathered(shape, training, sharding, recomputed=again)
     if 0 < again < layers:
         # They come last in the backward pass: what the layers after them had kept is free by then.
         freed = (layers - again) * whole
         freed += gathered - _gathered(shape, training, sharding, recomputed=layers)
-        first = layer_backward(shape, training, recomputed=True).on_each(t) - freed
-        working = max(working, first)
+        working = max(working, backward(True) - freed)
     memory = Memory(
         **state,
         gathered=gathered,
@@ -303,12 +308,11 @@ def layer_backward(shape: ModelShape, training: Training, *, recomputed: bool) -
 
 
 def outside_layers(shape: ModelShape, training: Training) -> int:
-    """Bytes kept outside the layers: token ids, last norm and, where trained, head input."""
+    """Bytes kept outside the layers: last norm and, where trained, head input."""
     tokens, h = training.tokens, shape.hidden
-    ids = 4 * 8 * tokens  # tokens, labels, positions and documents are 64-bit numbers
     norm = FP32 * tokens * h + FP32 * tokens
     trained = 0 if training.has_adapters else 2 * training.value_bytes * tokens * h
-    return ids + norm + trained
+    return norm + trained
 
 
 def logits(shape: ModelShape, training: Training, sharding: Sharding) -> int:
