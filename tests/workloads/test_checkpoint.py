@@ -302,7 +302,8 @@ def test_an_elastic_one_comes_every_so_many_steps_and_takes_no_sharded_ones_plac
 def test_those_of_later_steps_stay_when_a_run_came_back_from_before_them(tmp_path: Path) -> None:
     """They could not be loaded; to count them would remove what the run goes on from."""
     folder = saved(tmp_path, 1, 2, 4, keep=9).checkpoints.folder.path
-    removed = remove_old(folder / "checkpoint-2", SHARDED, keep_last=1, best_step=None, damaged=())
+    newest = Candidate(path=folder / "checkpoint-2", kind=SHARDED, step=2)
+    removed = remove_old(newest, keep_last=1, best_step=None, damaged=())
     assert [path.name for path in removed] == ["checkpoint-1"]
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-4"]
 

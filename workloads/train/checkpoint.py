@@ -242,7 +242,7 @@ class Answer(list[WriteResult]):
 
 
 class CommittingWriter(FileSystemWriter):
-    """Writes into `scratch`; `finish`, on rank 0, makes it `target`.
+    """Writes into `scratch`; `finish`, on rank 0, makes it `there`.
 
     Every rank's file is written, flushed and hashed; then rank 0, which has the answers of all,
     writes the metadata and the marker and renames the folder.
@@ -251,17 +251,16 @@ class CommittingWriter(FileSystemWriter):
     def __init__(
         self,
         scratch: Path,
-        target: Path,
+        there: Candidate,
         *,
-        kind: Kind,
         marker: Marker,
         own_files: Mapping[str, str | dict[str, torch.Tensor]],
         after_commit: Callable[[], None],
     ) -> None:
         """`own_files`: texts and weights that rank 0 writes beside the slices; none elsewhere."""
         super().__init__(scratch, sync_files=True, overwrite=False)
-        self._scratch, self._target = scratch, target
-        self._kind, self._marker = kind, marker
+        self._scratch, self._target = scratch, there.path
+        self._kind, self._marker = there.kind, marker
         self._own_files = own_files
         self._after_commit = after_commit
 
@@ -516,8 +515,7 @@ class FolderCheckpoints:
         best_step = state.progress.validated.best_step if self._config.keep_best else None
         writer = CommittingWriter(
             scratch,
-            target,
-            kind=kind,
+            there,
             marker=Marker(
                 step=step,
                 world_size=self._world.world_size,
@@ -526,7 +524,7 @@ class FolderCheckpoints:
                 files={},
             ),
             own_files=own_files,
-            after_commit=lambda: self._committed(target, kind, best_step, began_s),
+            after_commit=lambda: self._committed(there, best_step, began_s),
         )
         options = {"storage_writer": writer, "planner": self._planner(kind), **self._for_dcp}
         if in_background and self._config.background and self._has_room(values):
@@ -595,15 +593,13 @@ class FolderCheckpoints:
             files |= {ELASTIC_METADATA: json.dumps(values, indent=1), FULL_WEIGHTS: whole}
         return files
 
-    def _committed(self, target: Path, kind: Kind, best_step: int | None, began_s: float) -> None:
-        log(f"saved {target}")
+    def _committed(self, saved: Candidate, best_step: int | None, began_s: float) -> None:
+        log(f"saved {saved.path}")
         self.longest_save_s = max(self.longest_save_s, time.monotonic() - began_s)
         self.last_commit_s = time.time()
-        self._choice.damaged.discard(target)
+        self._choice.damaged.discard(saved.path)
         keep_last, damaged = self._keep_last, self._choice.damaged
-        for removed in remove_old(
-            target, kind, keep_last=keep_last, best_step=best_step, damaged=damaged
-        ):
+        for removed in remove_old(saved, keep_last=keep_last, best_step=best_step, damaged=damaged):
             log(f"removed {removed}: older than the last {keep_last}")
 
     def _collect(self, *, raises: bool) -> None:

@@ -33,11 +33,6 @@ class Kind:
     prefix: str
     marker: str
 
-    def step_of(self, name: str) -> int | None:
-        """Return N of `<prefix>-N`; None for another name."""
-        number = name.removeprefix(f"{self.prefix}-")
-        return int(number) if number != name and number.isdigit() else None
-
 
 SHARDED = Kind("checkpoint", "_SUCCESS")
 ELASTIC = Kind("elastic-checkpoint", "_ELASTIC_SUCCESS")
@@ -117,11 +112,9 @@ def digest(path: Path) -> Digest:
 
 def candidate(path: Path) -> Candidate | None:
     """Return the folder `path` as a checkpoint by its name; None for another name."""
-    for kind in KINDS:
-        step = kind.step_of(path.name)
-        if step is not None:
-            return Candidate(path=path, kind=kind, step=step)
-    return None
+    prefix, _, step = path.name.rpartition("-")
+    kind = next((each for each in KINDS if each.prefix == prefix), None)
+    return Candidate(path=path, kind=kind, step=int(step)) if kind and step.isdigit() else None
 
 
 def candidates(folders: Iterable[Path]) -> list[Candidate]:
@@ -144,22 +137,20 @@ def move_aside(path: Path) -> Path:
 
 
 def remove_old(
-    newest: Path, kind: Kind, *, keep_last: int, best_step: int | None, damaged: Collection[Path]
+    newest: Candidate, *, keep_last: int, best_step: int | None, damaged: Collection[Path]
 ) -> list[Path]:
     """Remove committed checkpoints beyond the last and the best one, `newest` being the last.
 
     Those of later steps stay: the run came back from before them, as they could not be loaded.
     Uncommitted and `damaged` ones stay too, and count for nothing.
     """
-    step = kind.step_of(newest.name)
-    assert step is not None, newest
-    of_kind = (each for each in candidates([newest.parent]) if each.kind is kind)
-    counted = (each for each in of_kind if each.step <= step and each.path not in damaged)
+    of_kind = (each for each in candidates([newest.path.parent]) if each.kind is newest.kind)
+    counted = (each for each in of_kind if each.step <= newest.step and each.path not in damaged)
     committed = [each for each in counted if _fingerprint(each) is not None]
     removed = [each for each in committed[keep_last:] if each.step != best_step]
     for each in removed:
         # Without its marker a folder that is half removed does not count as committed.
-        (each.path / kind.marker).unlink()
+        (each.path / each.kind.marker).unlink()
         atomic.fsync_path(each.path)
         shutil.rmtree(each.path)
     return [each.path for each in removed]
