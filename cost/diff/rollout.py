@@ -4,7 +4,7 @@ Which config keys replace nodes, how many go at once, how long that takes at mos
 beyond the declared number cost. Field by field as nebius.mk8s.v1.NodeTemplate says (SDK of
 requirements.lock, read 2026-11-21): every field rolls the group, but labels and taints reach new
 nodes only; counts and the strategy itself roll nothing. The order is the program's
-(docs/adr/0025).
+(docs/adr/0011).
 """
 
 from __future__ import annotations

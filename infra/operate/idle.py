@@ -1,7 +1,7 @@
 """When a stack is idle, what `cluster autostop` does then, and what is undone when it stays.
 
 Jobs of people and of this program count as work, those of Soperator's checks do not. The decision's
-reasons: docs/adr/0027-who-ends-an-idle-stack.md.
+reasons: docs/adr/0013-what-ends-by-itself.md.
 """
 
 from __future__ import annotations

@@ -147,16 +147,17 @@ def test_the_bills_in_the_readme_are_those_that_the_stacks_declare() -> None:
 
 
 def test_every_decision_is_in_the_index_with_its_title() -> None:
-    """Numbers are unique, titles carry them, and docs/adr/README.md lists all."""
+    """Numbers run from 0001 on without a gap, titles carry them, and docs/adr/README.md has all."""
     folder = ROOT / "docs" / "adr"
     decisions = sorted(folder.glob("[0-9]*.md"))
     numbers = [page.name[:4] for page in decisions]
-    assert len(set(numbers)) == len(numbers)
+    assert numbers == [f"{number:04}" for number in range(1, len(decisions) + 1)]
     index = (folder / "README.md").read_text(encoding="utf-8")
     for page in decisions:
         title = page.read_text(encoding="utf-8").splitlines()[0]
         assert title.startswith(f"# {page.name[:4]} "), page.name
         assert f"| [{page.name[:4]}]({page.name}) | {title[7:]} |" in index
+    assert index.count("\n| [") == len(decisions)
 
 
 def test_no_committed_file_names_a_path_of_one_machine() -> None:
@@ -171,7 +172,7 @@ def test_no_committed_file_names_a_path_of_one_machine() -> None:
 
 
 def test_lock_files_carry_no_address() -> None:
-    """The same lock file installs from any index, mirror or wheelhouse (decision 0012)."""
+    """The same lock file installs from any index, mirror or wheelhouse (decision 0007)."""
     locks = committed("*.lock")
     assert locks
     assert [name_of(path) for path in locks if ADDRESS.search(path.read_text())] == []

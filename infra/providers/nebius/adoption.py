@@ -1,8 +1,8 @@
 """Whose a resource is by its labels, and what a create or `cluster adopt` takes over, or why not.
 
 A stack is named by its labels, and the state that has it by a random id in one more label, so that
-a second backend with a stack of the same name takes nothing over. The conditions: docs/adr/0014,
-0022. Changes nothing but labels: the provider updates what it adopts.
+a second backend with a stack of the same name takes nothing over. The conditions: docs/adr/0009.
+Changes nothing but labels: the provider updates what it adopts.
 
 Finds a project's only subnet too, for stacks that say `nebius.discover_network: true`: asked once,
 before anything is declared, so that a preview shows the real id.

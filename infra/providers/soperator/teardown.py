@@ -1,7 +1,7 @@
 """The resource `soperator:kube:Teardown`: nothing while the stack lives, the clean-up at its end.
 
 It stands between the node groups and the releases, so that its delete runs when the releases have
-gone and the nodes still live (docs/adr/0022). An API server that is gone has nothing left.
+gone and the nodes still live (docs/adr/0011). An API server that is gone has nothing left.
 """
 
 from __future__ import annotations

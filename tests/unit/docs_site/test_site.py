@@ -99,7 +99,7 @@ def test_every_reading_of_the_price_books_has_its_source() -> None:
     ("page", "link", "led"),
     [
         ("cost.md", "../cost/prices/api/hosted.yaml", "source/cost/prices/api/hosted.yaml"),
-        ("adr/0026.md", "../features.tsv", "../source/docs/features.tsv"),
+        ("adr/0012.md", "../features.tsv", "../source/docs/features.tsv"),
         ("sizing.md", "../workloads/train/strategy.py", "source/workloads/train/strategy.py.txt"),
         ("adr/0001.md", "../stack.md#jobs", "../stack.md#jobs"),
         ("cost.md", "https://example.org/x", "https://example.org/x"),

@@ -179,8 +179,9 @@ _STACK: Final = (
 _RULES: Final = (
     "An error is what the API or Soperator would refuse or what would not come up;\na "
     "recommendation is a warning, with US dollars a month where there is money in it "
-    "([decision 0013](adr/0013-validation-levels.md)).\nTypes, unknown keys and numbers below "
-    "their least are refused before any rule, by the decoder (`stacks/spec/decode.py`).\nThose of "
+    "([decision 0008](adr/0008-one-reader-and-two-levels.md)).\nTypes, unknown keys and numbers "
+    "below their least are refused before any rule, by the decoder (`stacks/spec/decode.py`).\n"
+    "Those of "
     "`change` hold a preview against what is deployed. Each rule "
     "has a planted mistake in `tests/unit/stacks/`: `test_rules.py`, `test_check.py` or "
     "`test_upgrade.py`.\n"
