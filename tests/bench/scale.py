@@ -145,8 +145,8 @@ _PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGJGVJRcWE02OPAsk5Nx3B3O4RMs6
 
 def _raise_quotas(folder: Path) -> None:
     """A fresh emulated cloud whose quotas let a thousand workers in."""
-    store = Store(State(folder).offline / "nebius", schema := Schema(Cache.from_environ().root))
-    seed(schema, store, engine.token(State(folder)))
+    store = Store(State(folder).offline / "nebius", Schema(Cache.from_environ().root))
+    seed(store, engine.token(State(folder)))
     for quota in store.of_kind("quotaallowance"):
         quota.spec.limit *= 1000
         store.put(quota)

@@ -38,6 +38,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
 
 from infra import files
@@ -47,7 +48,7 @@ from infra.local.nebius_api.errors import ApiError
 from infra.local.nebius_api.hooks import HOOKS, UNAUTHENTICATED_METHODS, Call
 from infra.local.nebius_api.states import plant_project, seed, used_in
 from infra.local.nebius_api.store import Store
-from infra.providers.nebius.schema import OPERATION, OPERATIONS, Schema, is_resource
+from infra.providers.nebius.schema import OPERATIONS, Schema, is_resource
 from infra.providers.nebius.sdk import TOKEN_VARIABLE
 
 
@@ -75,16 +76,6 @@ class Troubles:
             return json.loads(self._file.read_text()).get(section, [])
         except (FileNotFoundError, json.JSONDecodeError):
             return []
-
-
-def as_error(event: dict[str, Any]) -> errors.ApiError | None:
-    """The refusal that a planted event carries, or None."""
-    details = event.get("error")
-    if not details:
-        return None
-    return errors.ApiError(
-        errors.Code.RESOURCE_EXHAUSTED, event["message"], event["code"], **details
-    )
 
 
 _OPERATION_SERVICES = tuple(f"{name}Service" for name in OPERATIONS)
@@ -124,9 +115,9 @@ class Emulator:
         self.store = Store(self.folder, self.schema)
         self.faults = errors.Faults(self.folder)
         self.troubles = Troubles(self.folder)
-        self._operations = changes.Operations(self.schema, self.store, self.latency_s)
-        self._changes = changes.Changes(self.schema, self.store, self._operations, self.clock)
-        seed(self.schema, self.store, self.token, anywhere=self.anywhere)
+        self._operations = changes.Operations(self.store, self.latency_s)
+        self._changes = changes.Changes(self.store, self._operations, self.clock)
+        seed(self.store, self.token, anywhere=self.anywhere)
 
     def call(self, method: MethodDescriptor, request: Any, metadata: dict[str, str]) -> Any:
         """The answer to one call; everything it changed is on disk when it returns."""
@@ -164,14 +155,14 @@ class Emulator:
             id_ = str(getattr(request, name, ""))
             if id_.startswith("project-") and id_ not in self.store.resources:
                 tenant = f"tenant-{id_.removeprefix('project-')}"
-                plant_project(self.schema, self.store, tenant, id_, anywhere=True)
+                plant_project(self.store, tenant, id_, anywhere=True)
 
     def _dispatch(
         self, name: str, method: MethodDescriptor, request: Any, metadata: dict[str, str]
     ) -> Any:
         if hook := HOOKS.get(name):
             if hasattr(request, "id"):
-                self._get(request.id)
+                self._changes.get(request.id)
             subject = metadata.get("subject", "")
             call = Call(self.schema, self.store, method, request, subject, self.clock())
             return hook(call)
@@ -187,17 +178,14 @@ class Emulator:
 
     # Reads
 
-    def _get(self, id_: str) -> Any:
-        return self._changes.get(id_)
-
     def _read(self, method: MethodDescriptor, request: Any) -> Any:
         kind = self.schema.kind(method.output_type)
         if hasattr(request, "id"):
-            resource = self._get(request.id)
+            resource = self._changes.get(request.id)
             if self.schema.kind(resource.DESCRIPTOR) != kind:
                 raise errors.not_found(f"{request.id} is no {kind}", request.id)
         else:
-            found = changes.select(self.schema, self.store, request, method.output_type)
+            found = changes.select(self.store, request, method.output_type)
             if not found:
                 raise errors.not_found(f"{kind} not found", getattr(request, "name", ""))
             resource = found[0]
@@ -210,7 +198,7 @@ class Emulator:
         if listed.message_type.full_name in OPERATIONS:
             items = self._list_operations(request)
         elif is_resource(listed.message_type):
-            found = changes.select(self.schema, self.store, request, listed.message_type)
+            found = changes.select(self.store, request, listed.message_type)
             if self.anywhere and not found and listed.message_type.name == "CapacityBlockGroup":
                 # None would say that a declared one does not exist.
                 raise errors.unimplemented("a preview without an account: capacity blocks")
@@ -224,24 +212,21 @@ class Emulator:
         """The resource as this moment and this API version show it (iam has two)."""
         kind = self.schema.kind(resource.DESCRIPTOR)
         if kind == "quotaallowance":
-            used = used_in(self.schema, self.store, resource.metadata.parent_id)
+            used = used_in(self.store, resource.metadata.parent_id)
             resource.status.usage = used[resource.metadata.name]
             share = resource.status.usage / max(1, resource.spec.limit)
             resource.status.usage_percentage = f"{share:.2f}"
         if kind == "mk8scluster" and not resource.status.reconciling:
-            self._fill_kube_access(resource)
+            plane = resource.status.control_plane
+            if resource.spec.control_plane.endpoints.HasField("public_endpoint"):
+                plane.endpoints.public_endpoint = self.kube.endpoint
+            if self.kube.ca_file is not None and self.kube.ca_file.exists():
+                plane.auth.cluster_ca_certificate = self.kube.ca_file.read_text()
         if kind == "storagebucket" and self.object_storage is not None:
             resource.status.domain_name = self.object_storage
         if kind in ("mk8scluster", "mk8snodegroup"):
             self._fill_events(resource)
         return changes.as_type(self.schema, resource, wanted)
-
-    def _fill_kube_access(self, cluster: Any) -> None:
-        status = cluster.status.control_plane
-        if cluster.spec.control_plane.endpoints.HasField("public_endpoint"):
-            status.endpoints.public_endpoint = self.kube.endpoint
-        if self.kube.ca_file is not None and self.kube.ca_file.exists():
-            status.auth.cluster_ca_certificate = self.kube.ca_file.read_text()
 
     def _fill_events(self, resource: Any) -> None:
         """What is planted, while the resource is being changed."""
@@ -253,10 +238,11 @@ class Emulator:
             event.first_occurred_at.CopyFrom(resource.metadata.updated_at)
             last = event.last_occurrence
             last.occurred_at.CopyFrom(resource.metadata.updated_at)
-            levels = last.DESCRIPTOR.enum_types_by_name["Level"]
-            last.level = levels.values_by_name[planted["level"]].number
-            last.code, last.message = planted["code"], planted["message"]
-            if error := as_error(planted):
+            known = {key: planted[key] for key in ("level", "code", "message")}
+            json_format.ParseDict(known, last)
+            if details := planted.get("error"):
+                code, words = errors.Code.RESOURCE_EXHAUSTED, (last.message, last.code)
+                error = errors.ApiError(code, *words, **details)
                 last.error.CopyFrom(changes.rpc_status(self.schema, error))
 
     def _operation_service(self, method: MethodDescriptor, request: Any) -> Any:
@@ -296,7 +282,7 @@ class Emulator:
             resource_id = self._changes.delete(request.id)
         elif hasattr(request, "id"):
             # Start, Activate and the like: an operation that changes nothing.
-            resource_id = self._get(request.id).metadata.id
+            resource_id = self._changes.get(request.id).metadata.id
         else:
             raise errors.unimplemented(name)
         message = self._operations.start(
@@ -314,8 +300,6 @@ class Emulator:
 
     def _as_operation(self, method: MethodDescriptor, message: Any) -> Any:
         """The operation as this API version answers it; both versions have one wire form."""
-        if method.output_type.full_name == OPERATION:
-            return message
         other = self.schema.message(method.output_type.full_name)
         return other.FromString(message.SerializeToString())
 

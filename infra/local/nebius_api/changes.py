@@ -12,6 +12,7 @@ import binascii
 import copy
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from google.protobuf import json_format
@@ -21,7 +22,7 @@ from nebius.base.fieldmask_parser import parse as parse_mask
 from infra.local.nebius_api import errors
 from infra.local.nebius_api.states import GIB, check_quota, set_state
 from infra.local.nebius_api.store import Operation, Store
-from infra.providers.nebius.resource_type import Validator, size_bytes
+from infra.providers.nebius.resource_type import Validator, enum_name, size_bytes
 from infra.providers.nebius.schema import OPERATION, Schema, is_google, is_map, message_of
 from stacks.catalog import FABRICS, PLATFORMS, STRIPED_DISK_STEP_GIB
 
@@ -55,42 +56,42 @@ def references(schema: Schema, message: Any) -> Iterator[tuple[str, tuple[str, .
                 yield path, kinds, id_
 
 
-def check_references(schema: Schema, store: Store, request: Any) -> None:
+def check_references(store: Store, request: Any) -> None:
     """Refuses an id that names nothing, or a resource of another kind."""
-    for path, kinds, id_ in references(schema, request):
-        if path == "metadata.parent_id" or not schema.kinds.intersection(kinds):
+    for path, kinds, id_ in references(store.schema, request):
+        if path == "metadata.parent_id" or not store.schema.kinds.intersection(kinds):
             continue
         target = store.resources.get(id_)
-        if target is None or schema.kind(target.DESCRIPTOR) not in kinds:
+        if target is None or store.schema.kind(target.DESCRIPTOR) not in kinds:
             raise errors.not_found(f"{path}: {'/'.join(kinds)} {id_!r} not found", id_)
 
 
-def check_parent(schema: Schema, store: Store, request: Any) -> None:
+def check_parent(store: Store, request: Any) -> None:
     """Refuses a new resource whose parent is missing or of another kind."""
-    allowed = schema.ids_named(request.DESCRIPTOR.fields_by_name["metadata"])[1]
+    allowed = store.schema.ids_named(request.DESCRIPTOR.fields_by_name["metadata"])[1]
     parent_id = request.metadata.parent_id
     if not parent_id:
         raise errors.bad_request([("metadata.parent_id", "value is required")])
     parent = store.resources.get(parent_id)
     if parent is None:
         raise errors.not_found(f"metadata.parent_id: {parent_id!r} not found", parent_id)
-    kind = schema.kind(parent.DESCRIPTOR)
+    kind = store.schema.kind(parent.DESCRIPTOR)
     if allowed and kind not in allowed:
         reason = f"must name one of {', '.join(allowed)}; {parent_id} is a {kind}"
         raise errors.bad_request([("metadata.parent_id", reason)])
 
 
-def check_unused(schema: Schema, store: Store, id_: str) -> None:
+def check_unused(store: Store, id_: str) -> None:
     """Refuses the deletion of a resource that another one names or lives in."""
     for other in store.resources.values():
         if other.metadata.id == id_:
             continue
         named = hasattr(other, "spec") and any(
-            target == id_ for _, _, target in references(schema, other.spec)
+            target == id_ for _, _, target in references(store.schema, other.spec)
         )
         if named or other.metadata.parent_id == id_:
             name = f"{other.metadata.name} ({other.metadata.id})".lstrip()
-            raise errors.bad_state(id_, f"{id_} is in use by {name}")
+            raise errors.bad_state(f"{id_} is in use by {name}", id_)
 
 
 def submask(mask: Any, key: str) -> Any:
@@ -100,68 +101,40 @@ def submask(mask: Any, key: str) -> Any:
 
 def merge(target: Any, source: Any, mask: Any) -> None:
     """Copies what `source` sets into `target`, and clears what `mask` names and it does not set."""
+    given = {field.name: value for field, value in source.ListFields()}
     for field in target.DESCRIPTOR.fields:
         below = submask(mask, field.name)
+        if field.name not in given:
+            if below is not None:
+                target.ClearField(field.name)
+            continue
+        old, new = getattr(target, field.name), given[field.name]
         if is_map(field):
-            _merge_map(target, source, field, below)
+            is_scalar = message_of(field).fields_by_name["value"].message_type is None
+            for key in [key for key in old if key not in new]:
+                del old[key]
+            for key in new:
+                if is_scalar:
+                    old[key] = new[key]
+                else:
+                    merge(old[key], new[key], submask(below, str(key)))
+        elif field.message_type is None and field.is_repeated:
+            old[:] = new
+        elif field.message_type is None:
+            setattr(target, field.name, new)
         elif field.is_repeated:
-            _merge_list(target, source, field, below)
-        elif field.message_type is not None:
-            _merge_message(target, source, field, below)
-        elif _is_set(source, field):
-            setattr(target, field.name, getattr(source, field.name))
-        elif below is not None:
-            target.ClearField(field.name)
-
-
-def _is_set(message: Any, field: FieldDescriptor) -> bool:
-    if field.has_presence:
-        return message.HasField(field.name)
-    return getattr(message, field.name) != field.default_value
-
-
-def _merge_map(target: Any, source: Any, field: FieldDescriptor, mask: Any) -> None:
-    old, new = getattr(target, field.name), getattr(source, field.name)
-    if not new:
-        if mask is not None:
-            target.ClearField(field.name)
-        return
-    for key in [key for key in old if key not in new]:
-        del old[key]
-    for key in new:
-        if message_of(field).fields_by_name["value"].message_type is None:
-            old[key] = new[key]
+            del old[len(new) :]
+            for index, item in enumerate(new):
+                if index < len(old):
+                    merge(old[index], item, submask(below, str(index)))
+                else:
+                    old.add().CopyFrom(item)
         else:
-            merge(old[key], new[key], submask(mask, str(key)))
-
-
-def _merge_list(target: Any, source: Any, field: FieldDescriptor, mask: Any) -> None:
-    old, new = getattr(target, field.name), getattr(source, field.name)
-    if not new:
-        if mask is not None:
-            target.ClearField(field.name)
-    elif field.message_type is None:
-        old[:] = new
-    else:
-        del old[len(new) :]
-        for index, item in enumerate(new):
-            if index < len(old):
-                merge(old[index], item, submask(mask, str(index)))
+            old.SetInParent()
+            if is_google(field.message_type):
+                old.CopyFrom(new)
             else:
-                old.add().CopyFrom(item)
-
-
-def _merge_message(target: Any, source: Any, field: FieldDescriptor, mask: Any) -> None:
-    if not source.HasField(field.name):
-        if mask is not None:
-            target.ClearField(field.name)
-        return
-    old, new = getattr(target, field.name), getattr(source, field.name)
-    old.SetInParent()
-    if is_google(message_of(field)):
-        old.CopyFrom(new)
-    else:
-        merge(old, new, mask)
+                merge(old, new, below)
 
 
 def changed_immutables(schema: Schema, old: Any, new: Any, path: str = "") -> Iterator[str]:
@@ -196,9 +169,9 @@ Violation = tuple[str, str]
 _STRIPED: Final = ("NETWORK_SSD_NON_REPLICATED", "NETWORK_SSD_IO_M3")
 
 
-def check_rules(schema: Schema, store: Store, resource: Any) -> None:
+def check_rules(store: Store, resource: Any) -> None:
     """Refuses what the service behind this resource would refuse."""
-    rule = _RULES.get(schema.kind(resource.DESCRIPTOR))
+    rule = _RULES.get(store.schema.kind(resource.DESCRIPTOR))
     violations = [] if rule is None else list(rule(store, resource))
     if violations:
         raise errors.bad_request(violations)
@@ -224,17 +197,12 @@ def _node_group(store: Store, resource: Any) -> Iterator[Violation]:
     if template.HasField("gpu_cluster") and template.gpu_cluster.id:
         # Its reference was checked before.
         fabric = FABRICS[store.resources[template.gpu_cluster.id].spec.infiniband_fabric]
+        path = "spec.template.gpu_cluster.id"
         if not preset.allows_gpu_cluster:
-            reason = f"preset {preset.name} of {platform.name} cannot join a GPU cluster"
-            yield "spec.template.gpu_cluster.id", reason
+            yield path, f"preset {preset.name} of {platform.name} cannot join a GPU cluster"
         elif fabric.platform != platform.name:
-            reason = f"{fabric.name} joins {fabric.platform}, not {platform.name}"
-            yield "spec.template.gpu_cluster.id", reason
+            yield path, f"{fabric.name} joins {fabric.platform}, not {platform.name}"
     yield from _striped("spec.template.boot_disk", template.boot_disk)
-
-
-def _instance(store: Store, resource: Any) -> Iterator[Violation]:
-    yield from _hardware(store, resource, resource.spec.resources, "spec.resources")
 
 
 def _hardware(store: Store, resource: Any, wanted: Any, path: str) -> Iterator[Violation]:
@@ -249,13 +217,9 @@ def _hardware(store: Store, resource: Any, wanted: Any, path: str) -> Iterator[V
         yield f"{path}.preset", reason
 
 
-def _disk(store: Store, resource: Any) -> Iterator[Violation]:
-    yield from _striped("spec", resource.spec)
-
-
 def _striped(path: str, disk: Any) -> Iterator[Violation]:
     """Disk types that are made of 93 GiB stripes."""
-    type_ = disk.DESCRIPTOR.fields_by_name["type"].enum_type.values_by_number[disk.type].name
+    type_ = enum_name(disk, "type").upper().replace("-", "_")
     if type_ in _STRIPED and size_bytes(disk) % (STRIPED_DISK_STEP_GIB * GIB):
         size = size_bytes(disk) / GIB
         yield path, f"{size:g} GiB of {type_} is no multiple of {STRIPED_DISK_STEP_GIB} GiB"
@@ -268,8 +232,8 @@ def _region(store: Store, resource: Any) -> str:
 
 
 _RULES: Final[Mapping[str, Callable[[Store, Any], Iterator[Violation]]]] = {
-    "computedisk": _disk,
-    "computeinstance": _instance,
+    "computedisk": lambda _, disk: _striped("spec", disk.spec),
+    "computeinstance": lambda store, vm: _hardware(store, vm, vm.spec.resources, "spec.resources"),
     "computegpucluster": _gpu_cluster,
     "mk8snodegroup": _node_group,
 }
@@ -281,7 +245,7 @@ _PAGE: Final = 1000
 _ALIASES: Final = {"group_id": "parent_id", "subject_id": "member_id", "disk_id": "source_disk_id"}
 
 
-def select(schema: Schema, store: Store, request: Any, resource: Descriptor) -> list[Any]:
+def select(store: Store, request: Any, resource: Descriptor) -> list[Any]:
     """Resources of a type for which every filter field of the request is equal."""
     conditions = [
         (*_filtered_part(resource, request, field), value)
@@ -290,7 +254,7 @@ def select(schema: Schema, store: Store, request: Any, resource: Descriptor) -> 
     ]
     return [
         one
-        for one in store.of_kind(schema.kind(resource))
+        for one in store.of_kind(store.schema.kind(resource))
         if all(getattr(getattr(one, part), name) == value for part, name, value in conditions)
     ]
 
@@ -310,49 +274,35 @@ def _filtered_part(resource: Descriptor, request: Any, field: FieldDescriptor) -
 def fill_page(request: Any, response: Any, field: str, items: list[Any]) -> Any:
     """The response with one page of the items, and the token of the next."""
     size = int(getattr(request, "page_size", 0) or _PAGE)
-    start = _offset(getattr(request, "page_token", ""))
+    token = getattr(request, "page_token", "")
+    try:
+        start = int(base64.b64decode(token, validate=True) or 0)
+    except (ValueError, binascii.Error):
+        raise errors.bad_request([("page_token", f"{token!r} is none of ours")]) from None
     getattr(response, field).extend(items[start : start + size])
     if start + size < len(items) and hasattr(response, "next_page_token"):
         response.next_page_token = base64.b64encode(str(start + size).encode()).decode()
     return response
 
 
-def _offset(token: str) -> int:
-    try:
-        return int(base64.b64decode(token, validate=True) or 0)
-    except (ValueError, binascii.Error):
-        raise errors.bad_request([("page_token", f"{token!r} is none of ours")]) from None
-
-
 def as_type(schema: Schema, resource: Any, wanted: Descriptor) -> Any:
     """The resource as another API version shows it: iam has two views of one resource."""
     if resource.DESCRIPTOR is wanted:
         return resource
-    body = json_format.MessageToDict(
-        resource, preserving_proto_field_name=True, descriptor_pool=schema.pool
-    )
+    body = json_format.MessageToDict(resource, descriptor_pool=schema.pool)
     other = schema.message(wanted.full_name)()
-    return json_format.ParseDict(
-        body, other, ignore_unknown_fields=True, descriptor_pool=schema.pool
-    )
+    return json_format.ParseDict(body, other, True, schema.pool)  # unknown fields are left out
 
 
 _TICKS = 100
 
 
+@dataclass
 class Operations:
     """Operations over the resources of one store; times are seconds since the epoch."""
 
-    def __init__(self, schema: Schema, store: Store, latency_s: float) -> None:
-        self._schema = schema
-        self._store = store
-        self._latency_s = latency_s
-
-    def timestamp(self, seconds: float) -> Any:
-        """A google.protobuf.Timestamp."""
-        stamp: Any = self._schema.message("google.protobuf.Timestamp")()
-        stamp.FromNanoseconds(int(seconds * 1e9))
-        return stamp
+    _store: Store
+    _latency_s: float
 
     def start(
         self,
@@ -367,13 +317,13 @@ class Operations:
     ) -> Any:
         """A new operation's message; it ends after the latency, with the fault if there is one."""
         package = method.containing_service.full_name.split(".")[1]
-        message: Any = self._schema.message(OPERATION)(
+        message: Any = self._store.schema.message(OPERATION)(
             id=f"{package}operation-e00{uuid.uuid4().hex[:16]}",
             description=f"{method.name} {resource_id}",
             created_by=metadata.get("subject", ""),
             resource_id=resource_id,
         )
-        message.created_at.CopyFrom(self.timestamp(now))
+        message.created_at.FromNanoseconds(int(now * 1e9))
         message.request.Pack(request)
         if mask := metadata.get("x-resetmask"):
             message.request_headers["x-resetmask"].values.append(mask)
@@ -381,7 +331,7 @@ class Operations:
         tracker.description = message.description
         tracker.started_at.CopyFrom(message.created_at)
         tracker.work_done.total_tick_count = _TICKS
-        failure = None if fault is None else rpc_status(self._schema, fault)
+        failure = None if fault is None else rpc_status(self._store.schema, fault)
         due = now + self._latency_s + longer_s
         started = Operation(message, method.name, now, due, failure=failure)
         self._store.put_operation(started)
@@ -397,7 +347,7 @@ class Operations:
     def _finish(self, operation: Operation) -> None:
         message = operation.message
         operation.done = True
-        message.finished_at.CopyFrom(self.timestamp(operation.due))
+        message.finished_at.FromNanoseconds(int(operation.due * 1e9))
         message.status.SetInParent()  # an empty google.rpc.Status means success
         if operation.failure is not None:
             message.status.CopyFrom(operation.failure)
@@ -412,20 +362,17 @@ class Operations:
             self._store.drop(message.resource_id)
             return
         failed = operation.verb.startswith("Create") and operation.failure is not None
-        set_state(self._schema, resource, "error" if failed else "ready")
+        set_state(self._store.schema, resource, "error" if failed else "ready")
         self._store.put(resource)
-
-    def running_on(self, resource_id: str) -> Operation | None:
-        """The operation that still changes this resource."""
-        for operation in self._store.operations.values():
-            if not operation.done and operation.message.resource_id == resource_id:
-                return operation
-        return None
 
     def check_idle(self, resource_id: str) -> None:
         """Refuses a change while another one still runs."""
-        if running := self.running_on(resource_id):
-            raise errors.operation_conflict(running.message.id, resource_id)
+        for operation in self._store.operations.values():
+            id_ = operation.message.id
+            if not operation.done and operation.message.resource_id == resource_id:
+                told = f"operation {id_} is running on {resource_id}"
+                ids = {"conflicting_operation_id": id_, "resource_id": resource_id}
+                raise errors.refusal("operation_conflict", told, **ids)
 
     def view(self, operation: Operation, now: float) -> Any:
         """The operation's message with its progress at this moment."""
@@ -441,30 +388,26 @@ def rpc_status(schema: Schema, error: errors.ApiError) -> Any:
     status: Any = schema.message("google.rpc.Status")(
         code=error.code.value[0], message=error.message
     )
-    detail: Any = schema.message("nebius.common.v1.ServiceError")(
-        service="emulator", code=error.name
-    )
-    kinds = detail.DESCRIPTOR.enum_types_by_name["RetryType"]
-    detail.retry_type = kinds.values_by_name[error.retry].number
-    json_format.ParseDict(error.details, detail)
-    status.details.add().Pack(detail)
+    detail: Any = schema.message("nebius.common.v1.ServiceError")()
+    head = {"service": "emulator", "code": error.name, "retry_type": error.retry}
+    status.details.add().Pack(json_format.ParseDict({**head, **error.details}, detail))
     return status
 
 
 _OWNED_BY_SERVER: Final = ("id", "parent_id", "resource_version", "created_at", "updated_at")
 
 
+@dataclass
 class Changes:
     """Changes to one store."""
 
-    def __init__(
-        self, schema: Schema, store: Store, operations: Operations, clock: Callable[[], float]
-    ) -> None:
-        self._schema = schema
-        self._store = store
-        self._operations = operations
-        self._clock = clock
-        self._validator = Validator(schema)
+    _store: Store
+    _operations: Operations
+    _clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._schema = self._store.schema
+        self._validator = Validator(self._schema)
 
     def get(self, id_: str) -> Any:
         """The resource of this id; refused where there is none."""
@@ -476,8 +419,8 @@ class Changes:
     def create(self, request: Any, resource: Descriptor) -> str:
         """Adds what the request describes, in its first state; the new id."""
         self._validate(request)
-        check_parent(self._schema, self._store, request)
-        check_references(self._schema, self._store, request)
+        check_parent(self._store, request)
+        check_references(self._store, request)
         new: Any = self._schema.message(resource.full_name)()
         for part, value in request.ListFields():
             own = resource.fields_by_name.get(part.name)
@@ -488,13 +431,12 @@ class Changes:
         strip(self._schema, new, "OUTPUT_ONLY")
         strip(self._schema, new, "INPUT_ONLY")
         self._check_name_is_free(new)
-        check_rules(self._schema, self._store, new)
-        check_quota(self._schema, self._store, new)
+        check_rules(self._store, new)
+        check_quota(self._store, new)
         new.metadata.id = f"{self._schema.kind(resource)}-e00{uuid.uuid4().hex[:16]}"
         new.metadata.resource_version = 1
-        now = self._operations.timestamp(self._clock())
-        new.metadata.created_at.CopyFrom(now)
-        new.metadata.updated_at.CopyFrom(now)
+        new.metadata.created_at.FromNanoseconds(int(self._clock() * 1e9))
+        new.metadata.updated_at.CopyFrom(new.metadata.created_at)
         set_state(self._schema, new, "creating")
         self._store.put(new)
         return new.metadata.id
@@ -505,15 +447,18 @@ class Changes:
             return
         other = self._store.find(kind, parent_id=metadata.parent_id, name=metadata.name)
         if other is not None:
-            raise errors.already_exists(f"{kind} {metadata.name!r}", other.metadata.id)
+            told, id_ = f"{kind} {metadata.name!r} already exists", other.metadata.id
+            raise errors.refusal("resource_already_exists", told, resource_id=id_)
 
     def update(self, request: Any, resource: Descriptor, metadata: dict[str, str]) -> str:
         """Changes what the request sets and its reset mask clears; the id."""
         old = as_type(self._schema, self.get(request.metadata.id), resource)
-        version = request.metadata.resource_version
-        if version not in (0, old.metadata.resource_version):
-            raise errors.version_conflict(old.metadata.id, old.metadata.resource_version, version)
-        self._operations.check_idle(old.metadata.id)
+        id_, version = old.metadata.id, old.metadata.resource_version
+        if request.metadata.resource_version not in (0, version):
+            got = request.metadata.resource_version
+            told = f"resource_version of {id_} is {version}, got {got}"
+            raise errors.refusal("resource_conflict", told, resource_id=id_, message=told)
+        self._operations.check_idle(id_)
         mask = parse_mask(metadata.get("x-resetmask", ""))
         new = copy.deepcopy(old)
         for part in request.DESCRIPTOR.fields:
@@ -533,14 +478,14 @@ class Changes:
             elif own.name in _OWNED_BY_SERVER:
                 getattr(new.metadata, own.name).CopyFrom(value)
         self._validate(request, exempt="metadata.parent_id")
-        check_references(self._schema, self._store, request)
+        check_references(self._store, request)
         if changed := list(changed_immutables(self._schema, old, new)):
             raise errors.bad_request((path, "field is immutable") for path in changed)
-        check_rules(self._schema, self._store, new)
-        check_quota(self._schema, self._store, new, old)
+        check_rules(self._store, new)
+        check_quota(self._store, new, old)
         if new != old:
             new.metadata.resource_version += 1
-            new.metadata.updated_at.CopyFrom(self._operations.timestamp(self._clock()))
+            new.metadata.updated_at.FromNanoseconds(int(self._clock() * 1e9))
         set_state(self._schema, new, "updating")
         self._store.put(new)
         return new.metadata.id
@@ -549,9 +494,9 @@ class Changes:
         """Begins the deletion; the operation's end completes it."""
         resource = self.get(id_)
         if getattr(getattr(resource, "spec", None), "forbid_deletion", False):
-            raise errors.bad_state(id_, f"{id_} has forbid_deletion set")
+            raise errors.bad_state(f"{id_} has forbid_deletion set", id_)
         self._operations.check_idle(id_)
-        check_unused(self._schema, self._store, id_)
+        check_unused(self._store, id_)
         set_state(self._schema, resource, "deleting")
         self._store.put(resource)
         return id_

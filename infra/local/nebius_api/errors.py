@@ -44,74 +44,39 @@ class ApiError(Exception):
         self.details = details
 
 
+_REFUSALS: Final = {
+    "bad_request": (Code.INVALID_ARGUMENT, "BadRequest", "NOTHING"),
+    "resource_not_found": (Code.NOT_FOUND, "ResourceNotFound", "NOTHING"),
+    "resource_already_exists": (Code.ALREADY_EXISTS, "ResourceAlreadyExists", "NOTHING"),
+    "bad_resource_state": (Code.FAILED_PRECONDITION, "BadResourceState", "NOTHING"),
+    "operation_conflict": (Code.ABORTED, "OperationConflict", "UNIT_OF_WORK"),
+    "resource_conflict": (Code.ABORTED, "ResourceConflict", "UNIT_OF_WORK"),
+    "quota_failure": (Code.RESOURCE_EXHAUSTED, "QuotaFailure", "NOTHING"),
+}
+"""ServiceError.details -> gRPC code, ServiceError.code and ServiceError.RetryType."""
+
+
+def refusal(kind: str, message: str, /, **detail: Any) -> ApiError:
+    """A refusal with the details of its kind."""
+    code, name, retry = _REFUSALS[kind]
+    return ApiError(code, message, name, retry=retry, **{kind: detail})
+
+
 def bad_request(violations: Iterable[tuple[str, str]]) -> ApiError:
     """A request that no state of the cloud could accept; violations are (path, reason)."""
     found = [{"field": path, "message": reason} for path, reason in violations]
     text = "; ".join(f"{one['field']}: {one['message']}" for one in found)
-    return ApiError(Code.INVALID_ARGUMENT, text, "BadRequest", bad_request={"violations": found})
+    return refusal("bad_request", text, violations=found)
 
 
-def not_found(what: str, resource_id: str) -> ApiError:
+def not_found(message: str, resource_id: str) -> ApiError:
     """A resource that is not there."""
-    return ApiError(
-        Code.NOT_FOUND, what, "ResourceNotFound", resource_not_found={"resource_id": resource_id}
-    )
+    return refusal("resource_not_found", message, resource_id=resource_id)
 
 
-def already_exists(what: str, resource_id: str) -> ApiError:
-    """A second resource of the same name."""
-    return ApiError(
-        Code.ALREADY_EXISTS,
-        f"{what} already exists",
-        "ResourceAlreadyExists",
-        resource_already_exists={"resource_id": resource_id},
-    )
-
-
-def bad_state(resource_id: str, message: str) -> ApiError:
+def bad_state(message: str, resource_id: str) -> ApiError:
     """A request that the resource's state forbids now."""
-    return ApiError(
-        Code.FAILED_PRECONDITION,
-        message,
-        "BadResourceState",
-        bad_resource_state={"resource_id": resource_id, "message": message},
-    )
-
-
-def operation_conflict(operation_id: str, resource_id: str) -> ApiError:
-    """A change while another one still runs."""
-    return ApiError(
-        Code.ABORTED,
-        f"operation {operation_id} is running on {resource_id}",
-        "OperationConflict",
-        retry="UNIT_OF_WORK",
-        operation_conflict={
-            "conflicting_operation_id": operation_id,
-            "resource_id": resource_id,
-        },
-    )
-
-
-def version_conflict(resource_id: str, expected: int, got: int) -> ApiError:
-    """An update of a version that is no longer the current one."""
-    message = f"resource_version of {resource_id} is {expected}, got {got}"
-    return ApiError(
-        Code.ABORTED,
-        message,
-        "ResourceConflict",
-        retry="UNIT_OF_WORK",
-        resource_conflict={"resource_id": resource_id, "message": message},
-    )
-
-
-def quota_failure(violations: list[dict[str, str]]) -> ApiError:
-    """A request above a quota; violations are {quota, limit, requested, message}."""
-    return ApiError(
-        Code.RESOURCE_EXHAUSTED,
-        "Quota limit exceeded",
-        "QuotaFailure",
-        quota_failure={"violations": violations},
-    )
+    return refusal("bad_resource_state", message, resource_id=resource_id, message=message)
 
 
 def unauthenticated(message: str) -> ApiError:
@@ -186,11 +151,10 @@ class Faults:
                 continue
             if not re.search(fault["method"], method):
                 continue
-            if fault.get("skip", 0) > 0:
-                fault["skip"] -= 1
-                self.plant(faults)
-                continue
-            fault["times"] = fault.get("times", 1) - 1
+            passes = fault.get("skip", 0) > 0
+            counter = "skip" if passes else "times"
+            fault[counter] = fault.get(counter, 1) - 1
             self.plant(faults)
-            return fault
+            if not passes:
+                return fault
         return None

@@ -91,10 +91,9 @@ def _unpack(schema: Schema, spec: Any, number: int) -> tuple[str, Any, str]:
 
 def _units(request: Any) -> list[str]:
     """`hour`, or the units that the request asks for."""
-    field = "filter_aggregation_unit_values"
-    values = request.filter_aggregation_unit.DESCRIPTOR.fields_by_name[field].enum_type
-    numbers = getattr(request.filter_aggregation_unit, field)
-    names = [values.values_by_number[number].name.rsplit("_", 1)[1].lower() for number in numbers]
+    asked = json_format.MessageToDict(request.filter_aggregation_unit)
+    words = asked.get("filterAggregationUnitValues", ())
+    names = [str(word).rsplit("_", 1)[-1].lower() for word in words]
     return [name for name in names if name in _HOURS] or ["hour"]
 
 
@@ -104,12 +103,9 @@ def _instance(request: Any, path: str) -> _Cost:
 
 
 def _node_group(request: Any, path: str) -> _Cost:
-    spec = request.spec
-    template = spec.template
-    vm = _vm(
-        template.resources, template.HasField("preemptible"), f"{path}.spec.template.resources"
-    )
-    parts = (*vm, _volume("disk", template.boot_disk, f"{path}.spec.template.boot_disk"))
+    spec, path = request.spec, f"{path}.spec.template"
+    vm = _vm(spec.template.resources, spec.template.HasField("preemptible"), f"{path}.resources")
+    parts = (*vm, _volume("disk", spec.template.boot_disk, f"{path}.boot_disk"))
     if spec.WhichOneof("size") == "autoscaling":
         limits = spec.autoscaling
         return _Cost(parts, limits.min_node_count, limits.max_node_count, is_group=True)
@@ -131,14 +127,6 @@ def _vm(resources: Any, is_preemptible: bool, path: str) -> tuple[_Part, ...]:
     )
 
 
-def _disk(request: Any, path: str) -> _Cost:
-    return _Cost((_volume("disk", request.spec, f"{path}.spec"),))
-
-
-def _filesystem(request: Any, path: str) -> _Cost:
-    return _Cost((_volume("filesystem", request.spec, f"{path}.spec"),))
-
-
 def _volume(kind: str, spec: Any, path: str) -> _Part:
     type_ = enum_name(spec, "type").upper().replace("-", "_")
     prices = _table()[f"{kind}s_per_gib"]
@@ -148,8 +136,7 @@ def _volume(kind: str, spec: Any, path: str) -> _Part:
 
 
 def _part(name: str, quantity: int | Decimal, usd: Decimal) -> _Part:
-    count = Decimal(quantity)
-    return _Part(f"sku-e00.{name}", count, count * usd)
+    return _Part(f"sku-e00.{name}", Decimal(quantity), quantity * usd)
 
 
 def _no_price(path: str, what: str) -> ApiError:
@@ -162,9 +149,8 @@ def _table() -> Any:
 
 
 def _fill_unit(row: Any, unit: str) -> None:
-    row.aggregation_unit.unit = unit
-    types = row.aggregation_unit.DESCRIPTOR.fields_by_name["unit_type"].enum_type
-    row.aggregation_unit.unit_type = types.values_by_name["UNIT_TYPE_TIME_BASED"].number
+    said = {"unit": unit, "unit_type": "UNIT_TYPE_TIME_BASED"}
+    json_format.ParseDict(said, row.aggregation_unit)
 
 
 def _fill_resource(row: Any, cost: _Cost, hours: Decimal) -> None:
@@ -217,8 +203,12 @@ def _text(value: Decimal) -> str:
 
 _PRICED: Final[Mapping[str, Callable[[Any, str], _Cost]]] = {
     "nebius.compute.v1.CreateInstanceRequest": _instance,
-    "nebius.compute.v1.CreateDiskRequest": _disk,
-    "nebius.compute.v1.CreateFilesystemRequest": _filesystem,
+    "nebius.compute.v1.CreateDiskRequest": lambda request, path: _Cost(
+        (_volume("disk", request.spec, f"{path}.spec"),)
+    ),
+    "nebius.compute.v1.CreateFilesystemRequest": lambda request, path: _Cost(
+        (_volume("filesystem", request.spec, f"{path}.spec"),)
+    ),
     "nebius.mk8s.v1.CreateNodeGroupRequest": _node_group,
 }
 
@@ -298,11 +288,6 @@ def _secret(call: Call) -> Any:
     return answer
 
 
-def _control_plane_versions(call: Call) -> Any:
-    items = [{"version": version} for version in _KUBERNETES_VERSIONS]
-    return json_format.ParseDict({"items": items}, call.answer())
-
-
 def _compatibility_matrix(call: Call) -> Any:
     """Drivers that the images of node groups bring, by Kubernetes version."""
     asked = call.request.cluster_kubernetes_version
@@ -328,6 +313,8 @@ HOOKS: Final[Mapping[str, Callable[[Call], Any]]] = {
     "nebius.iam.v1.ProfileService/Get": _profile,
     "nebius.iam.v1.TokenExchangeService/Exchange": _exchange_token,
     "nebius.iam.v2.AccessKeyService/GetSecret": _secret,
-    "nebius.mk8s.v1.ClusterService/ListControlPlaneVersions": _control_plane_versions,
+    "nebius.mk8s.v1.ClusterService/ListControlPlaneVersions": lambda call: json_format.ParseDict(
+        {"items": [{"version": version} for version in _KUBERNETES_VERSIONS]}, call.answer()
+    ),
     "nebius.mk8s.v1.NodeGroupService/GetCompatibilityMatrix": _compatibility_matrix,
 }

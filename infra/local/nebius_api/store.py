@@ -58,7 +58,7 @@ class Store:
 
     def __init__(self, folder: Path, schema: Schema) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._schema = schema
+        self.schema = schema
         self._database = sqlite3.connect(folder / "nebius.sqlite", check_same_thread=False)
         # WAL survives kill -9 without a sync for each call; a power cut can lose the last ones.
         self._database.execute("PRAGMA journal_mode=WAL")
@@ -66,28 +66,17 @@ class Store:
         self._database.executescript(_TABLES)
         self.resources: dict[str, Any] = {}
         self.operations: dict[str, Operation] = {}
-        self.tokens: dict[str, str] = {}
-        """Bearer token -> id of its subject."""
-        self._load()
-
-    def _load(self) -> None:
-        for id_, type_, body in self._database.execute("SELECT id, type, body FROM resources"):
-            self.resources[id_] = self._schema.message(type_).FromString(body)
-        operation = self._schema.message(OPERATION)
-        status = self._schema.message("google.rpc.Status")
-        rows = self._database.execute(
-            "SELECT id, verb, started, due, done, failure, body FROM operations ORDER BY started"
-        )
-        for id_, verb, started, due, done, failure, body in rows:
-            self.operations[id_] = Operation(
-                message=operation.FromString(body),
-                verb=verb,
-                started=started,
-                due=due,
-                done=bool(done),
-                failure=None if failure is None else status.FromString(failure),
-            )
         self.tokens = dict(self._database.execute("SELECT token, subject FROM tokens"))
+        """Bearer token -> id of its subject."""
+        for id_, type_, body in self._database.execute("SELECT id, type, body FROM resources"):
+            self.resources[id_] = schema.message(type_).FromString(body)
+        operation = schema.message(OPERATION).FromString
+        status = schema.message("google.rpc.Status").FromString
+        rows = self._database.execute("SELECT * FROM operations ORDER BY started")
+        for id_, verb, started, due, done, failure, body in rows:
+            ends = None if failure is None else status(failure)
+            kept = Operation(operation(body), verb, started, due, bool(done), ends)
+            self.operations[id_] = kept
 
     def put(self, resource: Any) -> None:
         """Adds or replaces a resource."""
@@ -105,19 +94,12 @@ class Store:
 
     def put_operation(self, operation: Operation) -> None:
         """Adds or replaces an operation."""
-        self.operations[operation.message.id] = operation
-        failure = None if operation.failure is None else operation.failure.SerializeToString()
+        one, body = operation, operation.message.SerializeToString()
+        self.operations[one.message.id] = one
+        failure = None if one.failure is None else one.failure.SerializeToString()
         self._database.execute(
             "INSERT OR REPLACE INTO operations VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                operation.message.id,
-                operation.verb,
-                operation.started,
-                operation.due,
-                operation.done,
-                failure,
-                operation.message.SerializeToString(),
-            ),
+            (one.message.id, one.verb, one.started, one.due, one.done, failure, body),
         )
 
     def put_token(self, token: str, subject: str) -> None:
@@ -148,7 +130,7 @@ class Store:
     def of_kind(self, kind: str) -> Iterator[Any]:
         """Every resource whose type has this id prefix."""
         for resource in list(self.resources.values()):
-            if self._schema.kind(resource.DESCRIPTOR) == kind:
+            if self.schema.kind(resource.DESCRIPTOR) == kind:
                 yield resource
 
     def find(self, kind: str, *, parent_id: str, name: str) -> Any | None:
