@@ -9,7 +9,7 @@ it (pkg/controller/volume/persistentvolume/index.go).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any, Final
@@ -212,6 +212,14 @@ def _selects(selector: Object, labels: Object) -> bool:
 
 def _size(volume: Object) -> Any:
     return quantity(volume["spec"]["capacity"]["storage"])
+
+
+def file_sources(volume: Mapping[str, Any]) -> Iterator[tuple[str, Object]]:
+    """Kind and reference of every Secret and ConfigMap of a pod's volume, projected ones too."""
+    for source in (volume.get("projected") or {}).get("sources") or (volume,):
+        for field, kind in (("secret", "Secret"), ("configMap", "ConfigMap")):
+            if (given := source.get(field)) is not None:
+                yield kind, given
 
 
 _QUANTITY = re.compile(r"(?P<number>[0-9]*\.?[0-9]+)(?P<suffix>m|[kMGTPE]|[KMGTPE]i)?$")

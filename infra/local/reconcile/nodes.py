@@ -140,7 +140,12 @@ def _group(item: Any) -> NodeGroup:
         max_nodes=item.spec.autoscaling.max_node_count if item.spec.autoscaling else 0,
         labels=dict(template.metadata.labels),
         taints=tuple(
-            {"key": taint.key, "value": taint.value, "effect": _EFFECTS[taint.effect.name]}
+            # NO_SCHEDULE is NoSchedule to Kubernetes.
+            {
+                "key": taint.key,
+                "value": taint.value,
+                "effect": taint.effect.name.title().replace("_", ""),
+            }
             for taint in template.taints
         ),
         filesystems=tuple(
@@ -149,13 +154,6 @@ def _group(item: Any) -> NodeGroup:
         ),
         gpu_cluster=template.gpu_cluster.id if template.gpu_cluster else "",
     )
-
-
-_EFFECTS: Final = {
-    "NO_EXECUTE": "NoExecute",
-    "NO_SCHEDULE": "NoSchedule",
-    "PREFER_NO_SCHEDULE": "PreferNoSchedule",
-}
 
 
 def _node(group: NodeGroup, index: int) -> Object:

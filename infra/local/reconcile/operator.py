@@ -18,15 +18,11 @@ from infra.clients.errors import AbsentError
 from infra.clients.kube import KubeClient
 from infra.local.reconcile import pods
 from infra.local.reconcile.plan import (
-    ClusterPlan,
-    NodeSetPlan,
     Plan,
     PodPlan,
     cluster_status,
-    differs,
     nodeset_status,
     refused_status,
-    with_status,
 )
 from infra.local.reconcile.planner import DATABASE, make_plan
 from infra.local.reconcile.pods import Pods
@@ -34,12 +30,11 @@ from infra.local.reconcile.snapshot import Snapshot, name_of, write_jail_files
 from infra.local.reconcile.volumes import Held, Places, Volume, bound_volume
 from infra.local.slurm import daemons
 from infra.local.slurm.cluster import SlurmRuntime
-from infra.local.slurm.conf import SlurmSettings
 from infra.local.slurm.daemons import Daemon
 from infra.local.slurm.pod import Mount, PodSpec, SlurmSetup, forget, is_hidden, requests
+from infra.render.names import kube_object
 from infra.state import Cache, Ports, State
 
-_PROTECTED: Final = ("PersistentVolumeClaim", "PersistentVolume")
 _NAMESPACED: Final = (
     ("slurm.nebius.ai/v1alpha1", "ActiveCheck"),
     ("slurm.nebius.ai/v1alpha1", "NodeSet"),
@@ -124,7 +119,7 @@ def _release_abandoned(client: KubeClient, snapshot: Snapshot) -> None:
 
 def release_deleted(client: KubeClient, snapshot: Snapshot) -> None:
     """Let go of deleted claims and volumes: their pods are gone by now."""
-    for kind in _PROTECTED:
+    for kind in ("PersistentVolumeClaim", "PersistentVolume"):
         for item in snapshot.by_kind.get(kind, []):
             if "deletionTimestamp" in item["metadata"] and item["metadata"].get("finalizers"):
                 with suppress(AbsentError):  # gone meanwhile
@@ -147,9 +142,6 @@ def end_namespaces(client: KubeClient, snapshot: Snapshot) -> None:
                 client.delete(item, grace_s=0 if item["kind"] == "Pod" else None)
         if not held:
             client.finalize_namespace(namespace)
-
-
-_MANAGER: Final = "soperator"
 
 
 @dataclass(slots=True)
@@ -181,8 +173,8 @@ class Operator:
         plan = make_plan(
             snapshot, places=self._places, ports=self.ports, worker_port=self._worker_port
         )
-        if plan.cluster is not None and plan.cluster.controller.jail is not None:
-            write_jail_files(snapshot, plan.cluster.source, plan.cluster.controller.jail)
+        if plan.cluster is not None and (jail := plan.cluster.pods["controller"].jail) is not None:
+            write_jail_files(snapshot, plan.cluster.source, jail)
         pods = Pods(self.client)
         # First the objects: what the API server refuses does not run.
         plan = _without(plan, pods.keep(plan, snapshot))
@@ -198,7 +190,8 @@ class Operator:
         """Takes Slurm's requests into the API server; True where that changed anything."""
         asked = requests(self.runtime.shared.folder)
         changed = pods.power_states(snapshot, asked)
-        pods.apply(self.client, changed)
+        for state in changed:
+            self.client.apply(state, field_manager="power-manager")
         forget(asked)
         gone = pods.abandoned(snapshot)
         for state in gone:
@@ -215,34 +208,26 @@ class Operator:
         ssh = cluster.ssh
         shared.write_ssh(ssh.port, ssh.authorized_keys, ssh.host_keys, self.setup)
         configuration = shared.read("slurm.conf", "gres.conf")
-        made = self._accounting(cluster, settings)
-        if (pod := self._pod(cluster.controller)) is not None:
+        made: list[Daemon] = []
+        pods = {
+            role: self._pod(planned, brings_image=role == "login")
+            for role, planned in cluster.pods.items()
+        }
+        if (pod := pods.get("accounting")) is not None:
+            if (own := pods["database"]) is not None:
+                made.append(daemons.mariadb(settings, own, DATABASE))
+            made.append(daemons.slurmdbd(settings, pod, shared.read("slurmdbd.conf")))
+        if (pod := pods["controller"]) is not None:
             made.append(daemons.slurmctld(settings, pod, configuration))
-        if (pod := self._pod(cluster.login, brings_image=True)) is not None:
+        if (pod := pods["login"]) is not None:
             reads = (*shared.read("sshd_config"), *shared.host_key_texts())
             made.append(daemons.sshd(cluster.ssh.port, pod, reads, self.setup))
         for nodeset in plan.nodesets:
-            made += self._workers(nodeset, settings, configuration)
-        return made
-
-    def _accounting(self, cluster: ClusterPlan, settings: SlurmSettings) -> list[Daemon]:
-        if cluster.accounting is None or (pod := self._pod(cluster.accounting)) is None:
-            return []
-        made = [daemons.slurmdbd(settings, pod, self.runtime.shared.read("slurmdbd.conf"))]
-        if cluster.database is not None and (own := self._pod(cluster.database)) is not None:
-            made.insert(0, daemons.mariadb(settings, own, DATABASE))
-        return made
-
-    def _workers(
-        self, nodeset: NodeSetPlan, settings: SlurmSettings, configuration: tuple[str, ...]
-    ) -> list[Daemon]:
-        made = []
-        workers = {worker.name: worker for worker in nodeset.workers}
-        for planned in nodeset.pods:
-            worker = workers[planned.name]
-            pod = self._pod(planned, brings_image=True)
-            if pod is not None:
-                made.append(daemons.slurmd(settings, worker, pod, configuration))
+            workers = {worker.name: worker for worker in nodeset.workers}
+            for planned in nodeset.pods:
+                if (pod := self._pod(planned, brings_image=True)) is not None:
+                    worker = workers[planned.name]
+                    made.append(daemons.slurmd(settings, worker, pod, configuration))
         return made
 
     def _pod(self, plan: PodPlan, *, brings_image: bool = False) -> PodSpec | None:
@@ -269,9 +254,12 @@ class Operator:
         if plan.cluster is not None:
             reports.append((plan.cluster.source, cluster_status(plan.cluster, waiting)))
         for source, status in reports:
-            if differs(source, status):
+            live = source.get("status") or {}
+            if any(live.get(key) != value for key, value in status.items()):
+                place = name_of(source), source["metadata"]["namespace"]
+                new = kube_object(source["apiVersion"], source["kind"], *place, status=status)
                 with suppress(AbsentError):  # deleted meanwhile
-                    self.client.apply_status(with_status(source, status), field_manager=_MANAGER)
+                    self.client.apply_status(new, field_manager="soperator")
 
     def _worker_port(self, worker: str) -> int:
         """The worker's port; kept, so that other nodesets come and go without a restart."""
@@ -287,28 +275,19 @@ class Operator:
 def _without(plan: Plan, refused: Mapping[str, str]) -> Plan:
     """The plan in which the refused pods, given with the reason by name, do not run."""
 
-    def held(pod: PodPlan | None) -> PodPlan | None:
-        if pod is None or pod.name not in refused:
+    def held(pod: PodPlan) -> PodPlan:
+        if pod.name not in refused:
             return pod
         return replace(pod, problem=refused[pod.name], held=Held.CREATING)
 
     if plan.cluster is None or not refused:
         return plan
-    cluster = plan.cluster
-    controller, login = held(cluster.controller), held(cluster.login)
-    assert controller is not None and login is not None  # noqa: PT018 - one went in, one comes out
+    pods = {role: held(pod) for role, pod in plan.cluster.pods.items()}
     return replace(
         plan,
-        cluster=replace(
-            cluster,
-            controller=controller,
-            login=login,
-            accounting=held(cluster.accounting),
-            database=held(cluster.database),
-        ),
+        cluster=replace(plan.cluster, pods=pods),
         nodesets=tuple(
-            replace(each, pods=tuple(pod for one in each.pods if (pod := held(one)) is not None))
-            for each in plan.nodesets
+            replace(each, pods=tuple(held(pod) for pod in each.pods)) for each in plan.nodesets
         ),
     )
 

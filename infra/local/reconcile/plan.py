@@ -16,7 +16,6 @@ from infra.local.reconcile.pod_specs import PodSet
 from infra.local.reconcile.snapshot import Object, name_of
 from infra.local.reconcile.volumes import Held, Volume
 from infra.local.slurm.conf import SlurmSettings, WorkerNode
-from infra.render.names import kube_object
 
 DATABASE_POD: Final = "acct-db-0"
 
@@ -64,13 +63,11 @@ class ClusterPlan:
 
     source: Object
     settings: SlurmSettings
-    controller: PodPlan
-    login: PodPlan
+    pods: Mapping[str, PodPlan]
+    """Those of `controller` and `login`, and with a database of `accounting` and `database`."""
     ssh: SshPlan
-    accounting: PodPlan | None = None
-    database: PodPlan | None = None
-    notes: tuple[tuple[str, str], ...] = ()
-    """Condition type and message of what is declared and does not work."""
+    notes: Mapping[str, str]
+    """Condition type -> message of what is declared and does not work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,24 +82,24 @@ class Plan:
     """Whether maintenance keeps every pod away, so that none is missed."""
 
 
-def notes(spec: Mapping[str, Any], nodesets: tuple[NodeSetPlan, ...]) -> list[tuple[str, str]]:
-    """Type and message of each condition; none where all that is declared comes up."""
-    found: list[tuple[str, str]] = []
+def notes(spec: Mapping[str, Any], nodesets: tuple[NodeSetPlan, ...]) -> dict[str, str]:
+    """Type -> message of each condition; none where all that is declared comes up."""
+    found: dict[str, str] = {}
     nodes = spec["slurmNodes"]
     accounting = nodes.get("accounting") or {}
     if (nodes.get("rest") or {}).get("enabled") and not accounting.get("enabled"):
-        found.append(("RESTAvailable", "rest is skipped: it needs accounting.enabled"))
+        found["RESTAvailable"] = "rest is skipped: it needs accounting.enabled"
     if accounting.get("enabled") and (accounting.get("externalDB") or {}).get("enabled"):
-        found.append(("AccountingAvailable", "an external database is not reachable from here"))
+        found["AccountingAvailable"] = "an external database is not reachable from here"
     known = {name_of(item.source) for item in nodesets if not item.problem}
     partitions = (spec.get("partitionConfiguration") or {}).get("partitions") or []
     unresolved = sorted(
         {name for item in partitions for name in item.get("nodeSetRefs") or []} - known
     )
     if unresolved:
-        found.append(("NodeSetRefsResolved", f"no NodeSet named {', '.join(unresolved)}"))
+        found["NodeSetRefsResolved"] = f"no NodeSet named {', '.join(unresolved)}"
     if not (nodes["login"].get("sshRootPublicKeys") or []):
-        found.append(("SSHKeysPresent", "login.sshRootPublicKeys is empty: nobody may enter"))
+        found["SSHKeysPresent"] = "login.sshRootPublicKeys is empty: nobody may enter"
     return found
 
 
@@ -116,24 +113,20 @@ _NEEDED: Final = (
 
 def cluster_status(plan: ClusterPlan, waiting: Mapping[str, str]) -> dict[str, Any]:
     """Status of the SlurmCluster; `waiting` says by pod why it is not ready, empty where it is."""
-    controller = _pod_problem(plan.controller, waiting)
-    login = _pod_problem(plan.login, waiting)
+    told = {role: _pod_problem(pod, waiting) for role, pod in plan.pods.items()}
     problems = {
         "CommonAvailable": "",
-        "ControllersAvailable": controller,
-        "LoginAvailable": login,
+        "ControllersAvailable": told["controller"],
+        "LoginAvailable": told["login"],
         "PopulateJailMode": "",
     }
-    if plan.accounting is not None:
-        database = "" if plan.database is None else _pod_problem(plan.database, waiting)
-        problems["AccountingAvailable"] = database or _pod_problem(plan.accounting, waiting)
-    notes = dict(plan.notes)
-    conditions = [_condition(plan.source, key, text) for key, text in (problems | notes).items()]
-    needed = [text for key, text in (problems | notes).items() if key in _NEEDED]
+    if "database" in told:
+        problems["AccountingAvailable"] = told["database"] or told["accounting"]
+    problems |= plan.notes
     return {
-        "phase": "Reconciling" if any(needed) else "Available",
-        "conditions": conditions,
-        "readyLogin": 0 if login else 1,
+        "phase": "Reconciling" if any(problems.get(key) for key in _NEEDED) else "Available",
+        "conditions": [_condition(plan.source, key, text) for key, text in problems.items()],
+        "readyLogin": 0 if told["login"] else 1,
     }
 
 
@@ -176,9 +169,10 @@ def _pod_problem(pod: PodPlan, waiting: Mapping[str, str]) -> str:
 
 
 def _condition(source: Object, type_: str, problem: str) -> dict[str, Any]:
-    """A condition that keeps the time of its last change."""
-    made = {"type": type_, "status": "False" if problem else "True"}
-    made |= {"reason": _reason(problem), "message": problem}
+    """A condition that keeps the time of its last change; a taken port has a reason of its own."""
+    reason = PORT_IN_USE if tells_of_use(problem) else "Missing" if problem else "Ready"
+    status = "False" if problem else "True"
+    made = {"type": type_, "status": status, "reason": reason, "message": problem}
     return kept_time(source, made)
 
 
@@ -188,22 +182,3 @@ def kept_time(source: Object, made: dict[str, Any]) -> dict[str, Any]:
     is_same = old.get("status") == made["status"]
     changed = old["lastTransitionTime"] if is_same else kubernetes_time()
     return {**made, "lastTransitionTime": changed}
-
-
-def _reason(problem: str) -> str:
-    """One word for programs; PORT_IN_USE is what no waiting helps against."""
-    if tells_of_use(problem):
-        return PORT_IN_USE
-    return "Missing" if problem else "Ready"
-
-
-def differs(source: Object, status: Mapping[str, Any]) -> bool:
-    """Whether the live status of the object says something else."""
-    live = source.get("status") or {}
-    return any(live.get(key) != value for key, value in status.items())
-
-
-def with_status(source: Object, status: Mapping[str, Any]) -> Object:
-    """The object as apply_status takes it."""
-    place = name_of(source), source["metadata"]["namespace"]
-    return kube_object(source["apiVersion"], source["kind"], *place, status=dict(status))

@@ -95,6 +95,11 @@ class _Maker:
         self._scheduler = Scheduler(self._snapshot.all("Node"))
         self._sources = {item["name"]: item for item in self._spec.get("volumeSources") or []}
         self._filters = {item["name"]: item for item in self._spec["k8sNodeFilters"]}
+        name = (self._spec.get("secrets") or {}).get("sshdKeysName")
+        found = self._snapshot.find("Secret", name, self._namespace) if name else None
+        # The Secret of host keys that somebody made; the operator makes one that is missing.
+        own = found is None or annotation(found, pod_specs.MADE)
+        self._host_keys = None if own else found
 
     def refusal(self) -> str:
         """Why nothing of the cluster comes up; empty if it may."""
@@ -120,15 +125,19 @@ class _Maker:
         has_database = bool(
             accounting.get("enabled") and (accounting.get("mariadbOperator") or {}).get("enabled")
         )
+        # In this order the scheduler takes them.
+        pods = {"controller": self._controller(nodes["controller"])}
+        if has_database:
+            made = pod_specs.accounting(self._cluster, self._sources)
+            pods["accounting"] = self._system_pod(ACCOUNTING, accounting, made, [])
+            pods["database"] = self._database(accounting)
+        pods["login"] = self._login(nodes["login"])
         return ClusterPlan(
             source=self._cluster,
             settings=slurm_settings(self._cluster, workers, self._ports, accounting=has_database),
-            controller=self._controller(nodes["controller"]),
-            accounting=self._accounting(accounting) if has_database else None,
-            database=self._database(accounting) if has_database else None,
-            login=self._login(nodes["login"]),
+            pods=pods,
             ssh=self._ssh(nodes["login"]),
-            notes=tuple(notes(self._spec, nodesets)),
+            notes=notes(self._spec, nodesets),
         )
 
     def nodeset(self, item: Object) -> NodeSetPlan:
@@ -138,8 +147,11 @@ class _Maker:
             return NodeSetPlan(source=item, problem=_missing_cluster(item))
         spec = item["spec"]
         # Slurm knows every node of an elastic set; the pods of those that are powered up run.
-        pods = tuple(self._worker(item, ordinal) for ordinal in active(item, self._snapshot))
-        names = (_worker_name(item, ordinal) for ordinal in range(spec.get("replicas", 1)))
+        pods = tuple(
+            self._worker(item, f"{name_of(item)}-{ordinal}")
+            for ordinal in active(item, self._snapshot)
+        )
+        names = (f"{name_of(item)}-{ordinal}" for ordinal in range(spec.get("replicas", 1)))
         memory = quantity(spec["slurmd"]["resources"].get("memory"))
         config = spec.get("nodeConfig") or {}
         workers = tuple(
@@ -157,10 +169,9 @@ class _Maker:
         )
         return NodeSetPlan(source=item, workers=workers, pods=pods)
 
-    def _worker(self, item: Object, ordinal: int) -> PodPlan:
+    def _worker(self, item: Object, pod: str) -> PodPlan:
         spec = item["spec"]
-        pod = _worker_name(item, ordinal)
-        made = pod_specs.worker(self._cluster, item, has_host_keys=self._has_host_keys())
+        made = pod_specs.worker(self._cluster, item, has_host_keys=self._host_keys is not None)
         node, problem = self._scheduler.place(spec, _requests(made))
         if node is None:
             return PodPlan(name=pod, problem=problem, of=made)
@@ -182,15 +193,6 @@ class _Maker:
             return replace(planned, problem=topology, held=Held.WAITING)
         return planned
 
-    def _has_host_keys(self) -> bool:
-        """Whether somebody made the Secret of host keys; the operator makes one that is missing."""
-        return self._host_keys() is not None
-
-    def _host_keys(self) -> Object | None:
-        name = (self._spec.get("secrets") or {}).get("sshdKeysName")
-        found = self._snapshot.find("Secret", name, self._namespace) if name else None
-        return None if found is None or annotation(found, pod_specs.MADE) else found
-
     def _controller(self, spec: Mapping[str, Any]) -> PodPlan:
         spool = spec["volumes"]["spool"]
         name = spool.get("volumeSourceName")
@@ -200,10 +202,6 @@ class _Maker:
         accounting = (self._spec["slurmNodes"].get("accounting") or {}).get("enabled", False)
         made = pod_specs.controller(self._cluster, self._sources, accounting=accounting)
         return self._system_pod(CONTROLLER, spec, made, [(CONTROLLER_SPOOL, "spool", source)])
-
-    def _accounting(self, spec: Mapping[str, Any]) -> PodPlan:
-        made = pod_specs.accounting(self._cluster, self._sources)
-        return self._system_pod(ACCOUNTING, spec, made, [])
 
     def _database(self, spec: Mapping[str, Any]) -> PodPlan:
         made = pod_specs.database(self._cluster)
@@ -215,13 +213,21 @@ class _Maker:
             source = {"persistentVolumeClaim": {"claimName": f"storage-{made.name}-0"}}
         wanted = [(DATABASE, "mysql", source)]
         planned = self._pod(DATABASE_POD, node, self._sources[_JAIL], wanted, (), made)
-        mounts = tuple((path, _database_folder(volume)) for path, volume in planned.mounts)
+        # In a filesystem it has a folder of its own, beside what others put there.
+        mounts = tuple(
+            (path, replace(volume, folder=volume.folder / "mysql"))
+            if volume.folder is not None and volume.folder.name != "mysql"
+            else (path, volume)
+            for path, volume in planned.mounts
+        )
         return replace(planned, mounts=mounts)
 
     def _login(self, spec: Mapping[str, Any]) -> PodPlan:
         if spec.get("size", 1) == 0:
             return PodPlan(name=LOGIN, problem="spec.slurmNodes.login.size is 0")
-        made = pod_specs.login(self._cluster, self._sources, has_host_keys=self._has_host_keys())
+        made = pod_specs.login(
+            self._cluster, self._sources, has_host_keys=self._host_keys is not None
+        )
         wanted = []
         for mount in spec["volumes"].get("jailSubMounts") or []:
             source = self._sources.get(mount.get("volumeSourceName", ""))
@@ -232,8 +238,7 @@ class _Maker:
         return self._system_pod(LOGIN, spec, made, wanted, (_memory(spec["sshd"]),))
 
     def _ssh(self, spec: Mapping[str, Any]) -> SshPlan:
-        secret = self._host_keys()
-        keys = secret_data(secret) if secret else {}
+        keys = secret_data(self._host_keys) if self._host_keys is not None else {}
         private = [text for key, text in sorted(keys.items()) if not key.endswith(".pub")]
         by_port = spec["sshdServiceType"] == "NodePort"
         return SshPlan(
@@ -275,8 +280,13 @@ class _Maker:
         started = self._has_started(name, node, made)
 
         def volume(source: Mapping[str, Any], volume_name: str) -> Volume:
+            if started:  # then its Secret or ConfigMap may have gone
+                kinds = ("secret", "configMap")
+                source = {
+                    k: {**x, "optional": True} if k in kinds else x for k, x in source.items()
+                }
             return resolve(
-                _optional(source) if started else source,
+                source,
                 volume_name,
                 pod=name,
                 namespace=self._namespace,
@@ -333,13 +343,6 @@ class _Maker:
         return f"volumeSourceName '{name}' is not in spec.volumeSources (has: {known})"
 
 
-def _database_folder(volume: Volume) -> Volume:
-    """The database in a filesystem has a folder of its own there, beside what others put in it."""
-    if volume.folder is None or volume.folder.name == "mysql":
-        return volume
-    return replace(volume, folder=volume.folder / "mysql")
-
-
 def _requests(made: PodSet) -> dict[str, Fraction]:
     """What the pod asks of a node: its containers, and the sidecars beside them."""
     found: dict[str, Fraction] = {}
@@ -351,12 +354,6 @@ def _requests(made: PodSet) -> dict[str, Fraction]:
     return found
 
 
-def _optional(source: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The source, whose Secret or ConfigMap may have gone."""
-    kinds = ("secret", "configMap")
-    return {key: {**x, "optional": True} if key in kinds else x for key, x in source.items()}
-
-
 def is_stopped(cluster: Object) -> bool:
     """Whether the maintenance mode of a SlurmCluster has no pods."""
     return cluster["spec"].get("maintenance", "none").startswith("downscale")
@@ -365,10 +362,6 @@ def is_stopped(cluster: Object) -> bool:
 def _memory(container: Mapping[str, Any]) -> tuple[str, Volume]:
     """The tmpfs of login and worker pods: what the container may take (RenderVolumeInMemory)."""
     return MEMORY, Volume(tmpfs_bytes=int(quantity(container["resources"].get("memory"))))
-
-
-def _worker_name(item: Object, ordinal: int) -> str:
-    return f"{name_of(item)}-{ordinal}"
 
 
 def _missing_cluster(item: Object) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from infra.clients.errors import KubeError
 from infra.clients.kube import KubeClient
-from infra.clients.kube_rules import describe, kubernetes_time
+from infra.clients.kube_rules import describe, file_sources, kubernetes_time
 from infra.local.process import tells_of_use
 from infra.local.reconcile.plan import Plan, PodPlan, kept_time
 from infra.local.reconcile.pod_specs import KRUISE, MADE, PodSet
@@ -22,9 +22,7 @@ from infra.local.reconcile.volumes import Held, is_made_on_demand
 from infra.local.slurm.pod import Request
 from infra.render.names import kube_object
 
-_MANAGER: Final = "power-manager"
 POWER_STATE: Final = ("slurm.nebius.ai/v1alpha1", "NodeSetPowerState")
-_VERSION, _KIND = POWER_STATE
 
 
 def is_elastic(nodeset: Object) -> bool:
@@ -61,14 +59,10 @@ def power_states(snapshot: Snapshot, asked: Iterable[Request]) -> list[Object]:
             }
             wanted = wanted | ours if call.powers_up else wanted - ours
         if _state_of(nodeset, snapshot) is None or wanted != set(before):
-            made.append(_object(nodeset, sorted(wanted)))
+            place = name_of(nodeset), nodeset["metadata"]["namespace"]
+            spec = {"nodeSetRef": name_of(nodeset), "activeNodes": sorted(wanted)}
+            made.append(kube_object(*POWER_STATE, *place, spec=spec))
     return made
-
-
-def apply(client: KubeClient, states: Iterable[Object]) -> None:
-    """Writes them to the API server."""
-    for state in states:
-        client.apply(state, field_manager=_MANAGER)
 
 
 def abandoned(snapshot: Snapshot) -> list[Object]:
@@ -80,19 +74,13 @@ def abandoned(snapshot: Snapshot) -> list[Object]:
     }
     return [
         state
-        for state in snapshot.all(_KIND)
+        for state in snapshot.all(POWER_STATE[1])
         if (state["metadata"]["namespace"], state["spec"]["nodeSetRef"]) not in nodesets
     ]
 
 
 def _state_of(nodeset: Object, snapshot: Snapshot) -> Object | None:
-    return snapshot.find(_KIND, name_of(nodeset), nodeset["metadata"]["namespace"])
-
-
-def _object(nodeset: Object, ordinals: list[int]) -> dict[str, Any]:
-    place = name_of(nodeset), nodeset["metadata"]["namespace"]
-    spec = {"nodeSetRef": name_of(nodeset), "activeNodes": ordinals}
-    return kube_object(_VERSION, _KIND, *place, spec=spec)
+    return snapshot.find(POWER_STATE[1], name_of(nodeset), nodeset["metadata"]["namespace"])
 
 
 _STATEFUL_SET: Final = ("apps/v1", "StatefulSet")
@@ -314,29 +302,21 @@ def pod_status(
         _condition(pod, "Ready", ready, "ContainersNotReady", ""),
     ]
     status: Object = {"phase": "Pending", "conditions": conditions}
+    states = [_ended(pod, name) for name in inits]
     if initialized:
         state = _main_state(pod, main, planned, waiting)
         # A container that could not be made never ran.
         status["phase"] = "Pending" if held is Held.STARTING else "Running"
-        status["initContainerStatuses"] = [
-            _container(pod, name, _ended(pod, name)) for name in inits
-        ]
     else:
         state = _waiting("PodInitializing" if inits else "ContainerCreating")
-        begun = held in (None, Held.WAITING)
-        # The last one is what waits for others; those before it have ended, or run beside it.
-        status["initContainerStatuses"] = [
-            _container(
-                pod,
-                name,
-                _waiting("PodInitializing")
-                if not begun
-                else _running(pod, name)
-                if name == inits[-1]
-                else _ended(pod, name),
-            )
-            for name in inits
-        ]
+        if held not in (None, Held.WAITING):
+            states = [_waiting("PodInitializing") for _ in inits]
+        elif inits:
+            # The last one is what waits for others; those before it have ended, or run beside it.
+            states[-1] = _running(pod, inits[-1])
+    status["initContainerStatuses"] = [
+        _container(pod, name, each) for name, each in zip(inits, states, strict=True)
+    ]
     status["containerStatuses"] = [_container(pod, main, state, ready=ready, restarts=restarts)]
     status["hostIP"] = status["podIP"] = "127.0.0.1"
     return status
@@ -355,10 +335,7 @@ def _main_state(pod: Object, main: str, planned: PodPlan, waiting: str) -> Objec
 def _planned(plan: Plan) -> Iterator[PodPlan]:
     if plan.cluster is None:
         return
-    cluster = plan.cluster
-    for each in (cluster.controller, cluster.login, cluster.accounting, cluster.database):
-        if each is not None:
-            yield each
+    yield from plan.cluster.pods.values()
     for nodeset in plan.nodesets:
         yield from nodeset.pods
 
@@ -369,10 +346,14 @@ def _ours(snapshot: Snapshot, kind: str) -> Iterable[Object]:
 
 def pod_object(planned: PodPlan, made: PodSet) -> Object:
     """The pod as it is asked of the API server."""
-    spec = {**made.spec, "volumes": [*made.spec["volumes"], *_claim_volumes(planned, made)]}
+    name = shown_name(planned.name, made)
+    claimed = [
+        {"name": volume, "persistentVolumeClaim": {"claimName": f"{volume}-{name}"}}
+        for volume, _ in made.claims
+    ]
+    spec = {**made.spec, "volumes": [*made.spec["volumes"], *claimed]}
     if planned.node:
         spec["nodeName"] = planned.node
-    name = shown_name(planned.name, made)
     if made.owner[1] == "StatefulSet":
         spec = {"hostname": name, **spec}
     notes = {"kubectl.kubernetes.io/default-container": made.main, MADE: _digest(spec)}
@@ -381,34 +362,20 @@ def pod_object(planned: PodPlan, made: PodSet) -> Object:
     return kube_object("v1", "Pod", name, namespace, metadata=metadata, spec=spec)
 
 
-def _claim_volumes(planned: PodPlan, made: PodSet) -> list[Object]:
-    named = shown_name(planned.name, made)
-    return [
-        {"name": name, "persistentVolumeClaim": {"claimName": f"{name}-{named}"}}
-        for name, _ in made.claims
-    ]
-
-
 def _file_objects(made: PodSet) -> Iterator[Object]:
     namespace = made.source["metadata"]["namespace"]
     paths = {
         each["name"]: each.get("subPath") for each in made.spec["containers"][0]["volumeMounts"]
     }
     for volume in made.spec["volumes"]:
-        for source in (volume.get("projected") or {}).get("sources") or (volume,):
-            for field, kind, content in (
-                ("secret", "Secret", "stringData"),
-                ("configMap", "ConfigMap", "data"),
-            ):
-                given = source.get(field)
-                if given is None or volume["name"] not in made.own:
-                    continue
-                keys = [each["key"] for each in given.get("items") or ()]
-                keys = keys or [paths.get(volume["name"]) or volume["name"]]
-                name = given.get("secretName") or given["name"]
-                notes = {"annotations": {MADE: _digest(keys)}}
-                data = {content: dict.fromkeys(keys, _PLACEHOLDER)}
-                yield kube_object("v1", kind, name, namespace, metadata=notes, **data)
+        for kind, given in file_sources(volume) if volume["name"] in made.own else ():
+            keys = [each["key"] for each in given.get("items") or ()]
+            keys = keys or [paths.get(volume["name"]) or volume["name"]]
+            name = given.get("secretName") or given["name"]
+            notes = {"annotations": {MADE: _digest(keys)}}
+            content = "stringData" if kind == "Secret" else "data"
+            data = {content: dict.fromkeys(keys, _PLACEHOLDER)}
+            yield kube_object("v1", kind, name, namespace, metadata=notes, **data)
 
 
 def _set_object(made: PodSet) -> Object:
@@ -434,14 +401,12 @@ def _set_object(made: PodSet) -> Object:
 
 
 def _labels(made: PodSet) -> dict[str, str]:
-    source = made.source
-    cluster = name_of(source) if source["kind"] == "SlurmCluster" else ""
     labels = {
         "app.kubernetes.io/name": "slurmcluster",
         "app.kubernetes.io/component": made.component,
     }
-    if cluster:
-        return {**labels, "app.kubernetes.io/instance": cluster}
+    if made.source["kind"] == "SlurmCluster":
+        return {**labels, "app.kubernetes.io/instance": name_of(made.source)}
     return {**labels, "slurm.nebius.ai/nodeset": made.name, "slurm.nebius.ai/worker": "true"}
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from infra.clients.kube import KubeClient
 from infra.clients.kube_rules import Object, name_of
-from infra.local.slurm.conf import HealthCheck, Partition, SlurmSettings, WorkerNode
+from infra.local.slurm.conf import Partition, SlurmSettings, WorkerNode
 from infra.state import Ports
 
 _KINDS = (
@@ -127,6 +127,9 @@ def slurm_settings(
     partitions = spec.get("partitionConfiguration") or {}
     kind = partitions.get("configType", "default")
     gather = (spec["slurmNodes"].get("accounting") or {}).get("slurmConfig") or {}
+    # The lines of partitions; the operator leaves any other out.
+    lines = (line.strip() for line in partitions.get("rawConfig") or ())
+    raw = tuple(line for line in lines if line.startswith("PartitionName"))
     return SlurmSettings(
         cluster=name_of(cluster),
         namespace=cluster["metadata"]["namespace"],
@@ -136,11 +139,11 @@ def slurm_settings(
         workers=workers,
         declares_nodes=kind == "structured",
         partitions=_partitions(kind, partitions),
-        raw_partitions=_raw(partitions) if kind == "custom" else (),
+        raw_partitions=raw if kind == "custom" else (),
         accounting=accounting,
         accounting_config=_properties(gather),
         slurm_config=_properties(spec.get("slurmConfig") or {}),
-        health_check=_health_check(spec.get("healthCheckConfig")),
+        health_check=spec.get("healthCheckConfig"),
         custom=spec.get("customSlurmConfig", ""),
     )
 
@@ -149,16 +152,6 @@ def _properties(config: Mapping[str, str | int]) -> dict[str, str | int]:
     """The values under Slurm's names, as the operator writes them: all but empty texts."""
     named = {key[0].upper() + key[1:]: value for key, value in config.items() if value != ""}
     return {key: value for key, value in sorted(named.items()) if key not in _NOT_HERE}
-
-
-def _health_check(config: Mapping[str, Any] | None) -> HealthCheck | None:
-    if config is None:
-        return None
-    return HealthCheck(
-        program=config["healthCheckProgram"],
-        interval_s=config["healthCheckInterval"],
-        states=tuple(item["state"] for item in config["healthCheckNodeState"]),
-    )
 
 
 def _partitions(kind: str, configuration: Mapping[str, Any]) -> tuple[Partition, ...]:
@@ -174,12 +167,6 @@ def _partitions(kind: str, configuration: Mapping[str, Any]) -> tuple[Partition,
         )
         for item in configuration.get("partitions") or []
     )
-
-
-def _raw(configuration: Mapping[str, Any]) -> tuple[str, ...]:
-    """The lines of partitions; the operator leaves any other out."""
-    lines = (line.strip() for line in configuration.get("rawConfig") or ())
-    return tuple(line for line in lines if line.startswith("PartitionName"))
 
 
 _MODE: Final = 0o644

@@ -104,9 +104,9 @@ def resolve(
     if "ephemeral" in source or "volumeClaimTemplateSpec" in source:
         return Volume(folder=own, made_folders=tuple(source.get(_FOLDERS, ())))
     if (config := source.get("configMap")) is not None:
-        return _files(_payload(config, "ConfigMap", "config", namespace, snapshot), config, own)
+        return _files(_payload(config, "ConfigMap", namespace, snapshot), config, own)
     if (secret := source.get("secret")) is not None:
-        return _files(_payload(secret, "Secret", "secret", namespace, snapshot), secret, own)
+        return _files(_payload(secret, "Secret", namespace, snapshot), secret, own)
     if nfs := source.get("nfs"):
         # A server's export: no machine runs here, its files do.
         export = f"nfs-{nfs['server']}{nfs['path'].replace('/', '-')}"
@@ -212,20 +212,12 @@ def check_files(volume: Mapping[str, Any], namespace: str, snapshot: Snapshot) -
 
     The words of pkg/volume/{secret,configmap} of Kubernetes v1.36.
     """
-    sources = (volume.get("projected") or {}).get("sources") or [volume]
-    for source in sources:
-        for field, kind, key_word in (
-            ("secret", "Secret", "secret"),
-            ("configMap", "ConfigMap", "config"),
-        ):
-            given = source.get(field)
-            if given is None:
-                continue
-            try:
-                _payload(given, kind, key_word, namespace, snapshot)
-            except UnboundError as error:
-                text = f'MountVolume.SetUp failed for volume "{volume["name"]}" : {error}'
-                raise UnboundError(text) from error
+    for kind, given in kube_rules.file_sources(volume):
+        try:
+            _payload(given, kind, namespace, snapshot)
+        except UnboundError as error:
+            text = f'MountVolume.SetUp failed for volume "{volume["name"]}" : {error}'
+            raise UnboundError(text) from error
 
 
 def check_subpaths(
@@ -245,7 +237,7 @@ def check_subpaths(
             given, path = volume.get(field), mount.get("subPath")
             if given is None or not path:
                 continue
-            if path not in _payload(given, kind, "", namespace, snapshot):
+            if path not in _payload(given, kind, namespace, snapshot):
                 raise UnboundError(
                     f'error mounting "{path}" of {kind.lower()} '
                     f'"{given.get("secretName") or given.get("name")}" to rootfs at '
@@ -255,7 +247,7 @@ def check_subpaths(
 
 
 def _payload(
-    source: Mapping[str, Any], kind: str, key_word: str, namespace: str, snapshot: Snapshot
+    source: Mapping[str, Any], kind: str, namespace: str, snapshot: Snapshot
 ) -> dict[str, bytes]:
     """File -> content; a key that `items` names must be there unless the source is optional."""
     name = source.get("secretName") or source.get("name", "")
@@ -275,7 +267,8 @@ def _payload(
         return data
     for item in items:
         if item["key"] not in data and not source.get("optional"):
-            raise UnboundError(f"references non-existent {key_word} key: {item['key']}")
+            word = "secret" if kind == "Secret" else "config"
+            raise UnboundError(f"references non-existent {word} key: {item['key']}")
     return {item["path"]: data[item["key"]] for item in items if item["key"] in data}
 
 

@@ -10,7 +10,7 @@ answers on another address.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -48,15 +48,6 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthCheck:
-    """A program that Slurm runs on every node again and again."""
-
-    program: str
-    interval_s: int
-    states: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmSettings:
     """One cluster, as its custom resources declare it."""
 
@@ -76,7 +67,8 @@ class SlurmSettings:
     """Values of the accounting's `slurmConfig`, by Slurm's name."""
     slurm_config: dict[str, str | int] = field(default_factory=dict)
     """Values of `spec.slurmConfig`, by Slurm's name."""
-    health_check: HealthCheck | None = None
+    health_check: Mapping[str, Any] | None = None
+    """`spec.healthCheckConfig`: a program that Slurm runs on every node again and again."""
     credential_s: int = 120
     """How long a job may take to launch; so long Slurm also holds back a job that is requeued."""
     custom: str = ""

@@ -162,11 +162,9 @@ class _Look:
 
     def _files(self, spec: Object) -> Iterator[Cause]:
         for volume in spec.get("volumes") or ():
-            for source in (volume.get("projected") or {}).get("sources") or (volume,):
-                for field, kind in (("secret", "Secret"), ("configMap", "ConfigMap")):
-                    given = source.get(field)
-                    if given is not None and not given.get("optional"):
-                        yield from self._keys(kind, given)
+            for kind, given in kube_rules.file_sources(volume):
+                if not given.get("optional"):
+                    yield from self._keys(kind, given)
 
     def _keys(self, kind: str, given: Mapping[str, Any]) -> Iterator[Cause]:
         name = given.get("secretName") or given.get("name", "")

@@ -62,9 +62,8 @@ def planned(values: Values, *more: Object, without: str = "") -> dict[str, PodPl
     places = Places(filesystems=Path("/fs"), pods=Path("/pods"))
     plan = make_plan(Snapshot.of(known), places=places, ports=Ports(17800), worker_port=lambda _: 1)
     assert plan.cluster is not None
-    pods = [plan.cluster.controller, plan.cluster.login, plan.cluster.accounting]
-    pods += [plan.cluster.database, *(pod for item in plan.nodesets for pod in item.pods)]
-    return {pod.name: pod for pod in pods if pod is not None}
+    workers = (pod for item in plan.nodesets for pod in item.pods)
+    return {pod.name: pod for pod in (*plan.cluster.pods.values(), *workers)}
 
 
 def live(plan: PodPlan, phase: str) -> Object:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.local.slurm import conf
-from infra.local.slurm.conf import HealthCheck, Partition, SlurmSettings, WorkerNode
+from infra.local.slurm.conf import Partition, SlurmSettings, WorkerNode
 from infra.local.slurm.pod import SlurmSetup
 
 STATIC = "CPUs=64 Boards=1 SocketsPerBoard=1 CoresPerSocket=32 ThreadsPerCore=2 Gres=gpu:l40s:2"
@@ -57,9 +57,11 @@ def settings() -> SlurmSettings:
             "Epilog": "/opt/slurm_scripts/epilog.sh",
             "Prolog": "/opt/slurm_scripts/prolog.sh",
         },
-        health_check=HealthCheck(
-            program="/opt/slurm_scripts/hc_program.sh", interval_s=120, states=("ANY", "CYCLE")
-        ),
+        health_check={
+            "healthCheckProgram": "/opt/slurm_scripts/hc_program.sh",
+            "healthCheckInterval": 120,
+            "healthCheckNodeState": [{"state": "ANY"}, {"state": "CYCLE"}],
+        },
         setup=SlurmSetup(prefix=Path("/opt/slurm")),
     )
 
