@@ -77,14 +77,10 @@ def check_folder(state: State) -> None:
 
 
 def _file_system(path: Path) -> str:
-    found = "unknown"
-    best = ""
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, point, kind, *_ = line.split()
-        point = re.sub(r"\\040", " ", point)
-        if str(path).startswith(point) and len(point) >= len(best):
-            best, found = point, kind
-    return found
+    rows = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
+    mounts = [(point.replace("\\040", " "), kind) for _, point, kind, *_ in rows]
+    holding = [each for each in reversed(mounts) if str(path).startswith(each[0])]
+    return max(holding, key=lambda each: len(each[0]), default=("", "unknown"))[1]
 
 
 EMULATOR: Final = "nebius-api"
@@ -250,26 +246,17 @@ def start_services(cloud: Cloud) -> None:
 
 def start_emulator(cloud: Cloud) -> None:
     """Start the emulated Nebius API and wait for it."""
-    port = cloud.ports.nebius_api
-    folder = cloud.state.local / EMULATOR
-    folder.mkdir(parents=True, exist_ok=True)
-    argv = [sys.executable, "-m", "infra.local.nebius_api", "--state", str(folder)]
-    argv += ["--port", str(port), "--kube-endpoint", cloud.kube.endpoint]
-    argv += ["--kube-ca", str(cloud.kube.ca_file)]
-    argv += ["--object-storage", f"127.0.0.1:{cloud.ports.object_storage}"]
-    if (latency := folder / _LATENCY).exists():
-        argv += ["--latency", latency.read_text()]
-    _start_listening(cloud, EMULATOR, port, argv)
+    options = ["--kube-endpoint", cloud.kube.endpoint, "--kube-ca", str(cloud.kube.ca_file)]
+    options += ["--object-storage", f"127.0.0.1:{cloud.ports.object_storage}"]
+    if (latency := cloud.state.local / EMULATOR / _LATENCY).exists():
+        options += ["--latency", latency.read_text()]
+    _start_listening(cloud, EMULATOR, cloud.ports.nebius_api, options)
 
 
 def start_object_storage(cloud: Cloud) -> None:
     """Start the emulated object storage and wait for it; what it holds lies beside the others."""
-    port = cloud.ports.object_storage
-    folder = cloud.state.local / OBJECT_STORAGE
-    folder.mkdir(parents=True, exist_ok=True)
-    argv = [sys.executable, "-m", "infra.local.object_storage", "--state", str(folder)]
-    argv += ["--cloud", str(cloud.state.local / EMULATOR), "--port", str(port)]
-    _start_listening(cloud, OBJECT_STORAGE, port, argv)
+    options = ["--cloud", str(cloud.state.local / EMULATOR)]
+    _start_listening(cloud, OBJECT_STORAGE, cloud.ports.object_storage, options)
 
 
 def restart_emulator(cloud: Cloud, *, latency_s: float | None) -> None:
@@ -322,20 +309,18 @@ def refuse_taken_login_port(cloud: Cloud, path: str, port: int) -> None:
         raise LocalError(f"{path}: {login_in_use(port)}")
 
 
-def refuse_taken_port(part: str, port: int) -> None:
-    """Refuse a port that a stranger holds."""
-    if not is_free(port):
-        raise LocalError(f"{part}: {in_use(port)}")
-
-
 def _start_kube(cloud: Cloud) -> None:
     api_server.start(cloud.kube)
     with closing(KubeClient(cloud.kube.access())) as client:
         install_crds(client)
 
 
-def _start_listening(cloud: Cloud, name: str, port: int, argv: list[str]) -> None:
-    """Start a server that does not run, and return once it listens."""
+def _start_listening(cloud: Cloud, name: str, port: int, options: list[str]) -> None:
+    """Start a server of this package that does not run, and return once it listens."""
+    folder = cloud.state.local / name
+    folder.mkdir(parents=True, exist_ok=True)
+    argv = [sys.executable, "-m", f"infra.local.{name.replace('-', '_')}", "--state", str(folder)]
+    argv += ["--port", str(port), *options]
     log = cloud.state.local / "log" / f"{name}.log"
     started = False
     deadline = time.monotonic() + _READY_S
@@ -344,7 +329,8 @@ def _start_listening(cloud: Cloud, name: str, port: int, argv: list[str]) -> Non
         if not process.alive(name, cloud.state.run):
             if started:
                 raise LocalError(f"{name}: ended at its start; see {log}")
-            refuse_taken_port(name, port)
+            if not is_free(port):
+                raise LocalError(f"{name}: {in_use(port)}")
             process.start(name, argv, run_dir=cloud.state.run, log=log, env=cloud.environment())
             started = True
         if time.monotonic() > deadline:

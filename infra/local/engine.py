@@ -100,7 +100,7 @@ def search_path(path: str, cache: Cache, home: Path) -> str:
     Of PULUMI_HOME `home` it is that engine beside an official language host, where one was placed.
     """
     own = [str(CHECKOUT / ".venv" / "bin")]
-    placed = str(_placed_engine(home))
+    placed = str(home / "engine")
     tools = [str(cache.pulumi.parent), str(cache.kube_apiserver.parent)]
     known = (*own, *tools, placed)
     rest = [part for part in path.split(os.pathsep) if part and part not in known]
@@ -272,7 +272,8 @@ def _place(given: Path | None, program: Path) -> bool:
             program.unlink(missing_ok=True)
             mark.unlink()
         return False
-    if not (mark.exists() and program.exists() and _same_file(source, program)):
+    there, here = source.stat(), program.stat() if mark.exists() and program.exists() else None
+    if here is None or (there.st_size, there.st_mtime_ns) != (here.st_size, here.st_mtime_ns):
         program.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
         _put(source, program)
@@ -281,22 +282,13 @@ def _place(given: Path | None, program: Path) -> bool:
 
 def _place_language_host(home: Path, given: Path | None) -> None:
     """The engine takes a language host without a warning only from beside its own program."""
-    folder, engine = _placed_engine(home), Cache.from_environ().pulumi
+    folder, engine = home / "engine", Cache.from_environ().pulumi
     placed = [_place(given, folder / name) for name in _LANGUAGE_FILES]
     if all(placed) and engine.exists():
         if not (folder / engine.name).exists():
             _put(engine, folder / engine.name)
     elif folder.exists():
         shutil.rmtree(folder)
-
-
-def _placed_engine(home: Path) -> Path:
-    return home / "engine"
-
-
-def _same_file(source: Path, copy: Path) -> bool:
-    there, here = source.stat(), copy.stat()
-    return (there.st_size, there.st_mtime_ns) == (here.st_size, here.st_mtime_ns)
 
 
 def _put(source: Path, target: Path) -> None:

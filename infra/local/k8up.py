@@ -121,6 +121,7 @@ _OUT: Final = "/out"
 _DATA: Final = "/data"
 _RESTORE: Final = "/restore"
 _RESTIC: Final = "restic --no-cache"
+_LISTING: Final = f"{_RESTIC} snapshots --json > {_OUT}/snapshots.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +156,7 @@ def backup(claims: Mapping[str, Path], *, host: str, tags: Sequence[str]) -> Wor
     )
     # As k8up does: where it cannot be made, the copy says why.
     made = f"{_RESTIC} cat config > /dev/null 2>&1 || {_RESTIC} init > /dev/null 2>&1 || :"
-    return Work(steps=(made, *copies, _listing()), mounts=tuple(mounts))
+    return Work(steps=(made, *copies, _LISTING), mounts=tuple(mounts))
 
 
 def prune(retention: Mapping[str, Any]) -> Work:
@@ -163,7 +164,7 @@ def prune(retention: Mapping[str, Any]) -> Work:
     marks = " ".join(f"--tag {shlex.quote(tag)}" for tag in retention.get("tags") or ())
     keep = int(retention.get("keepDaily") or 14)  # k8up's own default
     forget = f"{_RESTIC} forget --prune --keep-daily {keep} {marks}"
-    return Work(steps=(forget, _listing()), mounts=())
+    return Work(steps=(forget, _LISTING), mounts=())
 
 
 def restore(target: Path, *, snapshot: str, host: str, source: str, include: str) -> Work:
@@ -217,20 +218,12 @@ class Runner:
             return None
         out = self._home(name) / "out"
         status = (out / "status").read_text().strip() if (out / "status").exists() else "killed"
-        log = (out / "log").read_text(errors="replace") if (out / "log").exists() else ""
-        lines = [line for line in log.splitlines() if line.strip()]
-        last = lines[-1][:300] if lines else "no output"
-        succeeded = status == "0"
+        if status != "0":
+            message = f"restic ended with {status}: {process.last_line(out / 'log')[:300]}"
+            return Outcome(succeeded=False, message=message, snapshots=None)
         listed = out / "snapshots.json"
-        return Outcome(
-            succeeded=succeeded,
-            message="the job succeeded" if succeeded else f"restic ended with {status}: {last}",
-            snapshots=(
-                tuple(json.loads(listed.read_text()) or ())
-                if succeeded and listed.exists()
-                else None
-            ),
-        )
+        snapshots = tuple(json.loads(listed.read_text()) or ()) if listed.exists() else None
+        return Outcome(succeeded=True, message="the job succeeded", snapshots=snapshots)
 
     def forget(self, name: str) -> None:
         """Ends the job and removes all that it left."""
@@ -250,10 +243,6 @@ class Runner:
 
     def _home(self, name: str) -> Path:
         return self.folder / "pods" / name
-
-
-def _listing() -> str:
-    return f"{_RESTIC} snapshots --json > {_OUT}/snapshots.json"
 
 
 API_VERSION: Final = "k8up.io/v1"

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -195,14 +195,18 @@ def all_processes(run_dir: Path) -> list[Process]:
     return [process for process in found if process is not None]
 
 
+def last_line(log: Path) -> str:
+    """The last line of a log in which something is written."""
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    return next((line for line in reversed(lines) if line.strip()), "no output")
+
+
 def _signal_group(process: Process, run_dir: Path, number: signal.Signals) -> bool:
     """Signal every member of the process's group; True if there was one."""
     members = _members(process, run_dir)
     for pid in members:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            continue
     return bool(members)
 
 
@@ -212,17 +216,14 @@ def _members(process: Process, run_dir: Path) -> list[int]:
         return []
     leader_lives = process.alive
     mark = f"{MARK}={_mark(process.name, run_dir)}".encode()
-    members: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        pid = int(entry.name)
-        fields = _stat(pid)
-        if fields is None or int(fields[2]) != process.pid:
-            continue
-        if leader_lives or mark in _environment(pid):
-            members.append(pid)
-    return members
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return [
+        pid
+        for pid in pids
+        if (fields := _stat(pid)) is not None
+        and int(fields[2]) == process.pid
+        and (leader_lives or mark in _environment(pid))
+    ]
 
 
 def _gone(process: Process, run_dir: Path, timeout_s: float) -> bool:

@@ -21,8 +21,14 @@ from typing import Any, Final
 
 import yaml
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from infra import files
@@ -34,6 +40,11 @@ from infra.state import Cache
 
 _VALID_DAYS = 3650
 _RENEW_BEFORE_DAYS = 30
+_PEM: Final = Encoding.PEM
+_FILES: Final = (
+    "ca.crt", "server.key", "service-account.key", "service-account.pub", "server.crt"
+)  # fmt: skip
+"""The last one's presence says that all others stand."""
 
 
 def write_certificates(folder: Path, address: str) -> None:
@@ -61,17 +72,19 @@ def write_certificates(folder: Path, address: str) -> None:
         )
         .sign(ca_key, hashes.SHA256())
     )
-    _write(folder / "ca.crt", ca.public_bytes(serialization.Encoding.PEM))
-    _write(folder / "server.key", _private(server_key))
-    _write(folder / "service-account.key", _private(account_key))
-    _write(folder / "service-account.pub", _public(account_key))
-    # Last: its presence says that all others stand.
-    _write(folder / "server.crt", server.public_bytes(serialization.Encoding.PEM))
+    contents = (
+        ca.public_bytes(_PEM),
+        _private(server_key),
+        _private(account_key),
+        account_key.public_key().public_bytes(_PEM, PublicFormat.SubjectPublicKeyInfo),
+        server.public_bytes(_PEM),
+    )
+    for name, content in zip(_FILES, contents, strict=True):
+        files.write(folder / name, content, mode=0o600)
 
 
 def _stands(folder: Path) -> bool:
-    names = ("ca.crt", "server.key", "service-account.key", "service-account.pub", "server.crt")
-    if not all((folder / name).exists() for name in names):
+    if not all((folder / name).exists() for name in _FILES):
         return False
     server = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
     return server.not_valid_after_utc > datetime.now(UTC) + timedelta(days=_RENEW_BEFORE_DAYS)
@@ -111,23 +124,7 @@ def _usage(*, certificates: bool) -> x509.KeyUsage:
 
 
 def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.TraditionalOpenSSL,
-        serialization.NoEncryption(),
-    )
-
-
-def _public(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-
-
-def _write(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+    return key.private_bytes(_PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
 
 
 _UNFINISHED_BUILD: Final = "build/kube-apiserver/kube-apiserver"
@@ -317,7 +314,7 @@ def _start_once(
 ) -> None:
     log = _log(config, name)
     if name in started:
-        raise LocalError(f"{name}: ended at its start; see {log}: {_last_line(log)}")
+        raise LocalError(f"{name}: ended at its start; see {log}: {process.last_line(log)}")
     _refuse_taken_ports(name, wanted)
     process.start(name, argv, run_dir=config.run_dir, log=log, cwd=config.folder)
     started.add(name)
@@ -325,11 +322,6 @@ def _start_once(
 
 def _log(config: ApiServerConfig, name: str) -> Path:
     return config.folder / f"{name}.log"
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return lines[-1] if lines else "(empty)"
 
 
 _FOLDER = Path(__file__).parent / "crds"

@@ -65,37 +65,16 @@ class ChartError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Required:
-    """A value without a default."""
+class _Tagged:
+    """What a tag of the values files says of a value.
 
+    `!required` has no default. `!any` is of any shape, `!unused` makes no object on the local
+    stack; both hold their default. `!optional` is a mapping that is absent unless it is given;
+    `!each` a list whose `items` all have one shape, with its `default`.
+    """
 
-@dataclass(frozen=True, slots=True)
-class _Any:
-    """A value of any shape."""
-
-    default: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Unused:
-    """A value that the chart knows and that makes no object on the local stack."""
-
-    default: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Optional:
-    """A mapping that is absent unless it is given."""
-
-    tree: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Each:
-    """A list whose items all have one shape."""
-
-    items: Mapping[str, Any]
-    default: list[Any]
+    tag: str
+    content: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,33 +116,34 @@ class _Merge:
 
     def _value(self, node: Any, given: Mapping[str, Any], key: str, path: str) -> Any:
         """The merged value at `path`; None where there is none."""
-        is_given = key in given
-        value = given.get(key)
-        if isinstance(node, _Required):
-            if value is None or value == "":
-                self.problems.append(f"{path}: is required")
-            return value
-        if isinstance(node, _Unused):
-            if is_given and value != node.default:
-                self.unused.append(path)
-            return None
-        if isinstance(node, _Any):
-            return deepcopy(_overlay(node.default, value) if is_given else node.default)
-        if isinstance(node, _Optional):
-            return None if value is None else self.mapping(node.tree, value, path)
-        if isinstance(node, _Each):
-            return self._list(node, value if is_given else node.default, path)
-        if isinstance(node, Mapping):
-            return self.mapping(node, value if is_given and value is not None else {}, path)
-        return value if is_given else node
+        is_given, value = key in given, given.get(key)
+        match node:
+            case _Tagged("!required"):
+                if value is None or value == "":
+                    self.problems.append(f"{path}: is required")
+                return value
+            case _Tagged("!unused", default):
+                if is_given and value != default:
+                    self.unused.append(path)
+                return None
+            case _Tagged("!any", default):
+                return deepcopy(_overlay(default, value) if is_given else default)
+            case _Tagged("!optional", tree):
+                return None if value is None else self.mapping(tree, value, path)
+            case _Tagged(_, each):
+                return self._list(each["items"], value if is_given else each["default"], path)
+            case Mapping():
+                return self.mapping(node, {} if value is None else value, path)
+            case _:
+                return value if is_given else node
 
-    def _list(self, node: _Each, given: Any, path: str) -> list[Any]:
+    def _list(self, items: Mapping[str, Any], given: Any, path: str) -> list[Any]:
         if given is None:
             return []
         if not isinstance(given, list):
             self.problems.append(f"{path}: {given!r} is not a list")
             return []
-        return [self.mapping(node.items, item, f"{path}[{i}]") for i, item in enumerate(given)]
+        return [self.mapping(items, item, f"{path}[{i}]") for i, item in enumerate(given)]
 
 
 def _overlay(default: Any, given: Any) -> Any:
@@ -198,11 +178,8 @@ def _content(loader: Any, node: yaml.Node) -> Any:
     return loader.construct_object(yaml.ScalarNode(tag, node.value))
 
 
-_Loader.add_constructor("!required", lambda loader, node: _Required())
-_Loader.add_constructor("!any", lambda loader, node: _Any(_content(loader, node)))
-_Loader.add_constructor("!unused", lambda loader, node: _Unused(_content(loader, node)))
-_Loader.add_constructor("!optional", lambda loader, node: _Optional(_content(loader, node)))
-_Loader.add_constructor("!each", lambda loader, node: _Each(**_content(loader, node)))
+for _tag in ("!required", "!any", "!unused", "!optional", "!each"):
+    _Loader.add_constructor(_tag, lambda loader, node: _Tagged(node.tag, _content(loader, node)))
 
 
 @cache

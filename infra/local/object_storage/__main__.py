@@ -47,8 +47,13 @@ _PARTIAL: Final = ".partial-"
 """Start of a name that no key has: quote() leaves the dot, so such a key is refused."""
 
 
-class KeyRefusedError(Exception):
-    """A key that cannot be kept here."""
+class S3Error(Exception):
+    """A refusal in the words of S3."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +110,8 @@ class Objects:
     def _path(self, bucket_id: str, key: str) -> Path:
         name = quote(key, safe="")
         if len(name) > _LONGEST or name in (".", "..") or name.startswith(_PARTIAL):
-            raise KeyRefusedError(
-                f"key of {len(key)} characters cannot be kept: at most {_LONGEST} after encoding"
-            )
+            told = f"key of {len(key)} characters cannot be kept: at most {_LONGEST} after encoding"
+            raise S3Error(400, "KeyTooLongError", told)
         return self.folder / bucket_id / name
 
 
@@ -135,15 +139,6 @@ _LISTING: Final = frozenset(
 _RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
 _UNSIGNED: Final = "UNSIGNED-PAYLOAD"
-
-
-class S3Error(Exception):
-    """A refusal in the words of S3."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +173,6 @@ class ObjectStorage:
         """The answer to one call; header names are lower case."""
         try:
             return self._dispatch(self._let_in(method, target, headers, body))
-        except KeyRefusedError as error:
-            return refused(S3Error(400, "KeyTooLongError", str(error)))
         except S3Error as error:
             return refused(error)
 
@@ -352,18 +345,15 @@ def _quoted(key: str) -> str:
     return quote(key, safe="/-_.~")
 
 
-def _xml(text: str) -> Answer:
-    return Answer(body=f"{_XML}{text}".encode(), headers={"Content-Type": "application/xml"})
+def _xml(text: str, status: int = 200) -> Answer:
+    headers = {"Content-Type": "application/xml"}
+    return Answer(status=status, body=f"{_XML}{text}".encode(), headers=headers)
 
 
 def refused(error: S3Error) -> Answer:
     """The answer that says so."""
     text = f"<Error><Code>{error.code}</Code><Message>{escape(str(error))}</Message></Error>"
-    return Answer(
-        status=error.status,
-        body=f"{_XML}{text}".encode(),
-        headers={"Content-Type": "application/xml"},
-    )
+    return _xml(text, error.status)
 
 
 _LARGEST: Final = 512 << 20

@@ -10,7 +10,8 @@ import hashlib
 import hmac
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -41,10 +42,8 @@ class Claim:
 def read_claim(header: str) -> Claim | None:
     """The claim; None for a header that is no such signature."""
     algorithm, _, rest = header.partition(" ")
-    parts: dict[str, str] = {}
-    for part in rest.split(","):
-        name, _, value = part.strip().partition("=")
-        parts[name] = value
+    pairs = (part.strip().partition("=") for part in rest.split(","))
+    parts = {name: value for name, _, value in pairs}
     if algorithm != _ALGORITHM or not {"Credential", "SignedHeaders", "Signature"} <= set(parts):
         return None
     key_id, _, scope = parts["Credential"].partition("/")
@@ -142,12 +141,15 @@ class Access:
 
     def bucket(self, name: str) -> Bucket | None:
         """The bucket of this name; names are unique in the whole cloud."""
-        with self._connected() as database:
-            for found in self._of(database, "storagebucket"):
-                if found.metadata.name == name:
-                    return Bucket(
-                        id=found.metadata.id, holders=frozenset(self._chain(database, found))
-                    )
+        for found in self._all("storagebucket"):
+            if found.metadata.name == name:
+                holders, parent = {found.metadata.id}, found.metadata.parent_id
+                above = self._all(parent.partition("-")[0]) if parent else []
+                holders |= {
+                    parent,
+                    *(x.metadata.parent_id for x in above if x.metadata.id == parent),
+                }
+                return Bucket(id=found.metadata.id, holders=frozenset(holders - {""}))
         return None
 
     def secret(self, key_id: str) -> str | None:
@@ -162,61 +164,30 @@ class Access:
             return False
         account = key.spec.account.service_account.id
         allowed = _WRITERS if write else _WRITERS | _READERS
-        with self._connected() as database:
-            groups = {
-                found.metadata.parent_id
-                for found in self._of(database, "groupmembership")
-                if found.spec.member_id == account
-            }
-            return any(
-                found.spec.role in allowed
-                for found in self._of(database, "accesspermit")
-                if found.metadata.parent_id in groups and found.spec.resource_id in bucket.holders
-            )
+        groups = {
+            found.metadata.parent_id
+            for found in self._all("groupmembership")
+            if found.spec.member_id == account
+        }
+        return any(
+            found.spec.role in allowed
+            for found in self._all("accesspermit")
+            if found.metadata.parent_id in groups and found.spec.resource_id in bucket.holders
+        )
 
     def _key(self, key_id: str) -> Any | None:
-        with self._connected() as database:
-            for found in self._of(database, "accesskey"):
-                if store.key_id(found.metadata.id) == key_id:
-                    ends = found.spec.expires_at
-                    ended = found.spec.HasField("expires_at") and ends.seconds <= self._clock()
-                    return None if ended else found
+        for found in self._all("accesskey"):
+            if store.key_id(found.metadata.id) == key_id:
+                ends = found.spec.expires_at
+                ended = found.spec.HasField("expires_at") and ends.seconds <= self._clock()
+                return None if ended else found
         return None
 
-    def _chain(self, database: sqlite3.Connection, resource: Any) -> Iterator[str]:
-        yield resource.metadata.id
-        parent = resource.metadata.parent_id
-        if parent:
-            yield parent
-            for found in self._of(database, parent.partition("-")[0]):
-                if found.metadata.id == parent:
-                    yield found.metadata.parent_id
-
-    def _of(self, database: sqlite3.Connection, kind: str) -> Iterator[Any]:
-        rows = database.execute(
-            "SELECT type, body FROM resources WHERE substr(id, 1, ?) = ?",
-            (len(kind) + 1, f"{kind}-"),
-        )
-        for type_, body in rows:
-            yield self._schema.message(type_).FromString(body)
-
-    def _connected(self) -> _Database:
-        return _Database(self._file)
-
-
-class _Database:
-    """A connection for the length of a block; an empty one where the cloud never started."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def __enter__(self) -> sqlite3.Connection:
-        if self._file.exists():
-            self._connection = sqlite3.connect(f"file:{self._file}?mode=ro", uri=True)
-        else:
-            self._connection = sqlite3.connect(":memory:")
-            self._connection.execute("CREATE TABLE resources (id TEXT, type TEXT, body BLOB)")
-        return self._connection
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
+    def _all(self, kind: str) -> list[Any]:
+        """Every resource with this id prefix; none where the cloud never started."""
+        if not self._file.exists():
+            return []
+        query = "SELECT type, body FROM resources WHERE substr(id, 1, ?) = ?"
+        with closing(sqlite3.connect(f"file:{self._file}?mode=ro", uri=True)) as database:
+            rows = database.execute(query, (len(kind) + 1, f"{kind}-")).fetchall()
+        return [self._schema.message(type_).FromString(body) for type_, body in rows]

@@ -140,7 +140,7 @@ class SlurmRuntime:
         attempt = self._attempts.setdefault(spec.name, _Attempt())
         now = time.monotonic()
         if now < attempt.not_before:
-            return f"ended: {_last_line(self._log(spec.name))}"
+            return f"ended: {process.last_line(self._log(spec.name))[:300]}"
         attempt.not_before = now + attempt.wait_s
         attempt.wait_s = min(2 * attempt.wait_s, _LAST_RETRY_S)
         if not pods.processes(self.folder, spec.name):
@@ -201,8 +201,3 @@ class SlurmRuntime:
 def _munged(pod: str) -> str:
     """Process name of a pod's munged, or of the one that the others share."""
     return f"{_MUNGED}-{pod}" if pod else _MUNGED
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-    return next((line for line in reversed(lines) if line.strip()), "no output")[:300]

@@ -110,9 +110,9 @@ class SharedFolder:
             for name in ("cgroup.conf", PROFILE):
                 (self.folder / name).unlink(missing_ok=True)
         # In place: the pods have this very file mounted over their /etc/hosts.
-        hosts = self.folder / "hosts"
-        if hosts.read_text() != conf.render_hosts(settings):
-            hosts.write_text(conf.render_hosts(settings))
+        hosts, text = self.folder / "hosts", conf.render_hosts(settings)
+        if hosts.read_text() != text:
+            hosts.write_text(text)
         for worker in settings.workers:
             (self.folder / "spool" / worker.name).mkdir(exist_ok=True)
         most = max((conf.gpus(worker.static)[1] for worker in settings.workers), default=0)
@@ -142,12 +142,9 @@ class SharedFolder:
         setup: SlurmSetup,
     ) -> None:
         """Write what sshd reads; without host keys it gets one of its own."""
-        ssh = self.folder / "ssh"
         keys = list(host_keys) or [self._own_host_key()]
         for index, key in enumerate(keys):
-            path = ssh / f"host_key_{index}"
-            if not path.exists() or path.read_bytes() != key:
-                files.write(path, key, mode=0o600)
+            self._write(f"ssh/host_key_{index}", key, mode=0o600)
         self._write("ssh/authorized_keys", "".join(f"{key}\n" for key in authorized_keys))
         pod.write_programs(self.folder)
         self._write("sshd_config", conf.render_sshd_config(port, len(keys), setup.path))
@@ -166,11 +163,10 @@ class SharedFolder:
             subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
         return path.read_bytes()
 
-    def _write(self, name: str, text: str, *, mode: int | None = None) -> None:
-        path = self.folder / name
-        if path.exists() and path.read_text() == text:
-            return
-        files.write(path, text, mode=mode)
+    def _write(self, name: str, content: str | bytes, *, mode: int | None = None) -> None:
+        path, data = self.folder / name, content.encode() if isinstance(content, str) else content
+        if not path.exists() or path.read_bytes() != data:
+            files.write(path, data, mode=mode)
 
 
 def mariadb(settings: SlurmSettings, pod: PodSpec, folder: str) -> Daemon:

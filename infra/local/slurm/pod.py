@@ -408,13 +408,15 @@ def write_programs(shared: Path) -> None:
         ),
         _DELETE: _CHANGE.format(change='/usr/sbin/userdel --prefix "$work" "$@"', after=""),
     }
-    folder = shared / "bin"
-    folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        path = folder / name
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
-            path.chmod(0o755)
+        _write_program(shared / "bin" / name, text)
+
+
+def _write_program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+        path.chmod(0o755)
 
 
 RESUME: Final = "resume"
@@ -427,7 +429,7 @@ _PARTIAL: Final = ".new"
 _PROGRAM: Final = """#!/bin/sh
 set -e
 export PATH={path} SLURM_CONF={state}/slurm.conf
-request={state}/{folder}/{requests}/$(date +%s%N)-$$-{verb}
+request={request}/$(date +%s%N)-$$-{verb}
 scontrol show hostnames "$1" > "$request{partial}"
 mv "$request{partial}" "$request"
 """
@@ -450,19 +452,12 @@ def program(verb: str) -> str:
 def write_power_programs(shared: Path, path: str) -> None:
     """Puts both programs into the shared folder; they find Slurm on `path`."""
     (shared / FOLDER / _REQUESTS).mkdir(parents=True, exist_ok=True)
+    request = f"{STATE_PATH}/{FOLDER}/{_REQUESTS}"
     for verb in (RESUME, SUSPEND):
-        program = shared / FOLDER / verb
         text = _PROGRAM.format(
-            state=STATE_PATH,
-            folder=FOLDER,
-            requests=_REQUESTS,
-            verb=verb,
-            partial=_PARTIAL,
-            path=path,
+            state=STATE_PATH, request=request, verb=verb, partial=_PARTIAL, path=path
         )
-        if not program.exists() or program.read_text() != text:
-            program.write_text(text)
-            program.chmod(0o755)
+        _write_program(shared / FOLDER / verb, text)
 
 
 def requests(shared: Path) -> tuple[Request, ...]:
