@@ -61,7 +61,7 @@ def made(
     if stack is not None:
         urn = f"urn:pulumi:{stack}::soperator-stack::{token}::{name}"
         return provider.create(token, urn, inputs, False)[0]
-    operation = provider._api.call(kind.service, "Create", kind.create_request(inputs))
+    operation = provider._api.call(kind.service, "Create", kind.request("Create", inputs))
     return provider._api.wait(kind.service, operation).resource_id
 
 

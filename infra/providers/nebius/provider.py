@@ -119,7 +119,7 @@ class NebiusProvider(Provider):
         one made. A key that answers with an operation of the past, whose resource was destroyed
         since or never became one, is used up: the next one is taken.
         """
-        request = kind.create_request(adoption.add(inputs, urn))
+        request = kind.request("Create", adoption.add(inputs, urn))
         for attempt in range(_REPLAYS):
             declared = json.dumps([urn, inputs, attempt], sort_keys=True, default=str)
             key = str(uuid.uuid5(_KEYS, declared))

@@ -19,7 +19,6 @@ from infra.providers.nebius.schema import (
     Reading,
     Schema,
     canonical,
-    fill,
     is_map,
     message_of,
     unknown_key,
@@ -143,7 +142,7 @@ class ResourceType:
 
     def check(self, inputs: Values) -> tuple[Values, list[Failure]]:
         """Inputs in canonical spelling and everything that the API would refuse in them."""
-        reading = Reading()
+        reading = Reading(self.schema)
         metadata = inputs.get("metadata")
         spec = {} if inputs.get("spec") is None else inputs["spec"]
         for key in inputs.keys() - {"metadata", "spec"}:
@@ -159,8 +158,8 @@ class ResourceType:
             reading.refuse("metadata.parent_id", "declare it: the SDK's own default can be wrong")
         request = self._message("Create")
         declared = {key: metadata[key] for key in _METADATA if key in metadata}
-        fill(self.schema, request.metadata, declared, "metadata", reading)
-        fill(self.schema, request.spec, spec, "spec", reading)
+        reading.fill(request.metadata, declared, "metadata")
+        reading.fill(request.spec, spec, "spec")
         request.spec.SetInParent()
         if reading.problems:
             return inputs, reading.problems
@@ -187,23 +186,20 @@ class ResourceType:
         name = self.service.methods_by_name[method].input_type.full_name
         return self.schema.message(name)()
 
-    def create_request(self, inputs: Values) -> Any:
-        """The Create request of checked inputs, all known."""
-        return self._filled("Create", inputs)
-
     def update_request(self, id_: str, inputs: Values) -> Any:
         """The Update request of checked inputs, all known."""
         if "Update" not in self.service.methods_by_name:
             raise ProviderError(f"{self.token}: the API cannot update it; replace it")
-        request = self._filled("Update", inputs)
+        request = self.request("Update", inputs)
         request.metadata.id = id_
         return request
 
-    def _filled(self, method: str, inputs: Values) -> Any:
-        request, reading = self._message(method), Reading()
-        fill(self.schema, request.metadata, inputs["metadata"], "metadata", reading)
+    def request(self, method: str, inputs: Values) -> Any:
+        """The request of checked inputs, all known."""
+        request, reading = self._message(method), Reading(self.schema)
+        reading.fill(request.metadata, inputs["metadata"], "metadata")
         request.spec.SetInParent()
-        fill(self.schema, request.spec, inputs.get("spec", {}), "spec", reading)
+        reading.fill(request.spec, inputs.get("spec", {}), "spec")
         if reading.problems or reading.unknown:
             path, reason = (reading.problems or [(reading.unknown[0], "is not known yet")])[0]
             raise ProviderError(f"{path}: {reason}")
@@ -233,14 +229,10 @@ class ResourceType:
             kept["labels"] = metadata.get("labels", {})
         wanted = declared.get("spec", {})
         # What the server takes and never tells is what was declared.
-        untold = {key: wanted[key] for key in self._input_only() if key in wanted}
+        own = message_of(self.resource.fields_by_name["spec"]).fields
+        never = (each.name for each in own if "INPUT_ONLY" in self.schema.behaviors(each))
+        untold = {key: wanted[key] for key in never if key in wanted}
         return {**declared, "metadata": kept, "spec": {**_narrow(spec, wanted), **untold}}
-
-    def _input_only(self) -> tuple[str, ...]:
-        own = message_of(self.resource.fields_by_name["spec"])
-        return tuple(
-            item.name for item in own.fields if "INPUT_ONLY" in self.schema.behaviors(item)
-        )
 
 
 def _narrow(found: Any, declared: Any) -> Any:
@@ -252,7 +244,7 @@ def _narrow(found: Any, declared: Any) -> Any:
         for key, value in declared.items():
             if key in found:
                 kept[key] = _narrow(found[key], value)
-            elif value in (0, "", [], {}) or _same_size(found, key, value):
+            elif value in (0, "", [], {}) or _has_size(found, key, value):
                 kept[key] = value  # a proto3 server says nothing for a value that is zero
         return kept
     if isinstance(found, list) and isinstance(declared, list):
@@ -261,11 +253,10 @@ def _narrow(found: Any, declared: Any) -> Any:
     return found
 
 
-def _same_size(found: dict[str, Any], key: str, value: Any) -> bool:
+def _has_size(found: dict[str, Any], key: str, value: Any) -> bool:
     """Whether the server keeps a declared size in another unit."""
-    if key not in SIZES or key in found:
-        return False
-    return any(value * SIZES[key] == found[unit] * SIZES[unit] for unit in SIZES.keys() & found)
+    units = SIZES.keys() & found if key in SIZES else ()
+    return any(value * SIZES[key] == found[unit] * SIZES[unit] for unit in units)
 
 
 _STEP: Final = re.compile(r'\["((?:[^"\\]|\\.)*)"\]|\[(\d+)\]|([^.\[]+)')

@@ -12,10 +12,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from graphlib import TopologicalSorter
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -231,15 +231,9 @@ def _enum_names(extension: FieldDescriptor, values: list[int]) -> list[str]:
 
 def _in_dependency_order(files: descriptor_pb2.FileDescriptorSet) -> list[Any]:
     """The files, each after all that it imports."""
-    pending = {file.name: file for file in files.file}
-    ordered: list[Any] = []
-    done: set[str] = set()
-    while pending:
-        for name, file in list(pending.items()):
-            if done.issuperset(file.dependency):
-                ordered.append(pending.pop(name))
-                done.add(name)
-    return ordered
+    known = {file.name: file for file in files.file}
+    imports = {name: file.dependency for name, file in known.items()}
+    return [known[name] for name in TopologicalSorter(imports).static_order()]
 
 
 _DURATION: Final = "google.protobuf.Duration"
@@ -256,36 +250,118 @@ _INTEGERS: Final = frozenset(
 _FLOATS: Final = frozenset({FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE})
 
 
-@dataclass
 class Reading:
-    """What was found while a mapping was read into a message."""
+    """Reads mappings into messages, and notes what does not fit."""
 
-    problems: list[tuple[str, str]] = field(default_factory=list)
-    """(path, reason) of each value that does not fit."""
-    unknown: list[str] = field(default_factory=list)
-    """Paths of values that are known only later."""
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self.problems: list[tuple[str, str]] = []
+        """(path, reason) of each value that does not fit."""
+        self.unknown: list[str] = []
+        """Paths of values that are known only later."""
 
     def refuse(self, path: str, reason: str) -> None:
         """Notes a value that does not fit."""
         self.problems.append((path, reason))
 
+    def fill(self, message: Any, values: Any, path: str) -> None:
+        """Sets the message's fields from a mapping; unknown values stay unset."""
+        for key, value in self._pairs(values, path):
+            at = f"{path}.{key}" if path else str(key)
+            own = message.DESCRIPTOR.fields_by_name.get(key)
+            if own is None:
+                self.refuse(at, unknown_key(key, message.DESCRIPTOR.fields_by_name))
+            elif value is UNKNOWN:
+                self.unknown.append(at)
+                if own.containing_oneof is not None:
+                    self.unknown.append(f"{path}.{own.containing_oneof.name}")
+            elif value is not None:
+                self._fill_field(message, own, value, at)
 
-def fill(schema: Schema, message: Any, values: Any, path: str, reading: Reading) -> None:
-    """Sets the message's fields from a mapping; unknown values stay unset."""
-    if not isinstance(values, Mapping):
-        reading.refuse(path, f"{values!r} is no mapping")
-        return
-    for key, value in values.items():
-        at = f"{path}.{key}" if path else str(key)
-        own = message.DESCRIPTOR.fields_by_name.get(key)
-        if own is None:
-            reading.refuse(at, unknown_key(key, message.DESCRIPTOR.fields_by_name))
-        elif value is UNKNOWN:
-            reading.unknown.append(at)
-            if own.containing_oneof is not None:
-                reading.unknown.append(f"{path}.{own.containing_oneof.name}")
-        elif value is not None:
-            _fill_field(schema, message, own, value, at, reading)
+    def _pairs(self, values: Any, path: str) -> Iterable[tuple[Any, Any]]:
+        if isinstance(values, Mapping):
+            return values.items()
+        self.refuse(path, f"{values!r} is no mapping")
+        return ()
+
+    def _fill_field(self, message: Any, own: FieldDescriptor, value: Any, at: str) -> None:
+        oneof = own.containing_oneof
+        if oneof is not None and message.WhichOneof(oneof.name) not in (None, own.name):
+            other = message.WhichOneof(oneof.name)
+            self.refuse(at, f"excludes {other}; declare one of the two")
+        elif is_map(own):
+            target, item_type = getattr(message, own.name), message_of(own).fields_by_name["value"]
+            for key, item in self._pairs(value, at):
+                if item is UNKNOWN:
+                    self.unknown.append(f"{at}.{key}")
+                elif item_type.message_type is not None:
+                    self.fill(target[key], item, f"{at}.{key}")
+                elif (scalar := self.scalar(item_type, item, f"{at}.{key}")) is not None:
+                    target[key] = scalar
+        elif own.is_repeated and not isinstance(value, list):
+            self.refuse(at, f"{value!r} is no list")
+        elif own.is_repeated:
+            target = getattr(message, own.name)
+            for index, item in enumerate(value):
+                if item is UNKNOWN:
+                    self.unknown.append(f"{at}[{index}]")
+                elif own.message_type is not None:
+                    self.fill_message(target.add(), own.message_type, item, f"{at}[{index}]")
+                elif (scalar := self.scalar(own, item, f"{at}[{index}]")) is not None:
+                    target.append(scalar)
+        elif own.message_type is not None:
+            below = getattr(message, own.name)
+            below.SetInParent()
+            self.fill_message(below, own.message_type, value, at)
+        elif (scalar := self.scalar(own, value, at)) is not None:
+            setattr(message, own.name, scalar)
+
+    def fill_message(self, message: Any, type_: Descriptor, value: Any, at: str) -> None:
+        """Sets a message; a duration or a time is a text."""
+        if type_.full_name == _DURATION:
+            seconds = _seconds(value)
+            if seconds is None:
+                self.refuse(at, f"{value!r} is no duration; write 90s, 15m or 1h30m")
+            else:
+                message.FromMilliseconds(round(seconds * 1000))
+        elif type_.full_name == _TIMESTAMP:
+            try:
+                message.FromDatetime(datetime.fromisoformat(value))
+            except (TypeError, ValueError):
+                self.refuse(at, f"{value!r} is no time; write 2026-01-31T12:00:00Z")
+        else:
+            self.fill(message, value, at)
+
+    def scalar(self, own: FieldDescriptor, value: Any, at: str) -> Any:
+        """The value as the field holds it, or None where it does not fit."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        kind = own.cpp_type
+        if own.enum_type is not None:
+            name = str(value).upper().replace("-", "_")
+            if name in own.enum_type.values_by_name:
+                return own.enum_type.values_by_name[name].number
+            known = (each.name for each in own.enum_type.values if each.number)
+            reason = f"not one of {', '.join(name.lower().replace('_', '-') for name in known)}"
+        elif kind in _INTEGERS:
+            if isinstance(value, str) and re.fullmatch(r"-?\d+", value):
+                return int(value)
+            if is_number and isinstance(value, int):
+                return value
+            reason = "no whole number"
+        elif kind in _FLOATS:
+            if is_number:
+                return float(value)
+            reason = "no number"
+        elif kind == FieldDescriptor.CPPTYPE_BOOL:
+            if isinstance(value, bool):
+                return value
+            reason = "neither true nor false"
+        elif isinstance(value, str):
+            return value.encode() if own.type == FieldDescriptor.TYPE_BYTES else value
+        else:
+            reason = "no text"
+        self.refuse(at, f"{value!r} is {reason}")
+        return None
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
@@ -293,115 +369,6 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(key, names, n=1)
     return f"unknown; did you mean {near[0]}?" if near else f"unknown; has {', '.join(names)}"
-
-
-def _fill_field(
-    schema: Schema, message: Any, own: FieldDescriptor, value: Any, at: str, reading: Reading
-) -> None:
-    oneof = own.containing_oneof
-    if oneof is not None and message.WhichOneof(oneof.name) not in (None, own.name):
-        other = message.WhichOneof(oneof.name)
-        reading.refuse(at, f"excludes {other}; declare one of the two")
-    elif is_map(own):
-        _fill_map(schema, getattr(message, own.name), own, value, at, reading)
-    elif own.is_repeated:
-        _fill_list(schema, getattr(message, own.name), own, value, at, reading)
-    elif own.message_type is None:
-        scalar = _scalar(own, value, at, reading)
-        if scalar is not None:
-            setattr(message, own.name, scalar)
-    else:
-        below = getattr(message, own.name)
-        below.SetInParent()
-        _fill_message(schema, below, own.message_type, value, at, reading)
-
-
-def _fill_message(
-    schema: Schema, message: Any, type_: Descriptor, value: Any, at: str, reading: Reading
-) -> None:
-    if type_.full_name == _DURATION:
-        seconds = _seconds(value)
-        if seconds is None:
-            reading.refuse(at, f"{value!r} is no duration; write 90s, 15m or 1h30m")
-        else:
-            message.FromMilliseconds(round(seconds * 1000))
-    elif type_.full_name == _TIMESTAMP:
-        try:
-            message.FromDatetime(datetime.fromisoformat(value))
-        except (TypeError, ValueError):
-            reading.refuse(at, f"{value!r} is no time; write 2026-01-31T12:00:00Z")
-    else:
-        fill(schema, message, value, at, reading)
-
-
-def _fill_map(
-    schema: Schema, target: Any, own: FieldDescriptor, value: Any, at: str, reading: Reading
-) -> None:
-    if not isinstance(value, Mapping):
-        reading.refuse(at, f"{value!r} is no mapping")
-        return
-    item_type = message_of(own).fields_by_name["value"]
-    for key, item in value.items():
-        if item is UNKNOWN:
-            reading.unknown.append(f"{at}.{key}")
-        elif item_type.message_type is not None:
-            fill(schema, target[key], item, f"{at}.{key}", reading)
-        elif (scalar := _scalar(item_type, item, f"{at}.{key}", reading)) is not None:
-            target[key] = scalar
-
-
-def _fill_list(
-    schema: Schema, target: Any, own: FieldDescriptor, value: Any, at: str, reading: Reading
-) -> None:
-    if not isinstance(value, list):
-        reading.refuse(at, f"{value!r} is no list")
-        return
-    for index, item in enumerate(value):
-        where = f"{at}[{index}]"
-        if item is UNKNOWN:
-            reading.unknown.append(where)
-        elif own.message_type is not None:
-            _fill_message(schema, target.add(), own.message_type, item, where, reading)
-        elif (scalar := _scalar(own, item, where, reading)) is not None:
-            target.append(scalar)
-
-
-def _scalar(own: FieldDescriptor, value: Any, at: str, reading: Reading) -> Any:
-    """The value as the field holds it, or None where it does not fit."""
-    if own.enum_type is not None:
-        return _enum_number(own, value, at, reading)
-    kind = own.cpp_type
-    if kind in _INTEGERS:
-        if isinstance(value, str) and re.fullmatch(r"-?\d+", value):
-            return int(value)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        reading.refuse(at, f"{value!r} is no whole number")
-    elif kind in _FLOATS:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        reading.refuse(at, f"{value!r} is no number")
-    elif kind == FieldDescriptor.CPPTYPE_BOOL:
-        if isinstance(value, bool):
-            return value
-        reading.refuse(at, f"{value!r} is neither true nor false")
-    elif isinstance(value, str):
-        return value.encode() if own.type == FieldDescriptor.TYPE_BYTES else value
-    else:
-        reading.refuse(at, f"{value!r} is no text")
-    return None
-
-
-def _enum_number(own: FieldDescriptor, value: Any, at: str, reading: Reading) -> int | None:
-    by_name = enum_of(own).values_by_name
-    name = str(value).upper().replace("-", "_")
-    if name in by_name:
-        return by_name[name].number
-    allowed = [
-        known.name.lower().replace("_", "-") for known in enum_of(own).values if known.number
-    ]
-    reading.refuse(at, f"{value!r} is not one of {', '.join(allowed)}")
-    return None
 
 
 def _seconds(value: Any) -> float | None:
@@ -414,24 +381,22 @@ def _seconds(value: Any) -> float | None:
     return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
 
 
+def _each(own: FieldDescriptor, value: Any, convert: Callable[[FieldDescriptor, Any], Any]) -> Any:
+    """The value of a field, converted; of a list or a map every item of it."""
+    if is_map(own):
+        item = message_of(own).fields_by_name["value"]
+        return {str(key): convert(item, value[key]) for key in sorted(value)}
+    return [convert(own, item) for item in value] if own.is_repeated else convert(own, value)
+
+
 def plain(schema: Schema, message: Any) -> dict[str, Any]:
     """Every set field as plain values; what may hold a secret comes as Secret."""
-    return {
-        own.name: Secret(found) if schema.is_sensitive(own) else found
-        for own, found in ((own, _plain(schema, own, value)) for own, value in message.ListFields())
-    }
+    convert = partial(_plain, schema)
+    found = ((own, _each(own, value, convert)) for own, value in message.ListFields())
+    return {own.name: Secret(value) if schema.is_sensitive(own) else value for own, value in found}
 
 
 def _plain(schema: Schema, own: FieldDescriptor, value: Any) -> Any:
-    if is_map(own):
-        item = message_of(own).fields_by_name["value"]
-        return {str(key): _plain_item(schema, item, value[key]) for key in sorted(value)}
-    if own.is_repeated:
-        return [_plain_item(schema, own, item) for item in value]
-    return _plain_item(schema, own, value)
-
-
-def _plain_item(schema: Schema, own: FieldDescriptor, value: Any) -> Any:
     if own.enum_type is not None:
         known = own.enum_type.values_by_number.get(value)
         return known.name if known is not None else value
@@ -445,33 +410,23 @@ def _plain_item(schema: Schema, own: FieldDescriptor, value: Any) -> Any:
 
 
 def canonical(schema: Schema, type_: Descriptor, values: Any) -> Any:
-    """A mapping that `fill` accepts, with every value in its one spelling; UNKNOWN stays."""
-    found = {}
-    for key, value in values.items():
-        if value is not None:
-            found[key] = _canonical(schema, type_.fields_by_name[key], value)
-    return found
+    """A mapping that fits the message, with every value in its one spelling; UNKNOWN stays."""
+    convert = partial(_canonical, schema)
+    return {
+        key: value if value is UNKNOWN else _each(type_.fields_by_name[key], value, convert)
+        for key, value in values.items()
+        if value is not None
+    }
 
 
 def _canonical(schema: Schema, own: FieldDescriptor, value: Any) -> Any:
     if value is UNKNOWN:
         return value
-    if is_map(own):
-        item = message_of(own).fields_by_name["value"]
-        return {key: _canonical_item(schema, item, one) for key, one in value.items()}
-    if own.is_repeated:
-        return [_canonical_item(schema, own, item) for item in value]
-    return _canonical_item(schema, own, value)
-
-
-def _canonical_item(schema: Schema, own: FieldDescriptor, value: Any) -> Any:
-    if value is UNKNOWN:
-        return value
-    if own.message_type is not None and not own.message_type.full_name.startswith("google."):
+    if own.message_type is not None and not is_google(own.message_type):
         return canonical(schema, own.message_type, value)
-    reading = Reading()
-    if own.message_type is not None:
-        message: Any = schema.message(own.message_type.full_name)()
-        _fill_message(schema, message, own.message_type, value, "", reading)
-        return _plain_item(schema, own, message)
-    return _plain_item(schema, own, _scalar(own, value, "", reading))
+    reading = Reading(schema)
+    if own.message_type is None:
+        return _plain(schema, own, reading.scalar(own, value, ""))
+    message: Any = schema.message(own.message_type.full_name)()
+    reading.fill_message(message, own.message_type, value, "")
+    return _plain(schema, own, message)
