@@ -22,8 +22,15 @@ from nebius.base.fieldmask_parser import parse as parse_mask
 from infra.local.nebius_api import errors
 from infra.local.nebius_api.states import GIB, check_quota, set_state
 from infra.local.nebius_api.store import Operation, Store
-from infra.providers.nebius.resource_type import Validator, enum_name, size_bytes
-from infra.providers.nebius.schema import OPERATION, Schema, is_google, is_map, message_of
+from infra.providers.nebius.resource_type import Validator, size_bytes
+from infra.providers.nebius.schema import (
+    OPERATION,
+    Schema,
+    enum_word,
+    is_google,
+    is_map,
+    message_of,
+)
 from stacks.catalog import FABRICS, PLATFORMS, STRIPED_DISK_STEP_GIB
 
 
@@ -219,7 +226,7 @@ def _hardware(store: Store, resource: Any, wanted: Any, path: str) -> Iterator[V
 
 def _striped(path: str, disk: Any) -> Iterator[Violation]:
     """Disk types that are made of 93 GiB stripes."""
-    type_ = enum_name(disk, "type").upper().replace("-", "_")
+    type_ = enum_word(disk, "type")
     if type_ in _STRIPED and size_bytes(disk) % (STRIPED_DISK_STEP_GIB * GIB):
         size = size_bytes(disk) / GIB
         yield path, f"{size:g} GiB of {type_} is no multiple of {STRIPED_DISK_STEP_GIB} GiB"

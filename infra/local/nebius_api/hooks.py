@@ -24,8 +24,8 @@ from infra.local.nebius_api import store
 from infra.local.nebius_api.errors import ApiError, bad_request, unauthenticated
 from infra.local.nebius_api.states import GIB
 from infra.local.nebius_api.store import Store
-from infra.providers.nebius.resource_type import enum_name, size_bytes
-from infra.providers.nebius.schema import Schema
+from infra.providers.nebius.resource_type import size_bytes
+from infra.providers.nebius.schema import Schema, enum_word
 from stacks.catalog import PLATFORMS, find_preset
 from stacks.files import parse_yaml
 
@@ -128,7 +128,7 @@ def _vm(resources: Any, is_preemptible: bool, path: str) -> tuple[_Part, ...]:
 
 
 def _volume(kind: str, spec: Any, path: str) -> _Part:
-    type_ = enum_name(spec, "type").upper().replace("-", "_")
+    type_ = enum_word(spec, "type")
     prices = _table()[f"{kind}s_per_gib"]
     if type_ not in prices:
         raise _no_price(f"{path}.type", type_)

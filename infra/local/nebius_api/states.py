@@ -17,7 +17,7 @@ from infra.local.nebius_api import store
 from infra.local.nebius_api.errors import refusal
 from infra.local.nebius_api.store import Store
 from infra.providers.nebius.resource_type import enum_name, size_bytes
-from infra.providers.nebius.schema import Schema
+from infra.providers.nebius.schema import Schema, enum_word
 from stacks.catalog import FABRICS, PLATFORMS, find_preset
 from stacks.rules.quotas import ADDRESSES_PER_NODE
 
@@ -163,8 +163,7 @@ def _fill(kind: str, resource: Any, phase: Phase) -> None:
         case "accesskey":
             status.aws_access_key_id = store.key_id(resource.metadata.id)
             # In the first version of the API a call of its own hands the secret out.
-            has_mode = "secret_delivery_mode" in spec.DESCRIPTOR.fields_by_name
-            if has_mode and enum_name(spec, "secret_delivery_mode") == "inline":
+            if enum_word(spec, "secret_delivery_mode") == "INLINE":
                 status.secret = store.secret(resource.metadata.id)
         case "computedisk" | "computefilesystem":
             status.size_bytes = size_bytes(spec)

@@ -76,31 +76,21 @@ class Diff:
 
 def compare(old: Any, new: Any, path: str = "") -> dict[str, Kind]:
     """Every path at which `new` differs from `old`; an unknown value counts as changed."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        found: dict[str, Kind] = {}
-        for key in sorted(old.keys() | new.keys()):
-            at = join(path, key)
-            if key not in new:
-                found[at] = "delete"
-            elif key not in old:
-                found[at] = "add"
-            else:
-                found |= compare(old[key], new[key], at)
-        return found
     if isinstance(old, list) and isinstance(new, list):
-        found = {}
-        for index in range(max(len(old), len(new))):
-            at = f"{path}[{index}]"
-            if index >= len(new):
-                found[at] = "delete"
-            elif index >= len(old):
-                found[at] = "add"
-            else:
-                found |= compare(old[index], new[index], at)
-        return found
-    if new is UNKNOWN or type(old) is not type(new) or old != new:
-        return {path: "update"}
-    return {}
+        places = {i: f"{path}[{i}]" for i in range(max(len(old), len(new)))}
+        old, new = dict(enumerate(old)), dict(enumerate(new))
+    elif isinstance(old, dict) and isinstance(new, dict):
+        places = {key: join(path, key) for key in sorted(old.keys() | new.keys())}
+    else:
+        is_same = new is not UNKNOWN and type(old) is type(new) and old == new
+        return {} if is_same else {path: "update"}
+    found: dict[str, Kind] = {}
+    for key, at in places.items():
+        if key in new and key in old:
+            found |= compare(old[key], new[key], at)
+        else:
+            found[at] = "add" if key in new else "delete"
+    return found
 
 
 def join(path: str, key: str) -> str:

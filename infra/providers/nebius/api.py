@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from google.protobuf.descriptor import ServiceDescriptor
 
 from infra.providers.nebius import sdk
-from infra.providers.nebius.schema import OPERATION, Schema
+from infra.providers.nebius.schema import OPERATION, Schema, enum_word
 
 _LIMITS: Final = (
     "raise it in the console under Administration, Limits (docs.nebius.com/overview/limits)"
@@ -119,7 +119,11 @@ def tell(kind: str, value: Any) -> str:
     """One reason with its fix, such as the kind `quota_failure`."""
     match kind:
         case "quota_failure":
-            return "; ".join(_quota(one) for one in value.violations)
+            return "; ".join(
+                f"quota {v.quota}: {_amount(v.quota, v.requested)} wanted in all, limit "
+                f"{_amount(v.quota, v.limit)}; lower what is declared or {_LIMITS}"
+                for v in value.violations
+            )
         case "not_enough_resources":
             wanted = "; ".join(f"{v.resource_type}: {v.message}" for v in value.violations)
             return f"Nebius has no capacity now ({wanted}); try another region or fabric, or later"
@@ -137,14 +141,6 @@ def tell(kind: str, value: Any) -> str:
             return f"operation {value.conflicting_operation_id} still runs on {value.resource_id}"
         case _:
             return " ".join(f"{kind} {value}".split())
-
-
-def _quota(violation: Any) -> str:
-    name = violation.quota
-    limit, wanted = _amount(name, violation.limit), _amount(name, violation.requested)
-    return (
-        f"quota {name}: {wanted} wanted in all, limit {limit}; lower what is declared or {_LIMITS}"
-    )
 
 
 def _amount(quota: str, text: str) -> str:
@@ -269,7 +265,11 @@ def causes(schema: Schema, resource: Any | None) -> list[str]:
     """What the events of a resource blame, oldest first, each in one line with its fix."""
     if resource is None or "events" not in resource.status.DESCRIPTOR.fields_by_name:
         return []
-    loud = [event for event in resource.status.events if _level(event) in _LOUD]
+    loud = [
+        event
+        for event in resource.status.events
+        if enum_word(event.last_occurrence, "level") in _LOUD
+    ]
     loud.sort(key=lambda event: event.first_occurred_at.ToNanoseconds())
     lines = []
     for event in loud:
@@ -280,24 +280,13 @@ def causes(schema: Schema, resource: Any | None) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _level(event: Any) -> str:
-    level = event.last_occurrence.level
-    values = event.last_occurrence.DESCRIPTOR.fields_by_name["level"].enum_type.values_by_number
-    return values[level].name if level in values else ""
-
-
 def _stage(resource: Any | None) -> str:
     """State of the resource, and of its nodes where it has some."""
     if resource is None:
         return "running"
     status = resource.status
-    own = status.DESCRIPTOR.fields_by_name
-    stage = "running"
-    if "state" in own and own["state"].enum_type is not None:
-        number = status.state
-        known = own["state"].enum_type.values_by_number
-        stage = known[number].name.lower() if number in known else "running"
-    if "target_node_count" in own:
+    stage = enum_word(status, "state").lower() or "running"
+    if "target_node_count" in status.DESCRIPTOR.fields_by_name:
         stage += f", {status.ready_node_count} of {status.target_node_count} nodes ready"
     return stage
 
@@ -398,6 +387,7 @@ class Api:
         from nebius.aio.request import Request
         from nebius.aio.route import Route
         from nebius.aio.service_error import RequestError
+        from nebius.aio.token.options import OPTION_REPORT_ERROR
         from nebius.base.protos.dynamic import REGISTRY
 
         host = self.schema.api_service_name(service)
@@ -410,7 +400,8 @@ class Api:
             sent: Any = Request(
                 channel, name, method, request, answer,
                 metadata=headers, timeout=self.call_s, retries=1, route=route,
-                auth_options=_report_auth_errors(), auth_timeout=self.call_s,
+                # A rejected service account key fails at once, not after the whole timeout.
+                auth_options={OPTION_REPORT_ERROR: "true"}, auth_timeout=self.call_s,
             )  # fmt: skip
             # Without this a call to a dead address waits out its whole timeout.
             sent.wait_for_ready = False
@@ -503,13 +494,6 @@ def _too_long(operation: Any, watch: Watch) -> str:
         f"operation {operation.id} runs since {minutes:g} min, the limit for its kind{cause}; it "
         "goes on, and the next `pulumi up` waits on instead of starting again"
     )
-
-
-def _report_auth_errors() -> dict[str, str]:
-    """Makes a rejected service account key fail at once, not after the whole timeout."""
-    from nebius.aio.token.options import OPTION_REPORT_ERROR
-
-    return {OPTION_REPORT_ERROR: "true"}
 
 
 def _failure(error: Any) -> ApiError:

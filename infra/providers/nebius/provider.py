@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import threading
 import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Final
 
@@ -72,9 +74,13 @@ class NebiusProvider(Provider):
         """Creates, or adopts what an earlier run created and this state does not know."""
         kind = self._type(type_)
         if preview:
-            return "", _unborn(inputs)
+            return "", {
+                **inputs,
+                "metadata": {**inputs["metadata"], "id": UNKNOWN},
+                "status": UNKNOWN,
+            }
         what = f"create {_describe(kind, inputs)}"
-        try:
+        with self._explained(what):
             namesake = find_namesake(self._api, kind, inputs)
             if namesake is not None:
                 return self._adopt(kind, urn, inputs, plain(self._schema, namesake))
@@ -95,10 +101,6 @@ class NebiusProvider(Provider):
                 remove(self._api, kind, id_)
                 raise
             return id_, self._state(kind, id_)
-        except UnfinishedError as error:
-            raise ProviderError(f"{what}: {error}") from error
-        except (ApiError, EndpointError) as error:
-            raise self._refusal(error, what) from error
 
     def _adopt(
         self, kind: ResourceType, urn: str, inputs: Values, found: Values
@@ -146,22 +148,19 @@ class NebiusProvider(Provider):
         mask = kind.reset_mask(request)
         started, watch = False, self._watch(kind, urn, what)
         try:
-            operation = self._api.when_idle(
-                kind.service,
-                lambda: self._api.call(kind.service, "Update", request, mask=mask),
-                watch,
-            )
-            started = True
-            self._api.wait(kind.service, operation, watch)
-            return _with_told(kind, old_state, self._state(kind, id))
-        except UnfinishedError as error:
-            state = self._known(kind, id, new)
-            raise PartialError(f"{what}: {error}", id=id, state=state) from error
-        except (ApiError, EndpointError) as error:
-            refusal = self._refusal(error, what)
-            if not started:
-                raise refusal from error
-            raise PartialError(str(refusal), id=id, state=self._known(kind, id, new)) from error
+            with self._explained(what):
+                operation = self._api.when_idle(
+                    kind.service,
+                    lambda: self._api.call(kind.service, "Update", request, mask=mask),
+                    watch,
+                )
+                started = True
+                self._api.wait(kind.service, operation, watch)
+                return _with_told(kind, old_state, self._state(kind, id))
+        except ProviderError as error:
+            if not started and not isinstance(error.__cause__, UnfinishedError):
+                raise
+            raise PartialError(str(error), id=id, state=self._known(kind, id, new)) from error
 
     def read(
         self, type_: str, id: str, state: Values, inputs: Values
@@ -182,20 +181,14 @@ class NebiusProvider(Provider):
         kind = self._type(type_)
         what = f"delete {_describe(kind, state)} {id}"
         self._refuse_taken(self._seen(kind, id, what), state, what)
-        try:
+        with self._explained(what):
             # The engine names no resource here: the line itself does.
             remove(self._api, kind, id, self._watch(kind, "", what))
-        except UnfinishedError as error:
-            raise ProviderError(f"{what}: {error}") from error
-        except (ApiError, EndpointError) as error:
-            raise self._refusal(error, what) from error
 
     def _seen(self, kind: ResourceType, id_: str, what: str) -> Any | None:
         """What is there now, or None."""
-        try:
+        with self._explained(what):
             return self._api.find(kind.service, id=id_)
-        except (ApiError, EndpointError) as error:
-            raise self._refusal(error, what) from error
 
     def _refuse_taken(self, found: Any | None, values: Values, what: str) -> None:
         """Refuses to touch what another state of the stack has taken over since."""
@@ -227,10 +220,18 @@ class NebiusProvider(Provider):
             raise ApiError("NOT_FOUND", f"{id_} was deleted while it was being changed")
         return plain(self._schema, found)
 
-    def _refusal(self, error: ApiError | EndpointError, what: str) -> ProviderError:
-        if isinstance(error, EndpointError):
-            return ProviderError(str(error))
-        return ProviderError(explain(error, what, target=self._api.target, absent=GONE))
+    @contextmanager
+    def _explained(self, what: str) -> Generator[None]:
+        """Refuses, in a line, what the API refuses."""
+        try:
+            yield
+        except UnfinishedError as error:
+            raise ProviderError(f"{what}: {error}") from error
+        except EndpointError as error:
+            raise ProviderError(str(error)) from error
+        except ApiError as error:
+            told = explain(error, what, target=self._api.target, absent=GONE)
+            raise ProviderError(told) from error
 
 
 def _describe(kind: ResourceType, values: Values) -> str:
@@ -243,12 +244,6 @@ def _with_told(kind: ResourceType, old_state: Values, values: Values) -> Values:
     old, status = old_state.get("status", {}), values.get("status", {})
     kept = {key: Secret(old[key]) for key in told_once(kind) if key in old and key not in status}
     return {**values, "status": {**status, **kept}} if kept else values
-
-
-def _unborn(inputs: Values) -> Values:
-    """What is known of a resource before it exists."""
-    metadata = {**inputs["metadata"], "id": UNKNOWN}
-    return {**inputs, "metadata": metadata, "status": UNKNOWN}
 
 
 _LOOK_AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0)

@@ -19,6 +19,7 @@ from infra.providers.nebius.schema import (
     Reading,
     Schema,
     canonical,
+    enum_word,
     is_map,
     message_of,
     unknown_key,
@@ -100,8 +101,7 @@ def size_bytes(spec: Any) -> int:
 
 def enum_name(message: Any, field: str) -> str:
     """`network-ssd` for the value of an enum field."""
-    values = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
-    return values[getattr(message, field)].name.lower().replace("_", "-")
+    return enum_word(message, field).lower().replace("_", "-")
 
 
 _validating = threading.Lock()

@@ -87,6 +87,14 @@ def enum_of(field: FieldDescriptor) -> EnumDescriptor:
     return field.enum_type
 
 
+def enum_word(message: Any, field: str) -> str:
+    """Name of an enum field's value; empty without the field, and for a value of a newer API."""
+    own = message.DESCRIPTOR.fields_by_name.get(field)
+    known = own.enum_type.values_by_number if own is not None and own.enum_type else {}
+    number = getattr(message, field) if known else None
+    return known[number].name if number in known else ""
+
+
 class Schema:
     """Descriptors, message classes and field options of the whole API."""
 

@@ -172,19 +172,21 @@ class Cleaner:
 
     def disks(self) -> list[str]:
         """Ids of the Nebius disks behind our claims that shall go with them."""
+        specs = (volume["spec"] for volume in self._client.list("v1", "PersistentVolume"))
         return sorted(
             {
-                volume["spec"]["csi"]["volumeHandle"]
-                for volume in self._volumes()
-                if volume["spec"].get("persistentVolumeReclaimPolicy") == "Delete"
+                spec["csi"]["volumeHandle"]
+                for spec in specs
+                if (spec.get("csi") or {}).get("driver") == CSI_DRIVER
+                and (spec.get("claimRef") or {}).get("namespace") in self._namespaces
+                and spec.get("persistentVolumeReclaimPolicy") == "Delete"
             }
         )
 
     def clean(self) -> int:
         """Removes everything in its order; how many objects went."""
         removed = 0
-        for found in (self._webhooks, self._budgets, self._balancers, self._claims):
-            targets = list(found())
+        for targets in self._found():
             for target in targets:
                 self._client.delete(target)
             for target in targets:
@@ -195,48 +197,31 @@ class Cleaner:
 
     def left(self) -> list[str]:
         """What is still there, a line each."""
-        found = (*self._webhooks(), *self._budgets(), *self._balancers(), *self._claims())
-        return [describe(target) for target in found]
+        return [describe(target) for targets in self._found() for target in targets]
 
-    def _webhooks(self) -> Iterator[Object]:
+    def _found(self) -> Iterator[list[Object]]:
+        """What has to go, in its order; each is looked for once those before it are gone."""
         for kind in _WEBHOOKS:
-            for one in self._list("admissionregistration.k8s.io/v1", kind):
-                services = (hook["clientConfig"].get("service") for hook in one.get("webhooks", []))
-                if any(
-                    service and service["namespace"] in self._namespaces for service in services
-                ):
-                    yield one
+            hooks = self._client.list("admissionregistration.k8s.io/v1", kind)
+            yield [one for one in hooks if self._calls_ours(one)]
+        yield self._ours("policy/v1", "PodDisruptionBudget")
+        services = self._ours("v1", "Service")
+        yield [one for one in services if one["spec"].get("type") == "LoadBalancer"]
+        yield self._ours("v1", "PersistentVolumeClaim")
 
-    def _budgets(self) -> Iterator[Object]:
-        yield from self._ours("policy/v1", "PodDisruptionBudget")
+    def _calls_ours(self, webhooks: Object) -> bool:
+        services = (hook["clientConfig"].get("service") for hook in webhooks.get("webhooks", []))
+        return any(one and one["namespace"] in self._namespaces for one in services)
 
-    def _balancers(self) -> Iterator[Object]:
-        for service in self._ours("v1", "Service"):
-            if service["spec"].get("type") == "LoadBalancer":
-                yield service
-
-    def _claims(self) -> Iterator[Object]:
-        yield from self._ours("v1", "PersistentVolumeClaim")
-
-    def _volumes(self) -> Iterator[Object]:
-        for volume in self._list("v1", "PersistentVolume"):
-            claim = volume["spec"].get("claimRef") or {}
-            csi = volume["spec"].get("csi") or {}
-            if csi.get("driver") == CSI_DRIVER and claim.get("namespace") in self._namespaces:
-                yield volume
-
-    def _ours(self, api_version: str, kind: str) -> Iterator[Object]:
-        for one in self._list(api_version, kind):
-            if one["metadata"].get("namespace") in self._namespaces:
-                yield one
-
-    def _list(self, api_version: str, kind: str) -> list[Object]:
-        return self._client.list(api_version, kind)
+    def _ours(self, api_version: str, kind: str) -> list[Object]:
+        found = self._client.list(api_version, kind)
+        return [one for one in found if one["metadata"].get("namespace") in self._namespaces]
 
     def _await_end(self, target: Object) -> None:
         """Waits for the end of an object; frees it from finalizers that nobody serves any more."""
         limits = self._limits
-        held_s = limits.held_s if self._is_served() else 0.0
+        # Whether somebody takes Kubernetes' own finalizers off.
+        held_s = limits.held_s if self._client.get(CONTROLLER_LEASE) is not None else 0.0
         try:
             self._gone(target, held_s)
             return
@@ -249,19 +234,14 @@ class Cleaner:
     def _gone(self, target: Object, timeout_s: float) -> None:
         self._client.wait_gone(target, timeout_s=timeout_s, cancelled=self._cancelled)
 
-    def _is_served(self) -> bool:
-        """Whether somebody takes Kubernetes' own finalizers off."""
-        return self._client.get(CONTROLLER_LEASE) is not None
-
     def _is_used(self, claim: Object) -> bool:
         """Whether a pod still mounts the claim."""
         place = claim["metadata"]
-        for pod in self._client.list("v1", "Pod", place["namespace"]):
-            for volume in pod["spec"].get("volumes") or []:
-                own: dict[str, Any] = volume.get("persistentVolumeClaim") or {}
-                if own.get("claimName") == place["name"]:
-                    return True
-        return False
+        return any(
+            (volume.get("persistentVolumeClaim") or {}).get("claimName") == place["name"]
+            for pod in self._client.list("v1", "Pod", place["namespace"])
+            for volume in pod["spec"].get("volumes") or []
+        )
 
     def _free(self, live: Object) -> None:
         held = ", ".join(live["metadata"].get("finalizers", []))
