@@ -97,7 +97,7 @@ def test_values_and_defaults_are_those_of_the_chart(release, sources, record_pro
         problems = [
             line for line in str(error).splitlines() if line.partition(";")[0] not in MISTAKEN
         ]
-    local = local_values.merge(f"helm-{release}", NEEDED.get(release, {})).values
+    local, _ = local_values.merge(f"helm-{release}", NEEDED.get(release, {}))
     both = _shared(real, local)
     record_property("defaults", len(list(_leaves(both[0]))))
     other = {path.removeprefix(".") for path in _paths(*both)}
@@ -141,8 +141,6 @@ def test_every_difference_is_in_the_table(
         real = helm.render(chart, release.name, release.namespace, release.values)
         named = f"helm-{release.name}"
         local = render(
-            named,
-            CHART_VERSION,
             Release(
                 name=release.name,
                 namespace=release.namespace,

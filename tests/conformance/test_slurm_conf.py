@@ -53,8 +53,6 @@ def local_files(spec, folder: Path) -> dict[str, str]:
         for release in declared(spec, folder).releases
         if release.name in _RENDERED
         for each in render(
-            f"helm-{release.name}",
-            CHART_VERSION,
             Release(
                 name=release.name,
                 namespace=release.namespace,

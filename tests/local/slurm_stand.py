@@ -251,7 +251,7 @@ class Stand:
                 chart=chart,
                 version=CHART_VERSION,
             )
-            objects += render(chart, CHART_VERSION, release, given).objects
+            objects += render(release, given).objects
         secret = _secret(self.host_key)
         secret["stringData"].pop(without_key, None)
         self.client.apply(_namespace())

@@ -77,22 +77,16 @@ class _Tagged:
     content: Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChartValues:
-    """The values a chart renders with."""
+def merge(chart: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The chart's defaults overridden by `given`; a null removes a default, as Helm has it.
 
-    values: dict[str, Any]
-    unused: tuple[str, ...]
-    """Paths of the given values that have no effect on the local stack."""
-
-
-def merge(chart: str, given: Mapping[str, Any]) -> ChartValues:
-    """The chart's defaults overridden by `given`; a null removes a default, as Helm has it."""
+    With them the paths of given values that have no effect on the local stack.
+    """
     merge_ = _Merge()
     values = merge_.mapping(_tree(chart), given, "")
     if merge_.problems:
         raise ChartError("\n".join(f"{chart}: {problem}" for problem in merge_.problems))
-    return ChartValues(values=values, unused=tuple(merge_.unused))
+    return values, tuple(merge_.unused)
 
 
 class _Merge:
@@ -219,9 +213,11 @@ def _templates() -> jinja2.Environment:
     return made
 
 
-def objects(chart: str, release: Release, values: dict[str, Any]) -> list[Object]:
-    """What a release of the chart makes, in the order of its template."""
-    text = _templates().get_template(f"{chart}.yaml.j2").render(release=release, values=values)
+def objects(release: Release, values: dict[str, Any]) -> list[Object]:
+    """What a release of its chart makes, in the order of its template."""
+    text = (
+        _templates().get_template(f"{release.chart}.yaml.j2").render(release=release, values=values)
+    )
     return [each for each in yaml.load_all(text, Loader=LOADER) if each]
 
 

@@ -14,6 +14,7 @@ import secrets
 import string
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -99,7 +100,7 @@ class Wait:
 
 def waits_of(inputs: dict[str, Any]) -> list[Wait]:
     """The waits that a resource's annotations ask for."""
-    annotations = inputs.get("metadata", {}).get("annotations") or {}
+    annotations = _annotations(inputs)
     text = annotations.get(WAIT_FOR)
     if not text or annotations.get(SKIP_AWAIT) == "true":
         return []
@@ -109,8 +110,11 @@ def waits_of(inputs: dict[str, Any]) -> list[Wait]:
 
 def timeout_of(inputs: dict[str, Any]) -> float:
     """How long to wait for a resource, in seconds."""
-    annotations = inputs.get("metadata", {}).get("annotations") or {}
-    return float(annotations.get(TIMEOUT_SECONDS, DEFAULT_TIMEOUT_S))
+    return float(_annotations(inputs).get(TIMEOUT_SECONDS, DEFAULT_TIMEOUT_S))
+
+
+def _annotations(inputs: dict[str, Any]) -> dict[str, Any]:
+    return (inputs.get("metadata") or {}).get("annotations") or {}
 
 
 def _parse(expression: str) -> Wait:
@@ -253,11 +257,8 @@ class Objects:
 
     def _forces(self, inputs: Values) -> bool:
         """Whether fields that somebody else manages are taken over."""
-        annotations = (inputs.get("metadata") or {}).get("annotations") or {}
-        return (
-            self._provider.option("enablePatchForce")
-            or annotations.get("pulumi.com/patchForce") == "true"
-        )
+        declared = _annotations(inputs).get("pulumi.com/patchForce") == "true"
+        return declared or self._provider.option("enablePatchForce")
 
     def read(
         self, type_: str, id: str, state: Values, inputs: Values
@@ -267,7 +268,10 @@ class Objects:
         live = client.get(self._placed(client, target))
         if live is None:
             return None
-        declared = project(live, inputs) if inputs else _without_server_fields(live)
+        declared = project(live, inputs)
+        if not inputs:  # what a program would have declared to get this object
+            metadata = {k: v for k, v in live["metadata"].items() if k not in _SERVER_METADATA}
+            declared = {**{k: v for k, v in live.items() if k != "status"}, "metadata": metadata}
         return _id(live), _state(live, declared), _conceal_secret(declared)
 
     def delete(self, type_: str, id: str, state: Values) -> None:
@@ -280,7 +284,9 @@ class Objects:
         if not contains_unknown(target):
             client = self._provider.preview_client(urn)
             if client is not None:
-                dry_run(client, self._placed_or_same(client, target))
+                with suppress(AbsentError):  # a kind that comes with the same update
+                    target = self._placed(client, target)
+                dry_run(client, target)
         state = {**inputs, "metadata": dict(inputs.get("metadata") or {})}
         state["metadata"].setdefault("name", UNKNOWN)
         return _conceal_secret(state)
@@ -314,12 +320,6 @@ class Objects:
         if client.is_namespaced(target):
             metadata["namespace"] = metadata.get("namespace") or self._provider.namespace
         return {**target, "metadata": metadata}
-
-    def _placed_or_same(self, client: KubeClient, target: Values) -> Values:
-        try:
-            return self._placed(client, target)
-        except AbsentError:
-            return target
 
     def _replaced(self, new: Values) -> tuple[str, ...]:
         kind = new.get("kind", "")
@@ -387,12 +387,6 @@ def _encoded(values: Values) -> Values:
     encoded = {key: base64.b64encode(str(text).encode()).decode() for key, text in texts.items()}
     rest = {key: item for key, item in values.items() if key != "stringData"}
     return {**rest, "data": {**(values.get("data") or {}), **encoded}}
-
-
-def _without_server_fields(live: Values) -> Values:
-    """What a program would have declared to get this object."""
-    metadata = {k: v for k, v in live["metadata"].items() if k not in _SERVER_METADATA}
-    return {**{k: v for k, v in live.items() if k != "status"}, "metadata": metadata}
 
 
 def _id(live: Values) -> str:

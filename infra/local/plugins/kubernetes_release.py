@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -113,8 +113,9 @@ class Releases:
 
     def _preview(self, urn: str, name: Any, inputs: Values) -> Values:
         if not contains_unknown({**inputs, "name": name}):
-            rendered = self._render(self._release(name, inputs), inputs)
-            self._say(urn, name, inputs, rendered)
+            release = self._release(name, inputs)
+            rendered = self._render(release, inputs)
+            self._say(urn, release, rendered)
             client = self._provider.preview_client(urn)
             if client is not None:
                 for target in rendered.objects:
@@ -123,7 +124,7 @@ class Releases:
 
     def _deploy(self, urn: str, release: Release, inputs: Values, *, new: bool = False) -> Values:
         rendered = self._render(release, inputs)
-        self._say(urn, release.name, inputs, rendered)
+        self._say(urn, release, rendered)
         client = self._provider.client()
         if inputs.get("createNamespace"):
             client.apply(kube_object("v1", "Namespace", release.namespace))
@@ -149,7 +150,7 @@ class Releases:
 
     def _render(self, release: Release, inputs: Values) -> Rendered:
         try:
-            return render(inputs["chart"], release.version, release, _values(inputs))
+            return render(release, _values(inputs))
         except ChartError as error:
             raise ProviderError(f"release {release.name}: {error}") from error
 
@@ -161,9 +162,8 @@ class Releases:
             version=str(inputs.get("version") or ""),
         )
 
-    def _say(self, urn: str, name: str, inputs: Values, rendered: Rendered) -> None:
-        chart = inputs["chart"].rpartition("/")[2]
-        say = self._provider.say_once
+    def _say(self, urn: str, release: Release, rendered: Rendered) -> None:
+        name, chart, say = release.name, release.chart, self._provider.say_once
         if rendered.recorded_only:
             say(urn, f"release {name}: chart {chart} is recorded only, not run, on this stack")
             return
@@ -201,28 +201,14 @@ def _record(
     inventory: list[str],
 ) -> Object:
     """The release's ConfigMap as it is after this write."""
-    labels = {
+    data = {**asdict(release), "revision": str(revision), "status": status}
+    record = _record_key(f"{release.namespace}/{release.name}")
+    record["metadata"]["labels"] = {
         RELEASE_LABEL: release.name,
         RECORDED_LABEL: "true" if rendered.recorded_only else "false",
     }
-    data = {
-        "name": release.name,
-        "namespace": release.namespace,
-        "chart": release.chart,
-        "version": release.version,
-        "revision": str(revision),
-        "status": status,
-        "inventory": json.dumps(inventory),
-    }
-    record = _record_key(f"{release.namespace}/{release.name}")
-    record["metadata"]["labels"] = labels
-    written = client.apply({**record, "data": data})
-    _write_helm_record(client, release, revision, status)
-    return written
-
-
-def _write_helm_record(client: KubeClient, release: Release, revision: int, status: str) -> None:
-    """The latest revision under Helm's own name; of earlier ones nothing is kept."""
+    written = client.apply({**record, "data": {**data, "inventory": json.dumps(inventory)}})
+    # The latest revision under Helm's own name; of earlier ones nothing is kept.
     labels = {"owner": "helm", "name": release.name, "status": status, "version": str(revision)}
     name = f"{_HELM_RECORD}.{release.name}.v{revision}"
     made = kube_object("v1", "Secret", name, release.namespace, metadata={"labels": labels})
@@ -230,6 +216,7 @@ def _write_helm_record(client: KubeClient, release: Release, revision: int, stat
     for each in _helm_records(client, release.namespace, release.name):
         if each["metadata"]["name"] != name:
             client.delete(each)
+    return written
 
 
 def _helm_records(client: KubeClient, namespace: str, name: str) -> list[Object]:
@@ -321,18 +308,16 @@ class Rendered:
     """Paths of given values that make no object here."""
 
 
-def render(chart: str, version: str, release: Release, values: Mapping[str, Any]) -> Rendered:
+def render(release: Release, given: Mapping[str, Any]) -> Rendered:
     """The objects of a release; none for a chart that is only recorded."""
-    chart = chart.rpartition("/")[2]
-    if chart == CRDS_CHART:
+    if release.chart == CRDS_CHART:
         return Rendered(objects=load_crds(), recorded_only=False)
-    if chart not in _RENDERED:
+    if release.chart not in _RENDERED:
         return Rendered(objects=[], recorded_only=True)
-    if version != CHART_VERSION:
+    if release.version != CHART_VERSION:
         raise ChartError(
-            f"{chart}: version {version!r} is not known to the local stack (has: {CHART_VERSION}); "
-            "set cluster.soperator_version in the stack file"
+            f"{release.chart}: version {release.version!r} is not known to the local stack (has: "
+            f"{CHART_VERSION}); set cluster.soperator_version in the stack file"
         )
-    merged = merge(chart, values)
-    made = objects(chart, release, merged.values)
-    return Rendered(objects=made, recorded_only=False, unused=merged.unused)
+    values, unused = merge(release.chart, given)
+    return Rendered(objects=objects(release, values), recorded_only=False, unused=unused)

@@ -155,7 +155,7 @@ def rendered(chart: str, values: dict[str, Any] | None = None) -> list[Object]:
     """The objects of a chart with the sample's values, or with others."""
     name = chart.removeprefix("helm-")
     release = Release(name=name, namespace="soperator", chart=chart, version="4.1.7")
-    return render(chart, "4.1.7", release, VALUES[chart] if values is None else values).objects
+    return render(release, VALUES[chart] if values is None else values).objects
 
 
 def one(objects: list[Object], kind: str, name: str | None = None) -> Object:

@@ -146,18 +146,18 @@ def test_required_values_are_named():
 def test_a_null_removes_a_default():
     spool = {"volumeSourceName": "controller-spool", "volumeClaimTemplateSpec": None}
     controller = {"volumes": {"spool": spool}}
-    merged = merge("helm-slurm-cluster", {"slurmNodes": {"controller": controller}}).values
+    merged, _ = merge("helm-slurm-cluster", {"slurmNodes": {"controller": controller}})
     found = merged["slurmNodes"]["controller"]["volumes"]["spool"]
     assert found == {"volumeSourceName": "controller-spool"}
 
 
 def test_values_without_effect_are_reported():
-    merged = merge("helm-slurm-cluster", {"telemetry": {"jobsTelemetry": {}}, "clusterName": "x"})
-    assert merged.unused == ("telemetry",)
+    given = {"telemetry": {"jobsTelemetry": {}}, "clusterName": "x"}
+    assert merge("helm-slurm-cluster", given)[1] == ("telemetry",)
 
 
 def test_a_chart_that_is_not_known_is_recorded_only():
     release = Release(name="x", namespace="n", chart="helm-soperator", version="4.1.7")
-    found = render("oci://example/helm-soperator", "4.1.7", release, {"any": "thing"})
+    found = render(release, {"any": "thing"})
     assert found.recorded_only
     assert found.objects == []

@@ -54,7 +54,7 @@ def objects(spec: StackSpec) -> list[Object]:
                 chart=f"helm-{chart.release}",
                 version=chart.version,
             )
-            made += render(chart.chart, chart.version, release, chart.values).objects
+            made += render(release, chart.values).objects
     return [each for each in made if each["apiVersion"].startswith("slurm.nebius.ai/")]
 
 

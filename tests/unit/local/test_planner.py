@@ -43,7 +43,7 @@ def objects(values: Values) -> Iterator[Object]:
     for chart, given in values.items():
         name = chart.removeprefix("helm-")
         release = Release(name=name, namespace=NAMESPACE, chart=chart, version=CHART_VERSION)
-        yield from render(chart, CHART_VERSION, release, given).objects
+        yield from render(release, given).objects
     place = {"name": "login-host-keys", "namespace": NAMESPACE}
     keys = dict.fromkeys(host_key_files("a", "b"), "eA==")
     yield {"kind": "Secret", "metadata": place, "data": keys}

@@ -42,14 +42,13 @@ def values(spec: StackSpec) -> dict[str, dict[str, Any]]:
 
 
 def rendered(spec: StackSpec, chart: str) -> Rendered:
-    version = spec.cluster.soperator_version
     release = Release(
         name=chart.removeprefix("helm-"),
         namespace=spec.cluster.namespace,
         chart=chart,
-        version=version,
+        version=spec.cluster.soperator_version,
     )
-    return render(chart, version, release, values(spec)[chart])
+    return render(release, values(spec)[chart])
 
 
 def found(value: object, key: str) -> Iterator[Any]:

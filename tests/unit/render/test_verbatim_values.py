@@ -69,7 +69,7 @@ def test_the_chart_hands_the_directory_to_both_kinds_of_node(spec: StackSpec) ->
     release = Release(
         name="slurm-cluster", namespace="soperator", chart="helm-slurm-cluster", version=version
     )
-    made = render("helm-slurm-cluster", version, release, of_cluster(declared)).objects
+    made = render(release, of_cluster(declared)).objects
     (cluster,) = [each for each in made if each["kind"] == "SlurmCluster"]
     for role in ("controller", "login"):
         node = cluster["spec"]["slurmNodes"][role]
@@ -169,10 +169,6 @@ def test_the_local_stack_is_told_the_folders(spec: StackSpec, folders: tuple[str
     values = nodesets_values(with_worker(spec, local_disks=(replace(DISK, folders=folders),)))
     version = spec.cluster.soperator_version
     release = Release(name="nodesets", namespace="x", chart="helm-nodesets", version=version)
-    (nodeset, *_) = [
-        each
-        for each in render("helm-nodesets", version, release, values).objects
-        if each["kind"] == "NodeSet"
-    ]
+    (nodeset, *_) = [each for each in render(release, values).objects if each["kind"] == "NodeSet"]
     told = nodeset["metadata"]["annotations"].get(MADE_FOLDERS)
     assert told == ("scratch=tmp:preprocessed" if folders else None)
