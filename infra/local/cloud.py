@@ -41,15 +41,6 @@ _PROGRAMS: Final = {
 """Program and the Debian package that brings it."""
 
 
-def check_programs(path: str) -> None:
-    """Refuse a machine on whose `path` programs are missing, naming all of them."""
-    missing = [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
-    if missing:
-        packages = " ".join(sorted({_PROGRAMS[name] for name in missing}))
-        names = ", ".join(missing)
-        raise LocalError(f"not installed: {names} (Debian: {packages}); run `make setup`")
-
-
 def check_folder(state: State) -> None:
     """Refuse a state folder on a file system without the owners and sockets that daemons need."""
     state.root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -298,7 +289,11 @@ def check_machine(cloud: Cloud) -> None:
             "a container as root"
         )
     slurm = SlurmSetup.from_environ()
-    check_programs(os.pathsep.join((slurm.path, cloud.environment()["PATH"])))
+    path = os.pathsep.join((slurm.path, cloud.environment()["PATH"]))
+    if missing := [name for name in _PROGRAMS if shutil.which(name, path=path) is None]:
+        packages = " ".join(sorted({_PROGRAMS[name] for name in missing}))
+        names = ", ".join(missing)
+        raise LocalError(f"not installed: {names} (Debian: {packages}); run `make setup`")
     api_server.find_api_server()
     check_folder(cloud.state)
 

@@ -81,10 +81,6 @@ _EXEC_S: Final = 5.0
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
-class ProcessError(LocalError):
-    """A process of the embedded cloud cannot be started."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """One recorded process; `start_ticks` and `boot_id` make its pid unique for ever."""
@@ -126,7 +122,7 @@ def start(
     """
     environment = dict(os.environ if env is None else env)
     if shutil.which(argv[0], path=environment.get("PATH", os.defpath)) is None:
-        raise ProcessError(f"{name}: program '{argv[0]}' is not installed; run `make setup`")
+        raise LocalError(f"{name}: program '{argv[0]}' is not installed; run `make setup`")
     run_dir.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     with _locked(name, run_dir):

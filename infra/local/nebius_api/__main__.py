@@ -81,13 +81,7 @@ class Troubles:
 _OPERATION_SERVICES = tuple(f"{name}Service" for name in OPERATIONS)
 
 
-@dataclass(frozen=True)
-class KubeAccess:
-    """Where the Kubernetes API server of every cluster answers."""
-
-    endpoint: str = "https://127.0.0.1:6443"
-    ca_file: Path | None = None
-    """PEM file, read at each Get: it may appear after the emulator started."""
+_KUBE_ENDPOINT = "https://127.0.0.1:6443"
 
 
 @dataclass
@@ -97,7 +91,10 @@ class Emulator:
     folder: Path
     cache_dir: Path
     latency_s: float = 0.3
-    kube: KubeAccess = KubeAccess()
+    kube_endpoint: str = _KUBE_ENDPOINT
+    """Where the Kubernetes API server of every cluster answers."""
+    kube_ca: Path | None = None
+    """PEM file of it, read at each Get: it may appear after the emulator started."""
     object_storage: str | None = None
     """Host and port where every bucket answers; None names the cloud's own."""
     token: str = field(
@@ -219,9 +216,9 @@ class Emulator:
         if kind == "mk8scluster" and not resource.status.reconciling:
             plane = resource.status.control_plane
             if resource.spec.control_plane.endpoints.HasField("public_endpoint"):
-                plane.endpoints.public_endpoint = self.kube.endpoint
-            if self.kube.ca_file is not None and self.kube.ca_file.exists():
-                plane.auth.cluster_ca_certificate = self.kube.ca_file.read_text()
+                plane.endpoints.public_endpoint = self.kube_endpoint
+            if self.kube_ca is not None and self.kube_ca.exists():
+                plane.auth.cluster_ca_certificate = self.kube_ca.read_text()
         if kind == "storagebucket" and self.object_storage is not None:
             resource.status.domain_name = self.object_storage
         if kind in ("mk8scluster", "mk8snodegroup"):
@@ -357,12 +354,12 @@ class Server(grpc.GenericRpcHandler):
 def main() -> int:
     """Serves until SIGTERM or SIGINT."""
     options = _parser().parse_args()
-    ca_file = options.kube_ca
     emulator = Emulator(
         folder=options.state,
         cache_dir=Path(os.environ.get("SOPERATOR_CACHE") or options.state),
         latency_s=options.latency,
-        kube=KubeAccess(options.kube_endpoint, None if ca_file is None else Path(ca_file)),
+        kube_endpoint=options.kube_endpoint,
+        kube_ca=None if options.kube_ca is None else Path(options.kube_ca),
         object_storage=options.object_storage,
         anywhere=options.anywhere,
     )
@@ -392,7 +389,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--state", type=Path, required=True, metavar="DIR")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--latency", type=float, default=0.3, help="seconds of each operation")
-    endpoint = os.environ.get("SOPERATOR_LOCAL_KUBE_ENDPOINT", KubeAccess.endpoint)
+    endpoint = os.environ.get("SOPERATOR_LOCAL_KUBE_ENDPOINT", _KUBE_ENDPOINT)
     parser.add_argument("--kube-endpoint", default=endpoint, metavar="URL")
     ca_file = os.environ.get("SOPERATOR_LOCAL_KUBE_CA_FILE")
     parser.add_argument("--kube-ca", default=ca_file, metavar="FILE")

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -47,20 +48,20 @@ def main() -> int:
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    steps = [_operate(cloud), K8up(KubeClient(cloud.kube.access()), cloud.state).step]
+    # Each loop has a client of its own.
+    client, setup = KubeClient(cloud.kube.access()), SlurmSetup.from_environ()
+    steps: list[Callable[[], object]] = [
+        Operator(client, cloud.state, cloud.cache, cloud.ports, setup).step,
+        K8up(KubeClient(cloud.kube.access()), cloud.state).step,
+    ]
     if not options.without_nodes:
-        steps += [_mirror_nodes(cloud), _heal(cloud)]
+        steps += [_mirror_nodes(cloud), partial(start_services, cloud)]
     loops = [threading.Thread(target=_repeat, args=(step, stopped)) for step in steps]
     for loop in loops:
         loop.start()
     for loop in loops:
         loop.join()
     return 0
-
-
-def _operate(cloud: Cloud) -> Callable[[], bool]:
-    client = KubeClient(cloud.kube.access())
-    return Operator(client, cloud.state, cloud.cache, cloud.ports, SlurmSetup.from_environ()).step
 
 
 def _mirror_nodes(cloud: Cloud) -> Callable[[], bool]:
@@ -81,15 +82,7 @@ def _mirror_nodes(cloud: Cloud) -> Callable[[], bool]:
     return step
 
 
-def _heal(cloud: Cloud) -> Callable[[], bool]:
-    def step() -> bool:
-        start_services(cloud)
-        return False
-
-    return step
-
-
-def _repeat(step: Callable[[], bool], stopped: threading.Event) -> None:
+def _repeat(step: Callable[[], object], stopped: threading.Event) -> None:
     """Call `step` again and again, rarely while it is idle; an error is logged until it changes."""
     last, pause = "", _BUSY_INTERVAL_S
     while not stopped.is_set():

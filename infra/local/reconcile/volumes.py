@@ -95,18 +95,21 @@ def resolve(
     """The volume behind a source; raises UnboundError where the pod would wait."""
     own = places.pods / pod / "volumes" / name
     if claim := source.get("persistentVolumeClaim"):
-        name_ = claim["claimName"]
-        return Volume(folder=_claimed(name_, namespace, node, snapshot, places, own))
+        wanted = claim["claimName"]
+        check_claim({"metadata": {"name": wanted}}, namespace, snapshot)
+        found = snapshot.find("PersistentVolumeClaim", wanted, namespace)
+        volume = None if found is None else bound_volume(found, snapshot)
+        return Volume(folder=own if volume is None else filesystem_folder(volume, node, places))
     if (empty := source.get("emptyDir")) is not None:
         if empty.get("medium") == "Memory":
             return Volume(tmpfs_bytes=int(quantity(empty.get("sizeLimit", _DEFAULT_SHM))))
         return Volume(folder=own)
     if "ephemeral" in source or "volumeClaimTemplateSpec" in source:
         return Volume(folder=own, made_folders=tuple(source.get(_FOLDERS, ())))
-    if (config := source.get("configMap")) is not None:
-        return _files(_payload(config, "ConfigMap", namespace, snapshot), config, own)
-    if (secret := source.get("secret")) is not None:
-        return _files(_payload(secret, "Secret", namespace, snapshot), secret, own)
+    for field, kind in (("configMap", "ConfigMap"), ("secret", "Secret")):
+        if (given := source.get(field)) is not None:
+            files = tuple(sorted(_payload(given, kind, namespace, snapshot).items()))
+            return Volume(folder=own, files=files, file_mode=given.get("defaultMode", 0o644))
     if nfs := source.get("nfs"):
         # A server's export: no machine runs here, its files do.
         export = f"nfs-{nfs['server']}{nfs['path'].replace('/', '-')}"
@@ -172,15 +175,6 @@ def filesystem_folder(volume: Object, node: Object, places: Places) -> Path:
             "attach it to the node group"
         )
     return places.filesystems / attached[tag]
-
-
-def _claimed(
-    name: str, namespace: str, node: Object, snapshot: Snapshot, places: Places, own: Path
-) -> Path:
-    check_claim({"metadata": {"name": name}}, namespace, snapshot)
-    claim = snapshot.find("PersistentVolumeClaim", name, namespace)
-    volume = None if claim is None else bound_volume(claim, snapshot)
-    return own if volume is None else filesystem_folder(volume, node, places)
 
 
 def claims(
@@ -270,8 +264,3 @@ def _payload(
             word = "secret" if kind == "Secret" else "config"
             raise UnboundError(f"references non-existent {word} key: {item['key']}")
     return {item["path"]: data[item["key"]] for item in items if item["key"] in data}
-
-
-def _files(data: Mapping[str, bytes], source: Mapping[str, Any], own: Path) -> Volume:
-    mode = source.get("defaultMode", 0o644)
-    return Volume(folder=own, files=tuple(sorted(data.items())), file_mode=mode)

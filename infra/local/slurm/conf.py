@@ -108,12 +108,6 @@ def render_cgroup_conf(setup: SlurmSetup) -> str:
     return "CgroupPlugin=disabled\n" if setup.version >= "24.05" else ""
 
 
-def render_plugstack_conf(setup: SlurmSetup) -> str:
-    """plugstack.conf; without the operator's importer, which caches what a registry sends."""
-    options = "runtime_path=/run/pyxis execute_entrypoint=0 container_scope=global sbatch_support=1"
-    return f"required spank_pyxis.so {options}\n" if setup.has_pyxis else ""
-
-
 def render_gres_conf(workers: Sequence[WorkerNode]) -> str:
     """gres.conf: every declared GPU is a device; a count without files drains the node."""
     lines = []
@@ -139,11 +133,6 @@ def render_sshd_config(port: int, num_host_keys: int, path: str) -> str:
 def _fill(name: str, **values: Any) -> str:
     path = Path(__file__).with_name(name)
     return fill(path, state=STATE_PATH, munge_socket=MUNGE_SOCKET, **values).rstrip() + "\n"
-
-
-def render_profile(text: str, setup: SlurmSetup) -> str:
-    """/etc/profile, `text` as the system has it, that leaves the commands of this Slurm first."""
-    return f"{text.rstrip()}\nexport PATH={PROGRAMS}:{setup.path}\n"
 
 
 def render_hosts(settings: SlurmSettings | None = None) -> str:

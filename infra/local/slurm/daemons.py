@@ -22,6 +22,10 @@ from infra.local.slurm.conf import SlurmSettings, WorkerNode
 from infra.local.slurm.pod import PROFILE, STATE_PATH, PodSpec, SlurmSetup, munge_folder
 
 _MUNGE_KEY_BYTES: Final = 128
+_PYXIS: Final = (
+    "required spank_pyxis.so runtime_path=/run/pyxis execute_entrypoint=0 container_scope=global "
+    "sbatch_support=1\n"
+)
 _DATABASE_SCRIPT: Final = """set -e
 cd {folder}
 if [ ! -d data ]; then
@@ -99,13 +103,16 @@ class SharedFolder:
     def write_cluster(self, settings: SlurmSettings) -> None:
         """Write what the Slurm daemons read."""
         self._write("slurm.conf", conf.render_slurm_conf(settings))
-        self._write("plugstack.conf", conf.render_plugstack_conf(settings.setup))
+        # Without the operator's importer, which caches what a registry sends.
+        self._write("plugstack.conf", _PYXIS if settings.setup.has_pyxis else "")
         pod.write_power_programs(self.folder, settings.setup.path)
         self._write("gres.conf", conf.render_gres_conf(settings.workers))
         if settings.setup.prefix is not None:
             self._write("cgroup.conf", conf.render_cgroup_conf(settings.setup))
-            profile = Path("/etc/profile").read_text()
-            self._write(PROFILE, conf.render_profile(profile, settings.setup))
+            # As the system has it, but for the commands of this Slurm, which come first.
+            profile = Path("/etc/profile").read_text().rstrip()
+            path = f"{pod.PROGRAMS}:{settings.setup.path}"
+            self._write(PROFILE, f"{profile}\nexport PATH={path}\n")
         else:  # Debian's 22.05 refuses what the newer one needs
             for name in ("cgroup.conf", PROFILE):
                 (self.folder / name).unlink(missing_ok=True)
@@ -142,7 +149,11 @@ class SharedFolder:
         setup: SlurmSetup,
     ) -> None:
         """Write what sshd reads; without host keys it gets one of its own."""
-        keys = list(host_keys) or [self._own_host_key()]
+        own = self.folder / "ssh" / "own_host_key"
+        if not host_keys and not own.exists():
+            argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "login", "-f", str(own)]
+            subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
+        keys = host_keys or [own.read_bytes()]
         for index, key in enumerate(keys):
             self._write(f"ssh/host_key_{index}", key, mode=0o600)
         self._write("ssh/authorized_keys", "".join(f"{key}\n" for key in authorized_keys))
@@ -155,13 +166,6 @@ class SharedFolder:
 
     def host_key_texts(self) -> tuple[str, ...]:
         return tuple(path.read_text() for path in sorted((self.folder / "ssh").glob("host_key_?")))
-
-    def _own_host_key(self) -> bytes:
-        path = self.folder / "ssh" / "own_host_key"
-        if not path.exists():
-            argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "login", "-f", str(path)]
-            subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
-        return path.read_bytes()
 
     def _write(self, name: str, content: str | bytes, *, mode: int | None = None) -> None:
         path, data = self.folder / name, content.encode() if isinstance(content, str) else content

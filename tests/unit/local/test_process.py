@@ -112,7 +112,7 @@ def test_stop_of_an_unknown_name_does_nothing(tmp_path: Path) -> None:
 
 
 def test_a_missing_program_names_the_command_that_installs_it(tmp_path: Path) -> None:
-    with pytest.raises(process.ProcessError, match="'no-such-program' is not installed; run `make"):
+    with pytest.raises(process.LocalError, match="'no-such-program' is not installed; run `make"):
         process.start("x", ["no-such-program"], run_dir=tmp_path, log=tmp_path / "log")
     assert process.all_processes(tmp_path) == []
 

@@ -10,7 +10,6 @@ import nebius.api.nebius.storage.v1 as storage
 import nebius.api.nebius.vpc.v1 as vpc
 import pytest
 
-from infra.local.nebius_api.__main__ import KubeAccess
 from tests.unit.nebius_api.resources import (
     PROJECT,
     TENANT,
@@ -103,7 +102,8 @@ def test_a_default_network_can_be_created(sdk):
 
 def test_a_cluster_says_where_its_api_server_is(sdk, served, tmp_path):
     ca_file = tmp_path / "ca.crt"
-    served.emulator.kube = KubeAccess("https://127.0.0.1:17803", ca_file)
+    served.emulator.kube_endpoint = "https://127.0.0.1:17803"
+    served.emulator.kube_ca = ca_file
     client = mk8s.ClusterServiceClient(sdk)
     id_ = make_cluster(sdk)
     ca_file.write_text("PEM")
