@@ -98,7 +98,7 @@ class Process:
         child = _children.get(self.pid)
         if child is not None and child.poll() is not None:
             del _children[self.pid]
-        return self.boot_id == _boot_id() and _start_ticks(self.pid) == self.start_ticks
+        return self.boot_id == _boot_id() and start_ticks(self.pid) == self.start_ticks
 
     @property
     def environment(self) -> dict[str, str]:
@@ -144,7 +144,7 @@ def start(
         process = Process(
             name=name,
             pid=child.pid,
-            start_ticks=_start_ticks(child.pid) or 0,
+            start_ticks=start_ticks(child.pid) or 0,
             boot_id=_boot_id(),
             argv=tuple(argv),
             log=str(log),
@@ -241,7 +241,7 @@ def _stat(pid: int) -> list[str] | None:
     return None if fields[0] in "ZX" else fields
 
 
-def _start_ticks(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
     """Start time in clock ticks since boot (field 22 of proc_pid_stat(5))."""
     fields = _stat(pid)
     return None if fields is None else int(fields[19])

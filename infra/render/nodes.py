@@ -28,7 +28,6 @@ from stacks.spec.nodes import (
     NodeGroupSpec,
     NodesSpec,
     NodeUserSpec,
-    ReservationSpec,
     StrategySpec,
     VolumeFilesystem,
     WorkerSpec,
@@ -248,9 +247,17 @@ def node_group_spec(
         "network_interfaces": [interface],
     }
     if role.tags:
-        template["filesystems"] = _attached(role.tags, filesystem_ids)
-    taints = _taints(role)
-    if taints:
+        template["filesystems"] = [
+            {
+                "attach_mode": "READ_WRITE",
+                "mount_tag": tag,
+                "existing_filesystem": {"id": filesystem_ids[tag]},
+            }
+            for tag in role.tags
+        ]
+    own = {"key": names.NODESET_LABEL, "value": role.label, "effect": "NO_SCHEDULE"}
+    taints = [own] if role.label in _TAINTED else []
+    if taints := taints + ([dict(_GPU_TAINT)] if group.gpus else []):
         template["taints"] = taints
     if role.group.gpus and spec.cluster.gpu_drivers is GpuDrivers.PREINSTALLED:
         template["gpu_settings"] = {"drivers_preset": spec.cluster.drivers_preset}
@@ -261,33 +268,25 @@ def node_group_spec(
     user_data = cloud_init(group, spec.nodes.ssh_users)
     if user_data is not None:
         template["cloud_init_user_data"] = user_data
-    rendered: dict[str, Any] = {
-        "version": spec.cluster.kubernetes_version,
-        **_size(role.chunk),
-        "template": template,
-    }
-    if worker is not None:
-        template |= _worker_template(worker)
-        rendered["strategy"] = _strategy(worker.strategy)
-        rendered["auto_repair"] = {"conditions": [dict(each) for each in _AUTO_REPAIR]}
-    return rendered
-
-
-def _worker_template(worker: WorkerSpec) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if worker.reservation is not None:
-        found["reservation_policy"] = _reservation(worker.reservation)
+    least, most = role.chunk.min_nodes, role.chunk.max_nodes
+    size: dict[str, Any] = {"fixed_node_count": least}
+    if least != most:
+        size = {"autoscaling": {"min_node_count": least, "max_node_count": most}}
+    rendered = {"version": spec.cluster.kubernetes_version, **size, "template": template}
+    if worker is None:
+        return rendered
+    if (reservation := worker.reservation) is not None:
+        ids = {"reservation_ids": list(reservation.ids)} if reservation.ids else {}
+        template["reservation_policy"] = {"policy": reservation.policy.value, **ids}
     if worker.max_pods is not None:
-        found["max_pods"] = worker.max_pods
+        template["max_pods"] = worker.max_pods
     if worker.local_nvme is not None:
         # Without a config the service would make volumes of the drives that cloud-init joins.
-        found["local_disks"] = {"passthrough_group": {"requested": True}, "config": {"none": True}}
-    return found
-
-
-def _reservation(reservation: ReservationSpec) -> dict[str, Any]:
-    ids = {"reservation_ids": list(reservation.ids)} if reservation.ids else {}
-    return {"policy": reservation.policy.value, **ids}
+        own_drives = {"passthrough_group": {"requested": True}, "config": {"none": True}}
+        template["local_disks"] = own_drives
+    rendered["strategy"] = _strategy(worker.strategy)
+    rendered["auto_repair"] = {"conditions": [dict(each) for each in _AUTO_REPAIR]}
+    return rendered
 
 
 def _strategy(strategy: StrategySpec) -> dict[str, Any]:
@@ -310,33 +309,6 @@ def _percent_or_count(
     if count is not None:
         return {"count": count}
     return dict(otherwise) if percent is None else {"percent": percent}
-
-
-def _taints(role: Role) -> list[dict[str, str]]:
-    taints: list[dict[str, str]] = []
-    if role.label in _TAINTED:
-        taints.append({"key": names.NODESET_LABEL, "value": role.label, "effect": "NO_SCHEDULE"})
-    if role.group.gpus:
-        taints.append(dict(_GPU_TAINT))
-    return taints
-
-
-def _size(chunk: Chunk) -> dict[str, Any]:
-    if chunk.min_nodes == chunk.max_nodes:
-        return {"fixed_node_count": chunk.min_nodes}
-    counts = {"min_node_count": chunk.min_nodes, "max_node_count": chunk.max_nodes}
-    return {"autoscaling": counts}
-
-
-def _attached(tags: Sequence[str], ids: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            "attach_mode": "READ_WRITE",
-            "mount_tag": tag,
-            "existing_filesystem": {"id": ids[tag]},
-        }
-        for tag in tags
-    ]
 
 
 # nebius.compute.v1.AttachedDiskSpec.device_id has at most 20 characters (SDK of 2026-11).

@@ -198,9 +198,9 @@ def start(config: ApiServerConfig, timeout_s: float = _READY_TIMEOUT_S) -> None:
             # anew. It keeps nothing, and its orderly end would wait for the store.
             process.stop(_API_SERVER, config.run_dir, timeout_s=_IMPATIENT_S)
             started.discard(_API_SERVER)
-            _start_once(_ETCD, etcd, config, (), started)
+            _start_once(_ETCD, etcd, config, started)
         if not process.alive(_API_SERVER, config.run_dir):
-            _start_once(_API_SERVER, api_server, config, (config.api_port,), started)
+            _start_once(_API_SERVER, api_server, config, started, config.api_port)
         if time.monotonic() > deadline:
             log = _log(config, _API_SERVER)
             raise LocalError(f"{_API_SERVER}: not ready after {timeout_s:g} s; see {log}")
@@ -300,22 +300,16 @@ def _api_server_argv(binary: str, config: ApiServerConfig) -> list[str]:
     ]
 
 
-def _refuse_taken_ports(program: str, wanted: tuple[int, ...]) -> None:
-    deadline = time.monotonic() + _PORT_TIMEOUT_S
-    for port in wanted:
-        while not process.is_free(port):
-            if time.monotonic() > deadline:
-                raise LocalError(f"{program}: {process.in_use(port)}")
-            time.sleep(_POLL_S)
-
-
 def _start_once(
-    name: str, argv: list[str], config: ApiServerConfig, wanted: tuple[int, ...], started: set[str]
+    name: str, argv: list[str], config: ApiServerConfig, started: set[str], port: int | None = None
 ) -> None:
-    log = _log(config, name)
+    log, deadline = _log(config, name), time.monotonic() + _PORT_TIMEOUT_S
     if name in started:
         raise LocalError(f"{name}: ended at its start; see {log}: {process.last_line(log)}")
-    _refuse_taken_ports(name, wanted)
+    while port is not None and not process.is_free(port):
+        if time.monotonic() > deadline:
+            raise LocalError(f"{name}: {process.in_use(port)}")
+        time.sleep(_POLL_S)
     process.start(name, argv, run_dir=config.run_dir, log=log, cwd=config.folder)
     started.add(name)
 

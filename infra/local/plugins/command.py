@@ -461,20 +461,10 @@ class CommandProvider(Provider):
             if urn and stream in shown:
                 self.engine.info(urn, text)
 
-        status, out, err = self._run_there(urn, inputs, command, earlier, line)
-        if status != 0:
-            ended = f"Process exited with status {status}"
-            raise ProviderError(f"{ended}: running {json.dumps(command)}:\n{out}\n{err}")
-        return {**inputs, "stdout": out, "stderr": err}
-
-    def _run_there(
-        self, urn: str, inputs: Values, command: str, earlier: Values, line: Line
-    ) -> tuple[int, str, str]:
-        environment = inputs.get("environment") or {}
-
         def dialled(text: str) -> None:
             self.engine.info(urn, text, passing=True)
 
+        environment = inputs.get("environment") or {}
         with connected(inputs["connection"], self.cancelled, dialled) as client:
             for name, value in environment.items():
                 if not takes_variable(client, name, value):
@@ -487,7 +477,7 @@ class CommandProvider(Provider):
                     taken.setdefault(name, value)
                 else:
                     self.engine.warning(urn, f"Unable to set '{name}'. {_ACCEPT_ENV}")
-            return run(
+            status, out, err = run(
                 client,
                 command,
                 environment=taken,
@@ -495,6 +485,10 @@ class CommandProvider(Provider):
                 line=line,
                 cancelled=self.cancelled,
             )
+        if status != 0:
+            ended = f"Process exited with status {status}"
+            raise ProviderError(f"{ended}: running {json.dumps(command)}:\n{out}\n{err}")
+        return {**inputs, "stdout": out, "stderr": err}
 
 
 def _connection_problems(connection: Any) -> list[tuple[str, str]]:

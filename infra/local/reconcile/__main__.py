@@ -73,11 +73,10 @@ def _mirror_nodes(cloud: Cloud) -> Callable[[], bool]:
 
         if not projects:
             projects.extend(read_projects(shared_sdk()))
-        groups = read_groups(shared_sdk(), projects)
-        states = client.list(*POWER_STATE)
-        running = grown(groups.running, states)
-        changed = reconcile_nodes(client, running, client.list("v1", "Node"))
-        return changed or groups.in_motion
+        running, in_motion = read_groups(shared_sdk(), projects)
+        groups = grown(running, client.list(*POWER_STATE))
+        changed = reconcile_nodes(client, groups, client.list("v1", "Node"))
+        return changed or in_motion
 
     return step
 

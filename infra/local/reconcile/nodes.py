@@ -43,15 +43,6 @@ class NodeGroup:
     gpu_cluster: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGroups:
-    """Node groups of every cluster of the projects at one moment."""
-
-    running: tuple[NodeGroup, ...]
-    in_motion: bool
-    """A group is on its way, or a cluster waits for its first one."""
-
-
 def node_objects(groups: Iterable[NodeGroup]) -> list[Object]:
     """The nodes of the groups, named after their group."""
     return [_node(group, index) for group in groups for index in range(group.num_nodes)]
@@ -98,8 +89,11 @@ def reconcile_nodes(client: KubeClient, groups: Iterable[NodeGroup], nodes: list
     return changed or bool(live)
 
 
-def read_groups(sdk: Any, projects: Sequence[str]) -> NodeGroups:
-    """Node groups of every mk8s cluster of the projects."""
+def read_groups(sdk: Any, projects: Sequence[str]) -> tuple[list[NodeGroup], bool]:
+    """The node groups that run in every mk8s cluster of the projects, and whether more will.
+
+    A group is on its way then, or a cluster waits for its first one.
+    """
     from nebius.api.nebius.mk8s import v1 as mk8s
 
     clusters, groups = mk8s.ClusterServiceClient(sdk), mk8s.NodeGroupServiceClient(sdk)
@@ -112,7 +106,7 @@ def read_groups(sdk: Any, projects: Sequence[str]) -> NodeGroups:
             running = [_group(item) for item in items if item.status.state.name == "RUNNING"]
             in_motion = in_motion or not items or len(running) < len(items)
             found += running
-    return NodeGroups(running=tuple(sorted(found, key=lambda group: group.id)), in_motion=in_motion)
+    return sorted(found, key=lambda group: group.id), in_motion
 
 
 def read_projects(sdk: Any) -> list[str]:

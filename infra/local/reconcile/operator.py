@@ -205,8 +205,8 @@ class Operator:
         settings = replace(cluster.settings, setup=self.setup)
         shared.prepare()
         shared.write_cluster(settings)
-        ssh = cluster.ssh
-        shared.write_ssh(ssh.port, ssh.authorized_keys, ssh.host_keys, self.setup)
+        port = cluster.ssh_port
+        shared.write_ssh(port, cluster.authorized_keys, cluster.host_keys, self.setup)
         configuration = shared.read("slurm.conf", "gres.conf")
         made: list[Daemon] = []
         pods = {
@@ -221,7 +221,7 @@ class Operator:
             made.append(daemons.slurmctld(settings, pod, configuration))
         if (pod := pods["login"]) is not None:
             reads = (*shared.read("sshd_config"), *shared.host_key_texts())
-            made.append(daemons.sshd(cluster.ssh.port, pod, reads, self.setup))
+            made.append(daemons.sshd(port, pod, reads, self.setup))
         for nodeset in plan.nodesets:
             workers = {worker.name: worker for worker in nodeset.workers}
             for planned in nodeset.pods:

@@ -48,16 +48,6 @@ class NodeSetPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SshPlan:
-    """The login node's door."""
-
-    port: int
-    authorized_keys: tuple[str, ...]
-    host_keys: tuple[bytes, ...]
-    """Private keys of the Secret; empty where the operator makes its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
     """One SlurmCluster with its NodeSets."""
 
@@ -65,7 +55,10 @@ class ClusterPlan:
     settings: SlurmSettings
     pods: Mapping[str, PodPlan]
     """Those of `controller` and `login`, and with a database of `accounting` and `database`."""
-    ssh: SshPlan
+    ssh_port: int
+    authorized_keys: tuple[str, ...]
+    host_keys: tuple[bytes, ...]
+    """Private keys of the Secret; empty where the operator makes its own."""
     notes: Mapping[str, str]
     """Condition type -> message of what is declared and does not work."""
 

@@ -19,7 +19,6 @@ from infra.local.reconcile.plan import (
     NodeSetPlan,
     Plan,
     PodPlan,
-    SshPlan,
     notes,
 )
 from infra.local.reconcile.pod_specs import PodSet
@@ -131,12 +130,17 @@ class _Maker:
             made = pod_specs.accounting(self._cluster, self._sources)
             pods["accounting"] = self._system_pod(ACCOUNTING, accounting, made, [])
             pods["database"] = self._database(accounting)
-        pods["login"] = self._login(nodes["login"])
+        login = nodes["login"]
+        pods["login"] = self._login(login)
+        by_port = login["sshdServiceType"] == "NodePort"
+        keys = secret_data(self._host_keys) if self._host_keys is not None else {}
         return ClusterPlan(
             source=self._cluster,
             settings=slurm_settings(self._cluster, workers, self._ports, accounting=has_database),
             pods=pods,
-            ssh=self._ssh(nodes["login"]),
+            ssh_port=(login.get("sshdServiceNodePort") or _DEFAULT_NODE_PORT) if by_port else 22,
+            authorized_keys=tuple(login.get("sshRootPublicKeys") or ()),
+            host_keys=tuple(keys[key] for key in sorted(keys) if not key.endswith(".pub")),
             notes=notes(self._spec, nodesets),
         )
 
@@ -236,16 +240,6 @@ class _Maker:
                 return PodPlan(name=LOGIN, problem=problem)
             wanted.append((mount["mountPath"], mount["name"], source))
         return self._system_pod(LOGIN, spec, made, wanted, (_memory(spec["sshd"]),))
-
-    def _ssh(self, spec: Mapping[str, Any]) -> SshPlan:
-        keys = secret_data(self._host_keys) if self._host_keys is not None else {}
-        private = [text for key, text in sorted(keys.items()) if not key.endswith(".pub")]
-        by_port = spec["sshdServiceType"] == "NodePort"
-        return SshPlan(
-            port=(spec.get("sshdServiceNodePort") or _DEFAULT_NODE_PORT) if by_port else 22,
-            authorized_keys=tuple(spec.get("sshRootPublicKeys") or ()),
-            host_keys=tuple(private),
-        )
 
     def _system_pod(
         self,

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from infra.local.process import LocalError
+from infra.local.process import LocalError, start_ticks
 
 STATE_PATH: Final = "/run/soperator"
 """Where a pod sees the folder that the Slurm daemons share: configuration, sockets, spool."""
@@ -239,7 +239,7 @@ def _shadowed(paths: Sequence[str]) -> set[str]:
     return shadowed
 
 
-def _living(wanted: str) -> Iterator[tuple[int, str]]:
+def _living(wanted: str) -> Iterator[tuple[int, int]]:
     """Pid and start time of every process whose root carries the marker."""
     for entry in Path("/proc").iterdir():
         pid = int(entry.name) if entry.name.isdecimal() else 0
@@ -247,18 +247,16 @@ def _living(wanted: str) -> Iterator[tuple[int, str]]:
             yield pid, start
 
 
-def _pod_process(pid: int, wanted: str) -> str | None:
+def _pod_process(pid: int, wanted: str) -> int | None:
     try:
         mounts = Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")
-        if not any(f" - tmpfs {wanted}" in line for line in mounts.splitlines()):
-            return None
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):  # it ended meanwhile
+    except OSError:  # it ended meanwhile
         return None
-    return None if fields[0] in "ZX" else fields[19]
+    is_in = any(f" - tmpfs {wanted}" in line for line in mounts.splitlines())
+    return start_ticks(pid) if is_in else None
 
 
-def _signal(pid: int, start: str, number: signal.Signals, wanted: str) -> None:
+def _signal(pid: int, start: int, number: signal.Signals, wanted: str) -> None:
     """Signal exactly that process: the descriptor pins it before it is looked at again."""
     try:
         descriptor = os.pidfd_open(pid)

@@ -430,7 +430,12 @@ class Api:
                     f"interrupted, operation {operation.id} goes on; run the command again"
                 )
             if watch.is_over:
-                raise UnfinishedError(_too_long(operation, watch))
+                cause = f"; first cause: {watch.cause}" if watch.cause else ""
+                raise UnfinishedError(
+                    f"operation {operation.id} runs since {watch.pace.deadline_s / 60:g} min, the "
+                    f"limit for its kind{cause}; it goes on, and the next `pulumi up` waits on "
+                    "instead of starting again"
+                )
             poll_s = min(poll_s * _POLL_GROWTH, _LAST_POLL_S)
             try:
                 operation = self.operation(service, operation.id)
@@ -485,15 +490,6 @@ class Api:
 
 def _silent(line: str, *, passing: bool = False) -> None:
     """Shows nothing."""
-
-
-def _too_long(operation: Any, watch: Watch) -> str:
-    cause = f"; first cause: {watch.cause}" if watch.cause else ""
-    minutes = watch.pace.deadline_s / 60
-    return (
-        f"operation {operation.id} runs since {minutes:g} min, the limit for its kind{cause}; it "
-        "goes on, and the next `pulumi up` waits on instead of starting again"
-    )
 
 
 def _failure(error: Any) -> ApiError:

@@ -25,7 +25,7 @@ import yaml
 
 from infra.clients.errors import KubeError, UnreachableError
 from infra.clients.kube import KubeClient, KubeconfigError, read_kubeconfig
-from infra.clients.kube_rules import holds
+from infra.clients.kube_rules import holds, name_of
 from infra.providers.engine.provider import TEXT, UNKNOWN, Provider, ProviderError, Values
 from infra.providers.nebius.sdk import ENDPOINT_VARIABLE
 from infra.render.names import kube_object
@@ -35,6 +35,7 @@ _TEXTS: Final = ("chart", "version", "group", "kubeconfig")
 _REPOSITORY: Final = "repository"
 """Of a chart that lies in no registry."""
 _DIGESTS: Final = "definitions"
+_YAML: Final = (".yaml", ".yml")
 
 
 class CustomResourcesProvider(Provider):
@@ -110,19 +111,20 @@ def crds_of(
     # A forgotten variable must not bring an emulated cloud's reduced definitions to a real one.
     folder = os.environ.get(FOLDER) if os.environ.get(ENDPOINT_VARIABLE) else None
     if folder:
-        ours = [
-            crd for crd in _definitions(_files_in(Path(folder))) if crd["spec"]["group"] == group
-        ]
-        return sorted(ours, key=_name)
+        if not Path(folder).is_dir():
+            raise ChartError(f"{FOLDER}={folder}: no such folder; run `soperator env` again")
+        texts = (path.read_bytes() for path in sorted(Path(folder).glob("*.yaml")))
+        ours = [crd for crd in _definitions(texts) if crd["spec"]["group"] == group]
+        return sorted(ours, key=name_of)
     what = f"{source} {version}"
     archive = archive_of(source, version, repository=repository, scheme=scheme)
     found = _definitions(_files_of(archive, what))
     if not found:
         raise ChartError(f"{what}: no {KIND} in it; is it a chart with a folder crds/?")
-    return sorted(found, key=_name)
+    return sorted(found, key=name_of)
 
 
-def _definitions(files: Iterator[bytes]) -> list[Object]:
+def _definitions(files: Iterable[bytes]) -> list[Object]:
     return [
         document
         for text in files
@@ -131,33 +133,18 @@ def _definitions(files: Iterator[bytes]) -> list[Object]:
     ]
 
 
-def _files_in(folder: Path) -> Iterator[bytes]:
-    if not folder.is_dir():
-        raise ChartError(f"{FOLDER}={folder}: no such folder; run `soperator env` again")
-    for path in sorted(folder.glob("*.yaml")):
-        yield path.read_bytes()
-
-
 def _files_of(archive: bytes, what: str) -> Iterator[bytes]:
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
             for member in tar:
-                if member.isfile() and _is_crd(member.name):
+                # Of `<chart>/crds/`; charts inside of a chart have releases here.
+                parts, is_yaml = PurePosixPath(member.name).parts, member.name.endswith(_YAML)
+                if member.isfile() and is_yaml and len(parts) > 2 and parts[1] == "crds":
                     content = tar.extractfile(member)
                     assert content is not None
                     yield content.read()
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ChartError(f"{what}: its archive cannot be read: {error}") from error
-
-
-def _is_crd(name: str) -> bool:
-    """Whether the file is one of `<chart>/crds/`; charts inside of a chart have releases here."""
-    parts = PurePosixPath(name).parts
-    return len(parts) > 2 and parts[1] == "crds" and name.endswith((".yaml", ".yml"))
-
-
-def _name(crd: Object) -> str:
-    return crd["metadata"]["name"]
 
 
 _OCI: Final = re.compile(r"oci://(?P<host>[^/]+)/(?P<name>.+)")
@@ -309,12 +296,12 @@ def apply_crds(
 ) -> None:
     """Applies all of them and returns once their kinds are served; refuses before the first."""
     wanted = list(crds)
-    live = {crd["metadata"]["name"]: client.get(crd) for crd in wanted}
-    if problems := [line for crd in wanted for line in _lost(live[crd["metadata"]["name"]], crd)]:
+    live = {name_of(crd): client.get(crd) for crd in wanted}
+    if problems := [line for crd in wanted for line in _lost(live[name_of(crd)], crd)]:
         raise LostVersionError("; ".join(problems))
     for crd in wanted:
         client.apply(crd)
-        name = crd["metadata"]["name"]
+        name = name_of(crd)
         say(f"{name}: {'upgraded' if live[name] is not None else 'made'}")
     for crd in wanted:
         client.wait_for(
@@ -336,7 +323,7 @@ def missing(client: KubeClient, names: Iterable[str]) -> list[str]:
 def digests(crds: Iterable[Object]) -> Mapping[str, str]:
     """Name -> what stands for the definition's content."""
     return {
-        crd["metadata"]["name"]: hashlib.sha256(
+        name_of(crd): hashlib.sha256(
             json.dumps(crd["spec"], sort_keys=True, default=str).encode()
         ).hexdigest()[:16]
         for crd in crds
@@ -350,7 +337,7 @@ def _lost(live: Object | None, crd: Object) -> Iterable[str]:
     stored = live.get("status", {}).get("storedVersions", [])
     lost = set(stored) - {version["name"] for version in crd["spec"]["versions"]}
     if lost:
-        name = crd["metadata"]["name"]
+        name = name_of(crd)
         yield (
             f"{name}: objects are stored as {', '.join(sorted(lost))}, which the new definition "
             "does not have; write them anew in a version of both, take it out of "

@@ -133,7 +133,8 @@ class ExpiryProvider(_Kept):
     def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Anything that changed, and an end that comes near, chooses anew."""
         found = super().diff(type_, id, old_inputs, old_state, new)
-        if not found.detailed and _is_near(old_state):
+        left = datetime.fromisoformat(old_state["at"]) - now()
+        if not found.detailed and left < timedelta(days=old_state["days"]) * _RENEWED_WITHIN:
             return Diff(replaces=("days",), detailed={"days": "update"})
         return found
 
@@ -144,11 +145,6 @@ class ExpiryProvider(_Kept):
         end = (now() + timedelta(days=inputs["days"])).replace(microsecond=0)
         at = end.isoformat().replace("+00:00", "Z")
         return at, {**inputs, "at": at}
-
-
-def _is_near(state: Values) -> bool:
-    left = datetime.fromisoformat(state["at"]) - now()
-    return left < timedelta(days=state["days"]) * _RENEWED_WITHIN
 
 
 STATE_ID: Final = "soperator:cloud:StateId"
