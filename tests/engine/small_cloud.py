@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from infra.local.nebius_api.__main__ import Emulator, Server
-from infra.providers.engine.provider import PartialError, ProviderError
+from infra.providers.engine.provider import PartialError
 from infra.providers.nebius.provider import NebiusProvider
 from infra.state import Cache
+from stacks.errors import UserError
 from tests.engine.cloud_content import Content, content, unfinished
 
 PROJECT = "project-e00p"
@@ -181,6 +182,6 @@ def failing(work: Any, *arguments: Any, **options: Any) -> str:
     """Runs it; the one line that it was refused with, empty where it went well."""
     try:
         work(*arguments, **options)
-    except ProviderError as error:
+    except UserError as error:
         return str(error)
     return ""

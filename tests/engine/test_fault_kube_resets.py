@@ -10,7 +10,7 @@ import pytest
 
 from infra.clients.kube import KubeClient
 from infra.local.plugins.kubernetes import Kubernetes
-from infra.providers.engine.provider import ProviderError
+from stacks.errors import UserError
 from tests.engine.reset_proxy import ResetProxy, When
 from tests.local.kube_server import running_cluster
 from tests.nightly import at_night
@@ -78,7 +78,7 @@ class Run:
                     inputs, problems = plugin.check(type_, {}, declared)
                     assert not list(problems)
                     self.state[type_] = plugin.create(type_, urn, inputs, False)
-        except ProviderError as error:
+        except UserError as error:
             return str(error)
         return ""
 

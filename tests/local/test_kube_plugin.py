@@ -17,6 +17,7 @@ from infra.providers.engine.provider import (
     Secret,
     reveal,
 )
+from stacks.errors import UserError
 from tests.local.kube_server import kubeconfig, running_cluster
 
 pytestmark = pytest.mark.local
@@ -143,7 +144,7 @@ def test_a_preview_leaves_nothing_behind(plugin, client, namespace):
 
 def test_a_preview_checks_the_fields_of_an_object_whose_namespace_comes_later(plugin):
     inputs = {**config_map("not-there-yet", a="1"), "dta": {}}
-    with pytest.raises(ProviderError, match=r"ConfigMap .*dta: field not declared in schema"):
+    with pytest.raises(UserError, match=r"ConfigMap .*dta: field not declared in schema"):
         plugin.create(CONFIG_MAP, urn("cm"), inputs, True)
 
 
@@ -164,7 +165,7 @@ def test_a_preview_without_an_answer_passes_and_says_so_once(plugin, cluster):
         plugin.create(CONFIG_MAP, urn(name), config_map("default", name), True)
     assert len(said) == 1
     assert "not checked by the API server" in said[0]
-    with pytest.raises(ProviderError, match="no answer"):
+    with pytest.raises(UserError, match="no answer"):
         plugin.create(CONFIG_MAP, urn("one"), config_map("default", "one"), False)
 
 
@@ -232,7 +233,7 @@ def test_a_finalizer_that_nobody_takes_is_named_when_the_time_is_over(plugin, cl
     inputs = config_map(namespace)
     inputs["metadata"] |= notes
     id_, state = plugin.create(CONFIG_MAP, urn("cm"), inputs, False)
-    with pytest.raises(ProviderError, match=r"ConfigMap .*/cm: waited 0 s .* test/hold"):
+    with pytest.raises(UserError, match=r"ConfigMap .*/cm: waited 0 s .* test/hold"):
         plugin.delete(CONFIG_MAP, id_, state)
     client.apply({**inputs, "metadata": {**inputs["metadata"], "finalizers": []}})
 

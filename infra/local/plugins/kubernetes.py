@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any, Final
 
-from infra.clients.errors import KubeError, UnreachableError
-from infra.clients.kube import KubeClient, KubeconfigError, read_kubeconfig
+from infra.clients.errors import UnreachableError
+from infra.clients.kube import KubeClient, read_kubeconfig
 from infra.local.plugins.kubernetes_objects import Objects
 from infra.local.plugins.kubernetes_release import Releases
 from infra.providers.engine.provider import UNKNOWN, Diff, Provider, ProviderError
@@ -58,45 +57,39 @@ class Kubernetes(Provider):
         return self._handler(type_).diff(id, old_inputs, new)
 
     def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
-        with _one_line_errors():
-            return self._handler(type_).create(urn, inputs, preview)
+        return self._handler(type_).create(urn, inputs, preview)
 
     def update(
         self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
     ) -> Values:
-        with _one_line_errors():
-            return self._handler(type_).update(urn, id, old_state, new, preview)
+        return self._handler(type_).update(urn, id, old_state, new, preview)
 
     def read(
         self, type_: str, id: str, state: Values, inputs: Values
     ) -> tuple[str, Values, Values] | None:
         try:
-            with _one_line_errors():
-                return self._handler(type_).read(type_, id, state, inputs)
-        except ProviderError as error:
+            return self._handler(type_).read(type_, id, state, inputs)
+        except UnreachableError as error:
             self._forget(error, "failed to read resource state due to unreachable cluster.")
             return None
 
     def delete(self, type_: str, id: str, state: Values) -> None:
         try:
-            with _one_line_errors():
-                self._handler(type_).delete(type_, id, state)
-        except ProviderError as error:
-            if type_ == _RELEASE and isinstance(error.__cause__, UnreachableError):
+            self._handler(type_).delete(type_, id, state)
+        except UnreachableError as error:
+            if type_ == _RELEASE:
                 # Whatever the variable says: https://github.com/pulumi/pulumi-kubernetes/issues/2675
                 refused = f"can't delete Helm Release with unreachable cluster. Reason: {error}"
-                raise ProviderError(refused) from error.__cause__
+                raise ProviderError(refused) from error
             self._forget(error, "configured Kubernetes cluster is unreachable.")
 
-    def _forget(self, error: ProviderError, refused: str) -> None:
+    def _forget(self, error: UnreachableError, refused: str) -> None:
         """Raise unless objects go from the state with a cluster that does not answer."""
-        if not isinstance(error.__cause__, UnreachableError):
-            raise error
         is_forgotten = os.environ.get(_DELETE_UNREACHABLE) == "true"
         if "deleteUnreachable" in self._variables:
             is_forgotten = self.option("deleteUnreachable")
         if not is_forgotten:
-            raise ProviderError(f"{refused} {_GONE}") from error.__cause__
+            raise ProviderError(f"{refused} {_GONE}") from error
 
     def client(self) -> KubeClient:
         """The connection to the configured cluster."""
@@ -152,15 +145,6 @@ class Kubernetes(Provider):
                 "install the official kubernetes plugin for components"
             )
         return self._handlers["release" if type_ == _RELEASE else "object"]
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Turns the client's errors into refusals."""
-    try:
-        yield
-    except (KubeError, KubeconfigError) as error:
-        raise ProviderError(str(error)) from error
 
 
 def main() -> None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from google.protobuf import struct_pb2
 
+from stacks.errors import UserError
+
 if TYPE_CHECKING:
     from pulumi.runtime.proto import engine_pb2_grpc
 
@@ -295,8 +297,11 @@ Failure = tuple[str, str]
 """Path of the value and the reason why it is refused."""
 
 
-class ProviderError(Exception):
-    """A refusal that the user reads as one line: path, what came, what is allowed, what to do."""
+class ProviderError(UserError):
+    """A refusal of the plugin's own: path, what came, what is allowed, what to do.
+
+    The user reads any UserError, also one of a client of a Provider, as one line.
+    """
 
 
 class PartialError(ProviderError):

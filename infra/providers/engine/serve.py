@@ -37,7 +37,7 @@ from infra.providers.engine.provider import (
     unmarshal,
 )
 from infra.state import ESTABLISHED, tcp_ends, tcp_sockets
-from stacks.errors import visible
+from stacks.errors import UserError, visible
 
 
 def exit_with_parent() -> None:
@@ -179,7 +179,7 @@ def _in_one_line(method: Callable[..., Response]) -> Callable[..., Response]:
             elif isinstance(request, pb.UpdateRequest):
                 detail.inputs.CopyFrom(request.news)
             _abort_with(context, _line(error), detail)
-        except ProviderError as error:
+        except UserError as error:
             _log.debug("%s", error, exc_info=True)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, _line(error))
         except NotImplementedError:

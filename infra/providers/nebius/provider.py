@@ -29,7 +29,7 @@ from infra.providers.nebius.adoption import find_namesake, find_twin, obstacle, 
 from infra.providers.nebius.api import GONE, Api, ApiError, UnfinishedError, Watch, explain
 from infra.providers.nebius.resource_type import ResourceType, find_changes, shrunk
 from infra.providers.nebius.schema import Schema, plain
-from infra.providers.nebius.sdk import EndpointError
+from stacks.errors import UserError
 
 Values = dict[str, Any]
 _KEYS: Final = uuid.UUID("6f0f6d0e-5d0c-4a53-9d0e-0b6d3f3a7c11")
@@ -157,7 +157,7 @@ class NebiusProvider(Provider):
                 started = True
                 self._api.wait(kind.service, operation, watch)
                 return _with_told(kind, old_state, self._state(kind, id))
-        except ProviderError as error:
+        except UserError as error:
             if not started and not isinstance(error.__cause__, UnfinishedError):
                 raise
             raise PartialError(str(error), id=id, state=self._known(kind, id, new)) from error
@@ -227,8 +227,6 @@ class NebiusProvider(Provider):
             yield
         except UnfinishedError as error:
             raise ProviderError(f"{what}: {error}") from error
-        except EndpointError as error:
-            raise ProviderError(str(error)) from error
         except ApiError as error:
             told = explain(error, what, target=self._api.target, absent=GONE)
             raise ProviderError(told) from error

@@ -29,6 +29,7 @@ from infra.clients.kube_rules import holds, name_of
 from infra.providers.engine.provider import TEXT, UNKNOWN, Provider, ProviderError, Values
 from infra.providers.nebius.sdk import ENDPOINT_VARIABLE
 from infra.render.names import kube_object
+from stacks.errors import UserError
 
 TYPE: Final = "soperator:kube:CustomResources"
 _TEXTS: Final = ("chart", "version", "group", "kubeconfig")
@@ -86,8 +87,6 @@ class CustomResourcesProvider(Provider):
                 cancelled=self.cancelled,
                 say=lambda line: self.engine.info(urn, line),
             )
-        except ChartError as error:
-            raise ProviderError(str(error)) from error
         except (KubeError, KubeconfigError, LostVersionError) as error:
             what = f"custom resources of {inputs['chart']} {inputs['version']}"
             raise ProviderError(f"{what}: {error}") from error
@@ -163,7 +162,7 @@ _ABSENT: Final = (
 LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class ChartError(Exception):
+class ChartError(UserError):
     """A chart that cannot be read; one line, with what to do."""
 
 

@@ -170,8 +170,6 @@ class _OfState(Provider):
     def _explained(self, what: str) -> Generator[None]:
         try:
             yield
-        except EndpointError as error:
-            raise ProviderError(str(error)) from error
         except ApiError as error:
             raise ProviderError(explain(error, what, target=self._api.target)) from error
 

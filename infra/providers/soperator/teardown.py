@@ -27,7 +27,6 @@ from infra.providers.nebius.api import Api, ApiError, UnfinishedError, explain
 from infra.providers.nebius.provider import remove
 from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.schema import Schema
-from infra.providers.nebius.sdk import EndpointError
 from infra.render.names import kube_object
 from infra.state import CHECKOUT
 
@@ -82,8 +81,6 @@ class TeardownProvider(Provider):
             raise ProviderError(f"clean up {cluster}: {error}; run the command again") from error
         except UnfinishedError as error:
             raise ProviderError(f"clean up {cluster}: {error}") from error
-        except EndpointError as error:
-            raise ProviderError(str(error)) from error
         except ApiError as error:
             what = f"clean up disks of {cluster}"
             raise ProviderError(explain(error, what, target=self._api.target)) from error

@@ -16,6 +16,7 @@ from google.rpc import status_pb2
 from pulumi.runtime.proto import provider_pb2 as pb
 from pulumi.runtime.proto import provider_pb2_grpc
 
+from infra.clients.errors import UnreachableError
 from infra.providers.engine.provider import (
     UNKNOWN,
     Diff,
@@ -66,7 +67,8 @@ class Disks(Provider):
         return None if id == "gone" else (id, {**state, "size": 9}, {**inputs, "size": 9})
 
     def delete(self, type_, id, state):
-        raise ProviderError("disk-1: still attached to vm-1;\n  detach it first")
+        refusal = UnreachableError if id == "far" else ProviderError
+        raise refusal("disk-1: still attached to vm-1;\n  detach it first")
 
 
 @pytest.fixture
@@ -150,9 +152,10 @@ def test_a_resource_that_is_gone_reads_as_an_empty_id(stub):
     assert unmarshal(found.inputs) == {"password": Secret("p"), "size": 9}
 
 
-def test_a_refusal_is_one_line_without_a_traceback(stub):
+@pytest.mark.parametrize("id_", ["disk-1", "far"])
+def test_a_refusal_of_the_plugin_or_of_its_client_is_one_line_without_a_traceback(stub, id_):
     with pytest.raises(grpc.RpcError) as caught:
-        stub.Delete(pb.DeleteRequest(id="disk-1", urn=URN))
+        stub.Delete(pb.DeleteRequest(id=id_, urn=URN))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == "disk-1: still attached to vm-1; detach it first"
 
