@@ -224,8 +224,7 @@ _ADVICE: Final = {
 
 def seed(store: Store, token: str, *, anywhere: bool = False) -> None:
     """Lets the owner's token in, and no earlier one; fills an empty store."""
-    store.drop_tokens(_ADMIN)
-    store.put_token(token, _ADMIN)
+    store.put_token(token, _ADMIN, alone=True)
     for tenant, project in () if store.resources else _PROJECTS:
         plant_project(store, tenant, project, anywhere=anywhere)
     store.commit()

@@ -102,15 +102,13 @@ class Store:
             (one.message.id, one.verb, one.started, one.due, one.done, failure, body),
         )
 
-    def put_token(self, token: str, subject: str) -> None:
-        """Lets a bearer token in as `subject`."""
+    def put_token(self, token: str, subject: str, *, alone: bool = False) -> None:
+        """Lets a bearer token in as `subject`; `alone`: and none that it had before."""
+        if alone:
+            self.tokens = {known: of for known, of in self.tokens.items() if of != subject}
+            self._database.execute("DELETE FROM tokens WHERE subject = ?", (subject,))
         self.tokens[token] = subject
         self._database.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (token, subject))
-
-    def drop_tokens(self, subject: str) -> None:
-        """Lets nobody in as `subject` any more."""
-        self.tokens = {token: of for token, of in self.tokens.items() if of != subject}
-        self._database.execute("DELETE FROM tokens WHERE subject = ?", (subject,))
 
     def remember(self, method: str, key: str, operation_id: str, now: float) -> None:
         """Ties an idempotency key to the operation that it made."""

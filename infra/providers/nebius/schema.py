@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.descriptor import ServiceDescriptor as Service
 from google.protobuf.message import Message
 
@@ -79,12 +79,6 @@ def message_of(field: FieldDescriptor) -> Descriptor:
     """The message type of a field that has one."""
     assert field.message_type is not None, field.full_name
     return field.message_type
-
-
-def enum_of(field: FieldDescriptor) -> EnumDescriptor:
-    """The enum type of a field that has one."""
-    assert field.enum_type is not None, field.full_name
-    return field.enum_type
 
 
 def enum_word(message: Any, field: str) -> str:
@@ -233,7 +227,8 @@ _GETTERS: Final = frozenset({"Get", "GetById", "GetByName"})
 
 def _enum_names(extension: FieldDescriptor, values: list[int]) -> list[str]:
     """Names of enum numbers; a number that this SDK does not know is left out."""
-    known = enum_of(extension).values_by_number
+    assert extension.enum_type is not None, extension.full_name
+    known = extension.enum_type.values_by_number
     return [known[number].name for number in values if number in known]
 
 

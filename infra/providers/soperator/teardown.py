@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -367,7 +368,6 @@ def gone(
     exists: Callable[[str], bool],
     say: Callable[[str], None],
     pauses_s: tuple[float, ...] = PAUSES_S,
-    cancelled: threading.Event | None = None,
 ) -> str | None:
     """Why the API server counts as gone, in one line; None while it answers.
 
@@ -378,14 +378,14 @@ def gone(
     except KubeconfigError:
         # Nothing to ask; the engine will say what is wrong with it.
         return None
-    event = cancelled or threading.Event()
     for pause_s in (*pauses_s, None):
         if _answers(access):
             return None
         if not exists(found.cluster_id):
             return f"cluster {found.cluster_id} is gone"
-        if pause_s is None or event.wait(pause_s):
+        if pause_s is None:
             break
+        time.sleep(pause_s)
         say(f"the Kubernetes API at {access.server} does not answer; asking again")
     return (
         f"the Kubernetes API at {access.server} has not answered for {sum(pauses_s):.0f} s, though "
