@@ -244,16 +244,22 @@ class KubeClient:
             event.wait(_POLL_S)
 
     def namespaced_kinds(self) -> list[tuple[str, str]]:
-        """(apiVersion, kind) of everything that can be listed and deleted in a namespace."""
-        groups = self._request("GET", "/apis")["groups"]
-        versions = ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]
-        found = []
-        for version in versions:
+        """(apiVersion, kind) of everything that can be listed and deleted in a namespace.
+
+        A kind of several versions comes in the one that its group prefers, if it has it.
+        """
+        versions = ["v1"]
+        for group in self._request("GET", "/apis")["groups"]:
+            versions += [
+                each["groupVersion"] for each in (group["preferredVersion"], *group["versions"])
+            ]
+        found: dict[tuple[str, str], str] = {}
+        for version in dict.fromkeys(versions):
             for kind in self._request("GET", _group_path(version))["resources"]:
                 deletable = {"list", "delete"} <= set(kind["verbs"])
                 if kind["namespaced"] and deletable and "/" not in kind["name"]:
-                    found.append((version, kind["kind"]))
-        return found
+                    found.setdefault((version.rpartition("/")[0], kind["kind"]), version)
+        return [(version, kind) for (_, kind), version in found.items()]
 
     def path(self, target: Object) -> str:
         """The URL path of an object."""

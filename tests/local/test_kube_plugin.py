@@ -238,6 +238,16 @@ def test_a_finalizer_that_nobody_takes_is_named_when_the_time_is_over(plugin, cl
     client.apply({**inputs, "metadata": {**inputs["metadata"], "finalizers": []}})
 
 
+def test_a_namespace_ends_with_objects_of_every_kind(plugin, client, namespace):
+    """NodeSet is of another version than the one that its group prefers."""
+    client.apply({**nodeset(namespace), "spec": SPEC})
+    client.apply(config_map(namespace))
+    declared = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+    plugin.delete("kubernetes:core/v1:Namespace", namespace, declared)
+    assert client.list("v1", "ConfigMap", namespace) == []
+    assert client.list("slurm.nebius.ai/v1alpha1", "NodeSet", namespace) == []
+
+
 def test_wait_for_waits_for_the_status_that_is_asked(plugin, client, namespace):
     inputs = {**nodeset(namespace), "spec": SPEC}
     inputs["metadata"]["annotations"] = {

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from infra import files
 from infra.clients.errors import AbsentError
@@ -34,36 +33,6 @@ from infra.local.slurm.daemons import Daemon
 from infra.local.slurm.pod import Mount, PodSpec, SlurmSetup, forget, is_hidden, requests
 from infra.render.names import kube_object
 from infra.state import Cache, Ports, State
-
-_NAMESPACED: Final = (
-    ("slurm.nebius.ai/v1alpha1", "ActiveCheck"),
-    ("slurm.nebius.ai/v1alpha1", "NodeSet"),
-    ("slurm.nebius.ai/v1", "SlurmCluster"),
-    ("slurm.nebius.ai/v1alpha1", "JailedConfig"),
-    ("slurm.nebius.ai/v1alpha1", "NodeConfigurator"),
-    ("k8up.io/v1", "Schedule"),
-    ("k8up.io/v1", "Backup"),
-    ("k8up.io/v1", "Prune"),
-    ("k8up.io/v1", "Restore"),
-    ("k8up.io/v1", "Snapshot"),
-    ("k8up.io/v1", "PodConfig"),
-    ("apps/v1", "DaemonSet"),
-    ("apps/v1", "Deployment"),
-    ("apps.kruise.io/v1beta1", "StatefulSet"),
-    ("apps/v1", "StatefulSet"),
-    ("apps/v1", "ReplicaSet"),
-    ("v1", "Pod"),
-    ("v1", "Event"),
-    ("batch/v1", "Job"),
-    ("batch/v1", "CronJob"),
-    ("rbac.authorization.k8s.io/v1", "RoleBinding"),
-    ("rbac.authorization.k8s.io/v1", "Role"),
-    ("v1", "Service"),
-    ("v1", "ServiceAccount"),
-    ("v1", "PersistentVolumeClaim"),
-    ("v1", "ConfigMap"),
-    ("v1", "Secret"),
-)
 
 
 def bind_claims(client: KubeClient, snapshot: Snapshot) -> None:
@@ -133,7 +102,7 @@ def end_namespaces(client: KubeClient, snapshot: Snapshot) -> None:
             continue
         held = [
             item
-            for version, kind in _NAMESPACED
+            for version, kind in client.namespaced_kinds()
             for item in client.list(version, kind, name_of(namespace))
         ]
         for item in held:
