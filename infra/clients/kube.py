@@ -243,10 +243,10 @@ class KubeClient:
                 log(f"{describe(target)}: {now}; {limit}")
             event.wait(_POLL_S)
 
-    def namespaced_kinds(self) -> list[tuple[str, str]]:
-        """(apiVersion, kind) of everything that can be listed and deleted in a namespace.
+    def objects_in(self, namespace: str) -> list[Object]:
+        """Every object in a namespace that can be deleted.
 
-        A kind of several versions comes in the one that its group prefers, if it has it.
+        One of several versions comes in that which its group prefers, where it has the kind.
         """
         versions = ["v1"]
         for group in self._request("GET", "/apis")["groups"]:
@@ -259,7 +259,11 @@ class KubeClient:
                 deletable = {"list", "delete"} <= set(kind["verbs"])
                 if kind["namespaced"] and deletable and "/" not in kind["name"]:
                     found.setdefault((version.rpartition("/")[0], kind["kind"]), version)
-        return [(version, kind) for (_, kind), version in found.items()]
+        return [
+            item
+            for (_, kind), version in found.items()
+            for item in self.list(version, kind, namespace)
+        ]
 
     def path(self, target: Object) -> str:
         """The URL path of an object."""

@@ -66,11 +66,7 @@ def finish_namespace(client: KubeClient, name: str, cancelled: threading.Event) 
     """Empty a deleted namespace and release it, unless a controller-manager does."""
     if client.get(CONTROLLER_LEASE) is not None:
         return
-    held = [
-        item
-        for api_version, kind in client.namespaced_kinds()
-        for item in client.list(api_version, kind, name)
-    ]
+    held = client.objects_in(name)
     for item in held:
         client.delete(item)
     for item in held:

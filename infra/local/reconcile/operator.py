@@ -100,11 +100,7 @@ def end_namespaces(client: KubeClient, snapshot: Snapshot) -> None:
     for namespace in snapshot.by_kind.get("Namespace", []):
         if "deletionTimestamp" not in namespace["metadata"]:
             continue
-        held = [
-            item
-            for version, kind in client.namespaced_kinds()
-            for item in client.list(version, kind, name_of(namespace))
-        ]
+        held = client.objects_in(name_of(namespace))
         for item in held:
             if "deletionTimestamp" not in item["metadata"] or item["kind"] == "Pod":
                 # No kubelet ends a pod's grace.
