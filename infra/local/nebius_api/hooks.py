@@ -70,12 +70,12 @@ def estimate(schema: Schema, request: Any, answer: Any) -> Any:
     costs = [_PRICED[kind](message, path) for kind, message, path in wanted]
     answer.currency = "USD"
     for unit in _units(request):
+        own = {"aggregation_unit": {"unit": unit, "unit_type": "UNIT_TYPE_TIME_BASED"}}
         for (_, message, _), cost in zip(wanted, costs, strict=True):
             row = answer.resource_costs.add()
             row.metadata.CopyFrom(message.metadata)
-            _fill_unit(row, unit)
-            _fill_resource(row, cost, _HOURS[unit])
-        _fill_total(answer.total_costs.add(), costs, unit)
+            json_format.ParseDict({**own, **_charged(cost, _HOURS[unit])}, row)
+        json_format.ParseDict({**own, **_total(costs, _HOURS[unit])}, answer.total_costs.add())
     return answer
 
 
@@ -148,51 +148,37 @@ def _table() -> Any:
     return parse_yaml(_TABLE.read_text(encoding="utf-8"))
 
 
-def _fill_unit(row: Any, unit: str) -> None:
-    said = {"unit": unit, "unit_type": "UNIT_TYPE_TIME_BASED"}
-    json_format.ParseDict(said, row.aggregation_unit)
-
-
-def _fill_resource(row: Any, cost: _Cost, hours: Decimal) -> None:
+def _charged(cost: _Cost, hours: Decimal) -> dict[str, Any]:
+    """What a resource costs in so many hours, as the calculator divides it."""
+    one = _breakdown(cost.parts, hours)
     if not cost.is_group:
-        _fill(row.general.total, cost.parts, hours)
-    elif cost.least == cost.most:
-        _fill(row.fixed_instance.total, cost.parts, hours * cost.least)
-        _fill(row.fixed_instance.per_instance, cost.parts, hours)
-        row.fixed_instance.instance_count = cost.least
-    else:
-        _fill(row.autoscale.min_cost, cost.parts, hours * cost.least)
-        _fill(row.autoscale.max_cost, cost.parts, hours * cost.most)
-        _fill(row.autoscale.per_instance, cost.parts, hours)
-        row.autoscale.min_instances, row.autoscale.max_instances = cost.least, cost.most
+        return {"general": {"total": one}}
+    least, most = (_breakdown(cost.parts, hours * count) for count in (cost.least, cost.most))
+    if cost.least == cost.most:
+        count = {"instance_count": cost.least}
+        return {"fixed_instance": {"total": least, "per_instance": one, **count}}
+    counts = {"min_instances": cost.least, "max_instances": cost.most}
+    return {"autoscale": {"min_cost": least, "max_cost": most, "per_instance": one, **counts}}
 
 
-def _fill_total(total: Any, costs: Sequence[_Cost], unit: str) -> None:
-    _fill_unit(total, unit)
-    hours = _HOURS[unit]
+def _total(costs: Sequence[_Cost], hours: Decimal) -> dict[str, Any]:
     least = sum((part.usd * cost.least for cost in costs for part in cost.parts), Decimal(0))
     most = sum((part.usd * cost.most for cost in costs for part in cost.parts), Decimal(0))
     if least == most:
-        _fill_sum(total.general.total, least * hours)
-    else:
-        _fill_sum(total.range.min, least * hours)
-        _fill_sum(total.range.max, most * hours)
+        return {"general": {"total": _sum(least * hours)}}
+    return {"range": {"min": _sum(least * hours), "max": _sum(most * hours)}}
 
 
-def _fill(breakdown: Any, parts: Sequence[_Part], times: Decimal) -> None:
-    """A breakdown of the parts, all of them `times` an hour of one instance."""
-    for part in parts:
-        sku = breakdown.sku_costs.add()
-        sku.sku_id = part.sku_id
-        sku.quantity = sku.quantity_rounded = _text(part.quantity * times)
-        sku.cost = _text(part.usd * times)
-        sku.cost_rounded = str((part.usd * times).quantize(_CENT, ROUND_HALF_UP))
-    _fill_sum(breakdown, sum((part.usd for part in parts), Decimal(0)) * times)
+def _breakdown(parts: Sequence[_Part], times: Decimal) -> dict[str, Any]:
+    """The parts, all of them `times` an hour of one instance."""
+    skus = [{"sku_id": part.sku_id, **_sum(part.usd * times)} for part in parts]
+    for sku, part in zip(skus, parts, strict=True):
+        sku["quantity"] = sku["quantity_rounded"] = _text(part.quantity * times)
+    return {"sku_costs": skus, **_sum(sum((part.usd for part in parts), Decimal(0)) * times)}
 
 
-def _fill_sum(breakdown: Any, usd: Decimal) -> None:
-    breakdown.cost = _text(usd)
-    breakdown.cost_rounded = str(usd.quantize(_CENT, ROUND_HALF_UP))
+def _sum(usd: Decimal) -> dict[str, str]:
+    return {"cost": _text(usd), "cost_rounded": str(usd.quantize(_CENT, ROUND_HALF_UP))}
 
 
 def _text(value: Decimal) -> str:
