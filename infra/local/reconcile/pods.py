@@ -283,8 +283,8 @@ def pod_status(
     """What a kubelet, or the scheduler, reports of the pod."""
     scheduled = bool(planned.node)
     spec = pod["spec"]
-    inits = [each["name"] for each in spec.get("initContainers") or ()]
-    (main,) = (each["name"] for each in spec["containers"])
+    inits = spec.get("initContainers") or []
+    (main,) = spec["containers"]
     held = planned.held if planned.problem else None
     ready = scheduled and held is None and not waiting
     # Then an init container of the real pod would wait: for a port, or for what starts.
@@ -302,9 +302,9 @@ def pod_status(
         _condition(pod, "Ready", ready, "ContainersNotReady", ""),
     ]
     status: Object = {"phase": "Pending", "conditions": conditions}
-    states = [_ended(pod, name) for name in inits]
+    states = [_ended(pod, each) for each in inits]
     if initialized:
-        state = _main_state(pod, main, planned, waiting)
+        state = _main_state(pod, main["name"], planned, waiting)
         # A container that could not be made never ran.
         status["phase"] = "Pending" if held is Held.STARTING else "Running"
     else:
@@ -313,11 +313,11 @@ def pod_status(
             states = [_waiting("PodInitializing") for _ in inits]
         elif inits:
             # The last one is what waits for others; those before it have ended, or run beside it.
-            states[-1] = _running(pod, inits[-1])
+            states[-1] = _running(pod, inits[-1]["name"])
     status["initContainerStatuses"] = [
-        _container(pod, name, each) for name, each in zip(inits, states, strict=True)
+        _container(each, its) for each, its in zip(inits, states, strict=True)
     ]
-    status["containerStatuses"] = [_container(pod, main, state, ready=ready, restarts=restarts)]
+    status["containerStatuses"] = [_container(main, state, ready=ready, restarts=restarts)]
     status["hostIP"] = status["podIP"] = "127.0.0.1"
     return status
 
@@ -448,13 +448,11 @@ def _condition(pod: Object, type_: str, met: bool, reason: str, message: str) ->
 
 
 def _container(
-    pod: Object, name: str, state: Object, *, ready: bool = True, restarts: int = 0
+    container: Object, state: Object, *, ready: bool = True, restarts: int = 0
 ) -> Object:
-    containers = [*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or ())]
-    (image,) = (each["image"] for each in containers if each["name"] == name)
     return {
-        "name": name,
-        "image": image,
+        "name": container["name"],
+        "image": container["image"],
         "imageID": "",
         "ready": ready and "waiting" not in state,
         "restartCount": restarts,
@@ -470,15 +468,10 @@ def _running(pod: Object, name: str) -> Object:
     return {"running": {"startedAt": _since(pod, name, "running", "startedAt")}}
 
 
-def _ended(pod: Object, name: str) -> Object:
-    (sidecar,) = (
-        each.get("restartPolicy") == "Always"
-        for each in pod["spec"]["initContainers"]
-        if each["name"] == name
-    )
-    if sidecar:
-        return _running(pod, name)
-    at = _since(pod, name, "terminated", "finishedAt")
+def _ended(pod: Object, container: Object) -> Object:
+    if container.get("restartPolicy") == "Always":  # a sidecar
+        return _running(pod, container["name"])
+    at = _since(pod, container["name"], "terminated", "finishedAt")
     ended = {"exitCode": 0, "reason": "Completed", "startedAt": at, "finishedAt": at}
     return {"terminated": ended}
 
