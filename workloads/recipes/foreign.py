@@ -141,10 +141,12 @@ _SECTIONS = ("zero_optimization", "bf16", "fp16", "optimizer", "scheduler")
 
 @dataclass(slots=True)
 class Mapped:
-    """Our keys, and a line for everything that was read."""
+    """Our keys, a line for everything that was read, and what of it has no meaning here."""
 
+    at: str
     values: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     def put(self, source: str, value: Any, key: str, ours: Any) -> None:
         """Take over one value."""
@@ -162,52 +164,58 @@ class Mapped:
         """Say that one value has no effect."""
         self.lines.append(f"deepspeed {source}={value!r}: {why}, left out")
 
+    def refuse(self, source: str, problem: str) -> None:
+        """Say what is wrong with one value."""
+        self.problems.append(f"{self.at}.{source}: {problem}")
+
+    def section(self, section: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+        """Return the mapping at the end of `source`; an empty one where it is none, or wrong."""
+        value = section.get(source.rpartition(".")[2])
+        if value is not None and not isinstance(value, Mapping):
+            self.refuse(source, f"got {value!r}, expected a mapping")
+        return value if isinstance(value, Mapping) else {}
+
 
 def map_deepspeed(config: Mapping[str, Any], *, at: str) -> Mapped:
     """Return what a DeepSpeed config says in our keys; ConfigError for what has no meaning here."""
-    mapped = Mapped()
-    problems: list[str] = []
+    mapped = Mapped(at)
     known = (*_VALUES, *_SECTIONS, *_LEFT_OUT)
     for key, value in config.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
-            problems.append(f"{at}.{key}: unknown key{hint}")
+            mapped.refuse(key, f"unknown key{hint}")
         elif key in _SECTIONS and not isinstance(value, Mapping):
-            problems.append(f"{at}.{key}: got {value!r}, expected a mapping")
+            mapped.refuse(key, f"got {value!r}, expected a mapping")
         elif key in _VALUES:
             mapped.take(key, value, _VALUES[key])
         elif key in _LEFT_OUT:
             mapped.leave(key, value)
-    if not problems:
-        _zero(config.get("zero_optimization", {}), mapped, at, problems)
-        _types(config, mapped, at, problems)
-        _optimizer(config, mapped, at, problems)
-    if problems:
-        raise ConfigError("; ".join(problems))
+    if not mapped.problems:
+        _zero(config.get("zero_optimization", {}), mapped)
+        _types(config, mapped)
+        _optimizer(config, mapped)
+    if mapped.problems:
+        raise ConfigError("; ".join(mapped.problems))
     return mapped
 
 
-def _zero(zero: Mapping[str, Any], mapped: Mapped, at: str, problems: list[str]) -> None:
+def _zero(zero: Mapping[str, Any], mapped: Mapped) -> None:
     stage = zero.get("stage", 0)
     if stage not in (0, 3):
-        problems.append(
-            f"{at}.zero_optimization.stage: got {stage!r}, expected 3 (full sharding, FSDP2) or 0 "
-            "(DDP); stages 1 and 2 divide only a part"
-        )
+        expected = "3 (full sharding, FSDP2) or 0 (DDP); stages 1 and 2 divide only a part"
+        mapped.refuse("zero_optimization.stage", f"got {stage!r}, expected {expected}")
         return
     devices: dict[str, Any] = {}
     for name in ("offload_param", "offload_optimizer"):
-        section = _mapping(zero, name, f"{at}.zero_optimization", problems)
-        devices[name] = section.get("device", "none")
+        section = mapped.section(zero, f"zero_optimization.{name}")
+        devices[name] = device = section.get("device", "none")
+        if device not in ("none", "cpu"):
+            source = f"zero_optimization.{name}.device"
+            mapped.refuse(source, f"got {device!r}, expected cpu or none")
         for key, value in section.items():
             if key != "device":
                 mapped.leave(f"zero_optimization.{name}.{key}", value)
-    wrong = [name for name, device in devices.items() if device not in ("none", "cpu")]
-    for name in wrong:
-        problems.append(
-            f"{at}.zero_optimization.{name}.device: got {devices[name]!r}, expected cpu or none"
-        )
     offloads = stage == 3 and "cpu" in devices.values()
     strategy = "offload" if offloads else {0: "ddp", 3: "fsdp"}[stage]
     mapped.put("zero_optimization.stage", stage, "strategy", strategy)
@@ -216,10 +224,10 @@ def _zero(zero: Mapping[str, Any], mapped: Mapped, at: str, problems: list[str])
             mapped.leave(f"zero_optimization.{name}", value, "FSDP2 does this by itself")
 
 
-def _types(config: Mapping[str, Any], mapped: Mapped, at: str, problems: list[str]) -> None:
+def _types(config: Mapping[str, Any], mapped: Mapped) -> None:
     on = [kind for kind in KINDS if config.get(kind, {}).get("enabled", False) is True]
     if len(on) == 2:
-        problems.append(f"{at}.fp16.enabled: got true with bf16.enabled true; enable one of them")
+        mapped.refuse("fp16.enabled", "got true with bf16.enabled true; enable one of them")
     elif on:
         mapped.put(f"{on[0]}.enabled", True, "dtype", on[0])
     for kind in KINDS:
@@ -230,14 +238,14 @@ def _types(config: Mapping[str, Any], mapped: Mapped, at: str, problems: list[st
                 mapped.leave(f"{kind}.{key}", value, "the recipe's dtype stays")
 
 
-def _optimizer(config: Mapping[str, Any], mapped: Mapped, at: str, problems: list[str]) -> None:
+def _optimizer(config: Mapping[str, Any], mapped: Mapped) -> None:
     optimizer = config.get("optimizer", {})
     kind = optimizer.get("type", "AdamW")
     if kind not in ("AdamW", "Adam"):
-        problems.append(f"{at}.optimizer.type: got {kind!r}, expected AdamW")
+        mapped.refuse("optimizer.type", f"got {kind!r}, expected AdamW")
     if "type" in optimizer:
         mapped.lines.append(f"deepspeed optimizer.type={kind!r}: AdamW trains")
-    for name, value in _mapping(optimizer, "params", f"{at}.optimizer", problems).items():
+    for name, value in mapped.section(optimizer, "optimizer.params").items():
         source = f"optimizer.params.{name}"
         if name in _OPTIMIZER:
             mapped.take(source, value, _OPTIMIZER[name])
@@ -248,27 +256,13 @@ def _optimizer(config: Mapping[str, Any], mapped: Mapped, at: str, problems: lis
     if kind is None:
         return
     if kind not in list(_SCHEDULERS):
-        problems.append(
-            f"{at}.scheduler.type: got {kind!r}, expected one of {', '.join(_SCHEDULERS)}"
-        )
+        expected = ", ".join(_SCHEDULERS)
+        mapped.refuse("scheduler.type", f"got {kind!r}, expected one of {expected}")
         return
     mapped.put("scheduler.type", kind, "schedule", _SCHEDULERS[kind])
-    for name, value in _mapping(scheduler, "params", f"{at}.scheduler", problems).items():
+    for name, value in mapped.section(scheduler, "scheduler.params").items():
         source = f"scheduler.params.{name}"
         if name == "warmup_num_steps":
             mapped.take(source, value, "warmup_steps")
         else:
             mapped.leave(source, value, "the recipe's schedule has it")
-
-
-def _mapping(
-    section: Mapping[str, Any], key: str, at: str, problems: list[str]
-) -> Mapping[str, Any]:
-    """Return the mapping at `key`; an empty one where there is none, or where it is wrong."""
-    value = section.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        problems.append(f"{at}.{key}: got {value!r}, expected a mapping")
-        return {}
-    return value

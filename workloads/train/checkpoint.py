@@ -146,7 +146,13 @@ def capture(state: TrainState) -> dict[str, Any]:
     values[SCALARS] = scalars
     if state.scaler.is_enabled():
         values[SCALER] = state.scaler.state_dict()
-    values[f"rng.{state.world.rank}"] = rng_state(state.world.device)
+    device = state.world.device
+    values[f"rng.{state.world.rank}"] = {
+        # One text: the copy that stalls training visits each of 625 numbers otherwise.
+        "python": json.dumps(random.getstate()),
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device).cpu() if device.type == "cuda" else None,
+    }
     return values
 
 
@@ -195,28 +201,12 @@ def restore(state: TrainState, values: dict[str, Any]) -> None:
         state.optimizer.state[weights[name]] = kept
     if values.get(SCALER):
         state.scaler.load_state_dict(values[SCALER])
-    random_state = values.get(f"rng.{state.world.rank}")
-    if random_state is not None:
-        restore_rng(random_state, state.world.device)
-
-
-def rng_state(device: torch.device) -> dict[str, Any]:
-    """Return the random state of this rank."""
-    return {
-        # One text: the copy that stalls training visits each of 625 numbers otherwise.
-        "python": json.dumps(random.getstate()),
-        "cpu": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device).cpu() if device.type == "cuda" else None,
-    }
-
-
-def restore_rng(state: dict[str, Any], device: torch.device) -> None:
-    """Set the random state of this rank."""
-    version, internal, gauss = json.loads(state["python"])
-    random.setstate((version, tuple(internal), gauss))
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"], device)
+    if (saved := values.get(f"rng.{state.world.rank}")) is not None:
+        version, internal, gauss = json.loads(saved["python"])
+        random.setstate((version, tuple(internal), gauss))
+        torch.set_rng_state(saved["cpu"])
+        if state.world.device.type == "cuda" and saved["cuda"] is not None:
+            torch.cuda.set_rng_state(saved["cuda"], state.world.device)
 
 
 def num_local_bytes(values: dict[str, Any]) -> int:
