@@ -423,11 +423,12 @@ def read_kubeconfig(content: str, context: str | None = None) -> Access:
     if not cluster.get("server"):
         raise KubeconfigError(f"kubeconfig: clusters.{chosen.get('cluster')}.server: is required")
     certificate, key = _pem(user, "client-certificate"), _pem(user, "client-key")
+    file = user.get("tokenFile")
     return Access(
         server=cluster["server"].rstrip("/"),
         ca_pem=_pem(cluster, "certificate-authority"),
         insecure=bool(cluster.get("insecure-skip-tls-verify")),
-        static_token=_static_token(user),
+        static_token=user.get("token") or (Path(file).read_text().strip() if file else None),
         exec_command=user.get("exec"),
         client_pem=certificate + "\n" + key if certificate and key else None,
         namespace=chosen.get("namespace") or "default",
@@ -462,12 +463,6 @@ def _pem(section: dict[str, Any], key: str) -> str | None:
     if data := section.get(f"{key}-data"):
         return base64.b64decode(data).decode()
     return Path(section[key]).read_text() if section.get(key) else None
-
-
-def _static_token(user: dict[str, Any]) -> str | None:
-    if user.get("token"):
-        return user["token"]
-    return Path(user["tokenFile"]).read_text().strip() if user.get("tokenFile") else None
 
 
 def _run_exec(command: dict[str, Any]) -> tuple[str, float]:

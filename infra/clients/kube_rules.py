@@ -39,7 +39,10 @@ class Scheduler:
         """
         selected = [node for node in self._nodes if matches(node, rules)]
         if not selected:
-            return None, f"no node matches {_selector_text(rules)}"
+            selector = sorted((rules.get("nodeSelector") or {}).items())
+            words = ",".join(f"{key}={value}" for key, value in selector)
+            rule = f"nodeSelector {words}" if words else "the required node affinity"
+            return None, f"no node matches {rule}"
         tolerated = [node for node in selected if not untolerated(node, rules)]
         if not tolerated:
             taint = untolerated(selected[0], rules)[0]
@@ -119,12 +122,6 @@ def _holds(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
             return value is None
         case _:
             return False
-
-
-def _selector_text(rules: Mapping[str, Any]) -> str:
-    selector = rules.get("nodeSelector") or {}
-    words = ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
-    return f"nodeSelector {words}" if words else "the required node affinity"
 
 
 def _amount(value: Fraction) -> str:

@@ -98,7 +98,7 @@ class Place:
     @contextlib.contextmanager
     def _store(self) -> Iterator[S3Store]:
         """The bucket's store; what it refuses in the block is a StorageError."""
-        from obstore.exceptions import BaseError
+        from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
         from obstore.store import S3Store
 
         try:
@@ -122,12 +122,7 @@ class Place:
         except FileNotFoundError as error:
             raise StorageError(f"{self}: there is no bucket {self.bucket!r}") from error
         except BaseError as error:
-            raise self._refused(error) from error
-
-    def _refused(self, error: Exception) -> StorageError:
-        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
-
-        # Without its dump of the request, which follows an empty line.
-        reason = " ".join(str(error).partition("\n\n")[0].split())
-        denied = isinstance(error, PermissionDeniedError | UnauthenticatedError)
-        return (DeniedError if denied else StorageError)(f"{self}: {reason}")
+            # Without its dump of the request, which follows an empty line.
+            reason = " ".join(str(error).partition("\n\n")[0].split())
+            denied = isinstance(error, PermissionDeniedError | UnauthenticatedError)
+            raise (DeniedError if denied else StorageError)(f"{self}: {reason}") from error

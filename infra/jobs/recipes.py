@@ -115,9 +115,11 @@ DEFAULT_SPREAD: Final = 4
 
 def load_fit_problems(root: Path, spec: StackSpec) -> list[str]:
     """A line for each load test whose longest chat no server of the stack takes."""
-    servers = {
-        job.name: _context_tokens(recipe) for job, recipe in _recipes(root, spec) if job.is_server
-    }
+    servers: dict[str, int] = {}
+    for job, recipe in _recipes(root, spec):
+        if job.is_server:
+            found = _section(_section(recipe, "serve"), "limits").get("context_tokens")
+            servers[job.name] = found if isinstance(found, int) else DEFAULT_CONTEXT_TOKENS
     if not servers:
         return []
     widest = max(servers, key=lambda name: servers[name])
@@ -150,11 +152,6 @@ def serve_settings(root: Path, job: JobSpec, sets: Sequence[str]) -> Mapping[str
         return _section(_read(root, job, sets), "serve")
     except RecipeError as error:
         raise JobsError(f"{job.name}: {error}") from error
-
-
-def _context_tokens(recipe: Mapping[str, Any]) -> int:
-    found = _section(_section(recipe, "serve"), "limits").get("context_tokens")
-    return found if isinstance(found, int) else DEFAULT_CONTEXT_TOKENS
 
 
 def _longest_chat(recipe: Mapping[str, Any], spec: StackSpec) -> tuple[int, int]:
@@ -209,17 +206,6 @@ def plan_lines(plan: Plan) -> tuple[str, ...]:
             f"--method {plan.training.method} --seq {plan.training.sequence_length}"
         )
     return tuple(lines)
-
-
-def refuse_unfit(plan: Plan, recipe: Mapping[str, Any]) -> None:
-    """Refuses what the trainer refuses on its nodes: a plan that no memory holds.
-
-    A recipe that names its strategy is tried all the same.
-    """
-    if plan.chosen.fits or recipe.get("train", {}).get("strategy", "auto") != "auto":
-        return
-    told = plan_lines(plan)[-1].removeprefix("plan: ")
-    raise JobsError(f"{told}: {plan.chosen.reason}; nothing was submitted")
 
 
 _HASH_DIGITS: Final = 16
@@ -364,9 +350,13 @@ def prepare(
         for line in str(error).splitlines():
             log(f"no plan: {line}")
     if plan is not None:
-        for line in plan_lines(plan):
+        lines = plan_lines(plan)
+        for line in lines:
             log(line)
-        refuse_unfit(plan, recipe)
+        # A recipe that names its strategy is tried all the same.
+        if not plan.chosen.fits and recipe.get("train", {}).get("strategy", "auto") == "auto":
+            told = lines[-1].removeprefix("plan: ")
+            raise JobsError(f"{told}: {plan.chosen.reason}; nothing was submitted")
         save = saving(ledger.spec, job, plan, recipe, ledger.records)
         if save is not None and save.refusal is not None:
             raise JobsError(f"{save.refusal}; nothing was submitted")

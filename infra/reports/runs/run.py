@@ -169,12 +169,14 @@ def _run(
     usd, usd_from = _cost(record, actual, rates)
     recipe = read_object(folder / RECIPE)
     artifacts, world_size = detail.get("artifacts"), detail.get("world_size")
+    revision = _text(detail, "git_revision") or ""
     return Run(
         name=folder.name.replace("-", "@") if is_shared else record.job_id,
         folder=folder,
         record=record,
         code_hash=_text(detail, "code_hash"),
-        git_revision=_commit(_text(detail, "git_revision")),
+        # None for what is no commit: git might take it for an option.
+        git_revision=revision if _COMMIT.fullmatch(revision) else None,
         data_hash=_text(detail, "data_hash"),
         data_file=_text(artifacts, "data_file"),
         reason=_text(detail, "reason"),
@@ -226,11 +228,6 @@ def _text(values: object, key: str) -> str | None:
     """The text under the key; None where there is none."""
     found = values.get(key) if isinstance(values, Mapping) else None
     return found if isinstance(found, str) and found else None
-
-
-def _commit(text: str | None) -> str | None:
-    """The commit; None for what is none, and what git would take for an option."""
-    return text if text is not None and _COMMIT.fullmatch(text) else None
 
 
 def _texts(value: object) -> Mapping[str, str]:
