@@ -12,7 +12,7 @@ from cost.bill.table import render
 from cost.diff import snapshot
 from cost.diff.table import change
 from cost.prices.book import price_age_problems
-from cost.prices.price import PriceBookError
+from cost.prices.book import PriceBookError
 from cost.resources.estimate import burn
 from infra.clients.passphrase import public_problem
 from infra.components.stack import Stack, deployed_outputs

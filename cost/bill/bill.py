@@ -19,13 +19,11 @@ from typing import Final
 from cost.chat.break_even import break_even_part, model_problems
 from cost.chat.unit_costs import Amount, Inputs, Part, PartMaker, unit_costs
 from cost.choose.limits import policy_part, policy_problems
-from cost.prices.book import PriceBook
-from cost.prices.price import HOURS_PER_MONTH
+from cost.prices.book import HOURS_PER_MONTH, PriceBook
 from cost.report.layout import Table, money, number, usd_text
 from cost.resources.estimate import Estimate, RunRates, estimate, price_problems
 from cost.run_record import RunRecord
-from cost.runs.pipelines import pipelines_part, schedules_part
-from cost.runs.runs import runs
+from cost.runs.runs import pipelines_part, runs, schedules_part
 from cost.runs.searches import searches_part, shifts_part
 from cost.size.shape import chat_problems
 from stacks.check import check

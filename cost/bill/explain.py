@@ -19,11 +19,10 @@ from cost.chat.speeds import ChatCost, Speed, chat_cost
 from cost.chat.table import operating_text, speed_text
 from cost.chat.unit_costs import NotKnown, RunCost, unit_costs
 from cost.choose.limits import Limit, limits
-from cost.prices.book import ApiPrice, ApiPriceBook
-from cost.prices.price import HOURS_PER_MONTH, Price
+from cost.prices.book import HOURS_PER_MONTH, ApiPrice, ApiPriceBook, Price
 from cost.report.layout import Explanation, Figure, Input, known_figures, span
-from cost.resources.component import CostComponent, Scope
 from cost.resources.estimate import estimate, total_of
+from cost.resources.lines import CostComponent, Scope
 from cost.runs.forecast import Disturbance, Forecast, forecasts
 from cost.runs.runs import SLOWDOWN_SOURCE, preemption_costs
 from cost.traced import leaf, number, traced

@@ -14,7 +14,7 @@ from cost.bill.bill import Bill
 from cost.chat.speeds import ChatCost, usd_on_basis
 from cost.chat.table import chat_notes, chat_table, speed_text
 from cost.chat.unit_costs import NotKnown, Part, RunCost, UnitCosts
-from cost.prices.price import HOURS_PER_MONTH
+from cost.prices.book import HOURS_PER_MONTH
 from cost.report.layout import (
     GAP,
     Format,
@@ -31,8 +31,8 @@ from cost.report.layout import (
     span,
     usd_text,
 )
-from cost.resources.component import CostComponent, Scope
 from cost.resources.estimate import Estimate, Total
+from cost.resources.lines import CostComponent, Scope
 
 SCHEMA_VERSION: Final = 2
 """Of the JSON document: cost/bill/cost.schema.json."""

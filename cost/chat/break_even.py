@@ -24,8 +24,7 @@ from cost.chat.speeds import (
 )
 from cost.chat.table import MISSES, percent
 from cost.chat.unit_costs import Inputs, NotKnown, Part, UnitCosts
-from cost.prices.book import ApiPrice, ApiPriceBook, PriceBook
-from cost.prices.price import UnknownPrice
+from cost.prices.book import ApiPrice, ApiPriceBook, PriceBook, UnknownPrice
 from cost.report.layout import GAP, UNKNOWN, Table, small_usd_text, span
 from cost.resources.lines import node_rate
 from cost.traced import named

@@ -8,7 +8,7 @@ from typing import Final
 
 from cost.chat.speeds import Basis, ChatCost, prompt_tokens
 from cost.chat.unit_costs import NotKnown, UnitCosts
-from cost.prices.price import HOURS_PER_MONTH
+from cost.prices.book import HOURS_PER_MONTH
 from cost.report.layout import Table, rounded, short, small_usd_text, span
 from stacks.spec.cost import ChatSpec
 

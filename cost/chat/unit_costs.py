@@ -21,11 +21,10 @@ from cost.chat.speeds import (
     serving_workers,
     speeds,
 )
-from cost.prices.book import PriceBook
-from cost.prices.price import HOURS_PER_MONTH
+from cost.prices.book import HOURS_PER_MONTH, PriceBook
 from cost.report.layout import Table
-from cost.resources.component import Section
 from cost.resources.estimate import Estimate, RunRates, run_rates
+from cost.resources.lines import Section
 from cost.run_record import RunRecord, lineage
 from cost.traced import named
 from stacks.spec import StackSpec

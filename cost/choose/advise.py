@@ -14,21 +14,25 @@ from typing import Final
 
 from cost.chat.speeds import HOURS_PER_DAY
 from cost.chat.table import percent
-from cost.choose.demand import BANDWIDTH_SHARE, FLOPS_SHARE, LINK_SOURCE, PEAKS, Ask, Promise
 from cost.choose.servers import (
+    BANDWIDTH_SHARE,
+    FLOPS_SHARE,
     LENGTH_TOLERANCE,
+    LINK_SOURCE,
+    PEAKS,
+    Ask,
     Basis,
     Estimate,
     Load,
     Measured,
+    Promise,
     Server,
     best_estimate,
     best_load,
     estimate,
     missing_bytes,
 )
-from cost.prices.book import PriceBook
-from cost.prices.price import UnknownPrice
+from cost.prices.book import PriceBook, UnknownPrice
 from cost.report.layout import (
     UNKNOWN,
     Explanation,
@@ -44,7 +48,7 @@ from cost.report.layout import (
     short,
     small_usd_text,
 )
-from cost.resources.component import Rate
+from cost.resources.lines import Rate
 from cost.size.choice import cheapest_rate, gib_text, gpu_presets
 from cost.size.training import usable_bytes
 from cost.traced import leaf, traced

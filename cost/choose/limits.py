@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from cost.chat.unit_costs import Inputs, NotKnown, Part
 from cost.report.layout import Table, number, small_usd_text, usd_text
-from cost.resources.component import Scope
+from cost.resources.lines import Scope
 from stacks.errors import Level, Problem
 from stacks.spec.cost import PolicyLevel
 from stacks.spec.nodes import Billing

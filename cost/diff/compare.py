@@ -12,7 +12,7 @@ from typing import Final
 from cost.bill.bill import Bill
 from cost.chat.unit_costs import Amount
 from cost.diff.snapshot import CLUSTER_AMOUNTS, unit_amounts
-from cost.prices.price import HOURS_PER_MONTH
+from cost.prices.book import HOURS_PER_MONTH
 from cost.report.layout import (
     Format,
     Report,
@@ -24,8 +24,8 @@ from cost.report.layout import (
     span,
     usd_text,
 )
-from cost.resources.component import Section
 from cost.resources.estimate import Total, total_of
+from cost.resources.lines import Section
 from stacks.spec import StackSpec
 
 SCHEMA_VERSION: Final = 1

@@ -14,7 +14,7 @@ from typing import Final
 
 from cost.chat.unit_costs import Amount
 from cost.diff.snapshot import CLUSTER_AMOUNTS, PRICE_KEYS, Snapshot, SnapshotLine
-from cost.resources.component import Section
+from cost.resources.lines import Section
 from stacks.changes import parents_of
 
 

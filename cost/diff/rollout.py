@@ -16,7 +16,7 @@ from decimal import Decimal
 from typing import Final
 
 from cost.diff.diff import Cause, changed_keys
-from cost.prices.price import HOURS_PER_MONTH
+from cost.prices.book import HOURS_PER_MONTH
 from cost.report.layout import usd_text
 from cost.resources.estimate import Estimate
 from cost.resources.lines import Group, groups

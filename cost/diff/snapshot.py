@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cost.bill.table import figures
 from cost.chat.speeds import Basis
 from cost.chat.unit_costs import Amount, NotKnown, UnitCosts
-from cost.prices.price import HOURS_PER_MONTH, Layer, Price
+from cost.prices.book import HOURS_PER_MONTH, Layer, Price
 from cost.report.layout import rounded
-from cost.resources.component import CostComponent
+from cost.resources.lines import CostComponent
 from stacks.changes import NODE_KEYS, STORAGE_KEYS, declared_values, parents_of
 from stacks.files import is_map
 from stacks.load import RENAMED_BOOKS

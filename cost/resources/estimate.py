@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 
-from cost.prices.book import PriceBook
-from cost.prices.price import HOURS_PER_MONTH, Unit, UnknownPrice
-from cost.resources.component import CostComponent, Scope, Section
-from cost.resources.lines import components, node_rate
+from cost.prices.book import HOURS_PER_MONTH, PriceBook, Unit, UnknownPrice
+from cost.resources.lines import CostComponent, Scope, Section, components, node_rate
 from cost.traced import named
 from stacks.errors import Problem
 from stacks.machines import cpus_per_rank, share_of_node, workers_of
@@ -173,10 +171,11 @@ class RunRates:
         rate = self.node_usd_per_hour[worker.name]
         return None if rate is None else rate * num_nodes * hours
 
-    def job_usd(self, job: JobSpec, worker: WorkerSpec, hours: Decimal) -> Decimal | None:
+    def job_usd(self, job: JobSpec, hours: Decimal) -> Decimal | None:
         """US dollars of the job's nodes for so long; of others' cluster its share, as spend has."""
-        usd = self.nodes_usd(worker, job.nodes, hours)
-        if usd is None or self.spec.attached is None:
+        worker = self.dearest(job)
+        usd = None if worker is None else self.nodes_usd(worker, job.nodes, hours)
+        if worker is None or usd is None or self.spec.attached is None:
             return usd
         cpus = cpus_per_rank(self.workers_of(job), job) * max(1, job.gpus_per_node)
         return usd * share_of_node(self.spec, job.partition, worker, job.gpus_per_node, cpus)

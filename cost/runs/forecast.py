@@ -341,22 +341,19 @@ def forecast(
     worker = rates.dearest(job)
     declared = next((each for each in spec.runs if each.job == job.name), None)
     if worker is None:
-        return _unknown(job, rates, None, f"no nodes fit {job.name}", f"see jobs of {spec.name}")
+        return _unknown(job, rates, f"no nodes fit {job.name}", f"see jobs of {spec.name}")
     is_never = job.is_server or job.is_acceptance
     if is_never or (declared is None and job.module != TRAIN_MODULE):
         reason = "answers until somebody ends it" if job.is_server else "trains on no tokens"
-        return _unknown(
-            job, rates, worker, f"{job.name} {reason}", f"its limit is {job.time_limit}"
-        )
+        return _unknown(job, rates, f"{job.name} {reason}", f"its limit is {job.time_limit}")
     if declared is None:
         reason = f"no entry of runs says how many tokens {job.name} reads"
-        return _unknown(job, rates, worker, reason, _how_to_declare(spec, job, records))
+        return _unknown(job, rates, reason, _how_to_declare(spec, job, records))
     speed = _speed(declared, job, rates.workers_of(job), records)
     if speed is None:
         return _unknown(
             job,
             rates,
-            worker,
             f"the speed of {job.recipe} on {job.nodes} x {worker.preset} is neither measured "
             "nor declared",
             f"run: soperator submit {job.name} --stack {spec.name}, then soperator pull ID "
@@ -402,7 +399,7 @@ def _known(
     per_s = named(speed.tokens_per_s, "tokens a second", str(speed), beside=declared.epochs)
     busy_hours = num_tokens / per_s / SECONDS_PER_HOUR
     losses, hours = _disturbed(rates.spec, job, worker, busy_hours, records, notes)
-    nodes_usd = rates.job_usd(job, worker, hours)
+    nodes_usd = rates.job_usd(job, hours)
     if nodes_usd is None:
         notes.append(f"a node of {worker.name} has no price in book {rates.book.name}")
     limit_s = slurm_seconds(job.time_limit)
@@ -543,13 +540,14 @@ def _how_to_declare(spec: StackSpec, job: JobSpec, records: Sequence[RunRecord])
     return entry % "N"
 
 
-def _unknown(
-    job: JobSpec, rates: RunRates, worker: WorkerSpec | None, reason: str, fix: str
-) -> UnknownRun:
-    limit_s = slurm_seconds(job.time_limit)
-    at_most_usd = None
-    if worker is not None and limit_s is not None:
-        at_most_usd = rates.job_usd(job, worker, limit_s / SECONDS_PER_HOUR)
+def limit_hours(job: JobSpec) -> Decimal:
+    """Hours of its time limit; 0 where that is no time."""
+    return Decimal(slurm_seconds(job.time_limit) or 0) / SECONDS_PER_HOUR
+
+
+def _unknown(job: JobSpec, rates: RunRates, reason: str, fix: str) -> UnknownRun:
+    is_limited = slurm_seconds(job.time_limit) is not None
+    at_most_usd = rates.job_usd(job, limit_hours(job)) if is_limited else None
     return UnknownRun(
         job=job.name, num_nodes=job.nodes, reason=reason, fix=fix, at_most_usd=at_most_usd
     )

@@ -14,10 +14,10 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Final
 
-from cost.prices.price import HOURS_PER_MONTH
+from cost.prices.book import HOURS_PER_MONTH
 from cost.report.layout import Format, Report, Table, exact_money, render_report, usd_text
-from cost.resources.component import Section
 from cost.resources.estimate import Estimate
+from cost.resources.lines import Section
 from cost.runs.invoice import USAGE, Invoice, InvoiceLine
 from cost.runs.spend import Spend
 

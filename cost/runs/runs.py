@@ -1,17 +1,33 @@
-"""What runs cost, as parts of the bill: forecasts, and what preemption adds to them."""
+"""What runs cost, as parts of the bill: forecasts, and what preemption adds to them.
+
+Also what a pipeline costs: every job that `jobs[].after` leads to, once, and by its schedule a
+month; two sums, what is forecast and what the time limits allow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
 from cost.chat.unit_costs import Amount, Inputs, Part
-from cost.report.layout import UNKNOWN, Table, exact_money, number, small_usd_text
-from cost.resources.estimate import RunRates
-from cost.runs.forecast import Disturbance, Forecast, UnknownRun, disturbance, forecasts
+from cost.prices.book import HOURS_PER_MONTH
+from cost.report.layout import UNKNOWN, Table, exact_money, money, number, small_usd_text
+from cost.resources.estimate import RunRates, known_sum
+from cost.run_record import RunRecord
+from cost.runs.forecast import (
+    Disturbance,
+    Forecast,
+    UnknownRun,
+    disturbance,
+    forecast,
+    forecasts,
+    limit_hours,
+)
 from cost.traced import named
+from stacks.schedule import parse_cron, pipeline, pipeline_ends
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec
 from stacks.spec.slurm import JobSpec
@@ -37,12 +53,37 @@ class PreemptionCost:
 
 def runs(inputs: Inputs) -> Iterable[Part]:
     """Parts `runs` and `preemption`; none where nothing trains, or no preemption is declared."""
-    found = forecasts(inputs.rates, inputs.records)
-    if found:
-        yield _runs_part(found, inputs.spec)
-    costs = preemption_costs(inputs)
-    if costs:
-        yield _preemption_part(costs)
+    if found := forecasts(inputs.rates, inputs.records):
+        yield Part(
+            name="runs",
+            tables=(
+                Table(
+                    title="Cost per run (own nodes; with their share of the rest of the cluster)",
+                    headings=("Job", "Nodes", "Tokens", "Hours", "Own nodes", "Cluster share"),
+                    rows=tuple(_run_row(each) for each in found),
+                ),
+            ),
+            notes=tuple(note for each in found for note in run_notes(each)),
+            amounts=tuple(_amount(each, inputs.spec) for each in found),
+            plain={"runs": [plain_run(each) for each in found]},
+        )
+    if costs := preemption_costs(inputs):
+        yield Part(
+            name="preemption",
+            tables=(
+                Table(
+                    title="Preemptible against on-demand nodes (US dollars for an hour of useful "
+                    "work)",
+                    headings=(
+                        *("Job", "Checkpoint every", "Young", "Slowdown", "On-demand"),
+                        *("Preemptible", "Pays up to"),
+                    ),
+                    rows=tuple(_preemption_row(each) for each in costs),
+                ),
+            ),
+            notes=tuple(note for each in costs for note in _preemption_notes(each)),
+            plain={"preemption": [_plain_preemption(each) for each in costs]},
+        )
 
 
 def preemption_costs(inputs: Inputs) -> tuple[PreemptionCost, ...]:
@@ -87,32 +128,14 @@ def _preemption_cost(
     )
 
 
-def _runs_part(found: Sequence[Forecast | UnknownRun], spec: StackSpec) -> Part:
-    return Part(
-        name="runs",
-        tables=(
-            Table(
-                title="Cost per run (own nodes; with their share of the rest of the cluster)",
-                headings=("Job", "Nodes", "Tokens", "Hours", "Own nodes", "Cluster share"),
-                rows=tuple(_run_row(each) for each in found),
-            ),
-        ),
-        notes=tuple(note for each in found for note in run_notes(each)),
-        amounts=tuple(_amount(each, spec) for each in found),
-        plain={"runs": [plain_run(each) for each in found]},
-    )
-
-
 def run_notes(run: Forecast | UnknownRun) -> tuple[str, ...]:
     """What the run's figures rest on, a sentence each."""
     if isinstance(run, UnknownRun):
-        most = ""
-        if run.at_most_usd is not None:
-            most = f" Its time limit allows at most {small_usd_text(run.at_most_usd)}."
+        usd = run.at_most_usd
+        most = "" if usd is None else f" Its time limit allows at most {small_usd_text(usd)}."
         return (f"Run of {run.job}: {run}.{most}",)
-    expected = ""
-    if run.disturbance is not None:
-        expected = f" {run.busy_hours:.2f} hours without preemptions."
+    losses = run.disturbance
+    expected = "" if losses is None else f" {run.busy_hours:.2f} hours without preemptions."
     return (
         f"Run of {run.job}: {run.num_tokens:,.0f} tokens at {run.speed}.{expected}",
         *(f"Run of {run.job}: {note}." for note in run.notes),
@@ -156,10 +179,8 @@ def _amount(run: Forecast | UnknownRun, spec: StackSpec) -> Amount:
         usd=run.nodes_usd if is_known else None,
         basis=str(run.speed) if is_known else str(run),
         keys=(
-            *(
-                f"{job}.{key}"
-                for key in ("module", "recipe", "nodes", "gpus_per_node", "partition")
-            ),
+            *(f"{job}.{key}" for key in ("module", "recipe", "nodes", "gpus_per_node")),
+            f"{job}.partition",
             f"slurm.partitions[{partition}].nodesets",
             f"runs[{run.job}]",
             "preemption",
@@ -182,29 +203,6 @@ def plain_run(run: Forecast | UnknownRun) -> dict[str, object]:
         "cluster_share_usd": exact_money(run.cluster_share_usd),
         "notes": list(run.notes),
     }
-
-
-def _preemption_part(costs: Sequence[PreemptionCost]) -> Part:
-    return Part(
-        name="preemption",
-        tables=(
-            Table(
-                title="Preemptible against on-demand nodes (US dollars for an hour of useful work)",
-                headings=(
-                    "Job",
-                    "Checkpoint every",
-                    "Young",
-                    "Slowdown",
-                    "On-demand",
-                    "Preemptible",
-                    "Pays up to",
-                ),
-                rows=tuple(_preemption_row(each) for each in costs),
-            ),
-        ),
-        notes=tuple(note for each in costs for note in _preemption_notes(each)),
-        plain={"preemption": [_plain_preemption(each) for each in costs]},
-    )
 
 
 def _preemption_row(cost: PreemptionCost) -> tuple[str, ...]:
@@ -243,24 +241,22 @@ def _preemption_notes(cost: PreemptionCost) -> list[str]:
         f"{losses.source}; checkpoint stall {number(stall.seconds)} s, {origin}: {stall.source}."
         f"{lost} Checkpoint interval: Daly 2006, beside Young 1974."
     )
-    if cost.reason is None:
-        return [rests_on]
-    return [rests_on, f"Preemption of {cost.job}: NOT KNOWN: {cost.reason}."]
+    reason = f"Preemption of {cost.job}: NOT KNOWN: {cost.reason}."
+    return [rests_on] if cost.reason is None else [rests_on, reason]
 
 
 def _plain_preemption(cost: PreemptionCost) -> dict[str, object]:
     losses, slowdown = cost.losses, cost.losses.slowdown
+    measured_on = losses.stall.measured_on
     return {
         "job": cost.job,
         "preemptions_per_node_day": number(losses.preemptions_per_node_day),
         "checkpoint_stall_s": number(losses.stall.seconds),
-        "checkpoint_stall_measured_on": None
-        if losses.stall.measured_on is None
-        else losses.stall.measured_on.isoformat(),
+        "checkpoint_stall_measured_on": measured_on and measured_on.isoformat(),
         "restart_s": number(losses.restart_s),
         "young_interval_s": number(losses.young_s),
         "daly_interval_s": number(losses.interval_s),
-        "slowdown": None if slowdown is None else number(slowdown.factor),
+        "slowdown": slowdown and number(slowdown.factor),
         "on_demand_usd_per_useful_hour": exact_money(cost.on_demand_usd_per_hour),
         "preemptible_usd_per_useful_hour": exact_money(cost.preemptible_usd_per_hour),
         "pays_up_to_per_node_day": number(cost.pays_up_to),
@@ -270,3 +266,242 @@ def _plain_preemption(cost: PreemptionCost) -> dict[str, object]:
 
 def _minutes(seconds: Decimal) -> str:
     return f"{seconds / 60:,.1f} min"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStep:
+    """One job of a pipeline."""
+
+    job: JobSpec
+    run: Forecast | UnknownRun
+    most_hours: Decimal
+    """Its time limit."""
+    most_usd: Decimal | None
+    """US dollars of its nodes up to its time limit; None when their price is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineCost:
+    """A pipeline, called by the job that it ends with."""
+
+    name: str
+    steps: tuple[PipelineStep, ...]
+    """Each after those that it needs."""
+
+    @property
+    def most_hours(self) -> Decimal:
+        """The longest way through it, every job up to its time limit; waiting is not counted."""
+        ends: dict[str, Decimal] = {}
+        for step in self.steps:
+            before = [ends[name] for name in step.job.after if name in ends]
+            ends[step.job.name] = max(before, default=Decimal(0)) + step.most_hours
+        return max(ends.values())
+
+    @property
+    def most_usd(self) -> Decimal | None:
+        """US dollars of all nodes, every job up to its time limit; None when one has no price."""
+        return known_sum(step.most_usd for step in self.steps)
+
+    @property
+    def forecasts(self) -> tuple[Forecast, ...]:
+        """Those of its jobs that have one."""
+        return tuple(step.run for step in self.steps if isinstance(step.run, Forecast))
+
+    @property
+    def forecast_usd(self) -> Decimal | None:
+        """US dollars of the jobs that are forecast; None without such a job, or without prices."""
+        return known_sum(run.nodes_usd for run in self.forecasts) if self.forecasts else None
+
+    @property
+    def order(self) -> str:
+        """Its jobs as people read them."""
+        return " -> ".join(step.job.name for step in self.steps)
+
+
+def pipeline_cost(
+    jobs: Sequence[JobSpec],
+    rates: RunRates,
+    records: Sequence[RunRecord],
+    sets: Mapping[str, Sequence[str]] | None = None,
+) -> PipelineCost:
+    """The pipeline of these jobs, in order; `sets` are the settings of one submission, by job."""
+    steps = tuple(
+        PipelineStep(
+            job=job,
+            run=forecast(job, rates, records, (sets or {}).get(job.name, ())),
+            most_hours=limit_hours(job),
+            most_usd=rates.job_usd(job, limit_hours(job)),
+        )
+        for job in jobs
+    )
+    return PipelineCost(name=jobs[-1].name, steps=steps)
+
+
+def pipelines_part(inputs: Inputs) -> Iterable[Part]:
+    """Part `pipelines`; none where no job needs another."""
+    rates = inputs.rates
+    found = [
+        pipeline_cost(pipeline(inputs.spec, job.name), rates, inputs.records)
+        for job in pipeline_ends(inputs.spec)
+    ]
+    if not found:
+        return
+    yield Part(
+        name="pipelines",
+        tables=(
+            Table(
+                title="Cost per pipeline (own nodes; jobs one after the other, without waiting)",
+                headings=(
+                    *("Pipeline", "Jobs", "Hours at most", "At most", "Forecast of"),
+                    "Forecast",
+                ),
+                rows=tuple(
+                    (
+                        cost.order,
+                        str(len(cost.steps)),
+                        f"{cost.most_hours:,.2f}",
+                        small_usd_text(cost.most_usd),
+                        f"{len(cost.forecasts)} of {len(cost.steps)}",
+                        small_usd_text(cost.forecast_usd),
+                    )
+                    for cost in found
+                ),
+            ),
+        ),
+        notes=("Pipelines: at most is every job up to its time limit.",),
+        plain={"pipelines": [plain_pipeline(cost) for cost in found]},
+    )
+
+
+def pipeline_line(cost: PipelineCost) -> str:
+    """The whole pipeline for `soperator submit`, after the lines of its jobs."""
+    known = f"{len(cost.forecasts)} of {len(cost.steps)} jobs are forecast"
+    if cost.forecasts:
+        hours = sum((run.hours for run in cost.forecasts), Decimal(0))
+        known += f": {hours:,.2f} h and {small_usd_text(cost.forecast_usd)} together"
+    return (
+        f"Pipeline {cost.order}: at most {cost.most_hours:,.2f} h and "
+        f"{small_usd_text(cost.most_usd)} of its own nodes, by the time limits; {known}."
+    )
+
+
+def plain_pipeline(cost: PipelineCost) -> dict[str, object]:
+    """The pipeline as JSON values; money is text."""
+    return {
+        "name": cost.name,
+        "jobs": [step.job.name for step in cost.steps],
+        "most_hours": number(cost.most_hours),
+        "most_usd": exact_money(cost.most_usd),
+        "num_forecast": len(cost.forecasts),
+        "forecast_usd": exact_money(cost.forecast_usd),
+    }
+
+
+NUM_NEXT: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleCost:
+    """A scheduled job and what it needs, over a month."""
+
+    schedule: str
+    once: PipelineCost
+    times_per_month: Decimal
+
+    @property
+    def most_usd(self) -> Decimal | None:
+        """US dollars a month of all nodes, every job up to its time limit."""
+        steps = [(step.most_usd, step.most_hours) for step in self.once.steps]
+        return known_sum(None if usd is None else usd * self._times(hours) for usd, hours in steps)
+
+    @property
+    def forecast_usd(self) -> Decimal | None:
+        """US dollars a month of the jobs that are forecast."""
+        runs = [(run.nodes_usd, run.hours) for run in self.once.forecasts]
+        usd = [None if usd is None else usd * self._times(hours) for usd, hours in runs]
+        return known_sum(usd) if usd else None
+
+    @property
+    def most_hours(self) -> Decimal:
+        """Hours a month that it may hold its nodes."""
+        return min(self.once.most_hours * self.times_per_month, HOURS_PER_MONTH)
+
+    def _times(self, hours: Decimal) -> Decimal:
+        """Times a month that one job can come: it keeps the next one out while it is not over."""
+        return min(self.times_per_month, HOURS_PER_MONTH / hours) if hours else self.times_per_month
+
+
+def schedule_cost(once: PipelineCost) -> ScheduleCost | None:
+    """The month of the pipeline's last job; None where that one is not scheduled."""
+    schedule = once.steps[-1].job.schedule
+    if schedule is None:
+        return None
+    return ScheduleCost(
+        schedule=schedule, once=once, times_per_month=parse_cron(schedule).times_per_month
+    )
+
+
+def schedules_part(inputs: Inputs) -> Iterable[Part]:
+    """Part `schedules`; none where no job is scheduled."""
+    spec, rates = inputs.spec, inputs.rates
+    jobs = (pipeline(spec, job.name) for job in spec.jobs if job.schedule is not None)
+    costs = (schedule_cost(pipeline_cost(each, rates, inputs.records)) for each in jobs)
+    found = [cost for cost in costs if cost is not None]
+    if not found:
+        return
+    yield Part(
+        name="schedules",
+        tables=(
+            Table(
+                title="Cost of schedules a month (own nodes)",
+                headings=("Schedule", "Times", "Hours at most", "At most", "Forecast"),
+                rows=tuple(
+                    (
+                        f"{cost.schedule}: {cost.once.order}",
+                        f"{cost.times_per_month:,.1f}",
+                        f"{cost.most_hours:,.1f}",
+                        small_usd_text(cost.most_usd),
+                        small_usd_text(cost.forecast_usd),
+                    )
+                    for cost in found
+                ),
+            ),
+        ),
+        notes=(
+            (
+                "Schedules: nodes that stand anyway are in the bill already; this is which part of "
+                "them the schedules take, and what nodes that come and go with jobs cost. A run "
+                "that is not over keeps the next one out: no job counts for more than a month."
+            ),
+        ),
+        plain={"schedules": [_plain(cost) for cost in found]},
+    )
+
+
+def schedule_lines(once: PipelineCost, now: datetime) -> tuple[str, ...]:
+    """When the job comes next and what it costs a month; nothing where it is not scheduled."""
+    cost = schedule_cost(once)
+    if cost is None:
+        return ()
+    times = parse_cron(cost.schedule).next_times(now, NUM_NEXT)
+    shown = ", ".join(f"{moment:%Y-%m-%d %H:%M}" for moment in times)
+    return (
+        (
+            f"Schedule '{cost.schedule}' of {once.name}: next {shown} UTC, where that is the "
+            f"cluster's clock; {cost.times_per_month:,.1f} times a month: at most "
+            f"{small_usd_text(cost.most_usd)}, {small_usd_text(cost.forecast_usd)} "
+            "by forecast, of its own nodes."
+        ),
+    )
+
+
+def _plain(cost: ScheduleCost) -> dict[str, object]:
+    return {
+        "name": cost.once.name,
+        "schedule": cost.schedule,
+        "jobs": [step.job.name for step in cost.once.steps],
+        "times_per_month": number(cost.times_per_month),
+        "most_hours_per_month": number(cost.most_hours),
+        "most_usd_per_month": money(cost.most_usd),
+        "forecast_usd_per_month": money(cost.forecast_usd),
+    }

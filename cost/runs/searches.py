@@ -15,8 +15,8 @@ from cost.chat.unit_costs import Inputs, Part
 from cost.report.layout import UNKNOWN, Table, exact_money, money, number, small_usd_text
 from cost.resources.estimate import RunRates, known_sum
 from cost.run_record import RunRecord
-from cost.runs.forecast import SECONDS_PER_HOUR, Forecast, UnknownRun, forecast
-from stacks.schedule import PartitionShifts, Shift, partition_shifts, slurm_seconds
+from cost.runs.forecast import SECONDS_PER_HOUR, Forecast, UnknownRun, forecast, limit_hours
+from stacks.schedule import PartitionShifts, Shift, partition_shifts
 from stacks.spec.slurm import JobSpec, SearchSpec
 
 
@@ -34,8 +34,7 @@ class SearchCost:
     @property
     def most_hours(self) -> Decimal:
         """Hours from the first start to the last end by the time limits, on free nodes."""
-        limit = Decimal(slurm_seconds(self.job.time_limit) or 0) / SECONDS_PER_HOUR
-        return self._rounds * limit
+        return self._rounds * limit_hours(self.job)
 
     @property
     def forecasts(self) -> tuple[Forecast, ...] | None:
@@ -46,9 +45,8 @@ class SearchCost:
     @property
     def forecast_usd(self) -> Decimal | None:
         """US dollars of all trials; None where one is not known."""
-        if self.forecasts is None:
-            return None
-        return known_sum(run.nodes_usd for run in self.forecasts)
+        found = self.forecasts
+        return None if found is None else known_sum(run.nodes_usd for run in found)
 
     @property
     def run(self) -> Forecast | UnknownRun:
@@ -104,9 +102,7 @@ def search_cost(
     """The cost of these trials, or of all; `sets` are the settings of one submission."""
     job = next(each for each in rates.spec.jobs if each.name == search.job)
     wanted = search.settings if trials is None else trials
-    worker = rates.dearest(job)
-    limit = Decimal(slurm_seconds(job.time_limit) or 0) / SECONDS_PER_HOUR
-    each = None if worker is None else rates.job_usd(job, worker, limit)
+    each = rates.job_usd(job, limit_hours(job))
     return SearchCost(
         search=search,
         job=job,
@@ -119,8 +115,33 @@ def searches_part(inputs: Inputs) -> Iterable[Part]:
     """Part `searches`; none where the stack declares none."""
     rates = inputs.rates
     found = [search_cost(search, rates, inputs.records) for search in inputs.spec.searches]
-    if found:
-        yield _part(found)
+    if not found:
+        return
+    yield Part(
+        name="searches",
+        tables=(
+            Table(
+                title="Cost per search (own nodes of all trials)",
+                headings=("Search", "Trials", "At once", "Hours at most", "At most", "Forecast"),
+                rows=tuple(
+                    (
+                        f"{cost.search.name} of {cost.job.name}",
+                        str(len(cost.runs)),
+                        str(cost.search.at_once),
+                        f"{cost.most_hours:,.2f}",
+                        small_usd_text(cost.most_usd),
+                        small_usd_text(cost.forecast_usd),
+                    )
+                    for cost in found
+                ),
+            ),
+        ),
+        notes=(
+            "Searches: at most is every trial up to its time limit.",
+            *(f"Search {over}." for cost in found if (over := cost.over) is not None),
+        ),
+        plain={"searches": [plain_search(cost) for cost in found]},
+    )
 
 
 def search_line(cost: SearchCost) -> str:
@@ -148,34 +169,6 @@ def plain_search(cost: SearchCost) -> dict[str, object]:
         "max_usd": exact_money(cost.search.max_usd),
         "refused": cost.over,
     }
-
-
-def _part(found: Sequence[SearchCost]) -> Part:
-    return Part(
-        name="searches",
-        tables=(
-            Table(
-                title="Cost per search (own nodes of all trials)",
-                headings=("Search", "Trials", "At once", "Hours at most", "At most", "Forecast"),
-                rows=tuple(
-                    (
-                        f"{cost.search.name} of {cost.job.name}",
-                        str(len(cost.runs)),
-                        str(cost.search.at_once),
-                        f"{cost.most_hours:,.2f}",
-                        small_usd_text(cost.most_usd),
-                        small_usd_text(cost.forecast_usd),
-                    )
-                    for cost in found
-                ),
-            ),
-        ),
-        notes=(
-            "Searches: at most is every trial up to its time limit.",
-            *(f"Search {over}." for cost in found if (over := cost.over) is not None),
-        ),
-        plain={"searches": [plain_search(cost) for cost in found]},
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +206,8 @@ def shifts_part(inputs: Inputs) -> Iterable[Part]:
         tables=tuple(_table(each, costs[each.partition], rates) for each in found),
         notes=(
             (
-                "Shifts: every run up to its time limit, mean of four weeks; free nodes are in "
-                "the bill all the same."
+                "Shifts: every run up to its time limit, mean of four weeks; free nodes are in the "
+                "bill all the same."
             ),
         ),
         plain={
@@ -235,15 +228,13 @@ def shifts_part(inputs: Inputs) -> Iterable[Part]:
 def _costs(each: PartitionShifts, rates: RunRates, inputs: Inputs) -> tuple[ShiftCost, ...]:
     costs: list[ShiftCost] = []
     for shift in each.shifts:
-        job = shift.job
-        worker = rates.dearest(job)
-        hours = shift.hours_per_week
+        job, hours = shift.job, shift.hours_per_week
         run = None if job.is_server else forecast(job, rates, inputs.records)
         costs.append(
             ShiftCost(
                 shift=shift,
                 node_hours=hours * job.nodes,
-                usd=None if worker is None else rates.job_usd(job, worker, hours),
+                usd=rates.job_usd(job, hours),
                 tokens=run.speed.tokens_per_s * hours * SECONDS_PER_HOUR
                 if isinstance(run, Forecast)
                 else None,
@@ -255,11 +246,8 @@ def _costs(each: PartitionShifts, rates: RunRates, inputs: Inputs) -> tuple[Shif
 
 def _chats(job: JobSpec, hours: Decimal, inputs: Inputs) -> Decimal | None:
     """Room for the reference chat in these hours, by the first speed that is known."""
-    rows = inputs.unit_costs.known_chats
-    if not rows:
-        return None
-    row = rows[0]
-    return row.chats_per_day / row.serving_nodes * job.nodes * hours / 24
+    row = next(iter(inputs.unit_costs.known_chats), None)
+    return row and row.chats_per_day / row.serving_nodes * job.nodes * hours / 24
 
 
 def _table(each: PartitionShifts, costs: tuple[ShiftCost, ...], rates: RunRates) -> Table:

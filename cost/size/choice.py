@@ -11,11 +11,9 @@ from decimal import Decimal
 from math import gcd
 from typing import Final
 
-from cost.prices.book import PriceBook
-from cost.prices.price import UnknownPrice
+from cost.prices.book import PriceBook, UnknownPrice
 from cost.report.layout import small_usd_text
-from cost.resources.component import Rate
-from cost.resources.lines import preset_rate
+from cost.resources.lines import Rate, preset_rate
 from cost.size.memory import (
     Memory,
     Serving,

@@ -20,8 +20,7 @@ from cost.run_record import RunRecord
 from cost.runs.forecast import Forecast, UnknownRun
 from cost.runs.recipes import RecipeError, declared_settings, recipe_of
 from cost.runs.runs import run_lines
-from cost.size.plan import Plan, make_plan
-from cost.size.saving import saving
+from cost.size.plan import Plan, make_plan, saving
 from cost.size.shape import LayersError, SizeError
 from infra.clients.errors import JobsError
 from infra.clients.objects import Place, StorageError

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
-from cost.prices.book import PriceBook
-from cost.prices.price import HOURS_PER_MONTH, Price, Unit, UnknownPrice
+from cost.prices.book import HOURS_PER_MONTH, Price, PriceBook, Unit, UnknownPrice
 from cost.resources.lines import SKU as OBJECT_STORAGE
 from cost.resources.lines import preset_rate
 from infra.clients import pulumi

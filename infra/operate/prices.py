@@ -20,16 +20,18 @@ from typing import Any, Final
 
 from google.protobuf import json_format
 
-from cost.prices.book import LivePrices, PriceBook, layered
-from cost.prices.file import Money
-from cost.prices.price import (
+from cost.prices.book import (
     CURRENCY,
     HOURS_PER_MONTH,
     UNITS,
     Layer,
+    LivePrices,
+    Money,
     Price,
+    PriceBook,
     Unit,
     covers_vm,
+    layered,
     node_sku,
 )
 from infra import files

@@ -17,8 +17,8 @@ import pytest
 import typer.main
 
 from cost.prices.book import layered
-from cost.resources.component import Scope
 from cost.resources.estimate import estimate
+from cost.resources.lines import Scope
 from infra.cli.main import app
 from stacks.load import load_stack
 from tests import SHIPPED

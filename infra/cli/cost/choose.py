@@ -11,8 +11,7 @@ import typer
 
 from cost.choose.advise import advise as advice_on
 from cost.choose.advise import explain_candidate, render_advice
-from cost.choose.demand import SLO_NAMES, Ask, Promise
-from cost.choose.servers import measured_curves
+from cost.choose.servers import SLO_NAMES, Ask, Promise, measured_curves
 from cost.prices.book import PriceBook
 from cost.report.layout import Format, render_explanation
 from cost.run_record import RunRecord

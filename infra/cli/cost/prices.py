@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cost.prices.book import PriceBook, price_age_problems
-from cost.prices.price import Price
+from cost.prices.book import Price, PriceBook, price_age_problems
 from cost.resources.estimate import estimate
 from infra.cli import context
 from infra.cli.context import StackOption, opt

@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from cost.runs import pipelines
-from cost.runs.runs import plain_run
+from cost.runs.runs import pipeline_cost, pipeline_line, plain_pipeline, plain_run, schedule_lines
 from cost.runs.searches import plain_search, search_line
 from cost.size.shape import SizeError
 from infra.cli import context, interrupts, output
@@ -226,10 +225,8 @@ def _submit_job(
                     "--again"
                 )
             now = datetime.now(UTC)
-            cost = pipelines.pipeline_cost(
-                pipeline_of(spec, job.name), ledger.rates, ledger.records
-            )
-            output.note(*pipelines.schedule_lines(cost, now))
+            cost = pipeline_cost(pipeline_of(spec, job.name), ledger.rates, ledger.records)
+            output.note(*schedule_lines(cost, now))
             output.note(*budget_lines(ledger, request.run, now))
             config = request.tasks[None].config
             options.show(
@@ -257,11 +254,11 @@ def _submit_pipeline(
     by_job = history.settings_by_job(sets, jobs, last.name)
     prepared = prepare(spec, jobs, by_job)
     ledger, requests = prepared.ledger, prepared.requests
-    cost = pipelines.pipeline_cost(jobs, ledger.rates, ledger.records, by_job)
+    cost = pipeline_cost(jobs, ledger.rates, ledger.records, by_job)
     steps = [replace(step, run=requests[step.job.name].run) for step in cost.steps]
     cost = replace(cost, steps=tuple(steps))
-    output.note(pipelines.pipeline_line(cost))
-    output.note(*pipelines.schedule_lines(cost, datetime.now(UTC)))
+    output.note(pipeline_line(cost))
+    output.note(*schedule_lines(cost, datetime.now(UTC)))
     with options.entered(outputs, prepared) as submitter:
         known = history.find_equivalent(jobs, by_job, submitter, again=options.again)
         rest = replace(cost, steps=tuple(each for each in steps if known[each.job.name] is None))
@@ -274,7 +271,7 @@ def _submit_pipeline(
                 lambda job, ids: submitter.dry_run(requests[job.name], after=ids),
                 after=options.after,
             )
-            options.show(text, **pipelines.plain_pipeline(cost))
+            options.show(text, **plain_pipeline(cost))
             return
         if not options.force:
             check_together(
@@ -294,7 +291,7 @@ def _submit_pipeline(
         )
     if options.is_json:
         rows = [{**asdict(each.submission), "is_equivalent": each.is_equivalent} for each in sent]
-        output.print_json({**pipelines.plain_pipeline(cost), "submissions": rows})
+        output.print_json({**plain_pipeline(cost), "submissions": rows})
         return
     output.print_table(
         ("ID", "JOB", "AFTER", "SUBMITTED"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cost.prices.price import HOURS_PER_MONTH
+from cost.prices.book import HOURS_PER_MONTH
 from cost.resources.estimate import Burn
 from infra.files import environment
 from infra.render.names import kube_object

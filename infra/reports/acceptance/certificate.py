@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from cost.prices.price import HOURS_PER_MONTH
+from cost.prices.book import HOURS_PER_MONTH
 from cost.report.charts import Axis, Mark, Scale, Series, line_chart
 from cost.report.layout import short
 from cost.resources.estimate import RunRates

@@ -16,8 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
-from cost.prices.book import PriceBook, layered
-from cost.prices.price import HOURS_PER_MONTH, UnknownPrice
+from cost.prices.book import HOURS_PER_MONTH, PriceBook, UnknownPrice, layered
 from cost.report.layout import aligned
 from cost.resources.estimate import price_problems
 from cost.resources.lines import preset_rate

@@ -6,8 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from cost.choose.advise import Advice, Candidate, advise
-from cost.choose.demand import Ask, Promise
-from cost.choose.servers import Measured, measured_curves
+from cost.choose.servers import Ask, Measured, Promise, measured_curves
 from cost.prices.book import PriceBook
 from cost.size.shape import load_shape
 from tests.unit.cost.loads import SWEEP, load_record

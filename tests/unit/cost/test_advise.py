@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.choose.advise import Advice, Verdict, explain_candidate, plain_advice, render_advice
-from cost.choose.demand import PEAKS, Ask
 from cost.choose.servers import (
+    PEAKS,
+    Ask,
     Basis,
     Load,
     Server,

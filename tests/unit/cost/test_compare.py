@@ -13,7 +13,7 @@ from cost.diff.compare import compare, render_compare
 from cost.diff.table import MARK, MAX_CHARACTERS, StackChange, comment
 from cost.prices.book import layered
 from cost.report.layout import WIDTH, Format
-from cost.resources.component import Section
+from cost.resources.lines import Section
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cost import PolicySpec

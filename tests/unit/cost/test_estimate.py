@@ -10,8 +10,8 @@ from cost.bill.bill import Bill
 from cost.bill.bill import bill as make_bill
 from cost.bill.table import render
 from cost.prices.book import PriceBook
-from cost.resources.component import CostComponent
 from cost.resources.estimate import Estimate, estimate, price_problems
+from cost.resources.lines import CostComponent
 from stacks.check import check
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing

@@ -14,8 +14,7 @@ from cost.prices.book import layered
 from cost.resources.estimate import RunRates
 from cost.run_record import RunRecord
 from cost.runs.forecast import Forecast, UnknownRun, forecast, forecasts
-from cost.runs.pipelines import pipeline_cost
-from cost.runs.runs import plain_run, run_lines, runs
+from cost.runs.runs import pipeline_cost, plain_run, run_lines, runs
 from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
 from stacks.spec.cost import ContractPriceSpec, PreemptionSpec

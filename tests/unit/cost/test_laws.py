@@ -15,10 +15,9 @@ from cost.bill.bill import Bill
 from cost.chat.unit_costs import unit_costs
 from cost.diff.diff import diff
 from cost.diff.snapshot import Snapshot, parse, plain, take
-from cost.prices.book import PriceBook
-from cost.prices.price import HOURS_PER_MONTH
-from cost.resources.component import Scope
+from cost.prices.book import HOURS_PER_MONTH, PriceBook
 from cost.resources.estimate import estimate
+from cost.resources.lines import Scope
 from stacks.catalog import PLATFORMS
 from stacks.files import parse_yaml
 from stacks.load import STACKS_DIR, load_config

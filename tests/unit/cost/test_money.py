@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import cost
 from cost.chat.unit_costs import unit_costs
-from cost.prices.book import PriceBook
-from cost.prices.price import HOURS_PER_MONTH
+from cost.prices.book import HOURS_PER_MONTH, PriceBook
 from cost.resources.estimate import Estimate, estimate
 from stacks.catalog import PLATFORMS
 from stacks.spec import StackSpec

@@ -8,8 +8,7 @@ from decimal import Decimal
 import pytest
 
 from cost.prices.book import layered
-from cost.resources.component import CostComponent, Scope, Section
-from cost.resources.lines import components
+from cost.resources.lines import CostComponent, Scope, Section, components
 from stacks.load import load_stack
 from stacks.rules.quotas import quota_use
 from stacks.spec import StackSpec

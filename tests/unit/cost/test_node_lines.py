@@ -11,8 +11,8 @@ from cost.bill.bill import bill
 from cost.diff.diff import diff
 from cost.diff.snapshot import take
 from cost.prices.book import PriceBook
-from cost.resources.component import CostComponent, Section
 from cost.resources.estimate import estimate
+from cost.resources.lines import CostComponent, Section
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.nodes import ImageDiskSpec, LocalDiskSpec

@@ -11,7 +11,7 @@ from cost.bill.bill import bill
 from cost.bill.table import render
 from cost.prices.book import layered
 from cost.report.layout import Format
-from cost.runs.pipelines import pipeline_cost, pipeline_line
+from cost.runs.runs import pipeline_cost, pipeline_line
 from stacks.schedule import pipeline
 from stacks.spec import StackSpec
 from tests.unit.cost.run_stacks import l40s, rates_of

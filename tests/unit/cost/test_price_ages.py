@@ -6,8 +6,7 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from decimal import Decimal
 
-from cost.prices.book import old_prices, price_age_problems
-from cost.prices.price import Price, Unit
+from cost.prices.book import Price, Unit, old_prices, price_age_problems
 from stacks.errors import Level
 from tests.unit.cost.conftest import Priced
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cost.prices.book import PRICES_DIR, PriceBook
-from cost.prices.price import Price, PriceBookError, Unit, UnknownPrice
+from cost.prices.book import PRICES_DIR, Price, PriceBook, PriceBookError, Unit, UnknownPrice
 
 BOOKS = sorted(path.stem for path in PRICES_DIR.glob("*.yaml"))
 GPU = "gpu-l40s-a/gpu"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cost.prices.file import read_price_file
-from cost.prices.price import UNITS, PriceBookError, Unit
+from cost.prices.book import UNITS, PriceBookError, Unit, read_price_file
 
 ENTRY = '{unit: GPU-hour, usd: "1.35", source: s, date: "2026-01-02"}'
 TWO = (
@@ -19,7 +18,7 @@ TWO = (
 
 @pytest.fixture(autouse=True)
 def a_is_sold_by_the_gpu_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cost.prices.file.UNITS", {**UNITS, "a": Unit.GPU_HOUR})
+    monkeypatch.setattr("cost.prices.book.UNITS", {**UNITS, "a": Unit.GPU_HOUR})
 
 
 def read(tmp_path: Path, prices: str, head: str = "name: b\ncurrency: USD"):

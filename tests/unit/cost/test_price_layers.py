@@ -13,14 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost.prices.book import PRICES_DIR, LivePrices, PriceBook, contract_prices, layered, newest
-from cost.prices.price import (
+from cost.prices.book import (
+    PRICES_DIR,
     UNITS,
     Layer,
+    LivePrices,
     Price,
+    PriceBook,
     PriceBookError,
     Unit,
+    contract_prices,
     covers_vm,
+    layered,
+    newest,
     node_sku,
 )
 from stacks.spec import StackSpec

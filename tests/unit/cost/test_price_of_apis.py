@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cost.prices.book import ApiPrice, ApiPriceBook
-from cost.prices.price import PriceBookError, UnknownPrice
+from cost.prices.book import ApiPrice, ApiPriceBook, PriceBookError, UnknownPrice
 
 ENTRY = "{input: 0.1, output: 0.4, date: 2026-01-02, source: s}"
 

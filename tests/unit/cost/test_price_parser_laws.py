@@ -12,9 +12,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cost.prices.book import PriceBook
-from cost.prices.file import read_price_file
-from cost.prices.price import PriceBookError, Unit
+from cost.prices.book import PriceBook, PriceBookError, Unit, read_price_file
 from tests.nightly import law
 
 days = st.dates(min_value=date(2024, 1, 1), max_value=date(2026, 1, 1))

@@ -9,8 +9,8 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 from cost.bill.bill import Bill
-from cost.resources.component import Scope
 from cost.resources.estimate import estimate, node_month_usd
+from cost.resources.lines import Scope
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reconciliation.md"
 ROW = re.compile(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|([^|]*)\|$", re.MULTILINE)

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cost.prices.book import PriceBook
-from cost.resources.component import Scope
-from cost.resources.lines import registry_line
+from cost.resources.lines import Scope, registry_line
 from stacks.load import load_stack
 
 BOOK = PriceBook.load("nebius")

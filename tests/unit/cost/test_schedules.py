@@ -12,7 +12,7 @@ from cost.bill.bill import bill
 from cost.bill.table import render
 from cost.prices.book import layered
 from cost.report.layout import Format
-from cost.runs.pipelines import PipelineCost, pipeline_cost, schedule_cost, schedule_lines
+from cost.runs.runs import PipelineCost, pipeline_cost, schedule_cost, schedule_lines
 from stacks.schedule import pipeline
 from stacks.spec import StackSpec
 from tests.unit.cost.run_stacks import l40s, rates_of

@@ -17,8 +17,8 @@ from cost.bill.table import render
 from cost.chat.speeds import Basis
 from cost.chat.unit_costs import NotKnown, unit_costs
 from cost.prices.book import PriceBook
-from cost.resources.component import Scope, Section
 from cost.resources.estimate import estimate, node_month_usd
+from cost.resources.lines import Scope, Section
 from stacks.load import STACKS_DIR
 from stacks.spec.storage import FilesystemType
 from tests.unit.cost.conftest import Priced

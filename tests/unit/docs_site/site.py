@@ -19,9 +19,7 @@ import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 
-from cost.prices.book import PRICES_DIR
-from cost.prices.file import read_price_file
-from cost.prices.price import Price
+from cost.prices.book import PRICES_DIR, Price, read_price_file
 from infra.cli.main import VERBS, app
 from infra.render.stack_drawing import stack_svg
 from stacks.load import load_stack, stack_names

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from cost.prices.book import PriceBook
-from cost.prices.price import Unit, UnknownPrice
+from cost.prices.book import PriceBook, Unit, UnknownPrice
 from infra.operate.orphans import ids_in, usd_per_month
 from infra.providers.nebius.adoption import BUCKET, NODE_GROUP, Owned
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cost.prices.price import Layer
+from cost.prices.book import Layer
 from infra.operate import prices
 from infra.operate.prices import LivePriceError, price_book
 from infra.providers.nebius import sdk

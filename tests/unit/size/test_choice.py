@@ -9,8 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from cost.prices.book import PriceBook
-from cost.prices.price import Price, Unit
+from cost.prices.book import Price, PriceBook, Unit
 from cost.resources.lines import node_rate
 from cost.size.answer import GPUS_ASKED, training_answer, verdicts_on
 from cost.size.choice import (

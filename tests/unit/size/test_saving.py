@@ -10,8 +10,7 @@ import pytest
 
 from cost.run_record import RunRecord
 from cost.runs.recipes import recipe_of
-from cost.size.plan import make_plan
-from cost.size.saving import Saving, saving
+from cost.size.plan import Saving, make_plan, saving
 from infra.jobs.recipes import notice_problems
 from infra.render.delivery import code_files
 from infra.state import CHECKOUT

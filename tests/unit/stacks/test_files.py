@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cost.prices.file import read_document
-from cost.prices.price import PriceBookError
+from cost.prices.book import PriceBookError, read_document
 from cost.runs.invoice import read_invoice
 from cost.size.shape import SizeError, load_shape
 from stacks.errors import UserError
