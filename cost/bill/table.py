@@ -31,7 +31,7 @@ from cost.report.layout import (
     span,
     usd_text,
 )
-from cost.resources.estimate import Estimate, Total
+from cost.resources.estimate import Estimate, Total, total_of
 from cost.resources.lines import CostComponent, Scope
 
 SCHEMA_VERSION: Final = 2
@@ -71,39 +71,22 @@ def document(bill: Bill) -> Report:
 
 
 def _lines(estimate: Estimate) -> Table:
-    scopes = {
-        scope: [line for line in estimate.components if line.scope is scope] for scope in Scope
-    }
-    rows = [
-        *_section_rows(scopes[Scope.MAIN]),
-        *_also_rows(scopes[Scope.ALSO], estimate),
-        _total_row(
-            "Total",
-            Total(
-                low_usd=estimate.monthly_low_usd,
-                high_usd=estimate.monthly_high_usd,
-                is_lower_bound=estimate.is_lower_bound,
-            ),
-        ),
-    ]
+    main, also = ([line for line in estimate.components if line.scope is scope] for scope in Scope)
+    rows = [*_section_rows(main)]
+    if also:
+        rows += [
+            _total_row("Subtotal", estimate.subtotal(Scope.MAIN)),
+            (ALSO_BILLED, "", "", "", ""),
+            *map(_line_row, also),
+            _total_row("Subtotal, also billed", estimate.subtotal(Scope.ALSO)),
+        ]
+    rows.append(_total_row("Total", total_of(estimate.components)))
     return Table(
         title=f"Cost of {estimate.stack_name} (USD without tax, {HOURS_PER_MONTH} hours a month)",
         headings=_HEADINGS,
         rows=tuple(rows),
         num_text_columns=2,
     )
-
-
-def _also_rows(lines: Sequence[CostComponent], estimate: Estimate) -> list[tuple[str, ...]]:
-    """Both subtotals and the lines between them; nothing where all lines are of one scope."""
-    if not lines:
-        return []
-    return [
-        _total_row("Subtotal", estimate.subtotal(Scope.MAIN)),
-        (ALSO_BILLED, "", "", "", ""),
-        *(_line_row(line) for line in lines),
-        _total_row("Subtotal, also billed", estimate.subtotal(Scope.ALSO)),
-    ]
 
 
 def _section_rows(lines: Sequence[CostComponent]) -> Iterator[tuple[str, ...]]:
@@ -181,14 +164,12 @@ def _csv_rows(bill: Bill) -> Iterator[Sequence[object]]:
             line.section, line.name, line.size, *rate, *amounts, line.unknown, line.scope,
             " ".join(line.keys),
         )  # fmt: skip
-    listed = estimate.subtotal(Scope.MAIN)
-    whole = (money(estimate.monthly_low_usd), money(estimate.monthly_high_usd))
-    for name, amounts, is_bound, scope in (
-        ("Subtotal", (money(listed.low_usd), money(listed.high_usd)), listed.is_lower_bound,
-         Scope.MAIN),
-        ("Total", whole, estimate.is_lower_bound, None),
-    ):  # fmt: skip
-        bound = "lower bound" if is_bound else None
+    for name, total, scope in (
+        ("Subtotal", estimate.subtotal(Scope.MAIN), Scope.MAIN),
+        ("Total", total_of(estimate.components), None),
+    ):
+        amounts = (money(total.low_usd), money(total.high_usd))
+        bound = "lower bound" if total.is_lower_bound else None
         yield (name, None, None, None, "month", *amounts, bound, scope, None)
     if bill.unit_costs.known_chats:
         yield ()
@@ -217,8 +198,8 @@ def _plain_line(line: CostComponent) -> dict[str, object]:
         "scope": str(line.scope),
         "resource": line.name,
         "size": line.size,
-        "price_usd": None if line.rate is None else number(line.rate.usd),
-        "per": None if line.rate is None else line.rate.per,
+        "price_usd": line.rate and number(line.rate.usd),
+        "per": line.rate and line.rate.per,
         "monthly_low_usd": money(line.monthly_low_usd),
         "monthly_high_usd": money(line.monthly_high_usd),
         "unknown": line.unknown,
@@ -270,14 +251,9 @@ def figures(estimate: Estimate, unit_costs: UnitCosts) -> dict[str, object]:
     listed = estimate.subtotal(Scope.MAIN)
     chat = next(iter(unit_costs.known_chats), None)
     run = None if isinstance(unit_costs.run, NotKnown) else unit_costs.run
-    reasons = {
-        **({"per_run_usd": str(unit_costs.run)} if run is None else {}),
-        **(
-            {"per_chat_usd": str(unit_costs.chats), "per_1m_tokens_usd": str(unit_costs.chats)}
-            if chat is None
-            else {}
-        ),
-    }
+    reasons = {} if run else {"per_run_usd": str(unit_costs.run)}
+    if chat is None:
+        reasons |= dict.fromkeys(("per_chat_usd", "per_1m_tokens_usd"), str(unit_costs.chats))
     return {
         "hourly_usd": exact_money(estimate.hourly_low_usd),
         "hourly_high_usd": exact_money(estimate.hourly_high_usd),
@@ -287,16 +263,14 @@ def figures(estimate: Estimate, unit_costs: UnitCosts) -> dict[str, object]:
         "subtotal_high_usd": money(listed.high_usd),
         "is_lower_bound": estimate.is_lower_bound,
         "unpriced": [f"{line.name}: {line.unknown}" for line in estimate.unpriced],
-        "per_run_usd": None if run is None else exact_money(run.cluster_usd),
-        "per_1m_tokens_usd": None if chat is None else exact_money(chat.cluster_usd_per_1m_tokens),
-        "per_chat_usd": None if chat is None else exact_money(chat.cluster_low_usd),
-        "serving_node_per_chat_usd": None
-        if chat is None or chat.serving_usd is None
-        else exact_money(chat.serving_usd),
+        "per_run_usd": run and exact_money(run.cluster_usd),
+        "per_1m_tokens_usd": chat and exact_money(chat.cluster_usd_per_1m_tokens),
+        "per_chat_usd": chat and exact_money(chat.cluster_low_usd),
+        "serving_node_per_chat_usd": chat and exact_money(chat.serving_usd),
         "basis": "NOT KNOWN" if chat is None else speed_text(chat),
         "reasons": reasons,
         "price_book": estimate.book_name,
-        "price_date": None if estimate.price_date is None else estimate.price_date.isoformat(),
+        "price_date": estimate.price_date and estimate.price_date.isoformat(),
         "heading": estimate.heading,
     }
 
@@ -342,17 +316,16 @@ def render_chats(
 def plain_chat(row: ChatCost) -> dict[str, object]:
     """One row as plain values: numbers as text, None where there is none."""
     speed = row.speed
-    prefill = speed.prefill_tokens_per_s
     return {
         "scenario": speed.scenario,
         "basis": str(speed.basis),
-        "date": None if speed.date is None else speed.date.isoformat(),
+        "date": speed.date and speed.date.isoformat(),
         "source": speed.source,
         "output_tokens_per_s": number(speed.output_tokens_per_s),
         "batch_size": speed.batch_size,
         "stream_tokens_per_s": number(speed.stream_tokens_per_s),
-        "prefill_tokens_per_s": number(prefill),
-        "prefill_basis": None if speed.prefill_basis is None else str(speed.prefill_basis),
+        "prefill_tokens_per_s": number(speed.prefill_tokens_per_s),
+        "prefill_basis": speed.prefill_basis and str(speed.prefill_basis),
         "tokens_per_day": int(row.tokens_per_day),
         "chats_per_day": number(row.chats_per_day),
         "demand_per_day": None if row.demand_per_day is None else int(row.demand_per_day),
@@ -396,6 +369,14 @@ def _plain_chats(
 ) -> dict[str, object]:
     units = bill.unit_costs
     chat = units.chat
+    shared_bill = shared and {
+        "usd": number(shared.usd),
+        "days": number(shared.days),
+        "per_chat_usd": {
+            row.speed.scenario: exact_money(usd_on_basis(row, shared.usd, shared.days))
+            for row in rows
+        },
+    }
     return {
         "schema_version": _CHAT_SCHEMA_VERSION,
         "stack": units.stack_name,
@@ -413,16 +394,7 @@ def _plain_chats(
         "chats": [plain_chat(row) for row in rows],
         "operating_points": [plain for row in rows if (plain := plain_operating(row)) is not None],
         "no_operating_points": [str(each) for each in units.no_operating_points],
-        "shared_bill": None
-        if shared is None
-        else {
-            "usd": number(shared.usd),
-            "days": number(shared.days),
-            "per_chat_usd": {
-                row.speed.scenario: exact_money(usd_on_basis(row, shared.usd, shared.days))
-                for row in rows
-            },
-        },
+        "shared_bill": shared_bill,
         **{part.name: dict(part.plain) for part in parts},
         "notes": _all_chat_notes(units, parts),
     }

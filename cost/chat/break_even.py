@@ -95,11 +95,8 @@ class BreakEven:
     @property
     def serving_nodes_needed(self) -> int | None:
         """Serving nodes with room for the break-even of a cluster that costs no more for them."""
-        chats = self.chats_per_day_low
-        if chats is None:
-            return None
-        each = self.room_per_day / self.serving_nodes
-        return int((chats / each).to_integral_value(ROUND_CEILING))
+        chats, each = self.chats_per_day_low, self.room_per_day / self.serving_nodes
+        return None if chats is None else _whole(chats / each)
 
     def fits(self, chats_per_day: Decimal | None) -> bool:
         """Whether the serving nodes have room for the chats."""
@@ -197,23 +194,19 @@ def api_costs(
     chat: ChatSpec, api_book: ApiPriceBook
 ) -> tuple[tuple[ApiCost, ...], tuple[str, ...]]:
     """What the chat costs at the models that it names, and why a model has no price."""
-    costs: list[ApiCost] = []
-    unpriced: list[str] = []
-    for model in chat.api_models:
-        price = api_book.find(model)
-        if isinstance(price, UnknownPrice):
-            unpriced.append(price.reason)
-            continue
-        costs.append(
-            ApiCost(
-                model=model,
-                usd=named(api_usd_per_chat(chat, price), "USD a chat of the API", model),
-                source=price.source,
-                date=price.date,
-                is_undated=price.is_undated,
-            )
+    prices = [(model, api_book.find(model)) for model in chat.api_models]
+    costs = tuple(
+        ApiCost(
+            model=model,
+            usd=named(api_usd_per_chat(chat, price), "USD a chat of the API", model),
+            source=price.source,
+            date=price.date,
+            is_undated=price.is_undated,
         )
-    return tuple(costs), tuple(unpriced)
+        for model, price in prices
+        if not isinstance(price, UnknownPrice)
+    )
+    return costs, tuple(price.reason for _, price in prices if isinstance(price, UnknownPrice))
 
 
 def model_problems(spec: StackSpec) -> tuple[Problem, ...]:

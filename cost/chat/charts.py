@@ -38,6 +38,7 @@ def chat_charts(units: UnitCosts, apis: Sequence[ApiCost] = ()) -> tuple[str, ..
 def _against_throughput(units: UnitCosts, rows: Sequence[ChatCost]) -> str:
     speeds = [row.speed.output_tokens_per_s for row in rows]
     places = spread(min(speeds) / _BEYOND, max(speeds) * _BEYOND, _NUM_POINTS)
+    costs = "; ".join(f"{row.speed.scenario} {small_usd_text(row.cluster_low_usd)}" for row in rows)
     prefills = list(dict.fromkeys(row.speed.prefill_tokens_per_s for row in rows))
     series: list[Series] = []
     for style, prefill in enumerate(prefills):
@@ -73,7 +74,7 @@ def _against_throughput(units: UnitCosts, rows: Sequence[ChatCost]) -> str:
     return line_chart(
         f"{units.stack_name}-chat-throughput",
         title="Cost per chat against throughput",
-        description=f"{_summary(rows)} A dot is a scenario.",
+        description=f"US dollars a chat for the whole cluster: {costs}. A dot is a scenario.",
         x=Axis(label="output tokens/s of one serving node", scale=Scale.LOG, text=_count),
         y=_USD,
         series=series,
@@ -110,11 +111,8 @@ def _against_utilisation(units: UnitCosts, rows: Sequence[ChatCost]) -> str:
 def _against_chats(units: UnitCosts, rows: Sequence[ChatCost], apis: Sequence[ApiCost]) -> str:
     rooms = [row.chats_per_day for row in rows]
     demand = units.chat.chats_per_day
-    least = min(rooms) if demand is None else min(*rooms, Decimal(demand))
-    low = least / 10
-    high = max(rooms)
-    reach = high * 10
-    cluster = units.hourly.cluster_low_usd
+    low, high = min((*rooms, *(() if demand is None else (Decimal(demand),)))) / 10, max(rooms)
+    reach, cluster = high * 10, units.hourly.cluster_low_usd
     places = spread(low, high, _NUM_POINTS)
 
     def usd(usd_per_hour: Decimal, chats: Decimal) -> Decimal:
@@ -166,20 +164,13 @@ def _seen(cost: ChatCost, view: str) -> Decimal | None:
     return cost.cluster_low_usd if view == _CLUSTER else cost.serving_usd
 
 
-def _summary(rows: Sequence[ChatCost]) -> str:
-    costs = "; ".join(f"{row.speed.scenario} {small_usd_text(row.cluster_low_usd)}" for row in rows)
-    return f"US dollars a chat for the whole cluster: {costs}."
-
-
 def _count(value: Decimal) -> str:
     return f"{value.normalize():,f}"
 
 
-def _usd(value: Decimal) -> str:
-    return f"${_count(value)}"
-
-
-_USD: Final = Axis(label="US dollars a chat", scale=Scale.LOG, text=_usd)
+_USD: Final = Axis(
+    label="US dollars a chat", scale=Scale.LOG, text=lambda value: f"${_count(value)}"
+)
 
 
 _VERDICTS = {True: "PASS", False: "FAIL", None: "-"}
@@ -191,15 +182,8 @@ def load_table(curve: LoadCurve, title: str) -> Table:
     return Table(
         title=title,
         headings=(
-            "Load",
-            "SLO",
-            "Tokens/s",
-            "Requests/s",
-            "Goodput/s",
-            "TTFT p50",
-            "TTFT p99",
-            "TPOT p50",
-            "TPOT p99",
+            *("Load", "SLO", "Tokens/s", "Requests/s", "Goodput/s"),
+            *("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"),
         ),
         rows=tuple(_row(each, best) for each in curve.points),
         num_text_columns=2,
@@ -219,19 +203,15 @@ def load_charts(curve: LoadCurve) -> tuple[str, ...]:
 
 def _throughput(curve: LoadCurve, sweep: Sequence[LoadPoint]) -> str:
     best = curve.operating_point
-    kept = tuple(
-        Mark(
-            x=_streams(each),
-            y=each.output_tokens_per_s,
-            name="operating point" if each == best else "",
-        )
-        for each in sweep
-        if each.is_feasible
-    )
-    broken = tuple(
-        Mark(x=_streams(each), y=each.output_tokens_per_s) for each in sweep if not each.is_feasible
-    )
     points = tuple((_streams(each), each.output_tokens_per_s) for each in sweep)
+    marks = [
+        Mark(x=x, y=y, name="operating point" if each == best else "")
+        for (x, y), each in zip(points, sweep, strict=True)
+    ]
+    kept, broken = (
+        tuple(mark for mark, each in zip(marks, sweep, strict=True) if each.is_feasible is state)
+        for state in (True, False)
+    )
     series = [Series(name="measured", points=points, style=0, marks=kept)]
     if broken:
         series.append(Series(name="not feasible", points=(), style=1, marks=broken))
@@ -288,9 +268,9 @@ def _streams(each: LoadPoint) -> Decimal:
 
 
 def _row(each: LoadPoint, best: LoadPoint | None) -> tuple[str, ...]:
-    at = f"{short(each.rate_per_s or Decimal(0))} requests/s"
-    if each.concurrency is not None:
-        at = "1 stream" if each.concurrency == 1 else f"{each.concurrency} streams"
+    streams = each.concurrency
+    at = f"{streams} stream{'' if streams == 1 else 's'}"
+    at = f"{short(each.rate_per_s or Decimal(0))} requests/s" if streams is None else at
     return (
         f"{at}, operating point" if each == best else at,
         _VERDICTS[each.keeps_slo],

@@ -107,7 +107,12 @@ def finetune(
 ) -> Finetune:
     """The finetune that was evaluated last, from its own runs alone."""
     line = lineage(spec.name, records)
-    evaluated = _evaluation(spec, line)
+    evaluated = line.evaluation
+    # It counts where it measured both models and is of this stack's chat.
+    if evaluated is not None and (
+        f"{BASE}{_OUTPUT}" not in evaluated.metrics or not counting(spec, (evaluated,))
+    ):
+        evaluated = None
     base = own = ratio = None
     if evaluated is not None:
         base = _cost(spec.chat, units, evaluated)
@@ -119,7 +124,12 @@ def finetune(
             own = _cost(replace(spec.chat, output_tokens=tokens), units, evaluated)
     found = Finetune(
         training=units.run,
-        evaluation=_evaluation_cost(spec, estimate, evaluated),
+        evaluation=NotKnown(
+            reason="no evaluation of this stack's chat model with both models has passed",
+            command=submit_command(spec, "workloads.evaluate"),
+        )
+        if evaluated is None
+        else run_cost(spec, estimate, evaluated),
         base=base,
         tuned_own_length=own,
         length_ratio=ratio,
@@ -165,25 +175,6 @@ def _payback(found: Finetune, against: str, other_usd: Decimal, ours: ChatCost) 
         investment_usd=found.investment_usd,
         chats_per_day=demand,
     )
-
-
-def _evaluation(spec: StackSpec, line: Lineage) -> RunRecord | None:
-    """The finetune's evaluation, where it measured both models and is of this stack's chat."""
-    found = line.evaluation
-    if found is None or f"{BASE}{_OUTPUT}" not in found.metrics or not counting(spec, (found,)):
-        return None
-    return found
-
-
-def _evaluation_cost(
-    spec: StackSpec, estimate: Estimate, evaluated: RunRecord | None
-) -> RunCost | NotKnown:
-    if evaluated is None:
-        return NotKnown(
-            reason="no evaluation of this stack's chat model with both models has passed",
-            command=submit_command(spec, "workloads.evaluate"),
-        )
-    return run_cost(spec, estimate, evaluated)
 
 
 def _cost(chat: ChatSpec, units: UnitCosts, record: RunRecord) -> ChatCost | None:

@@ -22,11 +22,6 @@ from stacks.spec import StackSpec
 from stacks.spec.cost import AssumedSpeedSpec, ChatSpec
 from stacks.spec.nodes import WorkerSpec
 
-_OUTPUT: Final = "output_tokens_per_s"
-_PREFILL: Final = "prefill_tokens_per_s"
-_BATCH_OUTPUT: Final = "batch_output_tokens_per_s"
-_BATCH_PREFILL: Final = "batch_prefill_tokens_per_s"
-_BATCH_SIZE: Final = "batch_size"
 _MEASURES: Final = (Kind.EVALUATE, Kind.LOAD)
 """Jobs whose records hold speeds: of generation alone, and of a server under load."""
 
@@ -114,7 +109,10 @@ def speeds(spec: StackSpec, records: Sequence[RunRecord]) -> tuple[Speed, ...]:
     found: list[Speed] = []
     for row in spec.chat.speeds:
         of_row = None if row.engine is None else measured.pop((row.engine, row.batch_size), None)
-        found.append(_assumed(row) if of_row is None else _replaced(row, of_row))
+        if of_row is None:
+            found.append(_assumed(row))
+        else:  # it keeps a declared prefill that was not measured
+            found.append(_speed(row.scenario, row.batch_size, of_row, row.prefill_tokens_per_s))
     for (engine, batch_size), measurement in measured.items():
         found.append(_speed(f"{engine}, batch {batch_size}", batch_size, measurement))
     # A stable sort: the load that a server is run at says what a chat costs, before any other row.
@@ -138,9 +136,7 @@ def no_operating_points(
 def serving_workers(spec: StackSpec) -> tuple[WorkerSpec, ...]:
     """The nodeset that serves chats, or every nodeset when none is named."""
     serving = spec.chat.serving_nodeset
-    return tuple(
-        worker for worker in spec.nodes.workers if serving is None or worker.name == serving
-    )
+    return tuple(each for each in spec.nodes.workers if serving in (None, each.name))
 
 
 def _newest(spec: StackSpec, records: Sequence[RunRecord]) -> dict[tuple[str, int], _Measured]:
@@ -176,13 +172,12 @@ def counting(spec: StackSpec, records: Sequence[RunRecord]) -> list[RunRecord]:
 
 def why_it_prices_nothing(spec: StackSpec, record: RunRecord) -> str | None:
     """Why a load test that passed says nothing of this stack's chat; None where it does."""
-    hardware = record.hardware
     if record.engine is None:
         return "its server named no engine: set load.target.engine"
     if record.model is None or model_name(record.model) != model_name(spec.chat.model):
         return f"its model is {record.model}, chat.model is {spec.chat.model}"
     if not _counts(spec, record):
-        where = None if hardware is None else hardware.preset
+        where = record.hardware and record.hardware.preset
         return f"its server ran on {where or 'an unknown preset'}, which serves no chats here"
     return None
 
@@ -198,40 +193,27 @@ def _operating(record: RunRecord) -> LoadPoint | None:
 
 def _measured(record: RunRecord, operating: LoadPoint | None) -> Iterator[tuple[int, _Measured]]:
     """What the record measured, by batch size."""
-    metrics = record.metrics
-    single, batched = positive(metrics, _OUTPUT), positive(metrics, _BATCH_OUTPUT)
-    prefill, batch_size = positive(metrics, _PREFILL), positive(metrics, _BATCH_SIZE)
-    streams = None if operating is None else operating.concurrency
-    if single is not None and not _breaks_alone(record):
-        yield (
-            1,
-            _Measured(
-                record=record,
-                output_tokens_per_s=single,
-                prefill_tokens_per_s=prefill,
-                operating=operating if streams == 1 else None,
-            ),
-        )
-    if batched is not None and batch_size is not None and batch_size > 1:
+    metrics, sweep = record.metrics, () if record.curve is None else record.curve.sweep
+    found: list[tuple[int | Decimal, str]] = []
+    # A load test's own loop of one stream may break its SLO, as a cold server's does.
+    if not any(each.concurrency == 1 and not each.is_feasible for each in sweep):
+        found.append((1, ""))
+    batch_size = positive(metrics, "batch_size")
+    if batch_size is not None and batch_size > 1:
+        found.append((batch_size, "batch_"))
+    for size, name in found:
+        output = positive(metrics, f"{name}output_tokens_per_s")
         # Reading is bound by arithmetic, which one prompt fills: its speed stands in for a
         # batch's where the record has no other.
-        yield (
-            int(batch_size),
-            _Measured(
+        prefill = positive(metrics, f"{name}prefill_tokens_per_s")
+        if output is not None:
+            measured = _Measured(
                 record=record,
-                output_tokens_per_s=batched,
-                prefill_tokens_per_s=positive(metrics, _BATCH_PREFILL) or prefill,
-                operating=operating if streams == batch_size else None,
-            ),
-        )
-
-
-def _breaks_alone(record: RunRecord) -> bool:
-    """Whether the load test's own loop of one stream broke its SLO, as a cold server's does."""
-    curve = record.curve
-    return curve is not None and any(
-        each.concurrency == 1 and not each.is_feasible for each in curve.sweep
-    )
+                output_tokens_per_s=output,
+                prefill_tokens_per_s=prefill or positive(metrics, "prefill_tokens_per_s"),
+                operating=operating if operating and operating.concurrency == size else None,
+            )
+            yield int(size), measured
 
 
 def _counts(spec: StackSpec, record: RunRecord) -> bool:
@@ -266,11 +248,6 @@ def _assumed(row: AssumedSpeedSpec) -> Speed:
         prefill_tokens_per_s=row.prefill_tokens_per_s,
         prefill_basis=None if row.prefill_tokens_per_s is None else Basis.ASSUMED,
     )
-
-
-def _replaced(row: AssumedSpeedSpec, measured: _Measured) -> Speed:
-    """The measurement under the row's name; it keeps a declared prefill that was not measured."""
-    return _speed(row.scenario, row.batch_size, measured, row.prefill_tokens_per_s)
 
 
 def _speed(

@@ -25,17 +25,14 @@ def chat_table(units: UnitCosts) -> Table | None:
         return None
     reads = any(row.counts_prefill for row in rows)
     bound = ", at least" if units.is_lower_bound else ""
+    demand, count = units.chat.chats_per_day, units.chat.serving_nodes
+    load = "at full load" if demand is None else f"at {demand:,} chats a day"
+    serving = "one serving node" if count == 1 else f"{count} serving nodes"
     return Table(
-        title=f"Cost per chat{bound} {_load(units)} (whole cluster; {_serving(units)} alone)",
+        title=f"Cost per chat{bound} {load} (whole cluster; {serving} alone)",
         headings=(
-            "Scenario",
-            "Tokens/s",
-            *(("Reads/s",) if reads else ()),
-            "Tokens/Day",
-            "Chats/Day",
-            "Est Cost/Chat",
-            "Serving",
-            "Answer",
+            *("Scenario", "Tokens/s", *(("Reads/s",) if reads else ()), "Tokens/Day"),
+            *("Chats/Day", "Est Cost/Chat", "Serving", "Answer"),
         ),
         rows=tuple(
             (
@@ -85,19 +82,13 @@ def answer_text(row: ChatCost) -> str:
 
 def speed_text(row: ChatCost) -> str:
     """How fast, assumed or measured, and according to what, in one line."""
-    speed = row.speed
+    speed, prefill = row.speed, row.speed.prefill_tokens_per_s
     day = "" if speed.date is None else f" on {speed.date.isoformat()}"
     origin = f"measured{day}" if speed.basis is Basis.MEASURED else "assumed"
-    reading = (
-        ""
-        if speed.prefill_tokens_per_s is None
-        else f", reads {short(speed.prefill_tokens_per_s)} tokens/s ({speed.prefill_basis})"
-    )
-    each = (
-        ""
-        if speed.batch_size == 1
-        else f", {short(speed.stream_tokens_per_s)} for each of {speed.batch_size} conversations"
-    )
+    reading = "" if prefill is None else f", reads {short(prefill)} tokens/s"
+    reading += f" ({speed.prefill_basis})" if reading else ""
+    each = f", {short(speed.stream_tokens_per_s)} for each of {speed.batch_size} conversations"
+    each = "" if speed.batch_size == 1 else each
     return (
         f"{speed.scenario}: {short(speed.output_tokens_per_s)} tokens/s{each}{reading}, {origin}:"
         f" {speed.source}"
@@ -157,23 +148,17 @@ def _load_notes(units: UnitCosts, rows: Sequence[ChatCost]) -> list[str]:
     demand = units.chat.chats_per_day
     if demand is None:
         return []
-    notes: list[str] = []
     nodeset = units.chat.serving_nodeset
-    for row in rows:
-        name = row.speed.scenario
-        if row.is_over_capacity:
-            of = "" if nodeset is None else f" of nodeset {nodeset}"
-            notes.append(
-                f"{name}: {demand:,} chats a day need {row.serving_nodes_needed} serving nodes"
-                f"{of}, chat.serving_nodes is {row.serving_nodes} (utilisation "
-                f"{percent(row.utilisation)}); the row is at full load."
-            )
-        else:
-            notes.append(
-                f"{name}: utilisation {percent(row.utilisation)}; the idle "
-                f"{percent(row.idle_share)} is charged to the {demand:,} chats a day."
-            )
-    return notes
+    of = "" if nodeset is None else f" of nodeset {nodeset}"
+    return [
+        f"{row.speed.scenario}: {demand:,} chats a day need {row.serving_nodes_needed} serving "
+        f"nodes{of}, chat.serving_nodes is {row.serving_nodes} (utilisation "
+        f"{percent(row.utilisation)}); the row is at full load."
+        if row.is_over_capacity
+        else f"{row.speed.scenario}: utilisation {percent(row.utilisation)}; the idle "
+        f"{percent(row.idle_share)} is charged to the {demand:,} chats a day."
+        for row in rows
+    ]
 
 
 def _promise_note(units: UnitCosts, rows: Sequence[ChatCost]) -> list[str]:
@@ -182,13 +167,9 @@ def _promise_note(units: UnitCosts, rows: Sequence[ChatCost]) -> list[str]:
         return []
     kept = [row.speed.scenario for row in units.feasible_chats]
     missed = [row.speed.scenario for row in rows if row.meets_slo is False]
-    verdicts = [
-        *([f"kept by {', '.join(kept)}"] if kept else ["kept by no row"]),
-        *([f"{MISSES}: {', '.join(missed)}"] if missed else []),
-    ]
-    return [
-        f"Promise (chat.max_answer_s): an answer in {_seconds(promise)}; {'; '.join(verdicts)}."
-    ]
+    verdict = f"kept by {', '.join(kept) or 'no row'}"
+    verdict += f"; {MISSES}: {', '.join(missed)}" if missed else ""
+    return [f"Promise (chat.max_answer_s): an answer in {_seconds(promise)}; {verdict}."]
 
 
 def _month_note(first: ChatCost) -> str:
@@ -199,16 +180,6 @@ def _month_note(first: ChatCost) -> str:
         f"A month of {_SHORT_MONTH_DAYS} days of chats instead of {HOURS_PER_MONTH} hours gives "
         f"{span(small_usd_text(low), small_usd_text(high), '..')} for {first.speed.scenario}."
     )
-
-
-def _load(units: UnitCosts) -> str:
-    demand = units.chat.chats_per_day
-    return "at full load" if demand is None else f"at {demand:,} chats a day"
-
-
-def _serving(units: UnitCosts) -> str:
-    count = units.chat.serving_nodes
-    return "one serving node" if count == 1 else f"{count} serving nodes"
 
 
 def percent(ratio: Decimal) -> str:

@@ -124,33 +124,21 @@ def _unknown_chats(spec: StackSpec, broken: tuple[NoOperatingPoint, ...]) -> Not
 
 def hourly_cost(spec: StackSpec, estimate: Estimate) -> HourlyCost:
     """US dollars an hour that the stack's chats are charged with."""
-    absent = _absent_nodes_usd_per_hour(spec, estimate)
-    node_usd = (
-        None
-        if spec.chat.serving_nodeset is None
-        else _node_usd_per_hour(estimate, serving_workers(spec))
-    )
-    return HourlyCost(
-        cluster_low_usd=estimate.hourly_low_usd + absent,
-        cluster_high_usd=estimate.hourly_high_usd,
-        serving_usd=None if node_usd is None else node_usd * spec.chat.serving_nodes,
-    )
-
-
-def _absent_nodes_usd_per_hour(spec: StackSpec, estimate: Estimate) -> Decimal:
-    """US dollars an hour of serving nodes that a cluster at min_nodes does not have.
-
-    A nodeset that shrinks to nothing answers nobody: its chats pay for the nodes that they need.
-    """
-    usd = Decimal(0)
-    if spec.chat.serving_nodeset is None:
-        return usd
-    for worker in serving_workers(spec):
-        absent = max(0, spec.chat.serving_nodes - spec.nodes.counts(worker)[0])
+    chat, absent_usd = spec.chat, Decimal(0)
+    workers = () if chat.serving_nodeset is None else serving_workers(spec)
+    node_usd = _node_usd_per_hour(estimate, workers)
+    for worker in workers:
+        # A nodeset that shrinks to nothing answers nobody: its chats pay for the nodes that they
+        # need, also those that a cluster at min_nodes does not have.
+        absent = max(0, chat.serving_nodes - spec.nodes.counts(worker)[0])
         for component in estimate.components:
             if component.nodeset == worker.name:
-                usd += component.monthly_usd_of_node * absent / HOURS_PER_MONTH
-    return usd
+                absent_usd += component.monthly_usd_of_node * absent / HOURS_PER_MONTH
+    return HourlyCost(
+        cluster_low_usd=estimate.hourly_low_usd + absent_usd,
+        cluster_high_usd=estimate.hourly_high_usd,
+        serving_usd=None if node_usd is None else node_usd * chat.serving_nodes,
+    )
 
 
 def _run(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> RunCost | NotKnown:

@@ -48,13 +48,16 @@ class Row:
 
 def compare(bills: Sequence[Bill]) -> tuple[Row, ...]:
     """The figures of the bills beside each other, in the order of a bill."""
+    totals = [total_of(bill.estimate.components) for bill in bills]
     return (
         _text_row("Region", bills, lambda bill: bill.spec.nebius.region),
         *_worker_rows(bills),
         _text_row("GPUs", bills, lambda bill: _gpus(bill.spec)),
-        *(row for section in Section if (row := _section_row(section, bills)) is not None),
-        _total_row("$/month", bills, 1),
-        _total_row("$/h", bills, HOURS_PER_MONTH),
+        *_section_rows(bills),
+        *(
+            _money_row(f"Total {name}", totals, share)
+            for name, share in (("$/month", 1), ("$/h", HOURS_PER_MONTH))
+        ),
         *_amount_rows(bills),
         _text_row("Prices", bills, _book),
     )
@@ -105,37 +108,31 @@ def _text_row(name: str, bills: Sequence[Bill], text: Callable[[Bill], str]) -> 
     return Row(name=name, cells=tuple(text(bill) for bill in bills))
 
 
-def _section_row(section: Section, bills: Sequence[Bill]) -> Row | None:
-    """What a section costs a month; None where no stack has it."""
-    lines = [
-        [line for line in bill.estimate.components if line.section is section] for bill in bills
-    ]
-    if not any(lines):
-        return None
-    return _money_row(str(section), [total_of(each) if each else None for each in lines], 1)
-
-
-def _total_row(name: str, bills: Sequence[Bill], share: Decimal | int) -> Row:
-    totals = [total_of(bill.estimate.components) for bill in bills]
-    return _money_row(f"Total {name}", totals, share)
+def _section_rows(bills: Sequence[Bill]) -> Iterator[Row]:
+    """What each section costs a month, where any stack has it."""
+    components = [bill.estimate.components for bill in bills]
+    for section in Section:
+        lines = [[line for line in each if line.section is section] for each in components]
+        if any(lines):
+            totals = [total_of(each) if each else None for each in lines]
+            yield _money_row(str(section), totals, 1)
 
 
 def _money_row(name: str, totals: Sequence[Total | None], share: Decimal | int) -> Row:
-    cells: list[str] = []
-    for total in totals:
-        if total is None:
-            cells.append(_NONE)
-            continue
-        low, high = usd_text(total.low_usd / share), usd_text(total.high_usd / share)
-        bound = "at least " if total.is_lower_bound else ""
-        cells.append(f"{bound}{span(low, high, '..')}")
-    zero = Decimal(0)
+    zero = Total(low_usd=Decimal(0), high_usd=Decimal(0), is_lower_bound=False)
+    sums = [total or zero for total in totals]
+    low, high = [each.low_usd / share for each in sums], [each.high_usd / share for each in sums]
+    bounds = tuple(each.is_lower_bound for each in sums)
+    texts = [
+        f"{'at least ' if bound else ''}{span(usd_text(least), usd_text(most), '..')}"
+        for least, most, bound in zip(low, high, bounds, strict=True)
+    ]
     return Row(
         name=name,
-        cells=tuple(cells),
-        low_usd=tuple(zero if total is None else total.low_usd / share for total in totals),
-        high_usd=tuple(zero if total is None else total.high_usd / share for total in totals),
-        is_lower_bound=tuple(total is not None and total.is_lower_bound for total in totals),
+        cells=tuple(text if each else _NONE for text, each in zip(texts, totals, strict=True)),
+        low_usd=tuple(low),
+        high_usd=tuple(high),
+        is_lower_bound=bounds,
     )
 
 
@@ -188,11 +185,10 @@ def _workers(spec: StackSpec) -> list[str]:
 
 
 def _gpus(spec: StackSpec) -> str:
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for worker in spec.nodes.workers:
         if worker.gpus:
-            platform = worker.platform.removeprefix("gpu-")
-            counts[platform] = counts.get(platform, 0) + worker.max_nodes * worker.gpus
+            counts[worker.platform.removeprefix("gpu-")] += worker.max_nodes * worker.gpus
     return ", ".join(f"{count} {platform}" for platform, count in counts.items()) or "none"
 
 

@@ -76,13 +76,8 @@ class Comparison:
         """Causes of a unit cost's change: its own keys, a new basis, then those of the bill."""
         causes = self._under((*before.keys, *after.keys))
         if before.basis != after.basis and (not causes or "measured" in after.basis):
-            causes.append(
-                Cause(
-                    kind=Kind.MEASUREMENT,
-                    subject=after.label,
-                    detail=f"now {after.basis}; was {before.basis}",
-                )
-            )
+            detail = f"now {after.basis}; was {before.basis}"
+            causes.append(Cause(kind=Kind.MEASUREMENT, subject=after.label, detail=detail))
         return tuple(dict.fromkeys([*causes, *of_bill])) or (_PROGRAM,)
 
     def _under(self, parents: Iterable[str]) -> list[Cause]:
@@ -120,10 +115,8 @@ def changed_keys(
                 records[is_new] = frozenset(each for name in other for each in parents_of(name))
             parent = next((each for each in _records(key) if each not in records[is_new]), None)
             if parent is not None:
-                yield (
-                    key,
-                    Cause(kind=Kind.KEY, subject=parent, detail="added" if is_new else "removed"),
-                )
+                detail = "added" if is_new else "removed"
+                yield key, Cause(kind=Kind.KEY, subject=parent, detail=detail)
                 continue
         was = "not set" if old is None else old
         now = "not set" if new is None else new
@@ -248,19 +241,11 @@ def diff(before: Snapshot, after: Snapshot) -> Difference:
     old = {line.id: line for line in before.lines}
     new = {line.id: line for line in after.lines}
     comparison = Comparison(before, after)
+    pairs = [(old.get(name), new.get(name)) for name in {**new, **old}]
     changes = [
-        LineChange(
-            before=old.get(name),
-            after=new.get(name),
-            causes=comparison.of_line(old.get(name), line),
-        )
-        for name, line in new.items()
-        if _figures(old.get(name)) != _figures(line)
-    ]
-    changes += [
-        LineChange(before=line, after=None, causes=comparison.of_line(line, None))
-        for name, line in old.items()
-        if name not in new
+        LineChange(before=was, after=now, causes=comparison.of_line(was, now))
+        for was, now in pairs
+        if _figures(was) != _figures(now)
     ]
     order = {str(section): place for place, section in enumerate(Section)}
     changes.sort(key=lambda change: order.get(change.line.section, len(order)))
@@ -269,7 +254,7 @@ def diff(before: Snapshot, after: Snapshot) -> Difference:
         after=after,
         changes=tuple(changes),
         amounts=_amounts(before, after, tuple(changes), comparison),
-        num_unchanged=len({*old, *new}) - len(changes),
+        num_unchanged=len(pairs) - len(changes),
     )
 
 
@@ -281,7 +266,7 @@ def _amounts(
     of_bill = tuple(dict.fromkeys(cause for change in changes for cause in change.causes))
     is_incomplete = any(change.change_low_usd is None for change in changes)
     found: list[AmountChange] = []
-    for name in (*new, *(name for name in old if name not in new)):
+    for name in {**new, **old}:
         was, now = _side(name, old, new), _side(name, new, old)
         causes = comparison.of_amount(was, now, of_bill) if was.usd != now.usd else ()
         shares_bill = name in CLUSTER_AMOUNTS

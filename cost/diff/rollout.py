@@ -117,16 +117,19 @@ def rolls(
 
 def leaving(before: Mapping[str, str], spec: StackSpec) -> tuple[Leaving, ...]:
     """Workers that go for good, by set; those of a set that is no longer declared, too."""
-    declared = {group.label: group for group in groups(spec) if group.nodeset is not None}
-    found: list[Leaving] = []
-    for name, was in nodesets(before):
-        key = f"nodes.workers[{name}]"
-        group = declared.get(name)
-        now = 0 if group is None else group.max_nodes
-        if now < was:
-            told = "no longer declared" if group is None else f"{was} -> {now} nodes"
-            found.append(Leaving(label=name, key=key, first=now, num_nodes=was - now, cause=told))
-    return tuple(found)
+    declared = {group.label: group.max_nodes for group in groups(spec) if group.nodeset is not None}
+    counts = [(name, was, declared.get(name, 0)) for name, was in nodesets(before)]
+    return tuple(
+        Leaving(
+            label=name,
+            key=f"nodes.workers[{name}]",
+            first=now,
+            num_nodes=was - now,
+            cause=f"{was} -> {now} nodes" if name in declared else "no longer declared",
+        )
+        for name, was, now in counts
+        if now < was
+    )
 
 
 def _makes_anew(key: str, group: Group, spec: StackSpec) -> bool:
@@ -139,12 +142,8 @@ def _makes_anew(key: str, group: Group, spec: StackSpec) -> bool:
         return is_last and group.spec.gpus > 0
     if key.startswith(f"{group.key}."):
         return key.removeprefix(f"{group.key}.").split(".")[0].split("[")[0] in _FIELDS
-    return _is_attached(key, group)
-
-
-def _is_attached(key: str, group: Group) -> bool:
-    """Whether the key is of a filesystem that comes to the group's nodes, goes, or is another."""
-    # The rest of a declaration, such as its size, is the filesystem's own affair.
+    # A filesystem that comes to the group's nodes, goes, or is another; the rest of a declaration,
+    # such as its size, is the filesystem's own affair.
     if not key.endswith(_IDENTITY):
         return False
     if key.startswith(_JAILED):
@@ -163,6 +162,9 @@ def _group_roll(group: Group, nodes: int, causes: tuple[Cause, ...], total: Esti
         for chunk, (away, surge) in zip(chunks, pace, strict=True)
     )
     surge = sum(extra for _, extra in pace)
+    drain_minutes: int | None = ROLLOUT.drain_timeout_minutes
+    if strategy is not None and strategy.drain_timeout_s is not None:
+        drain_minutes = math.ceil(strategy.drain_timeout_s / 60) or None
     return Roll(
         label=group.label,
         key=group.key,
@@ -172,7 +174,7 @@ def _group_roll(group: Group, nodes: int, causes: tuple[Cause, ...], total: Esti
         at_once=sum(away for away, _ in pace),
         surge=surge,
         rounds=rounds,
-        drain_minutes=_drain_minutes(strategy),
+        drain_minutes=drain_minutes,
         causes=causes,
         nodeset=group.nodeset,
         surge_usd=_surge_usd(group, surge, rounds, total),
@@ -194,20 +196,11 @@ def _pace(strategy: StrategySpec | None, nodes: int) -> tuple[int, int]:
     return min(max(away, 0 if surge else 1), nodes), surge
 
 
-def _drain_minutes(strategy: StrategySpec | None) -> int | None:
-    if strategy is None or strategy.drain_timeout_s is None:
-        return ROLLOUT.drain_timeout_minutes
-    return math.ceil(strategy.drain_timeout_s / 60) or None
-
-
 def _surge_usd(group: Group, surge: int, rounds: int, total: Estimate) -> Decimal | None:
     if not surge:
         return Decimal(0)
-    lines = [
-        line
-        for line in total.components
-        if line.id == group.key or line.id == f"{group.key}.boot_disk"
-    ]
+    ids = (group.key, f"{group.key}.boot_disk")
+    lines = [line for line in total.components if line.id in ids]
     if any(line.rate is None for line in lines):
         return None
     monthly = sum((line.monthly_usd_of_node for line in lines), Decimal(0))
@@ -227,10 +220,8 @@ def nodesets(values: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     start, end = "nodes.workers[", "].platform"
     for key in values:
         if key.startswith(start) and key.endswith(end):
-            yield (
-                key.removeprefix(start).removesuffix(end),
-                _most(values, key.removesuffix(".platform")),
-            )
+            name = key.removeprefix(start).removesuffix(end)
+            yield name, _most(values, f"{start}{name}]")
 
 
 _NEW_CLUSTER: Final = (
@@ -396,38 +387,29 @@ def _charts(before: Mapping[str, str], after: Mapping[str, str], spec: StackSpec
             slurm_nodes=_every_node(before),
         )
         return
-    keys = [key for key in _changed(before, after) if _restarts_workers(key)]
-    if keys:
-        sets = {key.split("[")[1].split("]")[0] for key in keys if key.startswith("nodes.workers[")}
-        shared = any(key.startswith(_POD_KEYS) for key in keys)
-        names = [each.name for each in spec.nodes.workers if shared or each.name in sets]
-        if names:
-            yield Step(
-                what=f"pods of {', '.join(names)}: started anew; jobs on them end",
-                causes=tuple(_told(key, before, after) for key in keys),
-                way_back="set the keys back: the pods start anew once more",
-                slurm_nodes=tuple(
-                    node
-                    for node in _every_node(before)
-                    if any(node.rpartition("-")[0] == name for name in names)
-                ),
-            )
-
-
-def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    for key in dict.fromkeys((*before, *after)):
-        if before.get(key) != after.get(key):
-            yield key
+    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    # What restarts the pods of all workers, and of one set.
+    shared = [key for key in changed if key.startswith(_POD_KEYS)]
+    own = [
+        key
+        for key in changed
+        if key.startswith("nodes.workers[") and key.partition("].")[2].startswith(_POD_FIELDS)
+    ]
+    sets = {key.split("[")[1].split("]")[0] for key in own}
+    names = [each.name for each in spec.nodes.workers if shared or each.name in sets]
+    if names:
+        yield Step(
+            what=f"pods of {', '.join(names)}: started anew; jobs on them end",
+            causes=tuple(_told(key, before, after) for key in changed if key in (*shared, *own)),
+            way_back="set the keys back: the pods start anew once more",
+            slurm_nodes=tuple(
+                node for node in _every_node(before) if node.rpartition("-")[0] in names
+            ),
+        )
 
 
 def _told(key: str, before: Mapping[str, str], after: Mapping[str, str]) -> str:
     return f"{key}: {before.get(key, 'not set')} -> {after.get(key, 'not set')}"
-
-
-def _restarts_workers(key: str) -> bool:
-    if key.startswith(_POD_KEYS):
-        return True
-    return key.startswith("nodes.workers[") and key.partition("].")[2].startswith(_POD_FIELDS)
 
 
 def _every_node(before: Mapping[str, str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Final
 from cost.bill.bill import Bill
 from cost.bill.table import render
 from cost.choose.limits import limits
-from cost.diff.diff import AmountChange, Cause, Difference, LineChange, diff
+from cost.diff.diff import Cause, Difference, LineChange, diff
 from cost.diff.rollout import Rollout, rollout
 from cost.diff.snapshot import SnapshotError, parse, take
 from cost.report.layout import (
@@ -107,8 +107,10 @@ def _line_rows(change: Difference) -> Iterator[tuple[str, ...]]:
     for line in change.changes:
         yield (
             f"{line.line.section}: {line.line.name}",
-            "-" if line.before is None else _amount(line.before_usd),
-            "-" if line.after is None else _amount(line.after_usd),
+            *(
+                "-" if side is None else _UNPRICED if usd is None else usd_text(usd)
+                for side, usd in ((line.before, line.before_usd), (line.after, line.after_usd))
+            ),
             signed_usd(line.change_low_usd),
             signed_usd(line.change_high_usd),
         )
@@ -124,7 +126,7 @@ def _line_rows(change: Difference) -> Iterator[tuple[str, ...]]:
 
 
 def _unit_rows(change: Difference) -> Iterator[tuple[str, ...]]:
-    of_lines = tuple(dict.fromkeys(cause for line in change.changes for cause in line.causes))
+    of_lines = {cause for line in change.changes for cause in line.causes}
     before, after = change.before, change.after
     for label, was, now in (
         ("$/h at min_nodes", before.hourly_low_usd, after.hourly_low_usd),
@@ -139,20 +141,15 @@ def _unit_rows(change: Difference) -> Iterator[tuple[str, ...]]:
             "unknown" if change.is_incomplete else signed_usd(now - was, small_usd_text),
         )
     for amount in change.amounts:
+        is_known = amount.before_usd is not None or amount.after_usd is not None
         yield (
             amount.label,
             _small(amount.before_usd, is_lower_bound=amount.before_is_lower_bound),
             _small(amount.after_usd, is_lower_bound=amount.after_is_lower_bound),
-            _amount_change(amount),
+            signed_usd(amount.change_usd, small_usd_text) if is_known else "-",
         )
         # What the lines above have said already is not said again.
         yield from _cause_rows([cause for cause in amount.causes if cause not in of_lines])
-
-
-def _amount_change(amount: AmountChange) -> str:
-    if amount.before_usd is None and amount.after_usd is None:
-        return "-"
-    return signed_usd(amount.change_usd, small_usd_text)
 
 
 def _cause_rows(causes: Sequence[Cause]) -> Iterator[tuple[str]]:
@@ -177,17 +174,13 @@ def csv_rows(change: Difference) -> Iterator[Sequence[object]]:
     for line in change.changes:
         *values, causes = _plain_line(line).values()
         yield (*values, "; ".join(str(cause) for cause in line.causes) if causes else None)
-    totals = (
-        change.before.low_usd,
-        change.after.low_usd,
-        change.change_low_usd,
-        change.change_high_usd,
-    )
-    yield ("Total", *(money(usd) for usd in totals), None)
+    ends = (change.before.low_usd, change.after.low_usd)
+    totals = (*ends, change.change_low_usd, change.change_high_usd)
+    yield ("Total", *map(money, totals), None)
     for amount in change.amounts:
         amounts = (amount.before_usd, amount.after_usd, amount.change_usd)
         causes = "; ".join(str(cause) for cause in amount.causes)
-        yield (amount.label, *(number(usd) for usd in amounts), None, causes or None)
+        yield (amount.label, *map(number, amounts), None, causes or None)
 
 
 def _plain_line(line: LineChange) -> dict[str, object]:
@@ -199,10 +192,6 @@ def _plain_line(line: LineChange) -> dict[str, object]:
         "change_high_usd": money(line.change_high_usd),
         "causes": [str(cause) for cause in line.causes],
     }
-
-
-def _amount(usd: Decimal | None) -> str:
-    return _UNPRICED if usd is None else usd_text(usd)
 
 
 def _small(usd: Decimal | None, *, is_lower_bound: bool) -> str:
@@ -299,7 +288,7 @@ class StackChange:
             return f"The bill before cannot be computed: {self.problem}"
         if self.after is None:
             return "The stack is removed: nothing of it is paid once it is destroyed."
-        return "First deployment: no earlier bill to compare with."
+        return FIRST_DEPLOYMENT
 
     @property
     def is_unchanged(self) -> bool:

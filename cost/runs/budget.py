@@ -19,7 +19,6 @@ from cost.resources.estimate import RunRates, known_sum
 from cost.runs.ledger import (
     ActualEntry,
     Entry,
-    ForecastEntry,
     JobKey,
     actuals,
     forecasts,
@@ -186,23 +185,21 @@ def month_budget(
     again = {each.key for each in queue if not each.is_spent}
     ended = {key: each for key, each in actuals(entries).items() if key not in again}
     expected, parts = forecasts(entries), open_parts(entries)
-    charges: list[Charge] = []
-    for key, actual in ended.items():
-        part = _part_in(actual, start, end)
-        usd = None if actual.nodes_usd is None else part * actual.nodes_usd
-        if part > 0:
-            charges.append(
-                Charge(
-                    key=key,
-                    array_key=(actual.cluster, actual.array_id or actual.job_id),
-                    usd=usd,
-                    so_far_usd=usd,
-                    is_spent=True,
-                    job=actual.job,
-                    user=actual.user,
-                    account=actual.account,
-                )
-            )
+    charges = [
+        Charge(
+            key=key,
+            array_key=(actual.cluster, actual.array_id or actual.job_id),
+            usd=usd,
+            so_far_usd=usd,
+            is_spent=True,
+            job=actual.job,
+            user=actual.user,
+            account=actual.account,
+        )
+        for key, actual in ended.items()
+        if (part := _part_in(actual, start, end)) > 0
+        for usd in (None if actual.nodes_usd is None else part * actual.nodes_usd,)
+    ]
     of_array: dict[JobKey, list[Charge]] = defaultdict(list)
     for each in queue:
         if each.key not in ended:
@@ -211,7 +208,10 @@ def month_budget(
         entry, tasks = expected[key], of_array.get(key, [])
         if entry.nodes_usd is None and tasks:
             continue
-        if tasks or _reaches(entry, start):
+        # Submitted in this month, or its forecast runs into it. Subtracted: a sum with the time
+        # that a member wrote down could pass the end of the calendar.
+        hours = min(entry.hours or _ZERO, _LONGEST_HOURS)
+        if tasks or start - entry.at <= timedelta(seconds=int(hours * 3600)):
             usd = None if entry.held_usd is None else part * entry.held_usd
             so_far = sum((each.so_far_usd or _ZERO for each in tasks), _ZERO)
             charges.append(
@@ -231,8 +231,9 @@ def month_budget(
     known = {*ended, *expected, *(key for each in queue for key in (each.key, each.array_key))}
     for user, own in (told or {}).items():
         theirs = month_budget(budget, own, now).charges
-        theirs = [each for each in theirs if each.key not in known]
-        charges += [replace(each, user=user, is_told=True) for each in theirs]
+        charges += [
+            replace(each, user=user, is_told=True) for each in theirs if each.key not in known
+        ]
     return MonthBudget(month=f"{start:%Y-%m}", budget=budget, charges=tuple(charges))
 
 
@@ -242,9 +243,9 @@ def queue_charge(rates: RunRates, use: JobUse, now: datetime) -> Charge:
     Only what Slurm itself says and enforces counts, and the dearest nodes that it may get.
     """
     start, end = month_of(now)
-    runs = [(run, run.ended_at or now) for run in use.runs]
     so_far = known_sum(
-        [_run_usd(rates, use, run.nodes, run.started_at, to, start, end) for run, to in runs]
+        _run_usd(rates, use, run.nodes, run.started_at, run.ended_at or now, start, end)
+        for run in use.runs
     )
     usd = so_far
     if not use.is_finished:
@@ -310,13 +311,6 @@ def _part_in(actual: ActualEntry, start: datetime, end: datetime) -> Decimal:
         whole += num_nodes * _round_seconds(ended - run.started_at)
         inside += num_nodes * _round_seconds(min(ended, end) - max(run.started_at, start))
     return inside / whole if whole else _ZERO
-
-
-def _reaches(entry: ForecastEntry, start: datetime) -> bool:
-    """Whether the job was submitted in this month, or its forecast runs into it."""
-    hours = min(entry.hours or _ZERO, _LONGEST_HOURS)
-    # Subtracted: a sum with the time that a member wrote down could pass the end of the calendar.
-    return start - entry.at <= timedelta(seconds=int(hours * 3600))
 
 
 def _round_seconds(span: timedelta) -> Decimal:

@@ -10,7 +10,7 @@ are a Poisson process; any one of the job's nodes stops the job.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal, InvalidOperation
@@ -120,9 +120,17 @@ class Disturbance:
 def disturbance(
     preemption: PreemptionSpec, job: JobSpec, worker: WorkerSpec, records: Sequence[RunRecord]
 ) -> Disturbance:
-    """The job's losses on the nodes, with the stall that was measured there or is assumed."""
+    """The job's losses on the nodes, with the newest stall that was measured there, or assumed."""
+    stall = Stall(seconds=preemption.checkpoint_stall_s, source=preemption.source, measured_on=None)
+    for record in newest_first(records):
+        seconds = record.metrics.get(STALL_METRIC)
+        if seconds is not None and seconds >= 0 and same_run(record, job, worker):
+            source = f"job {record.job_id} of stack {record.stack or '?'}"
+            day = record.finished_at.date()
+            stall = Stall(seconds=seconds, source=source, measured_on=day)
+            break
     return Disturbance(
-        stall=_stall(preemption, job, worker, records),
+        stall=stall,
         restart_s=preemption.restart_s,
         num_nodes=job.nodes,
         preemptions_per_node_day=preemption.preemptions_per_node_day,
@@ -235,19 +243,9 @@ def _expm1(value: Decimal) -> Decimal:
     return value.exp() - 1
 
 
-def _stall(
-    preemption: PreemptionSpec, job: JobSpec, worker: WorkerSpec, records: Sequence[RunRecord]
-) -> Stall:
-    """The newest measured stall of this recipe on this preset, else the declared one."""
-    for record in sorted(records, key=lambda each: (each.finished_at, each.job_id), reverse=True):
-        seconds = record.metrics.get(STALL_METRIC)
-        if seconds is not None and seconds >= 0 and same_run(record, job, worker):
-            return Stall(
-                seconds=seconds,
-                source=f"job {record.job_id} of stack {record.stack or '?'}",
-                measured_on=record.finished_at.date(),
-            )
-    return Stall(seconds=preemption.checkpoint_stall_s, source=preemption.source, measured_on=None)
+def newest_first(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """The records by their end, of equal ones by the number of the job."""
+    return sorted(records, key=lambda each: (each.finished_at, each.job_id), reverse=True)
 
 
 def same_run(record: RunRecord, job: JobSpec, worker: WorkerSpec) -> bool:
@@ -488,7 +486,7 @@ def _speed(
     records: Sequence[RunRecord],
 ) -> TrainSpeed | None:
     """The newest measurement of the same run, else the declared speed."""
-    for record in sorted(records, key=lambda each: (each.finished_at, each.job_id), reverse=True):
+    for record in newest_first(records):
         tokens_per_s = record.metrics.get(SPEED_METRIC, Decimal(0))
         if tokens_per_s > 0 and any(same_run(record, job, worker) for worker in workers):
             step_s = record.metrics.get(STEP_METRIC)
@@ -513,18 +511,12 @@ def _counted(
 ) -> tuple[Decimal, str] | None:
     """Train tokens that the newest run of the job's data job counted, and that run's name."""
     recipes = {each.recipe for each in spec.jobs if each.name in job.after}
-    found = [
-        record
-        for record in records
-        if record.kind == Kind.PREPARE_DATA
-        and record.outcome is Outcome.PASS
-        and record.recipe in recipes
-        and record.metrics.get(TOKENS_METRIC, Decimal(0)) > 0
-    ]
-    if not found:
-        return None
-    newest = max(found, key=lambda record: (record.finished_at, record.job_id))
-    return newest.metrics[TOKENS_METRIC], f"job {newest.job_id}"
+    for record in newest_first(records):
+        tokens = record.metrics.get(TOKENS_METRIC, Decimal(0))
+        has_passed = record.kind == Kind.PREPARE_DATA and record.outcome is Outcome.PASS
+        if has_passed and record.recipe in recipes and tokens > 0:
+            return tokens, f"job {record.job_id}"
+    return None
 
 
 def _how_to_declare(spec: StackSpec, job: JobSpec, records: Sequence[RunRecord]) -> str:

@@ -178,22 +178,19 @@ def _line(values: Mapping[str, str]) -> InvoiceLine:
     started_at, ended_at = (_time(name, values) for name in NEEDED[2:])
     if ended_at < started_at:
         raise ValueError(f"ChargePeriodEnd {ended_at:%Y-%m-%dT%H:%M}: before ChargePeriodStart")
+    given = values["ChargeCategory"]
+    category = next((each for each in CATEGORIES if each.lower() == (given or "Usage").lower()), "")
+    if not category:
+        raise ValueError(f"ChargeCategory: got {given!r}, expected one of {', '.join(CATEGORIES)}")
     return InvoiceLine(
         started_at=started_at,
         ended_at=ended_at,
         billed_usd=_money("BilledCost", values),
         list_usd=_money("ListCost", values) if values["ListCost"] else None,
-        category=_category(values["ChargeCategory"]),
+        category=category,
         names=tuple(values[name] for name in NAMES if values[name]),
         account=values["SubAccountId"],
     )
-
-
-def _category(text: str) -> str:
-    for known in CATEGORIES:
-        if known.casefold() == (text or "Usage").casefold():
-            return known
-    raise ValueError(f"ChargeCategory: got {text!r}, expected one of {', '.join(CATEGORIES)}")
 
 
 def _time(name: str, values: Mapping[str, str]) -> datetime:

@@ -249,6 +249,8 @@ def _row(
     tolerance: Decimal,
 ) -> ProductRow:
     verdict, why = Verdict.FAIL, ""
+    # A part of what lies across the edge may make the amounts agree.
+    least, most = sorted((theirs, theirs + at_edge))
     if _agree(ours, theirs, tolerance):
         verdict = Verdict.PASS
         if unpriced:
@@ -256,7 +258,7 @@ def _row(
     elif unpriced:
         verdict = Verdict.NOT_RUN
         why = f"no price here for {', '.join(unpriced)}: declare one in contract_prices"
-    elif _may_agree(ours, theirs, at_edge, tolerance):
+    elif at_edge and (least < ours < most or _agree(ours, theirs + at_edge, tolerance)):
         verdict = Verdict.NOT_RUN
         why = (
             f"rows of {at_edge:,.2f} USD lie across the edge of the period, and a part of them "
@@ -271,23 +273,17 @@ def _row(
             f"at list prices it is {listed:,.2f} USD, as here: a discount of "
             f"{100 * (listed - theirs) / listed:.1f} %, which contract_prices can declare"
         )
-    elif theirs < ours:
-        why = (
-            f"billed {100 * theirs / ours:.1f} % of it: the stack was not up all the time "
-            "(--since), or its prices are lower than here (soperator cost prices --refresh)"
-        )
     else:
+        reason, than = (
+            ("the stack was not up all the time (--since)", "lower")
+            if theirs < ours
+            else ("more was up than is declared now", "higher")
+        )
         why = (
-            f"billed {100 * theirs / ours:.1f} % of it: more was up than is declared now, or its "
-            "prices are higher than here (soperator cost prices --refresh)"
+            f"billed {100 * theirs / ours:.1f} % of it: {reason}, or its prices are {than} than "
+            "here (soperator cost prices --refresh)"
         )
     return ProductRow(product=product, ours_usd=ours, theirs_usd=theirs, verdict=verdict, why=why)
-
-
-def _may_agree(ours: Decimal, theirs: Decimal, at_edge: Decimal, tolerance: Decimal) -> bool:
-    """Whether a part of what lies across the edge makes the amounts agree."""
-    least, most = sorted((theirs, theirs + at_edge))
-    return bool(at_edge) and (least < ours < most or _agree(ours, theirs + at_edge, tolerance))
 
 
 def _agree(ours: Decimal, theirs: Decimal, tolerance: Decimal) -> bool:
@@ -314,28 +310,15 @@ def render_reconciliation(found: Reconciliation, format: Format = Format.TABLE) 
 
 def _table(found: Reconciliation) -> Table:
     rows: list[tuple[str, ...]] = []
-    for row in found.rows:
-        rows.append(
-            (
-                row.product,
-                row.verdict,
-                usd_text(row.ours_usd),
-                usd_text(row.theirs_usd),
-                _signed(row.difference_usd),
-            )
-        )
-        if row.why:
-            rows.append((f"  {row.why}",))
-    total = found.theirs_usd - found.ours_usd
-    rows.append(
-        (
-            "Bill of the period",
-            found.verdict,
-            usd_text(found.ours_usd),
-            usd_text(found.theirs_usd),
-            _signed(total),
-        )
-    )
+    for name, each, why in (
+        *((row.product, row, row.why) for row in found.rows),
+        ("Bill of the period", found, ""),
+    ):
+        difference = each.theirs_usd - each.ours_usd
+        sign = "+" if difference > 0 else "-" if difference < 0 else ""
+        ours, theirs = usd_text(each.ours_usd), usd_text(each.theirs_usd)
+        rows.append((name, each.verdict, ours, theirs, f"{sign}{usd_text(abs(difference))}"))
+        rows += [(f"  {why}",)] if why else []
     return Table(
         title=f"{found.stack_name} against its invoice, {found.since:%Y-%m-%d %H:%M} to "
         f"{found.until:%Y-%m-%d %H:%M} UTC (USD without tax)",
@@ -387,7 +370,3 @@ def _csv_rows(found: Reconciliation) -> Iterator[Sequence[object]]:
     period = (found.stack_name, found.since.isoformat(), found.until.isoformat())
     for row in found.rows:
         yield (*period, *_plain_row(row).values())
-
-
-def _signed(usd: Decimal) -> str:
-    return f"{'+' if usd > 0 else '-' if usd < 0 else ''}{usd_text(abs(usd))}"

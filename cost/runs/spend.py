@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -382,7 +382,7 @@ class SpendReport:
     def padding_usd(self) -> Decimal | None:
         """US dollars of padding over all jobs that measured it; None when none did."""
         known = [row.padding_usd for row in self.rows if row.padding_usd is not None]
-        return sum(known, Decimal(0)) if known else None
+        return sum(known, _ZERO) if known else None
 
 
 def spend_report(
@@ -435,12 +435,12 @@ _CSV_COLUMNS: Final = ("stack", "since", "until", "kind", "name", *_CSV_JOB[1:])
 def render_spend(report: SpendReport, format: Format = Format.TABLE, by: By | None = None) -> str:
     """The report in the format, ending in a newline; `by`: the sums of its jobs alone."""
     spend = report.spend
+    found = Report(heading=report.heading, notes=tuple(_notes(report)))
     if by is not None:
         sums = _sums(report, by)
-        found = Report(
-            heading=report.heading,
+        found = replace(
+            found,
             tables=(_sums_table(report, by, sums),),
-            notes=tuple(_notes(report)),
             data=lambda: {**_plain_head(report), "by": by.value, "groups": sums},
             rows=lambda: headed(sums),
         )
@@ -452,10 +452,9 @@ def render_spend(report: SpendReport, format: Format = Format.TABLE, by: By | No
             _groups("Users", "User", spend, lambda use: use.user),
             _groups("Partitions", "Partition", spend, lambda use: use.partition),
         ]
-    found = Report(
-        heading=report.heading,
+    found = replace(
+        found,
         tables=tuple(tables),
-        notes=tuple(_notes(report)),
         data=lambda: _plain(report),
         rows=lambda: _csv_rows(report),
     )
@@ -484,18 +483,14 @@ def _sums(report: SpendReport, by: By) -> list[dict[str, object]]:
 
 
 def _sums_table(report: SpendReport, by: By, sums: Sequence[Mapping[str, object]]) -> Table:
-    jobs = grouped(report.spend.jobs, by.of)
-    month, whole = report.budget, report.spend.jobs_usd
+    jobs, month = grouped(report.spend.jobs, by.of), report.budget
     rows = [
         (
-            str(row[by]) or "-",
-            str(row["num_jobs"]),
-            f"{sum((job.node_hours for job in jobs.get(str(row[by]), ())), _ZERO):,.3f}",
-            _usd_of(jobs.get(str(row[by]), ())),
-            _share(total_usd(jobs.get(str(row[by]), ())), whole),
-            "" if month is None else usd_text(month.reserved_by(by, str(row[by]))),
+            name or "-",
+            *_group_cells(jobs.get(name, ()), report.spend),
+            "" if month is None else usd_text(month.reserved_by(by, name)),
         )
-        for row in sums
+        for name in (str(row[by]) for row in sums)
     ]
     return Table(
         title=f"Jobs by {by}",
@@ -571,16 +566,15 @@ def _groups(title: str, heading: str, spend: Spend, key: Callable[[JobUse], str]
         title=title,
         headings=(heading, "Jobs", "Node-hours", "USD", "Share of jobs"),
         rows=tuple(
-            (
-                name,
-                str(len(jobs)),
-                f"{sum((job.node_hours for job in jobs), Decimal(0)):,.3f}",
-                _usd_of(jobs),
-                _share(total_usd(jobs), spend.jobs_usd),
-            )
-            for name, jobs in grouped(spend.jobs, key).items()
+            (name, *_group_cells(jobs, spend)) for name, jobs in grouped(spend.jobs, key).items()
         ),
     )
+
+
+def _group_cells(jobs: Sequence[JobSpend], spend: Spend) -> tuple[str, ...]:
+    """Number, node-hours, US dollars and their share of those of all jobs."""
+    hours = f"{sum((job.node_hours for job in jobs), _ZERO):,.3f}"
+    return (str(len(jobs)), hours, _usd_of(jobs), _share(total_usd(jobs), spend.jobs_usd))
 
 
 def _notes(report: SpendReport) -> list[str]:
@@ -617,9 +611,8 @@ def _plain_head(report: SpendReport) -> dict[str, object]:
         "bill_usd": exact_money(spend.bill_usd),
         "is_lower_bound": spend.is_lower_bound,
         "jobs_usd": exact_money(spend.jobs_usd),
-        "budget": None
-        if budget is None
-        else {
+        "budget": budget
+        and {
             "month": budget.month,
             "budget_usd": money(budget.budget_usd),
             "spent_usd": exact_money(budget.spent_usd),

@@ -21,7 +21,7 @@ from decimal import Decimal
 from typing import Annotated, Final
 
 from cost.run_record import Outcome, RunRecord
-from cost.runs.forecast import STEP_METRIC, Forecast, UnknownRun, same_run
+from cost.runs.forecast import STEP_METRIC, Forecast, UnknownRun, newest_first, same_run
 from cost.size.choice import Gpus, Verdict, best, least_recomputed, refuse_more_layers, verdicts
 from cost.size.memory import trained_weights
 from cost.size.shape import LINEAR_MODULES, LayersError, ModelShape, SizeError, load_shape
@@ -366,7 +366,7 @@ def saving(
     if job.least_nodes is not None and job.least_nodes < job.nodes:
         per_weight += ELASTIC_BYTES_PER_WEIGHT
     num_bytes = per_weight * trained_weights(plan.shape, plan.training)
-    newest = sorted(records, key=lambda each: (each.finished_at, each.job_id), reverse=True)
+    newest = newest_first(records)
     same = [each for each in newest if any(same_run(each, job, worker) for worker in workers)]
     measured = next((each for each in same if each.metrics.get(SAVE_METRIC)), None)
     step_s = next((each.metrics[STEP_METRIC] for each in same if STEP_METRIC in each.metrics), None)
