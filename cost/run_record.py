@@ -177,14 +177,9 @@ class LoadCurve:
     """Name in the API that was asked; None where the file does not say."""
 
     @property
-    def points(self) -> tuple[LoadPoint, ...]:
-        """The points under their own name."""
-        return self.curve
-
-    @property
     def sweep(self) -> tuple[LoadPoint, ...]:
         """The closed loops, by streams: the curve."""
-        closed = [each for each in self.points if each.concurrency is not None]
+        closed = [each for each in self.curve if each.concurrency is not None]
         return tuple(sorted(closed, key=lambda each: each.concurrency or 0))
 
     @property
@@ -309,7 +304,11 @@ def load_run_records(folder: Path) -> tuple[tuple[RunRecord, ...], tuple[str, ..
             continue
         try:
             record = parse_run_record(read_text(path), str(path))
-            records.append(_with_curve(record, path.with_name(CURVE_FILE)))
+            of_curve = path.with_name(CURVE_FILE)
+            if record.kind == Kind.LOAD and of_curve.is_file():
+                curve = parse_load_curve(read_text(of_curve), str(of_curve))
+                record = replace(record, curve=curve)
+            records.append(record)
         except (OSError, UnicodeDecodeError) as error:
             problems.append(f"{path}: cannot be read: {error}")
         except RunRecordError as error:
@@ -332,12 +331,6 @@ def parse_run_record(text: str, path: str) -> RunRecord:
             f"({record.started_at.isoformat()}), got {record.finished_at.isoformat()}"
         )
     return record
-
-
-def _with_curve(record: RunRecord, path: Path) -> RunRecord:
-    if record.kind != Kind.LOAD or not path.is_file():
-        return record
-    return replace(record, curve=parse_load_curve(read_text(path), str(path)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

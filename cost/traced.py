@@ -24,6 +24,7 @@ _OPERATORS: Final[Mapping[str, Any]] = {
 _RANKS: Final = {"+": 1, "-": 1, "*": 2, "/": 2, "": 3}
 _Value = TypeVar("_Value")
 _Number = TypeVar("_Number", bound=int | Decimal)
+_Operation = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,34 +78,19 @@ class Trace:
         return f"{left} {self.sign} {right}"
 
 
+def _both(sign: str) -> tuple[_Operation, _Operation]:
+    """The operation with the traced number on the left, and on the right."""
+    return lambda a, b: _made(sign, a, b), lambda a, b: _made(sign, b, a)
+
+
 class _Traced:
     """What a traced int and a traced Decimal have in common."""
 
     trace: Trace
-
-    def __add__(self, other: Any) -> Any:
-        return _made("+", self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return _made("+", other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return _made("-", self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return _made("-", other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return _made("*", self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return _made("*", other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return _made("/", self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return _made("/", other, self)
+    __add__, __radd__ = _both("+")
+    __sub__, __rsub__ = _both("-")
+    __mul__, __rmul__ = _both("*")
+    __truediv__, __rtruediv__ = _both("/")
 
 
 class _TracedInt(_Traced, int):

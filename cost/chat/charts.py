@@ -185,10 +185,10 @@ def load_table(curve: LoadCurve, title: str) -> Table:
             *("Load", "SLO", "Tokens/s", "Requests/s", "Goodput/s"),
             *("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"),
         ),
-        rows=tuple(_row(each, best) for each in curve.points),
+        rows=tuple(_row(each, best) for each in curve.curve),
         num_text_columns=2,
         bad_rows=frozenset(
-            index for index, each in enumerate(curve.points) if each.keeps_slo is False
+            index for index, each in enumerate(curve.curve) if each.keeps_slo is False
         ),
     )
 

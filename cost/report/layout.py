@@ -110,7 +110,9 @@ def _text_table(table: Table) -> list[str]:
     lines = [rule, *_text_row(table.headings, widths, table.num_text_columns), rule]
     for row in table.rows:
         lines += (
-            _text_span(*row) if len(row) == 1 else _text_row(row, widths, table.num_text_columns)
+            _wrapped(row[0], WIDTH)
+            if len(row) == 1
+            else _text_row(row, widths, table.num_text_columns)
         )
     return [*lines, rule]
 
@@ -131,10 +133,7 @@ def _text_row(row: tuple[str, ...], widths: Sequence[int], num_text_columns: int
     """One line, and more where the first cell is too long for its column."""
     first, more = row[0], list[str]()
     if len(first) > widths[0]:
-        indent = first[: len(first) - len(first.lstrip())]
-        first, *more = textwrap.wrap(
-            first.strip(), widths[0], initial_indent=indent, subsequent_indent=indent + GAP
-        )
+        first, *more = _wrapped(first, widths[0])
     cells = GAP.join(
         f"{cell:<{width}}" if column < num_text_columns else f"{cell:>{width}}"
         for column, (cell, width) in enumerate(zip((first, *row[1:]), widths, strict=True))
@@ -142,9 +141,9 @@ def _text_row(row: tuple[str, ...], widths: Sequence[int], num_text_columns: int
     return [cells, *more]
 
 
-def _text_span(cell: str) -> list[str]:
+def _wrapped(cell: str, width: int) -> list[str]:
     indent = cell[: len(cell) - len(cell.lstrip())]
-    return textwrap.wrap(cell.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent + GAP)
+    return textwrap.wrap(cell.strip(), width, initial_indent=indent, subsequent_indent=indent + GAP)
 
 
 def _markdown(report: Report) -> str:
@@ -288,15 +287,12 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     for row in rows:
-        writer.writerow([_cell(value) for value in row])
+        texts = ["" if value is None else str(value) for value in row]
+        writer.writerow(
+            f"'{text}" if text.startswith(_FORMULA_STARTS) and not _NUMBER.fullmatch(text) else text
+            for text in texts
+        )
     return stream.getvalue()
-
-
-def _cell(value: object) -> str:
-    text = "" if value is None else str(value)
-    if text.startswith(_FORMULA_STARTS) and not _NUMBER.fullmatch(text):
-        return f"'{text}"
-    return text
 
 
 def page(title: str, fragments: Iterable[str]) -> str:
@@ -393,27 +389,24 @@ class Explanation:
 
 def render_explanation(found: Explanation, format: Format = Format.TABLE) -> str:
     """The explanation in the format, ending in a newline."""
-    tables = (
-        Table(
-            title=f"{found.title} ({found.item})",
-            headings=("Input", "Value"),
-            rows=tuple(
-                row
-                for each in found.inputs
-                for row in ((each.name, each.value), (f"{GAP}{GAP}{each.source}",))
-            ),
+    title = f"{found.title} ({found.item})"
+    table = Table(
+        title=title,
+        headings=("Input", "Value"),
+        rows=tuple(
+            row
+            for each in found.inputs
+            for row in ((each.name, each.value), (f"{GAP}{GAP}{each.source}",))
         ),
     )
-    heading = None if found.inputs else f"{found.title} ({found.item})"
-    notes = (
-        f"Formula: {found.formula}.",
-        *(_figure_text(figure) for figure in found.figures),
-        *found.notes,
-    )
     report = Report(
-        heading=heading,
-        tables=tables if found.inputs else (),
-        notes=notes,
+        heading=None if table.rows else title,
+        tables=(table,) if table.rows else (),
+        notes=(
+            f"Formula: {found.formula}.",
+            *(_figure_text(figure) for figure in found.figures),
+            *found.notes,
+        ),
         data=lambda: plain_explanation(found),
         rows=lambda: _rows(found),
     )
@@ -446,10 +439,11 @@ def _figure_text(figure: Figure) -> str:
 
 
 def _rows(found: Explanation) -> list[tuple[object, ...]]:
-    rows: list[tuple[object, ...]] = [("kind", "name", "value", "source")]
-    rows += [("input", each.name, each.value, each.source) for each in found.inputs]
-    rows += [
-        (figure.unit, figure.name, traced_number(figure.value), figure.expression)
-        for figure in found.figures
+    return [
+        ("kind", "name", "value", "source"),
+        *(("input", each.name, each.value, each.source) for each in found.inputs),
+        *(
+            (each.unit, each.name, traced_number(each.value), each.expression)
+            for each in found.figures
+        ),
     ]
-    return rows

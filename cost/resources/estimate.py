@@ -60,7 +60,7 @@ class Estimate:
     @property
     def is_lower_bound(self) -> bool:
         """Whether the totals miss a line, so that the truth is at least this much."""
-        return any(component.unknown is not None for component in self.components)
+        return bool(self.unpriced)
 
     def subtotal(self, scope: Scope) -> Total:
         """The sum of the lines of one scope."""
@@ -85,14 +85,12 @@ def estimate(spec: StackSpec, book: PriceBook) -> Estimate:
 
 def total_of(lines: Sequence[CostComponent]) -> Total:
     """The sum of the lines; those without an amount count as nothing and make it a lower bound."""
-    low = high = Decimal(0)
-    is_lower_bound = False
-    for line in lines:
-        if line.unknown is not None:
-            is_lower_bound = True
-        low += line.monthly_low_usd or 0
-        high += line.monthly_high_usd or 0
-    return Total(low_usd=low, high_usd=high, is_lower_bound=is_lower_bound)
+    zero = Decimal(0)
+    return Total(
+        low_usd=sum((line.monthly_low_usd or zero for line in lines), zero),
+        high_usd=sum((line.monthly_high_usd or zero for line in lines), zero),
+        is_lower_bound=any(line.unknown is not None for line in lines),
+    )
 
 
 def known_sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
@@ -207,7 +205,19 @@ def run_rates(spec: StackSpec, estimate: Estimate, book: PriceBook) -> RunRates:
     around = [line for line in estimate.components if line.nodeset is None]
     storage = sum((_hourly(line) for line in around if line.section in _STORAGE), Decimal(0))
     others = sum((_hourly(line) for line in around if line.section not in _STORAGE), Decimal(0))
-    disks = {worker.name: _disk_usd_per_hour(worker, estimate) for worker in workers}
+    stored = [line for line in estimate.components if line.section in _STORAGE]
+    # Those of one node, from the lines that hold those of all of them.
+    disks = {
+        worker.name: sum(
+            (
+                line.monthly_usd_of_node / HOURS_PER_MONTH
+                for line in stored
+                if line.nodeset == worker.name
+            ),
+            Decimal(0),
+        )
+        for worker in workers
+    }
     return RunRates(
         spec=spec,
         book=book,
@@ -231,15 +241,6 @@ def run_rates(spec: StackSpec, estimate: Estimate, book: PriceBook) -> RunRates:
 
 def _hourly(line: CostComponent) -> Decimal:
     return (line.monthly_low_usd or Decimal(0)) / HOURS_PER_MONTH
-
-
-def _disk_usd_per_hour(worker: WorkerSpec, estimate: Estimate) -> Decimal:
-    """The disks of one node, from the lines that hold those of all of them."""
-    usd = Decimal(0)
-    for line in estimate.components:
-        if line.section in _STORAGE and line.nodeset == worker.name:
-            usd += line.monthly_usd_of_node / HOURS_PER_MONTH
-    return usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from cost.prices.book import (
     HOURS_PER_MONTH,
@@ -32,11 +32,10 @@ from stacks.spec.nodes import (
     ImageDiskSpec,
     LocalDiskSpec,
     MachineSpec,
-    NfsSpec,
     NodeGroupSpec,
     WorkerSpec,
 )
-from stacks.spec.storage import DiskType, FilesystemType
+from stacks.spec.storage import DiskType
 
 
 class Section(StrEnum):
@@ -293,27 +292,37 @@ def groups(spec: StackSpec) -> Iterator[Group]:
 def node_line(group: Group, book: PriceBook) -> CostComponent:
     """The nodes of one group, without their boot disks."""
     spec = group.spec
-    found = machine_terms(spec, book)
-    is_known = not isinstance(found, UnknownPrice)
     billing = "" if spec.billing is Billing.ON_DEMAND else f", {spec.billing}"
-    return CostComponent(
+    return _machine_line(
+        spec,
+        book,
+        per="node/h",
         id=group.key,
-        section=Section.COMPUTE,
         name=f"{group.label} ({spec.platform}{billing})",
         size=f"{group.count} x {spec.preset}",
         quantity_low=group.min_nodes,
         quantity_high=group.max_nodes,
-        rate=rate_of(found, "node/h") if is_known else None,
-        terms=found if is_known else (),
         keys=(
             *group.count_keys,
-            f"{group.key}.platform",
-            f"{group.key}.preset",
-            f"{group.key}.billing",
+            *(f"{group.key}.{key}" for key in ("platform", "preset", "billing")),
         ),
-        unknown=None if is_known else found.reason,
         nodeset=group.nodeset,
         num_per_node=1,
+    )
+
+
+def _machine_line(
+    machine: MachineSpec, book: PriceBook, *, per: str, **values: Any
+) -> CostComponent:
+    """The line of equal machines, as `values` say, at what one of them is billed by."""
+    found = machine_terms(machine, book)
+    is_known = not isinstance(found, UnknownPrice)
+    return CostComponent(
+        section=Section.COMPUTE,
+        rate=rate_of(found, per) if is_known else None,
+        terms=found if is_known else (),
+        unknown=None if is_known else found.reason,
+        **values,
     )
 
 
@@ -418,33 +427,29 @@ def worker_disk_lines(group: Group, book: PriceBook) -> Iterator[CostComponent]:
 def filesystem_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent]:
     """One line a filesystem; an existing one has no declared size."""
     storage = spec.storage
-    yield _line("jail", "storage.jail", storage.jail.size_gib, storage.jail.type, book)
-    for mount in storage.submounts:
-        name, key = f"{mount.name} (submount)", f"storage.submounts[{mount.name}]"
-        yield _line(name, key, mount.size_gib, mount.type, book)
-    if storage.accounting is not None:
-        own = storage.accounting
-        yield _line("accounting", "storage.accounting", own.size_gib, own.type, book)
-    spool = storage.controller_spool
-    yield _line("controller_spool", "storage.controller_spool", spool.size_gib, spool.type, book)
-
-
-def _line(
-    name: str, key: str, size_gib: int | None, type_: FilesystemType, book: PriceBook
-) -> CostComponent:
-    is_existing = size_gib is None
-    return _gib_line(
-        id=key,
-        section=Section.FILESYSTEMS,
-        name=name,
-        size="existing" if is_existing else f"{size_gib} GiB",
-        quantity=size_gib,
-        price=book.find(f"filesystem/{type_}", Unit.GIB_MONTH),
-        keys=(f"{key}.existing_id",) if is_existing else (f"{key}.size_gib", f"{key}.type"),
-        unknown="an existing filesystem: the stack does not declare its size"
-        if is_existing
-        else None,
-    )
+    for name, place, each in (
+        ("jail", "jail", storage.jail),
+        *(
+            (f"{each.name} (submount)", f"submounts[{each.name}]", each)
+            for each in storage.submounts
+        ),
+        ("accounting", "accounting", storage.accounting),
+        ("controller_spool", "controller_spool", storage.controller_spool),
+    ):
+        if each is None:
+            continue
+        key, is_existing = f"storage.{place}", each.size_gib is None
+        why = "an existing filesystem: the stack does not declare its size"
+        yield _gib_line(
+            id=key,
+            section=Section.FILESYSTEMS,
+            name=name,
+            size="existing" if is_existing else f"{each.size_gib} GiB",
+            quantity=each.size_gib,
+            price=book.find(f"filesystem/{each.type}", Unit.GIB_MONTH),
+            keys=(f"{key}.existing_id",) if is_existing else (f"{key}.size_gib", f"{key}.type"),
+            unknown=why if is_existing else None,
+        )
 
 
 SKU: Final = "object-storage/standard"
@@ -453,27 +458,23 @@ SKU: Final = "object-storage/standard"
 def object_storage_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent]:
     """Declared backups and config bucket."""
     backup, bucket_gib = spec.storage.backup, spec.storage.config_bucket_gib
-    price = book.find(SKU, Unit.GIB_MONTH)
+    line = partial(_gib_line, section=Section.OBJECT_STORAGE, price=book.find(SKU, Unit.GIB_MONTH))
     if backup is not None:
         key = "storage.backup"
-        yield _gib_line(
+        yield line(
             id=key,
-            section=Section.OBJECT_STORAGE,
             name="daily jail backups",
             size=f"{backup.keep_daily} x {backup.size_gib} GiB",
             quantity=backup.keep_daily * backup.size_gib,
-            price=price,
             keys=(f"{key}.keep_daily", f"{key}.size_gib"),
         )
     if bucket_gib is not None:
         key = "storage.config_bucket_gib"
-        yield _gib_line(
+        yield line(
             id=key,
-            section=Section.OBJECT_STORAGE,
             name="versioned JSON configs",
             size=f"{bucket_gib} GiB" if bucket_gib else "< 1 GiB",
             quantity=bucket_gib,
-            price=price,
             keys=(key,),
         )
 
@@ -539,7 +540,18 @@ def nfs_server_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent
     nfs = spec.nfs
     if nfs is None:
         return
-    yield _machine_line(nfs, book)
+    yield _machine_line(
+        nfs,
+        book,
+        per="machine/h",
+        id="nfs",
+        name=f"NFS server ({nfs.platform})",
+        size=f"1 x {nfs.preset}",
+        quantity_low=1,
+        quantity_high=1,
+        keys=("nfs.platform", "nfs.preset", "nfs.billing"),
+        scope=Scope.ALSO,
+    )
     yield _disk_line(nfs.boot_disk, book, "nfs.boot_disk", "NFS server", Section.BOOT_DISKS)
     yield _disk_line(nfs.data_disks, book, "nfs.data_disks", "NFS data", Section.FILESYSTEMS)
     if nfs.public_ip:
@@ -552,24 +564,6 @@ def nfs_server_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent
             keys=("nfs.public_ip",),
             scope=Scope.ALSO,
         )
-
-
-def _machine_line(nfs: NfsSpec, book: PriceBook) -> CostComponent:
-    found = machine_terms(nfs, book)
-    is_known = not isinstance(found, UnknownPrice)
-    return CostComponent(
-        id="nfs",
-        section=Section.COMPUTE,
-        name=f"NFS server ({nfs.platform})",
-        size=f"1 x {nfs.preset}",
-        quantity_low=1,
-        quantity_high=1,
-        rate=rate_of(found, "machine/h") if is_known else None,
-        terms=found if is_known else (),
-        keys=("nfs.platform", "nfs.preset", "nfs.billing"),
-        scope=Scope.ALSO,
-        unknown=None if is_known else found.reason,
-    )
 
 
 def _disk_line(

@@ -219,11 +219,11 @@ def _served(outcomes: Outcomes) -> list[str]:
     curve = record.curve
     best = curve.operating_point
     heading = ("load", "requests", "tokens/s", "TTFT p50", "p99", "TPOT p50", "p99", "SLO")
-    rows = [_point(each, is_best=each == best) for each in curve.points]
+    rows = [_point(each, is_best=each == best) for each in curve.curve]
     notes = [f"SLO: {curve.slo}." if curve.slo.is_declared else "No SLO is declared."]
     if best is not None:
         notes.append("* the operating point: the most tokens/s that keep it.")
-    if any(each.num_requests < 100 for each in curve.points):
+    if any(each.num_requests < 100 for each in curve.curve):
         notes.append("A p99 of so few requests is their slowest.")
     return [
         f"Served: {curve.model or record.model} under load, times in ms",
