@@ -11,8 +11,7 @@ from cost.bill.bill import bill, left_running_lines
 from cost.bill.table import render
 from cost.diff import snapshot
 from cost.diff.table import change
-from cost.prices.book import price_age_problems
-from cost.prices.book import PriceBookError
+from cost.prices.book import PriceBookError, price_age_problems
 from cost.resources.estimate import burn
 from infra.clients.passphrase import public_problem
 from infra.components.stack import Stack, deployed_outputs

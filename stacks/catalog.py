@@ -16,19 +16,28 @@ from typing import Final
 AMD64: Final = "amd64"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Preset:
     """One size of a platform."""
 
-    name: str
     vcpus: int
     memory_gib: int
     gpus: int = 0
-    sockets: int
-    cores_per_socket: int
+    sockets: int = 1
     threads_per_core: int = 2
     allows_gpu_cluster: bool = False
     """Whether its VMs can join an InfiniBand GPU cluster."""
+
+    @property
+    def name(self) -> str:
+        """As the API spells it: `8gpu-128vcpu-1600gb`."""
+        size = f"{self.vcpus}vcpu-{self.memory_gib}gb"
+        return f"{self.gpus}gpu-{size}" if self.gpus else size
+
+    @property
+    def cores_per_socket(self) -> int:
+        """Cores of one socket, each with its threads."""
+        return self.vcpus // self.sockets // self.threads_per_core
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,66 +63,30 @@ class Fabric:
     platform: str
 
 
-def _preset(
-    vcpus: int,
-    memory_gib: int,
-    *,
-    gpus: int = 0,
-    sockets: int = 1,
-    gpu_cluster: bool = False,
-) -> Preset:
-    size = f"{vcpus}vcpu-{memory_gib}gb"
-    return Preset(
-        name=f"{gpus}gpu-{size}" if gpus else size,
-        vcpus=vcpus,
-        memory_gib=memory_gib,
-        gpus=gpus,
-        sockets=sockets,
-        cores_per_socket=vcpus // sockets // 2,
-        allows_gpu_cluster=gpu_cluster,
-    )
-
-
-def _platform(
-    name: str,
-    presets: tuple[Preset, ...],
-    regions: tuple[str, ...],
-    gres_type: str | None = None,
-    gpu_memory_gb: int | None = None,
-) -> Platform:
-    return Platform(
-        name=name,
-        presets=MappingProxyType({preset.name: preset for preset in presets}),
-        regions=regions,
-        gres_type=gres_type,
-        gpu_memory_gb=gpu_memory_gb,
-    )
-
-
 # CPU platforms. Source: nebius-solutions-library soperator/modules/available_resources
 # (platform.tf, preset.tf, region.tf), commit 7b687e5, 2026-04-21. 4 GiB of memory per vCPU.
 # cpu-d3 has one socket up to 128 vCPUs, two from 160; cpu-e2 has two from 48.
 _CPU_D3: Final = tuple(
-    _preset(vcpus, 4 * vcpus, sockets=2 if vcpus >= 160 else 1)
+    Preset(vcpus, 4 * vcpus, sockets=2 if vcpus >= 160 else 1)
     for vcpus in (2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 )
 _CPU_E2: Final = tuple(
-    _preset(vcpus, 4 * vcpus, sockets=2 if vcpus >= 48 else 1)
+    Preset(vcpus, 4 * vcpus, sockets=2 if vcpus >= 48 else 1)
     for vcpus in (2, 4, 8, 16, 32, 48, 64, 80)
 )
 
 # SXM platforms. Same source; only the 8-GPU presets join a GPU cluster.
 _SXM_HOPPER: Final = (
-    _preset(16, 200, gpus=1),
-    _preset(128, 1600, gpus=8, sockets=2, gpu_cluster=True),
+    Preset(16, 200, gpus=1),
+    Preset(128, 1600, gpus=8, sockets=2, allows_gpu_cluster=True),
 )
 _SXM_B200: Final = (
-    _preset(20, 224, gpus=1),
-    _preset(160, 1792, gpus=8, sockets=2, gpu_cluster=True),
+    Preset(20, 224, gpus=1),
+    Preset(160, 1792, gpus=8, sockets=2, allows_gpu_cluster=True),
 )
 _SXM_B300: Final = (
-    _preset(24, 346, gpus=1),
-    _preset(192, 2768, gpus=8, sockets=2, gpu_cluster=True),
+    Preset(24, 346, gpus=1),
+    Preset(192, 2768, gpus=8, sockets=2, allows_gpu_cluster=True),
 )
 
 # L40S has no InfiniBand. Source: docs.nebius.com/compute/virtual-machines/types, 2026-11, through
@@ -121,47 +94,55 @@ _SXM_B300: Final = (
 # published: it is taken from the CPU platforms of the same generation (Genoa as cpu-d3, Ice Lake as
 # cpu-e2) and must be confirmed with `slurmd -C` on a node.
 _L40S_A: Final = (
-    _preset(8, 32, gpus=1),
-    _preset(16, 64, gpus=1),
-    _preset(24, 96, gpus=1),
-    _preset(32, 128, gpus=1),
-    _preset(40, 160, gpus=1),
+    Preset(8, 32, gpus=1),
+    Preset(16, 64, gpus=1),
+    Preset(24, 96, gpus=1),
+    Preset(32, 128, gpus=1),
+    Preset(40, 160, gpus=1),
 )
 _L40S_D: Final = (
-    _preset(16, 96, gpus=1),
-    _preset(32, 192, gpus=1),
-    _preset(48, 288, gpus=1),
-    _preset(64, 384, gpus=2),
-    _preset(96, 576, gpus=2),
-    _preset(128, 768, gpus=4),
-    _preset(192, 1152, gpus=4, sockets=2),
+    Preset(16, 96, gpus=1),
+    Preset(32, 192, gpus=1),
+    Preset(48, 288, gpus=1),
+    Preset(64, 384, gpus=2),
+    Preset(96, 576, gpus=2),
+    Preset(128, 768, gpus=4),
+    Preset(192, 1152, gpus=4, sockets=2),
 )
 
 # Regions: region.tf of the same commit; L40S from docs.nebius.com/overview/regions, 2026-11.
 # GRES types: gres names of the same modules; nvidia_l40s follows the form that NVML reports.
 PLATFORMS: Final[Mapping[str, Platform]] = MappingProxyType(
     {
-        platform.name: platform
-        for platform in (
-            _platform("cpu-e2", _CPU_E2, ("eu-north1",)),
-            _platform(
+        name: Platform(
+            name=name,
+            presets=MappingProxyType({preset.name: preset for preset in presets}),
+            regions=regions,
+            gres_type=gres_type,
+            gpu_memory_gb=gpu_memory_gb,
+        )
+        for name, presets, regions, gres_type, gpu_memory_gb in (
+            ("cpu-e2", _CPU_E2, ("eu-north1",), None, None),
+            (
                 "cpu-d3",
                 _CPU_D3,
                 ("eu-north1", "eu-north2", "eu-west1", "me-west1", "uk-south1", "us-central1"),
+                None,
+                None,
             ),
-            _platform("gpu-l40s-a", _L40S_A, ("eu-north1",), "nvidia_l40s", 48),
-            _platform("gpu-l40s-d", _L40S_D, ("eu-north1",), "nvidia_l40s", 48),
-            _platform("gpu-h100-sxm", _SXM_HOPPER, ("eu-north1",), "nvidia_h100_80gb_hbm3", 80),
-            _platform(
+            ("gpu-l40s-a", _L40S_A, ("eu-north1",), "nvidia_l40s", 48),
+            ("gpu-l40s-d", _L40S_D, ("eu-north1",), "nvidia_l40s", 48),
+            ("gpu-h100-sxm", _SXM_HOPPER, ("eu-north1",), "nvidia_h100_80gb_hbm3", 80),
+            (
                 "gpu-h200-sxm",
                 _SXM_HOPPER,
                 ("eu-north1", "eu-north2", "eu-west1", "us-central1"),
                 "nvidia_h200",
                 141,
             ),
-            _platform("gpu-b200-sxm", _SXM_B200, ("us-central1",), "nvidia_b200", 180),
-            _platform("gpu-b200-sxm-a", _SXM_B200, ("me-west1",), "nvidia_b200", 180),
-            _platform("gpu-b300-sxm", _SXM_B300, ("uk-south1",), "nvidia_b300_sxm6_ac", 288),
+            ("gpu-b200-sxm", _SXM_B200, ("us-central1",), "nvidia_b200", 180),
+            ("gpu-b200-sxm-a", _SXM_B200, ("me-west1",), "nvidia_b200", 180),
+            ("gpu-b300-sxm", _SXM_B300, ("uk-south1",), "nvidia_b300_sxm6_ac", 288),
         )
     }
 )
@@ -234,7 +215,8 @@ def find_preset(platform: str, preset: str) -> Preset | None:
     """The preset, or None where the platform or the preset is not known."""
     known = PLATFORMS.get(platform)
     if known is None and platform.startswith(ATTACHED):
-        return _preset_of_name(preset)
+        found = _SIZE.fullmatch(preset)
+        return found and Preset(int(found[2]), int(found[3]), gpus=int(found[1] or 0))
     return None if known is None else known.presets.get(preset)
 
 
@@ -253,13 +235,6 @@ def attached_hardware(
     kind = re.sub(r"[^a-z0-9]+", "-", (gpu_type or "gpu").lower()).strip("-") if gpus else "cpu"
     size = f"{cpus}vcpu-{max(1, memory_mib // GIB)}gb"
     return f"{ATTACHED}{kind or 'gpu'}", f"{gpus}gpu-{size}" if gpus else size
-
-
-def _preset_of_name(preset: str) -> Preset | None:
-    found = _SIZE.fullmatch(preset)
-    if found is None:
-        return None
-    return _preset(int(found[2]), int(found[3]), gpus=int(found[1] or 0))
 
 
 class Alias(str):

@@ -335,11 +335,14 @@ def _check_soperator(
     old, new = release_of(was), release_of(now)
     if numbers(now) < numbers(was):
         _check_way_back(old, new, was, now, findings)
-    elif skipped := _between(numbers(was)[:2], numbers(now)[:2]):
+    elif skipped := sorted(
+        {row.line for row in RELEASES.values() if numbers(was)[:2] < row.line < numbers(now)[:2]}
+    ):
+        lines = ", ".join(".".join(map(str, line)) for line in skipped)
         findings.add(
             "change.soperator-skips",
             SOPERATOR_KEY,
-            f"'{now}' skips {', '.join(skipped)} after the deployed {was}, a way that nobody has "
+            f"'{now}' skips {lines} after the deployed {was}, a way that nobody has "
             "published; go line by line",
         )
     if before.get(KUBERNETES_KEY) not in (None, after.get(KUBERNETES_KEY)):
@@ -374,12 +377,6 @@ def _check_way_back(
         f"'{now}' is older than the deployed {was}: a way back with the custom resources of {now}, "
         f"which drops what only {was} knows of; {slurm}",
     )
-
-
-def _between(old: tuple[int, ...], new: tuple[int, ...]) -> list[str]:
-    """Lines of Soperator that lie between the two."""
-    lines = {row.line for row in RELEASES.values() if old < row.line < new}
-    return [".".join(map(str, line)) for line in sorted(lines)]
 
 
 _KEY: Final = f"{PROJECT}:nodes"

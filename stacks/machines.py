@@ -22,17 +22,15 @@ from stacks.spec.cluster import HOME, Observability
 from stacks.spec.nodes import IMAGE_PATH, MachineSpec, NodeGroupSpec, WorkerSpec
 from stacks.spec.slurm import WHOLE_NODES, JobSpec
 
+ROLES: Final = ("system", "controller", "login", "accounting", "nfs")
+
 
 def node_groups(spec: StackSpec) -> Iterator[tuple[str, str, NodeGroupSpec]]:
     """Role, path in the stack and node group, in the order of the file."""
-    if spec.attached is None:
-        yield "system", "nodes.system", spec.nodes.system
-        yield "controller", "nodes.controller", spec.nodes.controller
-        yield "login", "nodes.login", spec.nodes.login
-    if spec.nodes.accounting is not None:
-        yield "accounting", "nodes.accounting", spec.nodes.accounting
-    if spec.nodes.nfs is not None:
-        yield "nfs", "nodes.nfs", spec.nodes.nfs
+    for role in ROLES if spec.attached is None else ():
+        group: NodeGroupSpec | None = getattr(spec.nodes, role)
+        if group is not None:
+            yield role, f"nodes.{role}", group
     for index, worker in enumerate(spec.nodes.workers):
         yield "worker", f"nodes.workers[{index}]", worker
 

@@ -298,12 +298,11 @@ def _is_readable(job: JobSpec) -> bool:
 
 
 def _shifts(spec: StackSpec, name: str, jobs: list[JobSpec]) -> PartitionShifts:
-    partition = next((each for each in spec.slurm.partitions if each.name == name), None)
-    nodesets = () if partition is None else partition.nodesets
+    nodesets = next((each.nodesets for each in spec.slurm.partitions if each.name == name), None)
     num_nodes = sum(
         worker.min_nodes
         for worker in spec.nodes.workers
-        if partition is not None and (not nodesets or worker.name in nodesets)
+        if nodesets is not None and (not nodesets or worker.name in nodesets)
     )
     changes: dict[datetime, int] = defaultdict(int)
     shifts: list[Shift] = []

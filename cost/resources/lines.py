@@ -23,7 +23,7 @@ from cost.prices.book import (
 )
 from cost.traced import given, named
 from stacks.catalog import ATTACHED, Preset
-from stacks.machines import home_volume_gib, observability_volumes
+from stacks.machines import ROLES, home_volume_gib, observability_volumes
 from stacks.spec import StackSpec
 from stacks.spec.nodes import (
     Billing,
@@ -225,7 +225,6 @@ def components(spec: StackSpec, book: PriceBook) -> tuple[CostComponent, ...]:
     )
 
 
-_ROLES: Final = ("system", "controller", "login", "accounting", "nfs")
 _ENDS: Final = ("min_nodes", "max_nodes")
 
 
@@ -269,7 +268,7 @@ def groups(spec: StackSpec) -> Iterator[Group]:
     nodes = spec.nodes
     declared: list[tuple[str, str, NodeGroupSpec | None]] = [
         *((worker.name, f"nodes.workers[{worker.name}]", worker) for worker in nodes.workers),
-        *((role, f"nodes.{role}", getattr(nodes, role)) for role in _ROLES),
+        *((role, f"nodes.{role}", getattr(nodes, role)) for role in ROLES),
     ]
     if spec.attached is not None:
         del declared[len(nodes.workers) :]

@@ -134,13 +134,6 @@ def _check_login(spec: StackSpec, findings: Findings) -> None:
             f"{login.ssh_port}: Soperator's LoadBalancer listens on {_SSH_PORT}; "
             "use that, or service NodePort",
         )
-    _check_sources(spec, findings)
-    check_public_keys(login.ssh_public_keys, "login", findings, rule="login.key-form")
-
-
-def _check_sources(spec: StackSpec, findings: Findings) -> None:
-    """Who may reach the SSH door."""
-    login = spec.login
     if login.allowed_cidrs and login.service is SshServiceType.NODE_PORT:
         findings.add(
             "login.cidrs-unused",
@@ -152,6 +145,7 @@ def _check_sources(spec: StackSpec, findings: Findings) -> None:
     )
     for index, cidr in enumerate(login.allowed_cidrs):
         findings.add("login.cidr-form", f"login.allowed_cidrs[{index}]", cidr_problem(cidr))
+    check_public_keys(login.ssh_public_keys, "login", findings, rule="login.key-form")
 
 
 def check_public_keys(lines: Sequence[str], path: str, findings: Findings, *, rule: str) -> None:

@@ -22,14 +22,7 @@ _COMPANY: Final = re.compile(r"[a-z][a-z0-9-]{0,30}[a-z0-9]")
 
 def check_cluster(spec: StackSpec, findings: Findings) -> None:
     """One way to a network, who may reach the Kubernetes API, one architecture."""
-    _check_company(spec, findings)
-    _check_network(spec, findings)
-    _check_endpoint(spec, findings)
-    _check_architecture(spec, findings)
-
-
-def _check_company(spec: StackSpec, findings: Findings) -> None:
-    company = spec.nebius.company_name
+    nebius, company = spec.nebius, spec.nebius.company_name
     if company is not None and not _COMPANY.fullmatch(company):
         findings.add(
             "nebius.company-name",
@@ -37,10 +30,6 @@ def _check_company(spec: StackSpec, findings: Findings) -> None:
             f"{company!r}; write 2 to 32 lower-case letters, digits and '-', the first a letter, "
             "the last no '-'",
         )
-
-
-def _check_network(spec: StackSpec, findings: Findings) -> None:
-    nebius = spec.nebius
     given = [key for key in ("network_id", "subnet_id") if getattr(nebius, key) is not None]
     if nebius.discover_network and given:
         findings.add(
@@ -48,6 +37,8 @@ def _check_network(spec: StackSpec, findings: Findings) -> None:
             "nebius.discover_network",
             f"true beside {' and '.join(given)}; name the subnet or have it found, not both",
         )
+    _check_endpoint(spec, findings)
+    _check_architecture(spec, findings)
 
 
 def _check_endpoint(spec: StackSpec, findings: Findings) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
-from typing import Final
-
 from stacks.rules import Findings
 from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing
-from stacks.spec.slurm import JobSpec
 
 
 def check_chat(spec: StackSpec, findings: Findings) -> None:
@@ -92,9 +88,6 @@ def _check_speeds(spec: StackSpec, findings: Findings) -> None:
             )
 
 
-_SECONDS_PER_HOUR: Final = Decimal(3600)
-
-
 def check_runs(spec: StackSpec, findings: Findings) -> None:
     """Forecasts name jobs and sources; losses are declared where nodes are preemptible."""
     jobs = {job.name: job for job in spec.jobs}
@@ -117,23 +110,15 @@ def check_runs(spec: StackSpec, findings: Findings) -> None:
             )
         if run.train_tokens_per_s is not None and run.job in jobs:
             busy_s = run.tokens_per_epoch * run.epochs / run.train_tokens_per_s
-            _check_limit(jobs[run.job], busy_s, path, findings)
-    _check_preemption(spec, findings)
-
-
-def _check_limit(job: JobSpec, busy_s: Decimal, path: str, findings: Findings) -> None:
-    limit_s = slurm_seconds(job.time_limit)
-    if limit_s is not None and busy_s > limit_s:
-        findings.add(
-            "runs.time-limit",
-            path,
-            f"{job.name} would take {busy_s / _SECONDS_PER_HOUR:.2f} hours at the declared speed, "
-            f"but its time_limit is {job.time_limit}; raise it, or Slurm ends the job before it "
-            "is done",
-        )
-
-
-def _check_preemption(spec: StackSpec, findings: Findings) -> None:
+            limit = jobs[run.job].time_limit
+            limit_s = slurm_seconds(limit)
+            if limit_s is not None and busy_s > limit_s:
+                findings.add(
+                    "runs.time-limit",
+                    path,
+                    f"{run.job} would take {busy_s / 3600:.2f} hours at the declared speed, but "
+                    f"its time_limit is {limit}; raise it, or Slurm ends the job before it is done",
+                )
     workers = spec.nodes.workers
     preemptible = [worker.name for worker in workers if worker.billing is Billing.PREEMPTIBLE]
     if preemptible and spec.preemption is None:

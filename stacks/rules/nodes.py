@@ -16,7 +16,7 @@ from stacks.catalog import (
     Preset,
 )
 from stacks.errors import SpareNodes
-from stacks.machines import node_groups
+from stacks.machines import ROLES, node_groups
 from stacks.rules import Findings
 from stacks.rules.naming import name_problem
 from stacks.rules.workers import check_labels, check_workers, stripe_problems
@@ -25,7 +25,6 @@ from stacks.spec.nodes import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec,
 
 # Slurm nodes and pods are called <nodeset>-<ordinal>; a pod's name has 63 characters.
 _NODESET_NAME_MAX: Final = 50
-_ROLES: Final = ("system", "controller", "login", "accounting", "nfs")
 
 
 def check_nodes(spec: StackSpec, findings: Findings) -> None:
@@ -157,7 +156,7 @@ def _check_sufficiency(role: str, path: str, group: NodeGroupSpec, findings: Fin
 def _check_worker(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
     problem = name_problem(worker.name, longest=_NODESET_NAME_MAX)
     findings.add("nodes.name", f"{path}.name", problem)
-    if worker.name in _ROLES:
+    if worker.name in ROLES:
         findings.add(
             "nodes.name-role",
             f"{path}.name",
@@ -194,6 +193,7 @@ def _check_network(
     region: str, worker: WorkerSpec, preset: Preset, path: str, findings: Findings
 ) -> None:
     """What the nodes of a nodeset talk over."""
+    able = _with_fabric(worker.platform)
     if worker.gpu_cluster_id is not None:
         _check_gpu_cluster(worker, preset.allows_gpu_cluster, path, findings)
     elif worker.infiniband_fabric is not None:
@@ -203,20 +203,21 @@ def _check_network(
             "nodes.no-fabric",
             f"{path}.infiniband_fabric",
             f"none, so nodes of '{preset.name}' talk over Ethernet; name a fabric "
-            f"({', '.join(_fabrics(region, worker.platform))})",
+            f"({_fabrics(region, worker.platform)})",
         )
     elif preset.gpus and not preset.allows_gpu_cluster and worker.max_nodes > 1:
         findings.add(
             "nodes.ethernet",
             f"{path}.preset",
             f"'{preset.name}' of '{worker.platform}' cannot join an InfiniBand fabric, so its "
-            f"nodes talk over Ethernet{_with_fabric(worker.platform)}",
+            f"nodes talk over Ethernet{able and f'; these can: {able}'}",
         )
 
 
 def _check_gpu_cluster(worker: WorkerSpec, allows: bool, path: str, findings: Findings) -> None:
     """A GPU cluster that exists: its fabric is already chosen."""
     key, id_ = f"{path}.gpu_cluster_id", worker.gpu_cluster_id or ""
+    able = _with_fabric(worker.platform)
     if not id_.startswith("computegpucluster-"):
         findings.add(
             "nodes.gpu-cluster-id",
@@ -235,14 +236,14 @@ def _check_gpu_cluster(worker: WorkerSpec, allows: bool, path: str, findings: Fi
             "nodes.fabric-preset",
             key,
             f"'{worker.preset}' of '{worker.platform}' cannot join a GPU cluster"
-            f"{_with_fabric(worker.platform)}",
+            f"{able and f'; these can: {able}'}",
         )
 
 
 def _with_fabric(platform: str) -> str:
-    """Presets of the platform that can join a fabric, as a hint; empty when there are none."""
-    able = [item.name for item in PLATFORMS[platform].presets.values() if item.allows_gpu_cluster]
-    return f"; these can: {', '.join(able)}" if able else ""
+    """Presets of the platform that can join a fabric; empty when there are none."""
+    presets = PLATFORMS[platform].presets.values()
+    return ", ".join(each.name for each in presets if each.allows_gpu_cluster)
 
 
 def _check_fabric(
@@ -251,31 +252,22 @@ def _check_fabric(
     key, name = f"{path}.infiniband_fabric", worker.infiniband_fabric
     fabric = FABRICS.get(name or "")
     if not allows:
-        with_fabric = [
-            preset.name
-            for preset in PLATFORMS[worker.platform].presets.values()
-            if preset.allows_gpu_cluster
-        ]
-        instead = (
-            f"use {', '.join(with_fabric)} or remove the fabric"
-            if with_fabric
-            else "remove the fabric"
-        )
+        able = _with_fabric(worker.platform)
         findings.add(
             "nodes.fabric-preset",
             key,
             f"'{name}': '{worker.preset}' of '{worker.platform}' cannot join a GPU cluster; "
-            f"{instead}",
+            f"{able and f'use {able} or '}remove the fabric",
         )
     elif fabric is None:
         findings.add(
             "nodes.fabric-unknown",
             key,
-            f"'{name}' is not in stacks/catalog.py (has: "
-            f"{', '.join(_fabrics(region, worker.platform))}); only the API can tell",
+            f"'{name}' is not in stacks/catalog.py (has: {_fabrics(region, worker.platform)}); "
+            "only the API can tell",
         )
     elif fabric.region != region or fabric.platform != worker.platform:
-        here = ", ".join(_fabrics(region, worker.platform)) or "none known"
+        here = _fabrics(region, worker.platform) or "none known"
         findings.add(
             "nodes.fabric-place",
             key,
@@ -284,9 +276,6 @@ def _check_fabric(
         )
 
 
-def _fabrics(region: str, platform: str) -> tuple[str, ...]:
-    return tuple(
-        fabric.name
-        for fabric in FABRICS.values()
-        if fabric.region == region and fabric.platform == platform
-    )
+def _fabrics(region: str, platform: str) -> str:
+    here = (each for each in FABRICS.values() if each.region == region)
+    return ", ".join(fabric.name for fabric in here if fabric.platform == platform)

@@ -50,9 +50,11 @@ def quota_use(spec: StackSpec, *, at_max: bool) -> Mapping[str, int]:
         num_nodes = spec.nodes.counts(group)[1 if at_max else 0]
         used["compute.instance.count"] += num_nodes
         used["vpc.allocation.count"] += num_nodes * ADDRESSES_PER_NODE
-        for disk in _disks(group):
+        disks = [("", group.boot_disk.size_gib, group.boot_disk.type)]
+        disks += disks_of(group, "") if isinstance(group, nodes.WorkerSpec) else ()
+        for _, size_gib, kind in disks:
             used["compute.disk.count"] += num_nodes
-            used[f"compute.disk.size.{disk.type}"] += num_nodes * disk.size_gib
+            used[f"compute.disk.size.{kind}"] += num_nodes * size_gib
         preset = group.hardware
         if preset is not None and not preset.gpus:
             used["compute.instance.non-gpu.vcpu"] += num_nodes * preset.vcpus
@@ -86,17 +88,6 @@ def _nfs_use(spec: StackSpec) -> Mapping[str, int]:
     if (preset := nfs.hardware) is not None:
         used["compute.instance.non-gpu.vcpu"] = preset.vcpus
     return used
-
-
-def _disks(
-    group: nodes.NodeGroupSpec,
-) -> Iterator[nodes.BootDiskSpec | nodes.LocalDiskSpec | nodes.ImageDiskSpec]:
-    """Every disk of one node."""
-    yield group.boot_disk
-    if isinstance(group, nodes.WorkerSpec):
-        yield from group.local_disks
-        if group.image_disk is not None:
-            yield group.image_disk
 
 
 def check_quotas(spec: StackSpec, findings: Findings) -> None:

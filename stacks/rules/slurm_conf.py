@@ -10,7 +10,7 @@ read_config.c), read 2026-11-22; a test asks the parser of the machine.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -211,7 +211,12 @@ _ONE_VALUE: Final = re.compile(r'"[^"]*"|[^\s"]+')
 
 def check_verbatim(spec: StackSpec, findings: Findings) -> None:
     """Every text that nothing else looks at before the cluster does."""
-    for path, name in _names(spec):
+    maps = [each.sshd_config_map for each in spec.nodes.workers]
+    names = {f"nodes.workers[{index}].sshd_config_map": each for index, each in enumerate(maps)}
+    if (sssd := spec.soperator.sssd) is not None:
+        names["soperator.sssd.config_secret"] = sssd.config_secret
+        names["soperator.sssd.ca_config_map"] = sssd.ca_config_map
+    for path, name in names.items():
         if name is not None and not _OBJECT.fullmatch(name):
             findings.add(
                 "verbatim.object-name",
@@ -219,7 +224,11 @@ def check_verbatim(spec: StackSpec, findings: Findings) -> None:
                 f"'{name}' names no object of Kubernetes; lower-case letters, digits, - and ., "
                 "from a letter or digit to a letter or digit",
             )
-    _check_slurm_lines(spec.slurm.config_lines, findings)
+    lines = spec.slurm.config_lines
+    for index, line in enumerate(lines):
+        _check_slurm_line(f"slurm.config_lines[{index}]", line, findings)
+    pairs = [(found[1], found[2]) for line in lines if (found := _PAIR.fullmatch(line))]
+    findings.add("verbatim.slurm-value", "slurm.config_lines", preemption_problem(pairs))
     for index, worker in enumerate(spec.nodes.workers):
         path = f"nodes.workers[{index}]"
         preset = worker.hardware
@@ -244,23 +253,6 @@ def check_verbatim(spec: StackSpec, findings: Findings) -> None:
                 f"'{worker.extra}' holds a command, which the shell that fills in variables "
                 "would run; write it without ` and $(",
             )
-
-
-def _names(spec: StackSpec) -> Iterator[tuple[str, str | None]]:
-    for index, worker in enumerate(spec.nodes.workers):
-        yield f"nodes.workers[{index}].sshd_config_map", worker.sshd_config_map
-    sssd = spec.soperator.sssd
-    if sssd is not None:
-        yield "soperator.sssd.config_secret", sssd.config_secret
-        yield "soperator.sssd.ca_config_map", sssd.ca_config_map
-
-
-def _check_slurm_lines(lines: Sequence[str], findings: Findings) -> None:
-    for index, line in enumerate(lines):
-        _check_slurm_line(f"slurm.config_lines[{index}]", line, findings)
-    pairs = [(found[1], found[2]) for line in lines if (found := _PAIR.fullmatch(line))]
-    if problem := preemption_problem(pairs):
-        findings.add("verbatim.slurm-value", "slurm.config_lines", problem)
 
 
 def _check_slurm_line(path: str, line: str, findings: Findings) -> None:

@@ -52,7 +52,15 @@ def check_storage(spec: StackSpec, findings: Findings) -> None:
         return
     _check_filesystems(spec, findings)
     for index, submount in enumerate(spec.storage.submounts):
-        _check_submount(submount, f"storage.submounts[{index}]", findings)
+        path = f"storage.submounts[{index}].name"
+        findings.add("storage.name", path, name_problem(submount.name, longest=_SUBMOUNT_NAME_MAX))
+        if submount.name in VOLUMES:
+            findings.add(
+                "storage.name-taken",
+                path,
+                f"'{submount.name}' is the name of a volume that each pod has already; choose "
+                "another",
+            )
     _check_mount_paths(spec, findings)
     _check_memory(spec, findings)
     _check_places(spec, findings)
@@ -61,8 +69,7 @@ def check_storage(spec: StackSpec, findings: Findings) -> None:
 def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
     storage = spec.storage
     for path, filesystem in _filesystems(spec):
-        _check_filesystem(filesystem, path, findings)
-        _check_deletion(filesystem, path, findings, purge=storage.purge_on_destroy)
+        _check_filesystem(filesystem, path, findings, purge=storage.purge_on_destroy)
     first: dict[str, str] = {}
     for path, filesystem in _filesystems(spec):
         if (id_ := filesystem.existing_id) in first:
@@ -126,7 +133,7 @@ def _filesystems(spec: StackSpec) -> Iterator[tuple[str, FilesystemSpec | Submou
 
 
 def _check_filesystem(
-    filesystem: FilesystemSpec | SubmountSpec, path: str, findings: Findings
+    filesystem: FilesystemSpec | SubmountSpec, path: str, findings: Findings, *, purge: bool
 ) -> None:
     size_gib, existing_id = filesystem.size_gib, filesystem.existing_id
     if (size_gib is None) == (existing_id is None):
@@ -149,12 +156,7 @@ def _check_filesystem(
             f"{path}.size_gib",
             f"{size_gib} GiB: over {LARGE_FILESYSTEM_GIB} GiB needs Nebius support first",
         )
-
-
-def _check_deletion(
-    filesystem: FilesystemSpec | SubmountSpec, path: str, findings: Findings, *, purge: bool
-) -> None:
-    if filesystem.forbid_deletion and filesystem.existing_id is not None:
+    if filesystem.forbid_deletion and existing_id is not None:
         findings.add(
             "storage.forbid-existing",
             f"{path}.forbid_deletion",
@@ -189,17 +191,6 @@ def _check_weka(spec: StackSpec, findings: Findings) -> None:
             f"{weka[0]}.type",
             f"the client of weka wants nodes of {_WEKA_MIN_VCPUS} vCPUs or more, but there are "
             f"{', '.join(small)}; choose larger presets or network-ssd",
-        )
-
-
-def _check_submount(submount: SubmountSpec, path: str, findings: Findings) -> None:
-    problem = name_problem(submount.name, longest=_SUBMOUNT_NAME_MAX)
-    findings.add("storage.name", f"{path}.name", problem)
-    if submount.name in VOLUMES:
-        findings.add(
-            "storage.name-taken",
-            f"{path}.name",
-            f"'{submount.name}' is the name of a volume that each pod has already; choose another",
         )
 
 
@@ -278,7 +269,7 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
 
 def _check_places(spec: StackSpec, findings: Findings) -> None:
     places, own = spec.storage.places, paths_of_one_node(spec)
-    mounts = [*shared_mounts(spec).values()]
+    mounts, jail = [*shared_mounts(spec).values()], spec.storage.jail
     for place in PLACES:
         if place not in places:
             findings.add(
@@ -307,12 +298,8 @@ def _check_places(spec: StackSpec, findings: Findings) -> None:
                 "storage.place-on-jail",
                 key,
                 f"'{path}' is under no declared mount ({', '.join(mounts)}), so it fills the jail "
-                f"({_size(spec.storage.jail)})",
+                f"({jail.existing_id or f'{jail.size_gib} GiB'})",
             )
-
-
-def _size(filesystem: FilesystemSpec) -> str:
-    return filesystem.existing_id or f"{filesystem.size_gib} GiB"
 
 
 def _schedule_problem(text: str) -> str | None:

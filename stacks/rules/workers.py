@@ -55,7 +55,13 @@ def check_workers(spec: StackSpec, findings: Findings) -> None:
             )
         _check_strategy(worker.strategy, f"{path}.strategy", findings)
         _check_capacity(worker, path, findings)
-        _check_features(worker, path, findings)
+        for number, feature in enumerate(worker.features):
+            if not _FEATURE.fullmatch(feature):
+                findings.add(
+                    "nodes.feature-form",
+                    f"{path}.features[{number}]",
+                    f"'{feature}' is no feature; one word of letters, digits and _ . - : and =",
+                )
         _check_machine(spec, worker, path, findings)
         _check_disks(spec, worker, path, findings)
     _check_group_names(spec, findings)
@@ -155,16 +161,6 @@ def _check_capacity(worker: WorkerSpec, path: str, findings: Findings) -> None:
                 "nodes.reservation-id",
                 f"{at}.ids[{index}]",
                 f"'{id_}' is no capacity block group; its id starts with 'capacityblockgroup-'",
-            )
-
-
-def _check_features(worker: WorkerSpec, path: str, findings: Findings) -> None:
-    for index, feature in enumerate(worker.features):
-        if not _FEATURE.fullmatch(feature):
-            findings.add(
-                "nodes.feature-form",
-                f"{path}.features[{index}]",
-                f"'{feature}' is no feature; one word of letters, digits and _ . - : and =",
             )
 
 
