@@ -116,17 +116,17 @@ def _read(path: Path) -> _Table:
     return table
 
 
-def _with_every_platform(version: KubernetesVersion) -> KubernetesVersion:
-    """The version with the drivers of platforms that the table does not name."""
-    given = version.drivers
-    gpus = [name for name, platform in PLATFORMS.items() if platform.gres_type is not None]
-    return replace(version, drivers={name: given.get(name, given[_OTHER]) for name in gpus})
-
-
+_GPUS: Final = [name for name, platform in PLATFORMS.items() if platform.gres_type is not None]
 _TABLE: Final = _read(Path(__file__).with_name("compatibility.yaml"))
 SOPERATOR: Final = MappingProxyType({each.version: each for each in _TABLE.soperator})
+# Platforms that the table does not name have the drivers of the others.
 KUBERNETES: Final = MappingProxyType(
-    {each.version: _with_every_platform(each) for each in _TABLE.kubernetes}
+    {
+        each.version: replace(
+            each, drivers={name: each.drivers.get(name, each.drivers[_OTHER]) for name in _GPUS}
+        )
+        for each in _TABLE.kubernetes
+    }
 )
 SYSTEMS: Final = tuple(each.name for each in _TABLE.systems)
 ROLLOUT: Final = _TABLE.rollout

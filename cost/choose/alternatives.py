@@ -442,13 +442,19 @@ def summary_text(alternative: Alternative, before: Estimate) -> str:
 
 
 def _row(index: int, item: Alternative, before: Estimate) -> tuple[str, ...]:
-    usd = item.estimate.monthly_high_usd
+    usd, run = item.estimate.monthly_high_usd, "-"
+    if item.runs:
+        first = item.runs[0]
+        is_known = isinstance(first, Forecast)
+        run = f"{first.hours:.2f} h, {usd_text(first.nodes_usd)}" if is_known else NOT_KNOWN
+    limits_text = "not known" if item.untold else "kept"
+    limits_text = f"{len(item.broken)} broken" if item.broken else limits_text
     return (
         f"{index}: {_short(item)}",
         usd_text(usd),
         signed_usd(usd - before.monthly_high_usd),
-        _run_text(item.runs[0]) if item.runs else "-",
-        _limits_text(item),
+        run,
+        limits_text if item.limits else "none set",
     )
 
 
@@ -466,12 +472,6 @@ def _short(item: Alternative) -> str:
         worker.platform if "platform" in changed else "",
     ]
     return ", ".join(part for part in parts if part)
-
-
-def _limits_text(item: Alternative) -> str:
-    if item.broken:
-        return f"{len(item.broken)} broken"
-    return "not known" if item.untold else "kept" if item.limits else "none set"
 
 
 def _notes(inputs: Inputs, found: Sequence[Alternative]) -> list[str]:
@@ -501,13 +501,6 @@ def _limit_text(limit: Limit) -> str:
     state = "not kept" if limit.is_kept is False else "cannot be told"
     why = f" ({limit.why})" if limit.why else ""
     return f"{limit.key} {state}: {limit.got}{why}, allowed is {limit.allowed}"
-
-
-def _run_text(run: Forecast | UnknownRun) -> str:
-    if isinstance(run, UnknownRun):
-        return NOT_KNOWN
-    usd = usd_text(run.nodes_usd)
-    return f"{run.hours:.2f} h, {usd}"
 
 
 def _plain(item: Alternative, before: Estimate) -> dict[str, object]:

@@ -171,16 +171,6 @@ _Currency = Annotated[str, one_of(CURRENCY)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PriceFile:
-    """What one price file says."""
-
-    name: str
-    caveat: str
-    readings: Mapping[str, tuple[Price, ...]]
-    """Every reading of every SKU, in the order of the file."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DatedRow:
     """What every reading of a price has: who says so, and since when."""
 
@@ -230,8 +220,8 @@ def refuse(decoder: Decoder) -> None:
         raise PriceBookError("\n".join(decoder.problems))
 
 
-def read_price_file(path: Path) -> PriceFile:
-    """The file's readings; PriceBookError names everything that is wrong with it."""
+def read_price_file(path: Path) -> PriceBook:
+    """The book of the file; PriceBookError names everything that is wrong with it."""
     decoder = Decoder()
     head, entries = read_head(path, "prices", decoder)
     readings: dict[str, tuple[Price, ...]] = {}
@@ -239,11 +229,22 @@ def read_price_file(path: Path) -> PriceFile:
     for sku, at, entry, rows in found:
         sold_by = None if entry is None else unit(sku, entry.unit, at, decoder)
         if sold_by is not None and entry is not None:
-            prices = tuple(_price(sku, sold_by, entry.covers_vm, row) for row in rows)
-            _refuse_duplicates(prices, at, decoder)
-            readings[sku] = prices
+            readings[sku] = tuple(
+                Price(
+                    sku=sku,
+                    unit=sold_by,
+                    usd=row.usd,
+                    source=row.source,
+                    date=row.day,
+                    is_undated=row.date is None,
+                    region=row.region,
+                    covers_vm=entry.covers_vm,
+                )
+                for row in rows
+            )
+            _refuse_duplicates(readings[sku], at, decoder)
     refuse(decoder)
-    return PriceFile(name=path.stem, caveat=head.caveat if head else "", readings=readings)
+    return PriceBook.of_readings(path.stem, head.caveat if head else "", readings)
 
 
 def read_head(path: Path, key: str, decoder: Decoder) -> tuple[_BookHead | None, object]:
@@ -321,19 +322,6 @@ def _dated(decoder: Decoder, row: type[_Row], value: object, path: str) -> _Row 
     return found
 
 
-def _price(sku: str, sold_by: Unit, covers_vm: bool, row: _PriceRow) -> Price:
-    return Price(
-        sku=sku,
-        unit=sold_by,
-        usd=row.usd,
-        source=row.source,
-        date=row.day,
-        is_undated=row.date is None,
-        region=row.region,
-        covers_vm=covers_vm,
-    )
-
-
 def _refuse_duplicates(readings: Sequence[Price], path: str, decoder: Decoder) -> None:
     """Two readings of one day cannot be put in order, so neither is the newest."""
     seen: set[tuple[date, bool, str | None]] = set()
@@ -388,8 +376,7 @@ class PriceBook:
         if not path.is_file():
             have = ", ".join(sorted(file.stem for file in prices_dir.glob("*.yaml"))) or "none"
             raise UnknownBookError(f"{name}: no such price book in {prices_dir} (have: {have})")
-        file = read_price_file(path)
-        return PriceBook.of_readings(file.name, file.caveat, file.readings)
+        return read_price_file(path)
 
     @staticmethod
     def of_readings(
@@ -647,21 +634,20 @@ def _models(path: Path, decoder: Decoder) -> dict[str, tuple[ApiPrice, ...]]:
         model = name.lower()
         if "/" not in model:
             decoder.refuse(at, "expected provider/model, such as openai/gpt-4o-mini")
-        prices = tuple(_api_price(model, row) for row in rows)
+        prices = tuple(
+            ApiPrice(
+                model=model,
+                usd_per_1m_input=row.input,
+                usd_per_1m_cached_input=row.cached_input,
+                usd_per_1m_output=row.output,
+                source=row.source,
+                date=row.day,
+                is_undated=row.date is None,
+            )
+            for row in rows
+        )
         if len({(price.date, price.is_undated) for price in prices}) < len(prices):
             decoder.refuse(at, "two readings of one day; keep one")
         if prices:
             found[model] = prices
     return found
-
-
-def _api_price(model: str, row: _ApiRow) -> ApiPrice:
-    return ApiPrice(
-        model=model,
-        usd_per_1m_input=row.input,
-        usd_per_1m_cached_input=row.cached_input,
-        usd_per_1m_output=row.output,
-        source=row.source,
-        date=row.day,
-        is_undated=row.date is None,
-    )

@@ -220,7 +220,10 @@ def models_answer(
 def deck_answer(
     model: str | None = None, *, dtype: Dtype | None = None, gpu_memory_gb: int | None = None
 ) -> Answer:
-    """The deck's rule beside the planner: its nine rows, or the rows of one model."""
+    """The deck's rule beside the planner: its nine rows, or the rows of one model.
+
+    The planner's are of AdamW in fp32, one row of 4,096 tokens, FSDP.
+    """
     memory_gb = GPU_MEMORY_GB if gpu_memory_gb is None else gpu_memory_gb
     _require_positive(gpu_mem=memory_gb)
     deck = [f"Llama-2-{billions}b" for billions in BILLIONS]
@@ -246,38 +249,16 @@ def deck_answer(
             said = f"{row.weights_gb:,}", f"{row.training_gb:,}", f"{row.gpus}"
             planned = f"{gpus}" if gpus else "none"
             cells.append((f"{shape.name} {each}", *said, _gb(state), _gb(total), planned))
-    return Answer(
-        document=deck_document(cells, gpu_memory_gb=memory_gb),
-        values={"gpu_memory_gb": memory_gb, "rows": values},
-    )
-
-
-def _require_positive(**values: int | None) -> None:
-    options = {f"--{name.replace('_', '-')}": value for name, value in values.items()}
-    if problems := below_one(options):
-        raise SizeError("\n".join(problems))
-
-
-_YES_NO = {True: "yes", False: "no"}
-
-
-def deck_document(cells: Sequence[tuple[str, ...]], *, gpu_memory_gb: int) -> Report:
-    """The deck's rule beside what training takes: AdamW in fp32, one row of 4,096 tokens, FSDP."""
-    return Report(
+    document = Report(
         tables=(
             Table(
                 title=(
-                    f"Rule of the 2024 deck on GPUs of {gpu_memory_gb} GB, beside this planner "
-                    "(full training, fsdp; decimal GB)"
+                    f"Rule of the 2024 deck on GPUs of {memory_gb} GB, beside this planner (full "
+                    "training, fsdp; decimal GB)"
                 ),
                 headings=(
-                    "model",
-                    "weights",
-                    "deck: training",
-                    "GPUs",
-                    "planner: state",
-                    "with activations",
-                    "GPUs",
+                    *("model", "weights", "deck: training", "GPUs", "planner: state"),
+                    *("with activations", "GPUs"),
                 ),
                 rows=tuple(cells),
             ),
@@ -289,6 +270,16 @@ def deck_document(cells: Sequence[tuple[str, ...]], *, gpu_memory_gb: int) -> Re
             f"GPUs of the planner: the fewest on which fsdp fits in {USABLE_PERCENT} % of memory",
         ),
     )
+    return Answer(document=document, values={"gpu_memory_gb": memory_gb, "rows": values})
+
+
+def _require_positive(**values: int | None) -> None:
+    options = {f"--{name.replace('_', '-')}": value for name, value in values.items()}
+    if problems := below_one(options):
+        raise SizeError("\n".join(problems))
+
+
+_YES_NO = {True: "yes", False: "no"}
 
 
 def honest(shape: ModelShape, dtype: Dtype, *, gpu_memory_gb: int) -> tuple[int, int, int]:

@@ -426,7 +426,16 @@ def check_searches(spec: StackSpec, findings: Findings) -> None:
                 f"{path}.metric",
                 f"'{search.metric}' is no metric of a run record, such as 'last_loss'",
             )
-        _check_trial_job(search, jobs, path, findings)
+        job = jobs.get(search.job)
+        if job is None:
+            findings.unknown("searches.job", f"{path}.job", search.job, "job", jobs)
+        elif not job.ends:
+            findings.add(
+                "searches.job-ends",
+                f"{path}.job",
+                f"'{search.job}' ({job.module}) is no job that gives a result of its settings; "
+                "name one that trains or evaluates",
+            )
         # Counted first: a grid is made of products, and a slip makes millions.
         if _check_count(search, path, findings):
             _check_settings(search, path, findings)
@@ -452,21 +461,6 @@ def _check_array(spec: StackSpec, search: SearchSpec, findings: Findings) -> Non
             f"MaxArraySize={most}: search '{search.name}' is an array of {count} trials; give "
             f"{count} or more, take the line out (Soperator's own is 1024), or declare fewer "
             "trials",
-        )
-
-
-def _check_trial_job(
-    search: SearchSpec, jobs: dict[str, JobSpec], path: str, findings: Findings
-) -> None:
-    job = jobs.get(search.job)
-    if job is None:
-        findings.unknown("searches.job", f"{path}.job", search.job, "job", jobs)
-    elif not job.ends:
-        findings.add(
-            "searches.job-ends",
-            f"{path}.job",
-            f"'{search.job}' ({job.module}) is no job that gives a result of its settings; name "
-            "one that trains or evaluates",
         )
 
 
