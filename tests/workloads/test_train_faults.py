@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from workloads.common.exit_codes import ExitCode
-from workloads.train import strategy
+from workloads.train import finish
 from workloads.train.run import StopRequest
 
 REPOSITORY = Path(__file__).parents[2]
@@ -195,13 +195,13 @@ def test_a_signal_while_the_model_is_built_ends_with_the_requeue_code_and_a_reco
 ) -> None:
     """Before the loop SIGTERM was the shell's 143, and no record said why."""
     former = signal.getsignal(number)
-    build_strategy = strategy.build_strategy
+    build_strategy = finish.build_strategy
 
     def told_to_stop(*args: Any) -> Any:
         os.kill(os.getpid(), number)
         return build_strategy(*args)
 
-    monkeypatch.setattr(strategy, "build_strategy", told_to_stop)
+    monkeypatch.setattr(finish, "build_strategy", told_to_stop)
     run("prepare-data")
     code, record = run("train")
     assert code == ExitCode.PREEMPTED
