@@ -30,7 +30,7 @@ from workloads.recipes.reader import parse
 from workloads.recipes.train import TrainConfig
 from workloads.serve.weights import consolidated
 from workloads.train.model import build_empty_model
-from workloads.train.run_folder import Candidate, candidate, digest
+from workloads.train.run_folder import Candidate, RunFolder, candidate, digest
 
 
 def of_a_run(folder: Path) -> Candidate:
@@ -324,6 +324,20 @@ def test_nodes_without_a_seal_unpickle_nothing_that_somebody_else_writes(
     said = said_after(first, _STATIC_WRITER, port, neighbour)
     assert "UnicodeDecodeError: 'utf-8' codec" in said, "what was written is read, as JSON"
     assert "ran" not in said.splitlines()
+
+
+def test_runs_that_cannot_be_listed_are_no_reason_to_train_all_anew(neighbour: Neighbour) -> None:
+    neighbour.run("mkdir -p finetune/12/checkpoint-4; chmod 311 finetune")
+    folder = neighbour.folder
+    runs = RunFolder(
+        chkpt=folder, elastic=folder, resume="auto", job="finetune", own_id="13", name="13"
+    )
+    os.seteuid(UID)
+    try:
+        with pytest.raises(PermissionError, match="finetune"):
+            runs.candidates(restarted=False, fingerprint="")
+    finally:
+        os.seteuid(0)
 
 
 @pytest.mark.parametrize(

@@ -217,9 +217,8 @@ def test_throughput_is_of_tokens_without_padding_after_the_first_step(
                 num_label_tokens=100,
             )
         )
-    ledger.seconds["checkpoint"].append(
-        1.0
-    )  # a checkpoint is a part of the time that training takes
+    # A checkpoint is a part of the time that training takes.
+    ledger.seconds["checkpoint"].append(1.0)
     found = ledger.rates(world_size=2, flops_per_token=1.0, device_name="cpu")
     assert found["train_tokens_per_s"] == 2 * 300 / 6
     assert found["train_tokens_per_s_per_gpu"] == 50

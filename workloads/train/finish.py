@@ -296,7 +296,7 @@ def headline(metrics: Mapping[str, float]) -> list[str]:
 
 
 def train_and_finish(run: Run, here: World, stop: StopRequest) -> None:
-    """Train what rank 0 and its peers agree on, and write what that leaves behind."""
+    """Build the model over all ranks, train it, and write the record, exports and figures."""
     config, task, job = run.config, run.task, run.job
     at(f"loading {job.recipe.model}")
     strategy = build_strategy(run, here)

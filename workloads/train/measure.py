@@ -88,11 +88,13 @@ class Ledger:
     began_at_s: float = field(default_factory=time.time)
     """Unix time."""
     seconds: dict[str, list[float]] = field(default_factory=lambda: {use: [] for use in USES})
-    """Of each time that it was done; training stands still for a checkpoint so long."""
+    """Of each wait for rows, stall for a checkpoint and validation."""
     first: StepResult | None = None
     last: StepResult | None = None
     ended_s: list[float] = field(default_factory=list)
-    """When each step ended."""
+    """When each step ended; no Unix time, which a clock that is set moves."""
+    last_ended_at_s: float = 0
+    """Unix time of the last step's end; 0 before the first."""
     num_tokens: int = 0
     num_positions: int = 0
     eval_loss: float = math.nan
@@ -110,6 +112,7 @@ class Ledger:
     def add(self, result: StepResult) -> None:
         """Count one finished step."""
         self.ended_s.append(time.perf_counter())
+        self.last_ended_at_s = time.time()
         self.first, self.last = self.first or result, result
         self.num_tokens += result.num_tokens
         self.num_positions += result.num_positions
@@ -177,7 +180,7 @@ class Ledger:
             "learning_rate": ("Learning rate of the last step.", rate),
             "last_step_timestamp_seconds": (
                 "When the last step ended; when the loop started before the first.",
-                began_at_s + (self.ended_s[-1] - self.began_s if self.ended_s else 0),
+                self.last_ended_at_s or began_at_s,
             ),
             "last_checkpoint_timestamp_seconds": (
                 "When the newest checkpoint was committed; when the loop started before the first.",

@@ -1,4 +1,4 @@
-"""The job `train`, in order: read, refuse, build, train, and write what the run leaves behind.
+"""The job `train` up to its first step: it reads and refuses; finish.py builds, trains and writes.
 
 What can be refused is refused first: paths, rows, the plan and the packages of this node come
 before a rank takes a GPU.

@@ -233,9 +233,9 @@ class RunFolder:
         return candidates([self.chkpt / self.job / name, self.elastic / self.job / name])
 
     def _runs(self) -> list[str]:
-        found = [
-            path for place in (self.chkpt, self.elastic) for path in (place / self.job).glob("*")
-        ]
+        jobs = {self.chkpt / self.job, self.elastic / self.job}
+        # Not glob, for which a folder that cannot be listed is empty: all would be trained anew.
+        found = [path for folder in jobs if folder.is_dir() for path in folder.iterdir()]
         return sorted({path.name for path in found if path.is_dir() and not path.is_symlink()})
 
     def _last_own(self) -> str:
