@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def opt(help: str, *words: str, **more: Any) -> Any:
     """An option of a command; of the words one without a dash is what its value is called.
 
-    By default it has its parameter's name; main.py takes --no-FLAG from what is off.
+    Without a word it has its parameter's name; a flag that is off has no --no-FLAG (main.py).
     """
     names = [each for each in words if each.startswith("-")]
     metavar = next((each for each in words if each not in names), None)

@@ -113,7 +113,7 @@ _OF_BOTH = (
     *("cluster", "job_id", "user", "partition", "state", "runs", "array_id", "num_tasks"),
     *("account", "cpus_per_node", "gpus_per_node"),
 )
-"""What an entry of an ended job has as Slurm's own row of it has it."""
+"""Fields that an ended job's entry takes as they are from Slurm's row of the job."""
 # A record's clock is the node's, the times of its job are the controller's.
 _CLOCKS_APART = timedelta(minutes=5)
 

@@ -61,7 +61,7 @@ _MOST_CALLS: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Submitter(SubmittedJobs):
-    """Submits more of them, each once and within the stack's budget."""
+    """Submits jobs of the stack, each once and within its budget; keeps their history."""
 
     connection: Connection
     books: Callable[[], JobLedger]
@@ -235,6 +235,11 @@ class Submitter(SubmittedJobs):
         if result.exit_code == _EQUIVALENT:
             number, _, rest = said.partition("|")
             reason, _, key = rest.partition("|")
+            if key in ("", planned.idempotency_key):  # as a new job's, which may be cancelled
+                raise JobsError(
+                    f"{job}: the login node answered {said!r}, expected an equal job, its state "
+                    "and its own key; look at squeue before you submit again"
+                )
             made = self._numbered(planned, slurm.job_id(number), key)
             held = history.held_text(made, reason)
             what = f"is {held}" if held else "runs or waits"

@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from infra.clients import slurm
 from infra.clients.errors import AbsentError, JobsError
-from infra.clients.kube import KubeClient
 from infra.clients.slurm import Shell, asked
 from infra.render import names
 from stacks.schedule import end_of
 from stacks.spec import StackSpec
+
+if TYPE_CHECKING:
+    from infra.clients.kube import KubeClient
 
 _CHECKS_USER: Final = "soperatorchecks"
 _CHECKS_PARTITION: Final = "hidden"

@@ -192,7 +192,8 @@ def autostop(
             f"{stack}: lifetime: not declared, so nothing says when the stack is to end; declare "
             f"lifetime.idle_hours or lifetime.until in stacks/Pulumi.{stack}.yaml"
         )
-    # Cron starts the next one while the engine still works. Its name is that of before the groups.
+    # Cron starts the next one while the engine still works. Older checkouts, whose command was
+    # `reap`, lock the same file.
     lock = context.state_root() / f"reap-{stack}.lock"
     busy = UserError(f"{stack}: another autostop of it is at work; wait")
     with files.alone(lock, busy) if act else nullcontext():

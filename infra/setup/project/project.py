@@ -275,7 +275,8 @@ class Backend(StrEnum):
 def variables_of(environment_file: Path) -> dict[str, str]:
     """Variables of the project's file, as a shell would read them."""
     words = shlex.split(environment_file.read_text(encoding="utf-8"))
-    return dict(word.split("=", 1) for word in words)
+    # People write `export` and comments into it too.
+    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def make_stack(name: str, checkout: Path, environ: Mapping[str, str]) -> bool:

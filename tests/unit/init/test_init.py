@@ -93,6 +93,16 @@ def test_a_second_run_changes_nothing(served: Any, whole: Any, tmp_path: Path):
     assert (folder / "Pulumi.prod.yaml").read_bytes() == stack
 
 
+def test_an_edited_environment_is_still_read(served: Any, whole: Any, tmp_path: Path):
+    folder, options, key = whole
+    assert init(folder, *options, key=key).exit_code == 0
+    path = tmp_path / "state" / "cloud" / PROJECT / "environment"
+    path.write_text(f"# of the team\nexport {path.read_text()}")
+    result = init(folder, *options, key=key)
+    assert result.exit_code == 0, result.output
+    assert "nothing to do" in result.stdout
+
+
 def test_what_was_lost_is_made_again_and_nothing_else(served: Any, whole: Any, tmp_path: Path):
     """The secret of an access key is shown once: without its file there must be a new key."""
     folder, options, key = whole

@@ -57,6 +57,19 @@ class Recorded:
         return self.run(command, stdin=stdin), self.stdout.encode()
 
 
+@pytest.mark.parametrize("has_key", [False, True])
+def test_a_job_that_is_called_equal_by_our_own_key_or_none_is_not_taken_for_a_new_one(
+    has_key: bool,
+) -> None:
+    """A new one that waits held is let go or cancelled."""
+    shell = Recorded(exit_code=76)
+    own, asked = submitter(shell, OUTPUTS, code_hash=HASH), request("finetune")
+    planned = own.planned(asked)
+    shell.stdout = f"12||{planned.idempotency_key if has_key else ''}\n"
+    with pytest.raises(JobsError, match=r"^finetune: the login node answered '12\|\|.*own key"):
+        own.sbatch_once(planned, asked, {})
+
+
 @pytest.mark.feature("S000-09", "S000-11", "S001-31")
 def test_a_submission_is_one_round_trip_with_the_dependency_and_the_settings() -> None:
     shell = Recorded()
