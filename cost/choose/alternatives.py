@@ -24,7 +24,7 @@ from cost.runs.forecast import Forecast, UnknownRun, forecasts
 from stacks.catalog import FABRICS, PLATFORMS, REGIONS, Preset
 from stacks.check import check
 from stacks.errors import Level, UserError, nearest
-from stacks.machines import workers_of
+from stacks.machines import machines, workers_of
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, NodeGroupSpec, WorkerSpec
 from stacks.spec.slurm import JobSpec
@@ -248,13 +248,10 @@ class Shortage:
     region: str | None = None
 
     def holds(self, spec: StackSpec) -> bool:
-        """Whether a node group of the stack needs it."""
-        nodes = spec.nodes
-        groups = (nodes.system, nodes.controller, nodes.login, nodes.accounting, *nodes.workers)
+        """Whether the stack needs it, in its cluster or beside it."""
         return self.region in (None, spec.nebius.region) and any(
-            group.platform == self.platform and self.preset in (None, group.preset)
-            for group in groups
-            if group is not None
+            machine.platform == self.platform and self.preset in (None, machine.preset)
+            for _, machine in machines(spec)
         )
 
 

@@ -28,7 +28,7 @@ from stacks.errors import Level, UserError
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cost import ContractPriceSpec, PolicySpec, QuotaSpec, RunForecastSpec
-from stacks.spec.nodes import Billing
+from stacks.spec.nodes import Billing, DataDisksSpec, NfsSpec
 from tests import SHIPPED
 from tests.nightly import law
 from tests.unit.cost.conftest import record
@@ -110,6 +110,22 @@ def test_without_capacity_dearer_hardware_is_proposed_and_the_short_one_is_not()
     for item in found:
         assert item.candidate.spec.nodes.workers[0].platform != "gpu-h100-sxm"
     assert any(item.estimate.monthly_high_usd > inputs.estimate.monthly_high_usd for item in found)
+
+
+def test_a_server_beside_the_cluster_is_short_of_its_hardware_too():
+    """Proposed were stacks whose machine of NFS could not be had."""
+    spec = load_stack("h100-prod")
+    nfs = NfsSpec(
+        platform="cpu-d3",
+        preset="32vcpu-128gb",
+        boot_disk=spec.nodes.login.boot_disk,
+        data_disks=DataDisksSpec(size_gib=93, count=1),
+    )
+    short = parse_shortage("cpu-d3/32vcpu-128gb")
+    assert not short.holds(spec)
+    assert short.holds(replace(spec, nfs=nfs))
+    inside = replace(spec.nodes.login, platform="cpu-d3", preset="32vcpu-128gb")
+    assert short.holds(replace(spec, nodes=replace(spec.nodes, nfs=inside)))
 
 
 def test_a_shortage_in_one_region_sends_the_stack_to_another():
