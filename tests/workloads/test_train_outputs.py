@@ -203,7 +203,9 @@ def test_throughput_is_of_tokens_without_padding_after_the_first_step(
 ) -> None:
     """The first step pays for warm-up; padding is computed on, and nobody learns from it."""
     ends = iter([10.0, 12.0, 16.0])
-    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: next(ends)))
+    monkeypatch.setattr(
+        measure, "time", SimpleNamespace(perf_counter=lambda: next(ends), time=float)
+    )
     ledger = measure.Ledger()
     for step in range(3):
         ledger.add(
