@@ -232,7 +232,7 @@ class Answer(list[WriteResult]):
 
 
 class CommittingWriter(FileSystemWriter):
-    """Writes into `scratch`; `finish`, on rank 0, makes it `there`.
+    """Writes into `scratch`; `finish`, on rank 0, renames that to the path of `saved`.
 
     Every rank's file is written, flushed and hashed; then rank 0, which has the answers of all,
     writes the metadata and the marker and renames the folder.
@@ -241,7 +241,7 @@ class CommittingWriter(FileSystemWriter):
     def __init__(
         self,
         scratch: Path,
-        there: Candidate,
+        saved: Candidate,
         *,
         marker: Marker,
         own_files: Mapping[str, str | dict[str, torch.Tensor]],
@@ -249,8 +249,8 @@ class CommittingWriter(FileSystemWriter):
     ) -> None:
         """`own_files`: texts and weights that rank 0 writes beside the slices; none elsewhere."""
         super().__init__(scratch, sync_files=True, overwrite=False)
-        self._scratch, self._target = scratch, there.path
-        self._kind, self._marker = there.kind, marker
+        self._scratch, self._target = scratch, saved.path
+        self._kind, self._marker = saved.kind, marker
         self._own_files = own_files
         self._after_commit = after_commit
 
@@ -495,8 +495,8 @@ class FolderCheckpoints:
         target = parent / f"{kind.prefix}-{step}"
         at(f"saving {target}")
         self._began_s = began_s = time.monotonic()
-        there = Candidate(path=target, kind=kind, step=step)
-        if self._ranks.agree(lambda: there.problem() is None if target.exists() else False):
+        saved = Candidate(path=target, kind=kind, step=step)
+        if self._ranks.agree(lambda: saved.problem() is None if target.exists() else False):
             log(f"{target} is already committed")
             return
         scratch = self._ranks.agree(lambda: _scratch_folder(target))
@@ -505,7 +505,7 @@ class FolderCheckpoints:
         best_step = state.progress.validated.best_step if self._config.keep_best else None
         writer = CommittingWriter(
             scratch,
-            there,
+            saved,
             marker=Marker(
                 step=step,
                 world_size=self._world.world_size,
@@ -514,7 +514,7 @@ class FolderCheckpoints:
                 files={},
             ),
             own_files=own_files,
-            after_commit=lambda: self._committed(there, best_step, began_s),
+            after_commit=lambda: self._committed(saved, best_step, began_s),
         )
         options = {"storage_writer": writer, "planner": self._planner(kind), **self._for_dcp}
         if in_background and self._config.background and self._has_room(values):
