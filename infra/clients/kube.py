@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -44,6 +44,10 @@ _CONNECT_TIMEOUT_S: Final = 5.0
 _REQUEST_TIMEOUT_S: Final = 30.0
 _READINESS_TIMEOUT_S: Final = 2.0
 _MAX_CONNECTIONS: Final = 16
+_APPLY: Final = "application/apply-patch+yaml"
+_MERGE: Final = "application/merge-patch+json"
+_STRICT: Final = {"fieldValidation": "Strict"}
+_DRY: Final = {"dryRun": "All"}
 _RETRIES: Final = urllib3.Retry(total=1, connect=0, redirect=0, other=0, allowed_methods=None)
 """A connection that the server closed while idle is tried again; every request is idempotent."""
 
@@ -73,9 +77,14 @@ class KubeClient:
 
     def is_ready(self) -> bool:
         """Whether the API server calls itself ready and can read what it stored."""
+        headers = {"Authorization": f"Bearer {self._access.token()}"}
+        how: Any = {"headers": headers, "timeout": _READINESS_TIMEOUT_S, "retries": False}
         # /readyz stays green for a moment after the store is gone: ask for something stored.
         paths = ("/readyz", "/api/v1/namespaces/default")
-        return all(self._is_ok(path) for path in paths)
+        try:
+            return all(self._http.request("GET", path, **how).status == 200 for path in paths)
+        except urllib3.exceptions.HTTPError:
+            return False
 
     def apply(
         self,
@@ -86,11 +95,11 @@ class KubeClient:
         force: bool = True,
     ) -> Object:
         """Server-side apply; with `force` it takes over fields of others. The object afterwards."""
-        params = {"fieldManager": field_manager, "fieldValidation": "Strict"}
-        params["force"] = "true" if force else "false"
-        if dry_run:
-            params["dryRun"] = "All"
-        return self._apply(target, self.path(target), params)
+        params = {"fieldManager": field_manager, "force": str(force).lower(), **_STRICT}
+        params |= _DRY if dry_run else {}
+        return self._request(
+            "PATCH", self.path(target), target, about=target, params=params, form=_APPLY
+        )
 
     def create(self, target: Object, *, dry_run: bool = False) -> Object:
         """Create the object and return it as stored.
@@ -98,34 +107,19 @@ class KubeClient:
         With `dry_run` nothing is stored. Refused where it exists already, and where it has an
         unknown field.
         """
-        params = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
-        return self._request(
-            "POST",
-            self._collection(target),
-            params=params,
-            body=json.dumps(target).encode(),
-            subject=describe(target),
-        )
+        params = {**_STRICT, **(_DRY if dry_run else {})}
+        return self._request("POST", self._collection(target), target, about=target, params=params)
 
     def apply_status(self, target: Object, *, field_manager: str = FIELD_MANAGER) -> Object:
         """Server-side apply of the status subresource."""
         params = {"fieldManager": field_manager, "force": "true"}
-        return self._apply(target, f"{self.path(target)}/status", params)
-
-    def _apply(self, target: Object, path: str, params: dict[str, str]) -> Object:
-        return self._request(
-            "PATCH",
-            path,
-            params=params,
-            body=json.dumps(target).encode(),
-            content_type="application/apply-patch+yaml",
-            subject=describe(target),
-        )
+        path = f"{self.path(target)}/status"
+        return self._request("PATCH", path, target, about=target, params=params, form=_APPLY)
 
     def get(self, target: Object) -> Object | None:
         """The live object of the same kind and name, or None."""
         try:
-            return self._request("GET", self.path(target), subject=describe(target))
+            return self._request("GET", self.path(target), about=target)
         except AbsentError:
             return None
 
@@ -146,31 +140,24 @@ class KubeClient:
         options: Object = {"propagationPolicy": "Background"}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
-        body = json.dumps(options).encode()
         try:
-            self._request("DELETE", self.path(target), body=body, subject=describe(target))
+            self._request("DELETE", self.path(target), options, about=target)
         except AbsentError:
             return False
         return True
 
     def merge_patch(self, target: Object, patch: Object, *, subresource: str = "") -> Object:
         """JSON merge patch of the object, or of one of its subresources."""
-        return self._request(
-            "PATCH",
-            self.path(target) + (f"/{subresource}" if subresource else ""),
-            body=json.dumps(patch).encode(),
-            content_type="application/merge-patch+json",
-            subject=describe(target),
-        )
+        path = self.path(target) + (f"/{subresource}" if subresource else "")
+        return self._request("PATCH", path, patch, about=target, form=_MERGE)
 
     def finalize_namespace(self, namespace: Object) -> None:
         """Let a deleted namespace end, as the namespace controller does once it is empty."""
         # Without a version: whoever releases it at the same time is no conflict.
         metadata = {"name": namespace["metadata"]["name"]}
         freed = {**namespace, "metadata": metadata, "spec": {"finalizers": []}}
-        body = json.dumps(freed).encode()
         with contextlib.suppress(AbsentError):
-            self._request("PUT", self.path(namespace) + "/finalize", body=body)
+            self._request("PUT", self.path(namespace) + "/finalize", freed)
 
     def wait_for(
         self,
@@ -186,50 +173,37 @@ class KubeClient:
 
         `log` is called with one line whenever the awaited status changes, once the wait is long.
         """
-        live = self._wait(
-            target,
-            what,
-            lambda live: live is not None and is_met(live),
-            summary,
-            timeout_s=timeout_s,
-            cancelled=cancelled,
-            log=log,
-        )
-        assert live is not None
-        return live
+        looks = self._looks(target, what, summary, timeout_s, cancelled, log)
+        return next(live for live in looks if live is not None and is_met(live))
 
     def wait_gone(
         self, target: Object, *, timeout_s: float, cancelled: threading.Event | None = None
     ) -> None:
         """Return once the object is gone; a timeout names its finalizers."""
-        uid = target.get("metadata", {}).get("uid")
-        self._wait(
-            target,
-            "its end",
-            lambda live: live is None or (uid is not None and live["metadata"]["uid"] != uid),
-            lambda live: f"finalizers: {', '.join(finalizers(live or {})) or 'none'}",
-            timeout_s=timeout_s,
-            cancelled=cancelled,
-        )
 
-    def _wait(
+        def holders(live: Object | None) -> str:
+            return f"finalizers: {', '.join(finalizers(live or {})) or 'none'}"
+
+        uid = target.get("metadata", {}).get("uid")
+        looks = self._looks(target, "its end", holders, timeout_s, cancelled, lambda _line: None)
+        next(live for live in looks if live is None or uid not in (None, live["metadata"]["uid"]))
+
+    def _looks(
         self,
         target: Object,
         what: str,
-        is_met: Callable[[Object | None], bool],
         said: Callable[[Object | None], str],
-        *,
         timeout_s: float,
         cancelled: threading.Event | None,
-        log: Callable[[str], None] = lambda _line: None,
-    ) -> Object | None:
+        log: Callable[[str], None],
+    ) -> Iterator[Object | None]:
+        """The live object again and again; CancelledError or WaitTimeoutError end it."""
         event = cancelled or threading.Event()
         began = time.monotonic()
         logged = ""
         while True:
             live = self.get(target)
-            if is_met(live):
-                return live
+            yield live
             if event.is_set():
                 raise CancelledError(f"{describe(target)}: interrupted while waiting for {what}")
             passed_s, now = time.monotonic() - began, said(live)
@@ -307,41 +281,30 @@ class KubeClient:
             )
         return kinds[f"{api_version}/{kind}"]
 
-    def _is_ok(self, path: str) -> bool:
-        """Whether a GET is answered with 200 soon."""
-        headers = {"Authorization": f"Bearer {self._access.token()}"}
-        timeout = _READINESS_TIMEOUT_S
-        try:
-            answer = self._http.request(
-                "GET", path, headers=headers, timeout=timeout, retries=False
-            )
-        except urllib3.exceptions.HTTPError:
-            return False
-        return answer.status == 200
-
     def _request(
         self,
         method: str,
         path: str,
+        content: Object | None = None,
         *,
+        about: Object | None = None,
         params: dict[str, str] | None = None,
-        body: bytes | None = None,
-        content_type: str = "application/json",
-        subject: str = "",
+        form: str = "application/json",
     ) -> Any:
-        """The answer's JSON; KubeError for a refusal, begun with `subject`."""
-        headers = {"Content-Type": content_type, "Accept": "application/json"}
+        """The answer's JSON; KubeError for a refusal, begun with what the request is `about`."""
+        headers = {"Content-Type": form, "Accept": "application/json"}
         if token := self._access.token():
             headers["Authorization"] = f"Bearer {token}"
         url = f"{path}?{urlencode(params)}" if params else path
+        body = None if content is None else json.dumps(content).encode()
         try:
             response = self._http.request(method, url, body=body, headers=headers, retries=_RETRIES)
         except urllib3.exceptions.HTTPError as error:
             raise UnreachableError(f"{self._access.server}: no answer: {_reason(error)}") from error
         if response.status >= 400:
-            message = _message(response)
+            message = f"{describe(about)}: {_message(response)}" if about else _message(response)
             refusal = AbsentError if response.status == 404 else KubeError
-            raise refusal(f"{subject}: {message}" if subject else message, status=response.status)
+            raise refusal(message, status=response.status)
         return response.json()
 
 
@@ -483,18 +446,15 @@ def _run_exec(command: dict[str, Any]) -> tuple[str, float]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KubeconfigError(f"kubeconfig: exec credential `{argv[0]}`: {error}") from error
+    whole = f"kubeconfig: exec credential `{' '.join(argv)}`"
     if done.returncode != 0:
         tail = " ".join(done.stderr.split())[-300:]
-        raise KubeconfigError(
-            f"kubeconfig: exec credential `{' '.join(argv)}` ended with {done.returncode}: {tail}"
-        )
+        raise KubeconfigError(f"{whole} ended with {done.returncode}: {tail}")
     try:
         status = json.loads(done.stdout)["status"]
         token = status["token"]
     except (ValueError, KeyError, TypeError) as error:
-        raise KubeconfigError(
-            f"kubeconfig: exec credential `{' '.join(argv)}` printed no ExecCredential with a token"
-        ) from error
+        raise KubeconfigError(f"{whole} printed no ExecCredential with a token") from error
     expiry = status.get("expirationTimestamp")
     expires = datetime.fromisoformat(expiry).timestamp() if expiry else float("inf")
     return token, expires
