@@ -37,7 +37,7 @@ class Finding:
     """One answer."""
 
     check: str
-    """What was asked, such as `quotas`."""
+    """What was asked, such as `quotas`; of an answer that does not say, the question's own name."""
     outcome: Outcome
     seen: str
     fix: str | None = None
@@ -48,19 +48,19 @@ class Finding:
         return f"{self.check}: {self.seen}" + (f"; {self.fix}" if self.fix else "")
 
 
-def passed(check: str, seen: str) -> Finding:
+def passed(seen: str, *, check: str = "") -> Finding:
     """An answer without a problem."""
     return Finding(check=check, outcome=Outcome.PASS, seen=seen)
 
 
-def failed(check: str, seen: str, fix: str, *, certain: bool = False) -> Finding:
+def failed(seen: str, fix: str, *, certain: bool = False, check: str = "") -> Finding:
     """A problem and what to do about it."""
     return Finding(check=check, outcome=Outcome.FAIL, seen=seen, fix=fix, certain=certain)
 
 
-def not_checked(check: str, reason: str) -> Finding:
+def not_checked(reason: str) -> Finding:
     """No answer, with the reason."""
-    return Finding(check=check, outcome=Outcome.NOT_CHECKED, seen=reason)
+    return Finding(check="", outcome=Outcome.NOT_CHECKED, seen=reason)
 
 
 class Cloud:

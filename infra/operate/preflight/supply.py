@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cost.report.layout import aligned
@@ -25,6 +25,7 @@ from infra.operate.preflight.check import (
     own_use,
     passed,
 )
+from infra.providers.nebius.schema import enum_word
 from infra.render.nodes import node_group_spec, roles
 from stacks.catalog import PLATFORMS, Preset
 from stacks.machines import machines
@@ -32,7 +33,6 @@ from stacks.rules.quotas import gpu_quota, quota_use
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec
 
-CAPACITY_CHECK: Final = "capacity"
 _ADVICE: Final = "capacity.v1.ResourceAdviceService"
 _BLOCKS: Final = "capacity.v1.CapacityBlockGroupService"
 _FRESH: Final = "DATA_STATE_FRESH"
@@ -40,22 +40,21 @@ _LEVEL: Final = "AVAILABILITY_LEVEL_"
 _KINDS: Final = {Billing.ON_DEMAND: "on_demand", Billing.PREEMPTIBLE: "preemptible"}
 
 
-def ask_capacity(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
+def ask_capacity(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
     """One finding for each nodeset with GPUs."""
     workers = [one for one in spec.nodes.workers if one.gpus]
     if not workers:
-        return [passed(CAPACITY_CHECK, "no nodeset has GPUs")]
-    findings = []
+        yield passed("no nodeset has GPUs")
     for worker in workers:
-        check = f"{CAPACITY_CHECK} of {worker.name}"
         if worker.billing is Billing.RESERVED:
-            findings += list(_blocks(cloud, spec, worker, check))
+            found = _blocks(cloud, spec, worker)
         else:
-            findings.append(_advice(cloud, spec, owner, worker, check))
-    return findings
+            found = iter([_advice(cloud, spec, owner, worker)])
+        for one in found:
+            yield replace(one, check=f"capacity of {worker.name}")
 
 
-def _advice(cloud: Cloud, spec: StackSpec, owner: Owner, worker: WorkerSpec, check: str) -> Finding:
+def _advice(cloud: Cloud, spec: StackSpec, owner: Owner, worker: WorkerSpec) -> Finding:
     known = [
         one
         for one in cloud.list(_ADVICE, spec.nebius.tenant_id)
@@ -63,17 +62,17 @@ def _advice(cloud: Cloud, spec: StackSpec, owner: Owner, worker: WorkerSpec, che
     ]
     if not known:
         where = worker.infiniband_fabric or spec.nebius.region
-        return not_checked(check, f"no advice for {worker.platform} {worker.preset} in {where}")
+        return not_checked(f"no advice for {worker.platform} {worker.preset} in {where}")
     advice = getattr(known[0].status, _KINDS[worker.billing])
-    if _enum(advice, "data_state") != _FRESH:
-        return not_checked(check, f"the advice is not fresh ({_enum(advice, 'data_state')})")
-    level = _enum(advice, "availability_level").removeprefix(_LEVEL)
+    if (state := enum_word(advice, "data_state")) != _FRESH:
+        return not_checked(f"the advice is not fresh ({state})")
+    level = enum_word(advice, "availability_level").removeprefix(_LEVEL)
     wanted = spec.nodes.counts(worker)[0] - _own_nodes(cloud, spec, owner, worker)
     seen = f"{max(0, wanted)} more nodes wanted, {advice.available} to be had now, level {level}"
     if wanted <= advice.available:
-        return passed(check, seen)
+        return passed(seen)
     fix = "try later, another fabric or region, or start with fewer nodes (created_nodes: 0)"
-    return failed(check, seen, fix)
+    return failed(seen, fix)
 
 
 def _fits(advice: Any, region: str, worker: WorkerSpec) -> bool:
@@ -96,31 +95,30 @@ def _own_nodes(cloud: Cloud, spec: StackSpec, owner: Owner, worker: WorkerSpec) 
     )
 
 
-def _blocks(cloud: Cloud, spec: StackSpec, worker: WorkerSpec, check: str) -> Iterator[Finding]:
+def _blocks(cloud: Cloud, spec: StackSpec, worker: WorkerSpec) -> Iterator[Finding]:
     groups = {one.metadata.id: one for one in cloud.list(_BLOCKS, spec.nebius.tenant_id)}
     ids = worker.reservation.ids if worker.reservation is not None else ()
     if not ids:
         fitting = [id_ for id_, one in groups.items() if not _misfit(one, spec, worker)]
         if fitting:
-            yield passed(check, f"capacity blocks that fit: {', '.join(fitting)}")
+            yield passed(f"capacity blocks that fit: {', '.join(fitting)}")
         else:
-            yield failed(check, f"no capacity block of {worker.platform} fits", "reserve one first")
-        return
+            yield failed(f"no capacity block of {worker.platform} fits", "reserve one first")
     for id_ in ids:
         reason = "does not exist" if id_ not in groups else _misfit(groups[id_], spec, worker)
         if reason:
             fix = "see: nebius capacity capacity-block-group list; then change reservation.ids"
-            yield failed(check, f"capacity block {id_} {reason}", fix, certain=True)
+            yield failed(f"capacity block {id_} {reason}", fix, certain=True)
         else:
             limit = groups[id_].status.current_limit
-            yield passed(check, f"capacity block {id_} is active with a limit of {limit}")
+            yield passed(f"capacity block {id_} is active with a limit of {limit}")
 
 
 def _misfit(group: Any, spec: StackSpec, worker: WorkerSpec) -> str:
     """Why the nodes cannot come out of a capacity block; empty where they can."""
     status = group.status
     affinity = status.resource_affinity.compute_v1
-    state = _enum(status, "state")
+    state = enum_word(status, "state")
     if state != "STATE_ACTIVE":
         return f"is not active ({state})"
     if status.region != spec.nebius.region:
@@ -136,12 +134,6 @@ def _misfit(group: Any, spec: StackSpec, worker: WorkerSpec) -> str:
     return ""
 
 
-def _enum(message: Any, field: str) -> str:
-    values = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
-    return values[getattr(message, field)].name
-
-
-QUOTA_CHECK: Final = "quotas"
 _LIST: Final = "quotas.v1.QuotaAllowanceService"
 _FIX: Final = (
     "ask for more in the console under Administration, Limits (docs.nebius.com/overview/limits), "
@@ -169,36 +161,28 @@ class Shortfall:
         return self.used - self.own + self.needs - self.limit
 
 
-def ask_quotas(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
+def ask_quotas(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
     """A finding with the table of what is missing, or one that says how much was compared."""
     allowances = _allowances(cloud, spec)
-    own = own_use(cloud, spec, owner)
     names = _live_names(cloud, spec)
+    own = _renamed(own_use(cloud, spec, owner), names)
     least = _renamed(quota_use(spec, at_max=False), names)
-    most = _renamed(quota_use(spec, at_max=True), names)
-    certain = _shortfalls(least, _renamed(own, names), allowances)
-    later = _shortfalls(most, _renamed(own, names), allowances)
+    certain = _shortfalls(least, own, allowances)
+    later = _shortfalls(_renamed(quota_use(spec, at_max=True), names), own, allowances)
     fix = _FIX.format(stack=spec.name)
     if certain:
-        return [
-            failed(QUOTA_CHECK, f"too small for this stack:\n{table(certain)}", fix, certain=True)
-        ]
-    unknown = sorted(name for name in least if name not in allowances and least[name])
-    findings = [_compared(least, unknown)]
-    if later:
-        seen = f"at max_nodes the last nodes would never come:\n{table(later)}"
-        findings.append(failed(QUOTA_CHECK, seen, fix))
-    return findings
-
-
-def _compared(least: Mapping[str, int], unknown: list[str]) -> Finding:
+        yield failed(f"too small for this stack:\n{table(certain)}", fix, certain=True)
+        return
     wanted = [name for name, amount in least.items() if amount]
-    if len(unknown) == len(wanted):
-        return not_checked(QUOTA_CHECK, f"the API tells no limit of {', '.join(unknown)}")
-    told = f"{len(wanted) - len(unknown)} of {len(wanted)} quotas compared, all hold"
-    return passed(
-        QUOTA_CHECK, told + (f"; no limit is told of {', '.join(unknown)}" if unknown else "")
-    )
+    unknown = ", ".join(sorted(name for name in wanted if name not in allowances))
+    compared = sum(name in allowances for name in wanted)
+    if not compared:
+        yield not_checked(f"the API tells no limit of {unknown}")
+    else:
+        told = f"{compared} of {len(wanted)} quotas compared, all hold"
+        yield passed(told + (f"; no limit is told of {unknown}" if unknown else ""))
+    if later:
+        yield failed(f"at max_nodes the last nodes would never come:\n{table(later)}", fix)
 
 
 def table(shortfalls: list[Shortfall]) -> str:
@@ -258,21 +242,19 @@ def _shortfalls(
     return found
 
 
-PLATFORM_CHECK: Final = "platforms"
-DRIFT_CHECK: Final = "catalog"
-VERSION_CHECK: Final = "kubernetes version"
-DRIVER_CHECK: Final = "drivers"
+_DRIFT: Final = "catalog"
 
 
-def ask_platforms(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
+def ask_platforms(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
     """Whether every platform and preset exists where the project is."""
     live = {
         one.metadata.name: {preset.name: preset for preset in one.spec.presets}
         for one in cloud.list("compute.v1.PlatformService", spec.nebius.project_id)
     }
     if not live:
-        return [not_checked(PLATFORM_CHECK, "the API lists none")]
-    findings = []
+        yield not_checked("the API lists none")
+        return
+    is_offered = True
     for path, machine in machines(spec):
         presets = live.get(machine.platform)
         if presets is None:
@@ -281,11 +263,11 @@ def ask_platforms(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
             has, lacks = presets, f"{machine.platform} has no preset {machine.preset!r}"
         else:
             continue
-        fix = f"choose of: {', '.join(has)}"
-        findings.append(failed(PLATFORM_CHECK, f"{path}: {lacks}", fix, certain=True))
-    if not findings:
-        findings.append(passed(PLATFORM_CHECK, "every declared platform and preset is offered"))
-    return [*findings, _drift(spec, live)]
+        is_offered = False
+        yield failed(f"{path}: {lacks}", f"choose of: {', '.join(has)}", certain=True)
+    if is_offered:
+        yield passed("every declared platform and preset is offered")
+    yield _drift(spec, live)
 
 
 def _drift(spec: StackSpec, live: Mapping[str, Mapping[str, Any]]) -> Finding:
@@ -302,10 +284,10 @@ def _drift(spec: StackSpec, live: Mapping[str, Mapping[str, Any]]) -> Finding:
             lines.append(f"{platform} {preset}: not in the catalog")
     if lines:
         fix = "correct stacks/catalog.py: memory and CPUs of Slurm's nodes are computed from it"
-        return failed(DRIFT_CHECK, "; ".join(lines), fix)
+        return failed("; ".join(lines), fix, check=_DRIFT)
     new = sorted(live.keys() - PLATFORMS.keys())
     more = f"; the API also has {', '.join(new)}" if new else ""
-    return passed(DRIFT_CHECK, f"agrees with the API on all that is used{more}")
+    return passed(f"agrees with the API on all that is used{more}", check=_DRIFT)
 
 
 def _differences(mine: Preset, theirs: Any) -> Iterator[str]:
@@ -321,59 +303,56 @@ def _differences(mine: Preset, theirs: Any) -> Iterator[str]:
             yield f"{what}: {ours} in the catalog, {live} in the API"
 
 
-def ask_versions(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
+def ask_versions(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
     """Whether the control plane can have the declared Kubernetes version."""
     wanted = spec.cluster.kubernetes_version
     known = {
         one.version: one
         for one in cloud.get("mk8s.v1.ClusterService", "ListControlPlaneVersions").items
     }
-    has = ", ".join(sorted(known))
-    fix = f"set cluster.kubernetes_version to one of: {has}"
+    fix = f"set cluster.kubernetes_version to one of: {', '.join(sorted(known))}"
     if not known:
-        return [not_checked(VERSION_CHECK, "the API lists none")]
-    if wanted not in known:
-        return [failed(VERSION_CHECK, f"{wanted} is not offered", fix, certain=True)]
-    if known[wanted].deprecated or known[wanted].restricted:
+        yield not_checked("the API lists none")
+    elif wanted not in known:
+        yield failed(f"{wanted} is not offered", fix, certain=True)
+    elif known[wanted].deprecated or known[wanted].restricted:
         word = "deprecated" if known[wanted].deprecated else "restricted"
-        return [failed(VERSION_CHECK, f"{wanted} is {word}", fix)]
-    return [passed(VERSION_CHECK, f"{wanted} is offered")]
+        yield failed(f"{wanted} is {word}", fix)
+    else:
+        yield passed(f"{wanted} is offered")
 
 
-def ask_drivers(cloud: Cloud, spec: StackSpec, owner: Owner) -> list[Finding]:
+def ask_drivers(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
     """Whether an image has the declared drivers for each GPU platform and Kubernetes version."""
-    wanted: dict[tuple[str, str], set[str]] = defaultdict(set)
+    wanted: set[tuple[str, str, str]] = set()
     for role in roles(spec):
         # No id changes an image.
         ids: Mapping[str, str] = defaultdict(str)
-        rendered = node_group_spec(spec, role, subnet_id="", filesystem_ids=ids)
-        template = rendered["template"]
-        drivers = template.get("gpu_settings", {}).get("drivers_preset")
-        if drivers:
-            wanted[template["os"], drivers].add(role.group.platform)
+        template = node_group_spec(spec, role, subnet_id="", filesystem_ids=ids)["template"]
+        if drivers := template.get("gpu_settings", {}).get("drivers_preset"):
+            wanted.add((template["os"], drivers, role.group.platform))
     if not wanted:
-        return [passed(DRIVER_CHECK, "no node image brings GPU drivers")]
+        yield passed("no node image brings GPU drivers")
+        return
     version = spec.cluster.kubernetes_version
     matrix = cloud.get(
         "mk8s.v1.NodeGroupService", "GetCompatibilityMatrix", cluster_kubernetes_version=version
     )
-    items = [one for each in matrix.versions for one in each.items]
-    if not items:
-        return [not_checked(DRIVER_CHECK, f"the API lists no image for Kubernetes {version}")]
     offered = {
         (item.os, item.drivers_preset, platform)
-        for item in items
+        for each in matrix.versions
+        for item in each.items
         for platform in item.compatible_platforms
     }
-    findings = []
-    for (os, drivers), platforms in wanted.items():
-        for platform in sorted(platforms):
-            if (os, drivers, platform) not in offered:
-                has = sorted(f"{d} on {o}" for o, d, p in offered if p == platform)
-                seen = f"no image of Kubernetes {version} has {drivers} on {os} for {platform}"
-                fix = f"choose of: {', '.join(has) or 'none: another platform or version'}"
-                findings.append(failed(DRIVER_CHECK, seen, fix, certain=True))
-    if findings:
-        return findings
-    names = ", ".join(sorted({drivers for _, drivers in wanted}))
-    return [passed(DRIVER_CHECK, f"{names} is offered for Kubernetes {version}")]
+    if not any(each.items for each in matrix.versions):
+        yield not_checked(f"the API lists no image for Kubernetes {version}")
+        return
+    for os, drivers, platform in sorted(wanted):
+        if (os, drivers, platform) not in offered:
+            has = sorted(f"{d} on {o}" for o, d, p in offered if p == platform)
+            seen = f"no image of Kubernetes {version} has {drivers} on {os} for {platform}"
+            fix = f"choose of: {', '.join(has) or 'none: another platform or version'}"
+            yield failed(seen, fix, certain=True)
+    if wanted <= offered:
+        names = ", ".join(sorted({drivers for _, drivers, _ in wanted}))
+        yield passed(f"{names} is offered for Kubernetes {version}")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.operate.preflight import access
+from infra.operate.preflight import ask as questions
 from infra.operate.preflight.ask import QUESTIONS, ask, doubts, in_short, refusal
-from infra.operate.preflight.check import Cloud, Finding, Outcome, Owner
+from infra.operate.preflight.check import Cloud, Finding, Outcome, Owner, not_checked
 from infra.operate.preflight.supply import ask_quotas
 from infra.providers.soperator.teardown import CLAIM_LABEL
 from stacks.rules.quotas import quota_use
@@ -256,10 +256,10 @@ def test_a_project_of_another_region_or_none_is_certain(served, h100):
 
 
 def test_a_token_that_ends_before_the_up_does_is_told():
-    short = access._expiry(timedelta(minutes=12))
+    short = questions._expiry(timedelta(minutes=12))
     assert short.outcome is Outcome.FAIL
     assert short.seen == "12 min left; a first `up` takes up to 45 min"
-    assert access._expiry(timedelta(hours=11)).outcome is Outcome.PASS
+    assert questions._expiry(timedelta(hours=11)).outcome is Outcome.PASS
 
 
 def test_an_api_that_is_down_stops_nobody(served, h100, monkeypatch):
@@ -285,7 +285,7 @@ def test_without_credentials_nothing_is_checked_and_the_way_out_is_named(h100, m
     monkeypatch.delenv("SOPERATOR_NEBIUS_ENDPOINT", raising=False)
     monkeypatch.delenv("NEBIUS_IAM_TOKEN", raising=False)
     monkeypatch.setattr("infra.providers.nebius.sdk.CLI_CONFIG", Path("/nowhere/config.yaml"))
-    monkeypatch.setattr("infra.operate.preflight.access.look_up", lambda *_: [])
+    monkeypatch.setattr("infra.operate.preflight.ask.look_up", lambda *_: not_checked(""))
     findings = ask(h100, project=PROJECT)
     assert {one.outcome for one in findings} == {Outcome.NOT_CHECKED}
     assert any("NEBIUS_IAM_TOKEN" in one.seen for one in findings)
@@ -297,12 +297,14 @@ def test_every_question_is_answered(served, h100):
 
 
 def test_the_charts_of_the_registry_are_those_that_the_stack_installs(h100):
-    assert {"helm-soperator", "helm-slurm-cluster", "helm-nodesets"} <= set(access.own_charts(h100))
-    assert not any("cert-manager" in one for one in access.own_charts(h100))
+    assert {"helm-soperator", "helm-slurm-cluster", "helm-nodesets"} <= set(
+        questions.own_charts(h100)
+    )
+    assert not any("cert-manager" in one for one in questions.own_charts(h100))
 
 
 def test_a_closed_registry_is_not_checked():
-    (finding,) = access.look_up("http://127.0.0.1:9", "soperator", ["helm-nodesets"], "4.1.7")
+    finding = questions.look_up("http://127.0.0.1:9", "soperator", ["helm-nodesets"], "4.1.7")
     assert finding.outcome is Outcome.NOT_CHECKED
     assert "no answer from http://127.0.0.1:9" in finding.seen
 
@@ -311,7 +313,7 @@ def test_a_closed_registry_is_not_checked():
     ("status", "outcome"), [(404, "FAIL"), (401, "NOT CHECKED"), (200, "PASS")]
 )
 def test_the_registry_says_whether_a_chart_is_there(httpserver_of, status, outcome):
-    (finding,) = access.look_up(httpserver_of(status), "soperator", ["helm-nodesets"], "9.9.9")
+    finding = questions.look_up(httpserver_of(status), "soperator", ["helm-nodesets"], "9.9.9")
     assert finding.outcome == outcome
     assert finding.certain is (status == 404)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.operate.preflight.access import NAME_CHECK, wanted_names
-from infra.operate.preflight.ask import ask
+from infra.operate.preflight.ask import ask, wanted_names
 from infra.operate.preflight.check import KINDS, Finding, Outcome
 from stacks.load import load_stack
 from stacks.spec import StackSpec
@@ -28,7 +27,7 @@ def wide(h100: StackSpec) -> StackSpec:
 
 
 def names(spec: StackSpec) -> list[Finding]:
-    return [one for one in ask(spec, project=PROJECT) if one.check == NAME_CHECK]
+    return [one for one in ask(spec, project=PROJECT) if one.check == "names"]
 
 
 @pytest.mark.parametrize(
