@@ -8,7 +8,6 @@ makes 1 of both, and the outcome is in the file. docs/acceptance.md.
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import NoReturn
 
@@ -33,19 +32,9 @@ def main(job: Job) -> None:
     from workloads.common.dist import world
 
     path = job.results_dir / FILE_NAME
-    gates_file = (
-        None if config.gates is None else job.places.expand(config.gates, at="accept.gates")
-    )
     with world() as here:
         job.record.hardware = hardware.detect(hardware.device_name())
-        report = run_suite(
-            here,
-            config,
-            job.places,
-            gates_file=gates_file,
-            platform=os.environ.get("SOPERATOR_PLATFORM") or None,
-            write=lambda report: report.write(path),
-        )
+        report = run_suite(here, config, job.places, write=lambda report: report.write(path))
     job.record.model = config.training.name
     job.record.artifacts["acceptance"] = str(path)
     job.record.metrics |= metrics(report)

@@ -7,11 +7,12 @@ bandwidth that times a factor of the collective.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from workloads.accept.gates import Check, Gates, fact, hold, not_run
@@ -47,10 +48,13 @@ class Transfer:
     """Elements that arrived with another value; None: not looked at."""
     source: str = "torch"
     """`torch` or `nccl-tests`."""
+    scope: str = "node"
+    """`node` or `cluster`: ranks of one node, or of several."""
+    nodes: tuple[str, ...] = ()
 
 
-def transfer(op: str, ranks: int, num_bytes: int, time_s: float, wrong: int | None = 0) -> Transfer:
-    """Return the row of a collective that took `time_s`."""
+def transfer(op: str, ranks: int, num_bytes: int, time_s: float, **more: Any) -> Transfer:
+    """Return the row of a collective that took `time_s`; `more` are further fields of it."""
     algbw = num_bytes / time_s / 1e9
     return Transfer(
         op=op,
@@ -59,7 +63,7 @@ def transfer(op: str, ranks: int, num_bytes: int, time_s: float, wrong: int | No
         time_s=time_s,
         algbw_gb_per_s=algbw,
         busbw_gb_per_s=algbw * BUS_FACTORS[op](ranks),
-        wrong=wrong,
+        **more,
     )
 
 
@@ -156,8 +160,6 @@ def _transfer(match: re.Match[str], op: str, ranks: int) -> Transfer:
 _ITEM_BYTES = 4
 _NVLS_OVER = 4
 """NVLS reduces in the NVSwitch from five GPUs of a node on (measured by stas00, see gates.yaml)."""
-Row = dict[str, Any]
-"""A transfer as plain values, with its scope, node count and nodes."""
 
 
 def algorithm(gpus_on_node: int, environment: Mapping[str, str] = os.environ) -> str:
@@ -172,29 +174,31 @@ def algorithm(gpus_on_node: int, environment: Mapping[str, str] = os.environ) ->
     return "ring" if is_off or gpus_on_node <= _NVLS_OVER else "nvls"
 
 
-def sweep(world: World, nodes: Sequence[Node], config: CollectivesConfig) -> list[Row]:
+def sweep(world: World, nodes: Sequence[Node], config: CollectivesConfig) -> list[Transfer]:
     """Return the rows of all scopes, sizes and collectives; the same on every rank."""
     import torch.distributed as dist
 
-    rows: list[Row] = []
+    rows: list[Transfer] = []
     for node in nodes:
         group = dist.new_group(list(node.ranks)) if len(nodes) > 1 else None
         if len(node.ranks) > 1:
-            mine = _sweep_group(world, node.ranks, 1, config, group)
-            rows += [_row(each, "node", (node.name,)) for each in mine]
+            rows += _sweep_group(world, node.ranks, 1, config, group, nodes=(node.name,))
     if len(nodes) > 1:
         ranks = tuple(range(world.world_size))
-        everywhere = tuple(node.name for node in nodes)
+        everywhere = {"scope": "cluster", "nodes": tuple(node.name for node in nodes)}
         # The same GPU of the next node: every network port carries something.
         shift = len(nodes[0].ranks)
-        rows += [
-            _row(each, "cluster", everywhere) for each in _sweep_group(world, ranks, shift, config)
-        ]
+        rows += _sweep_group(world, ranks, shift, config, None, **everywhere)
     return rows
 
 
 def _sweep_group(
-    world: World, ranks: Sequence[int], shift: int, config: CollectivesConfig, group: Any = None
+    world: World,
+    ranks: Sequence[int],
+    shift: int,
+    config: CollectivesConfig,
+    group: Any,
+    **placed: Any,
 ) -> list[Transfer]:
     found: list[Transfer] = []
     for op in BUS_FACTORS:
@@ -203,9 +207,11 @@ def _sweep_group(
             mine: tuple[float, int] | None = None
             if world.rank in ranks:
                 mine = _time(world, op, elements, ranks, shift, config, group)
-            took = [each for each in world.gather(mine) if each is not None]
-            slowest, wrong = max(each[0] for each in took), sum(each[1] for each in took)
-            found.append(transfer(op, len(ranks), elements * _ITEM_BYTES, slowest, wrong))
+            took_s, wrong = zip(*(each for each in world.gather(mine) if each), strict=True)
+            num_bytes = elements * _ITEM_BYTES
+            found.append(
+                transfer(op, len(ranks), num_bytes, max(took_s), wrong=sum(wrong), **placed)
+            )
     return found
 
 
@@ -229,25 +235,35 @@ def _time(
     """Seconds of one call on this rank, and how many elements came out wrong."""
     import torch.distributed as dist
 
-    call, wrong = _prepare(world, op, elements, ranks, shift, group)
+    call, results = _prepare(world, op, elements, ranks, shift, group)
     call()
-    errors = wrong()
+    wrong = sum(int((tensor != value).sum()) for tensor, value in results)
+    for tensor, _ in results:
+        tensor.zero_()  # what is summed again and again must stay finite
     for _ in range(config.warmup):
         call()
+    wait = functools.partial(dist.barrier, group=group)
+    return seconds_of(world, call, config.iterations, wait), wrong
+
+
+def seconds_of(
+    world: World, call: Callable[[], object], iterations: int, wait: Callable[[], object]
+) -> float:
+    """Return the seconds of one call, begun by all ranks together, which `wait` waits for."""
     world.synchronize()
-    dist.barrier(group=group)
+    wait()
     world.synchronize()
     began = time.perf_counter()
-    for _ in range(config.iterations):
+    for _ in range(iterations):
         call()
     world.synchronize()
-    return (time.perf_counter() - began) / config.iterations, errors
+    return (time.perf_counter() - began) / iterations
 
 
 def _prepare(
     world: World, op: str, elements: int, ranks: Sequence[int], shift: int, group: Any
-) -> tuple[Callable[[], None], Callable[[], int]]:
-    """The call, and the look at what its first run left."""
+) -> tuple[Callable[[], object], list[tuple[Any, float]]]:
+    """The call, and each tensor that it fills with the value that its first run leaves there."""
     import torch
     import torch.distributed as dist
 
@@ -259,21 +275,15 @@ def _prepare(
 
     if op == "all_reduce":
         tensor = full(elements, place + 1.0)
-        total = num * (num + 1) / 2
-        # What is summed again and again must stay finite: after the look it is zero.
-        return lambda: _done(dist.all_reduce(tensor, group=group)), lambda: _count(
-            tensor, total, clear=True
-        )
+        return lambda: dist.all_reduce(tensor, group=group), [(tensor, num * (num + 1) / 2)]
     if op == "all_gather":
         into, own = full(elements, -1.0), full(part, place + 1.0)
-        return lambda: _done(dist.all_gather_into_tensor(into, own, group=group)), lambda: sum(
-            _count(into[index * part : (index + 1) * part], index + 1.0) for index in range(num)
-        )
+        parts = [(each, index + 1.0) for index, each in enumerate(into.split(part))]
+        return lambda: dist.all_gather_into_tensor(into, own, group=group), parts
     if op == "reduce_scatter":
         whole, own = full(elements, place + 1.0), full(part, -1.0)
-        return lambda: _done(dist.reduce_scatter_tensor(own, whole, group=group)), lambda: _count(
-            own, num * (num + 1) / 2
-        )
+        total = num * (num + 1) / 2
+        return lambda: dist.reduce_scatter_tensor(own, whole, group=group), [(own, total)]
     to, came = ranks[(place + shift) % num], ranks[(place - shift) % num]
     sent, got = full(elements, float(world.rank)), full(elements, -1.0)
 
@@ -283,21 +293,10 @@ def _prepare(
         ):
             request.wait()
 
-    return exchange, lambda: _count(got, float(came))
+    return exchange, [(got, float(came))]
 
 
-def _done(result: Any) -> None:
-    assert result is None  # async_op=False
-
-
-def _count(tensor: Any, value: float, *, clear: bool = False) -> int:
-    wrong = int((tensor != value).sum())
-    if clear:
-        tensor.zero_()
-    return wrong
-
-
-def judge(rows: Sequence[Row], gates: Gates, way: str | None) -> list[Check]:
+def judge(rows: Sequence[Transfer], gates: Gates, way: str | None) -> list[Check]:
     """Return: right values, right arithmetic, and the busbw of the largest message of each scope.
 
     `way` is NCCL's algorithm where it is known.
@@ -305,70 +304,48 @@ def judge(rows: Sequence[Row], gates: Gates, way: str | None) -> list[Check]:
     if not rows:
         return [not_run("collectives.all_reduce", "one rank has no partner", subject="no ranks")]
     checks = [_values(rows), _arithmetic(rows)]
-    largest: dict[tuple[str, ...], Row] = {}
+    largest: dict[tuple[str, ...], Transfer] = {}
     for row in rows:
         # Two programs that measured the same are asked one by one: neither hides the other.
-        key = (row["source"], row["op"], row["scope"], *row["nodes"])
-        if key not in largest or row["bytes"] >= largest[key]["bytes"]:
+        key = (row.source, row.op, row.scope, *row.nodes)
+        if key not in largest or row.bytes >= largest[key].bytes:
             largest[key] = row
     for row in largest.values():
-        check = f"collectives.{row['op']}"
-        at = {"scope": row["scope"], "nodes": len(row["nodes"]), "algorithm": way}
-        limit = gates.limit(check, **at, bytes=row["bytes"])
-        if limit is None:
-            least = gates.least_bytes(check, **at)
-            if least is not None:
-                why = (
-                    f"the limit speaks of {least / 1e6:g} MB and more; measure that size too "
-                    "(accept.collectives.sizes_mb)"
-                )
-                checks.append(not_run(check, why, subject=_subject(row), nodes=row["nodes"]))
-            continue
-        checks.append(
-            hold(
-                check,
-                row["busbw_gb_per_s"],
-                limit,
-                subject=_subject(row),
-                nodes=row["nodes"],
-                context={
-                    "bytes": row["bytes"],
-                    "ranks": row["ranks"],
-                    "algorithm": way,
-                    "source": row["source"],
-                },
+        check = f"collectives.{row.op}"
+        at = {"scope": row.scope, "nodes": len(row.nodes), "algorithm": way}
+        spoken_of = {"subject": _subject(row), "nodes": row.nodes}
+        limit, least = gates.limit(check, **at, bytes=row.bytes), gates.least_bytes(check, **at)
+        if limit is not None:
+            context = {"bytes": row.bytes, "ranks": row.ranks, "algorithm": way}
+            context["source"] = row.source
+            checks.append(hold(check, row.busbw_gb_per_s, limit, context=context, **spoken_of))
+        elif least is not None:
+            why = (
+                f"the limit speaks of {least / 1e6:g} MB and more; measure that size too "
+                "(accept.collectives.sizes_mb)"
             )
-        )
+            checks.append(not_run(check, why, **spoken_of))
     return checks
 
 
-def _values(rows: Sequence[Row]) -> Check:
-    bad = [row for row in rows if row["wrong"]]
-    looked = [row for row in rows if row["wrong"] is not None]
+def _values(rows: Sequence[Transfer]) -> Check:
+    bad = [row for row in rows if row.wrong]
+    looked = [row for row in rows if row.wrong is not None]
     if not looked:
         why = "nobody looked at what arrived"
         return not_run("collectives.values", why, subject=f"0 of {len(rows)} rows")
     subject = f"{len(looked)} of {len(rows)} rows"
-    said = ", ".join(f"{_subject(row)}: {row['wrong']} elements" for row in bad[:4])
-    nodes = sorted({name for row in bad for name in row["nodes"]})
+    said = ", ".join(f"{_subject(row)}: {row.wrong} elements" for row in bad[:4])
+    nodes = sorted({name for row in bad for name in row.nodes})
     return fact("collectives.values", not bad, subject=subject, nodes=nodes, reason=said)
 
 
-def _arithmetic(rows: Sequence[Row]) -> Check:
-    fields = Transfer.__dataclass_fields__
-    found = [
-        (row, trouble)
-        for row in rows
-        if (trouble := arithmetic_trouble(Transfer(**{key: row[key] for key in fields})))
-    ]
+def _arithmetic(rows: Sequence[Transfer]) -> Check:
+    found = [(row, trouble) for row in rows if (trouble := arithmetic_trouble(row))]
     said = "; ".join(f"{_subject(row)}: {trouble}" for row, trouble in found[:3])
     return fact("collectives.arithmetic", not found, subject="all rows", reason=said)
 
 
-def _subject(row: Row) -> str:
-    where = row["nodes"][0] if row["scope"] == "node" else f"{len(row['nodes'])} nodes"
-    return f"{row['op']} of {row['ranks']} ranks on {where}, {row['bytes'] / 1e6:g} MB"
-
-
-def _row(found: Transfer, scope: str, nodes: Sequence[str]) -> Row:
-    return {**asdict(found), "scope": scope, "nodes": list(nodes)}
+def _subject(row: Transfer) -> str:
+    where = row.nodes[0] if row.scope == "node" else f"{len(row.nodes)} nodes"
+    return f"{row.op} of {row.ranks} ranks on {where}, {row.bytes / 1e6:g} MB"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from workloads.accept.collectives import seconds_of
 from workloads.accept.gates import Check, Gates, fact, hold, not_run
 from workloads.accept.readiness import NodeFacts
 from workloads.accept.report import Node, name_of
@@ -129,15 +130,8 @@ def _from_host(world: World, config: ComputeConfig) -> float | None:
 
 
 def _seconds(world: World, call: Callable[[], object], iterations: int) -> float:
-    """Seconds of one call, warm, begun by all ranks together."""
-    call()
-    world.synchronize()
-    world.barrier()
-    began = time.perf_counter()
-    for _ in range(iterations):
-        call()
-    world.synchronize()
-    return (time.perf_counter() - began) / iterations
+    call()  # the first is not warm
+    return seconds_of(world, call, iterations, world.barrier)
 
 
 _STEPS_OF_A_ROUND = 10

@@ -250,12 +250,6 @@ def judge_pairs(
     return checks
 
 
-def missing(world_size: int) -> list[Check]:
-    """Return what a run on one rank can say of pairs: nothing."""
-    assert world_size == 1
-    return [not_run("connectivity.pairs", "one rank has no partner", subject="0 of 0 pairs")]
-
-
 def _kinds(pairs: Sequence[Pair], nodes: Sequence[Node]) -> dict[str, list[Pair]]:
     kinds: dict[str, list[Pair]] = {}
     for pair in pairs:
@@ -310,11 +304,16 @@ def devices_of(facts: Sequence[NodeFacts]) -> tuple[str, ...]:
 _UP: Final = ("InfiniBand", "ACTIVE")
 
 
+def index_of(world: World, nodes: Sequence[Node]) -> int | None:
+    """Return which of `nodes` this rank is the first of; None: of none."""
+    return next((i for i, node in enumerate(nodes) if node.ranks[0] == world.rank), None)
+
+
 def measure_ports(
     world: World, nodes: Sequence[Node], devices: Sequence[str], folder: Path
 ) -> list[Wire]:
     """Return each node's ports to the next node, on every rank; the first rank of a node runs."""
-    index = next((i for i, node in enumerate(nodes) if node.ranks[0] == world.rank), None)
+    index = index_of(world, nodes)
     found: list[Wire] = []
     for device in devices:
         server, port = None, None

@@ -5,6 +5,7 @@ Each node is asked once; nvidia-smi answers in `-q -x` and `topo -m`.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -47,24 +48,6 @@ class Gpu:
     """Reasons of heat or power supply for which it runs slower now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
-    """The matrix of `nvidia-smi topo -m`."""
-
-    gpus: tuple[str, ...]
-    nics: tuple[str, ...]
-    links: dict[tuple[str, str], str]
-
-    def nvlinks(self) -> dict[tuple[str, str], int]:
-        """NVLinks of each pair of GPUs; 0 where they talk over PCIe."""
-        found: dict[tuple[str, str], int] = {}
-        for index, one in enumerate(self.gpus):
-            for other in self.gpus[index + 1 :]:
-                link = self.links[one, other]
-                found[one, other] = int(link[2:]) if re.fullmatch(r"NV\d+", link) else 0
-        return found
-
-
 _FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
@@ -101,27 +84,23 @@ def parse_xml(text: str) -> tuple[Gpu, ...]:
 _UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def parse_topology(text: str) -> Topology:
-    """Return the matrix of `nvidia-smi topo -m`."""
-    lines = [_UNDERLINE.sub("", line) for line in text.splitlines()]
-    start = next((index for index, line in enumerate(lines) if line.split()[:1] == ["GPU0"]), None)
+def parse_nvlinks(text: str) -> dict[str, int]:
+    """Return the NVLinks in the matrix of `nvidia-smi topo -m`; 0 where GPUs talk over PCIe."""
+    rows = [_UNDERLINE.sub("", line).split() for line in text.splitlines()]
+    start = next((index for index, row in enumerate(rows) if row[:1] == ["GPU0"]), None)
     if start is None:
         raise NvidiaSmiError("nvidia-smi topo -m: no column GPU0; the driver sees no GPU")
-    device = re.compile(r"(GPU|NIC|mlx5_)\d+")
-    columns = [name for name in lines[start].split() if device.fullmatch(name)]
-    links: dict[tuple[str, str], str] = {}
-    for line in lines[start + 1 :]:
-        name, *cells = line.split() or [""]
-        if not device.fullmatch(name):
-            break
-        links |= {(name, other): cell for other, cell in zip(columns, cells, strict=False)}
-    gpus = tuple(name for name in columns if name.startswith("GPU"))
-    missing = [pair for pair in ((a, b) for a in gpus for b in gpus) if pair not in links]
+    # The columns of GPUs are the first ones; those of network cards follow.
+    gpus = [name for name in rows[start] if re.fullmatch(r"GPU\d+", name)]
+    links = {
+        (row[0], other): int(cell[2:]) if re.fullmatch(r"NV\d+", cell) else 0
+        for row in rows[start + 1 :]
+        for other, cell in zip(gpus, row[1:], strict=False)
+    }
+    missing = [pair for pair in itertools.product(gpus, gpus) if pair not in links]
     if missing:
         raise NvidiaSmiError(f"nvidia-smi topo -m: no cell for {missing[0]}; it was cut short")
-    return Topology(
-        gpus=gpus, nics=tuple(name for name in columns if name not in gpus), links=links
-    )
+    return {f"{one}-{other}": links[one, other] for one, other in itertools.combinations(gpus, 2)}
 
 
 def _text(node: ElementTree.Element, path: str) -> str | None:
@@ -204,8 +183,7 @@ def ask_node(*, infiniband: Path = INFINIBAND) -> NodeFacts:
     try:
         gpus = parse_xml(_nvidia_smi("-q", "-x"))
         if len(gpus) > 1:
-            pairs = parse_topology(_nvidia_smi("topo", "-m")).nvlinks()
-            nvlinks = {f"{one}-{other}": links for (one, other), links in pairs.items()}
+            nvlinks = parse_nvlinks(_nvidia_smi("topo", "-m"))
     except NvidiaSmiError as error:
         errors.append(str(error))
     return NodeFacts(

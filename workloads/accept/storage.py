@@ -15,7 +15,8 @@ import shutil
 import statistics
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,9 +106,9 @@ def measure_place(
         together()
         is_shared = theirs.exists()
         source, owner = (theirs, (index + 1) % num_nodes) if is_shared else (mine, index)
-        read_s, wrong = _read(source, owner, block, blocks, is_direct)
+        read_s, wrong = _read(source, owner, block, blocks)
         together()
-        latencies = _random(source, config, blocks * block, is_direct)
+        latencies = _random(source, config, blocks * block)
         together()
         creates, stats, deletes = _small(folder / f"small-{index}", config.small_files)
         together()
@@ -188,10 +189,9 @@ def _blocks(config: StorageConfig) -> tuple[int, int]:
 
 
 def _write(path: Path, index: int, block: int, blocks: int) -> tuple[float, bool]:
-    buffer = mmap.mmap(-1, block)  # page-aligned, as O_DIRECT wants it
-    buffer.write(random.Random(index).randbytes(block))
-    file, is_direct = _open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with _opened(path, flags, block) as (file, buffer, is_direct):
+        buffer.write(random.Random(index).randbytes(block))
         began = time.perf_counter()
         for number in range(blocks):
             _STAMP.pack_into(buffer, 0, index, number)
@@ -199,46 +199,29 @@ def _write(path: Path, index: int, block: int, blocks: int) -> tuple[float, bool
                 raise StorageError(f"{path}: a block was cut short: the place is full")
         os.fsync(file)
         return time.perf_counter() - began, is_direct
-    finally:
-        os.close(file)
-        buffer.close()
 
 
-def _read(path: Path, owner: int, block: int, blocks: int, is_direct: bool) -> tuple[float, int]:
-    buffer = mmap.mmap(-1, block)
-    file, _ = _open(path, os.O_RDONLY)
-    try:
-        if not is_direct:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+def _read(path: Path, owner: int, block: int, blocks: int) -> tuple[float, int]:
+    with _opened(path, os.O_RDONLY, block) as (file, buffer, _):
         wrong = 0
         began = time.perf_counter()
         for number in range(blocks):
             got = os.readv(file, [buffer])
             wrong += got != block or _STAMP.unpack_from(buffer, 0) != (owner, number)
         return time.perf_counter() - began, wrong
-    finally:
-        os.close(file)
-        buffer.close()
 
 
-def _random(path: Path, config: StorageConfig, size: int, is_direct: bool) -> list[float]:
+def _random(path: Path, config: StorageConfig, size: int) -> list[float]:
     length = config.random_block_kib * _KIB
-    buffer = mmap.mmap(-1, length)
-    file, _ = _open(path, os.O_RDONLY)
     draw = random.Random(0)
-    try:
-        if not is_direct:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        latencies: list[float] = []
+    latencies: list[float] = []
+    with _opened(path, os.O_RDONLY, length) as (file, buffer, _):
         for _ in range(config.random_reads):
             offset = draw.randrange(size // length) * length
             began = time.perf_counter()
             os.preadv(file, [buffer], offset)
             latencies.append(time.perf_counter() - began)
-        return latencies
-    finally:
-        os.close(file)
-        buffer.close()
+    return latencies
 
 
 def _small(folder: Path, count: int) -> tuple[float, float, float]:
@@ -254,11 +237,19 @@ def _small(folder: Path, count: int) -> tuple[float, float, float]:
     return rate(lambda path: path.write_bytes(b"x")), rate(Path.stat), rate(Path.unlink)
 
 
-def _open(path: Path, flags: int) -> tuple[int, bool]:
-    """The file, past the page cache where the filesystem can, and whether it is."""
+@contextmanager
+def _opened(path: Path, flags: int, size_bytes: int) -> Iterator[tuple[int, mmap.mmap, bool]]:
+    """The file, a buffer, and whether they pass the page cache, as the filesystem can."""
+    buffer = mmap.mmap(-1, size_bytes)  # page-aligned, as O_DIRECT wants it
     try:
-        return os.open(path, flags | os.O_DIRECT, 0o600), True
+        file, is_direct = os.open(path, flags | os.O_DIRECT, 0o600), True
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return os.open(path, flags, 0o600), False
+        file, is_direct = os.open(path, flags, 0o600), False
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    try:
+        yield file, buffer, is_direct
+    finally:
+        os.close(file)
+        buffer.close()

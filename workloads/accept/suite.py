@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from workloads.accept import collectives, compute, connectivity, readiness, storage, training
-from workloads.accept.collectives import BUS_FACTORS, NcclTestsError, Row, Transfer
+from workloads.accept.collectives import BUS_FACTORS, NcclTestsError, Transfer
 from workloads.accept.gates import Check, Gates, exit_code, gates_for, not_run, overall
 from workloads.accept.readiness import NodeFacts
-from workloads.accept.report import Node, Report, check_lines, device_of, gather_nodes
+from workloads.accept.report import Report, check_lines, device_of, gather_nodes, table
 from workloads.accept.training import Point
 from workloads.common.dist import World
 from workloads.common.exit_codes import ConfigError, DataError, ExitCode, WorkloadError
@@ -51,7 +52,9 @@ class Suite:
     def connectivity(self) -> None:
         """Every pair of ranks."""
         if self.world.world_size == 1:
-            self.report.checks += connectivity.missing(1)
+            self.report.checks.append(
+                not_run("connectivity.pairs", "one rank has no partner", subject="0 of 0 pairs")
+            )
             return
         pairs = connectivity.measure_pairs(self.world)
         self.report.measurements["connectivity"] = [asdict(pair) for pair in pairs]
@@ -92,17 +95,17 @@ class Suite:
             self.report.checks += [
                 not_run("collectives.nccl_tests", why, subject=where) for where, why in whys.items()
             ]
-        self.report.measurements["collectives"] = rows
+        self.report.measurements["collectives"] = [asdict(row) for row in rows]
         way = collectives.algorithm(gpus) if self.report.backend == "nccl" else None
         self.report.checks += collectives.judge(rows, self.report.gates, way)
 
-    def _nccl_tests(self, named: str, gpus: int) -> tuple[list[Any], dict[str, str]]:
+    def _nccl_tests(self, named: str, gpus: int) -> tuple[list[Transfer], dict[str, str]]:
         """Rows of the first node and of all nodes, and why there are none."""
         nodes = [node.name for node in self.report.nodes]
         folder = self._programs(named, "all_reduce_perf", at="accept.collectives.nccl_tests")
         if folder is None:
             return [], {}
-        rows: list[Any] = []
+        rows: list[Transfer] = []
         whys: dict[str, str] = {}
         sizes = self.config.collectives.sizes_mb
         for names in [nodes[:1], nodes][: len(nodes)]:
@@ -120,7 +123,7 @@ class Suite:
                 whys[where] = str(error)
                 continue
             scope = "cluster" if several else "node"
-            rows += [{**asdict(each), "scope": scope, "nodes": names} for each in found]
+            rows += [replace(each, scope=scope, nodes=tuple(names)) for each in found]
         return rows, whys
 
     def _programs(self, named: str, program: str, *, at: str) -> Path | None:
@@ -145,11 +148,14 @@ class Suite:
         config = self.config.storage
         named = {each: self.places.path(each) for each in config.places if self.places.has(each)}
         for place, path in storage.targets(named, config.mounts).items():
-            found = self._measure_place(place, path)
-            rows += [each for each in found if isinstance(each, dict)]
-            whys = [each for each in found if isinstance(each, str)]
-            if whys:
+            # Every rank stops at the same barriers, or one that fails would leave the others there.
+            trouble = None
+            if self._index is not None:
+                trouble = storage.trouble(place, path, config, len(self.report.nodes))
+            if whys := self._gathered(trouble):
                 left_out[place] = whys[0]
+            else:
+                rows += self._gathered(self._measure_place(place, path))
         if not rows and not left_out:
             self.report.checks.append(
                 not_run(
@@ -181,43 +187,40 @@ class Suite:
         )
 
     def _ask_nodes(self) -> tuple[NodeFacts, ...]:
-        first = {node.ranks[0] for node in self.report.nodes}
-        mine = readiness.ask_node() if self.world.rank in first else None
-        return tuple(each for each in self.world.gather(mine) if each is not None)
+        return tuple(self._gathered(None if self._index is None else readiness.ask_node()))
+
+    @property
+    def _index(self) -> int | None:
+        """Which node this rank is the first of; None: it is not."""
+        return connectivity.index_of(self.world, self.report.nodes)
+
+    def _gathered(self, mine: Any) -> list[Any]:
+        """What the ranks found that looked; None is of one that did not."""
+        return [each for each in self.world.gather(mine) if each is not None]
 
     def _gpus_per_node(self) -> int:
         if self.config.device == "cpu":
             return 0
         return readiness.declared_gpus(len(self.report.nodes[0].ranks))
 
-    def _measure_place(self, place: str, path: Path) -> list[Any]:
-        """Each node's rates, or why there are none; the first rank of a node measures."""
-        nodes = self.report.nodes
-        index = next((i for i, node in enumerate(nodes) if node.ranks[0] == self.world.rank), None)
-        config = self.config.storage
-        mine: Any = None
-        # Every rank stops at the same barriers, or one that fails would leave the others there.
-        trouble = None
-        if index is not None:
-            trouble = storage.trouble(place, path, config, len(nodes))
-        if any(self.world.gather(trouble)):
-            return [text for text in self.world.gather(trouble) if text]
+    def _measure_place(self, place: str, path: Path) -> dict[str, Any] | None:
+        """This node's rates; its first rank measures, the others wait."""
+        index, nodes = self._index, self.report.nodes
         if index is None:
             for _ in range(storage.BARRIERS):
                 self.world.barrier()
-        else:
-            rates = storage.measure_place(
-                place,
-                path,
-                config,
-                run=job_id(),
-                node=nodes[index].name,
-                index=index,
-                num_nodes=len(nodes),
-                together=self.world.barrier,
-            )
-            mine = asdict(rates)
-        return [each for each in self.world.gather(mine) if each is not None]
+            return None
+        rates = storage.measure_place(
+            place,
+            path,
+            self.config.storage,
+            run=job_id(),
+            node=nodes[index].name,
+            index=index,
+            num_nodes=len(nodes),
+            together=self.world.barrier,
+        )
+        return asdict(rates)
 
 
 def run_suite(
@@ -225,18 +228,19 @@ def run_suite(
     config: AcceptConfig,
     places: Places,
     *,
-    gates_file: Path | None,
-    platform: str | None,
+    platform: str | None = None,
     write: Callable[[Report], None],
 ) -> Report:
     """Return the result, the same on every rank; `write` gets it after each stage on rank 0."""
     config = profiled(config)
+    extra = None if config.gates is None else places.expand(config.gates, at="accept.gates")
+    platform = platform or os.environ.get("SOPERATOR_PLATFORM") or None
     is_gpu = world.device.type == "cuda"
     if is_gpu and config.device == "cpu":
         raise ConfigError("accept.device is cpu on a node with GPUs: a rehearsal would hide them")
     nodes = gather_nodes(world)
     gpus = readiness.declared_gpus(len(nodes[0].ranks)) if config.device == "gpu" else 0
-    gates = gates_for(platform or platform_of(world), gpus, gates_file)
+    gates = gates_for(platform or platform_of(world), gpus, extra)
     report = Report(
         config=config,
         gates=gates,
@@ -271,7 +275,7 @@ class Recorded:
     nodes: int
     ranks: int
     device: str
-    rows: tuple[Row, ...]
+    rows: tuple[Transfer, ...]
     point: Point
 
 
@@ -311,11 +315,11 @@ def read_benchmark(values: Mapping[str, Any], name: str) -> Recorded:
         ) from error
 
 
-def _row(row: Mapping[str, Any], ranks: int, nodes: int) -> Row:
+def _row(row: Mapping[str, Any], ranks: int, nodes: int) -> Transfer:
     # Its MB are 2^20 bytes, and its "bandwidth" is already the bus bandwidth.
     num_bytes, time_s = int(row["size_mb"]) * 2**20, float(row["latency_ms"]) / 1000
     busbw = float(row["bandwidth_gbps"])
-    found = Transfer(
+    return Transfer(
         op="all_reduce",
         ranks=ranks,
         bytes=num_bytes,
@@ -324,17 +328,14 @@ def _row(row: Mapping[str, Any], ranks: int, nodes: int) -> Row:
         busbw_gb_per_s=busbw,
         wrong=None,
         source="nebius-h100-8gpu-benchmark, benchmark.py",
+        scope="cluster" if nodes > 1 else "node",
+        nodes=node_names(nodes),
     )
-    return {
-        **asdict(found),
-        "scope": "cluster" if nodes > 1 else "node",
-        "nodes": node_names(nodes),
-    }
 
 
-def node_names(nodes: int) -> list[str]:
+def node_names(nodes: int) -> tuple[str, ...]:
     """Return the names that the published table gives them: gpu-node-0, gpu-node-1."""
-    return [f"gpu-node-{index}" for index in range(nodes)]
+    return tuple(f"gpu-node-{index}" for index in range(nodes))
 
 
 def latest(runs: Sequence[Recorded]) -> Recorded:
@@ -346,20 +347,10 @@ def judge_recorded(runs: Sequence[Recorded], gates: Gates) -> list[Check]:
     """Return the checks of what the runs measured; what nobody measured is NOT RUN."""
     widest = latest(runs)
     per_node = widest.ranks // widest.nodes
-    nodes = [
-        Node(
-            name=name,
-            role="worker" if index else "master",
-            ranks=tuple(range(index * per_node, (index + 1) * per_node)),
-            device=widest.device,
-            gpus=per_node,
-            gpu_memory_gib=None,
-        )
-        for index, name in enumerate(node_names(widest.nodes))
-    ]
+    names = node_names(widest.nodes)
+    nodes = table([(name, widest.device, None) for name in names for _ in range(per_node)])
     rows = [row for run in runs for row in run.rows]
     points = sorted((run.point for run in runs), key=lambda point: point.ranks)
-    names = tuple(node.name for node in nodes)
     subject = f"{len(nodes)} nodes"
     missing = ("readiness.gpus", "connectivity.pairs", "collectives.send_recv", "storage.places")
     return [

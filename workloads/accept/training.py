@@ -6,7 +6,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -69,7 +69,7 @@ class Point:
         return {
             **asdict(self),
             # JSON has no word for what is not finite; the check says that it was so.
-            "loss": self.loss if self.loss is not None and _is_number(self.loss) else None,
+            "loss": self.loss if self.loss is not None and math.isfinite(self.loss) else None,
             "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_rank": self.tokens_per_s_per_rank,
         }
@@ -180,17 +180,14 @@ def judge(
 
 
 def _loss(points: Sequence[Point]) -> Check:
-    bad = [point.ranks for point in points if point.loss is not None and not _is_number(point.loss)]
+    lost = (each for each in points if each.loss is not None and not math.isfinite(each.loss))
+    bad = [point.ranks for point in lost]
     reason = "no point was measured" if not points else f"not finite on {bad} ranks"
     return fact("training.loss", bool(points) and not bad, subject="all points", reason=reason)
 
 
 def _several(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
-
-
-def _is_number(loss: float) -> bool:
-    return math.isfinite(loss)
 
 
 def _straggler_checks(
@@ -285,7 +282,9 @@ class Trainer:
         """One forward and backward pass over a fresh batch; the loss and its tokens."""
         shape = (self.config.batch, self.config.sequence + 1)
         batch = torch.randint(self.config.vocabulary, shape, device=self.world.device)
-        with autocast(self.world):
+        # bf16 arithmetic on a GPU, fp32 on CPU.
+        kind = self.world.device.type
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=kind == "cuda"):
             loss = self.model(batch[:, :-1], batch[:, 1:])
         loss.backward()
         return loss.detach(), batch[:, 1:].numel()
@@ -296,16 +295,6 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss, tokens
-
-
-@contextlib.contextmanager
-def autocast(world: World) -> Iterator[None]:
-    """bf16 arithmetic on a GPU, fp32 on CPU."""
-    if world.device.type == "cuda":
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            yield
-    else:
-        yield
 
 
 def make_trainer(world: World, config: TrainingConfig, group: Any, num_ranks: int) -> Trainer:
@@ -328,15 +317,9 @@ def points_of(config: TrainingConfig, world_size: int, ranks_per_node: int) -> t
                 f"accept.training.points: {wrong} with {world_size} ranks; give 1 to {world_size}"
             )
         return tuple(sorted(set(config.points)))
-    found = {1, world_size}
-    ranks = 2
-    while ranks < ranks_per_node:
-        found.add(ranks)
-        ranks *= 2
-    ranks = ranks_per_node
-    while ranks <= world_size:
-        found.add(ranks)
-        ranks *= 2
+    powers = [2**n for n in range(world_size.bit_length())]
+    found = {1, world_size, *(each for each in powers if each < ranks_per_node)}
+    found |= {ranks_per_node * each for each in powers}
     return tuple(sorted(each for each in found if each <= world_size))
 
 

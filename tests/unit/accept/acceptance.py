@@ -58,16 +58,13 @@ def report(
         world_size=16,
         backend="nccl",
     )
+    at = {"scope": "cluster", "nodes": tuple(names)}
     rows = [
-        {
-            **asdict(transfer("all_reduce", 16, size, size * 1.875 / rate / 1e9)),
-            "scope": "cluster",
-            "nodes": list(names),
-        }
+        transfer("all_reduce", 16, size, size * 1.875 / rate / 1e9, **at)
         for size, rate in ((10**6, 22.3), (10**9, 410.0), (8 * 10**9, 430.0))
     ]
     if "collectives" in stages:
-        found.measurements["collectives"] = rows
+        found.measurements["collectives"] = [asdict(row) for row in rows]
         found.checks += collectives.judge(rows, gates, "nvls")
     if "training" in stages:
         found.measurements["training"] = {"points": [each.to_json() for each in points]}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from workloads.accept.collectives import (
     BUS_FACTORS,
     NcclTestsError,
+    Transfer,
     algorithm,
     arithmetic_trouble,
     elements_of,
@@ -78,9 +78,7 @@ def test_a_slow_fabric_fails_and_a_sound_one_passes() -> None:
     found = {}
     for name in ("16xh100", "slow"):
         rows = parse(_text(f"nccl_all_reduce_{name}.txt"), op="all_reduce", ranks=16)
-        placed = [
-            {**asdict(row), "scope": "cluster", "nodes": ["worker-0", "worker-1"]} for row in rows
-        ]
+        placed = [replace(row, scope="cluster", nodes=("worker-0", "worker-1")) for row in rows]
         checks = {check.id: check for check in judge(placed, gates, "ring")}
         found[name] = checks["collectives.all_reduce"]
     assert [check.outcome for check in found.values()] == ["PASS", "FAIL"]
@@ -105,7 +103,7 @@ def test_output_that_was_cut_short_is_no_result() -> None:
 def test_elements_that_arrive_wrong_fail_whatever_the_speed() -> None:
     text = _text("nccl_all_reduce_a6000.txt").replace("47.48      0\n", "47.48      7\n")
     rows = parse(text, op="all_reduce", ranks=2)
-    placed = [{**asdict(row), "scope": "node", "nodes": ["worker-0"]} for row in rows]
+    placed = [replace(row, nodes=("worker-0",)) for row in rows]
     checks = {check.id: check for check in judge(placed, gates_for("gpu-l40s-d", 2), None)}
     assert checks["collectives.values"].outcome == "FAIL"
     assert checks["collectives.values"].nodes == ("worker-0",)
@@ -129,10 +127,10 @@ def test_nccl_may_reduce_in_the_switch_above_four_gpus(
     assert algorithm(gpus, environment) == way
 
 
-def _rows(num_bytes: int, busbw: float, source: str = "torch", wrong: int | None = 0) -> Any:
+def _row(num_bytes: int, busbw: float, source: str = "torch", wrong: int | None = 0) -> Transfer:
     """An all-reduce of eight ranks on one node."""
-    row = transfer("all_reduce", 8, num_bytes, num_bytes * 1.75 / busbw / 1e9, wrong)
-    return {**asdict(replace(row, source=source)), "scope": "node", "nodes": ["worker-0"]}
+    at = {"wrong": wrong, "source": source, "nodes": ("worker-0",)}
+    return transfer("all_reduce", 8, num_bytes, num_bytes * 1.75 / busbw / 1e9, **at)
 
 
 @pytest.mark.parametrize("ranks", [8, 16, 24, 48, 56])
@@ -143,7 +141,7 @@ def test_a_message_has_equal_parts_and_no_byte_less_than_asked(ranks: int) -> No
 
 
 def test_sizes_below_every_limit_are_not_run() -> None:
-    rows = [_rows(10**6, 20), _rows(10**8, 300)]
+    rows = [_row(10**6, 20), _row(10**8, 300)]
     checks = {check.id: check for check in judge(rows, gates_for("gpu-h100-sxm", 8), "nvls")}
     assert checks["collectives.all_reduce"].outcome == "NOT_RUN"
     assert "the limit speaks of 8000 MB and more" in str(checks["collectives.all_reduce"].reason)
@@ -155,7 +153,7 @@ def test_sizes_below_every_limit_are_not_run() -> None:
 
 def test_a_good_row_of_one_program_hides_no_bad_row_of_another() -> None:
     for first, second in (("torch", "nccl-tests"), ("nccl-tests", "torch")):
-        rows = [_rows(GB_8, 300, first), _rows(GB_8, 470, second)]
+        rows = [_row(GB_8, 300, first), _row(GB_8, 470, second)]
         found = [
             (check.outcome, check.context["source"])
             for check in judge(rows, gates_for("gpu-h100-sxm", 8), "nvls")
@@ -166,7 +164,7 @@ def test_a_good_row_of_one_program_hides_no_bad_row_of_another() -> None:
 
 def test_values_that_nobody_looked_at_are_not_run() -> None:
     gates = gates_for("gpu-l40s-d", 2)
-    blind, seen = _rows(10**6, 20, "nccl-tests", None), _rows(10**6, 20)
+    blind, seen = _row(10**6, 20, "nccl-tests", None), _row(10**6, 20)
     for rows, outcome in (([blind], "NOT_RUN"), ([blind, seen], "PASS")):
         (values, _) = judge(rows, gates, None)
         assert (values.id, values.outcome) == ("collectives.values", outcome)

@@ -152,7 +152,7 @@ def test_what_could_not_be_run_is_said_and_loses_no_other_stage(
     config = AcceptConfig(collectives=CollectivesConfig(sizes_mb=(1,)))
     suite = _suite(None, config, _nodes("worker-0", "worker-1"))
     rows, whys = suite._nccl_tests(str(_put(tmp_path, _PROGRAM)), 7)
-    assert {row["nodes"][0] for row in rows} == {"worker-0"}
+    assert {row.nodes[0] for row in rows} == {"worker-0"}
     assert whys == {"2 nodes": "srun starts them over nodes, and this is no job of Slurm"}
     rows, whys = suite._nccl_tests(str(tmp_path / "empty"), 7)
     assert (rows, "all_reduce_perf: not there" in whys["worker-0"]) == ([], True)

@@ -16,7 +16,7 @@ from workloads.accept.readiness import (
     ask_node,
     declared_gpus,
     judge,
-    parse_topology,
+    parse_nvlinks,
     parse_xml,
     read_ports,
 )
@@ -83,21 +83,20 @@ def test_what_is_no_output_of_nvidia_smi_is_refused(text: str) -> None:
 
 @pytest.mark.feature("S001-90")
 def test_the_matrix_has_18_links_between_all_gpus_or_none() -> None:
-    nvlink = parse_topology((RECORDED / "topo_8xh100.txt").read_text())
-    assert set(nvlink.nvlinks().values()) == {18}
-    assert len(nvlink.nvlinks()) == 28
-    assert nvlink.nics == ("NIC0", "NIC1")
-    pcie = parse_topology((RECORDED / "topo_8xh100_pcie.txt").read_text())
-    assert set(pcie.nvlinks().values()) == {0}
+    nvlinks = parse_nvlinks((RECORDED / "topo_8xh100.txt").read_text())
+    assert set(nvlinks.values()) == {18}
+    assert len(nvlinks) == 28
+    assert list(nvlinks)[-1] == "GPU6-GPU7"
+    assert set(parse_nvlinks((RECORDED / "topo_8xh100_pcie.txt").read_text()).values()) == {0}
 
 
 @pytest.mark.feature("S001-90")
 def test_a_matrix_that_was_cut_short_is_refused() -> None:
     text = (RECORDED / "topo_8xh100.txt").read_text()
     with pytest.raises(NvidiaSmiError, match="no cell for"):
-        parse_topology(text.partition("GPU5\tNV18\tNV18")[0])
+        parse_nvlinks(text.partition("GPU5\tNV18\tNV18")[0])
     with pytest.raises(NvidiaSmiError, match="no column GPU0"):
-        parse_topology("No devices were found\n")
+        parse_nvlinks("No devices were found\n")
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_by_its_own_rule_its_bandwidth_and_its_tokens_pass_and_less_than_its_lim
     assert [each.outcome for each in tokens] == ["PASS", "PASS"]
     assert tokens[1].measured == pytest.approx(8572.6, abs=0.1)
     slow = replace(runs[1].point, tokens=runs[1].point.tokens * 499 // 8573)
-    rows = tuple({**row, "busbw_gb_per_s": 349.0} for row in runs[1].rows)
+    rows = tuple(replace(row, busbw_gb_per_s=349.0) for row in runs[1].rows)
     found = _checks([replace(runs[1], point=slow, rows=rows)], ITS_RULE)
     for check in ("collectives.all_reduce", "training.tokens_per_s_per_gpu"):
         assert [each.outcome for each in found[check]] == ["FAIL"], check
@@ -104,7 +104,7 @@ def test_a_bus_factor_of_the_wrong_world_is_caught() -> None:
     one, two = _runs()
     # The factor of eight ranks, 1.75, used for sixteen.
     rows = tuple(
-        {**row, "busbw_gb_per_s": row["algbw_gb_per_s"] * 1.75} if row["ranks"] == 16 else row
+        replace(row, busbw_gb_per_s=row.algbw_gb_per_s * 1.75) if row.ranks == 16 else row
         for row in two.rows
     )
     (arithmetic,) = _checks([one, replace(two, rows=rows)])["collectives.arithmetic"]
