@@ -26,7 +26,6 @@ from infra.clients.errors import JobsError
 from infra.clients.objects import Place, StorageError
 from infra.jobs.ledger import JobLedger
 from infra.render.delivery import recipe_file
-from infra.render.sbatch import RELEASE_VARIABLE
 from stacks.schedule import why_ended
 from stacks.spec import StackSpec
 from stacks.spec.slurm import TRAIN_MODULE, JobSpec
@@ -275,15 +274,6 @@ PLAN_VARIABLE: Final = "SOPERATOR_PLAN"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFiles:
-    """What a job, or one task of an array, is sent with."""
-
-    plan: bytes | None = None
-    run_config: str | None = None
-    """Bucket and key of what it is configured by."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob:
     """A declared job with its settings, accepted here."""
 
@@ -368,26 +358,6 @@ def prepare(
 def plan_name(content: bytes) -> str:
     """Another plan has another name, so no waiting job loses its own."""
     return f"{hashlib.sha256(content).hexdigest()[:16]}.json"
-
-
-def environment(
-    outputs: StackOutputs,
-    code_hash: str,
-    *,
-    git_revision: str | None,
-    tasks: Mapping[int | None, TaskFiles],
-) -> list[str]:
-    """Variables that a job is submitted with, NAME=VALUE each."""
-    found = [f"{RELEASE_VARIABLE}={code_hash}"]
-    found += [f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else []
-    for number, each in tasks.items():
-        suffix = "" if number is None else f"_{number}"
-        if each.run_config:
-            found.append(f"{RUN_CONFIG_VARIABLE}{suffix}={each.run_config}")
-        if each.plan is not None:
-            path = f"{outputs.own_path}/plans/{plan_name(each.plan)}"
-            found.append(f"{PLAN_VARIABLE}{suffix}={path}")
-    return found
 
 
 def job_args(sets: Sequence[str]) -> list[str]:

@@ -1,9 +1,9 @@
 """Submits declared jobs, pipelines and searches: each is refused with a reason, or is one sbatch.
 
 submit_once.sh decides on the login node, under a lock and by an idempotency key; a call whose
-answer was lost is repeated. Its record of the submission stays in the user's folder there until
-history and ledger here have it: `recover` reads what a killed command left, and decides of a job
-that waits held for the budget. Recipes, plans and data are recipes.py's, money is ledger.py's.
+answer was lost is repeated. What is sent stays in the state folder, and its key on the cluster,
+until history and ledger have the job: `recover` asks what came of a killed command, and decides of
+a job that waits held for the budget. Recipes, plans, data are recipes.py's, money is ledger.py's.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import hmac
 import json
 import os
 import secrets
 import shlex
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -25,12 +25,20 @@ from getpass import getuser
 from pathlib import Path
 from typing import Final
 
-from cost.runs.ledger import FILE_NAME, ForecastEntry, Ledger, LedgerError, decode, encode
+from cost.runs.ledger import (
+    FILE_NAME,
+    ForecastEntry,
+    Ledger,
+    LedgerError,
+    LineError,
+    decode,
+    encode,
+)
 from infra import files
 from infra.clients import slurm
 from infra.clients.errors import JobsError, last_words
 from infra.clients.pulumi import StackOutputs
-from infra.clients.slurm import asked, refused, sbatch_command
+from infra.clients.slurm import refused, sbatch_command
 from infra.clients.ssh import Connection, ConnectionLostError, Result, reopen
 from infra.jobs import history, recipes, transfer
 from infra.jobs.history import Submission, Submitted, SubmittedJobs, oldest_id, submission_from
@@ -44,19 +52,27 @@ from infra.jobs.ledger import (
     submit_within_budget,
     write_down,
 )
-from infra.jobs.recipes import Request, TaskFiles, environment, job_args, plan_name
+from infra.jobs.recipes import (
+    PLAN_VARIABLE,
+    RUN_CONFIG_VARIABLE,
+    Request,
+    job_args,
+    plan_name,
+)
+from infra.jobs.records import read_object
 from infra.render.names import shell_file
+from infra.render.sbatch import RELEASE_VARIABLE
 from stacks.errors import visible
 
 _NO_DATA, _UNKNOWN, _BUSY, _STALE, _EQUIVALENT, _NO_FOLDER = 66, 72, 74, 75, 76, 77
 """What submit_once.sh ends with where it has not submitted; _UNKNOWN: where nobody knows."""
 _MOST_BYTES: Final = 128 * 1024 - 1
 """sshd gives the command to a shell as one argument: execve(2), MAX_ARG_STRLEN with its end."""
-_MOST_RECORD_BYTES, _MOST_RECORDS = 65536, 1000
-"""Of records of submissions, which are read from a login node that may be hostile."""
 _PATIENCE_S: Final = 20.0
 """For a lost connection: signals wait until the submission is decided."""
 _MOST_CALLS: Final = 3
+_LATE_S: Final = 300.0
+"""In which the call of a killed command may still begin there: it waits a minute for the lock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +106,7 @@ class Submitter(SubmittedJobs):
         For every command that enters the cluster; one that submits must know, and uses `alone`.
         """
         with contextlib.suppress(JobsError, LedgerError, BlockingIOError):
-            if self._records():
+            if self._left():
                 with self._locked(waits=False):
                     self._recover()
 
@@ -121,11 +137,10 @@ class Submitter(SubmittedJobs):
             made = self.sbatch_once(
                 planned,
                 request,
-                self._files(request, recipes.keep),
                 nodes=nodes,
                 oldest=oldest,
                 hold=admit is not None,
-                record=self.sealed(planned, entries, is_held=admit is not None),
+                entries=entries,
             )
             is_new = made.idempotency_key == planned.idempotency_key
             if is_new:
@@ -181,41 +196,39 @@ class Submitter(SubmittedJobs):
         self,
         planned: Submission,
         request: Request,
-        tasks: Mapping[int | None, TaskFiles],
         *,
         nodes: Sequence[str] = (),
         oldest: int | None = None,
         hold: bool = False,
-        record: bytes = b"",
+        entries: Entries = (),
     ) -> Submission:
         """Submits what is planned if the cluster has its code and data; one round trip.
 
         `nodes`: what it must run on. `oldest`: a job of equal inputs with this id or a later one,
-        which runs or waits, is taken instead. `hold`: it waits to be let go. `record`: what the
-        cluster keeps of the submission until it is forgotten.
+        which runs or waits, is taken instead. `hold`: it waits to be let go. `entries`: what the
+        ledger gets of it, by whichever command.
         """
         job, outputs = planned.job, self.outputs
-        plans = dict.fromkeys(each.plan for each in tasks.values() if each.plan is not None)
+        tasks = request.tasks.values()
+        plans = dict.fromkeys(each.plan.to_bytes() for each in tasks if each.plan is not None)
         # Of each group one path must be there, unless the job waits for one that may make it.
         reads = dict.fromkeys(
             "\n".join(recipes.prepared_data(each.job, each.recipe, outputs))
-            for each in (request.tasks.values() if planned.after is None else ())
+            for each in (tasks if planned.after is None else ())
         )
         sbatch = sbatch_command(
             f"jobs/{job}",
             job_args(planned.sets),
             after=planned.after,
-            export=self._environment(tasks),
+            export=self._variables(request, recipes.keep),
             nodes=nodes,
             array=request.array,
             comment=planned.idempotency_key,
             hold=hold,
         )
         script = self._script(
-            "submit",
             planned,
             oldest="" if oldest is None else str(oldest),
-            record_size=str(len(record)),
             releases=self._releases,
             current=f"{outputs.code_path}/current",
             folders=[outputs.places[each] for each in ("logs", "results") if outputs.shared],
@@ -224,13 +237,15 @@ class Submitter(SubmittedJobs):
             plans=[f"{len(each)} {plan_name(each)}" for each in plans],
         )
         command = f"{script} {sbatch}"
-        if len(command.encode()) > _MOST_BYTES or len(record) > _MOST_RECORD_BYTES:
+        if len(command.encode()) > _MOST_BYTES:
             raise JobsError(
                 f"{job}: {len(tasks)} tasks make a command of {len(command.encode()):,} bytes, and "
                 f"the login node takes {_MOST_BYTES:,}; nothing was submitted: declare two "
                 "searches with fewer trials each"
             )
-        result = self._call(command, record + b"".join(plans))
+        if entries:
+            self._leave(planned, entries, is_held=hold)
+        result = self._call(command, b"".join(plans))
         said = result.stdout.strip()
         if result.exit_code == _EQUIVALENT:
             number, _, rest = said.partition("|")
@@ -246,6 +261,8 @@ class Submitter(SubmittedJobs):
             self.log(f"{job}: job {number} of the same code and settings {what}; it is taken")
             return made
         if not result.ok:
+            if result.exit_code != _UNKNOWN:
+                self._left_file(planned).unlink(missing_ok=True)
             raise self._refusal(planned, result)
         number = slurm.submitted_id(said.removesuffix(" found"))
         if number != said:
@@ -259,7 +276,7 @@ class Submitter(SubmittedJobs):
         refuses is named.
         """
         check_job(self.outputs, request.name)
-        exported = self._environment(self._files(request, recipes.address))
+        exported = self._variables(request, recipes.address)
         script, words = f"jobs/{request.name}", job_args(request.sets)
         shown = sbatch_command(script, words, after=after, array=request.array, export=exported)
         tested = sbatch_command(script, words, array=request.array, test_only=True)
@@ -282,72 +299,67 @@ class Submitter(SubmittedJobs):
         lines = f"# {shown}\n# {result.stderr.strip()}\n{stale}{text}".split("\n")
         return "\n".join(map(visible, lines))
 
-    def sealed(self, planned: Submission, entries: Entries, *, is_held: bool = False) -> bytes:
-        """What the cluster keeps of the submission: a line under this machine's seal."""
-        lines = [encode(entry) for entry in entries]
-        text = json.dumps({"submission": asdict(planned), "entries": lines, "is_held": is_held})
-        path = self._own_file("key")
-        if not path.exists():
-            files.write(path, secrets.token_bytes(32), mode=0o600)
-        return f"{self._seal(text)} {text}".encode()
+    def _leave(self, planned: Submission, entries: Entries, *, is_held: bool) -> None:
+        """Keeps here what is sent, for whichever command comes after this one."""
+        lines, path = [encode(entry) for entry in entries], self._left_file(planned)
+        left = {"submission": asdict(planned), "entries": lines, "is_held": is_held}
+        try:
+            files.write(path, json.dumps(left))
+        except OSError as error:
+            why = error.strerror or error
+            raise JobsError(f"{path}: {why}; nothing was submitted: make room there") from error
 
-    def _records(self) -> list[tuple[Submission, Entries, bool]]:
-        """Submissions of this machine that the cluster has a record of; others have another seal.
+    def _left_file(self, planned: Submission) -> Path:
+        return self._own_file(f"left.{(planned.idempotency_key or '').rpartition(':')[2]}")
+
+    def _left(self) -> list[tuple[Submission, Entries, bool]]:
+        """What was sent from here and is not written down; a damaged file is as good as none.
 
         With what the ledger gets, and whether the job was submitted held.
         """
-        if not self._own_file("key").exists():
-            return []
-        printed = asked(self.connection, "records of submissions", self._script("records"))
         found: list[tuple[Submission, Entries, bool]] = []
-        for line in printed.split("\n", _MOST_RECORDS)[:_MOST_RECORDS]:
-            seal, _, text = line.partition(" ")
-            if len(line) > _MOST_RECORD_BYTES or not hmac.compare_digest(
-                seal.encode(), self._seal(text).encode()
-            ):
-                continue
-            values = json.loads(text)
-            made = submission_from(values["submission"])
-            if made is not None and made.stack == self.outputs.stack:
-                entries = tuple(decode(entry) for entry in values["entries"])
-                found.append((made, entries, values.get("is_held", False)))
+        for path in sorted(self._own_file("left").parent.glob(".submit.left.*")):
+            values = read_object(path)
+            with contextlib.suppress(LineError):
+                entries = tuple(map(decode, values.get("entries", ())))
+                made = submission_from(values.get("submission", {}))
+                if made is not None and entries:
+                    found.append((made, entries, values.get("is_held", False)))
         return found
 
-    def _seal(self, text: str) -> str:
-        key = self._own_file("key").read_bytes()
-        return hmac.new(key, text.encode(errors="replace"), hashlib.sha256).hexdigest()
-
     def _recover(self) -> None:
-        stack, cluster = self.outputs.stack, self.outputs.login_host_key
+        """Writes down what came of that which was left, or takes it back for the budget."""
         by_key = {each.idempotency_key: each for each in self.submissions()}
-        for planned, entries, is_held in self._records():
+        path = self.state / "runs" / self.outputs.stack / FILE_NAME
+        for planned, entries, is_held in self._left():
             # Ids start again on a cluster that was made anew, and its jobs are gone.
-            if planned.cluster == cluster:
-                known = by_key.get(planned.idempotency_key)
-                made = known or self._looked_up(planned)
-                if is_held and known is None and made is not None:
-                    entry = next(each for each in entries if isinstance(each, ForecastEntry))
-                    try:
-                        with (ledger := self.books()).file.locked() as opened:
-                            decide(ledger, opened, self.connection, entry, made.job_id)
-                    except OverBudgetError as over:
-                        self.log(f"{over}; the command that submitted it was cut off")
-                        made = None
-                if made is not None:
-                    if known is None:
-                        history.remember(self.state, made, is_new=False)
-                    with Ledger(self.state / "runs" / stack / FILE_NAME).locked() as opened:
+            is_here = planned.cluster == self.outputs.login_host_key
+            known = by_key.get(planned.idempotency_key)
+            made = known or (self._looked_up(planned) if is_here else None)
+            if made is not None:
+                # It is read as it is opened, so before it is locked.
+                books = self.books() if is_held and known is None else None
+                try:
+                    with Ledger(path).locked() as opened:
+                        if books is not None and isinstance(entries[0], ForecastEntry):
+                            decide(books, opened, self.connection, entries[0], made.job_id)
+                        if known is None:
+                            history.remember(self.state, made, is_new=False)
                         is_new = write_down(opened, entries, made.job_id)
                     if is_new or known is None:
                         self.log(
                             f"{made.job}: job {made.job_id} was submitted by a command that was "
                             "cut off; it is written down"
                         )
+                except OverBudgetError as over:
+                    self.log(f"{over}; the command that submitted it was cut off")
+            elif is_here and time.time() < self._left_file(planned).stat().st_mtime + _LATE_S:
+                continue
             self._forget(planned)
 
     def _looked_up(self, planned: Submission) -> Submission | None:
         """What came of the submission; None: nothing did."""
-        result = self.connection.run(self._script("look_up", planned))
+        result = self.connection.run(self._script(planned))
         if not result.ok:
             raise JobsError(
                 f"{planned.job}: {_one_line(result.stderr)}; whether a job came of the submission "
@@ -357,8 +369,12 @@ class Submitter(SubmittedJobs):
         return self._numbered(planned, slurm.job_id(number)) if number else None
 
     def _forget(self, planned: Submission) -> None:
-        with contextlib.suppress(JobsError):  # the next command does it
-            self.connection.run(self._script("forget", planned))
+        """Where the cluster does not answer, the next command does it."""
+        left = self._left_file(planned)
+        record = f"{self.outputs.own_path}/submissions/{left.suffix.removeprefix('.')}"
+        with contextlib.suppress(JobsError):
+            self.connection.run(shlex.join(["rm", "-f", record]))
+            left.unlink(missing_ok=True)
 
     def _call(self, command: str, stdin: bytes) -> Result:
         """The answer; the same call again where it was lost, which submits nothing twice."""
@@ -390,37 +406,34 @@ class Submitter(SubmittedJobs):
             return JobsError(f"{job}: {words[result.exit_code]}")
         return refused(f"{job}: sbatch", result)
 
-    def _script(
-        self, verb: str, planned: Submission | None = None, **variables: str | Sequence[str]
-    ) -> str:
-        """What runs submit_once.sh with these variables; words that follow are sbatch's."""
-        of = {} if planned is None else {"key": planned.idempotency_key or "", "name": planned.job}
+    def _script(self, planned: Submission, **variables: str | Sequence[str]) -> str:
+        """What runs submit_once.sh for the key; the words of sbatch follow, or it only looks up."""
+        of = {"own": self.outputs.own_path, "key": planned.idempotency_key or ""}
         lines = [
             f"{name}={shlex.quote(value) if isinstance(value, str) else f'({shlex.join(value)})'}"
-            for name, value in {"own": self.outputs.own_path, "key": "", **of, **variables}.items()
+            for name, value in {**of, "name": planned.job, **variables}.items()
         ]
         text = Path(__file__).with_name("submit_once.sh").read_text(encoding="utf-8")
         body = text[text.index("end() {") :]
-        words = [*lines, f"verb={verb}", shell_file("own_folder"), body]
+        words = [*lines, shell_file("own_folder"), body]
         return f"bash -c {shlex.quote(chr(10).join(words))} submit_once"
 
-    def _environment(self, tasks: Mapping[int | None, TaskFiles]) -> list[str]:
-        return environment(
-            self.outputs, self.code_hash, git_revision=self.git_revision, tasks=tasks
-        )
-
-    def _files(
+    def _variables(
         self, request: Request, put: Callable[[Mapping[str, str], str, bytes], str]
-    ) -> dict[int | None, TaskFiles]:
-        """Plan and config of each task; `put` tells where a config is, or stores it there."""
-        store, found = self.store(), dict[int | None, TaskFiles]()
+    ) -> list[str]:
+        """What the job is submitted with; `put` tells where a config is, or stores it there."""
+        store, found = self.store(), [f"{RELEASE_VARIABLE}={self.code_hash}"]
+        found += [f"SOPERATOR_GIT_REVISION={self.git_revision}"] if self.git_revision else []
         for number, each in request.tasks.items():
-            kept = None
+            suffix = "" if number is None else f"_{number}"
             if store is not None and each.config is not None:
                 kept = put(store, each.job.recipe, each.config)
+                found.append(f"{RUN_CONFIG_VARIABLE}{suffix}={kept}")
                 if number is None and put is recipes.keep:
                     self.log(f"config: {kept}")
-            found[number] = TaskFiles(plan=each.plan and each.plan.to_bytes(), run_config=kept)
+            if each.plan is not None:
+                path = f"{self.outputs.own_path}/plans/{plan_name(each.plan.to_bytes())}"
+                found.append(f"{PLAN_VARIABLE}{suffix}={path}")
         return found
 
     @property

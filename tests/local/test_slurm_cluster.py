@@ -109,17 +109,18 @@ def test_a_job_that_the_queue_forgot_is_found_by_its_key_in_accounting(stand: St
     job = stand.submit("true", f"--comment={key}", f"--job-name={wanted.job}")
     stand.output(job)
     own = "/root/keys"
+    touch = f"touch -d '1 hour ago' {own}/submissions/00aa11bb22cc"
     stand.ssh(
-        f"mkdir -p {own}/submissions {own}/bin; touch {own}/submissions/00aa11bb22cc; "
+        f"mkdir -p {own}/submissions {own}/bin; {touch}; "
         f"echo '#!/bin/sh' > {own}/bin/squeue; chmod +x {own}/bin/squeue"
     )
-    look_up = submitter(None, replace(OUTPUTS, code_path=own))._script("look_up", wanted)
+    look_up = submitter(None, replace(OUTPUTS, code_path=own))._script(wanted)
 
     def is_found() -> bool:
         done = stand.ssh(f"PATH={own}/bin:$PATH; {look_up} < /dev/null")
         assert done.returncode == 0, done.stderr
         if not done.stdout.strip():  # accounting is late, and a record of no job is removed
-            stand.ssh(f"touch {own}/submissions/00aa11bb22cc")
+            stand.ssh(touch)
         return done.stdout.strip() == job
 
     stand.wait(is_found, f"the key of {job} in sacct")

@@ -9,8 +9,9 @@ from typing import Any
 from cost.runs.forecast import UnknownRun
 from infra.clients.pulumi import StackOutputs
 from infra.jobs.history import Submission
-from infra.jobs.recipes import Request, TaskFiles
+from infra.jobs.recipes import PreparedJob, Request
 from infra.jobs.submit import Submitter
+from stacks.spec.slurm import JobSpec
 
 
 def submitter(
@@ -43,11 +44,30 @@ def submit(
     sets: Sequence[str] = (),
     after: str | None = None,
     array: str | None = None,
-    tasks: Mapping[int | None, TaskFiles] | None = None,
+    tasks: Mapping[int | None, PreparedJob] | None = None,
+    store: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Submission:
     """The submission, once submit_once.sh took it; other options are those of sbatch_once."""
-    from_here = submitter(connection, outputs, code_hash=code_hash)
-    asked = request(job, sets=sets, array=array)
+    from_here = submitter(connection, outputs, code_hash=code_hash, store=lambda: store)
+    asked = request(job, sets=sets, array=array, tasks=tasks)
     planned = from_here.planned(asked, after=after)
-    return from_here.sbatch_once(planned, asked, tasks or {}, **options)
+    return from_here.sbatch_once(planned, asked, **options)
+
+
+class Planned:
+    """A plan of these bytes."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def to_bytes(self) -> bytes:
+        return self._content
+
+
+def task(plan: bytes, recipe: Mapping[str, Any] | None = None) -> PreparedJob:
+    """One task with this plan, and this recipe as its config."""
+    job = JobSpec(name="finetune", module="workloads.train", recipe="finance_qwen3_14b")
+    planned: Any = Planned(plan)
+    run = UnknownRun(job=job.name, num_nodes=1, reason="", fix="", at_most_usd=None)
+    return PreparedJob(job=job, run=run, plan=planned, recipe=recipe or {})

@@ -16,7 +16,7 @@ from infra.clients.ssh import Result
 from infra.jobs import history
 from infra.jobs.history import Submission, SubmittedJobs
 from infra.jobs.ledger import JobLedger, open_ledger
-from infra.jobs.recipes import TaskFiles
+from infra.jobs.recipes import PreparedJob
 from infra.jobs.search import (
     TaskState,
     TrialRun,
@@ -32,7 +32,7 @@ from stacks.rules.jobs import TRIALS_MOST
 from stacks.spec.cost import BudgetSpec
 from stacks.spec.slurm import AxisSpec, Goal, SearchSpec
 from tests.unit.cost.run_stacks import l40s
-from tests.unit.jobs.raw import submit, submitter
+from tests.unit.jobs.raw import submit, submitter, task
 from tests.unit.jobs.test_submit import HASH, OUTPUTS
 
 RATES = AxisSpec(key="train.learning_rate", values=("1e-5", "2e-5", "4e-5"))
@@ -141,27 +141,31 @@ def test_a_search_is_one_sbatch_with_a_plan_for_each_task(tmp_path: Path) -> Non
     assert entry.nodes_usd == Decimal("109.651200")
 
 
-def many(number: int, bucket: str) -> dict[int | None, TaskFiles]:
+def many(number: int) -> dict[int | None, PreparedJob]:
     """Tasks of which each has a plan and a config of its own."""
-    config = f"{bucket}/runs/finance_qwen3_14b/0123456789abcdef.json"
-    return {each: TaskFiles(plan=b"%d" % each, run_config=config) for each in range(number)}
+    return {each: task(b"%d" % each, {"a": each}) for each in range(number)}
 
 
-def test_the_largest_search_is_one_argument_of_a_shell() -> None:
+def test_the_largest_search_is_one_argument_of_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     """execve(2), MAX_ARG_STRLEN."""
     cluster = Cluster()
-    tasks = many(TRIALS_MOST, "soperator-h100-prod-configs-0123456789ab")
-    submit(cluster, WITH_SEARCH, "lr", code_hash=HASH, tasks=tasks)
+    config = "soperator-h100-prod-configs-0123456789ab/runs/finance_qwen3_14b/0123456789abcdef.json"
+    monkeypatch.setattr("infra.jobs.recipes.keep", lambda *_: config)
+    submit(cluster, WITH_SEARCH, "lr", code_hash=HASH, tasks=many(TRIALS_MOST), store={})
+    assert cluster.asked[-1].count(config) == TRIALS_MOST
     assert len(cluster.asked[-1].encode()) < 128 * 1024
     assert cluster.stdin[-1] == b"".join(b"%d" % number for number in range(TRIALS_MOST))
 
 
-def test_a_command_that_no_shell_takes_is_refused_before_it_is_sent() -> None:
+def test_a_command_that_no_shell_takes_is_refused_before_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cluster = Cluster()
+    monkeypatch.setattr("infra.jobs.recipes.keep", lambda *_: "b" * 200)
     with pytest.raises(
         JobsError, match=r"500 tasks .* nothing was submitted: declare two searches"
     ):
-        submit(cluster, WITH_SEARCH, "lr", code_hash=HASH, tasks=many(TRIALS_MOST, "b" * 200))
+        submit(cluster, WITH_SEARCH, "lr", code_hash=HASH, tasks=many(TRIALS_MOST), store={})
     assert cluster.asked == []
 
 

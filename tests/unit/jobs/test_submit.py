@@ -67,7 +67,7 @@ def test_a_job_that_is_called_equal_by_our_own_key_or_none_is_not_taken_for_a_ne
     planned = own.planned(asked)
     shell.stdout = f"12||{planned.idempotency_key if has_key else ''}\n"
     with pytest.raises(JobsError, match=r"^finetune: the login node answered '12\|\|.*own key"):
-        own.sbatch_once(planned, asked, {})
+        own.sbatch_once(planned, asked)
 
 
 @pytest.mark.feature("S000-09", "S000-11", "S001-31")

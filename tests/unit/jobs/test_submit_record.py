@@ -1,13 +1,12 @@
-"""What the login node keeps of a submission, and what this machine takes from it."""
+"""What is kept of a submission here and on the login node, and what is taken from there."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ def call(
     own = here(state, node, outputs)
     planned = planned or plan(outputs)
     entries = (forecast_entry("", "15", at(8), cluster=outputs.login_host_key),)
-    return own.sbatch_once(planned, FINETUNE, {}, record=own.sealed(planned, entries))
+    return own.sbatch_once(planned, FINETUNE, entries=entries)
 
 
 def here(
@@ -75,6 +74,16 @@ def booked(state: Path) -> list[str]:
 def records(node: LoginNode) -> list[str]:
     folder = node.folder / "code" / "submissions"
     return sorted(path.name for path in folder.iterdir() if "." not in path.name)
+
+
+def record(node: LoginNode) -> Path:
+    (found,) = node.folder.glob("code/submissions/*")
+    return found
+
+
+def left(state: Path) -> list[Path]:
+    """What was sent from here and is not written down."""
+    return [*(state / "runs" / "local").glob(".submit.left.*")]
 
 
 def test_the_same_key_is_one_job_however_often_it_is_called(
@@ -105,9 +114,7 @@ def test_a_killed_command_is_written_down_from_its_record(
     with pytest.raises(Killed):
         call(node, outputs, state, planned)
     if known_by != "its own record":
-        (folder,) = node.folder.glob("code/submissions")
-        (number,) = folder.glob("*.id")
-        number.unlink()
+        record(node).write_text("")
     if known_by == "accounting":
         node.put("accounted", (node.folder / "lines").read_text())
         node.put("queue")
@@ -129,10 +136,49 @@ def test_a_record_of_which_no_job_came_is_forgotten(
     """The login node died between the record and sbatch."""
     call(node, outputs, state)
     (node.folder / "queue").write_text("")
-    (number,) = node.folder.glob("code/submissions/*.id")
-    number.unlink()
+    record(node).write_text("")
+    os.utime(record(node), (0, 0))
     with here(state, node, outputs, pytest.fail).alone():
         assert (booked(state), records(node)) == ([], [])
+
+
+def test_the_call_of_a_killed_command_that_began_late_is_found_as_well(
+    node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    """It still waited for the lock on the login node when the next command looked."""
+    waiting: list[tuple[str, bytes]] = []
+
+    class Slow:
+        """A login node that has got the call, and has not begun with it."""
+
+        def run(self, command: str, *, stdin: bytes = b"") -> Result:
+            waiting.append((command, stdin))
+            raise Killed
+
+    with pytest.raises(Killed):
+        call(Slow(), outputs, state)  # type: ignore[arg-type]
+    here(state, node, outputs, pytest.fail).recover()
+    ((command, stdin),) = waiting
+    node.run(command, stdin=stdin)
+    here(state, node, outputs).recover()
+    assert (booked(state), left(state), records(node)) == (["12"], [], [])
+    with pytest.raises(Killed):
+        call(Slow(), outputs, state)  # type: ignore[arg-type]
+    os.utime(left(state)[0], (0, 0))
+    here(state, node, outputs, pytest.fail).recover()
+    assert left(state) == [], "after five minutes none begins any more"
+
+
+def test_on_a_full_disk_here_nothing_is_sent_that_could_not_be_found_again(
+    node: LoginNode, outputs: StackOutputs, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("infra.files.write", full)
+    with pytest.raises(JobsError, match=r"No space left on device; nothing was submitted: make"):
+        call(node, outputs, state)
+    assert node.asked == []
 
 
 def test_without_accounting_the_queue_and_the_record_are_enough(
@@ -184,11 +230,11 @@ def test_an_sbatch_without_an_answer_is_over_after_a_minute(
     node.put("late")
     with pytest.raises(JobsError, match="may still come"):
         call(node, outputs, state)
-    (told,) = node.folder.glob("code/submissions/*.err")
-    os.utime(told, (0, 0))
+    folder = record(node).parent
+    os.utime(record(node), (0, 0))
     with here(state, node, outputs, pytest.fail).alone():
         assert (booked(state), records(node)) == ([], [])
-    assert not [*told.parent.iterdir()]
+    assert not [*folder.iterdir()]
 
 
 def test_what_sbatch_refuses_leaves_no_record(
@@ -197,7 +243,7 @@ def test_what_sbatch_refuses_leaves_no_record(
     node.put("refuses", "sbatch: error: invalid partition specified: main\n")
     with pytest.raises(JobsError, match="invalid partition"):
         call(node, outputs, state)
-    assert records(node) == []
+    assert (records(node), left(state)) == ([], [])
 
 
 def test_of_a_cluster_that_was_made_anew_nothing_is_taken(
@@ -221,26 +267,28 @@ def test_another_machine_takes_nothing_of_a_record_that_is_not_its_own(
     assert len(records(node)) == 1
 
 
+@pytest.mark.parametrize(
+    "text", ["{}", "id 12; reboot", "id x", "id 9999999999999999999", "12", "id 12\0", "x" * 70_000]
+)
 def test_the_record_is_read_as_what_a_stranger_wrote(
-    node: LoginNode, outputs: StackOutputs, state: Path, tmp_path: Path
+    text: str, node: LoginNode, outputs: StackOutputs, state: Path
 ) -> None:
-    """Forged, changed, cut, too long, a link, or a folder: none of it is written down here."""
-    planned = plan(outputs)
-    call(node, outputs, state, planned)
-    folder = node.folder / "code" / "submissions"
-    (real,) = [path for path in folder.iterdir() if "." not in path.name]
-    text = real.read_text()
-    forged = json.dumps({"submission": asdict(planned), "entries": []})
-    (folder / ("a" * 12)).write_text(f"{'0' * 64} {forged}")
-    (folder / ("b" * 12)).write_text(text.replace("finetune", "evaluate"))
-    (folder / ("c" * 12)).write_text(text[:-9])
-    (folder / ("d" * 12)).write_text(f"{text}{'x' * 70_000}")
-    (folder / ("e" * 12)).mkdir()
-    (tmp_path / "elsewhere").write_text(text)
-    (folder / ("f" * 12)).symlink_to(tmp_path / "elsewhere")
-    real.unlink()
+    """Forged, changed or too long: nothing comes of it but a number of a job."""
+    call(node, outputs, state)
+    record(node).write_text(text)
+    (node.folder / "queue").write_text("")
     here(state, node, outputs, pytest.fail).recover()
     assert (history.submissions(state, "local"), booked(state)) == ((), [])
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"submission": {}}', '{"entries": ["x"]}'])
+def test_what_is_left_here_and_damaged_keeps_nobody_from_submitting(
+    text: str, node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    call(node, outputs, state)
+    left(state)[0].write_text(text)
+    with here(state, node, outputs, pytest.fail).alone():
+        assert booked(state) == []
 
 
 def test_an_answer_that_is_no_number_is_refused(
@@ -248,15 +296,14 @@ def test_an_answer_that_is_no_number_is_refused(
 ) -> None:
     """The id is all that is taken from the cluster."""
     call(node, outputs, state)
-    (number,) = node.folder.glob("code/submissions/*.id")
-    number.write_text("../../12\n")
+    record(node).write_text("id ../../12\n")
     (node.folder / "queue").write_text("")
 
     class Hostile:
         """Answers the look-up by itself."""
 
         def run(self, command: str, *, stdin: bytes = b"") -> Result:
-            if "verb=look_up" in command:
+            if command.endswith(" submit_once"):
                 return Result(command=command, exit_code=0, stdout="../../12\n", stderr="")
             return node.run(command, stdin=stdin)
 
@@ -281,7 +328,6 @@ def test_records_and_their_folder_are_the_users_alone(
     folder = node.folder / "code" / "submissions"
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
-    assert (state / "runs" / "local" / ".submit.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_state_folder_without_locks_is_refused_in_a_line_that_says_what_to_do(
@@ -322,7 +368,7 @@ def test_data_that_is_not_there_is_refused_before_the_job_waits_for_a_gpu(
 
     def sent(after: str | None = None) -> str:
         own = here(tmp_path, node, outputs)
-        return own.sbatch_once(own.planned(asked, after=after), asked, {}).job_id
+        return own.sbatch_once(own.planned(asked, after=after), asked).job_id
 
     assert sent() == "12", "there is no such place here"
     path.parent.mkdir(parents=True)

@@ -21,12 +21,12 @@ from cost.size.training import Dtype, Method, Training
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Result
-from infra.jobs.recipes import TaskFiles, plan_lines, plan_of
+from infra.jobs.recipes import plan_lines, plan_of
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec
 from tests.unit.jobs.login_node import LoginNode
-from tests.unit.jobs.raw import submit
+from tests.unit.jobs.raw import submit, task
 
 ROOT = Path(__file__).parents[3]
 RECIPES = {
@@ -306,7 +306,7 @@ def test_a_submission_ships_its_plan_only_with_the_code_it_was_made_for(
         places={"logs": "/mnt/logs", "results": "/mnt/results"},
         jobs={"finetune": ""},
     )
-    cluster, tasks = Cluster(folder=tmp_path), {None: TaskFiles(plan=b"{}\n")}
+    cluster, tasks = Cluster(folder=tmp_path), {None: task(b"{}\n")}
     if release == "feedfeedfeedfeed":
         with pytest.raises(JobsError, match="the cluster has code feedfeedfeedfeed"):
             submit(cluster, outputs, "finetune", code_hash="0123456789abcdef", tasks=tasks)
@@ -325,7 +325,7 @@ def test_a_plan_that_came_in_part_leaves_nothing_and_submits_nothing(tmp_path: P
     node = LoginNode(tmp_path / "node")
     send = node.run
     node.run = lambda command, *, stdin=b"": send(command, stdin=stdin[:4])
-    tasks = {None: TaskFiles(plan=b"0123456789")}
+    tasks = {None: task(b"0123456789")}
     outputs = node.outputs("0123456789abcdef")
     with pytest.raises(JobsError):
         submit(node, outputs, "finetune", code_hash="0123456789abcdef", tasks=tasks)
