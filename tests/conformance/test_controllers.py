@@ -18,6 +18,7 @@ from infra.operate.conformance import pod_checks
 from infra.operate.conformance.cluster import ApiServer, Cluster, Running, last_word, running
 from infra.operate.conformance.come_up import ComeUp, definitions
 from infra.operate.conformance.sources import NotRunError
+from infra.providers.soperator.crds import apply_crds
 from infra.render import backup
 from tests.ports import free_ports
 
@@ -55,7 +56,7 @@ def cluster(way, sources, tmp_path_factory) -> Iterator[Cluster]:
         )
         # Without kruise's or mariadb-operator's there is no `way`; k8up's lie beside its chart.
         crds, _missing = definitions(sources)
-        found.define(crds)
+        apply_crds(found.client, crds)
         for rendering in way.renderings:
             for each in rendering.objects:
                 if each["kind"] == "PriorityClass":

@@ -127,7 +127,7 @@ def up(sources: Sources, tmp_path_factory) -> Iterator[RunningStack]:
         config = stack.enter_context(api_server.running(folder, api))
         server = ApiServer(access=config.access(), certificate=config.certificate, key=config.key)
         cluster = Cluster(server)
-        stack.callback(cluster.close)
+        stack.callback(cluster.client.close)
         crds, missing = definitions(sources)
         step = way.accepted(found, cluster, crds, tuple(missing.values()))
         assert step.outcome == "PASS", step

@@ -11,6 +11,7 @@ from infra.operate.conformance.charts import RenderError
 from infra.operate.conformance.cluster import ApiServer, Cluster, kubeconfig
 from infra.operate.conformance.come_up import OUTSIDE_GROUPS, declared, definitions
 from infra.operate.conformance.sources import NotRunError, OutsideError
+from infra.providers.soperator.crds import apply_crds
 from tests.ports import free_ports
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]
@@ -53,7 +54,7 @@ def test_every_record_fits(spec, sources, helm, tmp_path, record_property):
         access.write_text(kubeconfig(server.access))
         access.chmod(0o600)
         own = [each for each in crds if not each["spec"]["group"].endswith(_OF_CHARTS)]
-        cluster.define([*own, *undefined_kinds()])
+        apply_crds(cluster.client, [*own, *undefined_kinds()])
         for release in declared(spec(STACK), tmp_path / "build").releases:
             try:
                 chart = sources.chart(release.name, release.version)
@@ -73,7 +74,7 @@ def test_every_record_fits(spec, sources, helm, tmp_path, record_property):
             for secret in cluster.client.list("v1", "Secret", release.namespace):
                 if secret["metadata"]["name"].startswith(f"sh.helm.release.v1.{release.name}."):
                     sizes[release.name] = len(base64.b64decode(secret["data"]["release"]))
-        cluster.close()
+        cluster.client.close()
     assert not [name for name in refused if name not in sizes], refused
     assert sizes
     assert {name: size for name, size in sizes.items() if size > LIMIT_BYTES} == {}

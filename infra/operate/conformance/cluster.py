@@ -11,13 +11,14 @@ whether they could is asked of the same objects by infra/operate/conformance/pod
 from __future__ import annotations
 
 import base64
+import copy
 import os
 import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +27,6 @@ from infra.clients.errors import AbsentError, KubeError
 from infra.clients.kube import Access, KubeClient
 from infra.clients.kube_rules import Object, holds, kubernetes_time, name_of
 from infra.operate.conformance.sources import NotRunError
-from infra.providers.soperator.crds import apply_crds
 from infra.render.kube_cluster import kubeconfig as render
 from infra.render.names import kube_object
 
@@ -70,14 +70,6 @@ class Cluster:
         self.server = server
         self.client = KubeClient(server.access)
 
-    def close(self) -> None:
-        """Close the connections."""
-        self.client.close()
-
-    def define(self, definitions: Iterable[Object]) -> None:
-        """Installs CustomResourceDefinitions and waits until they are served."""
-        apply_crds(self.client, definitions)
-
     def accept(self, objects: Sequence[Object], namespace: str) -> Accepted:
         """Makes all of them under strict validation; `namespace` is the release's.
 
@@ -93,24 +85,20 @@ class Cluster:
 
     def _accept(self, one: Object, namespace: str) -> Accepted:
         try:
-            placed = self._placed(one, namespace)
+            if self.client.is_namespaced(one):
+                one = {**one, "metadata": {"namespace": namespace, **one["metadata"]}}
         except AbsentError:
             return Accepted(unknown=Counter([(one["apiVersion"], one["kind"])]))
         try:
             try:
-                self.client.create(placed)
+                self.client.create(one)
             except KubeError as error:
                 if error.status != _EXISTS:
                     raise
-                self.client.apply(placed)
+                self.client.apply(one)
         except KubeError as error:
             return Accepted(refused=(str(error),))
         return Accepted(count=1)
-
-    def _placed(self, one: Object, namespace: str) -> Object:
-        if not self.client.is_namespaced(one):
-            return one
-        return {**one, "metadata": {"namespace": namespace, **one["metadata"]}}
 
     def need_namespace(self, name: str) -> None:
         """Makes the namespace where it is missing."""
@@ -191,7 +179,10 @@ def soperator(
     if _answers(_WEBHOOK_PORT):
         raise NotRunError(f"port {_WEBHOOK_PORT} of {_HOST} is in use, and the operator needs it")
     serve_certificates(cluster.server, folder / "k8s-webhook-server" / "serving-certs")
-    container = _manager(rendered)
+    (deployment,) = [each for each in rendered if each["kind"] == "Deployment"]
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    # Another one beside it guards its metrics.
+    (container,) = [each for each in containers if each["name"] == "manager"]
     kept = [each for each in container["args"] if each.partition("=")[0] not in _NOT_HERE]
     argv = [
         str(program),
@@ -205,9 +196,15 @@ def soperator(
     env = {each["name"]: each.get("value", "") for each in container["env"]}
     path = {"PATH": os.environ.get("PATH", "")}
     with running(argv, server=cluster.server, folder=folder, env={**path, **env}) as child:
-        _wait(child)
+        deadline = time.monotonic() + _START_S
+        while not _answers(_WEBHOOK_PORT):
+            child.check()
+            if time.monotonic() > deadline:
+                told = last_word(child.log)
+                raise OperatorError(f"the operator does not answer within {_START_S:g} s: {told}")
+            time.sleep(_POLL_S)
         for each in rendered:
-            if each["kind"].endswith("WebhookConfiguration"):
+            if each["kind"].endswith(_WEBHOOKS):
                 cluster.client.apply(_here(each, cluster.server.access))
         yield child.log
 
@@ -220,39 +217,15 @@ def serve_certificates(server: ApiServer, folder: Path) -> None:
     (folder / "tls.key").chmod(0o600)
 
 
-def _manager(rendered: Sequence[Object]) -> Object:
-    """The operator's container; another one beside it guards its metrics."""
-    (deployment,) = [each for each in rendered if each["kind"] == "Deployment"]
-    containers = deployment["spec"]["template"]["spec"]["containers"]
-    (found,) = [each for each in containers if each["name"] == "manager"]
-    return found
-
-
 def _here(configuration: Object, access: Access) -> Object:
     """The webhooks at the loopback address instead of at a Service, which nothing routes here."""
     assert access.ca_pem is not None
     bundle = base64.b64encode(access.ca_pem.encode()).decode()
-    moved = [
-        {
-            **each,
-            "clientConfig": {
-                "url": f"https://{_HOST}:{_WEBHOOK_PORT}{each['clientConfig']['service']['path']}",
-                "caBundle": bundle,
-            },
-        }
-        for each in configuration["webhooks"]
-    ]
-    return {**configuration, "webhooks": moved}
-
-
-def _wait(child: Running) -> None:
-    deadline = time.monotonic() + _START_S
-    while not _answers(_WEBHOOK_PORT):
-        child.check()
-        if time.monotonic() > deadline:
-            told = last_word(child.log)
-            raise OperatorError(f"the operator does not answer within {_START_S:g} s: {told}")
-        time.sleep(_POLL_S)
+    moved = copy.deepcopy(configuration)
+    for each in moved["webhooks"]:
+        url = f"https://{_HOST}:{_WEBHOOK_PORT}{each['clientConfig']['service']['path']}"
+        each["clientConfig"] = {"url": url, "caBundle": bundle}
+    return moved
 
 
 def last_word(log: Path) -> str:
@@ -271,7 +244,6 @@ _LOOK_S: Final = 0.5
 _PATIENCE_S: Final = 4.0
 _CLUSTER: Final = ("slurm.nebius.ai/v1", "SlurmCluster")
 _NODESET: Final = ("slurm.nebius.ai/v1alpha1", "NodeSet")
-_DECLARED: Final = (_CLUSTER, _NODESET)
 _SETS: Final = (
     ("apps.kruise.io/v1beta1", "StatefulSet"),
     ("apps/v1", "Deployment"),
@@ -301,7 +273,11 @@ def reconciled(
             raise NotReconciledError(f"after {timeout_s:g} s: {'; '.join(missing)}")
         if now > poked + _PATIENCE_S:
             poked = now
-            _poke(client, namespace, round(now - began))
+            # It waits longer after each refusal, up to minutes: makes it look again.
+            annotations = {"conformance.soperator-stack/age-s": str(round(now - began))}
+            for version, kind in (_CLUSTER, _NODESET):
+                for item in client.list(version, kind, namespace):
+                    client.merge_patch(item, {"metadata": {"annotations": annotations}})
         time.sleep(_LOOK_S)
 
 
@@ -314,18 +290,10 @@ def simulate(client: KubeClient, namespace: str, *, databases: bool) -> None:
         for item in client.list(version, kind, namespace):
             _ready(client, item)
     if databases:
-        for item in _listed(client, "k8s.mariadb.com/v1alpha1", "MariaDB", namespace):
-            _bring_up(client, item)
-        for item in _listed(client, "k8s.mariadb.com/v1alpha1", "Grant", namespace):
-            _say_ready(client, item)
-
-
-def _poke(client: KubeClient, namespace: str, age_s: int) -> None:
-    """Makes the operator look again: it waits longer after each refusal, up to minutes."""
-    for version, kind in _DECLARED:
-        for item in client.list(version, kind, namespace):
-            annotations = {"conformance.soperator-stack/age-s": str(age_s)}
-            client.merge_patch(item, {"metadata": {"annotations": annotations}})
+        for kind, answer in (("MariaDB", _bring_up), ("Grant", _say_ready)):
+            with suppress(AbsentError):
+                for item in client.list("k8s.mariadb.com/v1alpha1", kind, namespace):
+                    answer(client, item)
 
 
 def _missing(client: KubeClient, namespace: str) -> list[str]:
@@ -351,9 +319,14 @@ def _missing(client: KubeClient, namespace: str) -> list[str]:
 
 def _bring_up(client: KubeClient, database: Object) -> None:
     """The Secrets that its operator would generate, and its word that the database is ready."""
-    for each in generated(database):
-        if client.get(each) is None:
-            client.create(each)
+    for key in ("rootPasswordSecretKeyRef", "passwordSecretKeyRef"):
+        reference = database["spec"].get(key) or {}
+        if reference.get("generate"):
+            namespace = database["metadata"]["namespace"]
+            content = {reference["key"]: "generated"}
+            secret = kube_object("v1", "Secret", reference["name"], namespace, stringData=content)
+            if client.get(secret) is None:
+                client.create(secret)
     _say_ready(client, database)
 
 
@@ -362,16 +335,6 @@ def _say_ready(client: KubeClient, item: Object) -> None:
     if not holds(item, "Ready"):
         at = kubernetes_time()
         _status(client, item, {"conditions": [{**ready, "lastTransitionTime": at}]})
-
-
-def generated(database: Object) -> Iterator[Object]:
-    """Secrets of passwords that a MariaDB asks its operator for."""
-    for key in ("rootPasswordSecretKeyRef", "passwordSecretKeyRef"):
-        reference = database["spec"].get(key) or {}
-        if reference.get("generate"):
-            namespace = database["metadata"]["namespace"]
-            content = {reference["key"]: "generated"}
-            yield kube_object("v1", "Secret", reference["name"], namespace, stringData=content)
 
 
 def _complete(client: KubeClient, job: Object) -> None:
@@ -405,10 +368,3 @@ def _status(client: KubeClient, item: Object, status: Object) -> None:
         # Its operator took it away meanwhile, or has changed it.
         if error.status not in (404, 409, 422):
             raise
-
-
-def _listed(client: KubeClient, version: str, kind: str, namespace: str) -> list[Object]:
-    try:
-        return client.list(version, kind, namespace)
-    except AbsentError:
-        return []

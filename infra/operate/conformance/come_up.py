@@ -22,7 +22,6 @@ from infra.components.recorder import Registered, declare
 from infra.operate.conformance import pod_checks
 from infra.operate.conformance.charts import Helm, RenderError, load_all, whole
 from infra.operate.conformance.cluster import (
-    Accepted,
     ApiServer,
     Cluster,
     NotReconciledError,
@@ -33,6 +32,7 @@ from infra.operate.conformance.cluster import (
 )
 from infra.operate.conformance.pod_checks import Looked, Obstacle
 from infra.operate.conformance.sources import DEPLOYED, NotRunError, OutsideError, Sources
+from infra.providers.soperator.crds import apply_crds
 from infra.render.names import kube_object
 from infra.render.nodes import node_group_spec, roles
 from stacks.spec import StackSpec
@@ -114,7 +114,7 @@ class ComeUp:
         yield self.rendered(found, folder)
         with ExitStack() as stack:
             cluster = Cluster(server)
-            stack.callback(cluster.close)
+            stack.callback(cluster.client.close)
             crds, missing = definitions(self.sources, spec.cluster.soperator_version)
             yield self.accepted(found, cluster, crds, tuple(missing.values()))
             if lacking := [why for name, why in missing.items() if name in OPERATED]:
@@ -188,14 +188,30 @@ class ComeUp:
         `crds`: definitions; `missing`: reasons why others are not there.
         """
         sent = [*found.own, *(each for one in self.renderings for each in one.objects)]
-        cluster.define(needed(crds, sent))
+        apply_crds(cluster.client, needed(crds, sent))
         # A release may bring objects for another's namespace; the engine has both by then.
         for release in found.releases:
             cluster.need_namespace(release.namespace)
         result = cluster.accept([*found.own, *found.given], found.spec.cluster.namespace)
         for each in self.renderings:
             result += cluster.accept(each.objects, each.namespace)
-        return _accepted(result, missing, found.given)
+        outside: list[str] = []
+        undefined: list[str] = []
+        for (version, kind), count in sorted(result.unknown.items()):
+            reason = OUTSIDE_GROUPS.get(version.partition("/")[0])
+            text = f"{count} {kind} ({version}): {reason or 'no definition here'}"
+            (outside if reason else undefined).append(text)
+        return Step(
+            name="accepted",
+            counted=f"{result.count} objects" if result.count else "",
+            obstacles=tuple(_refusal(text) for text in result.refused),
+            not_run=(*missing, *undefined),
+            outside=tuple(outside),
+            assumed=tuple(
+                f"{describe(each)} with key {', '.join(each.get('stringData') or each['data'])}"
+                for each in found.given
+            ),
+        )
 
     def reconciled(self, found: Declared, cluster: Cluster, log: Path) -> Step:
         """The operator brings the cluster up, while what does not run here is simulated."""
@@ -257,26 +273,6 @@ class ComeUp:
                 if each["kind"] == "Certificate":
                     metadata = {"namespace": rendering.namespace, **each["metadata"]}
                     yield {**each, "metadata": metadata}
-
-
-def _accepted(result: Accepted, missing: Sequence[str], given: Sequence[Object]) -> Step:
-    outside: list[str] = []
-    undefined: list[str] = []
-    for (version, kind), count in sorted(result.unknown.items()):
-        reason = OUTSIDE_GROUPS.get(version.partition("/")[0])
-        text = f"{count} {kind} ({version}): {reason or 'no definition here'}"
-        (outside if reason else undefined).append(text)
-    return Step(
-        name="accepted",
-        counted=f"{result.count} objects" if result.count else "",
-        obstacles=tuple(_refusal(text) for text in result.refused),
-        not_run=(*missing, *undefined),
-        outside=tuple(outside),
-        assumed=tuple(
-            f"{describe(each)} with key {', '.join(each.get('stringData') or each['data'])}"
-            for each in given
-        ),
-    )
 
 
 def not_run(names: Sequence[str], *why: str) -> Iterator[Step]:
@@ -361,12 +357,10 @@ def _of(sources: Sources, checkout: str, patterns: tuple[str, ...]) -> Iterator[
 
 def _alone(definition: Object) -> Object:
     """Without the webhook of its operator, which may not run: stored and served version agree."""
-    spec = {key: value for key, value in definition["spec"].items() if key != "conversion"}
-    metadata = {
-        key: value for key, value in definition["metadata"].items() if key != "creationTimestamp"
-    }
-    kept = {key: value for key, value in definition.items() if key != "status"}
-    return {**kept, "metadata": metadata, "spec": spec}
+    definition["spec"].pop("conversion", None)
+    definition["metadata"].pop("creationTimestamp", None)
+    definition.pop("status", None)
+    return definition
 
 
 _RELEASE: Final = "kubernetes:helm.sh/v3:Release"
@@ -413,36 +407,26 @@ def declared(spec: StackSpec, folder: Path) -> Declared:
 
 
 def _release(one: Registered) -> Release:
-    sent = whole(one.inputs)
-    return Release(
-        name=sent["name"],
-        namespace=sent["namespace"],
-        version=sent["version"],
-        values=sent.get("values", {}),
-    )
+    sent = {"values": {}, **whole(one.inputs)}
+    return Release(**{name: sent[name] for name in ("name", "namespace", "version", "values")})
 
 
-def _given(spec: StackSpec) -> list[Object]:
+def _given(spec: StackSpec) -> Iterator[Object]:
+    def made(kind: str, name: str, key: str) -> Object:
+        content = {"stringData" if kind == "Secret" else "data": {key: "# made by the user\n"}}
+        return kube_object("v1", kind, name, spec.cluster.namespace, **content)
+
     maps = {worker.sshd_config_map for worker in spec.nodes.workers}
-    found = [_config(spec, name, _SSHD_KEY) for name in sorted(filter(None, maps))]
-    sssd = spec.soperator.sssd
-    if sssd is not None:
-        text = _config(spec, sssd.config_secret, "sssd.conf")
-        content = text.pop("data")
-        found.append({**text, "kind": "Secret", "stringData": content})
+    for name in sorted(filter(None, maps)):
+        yield made("ConfigMap", name, _SSHD_KEY)
+    if (sssd := spec.soperator.sssd) is not None:
+        yield made("Secret", sssd.config_secret, "sssd.conf")
         if sssd.ca_config_map is not None:
-            found.append(_config(spec, sssd.ca_config_map, "ca.crt"))
-    return found
+            yield made("ConfigMap", sssd.ca_config_map, "ca.crt")
 
 
-def _config(spec: StackSpec, name: str, key: str) -> Object:
-    data = {key: "# made by the user\n"}
-    return kube_object("v1", "ConfigMap", name, spec.cluster.namespace, data=data)
-
-
-def _nodes(spec: StackSpec) -> list[Object]:
+def _nodes(spec: StackSpec) -> Iterator[Object]:
     ids: Mapping[str, str] = defaultdict(lambda: "filesystem")
-    found: list[Object] = []
     for role in roles(spec):
         if role.chunk.max_nodes == 0:
             continue
@@ -457,15 +441,6 @@ def _nodes(spec: StackSpec) -> list[Object]:
             "kubernetes.io/os": "linux",
             "kubernetes.io/arch": "amd64",
         }
-        status = {"conditions": [{"type": "Ready", "status": "True"}]}
-        found.append(
-            kube_object(
-                "v1",
-                "Node",
-                name,
-                metadata={"labels": labels},
-                spec={"taints": taints},
-                status=status,
-            )
-        )
-    return found
+        ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+        about: Object = {"metadata": {"labels": labels}, "spec": {"taints": taints}}
+        yield kube_object("v1", "Node", name, **about, status=ready)

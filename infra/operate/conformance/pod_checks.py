@@ -132,7 +132,11 @@ def unplaced(pods: Sequence[Pods], nodes: Sequence[Object]) -> Looked:
     return Looked(
         count=len(asked),
         obstacles=tuple(
-            Obstacle(subject=one.subject, cause=f"no declared node takes them: {_wish(one.spec)}")
+            Obstacle(
+                subject=one.subject,
+                cause="no declared node takes them: "
+                f"{_wish(one.spec) or 'they tolerate none of the taints'}",
+            )
             for one in asked
             if not _places(one.spec, nodes)
         ),
@@ -157,7 +161,9 @@ def unbound(pods: Sequence[Pods], objects: Sequence[Object], nodes: Sequence[Obj
     count = len(claims)
     for one in pods:
         left = _places(one.spec, nodes)
-        for name in _claimed(one.spec):
+        volumes_of = one.spec.get("volumes") or []
+        for each in filter(None, (volume.get("persistentVolumeClaim") for volume in volumes_of)):
+            name = each["claimName"]
             found = places.get((one.namespace, name))
             if found is None:
                 cause = f"PersistentVolumeClaim '{name}' does not exist"
@@ -167,10 +173,15 @@ def unbound(pods: Sequence[Pods], objects: Sequence[Object], nodes: Sequence[Obj
         if not left and _places(one.spec, nodes) and one.owner["kind"] != "DaemonSet":
             cause = "no node that takes them has all of their volumes"
             obstacles[Obstacle(subject=one.subject, cause=cause)] = None
+        wanted = [(each["metadata"]["name"], each["spec"]) for each in one.claims]
+        wanted += [
+            (each["name"], template["spec"])
+            for each in volumes_of
+            if (template := (each.get("ephemeral") or {}).get("volumeClaimTemplate"))
+        ]
         for ordinal in range(one.count):
-            for template in (*one.claims, *_ephemeral(one.spec)):
+            for name, spec in wanted:
                 count += 1
-                name, spec = template["metadata"]["name"], template["spec"]
                 name = f"{name}-{name_of(one.owner)}-{ordinal}"
                 claim = kube_object("v1", "PersistentVolumeClaim", name, one.namespace, spec=spec)
                 _, problem = volumes.bind(claim, _places(one.spec, nodes))
@@ -226,31 +237,17 @@ def _places(spec: Mapping[str, Any], nodes: Sequence[Object]) -> list[Object]:
     return [node for node in nodes if matches(node, spec) and not untolerated(node, spec)]
 
 
-def _wish(spec: Mapping[str, Any]) -> str:
-    chosen = {key: spec[key] for key in ("nodeSelector", "affinity", "tolerations") if key in spec}
-    return str(chosen) if chosen else "they tolerate none of the taints"
-
-
-def _claimed(spec: Mapping[str, Any]) -> Iterator[str]:
-    for volume in spec.get("volumes") or []:
-        if claim := volume.get("persistentVolumeClaim"):
-            yield claim["claimName"]
-
-
-def _ephemeral(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for volume in spec.get("volumes") or []:
-        if template := (volume.get("ephemeral") or {}).get("volumeClaimTemplate"):
-            yield {"metadata": {"name": volume["name"]}, "spec": template["spec"]}
+def _wish(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: spec[key] for key in ("nodeSelector", "affinity", "tolerations") if key in spec}
 
 
 def _database(one: Object) -> Pods:
     """The pods of a MariaDB, as far as its object says: where they go and what they claim."""
     spec = one["spec"]
-    placed = {key: spec[key] for key in ("nodeSelector", "affinity", "tolerations") if key in spec}
     template = (spec.get("storage") or {}).get("volumeClaimTemplate")
     claims = () if template is None else ({"metadata": {"name": "storage"}, "spec": template},)
     return Pods(
-        owner=one, template={"spec": placed}, claims=claims, count=spec.get("replicas") or 1
+        owner=one, template={"spec": _wish(spec)}, claims=claims, count=spec.get("replicas") or 1
     )
 
 
@@ -280,9 +277,10 @@ def _needs(spec: Mapping[str, Any]) -> Iterator[_Need]:
         yield _Need("ServiceAccount", account)
     keyed: dict[str, tuple[str, str]] = {}
     for volume in spec.get("volumes") or []:
-        for kind, source, name in _sources(volume):
+        for kind, source in kube_rules.file_sources(volume):
             if source.get("optional"):
                 continue
+            name = source.get("secretName") or source["name"]
             yield _Need(kind, name)
             for item in source.get("items") or []:
                 yield _Need(kind, name, item["key"])
@@ -291,15 +289,6 @@ def _needs(spec: Mapping[str, Any]) -> Iterator[_Need]:
     for part in _CONTAINERS:
         for container in spec.get(part) or []:
             yield from _of_container(container, keyed)
-
-
-def _sources(volume: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    inner = (volume.get("projected") or {}).get("sources") or []
-    for each in (volume, *inner):
-        if secret := each.get("secret"):
-            yield "Secret", secret, secret.get("secretName") or secret["name"]
-        if config := each.get("configMap"):
-            yield "ConfigMap", config, config["name"]
 
 
 def _of_container(

@@ -97,7 +97,7 @@ class Sources:
 
     def checkout(self, name: str) -> Path:
         """The folder of a checkout that says that it is of its version."""
-        found, wanted = self.folder / name, CHECKOUTS.get(name) or _of_soperator(name)
+        found, wanted = self.folder / name, _wanted(name)
         if not found.is_dir():
             raise NotRunError(f"no checkout {found}: {wanted.made_by(found)}")
         if name == "soperator":  # of which version is asked for by its own name
@@ -118,12 +118,12 @@ class Sources:
         known = [name for name in ("soperator", own) if (self.folder / name).is_dir()]
         is_of = "".join(f"{self.folder / name} is of {self.version(name)}; " for name in known)
         name = own if "soperator" in known or version != DEPLOYED else "soperator"
-        wanted, folder = CHECKOUTS.get(name) or _of_soperator(name), self.folder / name
-        raise NotRunError(f"no checkout of soperator {version}: {is_of}{wanted.made_by(folder)}")
+        how = _wanted(name).made_by(self.folder / name)
+        raise NotRunError(f"no checkout of soperator {version}: {is_of}{how}")
 
     def version(self, name: str) -> str | None:
         """What a checkout says of its version, by its file or as a clone; None without one."""
-        folder, wanted = self.folder / name, CHECKOUTS.get(name) or _of_soperator(name)
+        folder, wanted = self.folder / name, _wanted(name)
         if not folder.is_dir():
             return None
         if not wanted.file:
@@ -190,8 +190,10 @@ def _said(file: Path, pattern: str) -> str | None:
     return found[1] if found else None
 
 
-def _of_soperator(name: str) -> Checkout:
-    """A checkout `soperator-VERSION`, of the tag that is the version."""
+def _wanted(name: str) -> Checkout:
+    """What a checkout is to be; that of `soperator-VERSION` is of the tag that is the version."""
+    if name in CHECKOUTS:
+        return CHECKOUTS[name]
     version = name.removeprefix("soperator-")
     url = CHECKOUTS["soperator"].url
     return _checkout(url=url, revision=version, version=version, file="VERSION")

@@ -168,10 +168,11 @@ def test_an_operator_that_was_given_nothing_or_made_nothing_is_not_run(
     assert step.not_run == (f"nothing to see: {admitted} objects admitted, {made} made of them",)
 
 
-def test_what_its_user_makes_is_said_to_be_assumed(tmp_path, public_key_file):
+def test_what_its_user_makes_is_said_to_be_assumed(tmp_path, monkeypatch, public_key_file):
+    monkeypatch.setattr(come_up, "apply_crds", lambda *_: None)
     spec = load_stack("all-keys", Path(__file__).parents[2] / "conformance")
     nothing = SimpleNamespace(
-        define=lambda _: None, need_namespace=lambda _: None, accept=lambda *_: Accepted(count=1)
+        client=None, need_namespace=lambda _: None, accept=lambda *_: Accepted(count=1)
     )
     step = ComeUp(Sources(tmp_path)).accepted(declared(spec, tmp_path / "build"), nothing, (), ())
     maps = sorted({each.sshd_config_map for each in spec.nodes.workers} - {None})
