@@ -448,19 +448,8 @@ def _order(price: Price) -> tuple[int, bool, date, bool]:
     return (layer, not price.is_undated, price.date, price.region is not None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LivePrices:
-    """What the provider's calculator estimated for one region on one day."""
-
-    region: str
-    date: date
-    source: str
-    """Who estimated, such as `CalculatorService of Nebius`."""
-    prices: tuple[Price, ...]
-
-
 def layered(
-    spec: StackSpec, live: LivePrices | None = None, book: PriceBook | None = None
+    spec: StackSpec, live: Iterable[Price] = (), book: PriceBook | None = None
 ) -> PriceBook:
     """The prices that the stack pays; PriceBookError names every contract price that is wrong."""
     try:
@@ -468,8 +457,8 @@ def layered(
     except UnknownBookError as error:
         raise PriceBookError(f"{spec.name}.prices: {error}") from error
     prices = shipped.in_region(spec.nebius.region)
-    if spec.live_prices and live is not None and live.region == spec.nebius.region:
-        prices = prices.with_prices(live.prices)
+    if spec.live_prices:
+        prices = prices.with_prices(each for each in live if each.region == spec.nebius.region)
     return prices.with_prices((*contract_prices(spec), *node_prices(spec)))
 
 

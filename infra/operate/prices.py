@@ -25,7 +25,6 @@ from cost.prices.book import (
     HOURS_PER_MONTH,
     UNITS,
     Layer,
-    LivePrices,
     Money,
     Price,
     PriceBook,
@@ -182,17 +181,11 @@ _ONE_IS_REFUSED: Final = frozenset({"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRE
 _NOT_NEEDED: Final = frozenset({"spec.network_interfaces", "spec.boot_disk"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimated:
-    """What the calculator told."""
+def estimate(spec: StackSpec, today: date) -> tuple[tuple[Price, ...], list[str]]:
+    """Today's list prices of what the stack uses; LivePriceError where there is none at all.
 
-    prices: LivePrices
-    not_recognised: tuple[str, ...]
-    """What was asked and could not be read, a line each; the book's prices stay for these."""
-
-
-def estimate(spec: StackSpec, today: date) -> Estimated:
-    """Today's list prices of what the stack uses; LivePriceError where there is none at all."""
+    Also what was asked and could not be read, a line each; the book's prices stay for these.
+    """
     calculator = _Calculator()
     asked = wanted(spec)
     whose = (
@@ -221,8 +214,7 @@ def estimate(spec: StackSpec, today: date) -> Estimated:
     prices = tuple(
         _live(sku, region, usd=told.pop(), source=source, date=today) for sku, told in found.items()
     )
-    live = LivePrices(region=region, date=today, source=source, prices=prices)
-    return Estimated(prices=live, not_recognised=tuple(not_recognised))
+    return prices, not_recognised
 
 
 def _live(sku: str, region: str, **told: Any) -> Price:
@@ -300,31 +292,38 @@ def cache_file(state: Path, region: str) -> Path:
     return state / "prices" / folder / f"{region}.json"
 
 
-def save(state: Path, live: LivePrices) -> Path:
+def save(state: Path, region: str, prices: Sequence[Price]) -> Path:
     """Replaces the kept estimates of these SKUs in one step; the file."""
-    path = cache_file(state, live.region)
+    path = cache_file(state, region)
     try:
-        kept = load(state, live.region)
+        kept = load(state, region)
     except LivePriceError:
-        kept = None
-    known = (*(() if kept is None else kept.prices), *live.prices)
+        kept = ()
     document = {
         "schema_version": _VERSION,
-        "region": live.region,
+        "region": region,
         "currency": CURRENCY,
-        "prices": {price.sku: _plain(price) for price in known},
+        "prices": {
+            price.sku: {
+                "unit": price.unit.value,
+                "usd": f"{price.usd:f}",
+                "source": price.source,
+                "date": price.date.isoformat(),
+            }
+            for price in (*kept, *prices)
+        },
     }
     files.write(path, json.dumps(document, indent=2, sort_keys=True) + "\n")
     return path
 
 
-def load(state: Path, region: str) -> LivePrices | None:
-    """The kept estimates; None where nothing was asked for yet, LivePriceError where damaged."""
+def load(state: Path, region: str) -> tuple[Price, ...]:
+    """The kept estimates; none where nothing was asked for yet, LivePriceError where damaged."""
     path = cache_file(state, region)
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return None
+        return ()
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise LivePriceError(f"{path}: cannot be read ({reason}); {_REMEDY}") from error
@@ -342,23 +341,10 @@ def load(state: Path, region: str) -> LivePrices | None:
         if not isinstance(entry, dict) or sku not in UNITS or entry.get("unit") != UNITS[sku]:
             decoder.refuse(key, "not a price of a known SKU by its unit")
         elif (kept := decoder.record(_Kept, entry, key)) is not None:
-            told = {"usd": kept.usd, "source": kept.source, "date": kept.date}
-            prices.append(_live(sku, region, **told))
+            prices.append(_live(sku, region, usd=kept.usd, source=kept.source, date=kept.date))
     if decoder.problems:
         raise LivePriceError("\n".join(f"{line}; {_REMEDY}" for line in decoder.problems))
-    if not prices:
-        return None
-    newest = max(prices, key=lambda price: price.date)
-    return LivePrices(region=region, date=newest.date, source=newest.source, prices=tuple(prices))
-
-
-def _plain(price: Price) -> dict[str, str]:
-    return {
-        "unit": price.unit.value,
-        "usd": f"{price.usd:f}",
-        "source": price.source,
-        "date": price.date.isoformat(),
-    }
+    return tuple(prices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,5 +362,4 @@ _REMEDY: Final = "run `soperator cost prices --refresh`, or delete the file"
 
 def price_book(spec: StackSpec, state: Path) -> PriceBook:
     """Book, kept estimates and contract of the stack; the network is not asked."""
-    live = load(state, spec.nebius.region) if spec.live_prices else None
-    return layered(spec, live)
+    return layered(spec, load(state, spec.nebius.region) if spec.live_prices else ())

@@ -165,25 +165,11 @@ _NOW_WITHIN: Final = timedelta(seconds=30)
 """Slurm plans in whole scheduling rounds: this much later is now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """What Slurm would do with a session."""
+def num_waiting(shell: Shell, asked: Ask, *, waits: bool) -> int:
+    """Jobs that wait in its partition; refused where Slurm would never start the session.
 
-    wait: timedelta
-    """Until the start that it plans; nothing when it could start now."""
-    starts_at: str
-    """In the cluster's own time."""
-    num_waiting: int
-    """Jobs that wait in the partition."""
-
-    @property
-    def is_free(self) -> bool:
-        """Whether it would start now."""
-        return self.wait <= _NOW_WITHIN
-
-
-def look(shell: Shell, asked: Ask) -> Room:
-    """The plan for the session; refused where Slurm would never start it."""
+    Unless it `waits`, it is also refused where it would not start now, with how long it would take.
+    """
     partition = shlex.quote(asked.partition)
     waiting = f"squeue --noheader --states=PENDING --partition={partition} --format=%i"
     result = shell.run(
@@ -193,23 +179,17 @@ def look(shell: Shell, asked: Ask) -> Room:
     planned = _PLANNED.search(result.stderr)
     if not result.ok or planned is None or len(lines) < 2:
         raise refused(f"partition {asked.partition}: srun --test-only", result)
-    return Room(
-        wait=max(timedelta(0), _moment(planned[1]) - _moment(lines[0])),
-        starts_at=planned[1],
-        num_waiting=count(lines[1]),
-    )
-
-
-def refuse_full(asked: Ask, room: Room) -> None:
-    """Refuses a session that would have to wait, with how long."""
-    if room.is_free:
-        return
-    what = f"{asked.gpus} GPUs" if asked.gpus else f"{asked.cpus} CPUs"
-    raise JobsError(
-        f"no {what} are free in partition {asked.partition}: {room.num_waiting} jobs wait there, "
-        f"and Slurm would start this at {room.starts_at} (in {room.wait}); ask for less, or wait "
-        "for it with --wait"
-    )
+    found = count(lines[1])
+    # Both are the cluster's own time.
+    wait = max(timedelta(0), _moment(planned[1]) - _moment(lines[0]))
+    if wait > _NOW_WITHIN and not waits:
+        what = f"{asked.gpus} GPUs" if asked.gpus else f"{asked.cpus} CPUs"
+        raise JobsError(
+            f"no {what} are free in partition {asked.partition}: {found} jobs wait there, and "
+            f"Slurm would start this at {planned[1]} (in {wait}); ask for less, or wait for it "
+            "with --wait"
+        )
+    return found
 
 
 def _moment(text: str) -> datetime:

@@ -596,13 +596,13 @@ def test_a_session_is_planned_entered_and_gone_with_its_guard(
     wait_until_nothing_runs(connection)  # the test before leaves a job to its end
     try:
         for asked in asks[:2]:
-            assert sessions.look(connection, asked).is_free
+            sessions.num_waiting(connection, asked, waits=False)
             end = sessions.end(asked)
             held.append(Guard(connection, start=sessions.held(asked), end=end))
             found = sessions.wait_for(held[-1], None, say=print)
             assert found.host.startswith("worker-")
         with pytest.raises(JobsError, match="no 2 GPUs are free in partition main: 0 jobs wait"):
-            sessions.refuse_full(asks[2], sessions.look(connection, asks[2]))
+            sessions.num_waiting(connection, asks[2], waits=False)
         assert all(guard.close() for guard in held)
     finally:
         for guard in held:

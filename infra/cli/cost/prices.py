@@ -68,14 +68,14 @@ def _print(spec: StackSpec, book: PriceBook, prices: list[Price], unused: list[P
 def _refresh(spec: StackSpec, today: date) -> bool:
     """Keeps today's estimates; where there are none, says so in a line and is False."""
     try:
-        found = live.estimate(spec, today)
+        prices, not_recognised = live.estimate(spec, today)
     except (LivePriceError, EndpointError) as error:
         for line in str(error).splitlines():
             note(f"soperator: {line}; the prices stay as they were")
         return False
-    path = live.save(context.state_root(), found.prices)
-    note(f"{len(found.prices.prices)} prices of {found.prices.source}: {path}")
-    for line in found.not_recognised:
+    path = live.save(context.state_root(), spec.nebius.region, prices)
+    note(f"{len(prices)} prices of {prices[0].source}: {path}")
+    for line in not_recognised:
         note(f"not refreshed: {line}")
     if not spec.live_prices:
         note(f"{spec.name} does not use them: set live_prices: true in its stack file")

@@ -115,10 +115,7 @@ def shell(
             cluster=outputs.login_host_key,
             log=output.note,
         )
-        found = sessions.look(connection, asked)
-        if not wait:
-            sessions.refuse_full(asked, found)
-        _say(asked, found.num_waiting)
+        _say(asked, sessions.num_waiting(connection, asked, waits=wait))
         is_held = spec.budget is not None and asked.most_usd is not None
         if is_held:
             asked = replace(asked, options=(*asked.options, "--hold"))

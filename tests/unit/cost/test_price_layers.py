@@ -17,7 +17,6 @@ from cost.prices.book import (
     PRICES_DIR,
     UNITS,
     Layer,
-    LivePrices,
     Price,
     PriceBook,
     PriceBookError,
@@ -71,9 +70,9 @@ def contract(**fields: Any) -> ContractPriceSpec:
     return ContractPriceSpec(**(known | fields))
 
 
-def live(usd: str = "4.10", region: str = "eu-north1") -> LivePrices:
+def live(usd: str = "4.10", region: str = "eu-north1") -> Price:
     day = date(2026, 11, 1)
-    price = Price(
+    return Price(
         sku=H100,
         unit=Unit.GPU_HOUR,
         usd=Decimal(usd),
@@ -83,10 +82,9 @@ def live(usd: str = "4.10", region: str = "eu-north1") -> LivePrices:
         covers_vm=True,
         layer=Layer.LIVE,
     )
-    return LivePrices(region=region, date=day, source="calculator", prices=(price,))
 
 
-def used(spec: StackSpec, estimates: LivePrices | None = None) -> tuple[Layer, str]:
+def used(spec: StackSpec, *estimates: Price) -> tuple[Layer, str]:
     price = layered(spec, estimates).prices[H100]
     return price.layer, str(price.usd)
 
@@ -108,7 +106,7 @@ def test_a_live_estimate_of_another_region_is_not_used(h100: StackSpec):
 def test_a_contract_wins_over_newer_readings_and_estimates(h100: StackSpec):
     spec = replace(h100, live_prices=True, contract_prices=(contract(),))
     assert used(spec, live()) == (Layer.CONTRACT, "1.99")
-    others = layered(spec, live()).unused(H100)
+    others = layered(spec, [live()]).unused(H100)
     assert [price.layer for price in others] == [Layer.LIVE, *[Layer.BOOK] * 3]
 
 

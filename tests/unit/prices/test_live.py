@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cost.prices.book import Layer
+from cost.prices.book import Layer, Price
 from infra.operate import prices
 from infra.operate.prices import LivePriceError, price_book
 from infra.providers.nebius import sdk
@@ -23,12 +23,12 @@ H100 = "gpu-h100-sxm/gpu"
 Stack = Callable[..., StackSpec]
 
 
-def usd(found: prices.Estimated) -> dict[str, str]:
-    return {price.sku: str(price.usd) for price in found.prices.prices}
+def usd(found: tuple[Price, ...]) -> dict[str, str]:
+    return {price.sku: str(price.usd) for price in found}
 
 
 def test_the_calculator_prices_what_the_stack_uses(emulator: Served, stack: Stack):
-    found = prices.estimate(stack("h100-prod"), TODAY)
+    found, not_recognised = prices.estimate(stack("h100-prod"), TODAY)
     assert usd(found) == {
         H100: "3.85",
         "cpu-d3/vcpu": "0.012",
@@ -36,8 +36,8 @@ def test_the_calculator_prices_what_the_stack_uses(emulator: Served, stack: Stac
         "disk/network-ssd": "0.07097206",
         "filesystem/network-ssd": "0.07999997",
     }
-    assert found.not_recognised == ()
-    price = next(each for each in found.prices.prices if each.sku == H100)
+    assert not_recognised == []
+    price = next(each for each in found if each.sku == H100)
     assert (price.layer, price.date, price.region) == (Layer.LIVE, TODAY, "eu-north1")
     assert price.covers_vm
     assert "emulated" in price.source
@@ -52,13 +52,12 @@ def test_one_call_asks_for_everything_and_creates_nothing(emulator: Served, stac
 
 
 def test_a_preemptible_node_has_its_own_price(emulator: Served, stack: Stack):
-    found = prices.estimate(stack("h200-elastic", Billing.PREEMPTIBLE), TODAY)
+    found, _ = prices.estimate(stack("h200-elastic", Billing.PREEMPTIBLE), TODAY)
     assert usd(found)["gpu-h200-sxm/gpu/preemptible"] == "2.45"
 
 
 def test_what_the_calculator_refuses_is_told_and_the_rest_is_taken(emulator: Served, stack: Stack):
-    found = prices.estimate(stack("l40s-dev", Billing.PREEMPTIBLE), TODAY)
-    (line,) = found.not_recognised
+    found, (line,) = prices.estimate(stack("l40s-dev", Billing.PREEMPTIBLE), TODAY)
     assert line.startswith("gpu-l40s-d/gpu/preemptible")
     assert "no price for gpu-l40s-d, preemptible" in line
     assert usd(found)["cpu-d3/vcpu"] == "0.012"
@@ -82,7 +81,7 @@ def test_kept_estimates_price_a_stack_that_asks_for_them(
     emulator: Served, stack: Stack, tmp_path: Path
 ):
     spec = stack("h100-prod")
-    prices.save(tmp_path, prices.estimate(spec, TODAY).prices)
+    prices.save(tmp_path, "eu-north1", prices.estimate(spec, TODAY)[0])
     assert price_book(spec, tmp_path).prices[H100].layer is Layer.BOOK
     price = price_book(replace(spec, live_prices=True), tmp_path).prices[H100]
     assert (price.layer, str(price.usd), price.date) == (Layer.LIVE, "3.85", TODAY)
@@ -92,24 +91,22 @@ def test_the_emulator_s_estimates_never_price_the_real_cloud(
     emulator: Served, stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     spec = replace(stack("h100-prod"), live_prices=True)
-    path = prices.save(tmp_path, prices.estimate(spec, TODAY).prices)
+    path = prices.save(tmp_path, "eu-north1", prices.estimate(spec, TODAY)[0])
     assert path == tmp_path / "prices" / "emulator" / "eu-north1.json"
     monkeypatch.delenv(sdk.ENDPOINT_VARIABLE)
     assert price_book(spec, tmp_path).prices[H100].layer is Layer.BOOK
 
 
 def test_a_refresh_keeps_what_it_did_not_ask_for(emulator: Served, stack: Stack, tmp_path: Path):
-    prices.save(tmp_path, prices.estimate(stack("l40s-dev"), date(2026, 11, 1)).prices)
-    prices.save(tmp_path, prices.estimate(stack("h100-prod"), TODAY).prices)
+    prices.save(tmp_path, "eu-north1", prices.estimate(stack("l40s-dev"), date(2026, 11, 1))[0])
+    prices.save(tmp_path, "eu-north1", prices.estimate(stack("h100-prod"), TODAY)[0])
     kept = prices.load(tmp_path, "eu-north1")
-    assert kept is not None
-    days = {price.sku: price.date for price in kept.prices}
+    days = {price.sku: price.date for price in kept}
     assert (days["gpu-l40s-d/gpu"], days[H100]) == (date(2026, 11, 1), TODAY)
-    assert kept.date == TODAY
 
 
 def test_without_estimates_nothing_is_kept(tmp_path: Path):
-    assert prices.load(tmp_path, "eu-north1") is None
+    assert prices.load(tmp_path, "eu-north1") == ()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from cost.resources.estimate import RunRates
 from infra.clients.errors import JobsError
-from infra.operate.sessions import Ask, ask, look, refuse_full
+from infra.operate.sessions import Ask, ask, num_waiting
 from tests.unit.cost.run_stacks import l40s, rates_of
 from tests.unit.jobs.test_submit import Recorded
 
@@ -70,9 +70,7 @@ def test_what_no_node_could_give_is_refused(
 
 def test_a_free_partition_is_room_and_one_round_trip(rates: RunRates) -> None:
     shell = Recorded(stdout="2026-11-21T08:00:00\n0\n", stderr=PLAN.format(minute=0))
-    found = look(shell, a_gpu(rates))
-    assert found.is_free
-    refuse_full(a_gpu(rates), found)
+    assert num_waiting(shell, a_gpu(rates), waits=False) == 0
     (command,) = shell.asked
     assert "srun --job-name=" in command
     assert command.endswith("--test-only true")
@@ -85,17 +83,18 @@ def test_a_full_partition_is_refused_with_the_queue_and_the_start(rates: RunRate
         match="no 1 GPUs are free in partition train: 4 jobs wait there, and Slurm would start "
         r"this at 2026-11-21T08:09:00 \(in 0:09:00\)",
     ):
-        refuse_full(a_gpu(rates), look(shell, a_gpu(rates)))
+        num_waiting(shell, a_gpu(rates), waits=False)
+    assert num_waiting(shell, a_gpu(rates), waits=True) == 4
 
 
 def test_a_line_of_a_profile_is_no_number_of_jobs(rates: RunRates) -> None:
     shell = Recorded(stdout="2026-11-21T08:00:00\nwelcome\n", stderr=PLAN.format(minute=0))
     with pytest.raises(JobsError, match="Slurm printed 'welcome' for a number"):
-        look(shell, a_gpu(rates))
+        num_waiting(shell, a_gpu(rates), waits=True)
 
 
 def test_what_slurm_would_never_start_is_told_in_its_words(rates: RunRates) -> None:
     said = "srun: error: Unable to allocate resources: Requested time limit is invalid\n"
     shell = Recorded(stdout="2026-11-21T08:00:00\n0\n", stderr=said, exit_code=1)
     with pytest.raises(JobsError, match="Requested time limit is invalid"):
-        look(shell, a_gpu(rates))
+        num_waiting(shell, a_gpu(rates), waits=True)
