@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from infra.operate.support_parts import Gathered, Part, gather
+from infra.operate.support_parts import NotRunError, Part, gather
 
 MARK: Final = "[REDACTED]"
 _SHORTEST: Final = 6
@@ -215,21 +215,32 @@ def write_bundle(
     redactor: Redactor,
     now: datetime,
     say: Callable[[str], None],
-) -> tuple[str, tuple[Gathered, ...]]:
+) -> tuple[str, bool]:
     """Gather, redact and write; the file appears whole or not at all.
 
-    Returns its list, and the parts that are not in it.
+    Returns its list, and whether every part is in it.
     """
     folder = path.name.removesuffix(".gz").removesuffix(".tar")
-    done: list[Gathered] = []
+    lines = [
+        f"Support bundle of stack {stack}, {now:%Y-%m-%d %H:%M:%S} UTC.",
+        "Nothing was sent anywhere. Read it before you do: secrets are taken out by value and by",
+        "shape, but names of your jobs, nodes and files are in it.",
+        "",
+    ]
     texts: dict[str, bytes] = {}
+    is_whole = True
     for part in parts:
         say(part.name)
-        found = gather(part)
-        done.append(found)
-        if found.text is not None:
-            texts[part.name] = redactor.text(_cut(found.text)).encode()
-    index = redactor.text(_index(done, texts, stack=stack, now=now))
+        about = f"{part.name}: {part.says}"
+        try:
+            data = texts[part.name] = redactor.text(_cut(gather(part))).encode()
+        except NotRunError as error:
+            is_whole = False
+            lines.append(f"NOT RUN  {about}: {error}")
+        else:
+            digest = hashlib.sha256(data).hexdigest()
+            lines.append(f"{len(data):>9} bytes  {about}  sha256 {digest}")
+    index = redactor.text("\n".join(lines) + "\n")
     index += f"redacted: {redactor.num_redacted} places\n"
     texts = {INDEX: index.encode(), **texts}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -246,7 +257,7 @@ def write_bundle(
         _place(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    return index, tuple(each for each in done if each.text is None)
+    return index, is_whole
 
 
 def _place(temporary: Path, path: Path) -> None:
@@ -266,20 +277,3 @@ def _cut(text: str) -> str:
     # Of a line without its begin nobody can say whether it was called a secret.
     kept = text[-_LONGEST:].partition("\n")[2]
     return f"... {len(text) - len(kept)} characters before this are left out\n{kept}"
-
-
-def _index(done: Iterable[Gathered], texts: dict[str, bytes], *, stack: str, now: datetime) -> str:
-    lines = [
-        f"Support bundle of stack {stack}, {now:%Y-%m-%d %H:%M:%S} UTC.",
-        "Nothing was sent anywhere. Read it before you do: secrets are taken out by value and by",
-        "shape, but names of your jobs, nodes and files are in it.",
-        "",
-    ]
-    for each in done:
-        if each.text is None:
-            lines.append(f"NOT RUN  {each.part.name}: {each.part.says}: {each.reason}")
-            continue
-        data = texts[each.part.name]
-        digest = hashlib.sha256(data).hexdigest()
-        lines.append(f"{len(data):>9} bytes  {each.part.name}: {each.part.says}  sha256 {digest}")
-    return "\n".join(lines) + "\n"

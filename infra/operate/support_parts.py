@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
@@ -46,34 +46,27 @@ class Part:
     """Seconds; a filesystem or a machine that hangs does not hold the other parts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
-    """A part as it came."""
+def gather(part: Part) -> str:
+    """The part; NotRunError whatever goes wrong with it: the others are worth more then."""
+    answer: Future[str] = Future()
 
-    part: Part
-    text: str | None
-    """None: NOT RUN."""
-    reason: str = ""
-
-
-def gather(part: Part) -> Gathered:
-    """The part, whatever goes wrong with it: the others are worth more then."""
-    found: list[Gathered] = []
-
-    def answer() -> None:
+    def work() -> None:
         try:
-            found.append(Gathered(part=part, text=part.gather()))
+            answer.set_result(part.gather())
         except Exception as error:
-            lines = str(error).splitlines() or [type(error).__name__]
-            found.append(Gathered(part=part, text=None, reason=lines[0]))
+            answer.set_exception(error)
 
     # What hangs in a read cannot be ended; as a daemon it does not keep the program.
-    thread = threading.Thread(target=answer, name=part.name, daemon=True)
+    thread = threading.Thread(target=work, name=part.name, daemon=True)
     thread.start()
     thread.join(part.limit_s)
-    if found:
-        return found[0]
-    return Gathered(part=part, text=None, reason=f"no end within {part.limit_s:g} s")
+    if not answer.done():
+        raise NotRunError(f"no end within {part.limit_s:g} s")
+    try:
+        return answer.result()
+    except Exception as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise NotRunError(lines[0]) from error
 
 
 def output_of(command: Sequence[str], *, environ: Mapping[str, str], timeout_s: float) -> str:
@@ -273,26 +266,19 @@ def parts_of_cluster(opens: Opens) -> list[Part]:
     return [*parts, Part("slurm/logs.txt", "ends of the newest logs", logs)]
 
 
-class Once:
+def once(make: Callable[[], tuple[StackOutputs, Shell]]) -> Opens:
     """A connection that is made once; when that fails, every part has the same reason."""
+    made: Future[tuple[StackOutputs, Shell]] = Future()
 
-    def __init__(
-        self, closing: ExitStack, make: Callable[[ExitStack], tuple[StackOutputs, Shell]]
-    ) -> None:
-        self._closing, self._make = closing, make
-        self._made: tuple[StackOutputs, Shell] | None = None
-        self._error: Exception | None = None
-
-    def __call__(self) -> tuple[StackOutputs, Shell]:
-        if self._error is not None:
-            raise self._error
-        if self._made is None:
+    def opens() -> tuple[StackOutputs, Shell]:
+        if not made.done():
             try:
-                self._made = self._make(self._closing)
+                made.set_result(make())
             except Exception as error:
-                self._error = error
-                raise
-        return self._made
+                made.set_exception(error)
+        return made.result()
+
+    return opens
 
 
 _KEPT: Final = (
@@ -411,7 +397,7 @@ def known(state: State, environ: Mapping[str, str]) -> set[str]:
 
 def _environment(environ: Mapping[str, str]) -> Iterator[str]:
     for name, value in environ.items():
-        if "PUBLIC" in name.upper() or not any(word in name.upper() for word in _WORDS):
+        if "PUBLIC" in name.upper() or not _is_secret(name, _WORDS):
             continue
         if name.upper().endswith(_FILES_OF) or value.startswith("/"):
             yield from _secrets_of(_read(Path(value)))
@@ -438,7 +424,7 @@ def _secrets_of(text: str) -> Iterator[str]:
         yield text
         for line in text.splitlines():
             name, equals, value = line.removeprefix("export ").partition("=")
-            if equals and any(word in name.upper() for word in (*_WORDS, "KEY")):
+            if equals and _is_secret(name):
                 yield value.strip().strip("'\"")
 
 
@@ -449,5 +435,9 @@ def _named(value: Any, name: str = "") -> Iterator[str]:
     elif isinstance(value, list):
         for each in value:
             yield from _named(each, name)
-    elif isinstance(value, str) and any(word in name.upper() for word in (*_WORDS, "KEY")):
+    elif isinstance(value, str) and _is_secret(name):
         yield value
+
+
+def _is_secret(name: str, words: Sequence[str] = (*_WORDS, "KEY")) -> bool:
+    return any(word in name.upper() for word in words)

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Connection
 from infra.jobs.transfer import destination, fetch, push
-from infra.operate.support_parts import Once, gather, parts_of_cluster
+from infra.operate.support_parts import gather, parts_of_cluster
 from infra.render.delivery import code_files
 from infra.state import CHECKOUT
 from tests.local.jobs_cluster import JobsCluster, running_cluster
@@ -159,9 +158,8 @@ def test_the_cluster_part_of_a_support_bundle_is_there(
     cluster: JobsCluster, connection: Connection, running_job: str
 ) -> None:
     slurm.cancel(connection, [running_job])
-    with ExitStack() as closing:
-        parts = parts_of_cluster(Once(closing, lambda _: (cluster.outputs, connection)))
-        found = {part.name: gather(part).text or "" for part in parts}
+    parts = parts_of_cluster(lambda: (cluster.outputs, connection))
+    found = {part.name: gather(part) for part in parts}
     assert "worker-0" in found["slurm/nodes.txt"]
     assert "SlurmctldPort" in found["slurm/config.txt"]
     assert "/mnt/chkpt" in found["slurm/disks.txt"]

@@ -30,7 +30,7 @@ from infra.operate.preflight.ask import WITHIN_S, credential_problem
 from infra.operate.preflight.check import Cloud
 from infra.operate.prices import price_book
 from infra.operate.support_bundle import Redactor, write_bundle
-from infra.operate.support_parts import Once, known, parts_here, parts_of_cluster, parts_of_kube
+from infra.operate.support_parts import known, once, parts_here, parts_of_cluster, parts_of_kube
 from infra.providers.nebius.adoption import (
     CLUSTER,
     STATE_ID,
@@ -354,21 +354,21 @@ def support_bundle(
         environ = context.environ()
         redactor = Redactor(known(state, {**os.environ, **environ}), emails=emails)
 
-        def opened(closing: ExitStack) -> tuple[StackOutputs, Shell]:
+        def opened() -> tuple[StackOutputs, Shell]:
             outputs = context.caller(stack, identity)
             return outputs, closing.enter_context(context.connect(outputs, identity))
 
         parts = [
             *parts_here(stack, state, environ, preview=preview),
-            *parts_of_cluster(Once(closing, opened)),
+            *parts_of_cluster(once(opened)),
             *parts_of_kube(lambda: context.spec(stack), lambda: context.kube_client(stack)),
         ]
         try:
-            index, not_run = write_bundle(
+            index, is_whole = write_bundle(
                 parts, path, stack=stack, redactor=redactor, now=now, say=output.note
             )
         except OSError as error:
             raise UserError(f"--output {path}: {error.strerror}; nothing was written") from error
     print(index, end="")
     print(path)
-    raise typer.Exit(NOT_RUN if not_run else 0)
+    raise typer.Exit(0 if is_whole else NOT_RUN)
