@@ -100,27 +100,20 @@ def await_end(
     done = client.wait_for(
         target,
         f"the end of the {kind}",
-        lambda live: _completed(live) is not None,
+        lambda live: holds(live, "Completed"),
         timeout_s=_LONGEST_S,
         log=tell,
     )
-    ended = _completed(done)
-    if ended is not None and ended["reason"] == "Succeeded":
+    ended = condition(done, "Completed")
+    if ended["reason"] == "Succeeded":
         return None
     name, namespace = target["metadata"]["name"], target["metadata"]["namespace"]
-    return (
-        f"{name}: {'' if ended is None else ended['message']}; its log: "
-        f"kubectl -n {namespace} logs job/{kind}-{name}"
-    )
+    return f"{name}: {ended['message']}; its log: kubectl -n {namespace} logs job/{kind}-{name}"
 
 
-def _completed(live: dict[str, Any]) -> Mapping[str, Any] | None:
-    return condition(live, "Completed") if holds(live, "Completed") else None
-
-
-def new_name(at: datetime | None = None) -> str:
+def new_name() -> str:
     """Name of a Backup that nobody has."""
-    return f"now-{at or datetime.now(UTC):%Y%m%d%H%M%S}"
+    return f"now-{datetime.now(UTC):%Y%m%d%H%M%S}"
 
 
 def copy_now(

@@ -2,34 +2,28 @@
 
 Advice on capacity is no promise: what it lacks warns and never refuses; a declared capacity block
 that does not fit is certain. mk8s accepts a node group over its quota and the nodes never come, so
-that is asked before. GPUs of capacity blocks do not count. The names of quotas are those of
-stacks/rules/quotas.py; the live platform says which quota its GPUs count in.
+that is asked before; a second `up` must not count its own nodes against the quota again. GPUs of
+capacity blocks do not count. The names of quotas are those of stacks/rules/quotas.py; the live
+platform says which quota its GPUs count in.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from cost.report.layout import aligned
-from infra.operate.preflight.check import (
-    Cloud,
-    Finding,
-    Owner,
-    failed,
-    not_checked,
-    num_nodes,
-    own_node_groups,
-    own_use,
-    passed,
-)
+from infra.operate.preflight.check import KINDS, Cloud, Finding, Owner, failed, not_checked, passed
+from infra.providers.nebius.resource_type import enum_name, size_bytes
 from infra.providers.nebius.schema import enum_word
+from infra.providers.soperator.teardown import CLAIM_LABEL
+from infra.render.names import NODESET_NAME_LABEL
 from infra.render.nodes import node_group_spec, roles
-from stacks.catalog import PLATFORMS, Preset
+from stacks.catalog import PLATFORMS, Preset, find_preset
 from stacks.machines import machines
-from stacks.rules.quotas import gpu_quota, quota_use
+from stacks.rules.quotas import ADDRESSES_PER_NODE, gpu_quota, quota_use
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec
 
@@ -88,8 +82,8 @@ def _fits(advice: Any, region: str, worker: WorkerSpec) -> bool:
 def _own_nodes(cloud: Cloud, spec: StackSpec, owner: Owner, worker: WorkerSpec) -> int:
     """Nodes of the same platform and preset that the stack has already."""
     return sum(
-        num_nodes(group)
-        for group in own_node_groups(cloud, spec, owner)
+        _num_nodes(group)
+        for group in _own_node_groups(cloud, spec, owner)
         if group.spec.template.resources.platform == worker.platform
         and group.spec.template.resources.preset == worker.preset
     )
@@ -142,36 +136,17 @@ _FIX: Final = (
 _GIB: Final = 1 << 30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortfall:
-    """One quota that is too small; GiB, GPUs, vCPUs or a count."""
-
-    quota: str
-    needs: int
-    """All that the stack needs."""
-    own: int
-    """What this stack has of it already."""
-    used: int
-    """What the project uses in all."""
-    limit: int
-
-    @property
-    def missing(self) -> int:
-        """How much the limit is too small."""
-        return self.used - self.own + self.needs - self.limit
-
-
 def ask_quotas(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
     """A finding with the table of what is missing, or one that says how much was compared."""
     allowances = _allowances(cloud, spec)
     names = _live_names(cloud, spec)
-    own = _renamed(own_use(cloud, spec, owner), names)
+    own = _renamed(_own_use(cloud, spec, owner), names)
     least = _renamed(quota_use(spec, at_max=False), names)
     certain = _shortfalls(least, own, allowances)
     later = _shortfalls(_renamed(quota_use(spec, at_max=True), names), own, allowances)
     fix = _FIX.format(stack=spec.name)
     if certain:
-        yield failed(f"too small for this stack:\n{table(certain)}", fix, certain=True)
+        yield failed(f"too small for this stack:\n{_table(certain)}", fix, certain=True)
         return
     wanted = [name for name, amount in least.items() if amount]
     unknown = ", ".join(sorted(name for name in wanted if name not in allowances))
@@ -182,17 +157,103 @@ def ask_quotas(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]
         told = f"{compared} of {len(wanted)} quotas compared, all hold"
         yield passed(told + (f"; no limit is told of {unknown}" if unknown else ""))
     if later:
-        yield failed(f"at max_nodes the last nodes would never come:\n{table(later)}", fix)
+        yield failed(f"at max_nodes the last nodes would never come:\n{_table(later)}", fix)
 
 
-def table(shortfalls: list[Shortfall]) -> str:
+def _table(shortfalls: list[tuple[str, ...]]) -> str:
     """The quotas that are too small, a row each."""
-    rows: list[tuple[str, ...]] = [("QUOTA", "NEEDS", "OWN", "USED", "LIMIT", "MISSING")]
-    for one in shortfalls:
-        unit = " GiB" if ".size." in one.quota else ""
-        amounts = (one.needs, one.own, one.used, one.limit, one.missing)
-        rows.append((one.quota, *(f"{amount}{unit}" for amount in amounts)))
+    rows = [("QUOTA", "NEEDS", "OWN", "USED", "LIMIT", "MISSING"), *shortfalls]
     return "\n".join(f"  {line}" for line in aligned(rows, right=range(1, len(rows[0]))))
+
+
+def _own(cloud: Cloud, spec: StackSpec, owner: Owner, kind: str) -> Iterator[Any]:
+    """Our resources of one kind."""
+    for resource in cloud.list(KINDS[kind], spec.nebius.project_id):
+        if owner.owns(resource):
+            yield resource
+
+
+def _own_node_groups(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Any]:
+    """Node groups of our cluster."""
+    for cluster in _own(cloud, spec, owner, "cluster"):
+        yield from cloud.list("mk8s.v1.NodeGroupService", cluster.metadata.id)
+
+
+def _own_use(cloud: Cloud, spec: StackSpec, owner: Owner) -> Mapping[str, int]:
+    """Quota name -> GiB, GPUs, vCPUs or a count that our resources use now."""
+    used: Counter[str] = Counter()
+    for kind in ("filesystem", "disk"):
+        for one in _own(cloud, spec, owner, kind):
+            used[f"compute.{kind}.count"] += 1
+            used[f"compute.{kind}.size.{_type(one.spec)}"] += _gib(one.spec)
+    for machine in _own(cloud, spec, owner, "machine"):
+        used["compute.instance.count"] += 1
+        preset = find_preset(machine.spec.resources.platform, machine.spec.resources.preset)
+        if preset is not None and not preset.gpus:
+            used["compute.instance.non-gpu.vcpu"] += preset.vcpus
+    used["compute.gpucluster.count"] = len(list(_own(cloud, spec, owner, "GPU cluster")))
+    used["vpc.allocation.count"] = len(list(_own(cloud, spec, owner, "address")))
+    used["mk8s.cluster.count"] = len(list(_own(cloud, spec, owner, "cluster")))
+    groups = list(_own_node_groups(cloud, spec, owner))
+    for group in groups:
+        used += _group_use(group)
+    return used + _claimed_use(cloud, spec, groups)
+
+
+def _claimed_use(cloud: Cloud, spec: StackSpec, groups: list[Any]) -> Counter[str]:
+    """Node-local and image disks of our workers: as many as are declared and there.
+
+    The driver labels a disk with the namespace of its claim and with no cluster, and the disks of
+    another cluster of the project can be among them: what we declare is the most that is ours.
+    """
+    declared: Counter[str] = Counter()
+    for worker in spec.nodes.workers:
+        nodes = sum(_num_nodes(group) for group in groups if _nodeset(group) == worker.name)
+        for disk in (*worker.local_disks, *filter(None, (worker.image_disk,))):
+            declared[disk.type] += nodes
+            declared[f"GiB {disk.type}"] += nodes * disk.size_gib
+    if not declared:
+        return Counter()
+    there: Counter[str] = Counter()
+    for disk in cloud.list(KINDS["disk"], spec.nebius.project_id):
+        if disk.metadata.labels.get(CLAIM_LABEL) == spec.cluster.namespace:
+            there[_type(disk.spec)] += 1
+            there[f"GiB {_type(disk.spec)}"] += _gib(disk.spec)
+    used: Counter[str] = Counter()
+    for kind, amount in (declared & there).items():
+        size_of = kind.removeprefix("GiB ")
+        used["compute.disk.count" if size_of == kind else f"compute.disk.size.{size_of}"] += amount
+    return used
+
+
+def _nodeset(group: Any) -> str:
+    return group.spec.template.metadata.labels.get(NODESET_NAME_LABEL, "")
+
+
+def _group_use(group: Any) -> Counter[str]:
+    template, nodes = group.spec.template, _num_nodes(group)
+    used = Counter({"compute.instance.count": nodes, "compute.disk.count": nodes})
+    used["vpc.allocation.count"] = ADDRESSES_PER_NODE * nodes
+    used[f"compute.disk.size.{_type(template.boot_disk)}"] = nodes * _gib(template.boot_disk)
+    preset = find_preset(template.resources.platform, template.resources.preset)
+    if preset is not None and not preset.gpus:
+        used["compute.instance.non-gpu.vcpu"] = nodes * preset.vcpus
+    elif preset is not None and not template.reservation_policy.reservation_ids:
+        used[gpu_quota(template.resources.platform)] = nodes * preset.gpus
+    return used
+
+
+def _num_nodes(group: Any) -> int:
+    """Nodes that a node group has or is about to have."""
+    return int(group.status.target_node_count)
+
+
+def _type(disk: Any) -> str:
+    return enum_name(disk, "type")
+
+
+def _gib(disk: Any) -> int:
+    return round(size_bytes(disk) / (1 << 30))
 
 
 def _allowances(cloud: Cloud, spec: StackSpec) -> dict[str, tuple[int, int]]:
@@ -228,17 +289,21 @@ def _renamed(amounts: Mapping[str, int], names: Mapping[str, str]) -> Mapping[st
 
 def _shortfalls(
     needs: Mapping[str, int], own: Mapping[str, int], allowances: Mapping[str, tuple[int, int]]
-) -> list[Shortfall]:
-    found = []
+) -> list[tuple[str, ...]]:
+    """Each quota that is too small: its name, all that the stack needs, what of it this stack has
+    already, what the project uses in all, the limit, and how much that is too small."""
+    found: list[tuple[str, ...]] = []
     for quota, amount in needs.items():
         if quota not in allowances:
             continue
         used, limit = allowances[quota]
         # What the stack holds can be missing from a usage that is counted late.
         had = min(own.get(quota, 0), used)
-        one = Shortfall(quota=quota, needs=amount, own=had, used=used, limit=limit)
-        if amount > had and one.missing > 0:
-            found.append(one)
+        missing = used - had + amount - limit
+        if amount > had and missing > 0:
+            unit = " GiB" if ".size." in quota else ""
+            amounts = (amount, had, used, limit, missing)
+            found.append((quota, *(f"{each}{unit}" for each in amounts)))
     return found
 
 
