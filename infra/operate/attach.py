@@ -252,29 +252,25 @@ def slurm_version(line: str) -> str | None:
 
 def nodesets_of(lines: Sequence[str]) -> tuple[FoundNodeset, ...]:
     """Equal nodes together, of `sinfo --Node --format=%N|%R|%P|%c|%m|%l|%T|%G`."""
-    facts: dict[str, tuple[str, str, str]] = {}
-    partitions: dict[str, list[str]] = {}
+    found: dict[str, tuple[str, str, str, list[str]]] = {}
     for line in lines:
         node, partition, _, cpus, memory, _, _, gres = line.split("|", _NODE_FIELDS - 1)
-        facts[node] = (cpus, memory, gres)
-        partitions.setdefault(node, []).append(partition)
-    groups: dict[tuple[int, int, int, str | None, tuple[str, ...]], list[str]] = {}
-    for node, (cpus, memory, gres) in facts.items():
+        found.setdefault(node, (cpus, memory, gres, []))[-1].append(partition)
+    groups: dict[FoundNodeset, list[str]] = {}
+    for node, (cpus, memory, gres, partitions) in found.items():
         gpus, kind = gpus_of(gres)
-        # Without memory in slurm.conf every node has 1 MiB.
-        mib = _number(memory) if _number(memory) > 1 else 0
-        key = (_number(cpus), mib, gpus, kind, tuple(dict.fromkeys(partitions[node])))
-        groups.setdefault(key, []).append(node)
-    return tuple(
-        FoundNodeset(
-            nodes=tuple(sorted(nodes, key=_by_number)),
-            partitions=of,
-            cpus=cpus,
-            memory_mib=mib,
+        like = FoundNodeset(
+            nodes=(),
+            partitions=tuple(dict.fromkeys(partitions)),
+            cpus=_number(cpus),
+            # Without memory in slurm.conf every node has 1 MiB.
+            memory_mib=_number(memory) if _number(memory) > 1 else 0,
             gpus=gpus,
             gpu_type=kind,
         )
-        for (cpus, mib, gpus, kind, of), nodes in groups.items()
+        groups.setdefault(like, []).append(node)
+    return tuple(
+        replace(like, nodes=tuple(sorted(nodes, key=_by_number))) for like, nodes in groups.items()
     )
 
 
@@ -426,14 +422,9 @@ def compress(names: Sequence[str]) -> str:
 
 
 def _ranges(numbers: Sequence[str]) -> Iterator[str]:
-    first = last = numbers[0]
-    for each in [*numbers[1:], None]:
-        if each is not None and int(each) == int(last) + 1:
-            last = each
-            continue
-        yield first if first == last else f"{first}-{last}"
-        if each is not None:
-            first = last = each
+    for _, group in groupby(enumerate(numbers), lambda each: int(each[1]) - each[0]):
+        run = [number for _, number in group]
+        yield run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}"
 
 
 def _shape(name: str) -> tuple[str, int]:
