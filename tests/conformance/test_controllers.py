@@ -70,7 +70,7 @@ def cluster(way, sources, tmp_path_factory) -> Iterator[Cluster]:
                     laid(each), {"status": {"phase": "Bound"}}, subresource="status"
                 )
         yield found
-        found.close()
+        found.client.close()
 
 
 def container(way: ComeUp, release: str, name: str) -> Object:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cost.bill.bill import Bill
-from cost.chat.speeds import ChatCost
 from cost.chat.table import lengths_text
-from cost.chat.unit_costs import UnitCosts, unit_costs
+from cost.chat.unit_costs import unit_costs
 from cost.report.layout import aligned, small_usd_text, span
 from cost.run_record import Kind, LoadPoint, RunRecord
 from infra.jobs.records import read_object
@@ -27,15 +26,6 @@ from stacks.spec import StackSpec
 
 _SHOWN = ("perplexity", "function_name_accuracy", "argument_accuracy", "rougeL")
 """What decides whether a tuned model calls functions better, and that it lost no language."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatStep:
-    """What a chat costs at one state of knowledge."""
-
-    name: str
-    cost: ChatCost
-    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,47 +53,6 @@ class Outcomes:
         record = self.runs.get(Kind.EVALUATE)
         return None if record is None else training.evaluation_of(Path(record.path).parent)
 
-    def quality(self) -> list[tuple[str, str, str, str, str]]:
-        """Metric, base, fine-tuned, difference with its interval, p-value."""
-        by_key = {row["key"]: row for row in evaluation_rows(self.evaluation())}
-        return [_quality_row(by_key[key]) for key in _SHOWN if key in by_key]
-
-    def chat_steps(self) -> list[ChatStep]:
-        """What a chat costs as assumed, as evaluated one at a time and in batches, as served."""
-        assumed = self.report.assumed.known_chats[:1]
-        steps = [ChatStep("assumed", each, each.speed.source) for each in assumed]
-        for row in self._measured(Kind.EVALUATE):
-            size = row.speed.batch_size
-            name = "one at a time" if size == 1 else f"{size} at a time"
-            steps.append(ChatStep(name, row, self._job(Kind.EVALUATE)))
-        for row in self._measured(Kind.LOAD):
-            if row.speed.operating is not None:
-                name = f"served, {row.speed.batch_size} streams"
-                steps.append(ChatStep(name, row, self._job(Kind.LOAD)))
-        return steps
-
-    def not_priced(self) -> list[str]:
-        """Why the load test has no price, where it has none."""
-        if Kind.LOAD not in self.runs:
-            return []
-        return [str(each) for each in self._units(Kind.LOAD).no_operating_points]
-
-    def _measured(self, kind: Kind) -> list[ChatCost]:
-        """Rows that this one record gives, fewest at once first."""
-        if kind not in self.runs:
-            return []
-        rows = self._units(kind).known_chats
-        of_record = [row for row in rows if row.speed.date is not None]
-        return sorted(of_record, key=lambda row: row.speed.batch_size)
-
-    def _units(self, kind: Kind) -> UnitCosts:
-        report = self.report
-        return unit_costs(report.spec, report.bill.estimate, (self.runs[kind],))
-
-    def _job(self, kind: Kind) -> str:
-        record = self.runs[kind]
-        return f"measured by {record.job}, job {record.job_id}"
-
 
 _TOLD: dict[str, str] = {
     Kind.PREPARE_DATA: "{num_train_examples} rows to train on, {num_test_examples} held out",
@@ -124,6 +73,7 @@ def outcomes(spec: StackSpec, state: Path, folders: Mapping[str, Path]) -> Outco
 
 
 def _quality_row(row: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    """Metric, base, fine-tuned, difference with its interval, p-value."""
     unit = row["unit"]
     before, after = (training.figure(row[name], unit) for name in ("before", "after"))
     if row["p_value"] is None:
@@ -180,7 +130,8 @@ def _stages(outcomes: Outcomes, stages: Sequence[Stage], total_s: float) -> list
 
 
 def _quality(outcomes: Outcomes) -> list[str]:
-    rows = outcomes.quality()
+    by_key = {row["key"]: row for row in evaluation_rows(outcomes.evaluation())}
+    rows = [_quality_row(by_key[key]) for key in _SHOWN if key in by_key]
     if not rows:
         return []
     heading = ("", "base", "fine-tuned", "difference, 95 % interval", "p")
@@ -250,22 +201,53 @@ def _point(each: LoadPoint, *, is_best: bool) -> Row:
 
 
 def _chat(outcomes: Outcomes) -> list[str]:
-    chat, steps = outcomes.report.spec.chat, outcomes.chat_steps()
+    """What a chat costs as assumed, as evaluated one at a time and in batches, as served."""
+    report, chat = outcomes.report, outcomes.report.spec.chat
+    steps = [("assumed", each, each.speed.source) for each in report.assumed.known_chats[:1]]
+    not_priced: list[str] = []
+    for kind in (Kind.EVALUATE, Kind.LOAD):
+        if (record := outcomes.runs.get(kind)) is None:
+            continue
+        units = unit_costs(report.spec, report.bill.estimate, (record,))
+        of_record = [row for row in units.known_chats if row.speed.date is not None]
+        for row in sorted(of_record, key=lambda row: row.speed.batch_size):
+            name = f"{row.speed.batch_size} at a time"
+            if kind is Kind.LOAD:
+                if row.speed.operating is None:
+                    continue
+                name = f"served, {row.speed.batch_size} streams"
+            elif row.speed.batch_size == 1:
+                name = "one at a time"
+            steps.append((name, row, f"measured by {record.job}, job {record.job_id}"))
+        if kind is Kind.LOAD:
+            not_priced = [str(each) for each in units.no_operating_points]
     if not steps:
         return ["Cost of one chat: not known, as no speed was measured"]
     heading = ("", "$ cluster", "$ node", "change", "writes/s", "reads/s", "from")
-    first = steps[0].cost.cluster_low_usd
-    rows = [_chat_row(each, first) for each in steps]
+    first, last = steps[0][1].cluster_low_usd, steps[-1][1].cluster_low_usd
+    rows = [
+        (
+            name,
+            small_usd_text(cost.cluster_low_usd),
+            small_usd_text(cost.serving_usd),
+            "" if cost.cluster_low_usd == first else _change(first, cost.cluster_low_usd),
+            training.number(cost.speed.output_tokens_per_s),
+            "no"
+            if cost.speed.prefill_tokens_per_s is None
+            else training.number(cost.speed.prefill_tokens_per_s),
+            source,
+        )
+        for name, cost, source in steps
+    ]
+    notes = ["$ cluster: all of it at its smallest. $ node: the node that serves, without disks."]
+    notes += [f"Served{text}." for _, cost, _ in steps if (text := lengths_text(cost, chat))]
     lines = [
         f"Cost of one chat: {chat.context_tokens:,} tokens read, {chat.output_tokens:,} written",
         *_aligned([heading, *rows], right=(1, 2, 3, 4, 5)),
+        *_notes(*notes, *not_priced),
     ]
-    notes = ["$ cluster: all of it at its smallest. $ node: the node that serves, without disks."]
-    notes += [f"Served{text}." for each in steps if (text := lengths_text(each.cost, chat))]
-    lines += _notes(*notes, *outcomes.not_priced())
     if len(steps) > 1:
-        last = steps[-1].cost.cluster_low_usd
-        ends = f"{small_usd_text(first)} {steps[0].name} -> {small_usd_text(last)} {steps[-1].name}"
+        ends = f"{small_usd_text(first)} {steps[0][0]} -> {small_usd_text(last)} {steps[-1][0]}"
         lines.append(f"  One chat: {ends}, {_change(first, last)}")
     return lines
 
@@ -275,20 +257,6 @@ def _notes(*notes: str) -> list[str]:
     indent = "  "
     whole = " ".join(notes)
     return textwrap.wrap(whole, _WIDTH, initial_indent=indent, subsequent_indent=indent)
-
-
-def _chat_row(step: ChatStep, first: Decimal) -> Row:
-    cost, speed = step.cost, step.cost.speed
-    prefill = speed.prefill_tokens_per_s
-    return (
-        step.name,
-        small_usd_text(cost.cluster_low_usd),
-        small_usd_text(cost.serving_usd),
-        "" if cost.cluster_low_usd == first else _change(first, cost.cluster_low_usd),
-        training.number(speed.output_tokens_per_s),
-        "no" if prefill is None else training.number(prefill),
-        step.source,
-    )
 
 
 def _change(before: Decimal, after: Decimal) -> str:
