@@ -25,7 +25,7 @@ from infra.state import CHECKOUT, State
 from stacks.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from cost.bill.bill import Bill
     from infra.clients.errors import StackPausedError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from infra.clients.pulumi import StackOutputs
     from infra.clients.slurm import Job
     from infra.clients.ssh import Connection, Tunnel
+    from infra.jobs.ledger import JobLedger
     from infra.jobs.server import ServerAddress
     from infra.jobs.submit import Submitter
     from infra.operate.sessions import Endpoint
@@ -191,17 +192,33 @@ def node_watch(stack: str) -> Callable[[Job], None]:
     return NodeWatch(declared, cache(lambda: kube_client(stack)), note).look
 
 
-def submitter(connection: Connection, outputs: StackOutputs, **others: Any) -> Submitter:
-    """What submits to the stack from here; without `others` it puts back what was cut off."""
+def submitter(
+    connection: Connection,
+    outputs: StackOutputs,
+    ledger: JobLedger | None = None,
+    code: Mapping[str, bytes] | None = None,
+    *,
+    sync: bool = False,
+) -> Submitter:
+    """What submits this checkout's code from here; without it, it puts back what was cut off.
+
+    The code is sent first with `sync`, and to an attached cluster, where nobody else delivers.
+    """
     from infra.jobs.ledger import open_ledger
     from infra.jobs.submit import Submitter
+    from infra.render.delivery import hash_files
 
+    sends = sync or outputs.attached_key is not None
     return Submitter(
         connection=connection,
         outputs=outputs,
         state=state_root(),
         log=note,
-        **{"books": lambda: open_ledger(spec(outputs.stack), state_root(), note), **others},
+        books=lambda: ledger or open_ledger(spec(outputs.stack), state_root(), note),
+        code_hash="" if code is None else hash_files(code),
+        git_revision=None if code is None else git_revision(),
+        store=lambda: run_config_store(outputs),
+        sent_code=code if sends else None,
     )
 
 

@@ -21,7 +21,6 @@ from infra.cli.context import (
     arg,
     opt,
 )
-from infra.cli.jobs.submit import Prepared
 from infra.cli.output import Format, exit_code
 from infra.files import write
 from infra.jobs.history import Submission
@@ -131,8 +130,7 @@ def _run(
         return prepare(ledger, job, files, batch.sets, log=output.note)
 
     with context.connect(outputs, key) as connection:
-        prepared = Prepared(ledger=ledger, code=files, requests={})
-        submitter = prepared.submitter(connection, outputs, sync=sync)
+        submitter = context.submitter(connection, outputs, ledger, files, sync=sync)
         if dry_run:
             for batch in wanted:
                 print(submitter.dry_run(request(batch)), end="")

@@ -142,14 +142,14 @@ def reproduce(
     sets = settings_of(run, job, files)
     outputs = context.caller(stack, identity)
     check_job(outputs, job.name)
-    prepared = prepare(spec, [job], {job.name: sets})
-    request = prepared.requests[job.name]
+    ledger, code, requests = prepare(spec, [job], {job.name: sets})
+    request = requests[job.name]
     with context.connect(outputs, identity) as connection:
         if (line := check_data(run, connection)) is not None:
             output.note(line)
-        submitter = prepared.submitter(connection, outputs, sync=sync)
+        submitter = context.submitter(connection, outputs, ledger, code, sync=sync)
         if not submit:
-            output.note(*budget_lines(prepared.ledger, request.run, datetime.now(UTC)))
+            output.note(*budget_lines(ledger, request.run, datetime.now(UTC)))
             print(submitter.dry_run(request), end="")
             output.note(
                 f"nothing was submitted: soperator runs reproduce {name} --submit -s {stack} does "

@@ -77,11 +77,11 @@ def serve(
         with context.submitter(connection, outputs).alone():
             job_id = _found(connection, wanted.name, sets or (), stack)
             if job_id is None:
-                prepared = prepare(spec, [wanted], {wanted.name: sets or ()})
-                submitter = prepared.submitter(connection, outputs, sync=sync)
+                ledger, code, requests = prepare(spec, [wanted], {wanted.name: sets or ()})
+                submitter = context.submitter(connection, outputs, ledger, code, sync=sync)
                 with interrupts.held():
                     sent = submitter.submit(
-                        prepared.requests[wanted.name], force=force, once=True, queued=own.take
+                        requests[wanted.name], force=force, once=True, queued=own.take
                     )
                 job_id = sent.submission.job_id
                 output.note(f"{wanted.name} is job {job_id}")

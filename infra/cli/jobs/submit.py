@@ -6,11 +6,10 @@ Owns what is printed of it, and what every command that submits reads of this ch
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 from cost.runs.runs import pipeline_cost, pipeline_line, plain_pipeline, plain_run, schedule_lines
@@ -29,14 +28,12 @@ from infra.cli.context import (
 from infra.cli.output import Format
 from infra.clients import slurm
 from infra.clients.errors import JobsError
-from infra.clients.pulumi import StackOutputs
-from infra.clients.ssh import Connection
 from infra.jobs import history, recipes
 from infra.jobs.history import Submitted
 from infra.jobs.ledger import JobLedger, budget_lines, check_together, lines_together, open_ledger
 from infra.jobs.recipes import Request
+from infra.jobs.search import SearchRequest, prepare_search, trials_to_submit
 from infra.jobs.submit import Submitter, check_job
-from infra.render.delivery import hash_files
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 from stacks.schedule import pipeline as pipeline_of
@@ -44,37 +41,17 @@ from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec, SearchSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """Requests that were accepted here; nothing is sent yet."""
-
-    ledger: JobLedger
-    code: Mapping[str, bytes]
-    """This checkout's, by path."""
-    requests: Mapping[str, Request]
-    """By job."""
-
-    def submitter(
-        self, connection: Connection, outputs: StackOutputs, *, sync: bool = False
-    ) -> Submitter:
-        """What submits them; with `sync` the code is sent first."""
-        # Of an attached cluster nobody else delivers.
-        sends = sync or outputs.attached_key is not None
-        return context.submitter(
-            connection,
-            outputs,
-            books=lambda: self.ledger,
-            code_hash=hash_files(self.code),
-            git_revision=context.git_revision(),
-            store=lambda: context.run_config_store(outputs),
-            sent_code=self.code if sends else None,
-        )
-
-
 def prepare(
-    spec: StackSpec, jobs: Sequence[JobSpec], sets: Mapping[str, Sequence[str]]
-) -> Prepared:
-    """The jobs, each with its forecast and `sets`; everything that is wrong is refused at once."""
+    spec: StackSpec,
+    jobs: Sequence[JobSpec],
+    sets: Mapping[str, Sequence[str]],
+    search: SearchSpec | None = None,
+) -> tuple[JobLedger, Mapping[str, bytes], dict[str, Request]]:
+    """The stack's ledger, this checkout's code by path, and each job with its forecast and `sets`.
+
+    Nothing is sent yet; everything that is wrong is refused at once. `search`: of which the job is
+    only asked whether it takes the settings of all trials.
+    """
     found: dict[str, Request] = {}
     problems: list[str] = []
     ledger = open_ledger(spec, context.state_root(), output.note)
@@ -87,13 +64,15 @@ def prepare(
     for job in jobs:
         own = sets.get(job.name, ())
         try:
-            recipes.refuse_wrong(context.CHECKOUT, job, own)
-            found[job.name] = recipes.prepare(ledger, job, code, own, log=output.note)
+            recipes.job_args(own)
+            recipes.refuse_wrong(context.CHECKOUT, job, own, search and search.settings)
+            if search is None:
+                found[job.name] = recipes.prepare(ledger, job, code, own, log=output.note)
         except (JobsError, SizeError) as error:
             problems.append(str(error))
     if problems:
         raise JobsError("\n".join(problems))
-    return Prepared(ledger=ledger, code=code, requests=found)
+    return ledger, code, found
 
 
 def submit(
@@ -121,27 +100,118 @@ def submit(
     check_job(outputs, job)
     if after is not None:
         slurm.job_id(after)
-    spec = context.spec(stack)
+    spec, own, is_json = context.spec(stack), sets or (), format is Format.JSON
     if force and spec.budget is None:
         output.note(f"--force has no effect: {stack} declares no budget")
-    options = Options(
-        after=after,
-        again=again,
-        sync=sync,
-        dry_run=dry_run,
-        force=force,
-        identity=identity,
-        is_json=format is Format.JSON,
-    )
     search = next((each for each in spec.searches if each.name == job), None)
-    if search is not None:
-        if pipeline:
-            raise UserError(f"--pipeline: {job} is a search; submit what its job needs first")
-        _submit_search(spec, outputs, search, sets or (), options)
+    if search is not None and pipeline:
+        raise UserError(f"--pipeline: {job} is a search; submit what its job needs first")
+    jobs: Sequence[JobSpec] = [declared(spec, job if search is None else search.job)]
+    if pipeline:
+        jobs = pipeline_of(spec, job)
+        for each in jobs:
+            check_job(outputs, each.name)
+    by_job = history.settings_by_job(own, jobs, job) if pipeline else {jobs[0].name: own}
+    ledger, code, requests = prepare(spec, jobs, by_job, search)
+    trials = None if search is None else prepare_search(ledger, search, code, own)
+    whole = pipeline_of(spec, jobs[-1].name)
+    cost = pipeline_cost(whole, ledger.rates, ledger.records, by_job if pipeline else None)
+    schedule = schedule_lines(cost, datetime.now(UTC))
+    if trials is not None:
+        output.note(search_line(trials.cost))
     elif pipeline:
-        _submit_pipeline(spec, outputs, declared(spec, job), sets or (), options)
+        output.note(pipeline_line(cost), *schedule)
+    with context.connect(outputs, identity) as connection:
+        submitter = context.submitter(connection, outputs, ledger, code, sync=sync)
+        with nullcontext() if dry_run else submitter.alone():
+            if trials is not None:
+                left = trials if again else _left(trials, submitter, ledger, code, own)
+                if left is None:
+                    if is_json:
+                        output.print_json({"job_id": None, **plain_search(trials.cost)})
+                    return
+                # An array waits for nothing but --after.
+                jobs, known = [replace(jobs[0], name=job, after=())], {job: None}
+                requests, plain = {job: left.request}, plain_search(left.cost)
+            else:
+                known = history.find_equivalent(
+                    jobs,
+                    by_job,
+                    submitter,
+                    again=again,
+                    fits=lambda each: pipeline or after in (None, each.after),
+                )
+                plan = requests[job].tasks[None].plan
+                one = {"forecast": plain_run(requests[job].run), "plan": plan and plan.to_json()}
+                plain = plain_pipeline(cost) if pipeline else one
+            steps = tuple(each for each in cost.steps if known.get(each.job.name) is None)
+            what, usd = f"pipeline to {job}", replace(cost, steps=steps).forecast_usd
+            if dry_run:
+                now = datetime.now(UTC)
+                if pipeline:
+                    output.note(*lines_together(ledger, what, usd, now))
+                else:
+                    if (same := known[job]) is not None:
+                        output.note(
+                            f"{job}: nothing would be submitted: job {same.job_id} counts, unless "
+                            "--again"
+                        )
+                    if trials is None:
+                        config = requests[job].tasks[None].config
+                        plain = {"config": config and json.loads(config), **plain}
+                        output.note(*schedule)
+                    output.note(*budget_lines(ledger, requests[job].run, now))
+                text = history.pipeline_text(
+                    jobs,
+                    known if pipeline else {job: None},
+                    lambda each, ids: submitter.dry_run(requests[each.name], after=ids),
+                    after=after,
+                )
+                if is_json:
+                    output.print_json({"script": text, **plain})
+                else:
+                    print(text, end="")
+                if requests[job].over is not None:
+                    raise UserError(f"{requests[job].over}; nothing was submitted")
+                return
+            if pipeline and not force:
+                cluster = outputs.login_host_key
+                check_together(ledger, connection, what, usd, cluster=cluster, log=output.note)
+
+            def send(wanted: JobSpec, ids: str | None) -> Submitted:
+                with interrupts.held():  # until the id is known
+                    once = not again and after is None
+                    return submitter.submit(
+                        requests[wanted.name], force=force, after=ids, once=once
+                    )
+
+            sent = history.submit_pipeline(jobs, known, submitter, send, after=after)
+    rows = [{**asdict(each.submission), "is_equivalent": each.is_equivalent} for each in sent]
+    job_id = rows[-1]["job_id"]
+    if is_json:
+        output.print_json({**plain, "submissions": rows} if pipeline else {**rows[0], **plain})
+    elif pipeline:
+        output.print_table(
+            ("ID", "JOB", "AFTER", "SUBMITTED"),
+            [
+                (made.job_id, made.job, made.after, "before" if each.is_equivalent else "now")
+                for each in sent
+                for made in (each.submission,)
+            ],
+        )
+        output.note(
+            "Slurm starts each once those before it succeeded, and cancels what waits for one that "
+            f"failed; see: soperator status -s {stack}"
+        )
     else:
-        _submit_job(spec, outputs, declared(spec, job), sets or (), options)
+        print(job_id)
+        if trials is not None:
+            ranks = f"ranks as trials end: soperator runs leaderboard {job} -s {stack}"
+            output.note(f"{job} is array {job_id}; {ranks}")
+            return
+        if sent[0].is_equivalent:
+            output.note(f"{job}: nothing was submitted; --again submits it once more")
+        output.note(f"{job} is job {job_id}; log: soperator logs {job_id} -s {stack}")
 
 
 def declared(spec: StackSpec, name: str) -> JobSpec:
@@ -155,200 +225,26 @@ def declared(spec: StackSpec, name: str) -> JobSpec:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the user gave."""
-
-    after: str | None
-    again: bool
-    sync: bool
-    dry_run: bool
-    force: bool
-    identity: Path | None
-    is_json: bool
-
-    @contextmanager
-    def entered(self, outputs: StackOutputs, prepared: Prepared) -> Generator[Submitter]:
-        """What submits there, alone from here unless it is a dry run."""
-        with context.connect(outputs, self.identity) as connection:
-            submitter = prepared.submitter(connection, outputs, sync=self.sync)
-            with nullcontext() if self.dry_run else submitter.alone():
-                yield submitter
-
-    def submit(self, submitter: Submitter, request: Request, after: str | None) -> Submitted:
-        """The job of the request; signals wait until its id is known."""
-        with interrupts.held():
-            return submitter.submit(
-                request, force=self.force, after=after, once=not self.again and self.after is None
-            )
-
-    def show(self, text: str, **values: object) -> None:
-        """Prints a dry run."""
-        if self.is_json:
-            output.print_json({"script": text, **values})
-        else:
-            print(text, end="")
-
-    def tell(self, sent: Submitted, *lines: str, **values: object) -> None:
-        """Prints the id of what was submitted; `lines` are for people, `values` for programs."""
-        if self.is_json:
-            made = {**asdict(sent.submission), "is_equivalent": sent.is_equivalent}
-            output.print_json({**made, **values})
-            return
-        print(sent.submission.job_id)
-        output.note(*lines)
-
-
-def _submit_job(
-    spec: StackSpec, outputs: StackOutputs, job: JobSpec, sets: Sequence[str], options: Options
-) -> None:
-    recipes.job_args(sets)
-    prepared = prepare(spec, [job], {job.name: sets})
-    ledger, request = prepared.ledger, prepared.requests[job.name]
-    values = {
-        "forecast": plain_run(request.run),
-        "plan": (plan := request.tasks[None].plan) and plan.to_json(),
-    }
-    with options.entered(outputs, prepared) as submitter:
-        known = history.find_equivalent(
-            [job],
-            {job.name: sets},
-            submitter,
-            again=options.again,
-            fits=lambda each: options.after in (None, each.after),
-        )
-        same = known[job.name]
-        if options.dry_run:
-            if same is not None:
-                output.note(
-                    f"{job.name}: nothing would be submitted: job {same.job_id} counts, unless "
-                    "--again"
-                )
-            now = datetime.now(UTC)
-            cost = pipeline_cost(pipeline_of(spec, job.name), ledger.rates, ledger.records)
-            output.note(*schedule_lines(cost, now))
-            output.note(*budget_lines(ledger, request.run, now))
-            config = request.tasks[None].config
-            options.show(
-                submitter.dry_run(request, after=options.after),
-                config=None if config is None else json.loads(config),
-                **values,
-            )
-            return
-        if same is None:
-            sent = options.submit(submitter, request, options.after)
-        else:
-            sent = Submitted(submission=same, is_equivalent=True)
-    job_id = sent.submission.job_id
-    log = f"{job.name} is job {job_id}; log: soperator logs {job_id} -s {spec.name}"
-    again = f"{job.name}: nothing was submitted; --again submits it once more"
-    options.tell(sent, *([again] if sent.is_equivalent else []), log, **values)
-
-
-def _submit_pipeline(
-    spec: StackSpec, outputs: StackOutputs, last: JobSpec, sets: Sequence[str], options: Options
-) -> None:
-    jobs = pipeline_of(spec, last.name)
-    for job in jobs:
-        check_job(outputs, job.name)
-    by_job = history.settings_by_job(sets, jobs, last.name)
-    prepared = prepare(spec, jobs, by_job)
-    ledger, requests = prepared.ledger, prepared.requests
-    cost = pipeline_cost(jobs, ledger.rates, ledger.records, by_job)
-    steps = [replace(step, run=requests[step.job.name].run) for step in cost.steps]
-    cost = replace(cost, steps=tuple(steps))
-    output.note(pipeline_line(cost))
-    output.note(*schedule_lines(cost, datetime.now(UTC)))
-    with options.entered(outputs, prepared) as submitter:
-        known = history.find_equivalent(jobs, by_job, submitter, again=options.again)
-        rest = replace(cost, steps=tuple(each for each in steps if known[each.job.name] is None))
-        what, usd, now = f"pipeline to {last.name}", rest.forecast_usd, datetime.now(UTC)
-        if options.dry_run:
-            output.note(*lines_together(ledger, what, usd, now))
-            text = history.pipeline_text(
-                jobs,
-                known,
-                lambda job, ids: submitter.dry_run(requests[job.name], after=ids),
-                after=options.after,
-            )
-            options.show(text, **plain_pipeline(cost))
-            return
-        if not options.force:
-            check_together(
-                ledger,
-                submitter.connection,
-                what,
-                usd,
-                cluster=outputs.login_host_key,
-                log=output.note,
-            )
-        sent = history.submit_pipeline(
-            jobs,
-            known,
-            submitter,
-            lambda job, ids: options.submit(submitter, requests[job.name], ids),
-            after=options.after,
-        )
-    if options.is_json:
-        rows = [{**asdict(each.submission), "is_equivalent": each.is_equivalent} for each in sent]
-        output.print_json({**plain_pipeline(cost), "submissions": rows})
-        return
-    output.print_table(
-        ("ID", "JOB", "AFTER", "SUBMITTED"),
-        [
-            (made.job_id, made.job, made.after, "before" if each.is_equivalent else "now")
-            for each in sent
-            for made in (each.submission,)
-        ],
-    )
-    output.note(
-        "Slurm starts each once those before it succeeded, and cancels what waits for one that "
-        f"failed; see: soperator status -s {spec.name}"
-    )
-
-
-def _submit_search(
-    spec: StackSpec,
-    outputs: StackOutputs,
-    search: SearchSpec,
+def _left(
+    trials: SearchRequest,
+    submitter: Submitter,
+    ledger: JobLedger,
+    code: Mapping[str, bytes],
     sets: Sequence[str],
-    options: Options,
-) -> None:
-    """Submits the trials that are left, or shows the sbatch and what all of them cost."""
-    from infra.jobs.search import prepare_search, trials_to_submit
-
-    recipes.job_args(sets)
-    job = next(each for each in spec.jobs if each.name == search.job)
-    recipes.refuse_wrong(context.CHECKOUT, job, sets, search.settings)
-    ledger = open_ledger(spec, context.state_root(), output.note)
-    code = context.local_code(spec.name)
-    trials = prepare_search(ledger, search, code, sets)
+) -> SearchRequest | None:
+    """The trials that neither passed nor wait or run; None: there are none."""
+    search = trials.cost.search
+    numbers = trials_to_submit(search, submitter, sets)
+    if len(numbers) == len(trials.numbers):
+        return trials
+    done = len(trials.numbers) - len(numbers)
+    output.note(f"{search.name}: {done} trials are done or on their way")
+    if not numbers:
+        output.note(
+            f"nothing is left: soperator runs leaderboard {search.name} -s {ledger.spec.name} "
+            "ranks them; --again submits all once more"
+        )
+        return None
+    trials = prepare_search(ledger, search, code, sets, numbers)
     output.note(search_line(trials.cost))
-    prepared = Prepared(ledger=ledger, code=code, requests={})
-    with options.entered(outputs, prepared) as submitter:
-        numbers = trials.numbers
-        if not options.again:
-            numbers = trials_to_submit(search, submitter, sets)
-        if len(numbers) < len(trials.numbers):
-            done = len(trials.numbers) - len(numbers)
-            output.note(f"{search.name}: {done} trials are done or on their way")
-            if not numbers:
-                output.note(
-                    f"nothing is left: soperator runs leaderboard {search.name} -s {spec.name} "
-                    "ranks them; --again submits all once more"
-                )
-                if options.is_json:
-                    output.print_json({"job_id": None, **plain_search(trials.cost)})
-                return
-            trials = prepare_search(ledger, search, code, sets, numbers)
-            output.note(search_line(trials.cost))
-        request, plain = trials.request, plain_search(trials.cost)
-        if options.dry_run:
-            output.note(*budget_lines(ledger, request.run, datetime.now(UTC)))
-            options.show(submitter.dry_run(request, after=options.after), **plain)
-            if request.over is not None:
-                raise UserError(f"{request.over}; nothing was submitted")
-            return
-        sent = options.submit(submitter, request, options.after)
-    ranks = f"ranks as trials end: soperator runs leaderboard {search.name} -s {spec.name}"
-    options.tell(sent, f"{search.name} is array {sent.submission.job_id}; {ranks}", **plain)
+    return trials

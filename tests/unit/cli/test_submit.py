@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from infra.cli.jobs.submit import Prepared
+from infra.cli import context
 from infra.cli.main import app
 from infra.clients.ssh import Result as Ran
 from infra.jobs import history
@@ -360,8 +360,8 @@ def test_code_is_sent_where_it_is_asked_for_and_where_nobody_else_delivers(
     sync: bool, is_attached: bool
 ) -> None:
     key = Path("id_ed25519") if is_attached else None
-    prepared = Prepared(ledger=None, code={"a.py": b"a"}, requests={})  # type: ignore[arg-type]
+    code = {"a.py": b"a"}
     outputs = replace(OUTPUTS, attached_key=key)
-    made = prepared.submitter(None, outputs, sync=sync)  # type: ignore[arg-type]
-    assert made.code_hash == hash_files(prepared.code)
-    assert made.sent_code == (prepared.code if sync or is_attached else None)
+    made = context.submitter(None, outputs, None, code, sync=sync)  # type: ignore[arg-type]
+    assert made.code_hash == hash_files(code)
+    assert made.sent_code == (code if sync or is_attached else None)
