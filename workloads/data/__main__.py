@@ -87,9 +87,9 @@ def _prepare(config: DataConfig, step: Step, source: Path, model_dir: Path, fold
             seed=config.seed,
             stratify_by=config.stratify_by,
         )
-    counts = converted.counts() | choice.counts()
+    counts = converted | choice.counts()
     log(
-        f"{converted.num_chats} chats, {converted.num_rejected} rows rejected: "
+        f"{counts['num_chats']} chats, {counts['num_rejected']} rows rejected: "
         f"{len(choice.train)} train, {len(choice.test)} test, {choice.num_duplicates} duplicates"
     )
     outputs = [chats, rejects, *sides]

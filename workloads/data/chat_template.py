@@ -331,7 +331,8 @@ def encode(tokenizer: Any, rendered: Sequence[Rendered]) -> TokenRows:
         first, last = int(offsets[number]), int(offsets[number + 1])
         spans = None if ends is None else _by_bytes(ends[first : last + 1] - ends[first], item)
         if spans is None:
-            spans = _token_spans(backend.encode(item.text, add_special_tokens=False), item)
+            encoding = backend.encode(item.text, add_special_tokens=False)
+            spans = _by_offsets(encoding.offsets, item)
         for start, end in spans:
             learned[first + start : first + end] = True
     return TokenRows(input_ids=ids, learned=learned, offsets=offsets)
@@ -379,40 +380,21 @@ def _token_bytes(backend: Any) -> Any:
     return found if len(found) else None
 
 
-def _token_spans(encoding: Any, item: Rendered) -> list[tuple[int, int]]:
-    """Return the spans in tokens instead of characters."""
-    found: list[tuple[int, int]] = []
-    for start, end in item.spans:
-        first = encoding.char_to_token(start)
-        after = len(encoding) if end == len(item.text) else encoding.char_to_token(end)
-        if (
-            first is None
-            or after is None
-            or encoding.token_to_chars(first)[0] != start
-            or encoding.token_to_chars(after - 1)[1] != end
-        ):
-            return _by_offsets(encoding.offsets, item)
-        found.append((first, after))
-    return found
-
-
 def _by_offsets(offsets: Sequence[tuple[int, int]], item: Rendered) -> list[tuple[int, int]]:
     """Return the spans in tokens by the place of every token: some tokenizers trim white space."""
+    import numpy as np
+
+    firsts, lasts = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     found: list[tuple[int, int]] = []
     for start, end in item.spans:
-        inside = [
-            position
-            for position, (first, last) in enumerate(offsets)
-            if first < last and first < end and last > start
-        ]
-        for position in inside:
-            first, last = offsets[position]
+        inside = ((firsts < lasts) & (firsts < end) & (lasts > start)).nonzero()[0]
+        for first, last in zip(firsts[inside], lasts[inside], strict=True):
             if first < start or last > end:
                 raise DataError(
                     f"token {item.text[first:last]!r} lies across the edge of an assistant turn, "
                     "so training and generation would see different tokens; this tokenizer and "
                     "chat template do not fit each other"
                 )
-        if inside:
-            found.append((inside[0], inside[-1] + 1))
+        if len(inside):
+            found.append((int(inside[0]), int(inside[-1]) + 1))
     return found

@@ -326,7 +326,7 @@ def bfcl_files(folder: Path, categories: Sequence[str] = BFCL_SIMPLE) -> list[Pa
 def _read_category(folder: Path, category: str) -> Iterator[Chat]:
     questions, *possible_answers = bfcl_files(folder, (category,))
     if not possible_answers:
-        yield from (_chat_without_call(row) for row in _lines(questions))
+        yield from (_chat(row, ()) for row in _lines(questions))
         return
     answers = {row["id"]: row for row in _lines(possible_answers[0])}
     for row in _lines(questions):
@@ -344,32 +344,22 @@ def _allowed(value: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _chat(row: Mapping[str, Any], ground_truth: Sequence[Mapping[str, Any]]) -> Chat:
+    """Return the chat of a row and the calls that it wants; there may be none."""
     required = {each["name"]: each["parameters"].get("required", ()) for each in row["function"]}
     calls = [
         reference_call(truth, required=required.get(next(iter(truth)), ()))
         for truth in ground_truth
     ]
+    answer = with_calls("", calls) if calls else {"role": "assistant", "content": NO_CALL}
+    called = [call.name for call in calls] or [each["name"] for each in row["function"]]
+    asked = ({"role": m["role"], "content": m["content"]} for m in row["question"][0])
     return Chat(
         id=row["id"],
-        messages=(*_question(row), *number_calls([with_calls("", calls)])),
-        group=calls[0].name,
+        messages=(*asked, *number_calls([answer])),
+        group=str(called[0]) if called else row["id"],
         functions=tuple(row["function"]),
         possible_answers=tuple(ground_truth),
     )
-
-
-def _chat_without_call(row: Mapping[str, Any]) -> Chat:
-    return Chat(
-        id=row["id"],
-        messages=(*_question(row), {"role": "assistant", "content": NO_CALL}),
-        group=str(row["function"][0]["name"]) if row["function"] else row["id"],
-        functions=tuple(row["function"]),
-    )
-
-
-def _question(row: Mapping[str, Any]) -> list[Message]:
-    """Return the turns that are asked."""
-    return [{"role": m["role"], "content": m["content"]} for m in row["question"][0]]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -385,20 +385,13 @@ def _stripped(messages: Sequence[Message]) -> tuple[Message, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
-    """How many rows became chats."""
+def convert(
+    source: SourceConfig, path: Path, chats: BinaryIO, rejected: BinaryIO
+) -> dict[str, int]:
+    """Write the chats of `path` and its rejects, in the rows' order; no usable row is an error.
 
-    num_chats: int
-    num_rejected: int
-
-    def counts(self) -> dict[str, int]:
-        """Return the numbers for a manifest and a run record."""
-        return {"num_chats": self.num_chats, "num_rejected": self.num_rejected}
-
-
-def convert(source: SourceConfig, path: Path, chats: BinaryIO, rejected: BinaryIO) -> Converted:
-    """Write the chats of `path` and its rejects, in the rows' order; no usable row is an error."""
+    Return num_chats and num_rejected.
+    """
     num_chats, rejects = 0, Rejects(rejected)
     for at, row in islice(_rows(source, path), source.limit):
         try:
@@ -415,7 +408,7 @@ def convert(source: SourceConfig, path: Path, chats: BinaryIO, rejected: BinaryI
             rejects.add(at, reason_of(error), row.text if isinstance(row, BadRow) else row)
     if not num_chats:
         raise DataError(f"{path}: no usable row, {rejects.told()}")
-    return Converted(num_chats=num_chats, num_rejected=rejects.num)
+    return {"num_chats": num_chats, "num_rejected": rejects.num}
 
 
 def _rows(source: SourceConfig, path: Path) -> Iterator[tuple[str, Any]]:
@@ -465,9 +458,10 @@ def _run(options: argparse.Namespace) -> None:
     if step.is_current():
         return
     with new_file(options.output) as chats, new_file(rejects) as rejected:
-        done = convert(source, options.source, chats, rejected)
-    step.finish([options.output, rejects], done.counts())
-    log(f"{options.output}: {done.num_chats} chats, {done.num_rejected} rows in {rejects.name}")
+        counts = convert(source, options.source, chats, rejected)
+    step.finish([options.output, rejects], counts)
+    num_chats, num_rejected = counts.values()
+    log(f"{options.output}: {num_chats} chats, {num_rejected} rows in {rejects.name}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import BinaryIO, get_args
@@ -27,61 +26,13 @@ from workloads.common.models import load_tokenizer
 from workloads.data import token_worker
 from workloads.data.dataset_convert import Rejects, rejects_path
 from workloads.data.manifest import Step, command
-from workloads.data.token_rows import Writer, tokenizer_files
-from workloads.data.token_worker import Block, Task, TokenizeConfig, TokenWorker
+from workloads.data.token_rows import TokenRows, tokenizer_files, write_parquet
+from workloads.data.token_worker import Block, Task, TokenizeConfig, Tokenized, TokenWorker
 from workloads.recipes.data import Overlong, from_options
 
 _BLOCK_LINES = 512
 _BLOCKS_A_WORKER = 8
 """Fewer do not pay for starting a worker."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Tokenized:
-    """What was written and what was left out."""
-
-    num_chats: int = 0
-    num_examples: int = 0
-    num_tokens: int = 0
-    num_assistant_tokens: int = 0
-    num_dropped: int = 0
-    """Longer than the limit."""
-    num_cut: int = 0
-    """Cut to the limit."""
-    num_refused: int = 0
-    """Lines of which no chat was made."""
-    workers_cpu_s: float = field(default=0.0, compare=False)
-    """Of the processes that tokenised, without their start."""
-
-    def add(self, block: Block) -> None:
-        """Count a block."""
-        self.num_chats += block.num_chats
-        self.num_examples += len(block.rows)
-        self.num_tokens += block.rows.num_tokens
-        self.num_assistant_tokens += int(block.rows.learned.sum())
-        self.num_dropped += block.num_dropped
-        self.num_cut += block.num_cut
-        self.num_refused += len(block.refused)
-        self.workers_cpu_s += block.cpu_s
-
-    def counts(self, side: str = "") -> dict[str, int]:
-        """Return the numbers for a manifest and a run record."""
-        name = f"{side}_" if side else ""
-        return {
-            f"num_{name}examples": self.num_examples,
-            f"num_{name}tokens": self.num_tokens,
-            f"num_{name}assistant_tokens": self.num_assistant_tokens,
-            f"num_{name}dropped": self.num_dropped,
-            f"num_{name}cut": self.num_cut,
-            f"num_{name}refused": self.num_refused,
-        }
-
-    def __str__(self) -> str:
-        return (
-            f"{self.num_examples} examples of {self.num_chats} chats, {self.num_tokens} tokens, "
-            f"{self.num_assistant_tokens} of the assistant, {self.num_dropped} dropped, "
-            f"{self.num_cut} cut, {self.num_refused} refused"
-        )
 
 
 def tokenize_file(
@@ -105,17 +56,21 @@ def tokenize_file(
         cpus = len(os.sched_getaffinity(0))
         num_workers = min(cpus, len(tasks) // _BLOCKS_A_WORKER)
     done, rejects = Tokenized(), Rejects(rejected)
-    with Writer(output) as writer:
-        blocks = (
-            map(TokenWorker(load_tokenizer(model_dir), config).tokenize, tasks)
-            if num_workers < 2
-            else _blocks_of_workers(tasks, model_dir, config, num_workers)
-        )
+    blocks = (
+        map(TokenWorker(load_tokenizer(model_dir), config).tokenize, tasks)
+        if num_workers < 2
+        else _blocks_of_workers(tasks, model_dir, config, num_workers)
+    )
+
+    def rows() -> Iterator[TokenRows]:
+        nonlocal done
         for block in blocks:
-            writer.write(block.rows)
-            done.add(block)
+            done += block.done
             for each in block.refused:
                 rejects.add(each.at, each.reason, each.line)
+            yield block.rows
+
+    write_parquet(output, rows())
     if not done.num_chats:
         raise DataError(f"{source}: no usable chat, {rejects.told()}")
     if not done.num_examples:

@@ -71,7 +71,6 @@ class Remote:
 
 
 HUB = "hf://"
-_HASHED_BYTES = 1 << 20
 
 
 def describe_repository(source: str) -> Remote:
@@ -166,9 +165,7 @@ def _file(sibling: Any) -> RemoteFile:
 def _git_sha1(path: Path) -> str:
     digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
     with path.open("rb") as file:
-        while chunk := file.read(_HASHED_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: digest).hexdigest()
 
 
 def _gated(kind: str, name: str, *, has_token: bool) -> str:

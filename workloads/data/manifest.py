@@ -97,16 +97,11 @@ class Step:
 
     @cached_property
     def _made_from(self) -> dict[str, Any]:
-        config = (
-            dataclasses.asdict(_plain(self.config))
-            if dataclasses.is_dataclass(self.config)
-            else self.config
-        )
         return {
             "format": FORMAT,
             "step": self.name,
             # Through JSON, so that tuples compare with what was read back.
-            "config": json.loads(json.dumps(config, default=dict)),
+            "config": json.loads(json.dumps(self.config, default=_plain)),
             "inputs": {str(path): _entry(path) for path in self.inputs},
             "tokenizer": {path.name: sha256(path) for path in self.tokenizer} or None,
             "code": _code(),
@@ -152,14 +147,11 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             raise DataError(f"{path}:{number}: not JSON: {error}") from error
 
 
-def _plain(config: Any) -> Any:
-    """Return the dataclass with mappings that asdict can copy."""
-    proxies = {
-        item.name: dict(value)
-        for item in dataclasses.fields(config)
-        if isinstance(value := getattr(config, item.name), Mapping)
-    }
-    return dataclasses.replace(config, **proxies)
+def _plain(value: Any) -> dict[str, Any]:
+    """Return a dataclass or a mapping as what JSON knows."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
 
 
 def _entry(path: Path) -> dict[str, Any]:

@@ -7,11 +7,10 @@ carries a label. Best-fit packing makes rows of fixed length with document bound
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from workloads.common.exit_codes import DataError
 from workloads.data.manifest import read_manifest, read_object, sha256
@@ -47,6 +46,25 @@ class TokenRows(Sequence[Example]):
     """int64, one more than rows: row i is [offsets[i], offsets[i + 1])."""
 
     @classmethod
+    def cut_at(cls, input_ids: Any, learned: Any, lengths: Any) -> TokenRows:
+        """Return rows of these lengths, one after another in the flat arrays."""
+        import numpy as np
+
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return cls(input_ids=input_ids, learned=learned, offsets=offsets)
+
+    @classmethod
+    def joined(cls, parts: Sequence[TokenRows]) -> TokenRows:
+        """Return the rows of all parts; none of no part."""
+        import numpy as np
+
+        return cls.cut_at(
+            np.concatenate([np.zeros(0, np.int32), *(part.input_ids for part in parts)]),
+            np.concatenate([np.zeros(0, np.bool_), *(part.learned for part in parts)]),
+            np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)]),
+        )
+
+    @classmethod
     def of(cls, examples: Iterable[Example]) -> TokenRows:
         """Return the rows of `examples`; a TokenRows stays what it is."""
         import numpy as np
@@ -54,13 +72,9 @@ class TokenRows(Sequence[Example]):
         if isinstance(examples, TokenRows):
             return examples
         rows = list(examples)
-        lengths = [len(row.input_ids) for row in rows]
+        ids = np.array([i for row in rows for i in row.input_ids], dtype=np.int32)
         labels = np.array([label for row in rows for label in row.labels], dtype=np.int32)
-        return cls(
-            input_ids=np.array([i for row in rows for i in row.input_ids], dtype=np.int32),
-            learned=labels != IGNORED,
-            offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64),
-        )
+        return cls.cut_at(ids, labels != IGNORED, [len(row.input_ids) for row in rows])
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -105,13 +119,8 @@ class TokenRows(Sequence[Example]):
         """Return the rows where `keep` (bool, one a row) is true."""
         import numpy as np
 
-        lengths = self.lengths[keep]
         tokens = np.repeat(keep, self.lengths)
-        return TokenRows(
-            input_ids=self.input_ids[tokens],
-            learned=self.learned[tokens],
-            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        )
+        return self.cut_at(self.input_ids[tokens], self.learned[tokens], self.lengths[keep])
 
     def cut(self, limit: int) -> TokenRows:
         """Return the rows with at most `limit` tokens each."""
@@ -119,11 +128,7 @@ class TokenRows(Sequence[Example]):
 
         lengths = np.minimum(self.lengths, limit)
         stays = np.arange(self.num_tokens) - np.repeat(self.offsets[:-1], self.lengths) < limit
-        return TokenRows(
-            input_ids=self.input_ids[stays],
-            learned=self.learned[stays],
-            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        )
+        return self.cut_at(self.input_ids[stays], self.learned[stays], lengths)
 
     @property
     def digest(self) -> str:
@@ -134,67 +139,37 @@ class TokenRows(Sequence[Example]):
         return digest.hexdigest()
 
 
-class Writer:
-    """Writes token rows to a parquet file in row groups; use it as a context manager."""
+def write_parquet(path: Path, parts: Iterable[TokenRows]) -> None:
+    """Write the rows of all parts; row groups are as many rows however they come."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+    kinds = (pa.int32(), pa.int32(), pa.int8())
+    schema = pa.schema([(name, pa.list_(kind)) for name, kind in zip(COLUMNS, kinds, strict=True)])
+    # Ids hardly repeat within a page, so a dictionary costs time and saves nothing.
+    with pq.ParquetWriter(path, schema, use_dictionary=False, compression="zstd") as file:
+        for rows in _groups(parts):
+            labels = np.where(rows.learned, rows.input_ids, np.int32(IGNORED))
+            offsets = pa.array(rows.offsets.astype(np.int32))
+            values = (rows.input_ids, labels, np.ones(rows.num_tokens, dtype=np.int8))
+            columns = [pa.ListArray.from_arrays(offsets, pa.array(each)) for each in values]
+            file.write_table(pa.table(columns, schema=schema))
 
-        kinds = (pa.int32(), pa.int32(), pa.int8())
-        self._schema = pa.schema(
-            [(name, pa.list_(kind)) for name, kind in zip(COLUMNS, kinds, strict=True)]
-        )
-        # Ids hardly repeat within a page, so a dictionary costs time and saves nothing.
-        self._file: Any = pq.ParquetWriter(
-            path, self._schema, use_dictionary=False, compression="zstd"
-        )
-        self._waiting: list[TokenRows] = []
-        self._num_waiting = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self._flush()
-        self._file.close()
-
-    def write(self, rows: TokenRows) -> None:
-        """Add rows at the end; row groups are as many rows however they come."""
-        self._waiting.append(rows)
-        self._num_waiting += len(rows)
-        if self._num_waiting >= _ROWS_A_GROUP:
-            self._flush()
-
-    def _flush(self) -> None:
-        import numpy as np
-        import pyarrow as pa
-
-        if not self._num_waiting:
-            return
-        ids = np.concatenate([rows.input_ids for rows in self._waiting])
-        learned = np.concatenate([rows.learned for rows in self._waiting])
-        lengths = np.concatenate([rows.lengths for rows in self._waiting])
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-        values = (
-            ids,
-            np.where(learned, ids, np.int32(IGNORED)),
-            np.ones(len(ids), dtype=np.int8),
-        )
-        columns = [pa.ListArray.from_arrays(offsets, pa.array(each)) for each in values]
-        self._file.write_table(pa.table(columns, schema=self._schema))
-        self._waiting, self._num_waiting = [], 0
+def _groups(parts: Iterable[TokenRows]) -> Iterator[TokenRows]:
+    waiting: list[TokenRows] = []
+    for part in parts:
+        waiting.append(part)
+        if sum(map(len, waiting)) >= _ROWS_A_GROUP:
+            yield TokenRows.joined(waiting)
+            waiting = []
+    if any(map(len, waiting)):
+        yield TokenRows.joined(waiting)
 
 
 def read_parquet(path: Path) -> TokenRows:
-    """Return the rows of a file that Writer wrote, read row group by row group."""
-    import numpy as np
+    """Return the rows of a file of write_parquet, read row group by row group."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -210,12 +185,7 @@ def read_parquet(path: Path) -> TokenRows:
             groups = [_group(file, number, path) for number in range(file.num_row_groups)]
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path}: is not a tokenised data set: {error}") from error
-    lengths = np.concatenate([np.zeros(1, np.int64), *(group.lengths for group in groups)])
-    return TokenRows(
-        input_ids=np.concatenate([np.zeros(0, np.int32), *(group.input_ids for group in groups)]),
-        learned=np.concatenate([np.zeros(0, np.bool_), *(group.learned for group in groups)]),
-        offsets=np.cumsum(lengths),
-    )
+    return TokenRows.joined(groups)
 
 
 def _group(file: Any, number: int, path: Path) -> TokenRows:
@@ -231,12 +201,7 @@ def _group(file: Any, number: int, path: Path) -> TokenRows:
             f"{path}: row group {number}: labels are neither the token nor {IGNORED}; "
             "make the file with dataset_tokenize"
         )
-    lengths = ids_column.value_lengths().to_numpy()
-    return TokenRows(
-        input_ids=ids,
-        learned=learned,
-        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-    )
+    return TokenRows.cut_at(ids, learned, ids_column.value_lengths().to_numpy())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import gc
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +59,52 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenized:
+    """What was made of chats and what was left out."""
+
+    num_chats: int = 0
+    num_examples: int = 0
+    num_tokens: int = 0
+    num_assistant_tokens: int = 0
+    num_dropped: int = 0
+    """Longer than the limit."""
+    num_cut: int = 0
+    """Cut to the limit."""
+    num_refused: int = 0
+    """Lines of which no chat was made."""
+    workers_cpu_s: float = field(default=0.0, compare=False)
+    """CPU seconds of the processes that tokenised; a block's since the one before it, so with that
+    one's sending, the first one's since its tokenizer was there: without interpreter and imports.
+    """
+
+    def __add__(self, other: Tokenized) -> Tokenized:
+        names = [each.name for each in fields(self)]
+        return Tokenized(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    def counts(self, side: str = "") -> dict[str, int]:
+        """Return the numbers for a manifest and a run record."""
+        name = f"num_{side}_" if side else "num_"
+        found = asdict(self)
+        return {
+            f"{name}{each}": found[f"num_{each}"]
+            for each in ("examples", "tokens", "assistant_tokens", "dropped", "cut", "refused")
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_examples} examples of {self.num_chats} chats, {self.num_tokens} tokens, "
+            f"{self.num_assistant_tokens} of the assistant, {self.num_dropped} dropped, "
+            f"{self.num_cut} cut, {self.num_refused} refused"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """Token rows of one task and what happened to them."""
 
     rows: TokenRows
-    num_chats: int
-    num_dropped: int
-    num_cut: int
+    done: Tokenized
     refused: tuple[Refused, ...]
-    cpu_s: float = field(compare=False)
-    """CPU seconds of the worker since its block before, so with that one's sending.
-
-    Of its first block since its tokenizer was there: neither interpreter nor imports are counted.
-    """
 
 
 class TokenWorker:
@@ -104,14 +137,17 @@ class TokenWorker:
             rows, owners = self._encode([parse_line(line, at=at) for at, line in numbered.items()])
         rows, num_dropped, num_cut = self._limit(rows, owners)
         counted_s, self._counted_s = self._counted_s, time.process_time()
-        return Block(
-            cpu_s=self._counted_s - counted_s,
-            rows=rows,
+        done = Tokenized(
             num_chats=len(numbered),
+            num_examples=len(rows),
+            num_tokens=rows.num_tokens,
+            num_assistant_tokens=int(rows.learned.sum()),
             num_dropped=num_dropped,
             num_cut=num_cut,
-            refused=refused,
+            num_refused=len(refused),
+            workers_cpu_s=self._counted_s - counted_s,
         )
+        return Block(rows=rows, done=done, refused=refused)
 
     def _refused(self, numbered: Mapping[str, bytes]) -> Iterator[Refused]:
         """Yield the lines that have no rows, each tried alone."""

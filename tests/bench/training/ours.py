@@ -24,7 +24,7 @@ def loop(size: Work, *, turns: Turns | None, settings: dict[str, Any]) -> Any:
     import torch
 
     from tests.gpu.work import Steps, trainer_of
-    from workloads.data.token_rows import Writer
+    from workloads.data.token_rows import write_parquet
     from workloads.recipes.train import LoraConfig, TrainConfig
     from workloads.train.tasks import CausalLm
 
@@ -44,8 +44,8 @@ def loop(size: Work, *, turns: Turns | None, settings: dict[str, Any]) -> Any:
         }
     )
     with tempfile.TemporaryDirectory() as folder:
-        with Writer(Path(folder) / "tokens_train.parquet") as writer:
-            writer.write(work.token_rows(size.num_rows))
+        rows = work.token_rows(size.num_rows)
+        write_parquet(Path(folder) / "tokens_train.parquet", [rows])
         task = CausalLm(config, model_dir=work.model_dir(), dataset=Path(folder))
     curve = Steps((lambda result: turns.step(result.num_tokens)) if turns else lambda _: None)
     return trainer_of(config, task, torch.device("cpu"), curve)
