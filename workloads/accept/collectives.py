@@ -303,7 +303,12 @@ def judge(rows: Sequence[Transfer], gates: Gates, way: str | None) -> list[Check
     """
     if not rows:
         return [not_run("collectives.all_reduce", "one rank has no partner", subject="no ranks")]
-    checks = [_values(rows), _arithmetic(rows)]
+    found = [(row, trouble) for row in rows if (trouble := arithmetic_trouble(row))]
+    said = "; ".join(f"{_subject(row)}: {trouble}" for row, trouble in found[:3])
+    checks = [
+        _values(rows),
+        fact("collectives.arithmetic", not found, subject="all rows", reason=said),
+    ]
     largest: dict[tuple[str, ...], Transfer] = {}
     for row in rows:
         # Two programs that measured the same are asked one by one: neither hides the other.
@@ -338,12 +343,6 @@ def _values(rows: Sequence[Transfer]) -> Check:
     said = ", ".join(f"{_subject(row)}: {row.wrong} elements" for row in bad[:4])
     nodes = sorted({name for row in bad for name in row.nodes})
     return fact("collectives.values", not bad, subject=subject, nodes=nodes, reason=said)
-
-
-def _arithmetic(rows: Sequence[Transfer]) -> Check:
-    found = [(row, trouble) for row in rows if (trouble := arithmetic_trouble(row))]
-    said = "; ".join(f"{_subject(row)}: {trouble}" for row, trouble in found[:3])
-    return fact("collectives.arithmetic", not found, subject="all rows", reason=said)
 
 
 def _subject(row: Transfer) -> str:

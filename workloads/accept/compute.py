@@ -16,20 +16,6 @@ from workloads.accept.training import make_trainer
 from workloads.common.dist import World
 from workloads.recipes.accept import ComputeConfig
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """One rank's rates."""
-
-    gemm_tflops: float
-    hbm_gb_per_s: float
-    """Bytes read and written by a copy inside the memory of the device, over its time."""
-    host_to_device_gb_per_s: float | None
-    """From pinned memory; None on CPU."""
-    is_right: bool
-    """Whether the product has the value that it must have."""
-
-
 _CHECKS = (
     ("compute.gemm", "gemm_tflops"),
     ("compute.hbm", "hbm_gb_per_s"),
@@ -40,13 +26,16 @@ _CHECKS = (
 def measure_compute(world: World, config: ComputeConfig) -> list[dict[str, Any]]:
     """Return the rates of each rank in rank order, on every rank."""
     gemm, is_right = _gemm(world, config)
-    rates = Rates(
-        gemm_tflops=gemm,
-        hbm_gb_per_s=_copy(world, config),
-        host_to_device_gb_per_s=_from_host(world, config),
-        is_right=is_right,
-    )
-    return [{"rank": rank, **values} for rank, values in enumerate(world.gather(asdict(rates)))]
+    rates = {
+        "gemm_tflops": gemm,
+        # Bytes read and written by a copy inside the memory of the device, over its time.
+        "hbm_gb_per_s": _copy(world, config),
+        # From pinned memory; None on CPU.
+        "host_to_device_gb_per_s": _from_host(world, config),
+        # Whether the product has the value that it must have.
+        "is_right": is_right,
+    }
+    return [{"rank": rank, **values} for rank, values in enumerate(world.gather(rates))]
 
 
 def judge_compute(
@@ -76,20 +65,11 @@ def judge_compute(
         if limit is not None:
             checks.append(hold(check, slow[name], limit, **at))
         if spread_limit is not None and len(known) > 1:
-            checks.append(
-                hold(
-                    f"{check}_spread",
-                    spread_percent([row[name] for row in known]),
-                    spread_limit,
-                    **at,
-                )
-            )
+            values = [row[name] for row in known]
+            # Between the slowest and the fastest, of the mean.
+            spread_percent = 100 * (max(values) - min(values)) / statistics.fmean(values)
+            checks.append(hold(f"{check}_spread", spread_percent, spread_limit, **at))
     return checks
-
-
-def spread_percent(values: Sequence[float]) -> float:
-    """Return what lies between the slowest and the fastest, in percent of the mean."""
-    return 100 * (max(values) - min(values)) / (sum(values) / len(values))
 
 
 def _gemm(world: World, config: ComputeConfig) -> tuple[float, bool]:

@@ -31,12 +31,6 @@ _STEP: Final = ("SLURM_", "SRUN_", "PMI_", "PMIX_")
 """Variables of the step that the ranks run in: another step reads them as its own options."""
 
 
-def on_path(program: str) -> Path | None:
-    """Return the folder of PATH that holds `program`; None: none does."""
-    found = shutil.which(program)
-    return None if found is None else Path(found).parent
-
-
 def over_nodes(
     nodes: int, gpus: int, environment: Mapping[str, str] = os.environ
 ) -> list[str] | None:

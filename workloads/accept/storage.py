@@ -17,7 +17,6 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,28 +38,6 @@ _STAMP = struct.Struct("<QQ")
 
 class StorageError(WorkloadError):
     """A place that ended a measurement."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceRates:
-    """One node on one place."""
-
-    place: str
-    path: str
-    filesystem: str
-    node: str
-    is_direct: bool
-    """Whether O_DIRECT worked; else the page cache was in the way."""
-    is_shared: bool
-    """Whether the neighbour's file was there."""
-    write_gb_per_s: float
-    read_gb_per_s: float
-    random_reads_per_s: float
-    random_read_p99_ms: float
-    creates_per_s: float
-    stats_per_s: float
-    deletes_per_s: float
-    wrong_blocks: int
 
 
 def targets(places: Mapping[str, Path], mounts: Sequence[str]) -> dict[str, Path]:
@@ -95,7 +72,7 @@ def measure_place(
     index: int,
     num_nodes: int,
     together: Callable[[], None],
-) -> PlaceRates:
+) -> dict[str, Any]:
     """Return one node's rates on one place; `together` waits for the other nodes."""
     block, blocks = _blocks(config)
     folder = atomic.own_folder(path / f".accept-{run}", below=path)
@@ -116,22 +93,24 @@ def measure_place(
         shutil.rmtree(folder, ignore_errors=True)
     latencies.sort()
     size = blocks * block
-    return PlaceRates(
-        place=place,
-        path=str(path),
-        filesystem=filesystem_of(path),
-        node=node,
-        is_direct=is_direct,
-        is_shared=is_shared and num_nodes > 1,
-        write_gb_per_s=size / write_s / 1e9,
-        read_gb_per_s=size / read_s / 1e9,
-        random_reads_per_s=1 / statistics.fmean(latencies),
-        random_read_p99_ms=1000 * latencies[min(len(latencies) - 1, int(0.99 * len(latencies)))],
-        creates_per_s=creates,
-        stats_per_s=stats,
-        deletes_per_s=deletes,
-        wrong_blocks=wrong,
-    )
+    return {
+        "place": place,
+        "path": str(path),
+        "filesystem": filesystem_of(path),
+        "node": node,
+        # Whether O_DIRECT worked; else the page cache was in the way.
+        "is_direct": is_direct,
+        # Whether the neighbour's file was there.
+        "is_shared": is_shared and num_nodes > 1,
+        "write_gb_per_s": size / write_s / 1e9,
+        "read_gb_per_s": size / read_s / 1e9,
+        "random_reads_per_s": 1 / statistics.fmean(latencies),
+        "random_read_p99_ms": 1000 * latencies[min(len(latencies) - 1, int(0.99 * len(latencies)))],
+        "creates_per_s": creates,
+        "stats_per_s": stats,
+        "deletes_per_s": deletes,
+        "wrong_blocks": wrong,
+    }
 
 
 def judge(

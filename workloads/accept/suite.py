@@ -19,7 +19,7 @@ from workloads.accept import collectives, compute, connectivity, readiness, stor
 from workloads.accept.collectives import BUS_FACTORS, NcclTestsError, Transfer
 from workloads.accept.gates import Check, Gates, exit_code, gates_for, not_run, overall
 from workloads.accept.readiness import NodeFacts
-from workloads.accept.report import Report, check_lines, device_of, gather_nodes, table
+from workloads.accept.report import Node, Report, check_lines, device_of, gather_nodes, table
 from workloads.accept.training import Point
 from workloads.common.dist import World
 from workloads.common.exit_codes import ConfigError, DataError, ExitCode, WorkloadError
@@ -47,7 +47,8 @@ class Suite:
         self.facts = self._ask_nodes()
         self.report.measurements["readiness"] = [asdict(node) for node in self.facts]
         expected = self.report.gates.hardware.expected
-        self.report.checks += readiness.judge(self.facts, expected, self._gpus_per_node())
+        gpus = _gpus_per_node(self.config, self.report.nodes)
+        self.report.checks += readiness.judge(self.facts, expected, gpus)
 
     def connectivity(self) -> None:
         """Every pair of ranks."""
@@ -130,10 +131,10 @@ class Suite:
         """The folder of programs that the recipe names; None where PATH is asked and has none."""
         if named != ON_PATH:
             return self.places.expand(named, at=at)
-        folder = connectivity.on_path(program)
-        if folder is None:
+        found = shutil.which(program)
+        if found is None:
             log(f"{at}: {program} is not on PATH, and is left out")
-        return folder
+        return None if found is None else Path(found).parent
 
     def compute(self) -> None:
         """Each GPU alone, all at once."""
@@ -198,11 +199,6 @@ class Suite:
         """What the ranks found that looked; None is of one that did not."""
         return [each for each in self.world.gather(mine) if each is not None]
 
-    def _gpus_per_node(self) -> int:
-        if self.config.device == "cpu":
-            return 0
-        return readiness.declared_gpus(len(self.report.nodes[0].ranks))
-
     def _measure_place(self, place: str, path: Path) -> dict[str, Any] | None:
         """This node's rates; its first rank measures, the others wait."""
         index, nodes = self._index, self.report.nodes
@@ -210,7 +206,7 @@ class Suite:
             for _ in range(storage.BARRIERS):
                 self.world.barrier()
             return None
-        rates = storage.measure_place(
+        return storage.measure_place(
             place,
             path,
             self.config.storage,
@@ -220,7 +216,6 @@ class Suite:
             num_nodes=len(nodes),
             together=self.world.barrier,
         )
-        return asdict(rates)
 
 
 def run_suite(
@@ -239,8 +234,9 @@ def run_suite(
     if is_gpu and config.device == "cpu":
         raise ConfigError("accept.device is cpu on a node with GPUs: a rehearsal would hide them")
     nodes = gather_nodes(world)
-    gpus = readiness.declared_gpus(len(nodes[0].ranks)) if config.device == "gpu" else 0
-    gates = gates_for(platform or platform_of(world), gpus, extra)
+    device, _ = device_of(world)
+    named = next((platform for part, platform in _PLATFORMS if part in device), None)
+    gates = gates_for(platform or named, _gpus_per_node(config, nodes), extra)
     report = Report(
         config=config,
         gates=gates,
@@ -262,10 +258,8 @@ def run_suite(
     return report
 
 
-def platform_of(world: World) -> str | None:
-    """Return the platform that a device's name tells; None on CPU and of what is not known."""
-    name, _ = device_of(world)
-    return next((platform for part, platform in _PLATFORMS if part in name), None)
+def _gpus_per_node(config: AcceptConfig, nodes: Sequence[Node]) -> int:
+    return readiness.declared_gpus(len(nodes[0].ranks)) if config.device == "gpu" else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
