@@ -15,10 +15,9 @@ import pytest
 
 from infra.local.kube import api_server
 from infra.local.process import LocalError
-from infra.operate.conformance.charts import Helm
 from infra.operate.conformance.cluster import ApiServer
 from infra.operate.conformance.come_up import ComeUp, Step
-from infra.operate.conformance.sources import NotRunError, OutsideError, Sources
+from infra.operate.conformance.sources import Helm, NotRunError, OutsideError, Sources
 from stacks.load import KEY_FILE_VARIABLE, STACKS_DIR, load_stack, stack_names
 from stacks.spec import StackSpec
 from tests.conftest import PUBLIC_KEY

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from infra.clients.kube_rules import name_of
-from infra.operate.conformance.charts import leaves
 from infra.operate.conformance.come_up import declared
-from infra.operate.conformance.sources import NotRunError, OutsideError
+from infra.operate.conformance.sources import NotRunError, OutsideError, leaves
 from tests.conformance.conftest import STACKS
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from infra.clients.kube_rules import describe
-from infra.operate.conformance.charts import RenderError
 from infra.operate.conformance.come_up import declared
-from infra.operate.conformance.sources import NotRunError
+from infra.operate.conformance.sources import NotRunError, RenderError
 from tests.conformance.conftest import NEXT
 from tests.conformance.test_charts import WITHOUT_EFFECT
 

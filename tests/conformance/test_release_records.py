@@ -7,10 +7,9 @@ import base64
 import pytest
 
 from infra.local.kube import api_server
-from infra.operate.conformance.charts import RenderError
 from infra.operate.conformance.cluster import ApiServer, Cluster, kubeconfig
 from infra.operate.conformance.come_up import OUTSIDE_GROUPS, declared, definitions
-from infra.operate.conformance.sources import NotRunError, OutsideError
+from infra.operate.conformance.sources import NotRunError, OutsideError, RenderError
 from infra.providers.soperator.crds import apply_crds
 from tests.ports import free_ports
 

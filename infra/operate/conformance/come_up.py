@@ -20,7 +20,6 @@ from infra.clients.errors import AbsentError, KubeError
 from infra.clients.kube_rules import Object, describe
 from infra.components.recorder import Registered, declare
 from infra.operate.conformance import pod_checks
-from infra.operate.conformance.charts import Helm, RenderError, load_all, whole
 from infra.operate.conformance.cluster import (
     ApiServer,
     Cluster,
@@ -31,7 +30,16 @@ from infra.operate.conformance.cluster import (
     soperator,
 )
 from infra.operate.conformance.pod_checks import Looked, Obstacle
-from infra.operate.conformance.sources import DEPLOYED, NotRunError, OutsideError, Sources
+from infra.operate.conformance.sources import (
+    DEPLOYED,
+    Helm,
+    NotRunError,
+    OutsideError,
+    RenderError,
+    Sources,
+    load_all,
+    whole,
+)
 from infra.providers.soperator.crds import apply_crds
 from infra.render.names import kube_object
 from infra.render.nodes import node_group_spec, roles

@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from infra.clients.kube import Access
-from infra.operate.conformance import charts, come_up
-from infra.operate.conformance.charts import Helm, RenderError, StuckError
+from infra.operate.conformance import come_up, sources
 from infra.operate.conformance.cluster import Accepted, ApiServer, OperatorError, soperator
 from infra.operate.conformance.come_up import STEPS, ComeUp, Step, declared
-from infra.operate.conformance.sources import NotRunError, Sources
+from infra.operate.conformance.sources import Helm, NotRunError, RenderError, Sources, StuckError
 from stacks.load import load_stack
 from tests.ports import free_ports
 
@@ -130,7 +129,7 @@ def test_a_release_that_was_not_rendered_is_named_with_what_it_lacks(tmp_path, p
 
 def test_a_helm_that_hangs_is_named_and_says_nothing_of_a_value(tmp_path, monkeypatch):
     helm = Helm(program(tmp_path / "helm", "#!/bin/sh\nexec sleep 600\n"), tmp_path)
-    monkeypatch.setattr(charts, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(sources, "_TIMEOUT_S", 0.1)
     with pytest.raises(RenderError, match=r"^helm version did not end within 0\.1 s$"):
         helm.version()
     answers = iter(["base"])
