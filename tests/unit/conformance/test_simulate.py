@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from infra.operate.conformance.cluster import NotReconciledError, reconciled
+from infra.clients.errors import AbsentError
+from infra.operate.conformance.cluster import NotReconciledError, reconciled, simulate
 
 NODESET = {"metadata": {"name": "worker"}}
 
@@ -53,3 +54,36 @@ def test_a_cluster_is_done_when_the_operator_went_through_all_of_it(
     else:
         with pytest.raises(NotReconciledError, match="SlurmCluster soperator"):
             reconciled(client, "soperator", databases=False, timeout_s=0)
+
+
+def test_a_database_gets_its_passwords_and_its_word_that_it_is_ready() -> None:
+    place = {"namespace": "soperator"}
+    root = {"name": "root", "key": "password", "generate": True}
+    given = {"name": "given", "key": "password"}
+    there = {
+        "MariaDB": {
+            "metadata": {"name": "db", **place},
+            "spec": {"rootPasswordSecretKeyRef": root, "passwordSecretKeyRef": given},
+        }
+    }
+    made, patched = [], []
+
+    class Database:
+        def list(self, version: str, kind: str, namespace: str) -> list[dict[str, Any]]:
+            if kind == "Grant":
+                raise AbsentError("Grant: the API server does not know this kind", status=404)
+            return [there[kind]] if kind in there else []
+
+        def get(self, target: dict[str, Any]) -> None: ...
+
+        def create(self, target: dict[str, Any]) -> None:
+            made.append((target["kind"], target["metadata"]["name"], target["stringData"]))
+
+        def merge_patch(self, target: Any, patch: Any, *, subresource: str) -> None:
+            (ready,) = patch["status"]["conditions"]
+            patched.append((target["metadata"]["name"], ready["type"], ready["status"]))
+
+    client: Any = Database()
+    simulate(client, "soperator", databases=True)
+    assert made == [("Secret", "root", {"password": "generated"})], "one that is given is there"
+    assert patched == [("db", "Ready", "True")]
