@@ -42,7 +42,6 @@ from cost.runs.spend import JobUse, SpendReport, month_of, spend, spend_report
 from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Accounted, Shell
-from infra.jobs.history import Submission
 from infra.jobs.records import load_records
 from infra.operate.prices import price_book
 from infra.operate.sessions import Ask
@@ -219,8 +218,6 @@ def _padding(use: JobUse, ledger: JobLedger, before: ActualEntry | None) -> Deci
 
 
 Entries = tuple[Entry, ...]
-Admit = Callable[[str], None]
-"""Lets the held job of this id go, or takes it back and raises OverBudgetError."""
 
 
 class OverBudgetError(JobsError):
@@ -246,62 +243,49 @@ def expected(
     )
 
 
-def submit_within_budget(
+def within_budget(
     ledger: JobLedger,
+    opened: OpenLedger,
     shell: Shell,
     entry: ForecastEntry,
-    submit: Callable[[Entries, Admit | None], Submission],
     *,
     user: str,
     force: bool,
     log: Log,
-) -> Submission:
-    """The submission that `submit` makes; refused where the budget has no room and no `force`.
+) -> tuple[Entries, bool]:
+    """What the ledger gets once the job has its number, and whether it is submitted held.
 
-    `submit` gets what the ledger gets once the job has its number, and what decides about the new
-    job that it submits held; None: it is not held. `user`: who asks, as this machine knows them.
+    Refused where the budget has no room and no `force`. `user`: who asks, as this machine knows
+    them. A held job is decided about once it is queued.
     """
-    later = f"the next command of {ledger.spec.name} from here"
-    with ledger.file.locked() as opened:
-        entries: Entries = (entry,)
-        month = _settled(ledger, opened, shell, cluster=entry.cluster, now=entry.at, log=log)
-        if month is not None:
-            if entry.held_usd is None:
-                log(f"{entry.job}: its cost is not known, so the budget does not hold it back")
-            refusal = month.refusal(entry.job, entry.held_usd, basis=_basis(entry))
-            if refusal is not None and not force:
-                raise JobsError(refusal)
-            log(str(month))
-            if refusal is not None:
-                log(f"{entry.job}: submitted over the budget with --force; the ledger says so")
-                assert entry.held_usd is not None
-                override = OverrideEntry(
-                    at=entry.at,
-                    job=entry.job,
-                    job_id="",
-                    cluster=entry.cluster,
-                    user=user,
-                    forecast_usd=entry.held_usd,
-                    left_usd=plain(month.left_usd),
-                    budget_usd=month.budget_usd,
-                )
-                entries = (entry, override)
-
-        def admit(job_id: str) -> None:
-            with _named(job_id, f"is submitted and waits held: {later} decides about it"):
-                decide(ledger, opened, shell, entry, job_id)
-
-        is_held = month is not None and not force and entry.held_usd is not None
-        made = submit(entries, admit if is_held else None)
-        not_there = "is submitted but not in the ledger"
-        with _named(made.job_id, f"{not_there}: make room, and {later} puts it there"):
-            write_down(opened, entries, made.job_id)
-        _tell(ledger, opened, shell, entry.cluster, log)
-    return made
+    month = _settled(ledger, opened, shell, cluster=entry.cluster, now=entry.at, log=log)
+    if month is None:
+        return (entry,), False
+    usd = entry.held_usd
+    if usd is None:
+        log(f"{entry.job}: its cost is not known, so the budget does not hold it back")
+    refusal = month.refusal(entry.job, usd, basis=_basis(entry))
+    if refusal is not None and not force:
+        raise JobsError(refusal)
+    log(str(month))
+    if refusal is None or usd is None:
+        return (entry,), not force and usd is not None
+    log(f"{entry.job}: submitted over the budget with --force; the ledger says so")
+    override = OverrideEntry(
+        at=entry.at,
+        job=entry.job,
+        job_id="",
+        cluster=entry.cluster,
+        user=user,
+        forecast_usd=usd,
+        left_usd=plain(month.left_usd),
+        budget_usd=month.budget_usd,
+    )
+    return (entry, override), False
 
 
 @contextmanager
-def _named(job_id: str, what: str) -> Generator[None]:
+def named(job_id: str, what: str) -> Generator[None]:
     """Errors in the block name the job, so that nobody submits it once more and pays double."""
     try:
         yield
@@ -311,7 +295,7 @@ def _named(job_id: str, what: str) -> Generator[None]:
         raise JobsError(f"{error}; job {job_id} {what}") from error
 
 
-def _tell(ledger: JobLedger, opened: OpenLedger, shell: Shell, cluster: str, log: Log) -> None:
+def tell(ledger: JobLedger, opened: OpenLedger, shell: Shell, cluster: str, log: Log) -> None:
     """Tells the team what is written down; it can wait, so that an error of it is only said."""
     try:
         exchange(ledger, opened, shell, cluster)
@@ -495,10 +479,10 @@ def admit_session(ledger: JobLedger, shell: Shell, asked: Ask, cluster: str, log
         basis="the time limit of the session",
     )
     with ledger.file.locked() as opened:
-        with _named(number, "is the session's, and is ended with it"):
+        with named(number, "is the session's, and is ended with it"):
             decide(ledger, opened, shell, entry, number)
             write_down(opened, (entry,), number)
-        _tell(ledger, opened, shell, cluster, log)
+        tell(ledger, opened, shell, cluster, log)
     return True
 
 
@@ -575,7 +559,7 @@ def note_actual(ledger: JobLedger, shell: Shell, cluster: str, job_id: str, log:
             opened, shell, ledger, cluster=cluster, since=since, now=now, ids=[job_id]
         )
         entries = opened.read().entries
-        _tell(ledger, opened, shell, cluster, log)
+        tell(ledger, opened, shell, cluster, log)
     actual = actuals(entries).get((cluster, job_id))
     if actual is None and not accounted.has_accounting:
         return f"job {job_id}: Slurm keeps no accounts there and has forgotten it: cost not known"

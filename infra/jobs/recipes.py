@@ -26,6 +26,7 @@ from infra.clients.errors import JobsError
 from infra.clients.objects import Place, StorageError
 from infra.jobs.ledger import JobLedger
 from infra.render.delivery import recipe_file
+from infra.render.sbatch import RELEASE_VARIABLE
 from stacks.schedule import why_ended
 from stacks.spec import StackSpec
 from stacks.spec.slurm import TRAIN_MODULE, JobSpec
@@ -358,6 +359,32 @@ def prepare(
 def plan_name(content: bytes) -> str:
     """Another plan has another name, so no waiting job loses its own."""
     return f"{hashlib.sha256(content).hexdigest()[:16]}.json"
+
+
+def environment(
+    request: Request,
+    outputs: StackOutputs,
+    code_hash: str,
+    *,
+    git_revision: str | None,
+    store: Mapping[str, str] | None,
+    log: Callable[[str], object] | None,
+) -> list[str]:
+    """Variables that a job is submitted with, NAME=VALUE each; None for `log` stores no config."""
+    found = [f"{RELEASE_VARIABLE}={code_hash}"]
+    found += [f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else []
+    for number, each in request.tasks.items():
+        suffix = "" if number is None else f"_{number}"
+        if store is not None and each.config is not None:
+            put = address if log is None else keep
+            kept = put(store, each.job.recipe, each.config)
+            if log is not None and number is None:
+                log(f"config: {kept}")
+            found.append(f"{RUN_CONFIG_VARIABLE}{suffix}={kept}")
+        if each.plan is not None:
+            path = f"{outputs.own_path}/plans/{plan_name(each.plan.to_bytes())}"
+            found.append(f"{PLAN_VARIABLE}{suffix}={path}")
+    return found
 
 
 def job_args(sets: Sequence[str]) -> list[str]:

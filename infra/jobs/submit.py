@@ -25,43 +25,18 @@ from getpass import getuser
 from pathlib import Path
 from typing import Final
 
-from cost.runs.ledger import (
-    FILE_NAME,
-    ForecastEntry,
-    Ledger,
-    LedgerError,
-    LineError,
-    decode,
-    encode,
-)
+from cost.runs.ledger import ForecastEntry, LedgerError, OpenLedger, decode, encode
 from infra import files
 from infra.clients import slurm
 from infra.clients.errors import JobsError, last_words
 from infra.clients.pulumi import StackOutputs
-from infra.clients.slurm import refused, sbatch_command
 from infra.clients.ssh import Connection, ConnectionLostError, Result, reopen
-from infra.jobs import history, recipes, transfer
-from infra.jobs.history import Submission, Submitted, SubmittedJobs, oldest_id, submission_from
-from infra.jobs.ledger import (
-    Admit,
-    Entries,
-    JobLedger,
-    OverBudgetError,
-    decide,
-    expected,
-    submit_within_budget,
-    write_down,
-)
-from infra.jobs.recipes import (
-    PLAN_VARIABLE,
-    RUN_CONFIG_VARIABLE,
-    Request,
-    job_args,
-    plan_name,
-)
+from infra.jobs import history, ledger, recipes, transfer
+from infra.jobs.history import Submission, Submitted, SubmittedJobs
+from infra.jobs.ledger import Entries, JobLedger, OverBudgetError
+from infra.jobs.recipes import Request
 from infra.jobs.records import read_object
 from infra.render.names import shell_file
-from infra.render.sbatch import RELEASE_VARIABLE
 from stacks.errors import visible
 
 _NO_DATA, _UNKNOWN, _BUSY, _STALE, _EQUIVALENT, _NO_FOLDER = 66, 72, 74, 75, 76, 77
@@ -105,7 +80,7 @@ class Submitter(SubmittedJobs):
 
         For every command that enters the cluster; one that submits must know, and uses `alone`.
         """
-        with contextlib.suppress(JobsError, LedgerError, BlockingIOError):
+        with contextlib.suppress(JobsError, LedgerError):
             if self._left():
                 with self._locked(waits=False):
                     self._recover()
@@ -130,43 +105,55 @@ class Submitter(SubmittedJobs):
             raise JobsError(f"{request.over}; nothing was submitted")
         if self.sent_code is not None:
             transfer.send(self.connection, self.outputs, self.sent_code)
-        oldest = oldest_id(self.newest(request.needs)) if once else None
+        oldest = history.oldest_id(self.newest(request.needs)) if once else None
         planned = self.planned(request, after=after, reproduces=reproduces)
-
-        def submit_now(entries: Entries, admit: Admit | None) -> Submission:
-            made = self.sbatch_once(
-                planned,
-                request,
-                nodes=nodes,
-                oldest=oldest,
-                hold=admit is not None,
-                entries=entries,
-            )
-            is_new = made.idempotency_key == planned.idempotency_key
-            if is_new:
-                queued(made.job_id)
-                if admit is not None:
-                    admit(made.job_id)
-            history.remember(self.state, made, is_new=is_new)
-            return made
-
-        try:
-            made = submit_within_budget(
-                self.books(),
+        books, cluster = self.books(), self.outputs.login_host_key
+        with books.file.locked() as opened:
+            entries, is_held = ledger.within_budget(
+                books,
+                opened,
                 self.connection,
-                expected(request.run, self.outputs.login_host_key, len(request.tasks)),
-                submit_now,
+                ledger.expected(request.run, cluster, len(request.tasks)),
                 user=own_name(),
                 force=force,
                 log=self.log,
             )
-        except OverBudgetError:
-            self._forget(planned)
-            raise
+            made = self.sbatch_once(
+                planned, request, nodes=nodes, oldest=oldest, hold=is_held, entries=entries
+            )
+            is_new = made.idempotency_key == planned.idempotency_key
+            if is_new:
+                queued(made.job_id)
+            try:
+                self._book(books, opened, entries, made, decides=is_new and is_held, is_new=is_new)
+            except OverBudgetError:
+                self._forget(planned)
+                raise
+            ledger.tell(books, opened, self.connection, cluster, self.log)
         self._forget(planned)
-        return Submitted(
-            submission=made, is_equivalent=made.idempotency_key != planned.idempotency_key
-        )
+        return Submitted(submission=made, is_equivalent=not is_new)
+
+    def _book(
+        self,
+        books: JobLedger,
+        opened: OpenLedger,
+        entries: Entries,
+        made: Submission,
+        *,
+        decides: bool,
+        is_new: bool,
+    ) -> bool:
+        """Decides of a job that waits held, and writes it down; whether the ledger lacked it."""
+        later = f"the next command of {books.spec.name} from here"
+        if decides and isinstance(entries[0], ForecastEntry):
+            with ledger.named(
+                made.job_id, f"is submitted and waits held: {later} decides about it"
+            ):
+                ledger.decide(books, opened, self.connection, entries[0], made.job_id)
+        history.remember(self.state, made, is_new=is_new)
+        not_there = "is submitted but not in the ledger"
+        with ledger.named(made.job_id, f"{not_there}: make room, and {later} puts it there"):
+            return ledger.write_down(opened, entries, made.job_id)
 
     def planned(
         self, request: Request, *, after: str | None = None, reproduces: str | None = None
@@ -216,11 +203,11 @@ class Submitter(SubmittedJobs):
             "\n".join(recipes.prepared_data(each.job, each.recipe, outputs))
             for each in (tasks if planned.after is None else ())
         )
-        sbatch = sbatch_command(
+        sbatch = slurm.sbatch_command(
             f"jobs/{job}",
-            job_args(planned.sets),
+            recipes.job_args(planned.sets),
             after=planned.after,
-            export=self._variables(request, recipes.keep),
+            export=self._environment(request, self.log),
             nodes=nodes,
             array=request.array,
             comment=planned.idempotency_key,
@@ -234,7 +221,7 @@ class Submitter(SubmittedJobs):
             folders=[outputs.places[each] for each in ("logs", "results") if outputs.shared],
             data=outputs.places.get("data", ""),
             reads=[*filter(None, reads)],
-            plans=[f"{len(each)} {plan_name(each)}" for each in plans],
+            plans=[f"{len(each)} {recipes.plan_name(each)}" for each in plans],
         )
         command = f"{script} {sbatch}"
         if len(command.encode()) > _MOST_BYTES:
@@ -276,10 +263,12 @@ class Submitter(SubmittedJobs):
         refuses is named.
         """
         check_job(self.outputs, request.name)
-        exported = self._variables(request, recipes.address)
-        script, words = f"jobs/{request.name}", job_args(request.sets)
-        shown = sbatch_command(script, words, after=after, array=request.array, export=exported)
-        tested = sbatch_command(script, words, array=request.array, test_only=True)
+        exported = self._environment(request, log=None)
+        script, words = f"jobs/{request.name}", recipes.job_args(request.sets)
+        shown = slurm.sbatch_command(
+            script, words, after=after, array=request.array, export=exported
+        )
+        tested = slurm.sbatch_command(script, words, array=request.array, test_only=True)
         # Of code that is not there the live one is shown.
         folders = shlex.join(self._releases)
         result = self.connection.run(
@@ -288,7 +277,7 @@ class Submitter(SubmittedJobs):
             f"cat {script} && {tested}"
         )
         if not result.ok:
-            raise refused(f"{request.name}: sbatch --test-only", result)
+            raise slurm.refused(f"{request.name}: sbatch --test-only", result)
         release, _, text = result.stdout.partition("\n")
         stale = ""
         if (deployed := release.rpartition("/")[2]) != self.code_hash:
@@ -320,9 +309,9 @@ class Submitter(SubmittedJobs):
         found: list[tuple[Submission, Entries, bool]] = []
         for path in sorted(self._own_file("left").parent.glob(".submit.left.*")):
             values = read_object(path)
-            with contextlib.suppress(LineError):
+            with contextlib.suppress(ValueError):
                 entries = tuple(map(decode, values.get("entries", ())))
-                made = submission_from(values.get("submission", {}))
+                made = history.submission_from(values.get("submission", {}))
                 if made is not None and entries:
                     found.append((made, entries, values.get("is_held", False)))
         return found
@@ -330,22 +319,19 @@ class Submitter(SubmittedJobs):
     def _recover(self) -> None:
         """Writes down what came of that which was left, or takes it back for the budget."""
         by_key = {each.idempotency_key: each for each in self.submissions()}
-        path = self.state / "runs" / self.outputs.stack / FILE_NAME
         for planned, entries, is_held in self._left():
             # Ids start again on a cluster that was made anew, and its jobs are gone.
             is_here = planned.cluster == self.outputs.login_host_key
             known = by_key.get(planned.idempotency_key)
             made = known or (self._looked_up(planned) if is_here else None)
             if made is not None:
-                # It is read as it is opened, so before it is locked.
-                books = self.books() if is_held and known is None else None
+                books = self.books()
                 try:
-                    with Ledger(path).locked() as opened:
-                        if books is not None and isinstance(entries[0], ForecastEntry):
-                            decide(books, opened, self.connection, entries[0], made.job_id)
-                        if known is None:
-                            history.remember(self.state, made, is_new=False)
-                        is_new = write_down(opened, entries, made.job_id)
+                    with books.file.locked() as opened:
+                        decides = is_held and known is None
+                        is_new = self._book(
+                            books, opened, entries, made, decides=decides, is_new=False
+                        )
                     if is_new or known is None:
                         self.log(
                             f"{made.job}: job {made.job_id} was submitted by a command that was "
@@ -404,7 +390,7 @@ class Submitter(SubmittedJobs):
         }
         if result.exit_code in words:
             return JobsError(f"{job}: {words[result.exit_code]}")
-        return refused(f"{job}: sbatch", result)
+        return slurm.refused(f"{job}: sbatch", result)
 
     def _script(self, planned: Submission, **variables: str | Sequence[str]) -> str:
         """What runs submit_once.sh for the key; the words of sbatch follow, or it only looks up."""
@@ -418,23 +404,16 @@ class Submitter(SubmittedJobs):
         words = [*lines, shell_file("own_folder"), body]
         return f"bash -c {shlex.quote(chr(10).join(words))} submit_once"
 
-    def _variables(
-        self, request: Request, put: Callable[[Mapping[str, str], str, bytes], str]
-    ) -> list[str]:
-        """What the job is submitted with; `put` tells where a config is, or stores it there."""
-        store, found = self.store(), [f"{RELEASE_VARIABLE}={self.code_hash}"]
-        found += [f"SOPERATOR_GIT_REVISION={self.git_revision}"] if self.git_revision else []
-        for number, each in request.tasks.items():
-            suffix = "" if number is None else f"_{number}"
-            if store is not None and each.config is not None:
-                kept = put(store, each.job.recipe, each.config)
-                found.append(f"{RUN_CONFIG_VARIABLE}{suffix}={kept}")
-                if number is None and put is recipes.keep:
-                    self.log(f"config: {kept}")
-            if each.plan is not None:
-                path = f"{self.outputs.own_path}/plans/{plan_name(each.plan.to_bytes())}"
-                found.append(f"{PLAN_VARIABLE}{suffix}={path}")
-        return found
+    def _environment(self, request: Request, log: ledger.Log | None) -> list[str]:
+        """Variables that the job is submitted with; its configs are stored where `log` is given."""
+        return recipes.environment(
+            request,
+            self.outputs,
+            self.code_hash,
+            git_revision=self.git_revision,
+            store=self.store(),
+            log=log,
+        )
 
     @property
     def _releases(self) -> list[str]:
@@ -455,34 +434,31 @@ class Submitter(SubmittedJobs):
 
     @contextmanager
     def _locked(self, *, waits: bool) -> Generator[None]:
-        """The lock of submissions from this state folder; BlockingIOError where nobody waits."""
-        path = self._own_file("lock")
+        """The lock of submissions from this state folder; JobsError where it `waits` for nobody."""
+        path, fix = self._own_file("lock"), "make its folder yours, or set SOPERATOR_STATE"
         with contextlib.ExitStack() as closing:
-            fix = "make its folder yours, or set SOPERATOR_STATE"
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-                closing.callback(os.close, descriptor)
+                file = closing.enter_context(path.open("ab+", buffering=0))
                 fix = "set SOPERATOR_STATE to a folder on a filesystem that has locks"
                 try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as busy:
                     if not waits:
-                        raise
-                    other = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+                        raise JobsError(f"{path} is held") from busy
+                    file.seek(0)
+                    other = file.read(20).decode(errors="replace").strip()
                     self.log(
                         f"another submission to {self.outputs.stack} is on its way from here "
                         f"(process {other or 'unknown'}); waiting for it"
                     )
-                    fcntl.flock(descriptor, fcntl.LOCK_EX)
-            except BlockingIOError:
-                raise
+                    fcntl.flock(file, fcntl.LOCK_EX)
             except OSError as error:
                 why = error.strerror or error
                 raise JobsError(f"{path}: {why}; nothing was submitted: {fix}") from error
             with contextlib.suppress(OSError):  # a full disk: only who waits would read it
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                file.truncate(0)
+                file.write(f"{os.getpid()}\n".encode())
             yield
 
 

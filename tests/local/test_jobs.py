@@ -35,7 +35,6 @@ from infra.jobs.ledger import (
     note_actual,
     open_ledger,
     report_of_cluster,
-    submit_within_budget,
 )
 from infra.jobs.search import (
     leaderboard,
@@ -58,7 +57,7 @@ from stacks.spec import StackSpec
 from stacks.spec.cost import BudgetSpec, RunForecastSpec
 from stacks.spec.slurm import ACCEPT_MODULE, JobSpec
 from tests.local.jobs_cluster import SEARCH, JobsCluster, finish, probe_cluster, release, start
-from tests.unit.jobs.raw import submit, submitter
+from tests.unit.jobs.raw import submit, submit_within_budget, submitter
 
 pytestmark = pytest.mark.local
 
@@ -546,8 +545,7 @@ def test_a_submission_is_forecast_held_to_the_budget_and_settled(
             books,
             connection,
             expected(run, cluster.outputs.login_host_key),
-            lambda _entries, _admit: start(cluster, connection, "probe"),
-            user="anna",
+            lambda: start(cluster, connection, "probe"),
             force=force,
             log=said.append,
         )

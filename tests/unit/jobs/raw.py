@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cost.runs.forecast import UnknownRun
+from cost.runs.ledger import ForecastEntry
 from infra.clients.pulumi import StackOutputs
 from infra.jobs.history import Submission
+from infra.jobs.ledger import JobLedger, tell, within_budget
 from infra.jobs.recipes import PreparedJob, Request
 from infra.jobs.submit import Submitter
 from stacks.spec.slurm import JobSpec
@@ -53,6 +55,29 @@ def submit(
     asked = request(job, sets=sets, array=array, tasks=tasks)
     planned = from_here.planned(asked, after=after)
     return from_here.sbatch_once(planned, asked, **options)
+
+
+def submit_within_budget(
+    books: JobLedger,
+    shell: Any,
+    entry: ForecastEntry,
+    send: Callable[[], Submission],
+    *,
+    decides: bool = False,
+    force: bool = False,
+    log: Callable[[str], Any],
+) -> Submission:
+    """What a submission does of its budget around the sbatch that is `send`."""
+    state = books.file.path.parents[2]
+    own = submitter(shell, None, state=state, log=log)  # type: ignore[arg-type]
+    with books.file.locked() as opened:
+        asked = {"user": "anna", "force": force, "log": log}
+        entries, is_held = within_budget(books, opened, shell, entry, **asked)
+        assert is_held or not decides
+        made = send()
+        own._book(books, opened, entries, made, decides=decides, is_new=True)
+        tell(books, opened, shell, entry.cluster, log)
+    return made
 
 
 class Planned:

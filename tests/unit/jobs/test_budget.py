@@ -24,10 +24,10 @@ from infra.jobs.ledger import (
     expected,
     open_ledger,
     settle,
-    submit_within_budget,
 )
 from stacks.spec.cost import BudgetSpec
 from tests.unit.cost.run_stacks import CLUSTER, at, forecast_entry, job_of, l40s, trained, use
+from tests.unit.jobs.raw import submit_within_budget
 from tests.unit.jobs.test_submit import Recorded
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
@@ -69,15 +69,8 @@ def ask(
     """Submits `finetune` (forecast 36.5504 USD) and returns what was said."""
     said: list[str] = []
     run = of.forecast(job_of(of.spec))
-    submit_within_budget(
-        of,
-        shell,
-        expected(run, CLUSTER, at=at(12)),
-        lambda _entries, _admit: submit(),
-        user="anna",
-        force=force,
-        log=said.append,
-    )
+    entry = expected(run, CLUSTER, at=at(12))
+    submit_within_budget(of, shell, entry, submit, force=force, log=said.append)
     return said
 
 

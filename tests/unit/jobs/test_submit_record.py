@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,7 +60,10 @@ def here(
     state: Path, node: Any, outputs: StackOutputs, log: Callable[[str], Any] = print
 ) -> Submitter:
     """What submits from a state folder, and puts back what was cut off."""
-    return submitter(node, outputs, state=state, log=log, code_hash=HASH)
+    books = SimpleNamespace(
+        file=Ledger(state / "runs" / "local" / FILE_NAME), spec=SimpleNamespace(name="local")
+    )
+    return submitter(node, outputs, state=state, log=log, code_hash=HASH, books=lambda: books)
 
 
 def plan(outputs: StackOutputs) -> Submission:

@@ -25,10 +25,7 @@ from cost.runs.ledger import Entry, encode
 from cost.runs.spend import By, SpendReport, parts, render_spend
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
-from infra.jobs.history import Submission
 from infra.jobs.ledger import (
-    Admit,
-    Entries,
     JobLedger,
     admit_session,
     exchange,
@@ -36,11 +33,11 @@ from infra.jobs.ledger import (
     note_actual,
     open_ledger,
     report_of_cluster,
-    submit_within_budget,
 )
 from infra.operate.sessions import ask as ask_session
 from stacks.spec.cost import BudgetSpec
 from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at, forecast_entry, job_of, l40s
+from tests.unit.jobs.raw import submit_within_budget
 from tests.unit.jobs.test_budget import submission
 
 pytestmark = pytest.mark.usefixtures("public_key_file")
@@ -402,16 +399,9 @@ class Asked:
     said: list[str] = field(default_factory=list)
 
     def submit(self, shell: Teller) -> str:
-        def made(_entries: Entries, admit: Admit | None) -> Submission:
-            assert admit is not None
-            admit("12")
-            return submission("12")
-
         run = self.of.forecast(job_of(self.of.spec))
         entry, log = expected(run, CLUSTER, at=at(12)), self.said.append
-        return submit_within_budget(
-            self.of, shell, entry, made, user="ann", force=False, log=log
-        ).job_id
+        return submit_within_budget(self.of, shell, entry, submission, decides=True, log=log).job_id
 
     def session(self, shell: Teller) -> bool:
         asked = ask_session(self.of.rates, gpus=1, cpus=None, partition=None, hours=1)
