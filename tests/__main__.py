@@ -36,6 +36,8 @@ APART: Final = ("conformance",)
 """Folders of no part: what they hold against each other is on few machines (make conformance)."""
 _SUMMARY: Final = re.compile(r"=+ (.* in [\d.]+s.*?) =+$")
 _FAILURE: Final = re.compile(r"(?:FAILED|ERROR) \S.*")
+_NO_BYTECODE: Final = "PYTHONDONTWRITEBYTECODE"
+"""Set in containers and on CI: each of some thousand processes would compile our modules anew."""
 _INTERRUPTED: Final = 2
 """pytest's status after Ctrl-C."""
 
@@ -90,7 +92,11 @@ def run_part(part: Part, options: Sequence[str]) -> Result:
     failures: list[str] = []
     colors = ["--color=yes"] if sys.stdout.isatty() else []
     with subprocess.Popen(
-        part.command([*colors, *options]), cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
+        part.command([*colors, *options]),
+        cwd=CHECKOUT,
+        env={name: value for name, value in os.environ.items() if name != _NO_BYTECODE},
+        stdout=subprocess.PIPE,
+        text=True,
     ) as running:
         assert running.stdout is not None
         for line in running.stdout:

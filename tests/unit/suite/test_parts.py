@@ -155,6 +155,15 @@ def test_only_the_whole_suite_has_what_takes_minutes(words, counts, examples, tm
     assert ("faults injected" in printed) == ("--all" in words)
 
 
+def test_what_a_part_imports_is_compiled_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    (tmp_path / "test_it.py").write_text(
+        "import sys\n\n\ndef test_it():\n    assert not sys.dont_write_bytecode\n"
+    )
+    here = Part(name="here", folders=(os.path.relpath(tmp_path, TESTS),), processes=1)
+    assert run([[here]], ["-p", "no:cacheprovider"]) == 0
+
+
 def test_two_processes_are_never_given_the_same_port():
     mine = [*ports.free_ports(3), ports.free_base(), ports.free_node_port()]
     code = "from tests.ports import *; print(*free_ports(3), free_base(), free_node_port())"
