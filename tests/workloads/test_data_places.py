@@ -233,6 +233,7 @@ def test_an_impossible_setting_is_refused_by_its_path(
     assert reason in record["reason"]
 
 
+@pytest.mark.nightly
 def test_a_killed_job_leaves_no_manifest_and_is_redone(
     places: Path, recipe_file: Path, run: Run
 ) -> None:

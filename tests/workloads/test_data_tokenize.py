@@ -396,6 +396,7 @@ def test_a_file_that_another_program_wrote_is_refused(change: str, tmp_path: Pat
         read_parquet(tmp_path / "tokens.parquet")
 
 
+@pytest.mark.nightly
 def test_a_killed_run_leaves_no_output_and_no_manifest_and_is_redone(
     tmp_path: Path, model_dir: Path, chats: Path
 ) -> None:

@@ -202,6 +202,7 @@ def test_two_ranks_give_the_result_of_one(trained: Any, recipe_file: Path, place
         assert test["p_value"] == pytest.approx(alone["significance"][name]["p_value"])
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_killed_rank_loses_no_finished_row(run: Any, recipe_file: Path, places: Path) -> None:
     """SIGKILL, as the kernel's memory killer sends it; the launcher starts both ranks anew."""

@@ -109,6 +109,7 @@ def test_the_ranks_of_an_elastic_job_save_and_go_on_without_the_node(nodes: Node
     assert nodes.processes[0].wait(60) == ExitCode.OK
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("nodes", [2], indirect=True)
 def test_a_second_signal_does_not_end_who_waits_for_the_save(nodes: Nodes) -> None:
     """A node signals its processes, and the job's first node hands its own signal on to them."""

@@ -22,6 +22,7 @@ from cost.size.memory import training_memory
 from cost.size.shape import LINEAR_MODULES, ModelShape, load_shape, rows
 from cost.size.training import Dtype, Method, Sharding, Training
 from tests.gpu.work import KINDS, hf_config, kind_of
+from tests.nightly import at_night
 from tests.workloads import varlen_kernel
 from workloads.common.exit_codes import ConfigError, ExitCode
 from workloads.data.token_rows import Batch
@@ -350,7 +351,7 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", [at_night(0.0), 0.1])
 def test_a_step_in_bf16_multiplies_nothing_in_fp32(
     kind: str, method: Method, dropout: float, tmp_path: Path
 ) -> None:
@@ -373,12 +374,19 @@ def test_a_step_in_bf16_multiplies_nothing_in_fp32(
 
 
 @pytest.mark.feature("S000-19")
-@pytest.mark.parametrize("chunk_tokens", [128, None])
-@pytest.mark.parametrize("vocab", [400, 6000])
+@pytest.mark.parametrize(
+    ("chunk_tokens", "vocab"), [(128, 6000), (None, 400), at_night(128, 400), at_night(None, 6000)]
+)
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
 @pytest.mark.parametrize(
     ("dtype", "checkpointing"),
-    [(Dtype.BF16, False), (Dtype.BF16, True), (Dtype.FP32, True), (Dtype.BF16, 1), (Dtype.FP32, 3)],
+    [
+        (Dtype.BF16, False),
+        (Dtype.BF16, True),
+        at_night(Dtype.FP32, True),
+        (Dtype.BF16, 1),
+        at_night(Dtype.FP32, 3),
+    ],
 )
 def test_the_peak_of_a_train_step_is_within_a_twentieth_of_the_plan(
     vocab: int,

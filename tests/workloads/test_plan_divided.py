@@ -20,6 +20,7 @@ from cost.size.memory import layer_kept, training_memory
 from cost.size.shape import ModelShape
 from cost.size.training import Dtype, Method, Sharding, Strategy, Training
 from tests.gpu.work import KINDS, hf_config, kind_of
+from tests.nightly import at_night
 from tests.workloads.ranks import run_ranks
 from tests.workloads.test_plan import tiny
 
@@ -81,12 +82,12 @@ WHOLE_LOGITS = {"logits_chunk_tokens": None}
 @pytest.mark.parametrize(
     ("kind", "vocab", "changes"),
     [
-        ("qwen2", 400, {}),
-        ("llama", 6000, CHECKPOINTED),
-        ("llama", 400, FP32),
-        ("qwen2", 6000, WHOLE_LOGITS),
+        at_night("qwen2", 400, {}),
+        at_night("llama", 6000, CHECKPOINTED),
+        at_night("llama", 400, FP32),
+        at_night("qwen2", 6000, WHOLE_LOGITS),
         ("qwen3", 400, ADAPTERS),
-        ("qwen2", 400, ADAPTERS | CHECKPOINTED),
+        at_night("qwen2", 400, ADAPTERS | CHECKPOINTED),
         ("llama", 400, {"gradient_checkpointing": 2}),
     ],
 )
@@ -101,12 +102,14 @@ def test_ranks_that_share_each_layer_hold_what_is_planned(
     ("gpus", "kind", "vocab", "changes"),
     [
         (ONE_NODE, "qwen2", 400, FOUR_BATCHES),
-        (ONE_NODE, "qwen3", 6000, ADAPTERS),
-        (ONE_NODE, "llama", 6000, WHOLE_LOGITS),
-        (FOUR_IN_A_ROW, "llama", 400, FOUR_BATCHES | FP32 | CHECKPOINTED),
-        (ONE_NODE, "qwen2", 400, {"gradient_accumulation": 1}),
+        at_night(ONE_NODE, "qwen3", 6000, ADAPTERS),
+        at_night(ONE_NODE, "llama", 6000, WHOLE_LOGITS),
+        at_night(FOUR_IN_A_ROW, "llama", 400, FOUR_BATCHES | FP32 | CHECKPOINTED),
+        at_night(ONE_NODE, "qwen2", 400, {"gradient_accumulation": 1}),
         (ONE_NODE, "llama", 400, {"gradient_checkpointing": 2}),
-        (FOUR_IN_A_ROW, "llama", 400, ADAPTERS | FOUR_BATCHES | {"gradient_checkpointing": 3}),
+        at_night(
+            FOUR_IN_A_ROW, "llama", 400, ADAPTERS | FOUR_BATCHES | {"gradient_checkpointing": 3}
+        ),
     ],
 )
 def test_the_fullest_stage_of_a_pipeline_holds_what_is_planned(

@@ -13,6 +13,7 @@ import transformers
 from cost.size.memory import training_memory
 from cost.size.training import Dtype, Method, Sharding, Strategy, Training
 from tests.gpu.work import KINDS, hf_config
+from tests.nightly import at_night
 from tests.workloads.ranks import run_ranks
 from tests.workloads.test_plan import tiny
 
@@ -20,17 +21,17 @@ from tests.workloads.test_plan import tiny
 @pytest.mark.parametrize(
     ("num_ranks", "strategy", "method", "checkpointing", "vocab"),
     [
-        (1, "ddp", "qlora", False, 400),
+        at_night(1, "ddp", "qlora", False, 400),
         (1, "ddp", "qlora", True, 6000),
-        (1, "ddp", "qlora fp32", False, 400),
-        (1, "ddp", "qlora fp32", True, 6000),
+        at_night(1, "ddp", "qlora fp32", False, 400),
+        at_night(1, "ddp", "qlora fp32", True, 6000),
         (2, "ddp", "lora", False, 400),
-        (2, "ddp", "full", False, 6000),
+        at_night(2, "ddp", "full", False, 6000),
         (2, "fsdp", "lora", False, 400),
-        (4, "fsdp", "full", True, 6000),
+        at_night(4, "fsdp", "full", True, 6000),
         (2, "fsdp gathered once", "full", False, 400),
         (4, "hsdp", "lora", False, 400),
-        (4, "hsdp gathered once", "full", True, 6000),
+        at_night(4, "hsdp gathered once", "full", True, 6000),
     ],
 )
 def test_each_rank_holds_what_is_planned(

@@ -754,6 +754,7 @@ def test_a_server_that_is_stopped_ends_what_runs_and_exits_0(
     assert "Traceback" not in job.log
 
 
+@pytest.mark.nightly
 def test_two_signals_of_one_notice_do_not_cut_what_runs(
     places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

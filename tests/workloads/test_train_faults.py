@@ -80,6 +80,7 @@ def wait_for(what: Any, process: subprocess.Popen[str], limit_s: float) -> bool:
     return bool(what())
 
 
+@pytest.mark.nightly
 @pytest.mark.feature("S003-51")
 def test_a_rank_that_stands_ends_the_others_within_the_declared_time(places: Path) -> None:
     """SIGSTOP: the rank is there, its connections are open, and nothing ever comes from it."""
@@ -169,6 +170,7 @@ def test_a_killed_first_rank_leaves_a_record_too(places: Path) -> None:
     assert record["hardware"]["device"] == "cpu"
 
 
+@pytest.mark.nightly
 @pytest.mark.feature("S001-41")
 def test_a_rank_without_memory_in_a_step_ends_all_with_its_code(places: Path) -> None:
     """A published trainer went on, or ended with 0; three restarts would not have helped it."""

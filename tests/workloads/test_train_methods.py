@@ -40,7 +40,7 @@ def final_weights(places: Path, job_id: str) -> dict[str, torch.Tensor]:
 @pytest.mark.feature(
     "S001-11", "S001-20", "S002-81", "S003-01", "S003-02", "S003-20", "S004-22", "S004-24"
 )
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", ["full", at_night("lora")])
 def test_fsdp_divides_the_model_and_learns_what_ddp_learns(
     places: Path, run: Any, recipe_file: Path, method: str
 ) -> None:
@@ -274,7 +274,7 @@ def test_offload_is_refused_where_there_is_no_gpu(places: Path, run: Any) -> Non
     [
         ("train.lora.dora=true",),
         at_night(("train.dtype=fp16", "train.learning_rate=0.003", "train.max_steps=24")),
-        ("train.dtype=fp16", "train.method=full", "train.learning_rate=0.003"),
+        at_night(("train.dtype=fp16", "train.method=full", "train.learning_rate=0.003")),
         ("train.method=full", "train.schedule=linear", "train.warmup_steps=1"),
         ("train.packing=false", "train.micro_batch_size=3"),
         ("train.gradient_checkpointing=true",),
@@ -528,7 +528,7 @@ def test_other_kinds_of_models_learn_through_the_same_loop(
 
 
 @pytest.mark.feature("S000-30", "S002-36", "S002-77")
-@pytest.mark.parametrize("kind", ["bert", "t5", "vit"])
+@pytest.mark.parametrize("kind", ["bert", at_night("t5"), "vit"])
 def test_adapters_learn_on_other_kinds_of_models_and_load_on_their_base(
     places: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
@@ -573,6 +573,7 @@ def test_a_classifiers_head_learns_beside_adapters_in_16_bits(
     assert record["metrics"]["last_loss"] < record["metrics"]["first_loss"]
 
 
+@pytest.mark.nightly
 @pytest.mark.feature("S004-24")
 def test_a_classifier_is_divided_by_fsdp_too(places: Path, recipe_file: Path) -> None:
     result = launch(places, Path("bert_full_1xcpu"), "13", "train.strategy=fsdp")

@@ -528,7 +528,12 @@ def test_a_step_waits_for_a_gpu_once(
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [at_night("qwen2", "lora"), ("qwen3", "full"), ("llama", "lora"), at_night("mistral", "full")],
+    [
+        at_night("qwen2", "lora"),
+        at_night("qwen3", "full"),
+        ("llama", "lora"),
+        at_night("mistral", "full"),
+    ],
 )
 def test_liger_s_kernels_give_the_losses_and_gradients_of_torch(family: str, method: str) -> None:
     """Liger itself, through transformers' integration and under adapters; in numpy, by Triton."""
