@@ -27,7 +27,6 @@ from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing
 from stacks.spec.slurm import JobSpec, PartitionSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
-from tests.nightly import at_night
 
 _WAIT_S = 240.0
 # A test waits several times, and a wait that is in vain has to say for what.
@@ -273,7 +272,8 @@ def test_a_preempted_job_saves_goes_back_into_the_queue_and_resumes_where_it_was
     assert done == list(range(1, len(done) + 1)), "no step twice, none left out"
 
 
-@pytest.mark.parametrize("node", ["worker-0", at_night("worker-1"), at_night("drained")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("node", ["worker-0", "worker-1", "drained"])
 def test_the_notice_of_a_node_reaches_every_rank_in_a_step_and_nothing_is_lost(
     cluster: JobsCluster, connection: Connection, node: str
 ) -> None:
@@ -302,8 +302,9 @@ def test_the_notice_of_a_node_reaches_every_rank_in_a_step_and_nothing_is_lost(
     assert job.finish() == "COMPLETED"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("mode", [at_night("requeue"), "cancel"])
+@pytest.mark.parametrize("mode", ["requeue", "cancel"])
 def test_slurms_own_preemption_reaches_every_rank_and_the_job_comes_back(
     cluster: JobsCluster, connection: Connection, mode: str
 ) -> None:

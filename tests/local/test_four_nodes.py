@@ -55,6 +55,7 @@ def record_of(cluster: JobsCluster, nodes: int) -> dict[str, Any]:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.feature("S004-26")
 @pytest.mark.timeout(900)
 def test_one_job_trains_on_one_then_two_then_four_nodes(cluster: JobsCluster) -> None:

@@ -26,6 +26,7 @@ from infra.reports.acceptance import comparison
 from stacks.load import load_stack
 from stacks.spec.cluster import Observability
 from tests.local.kube_server import config_in, running_cluster
+from tests.nightly import at_night
 
 pytestmark = pytest.mark.local
 
@@ -50,7 +51,7 @@ def cluster(tmp_path_factory):
         yield config
 
 
-@pytest.mark.parametrize("victim", ["etcd", "kube-apiserver"])
+@pytest.mark.parametrize("victim", ["etcd", at_night("kube-apiserver")])
 def test_what_was_stored_survives_a_kill_of_either_process(cluster, victim):
     client = KubeClient(cluster.access())
     client.apply(NOTE)
@@ -61,7 +62,7 @@ def test_what_was_stored_survives_a_kill_of_either_process(cluster, victim):
     assert client.get(NOTE)["data"] == {"text": "kept"}
 
 
-@pytest.mark.parametrize("victim", ["etcd", "kube-apiserver"])
+@pytest.mark.parametrize("victim", [at_night("etcd"), "kube-apiserver"])
 def test_a_process_that_dies_only_while_a_start_waits_for_it_is_started_anew(cluster, victim):
     """A killed process is there until the kernel has its memory back; a stopped one plays it.
 

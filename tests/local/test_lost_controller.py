@@ -26,14 +26,14 @@ _BEGIN_S = 15
 """Longer than the controller takes to save that the job waits (5 s, SAVE_MAX_WAIT)."""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("without", "said"),
     [
         ("", "its start time has not come, or Slurm lets a requeued job rest"),
-        pytest.param(
+        (
             "nohold_on_prolog_fail,",
             "a node could not start it, so it is held for ever: sinfo -R names the node",
-            marks=pytest.mark.nightly,
         ),
     ],
     ids=["as Soperator sets it", "as Slurm is by itself"],

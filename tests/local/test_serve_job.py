@@ -32,7 +32,6 @@ from infra.state import CHECKOUT, PULUMI_VERSION
 from stacks.spec.nodes import Billing
 from stacks.spec.slurm import PartitionSpec
 from tests.local.jobs_cluster import JobsCluster, running_cluster
-from tests.nightly import at_night
 from tests.ports import free_ports
 from tests.unit.jobs.raw import submit
 from tests.workloads.conftest import make_tokenizer
@@ -172,8 +171,9 @@ def test_a_served_job_answers_through_the_login_node_and_ends_clean(cluster: Job
     assert re.search(why, text)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("partition", [at_night("main"), "cancel"])
+@pytest.mark.parametrize("partition", ["main", "cancel"])
 def test_a_server_whose_node_is_taken_comes_back_by_itself(
     cluster: JobsCluster, partition: str
 ) -> None:

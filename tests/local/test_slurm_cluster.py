@@ -24,6 +24,7 @@ from infra.local.kube import api_server
 from infra.local.slurm import pod as pods
 from infra.local.slurm.daemons import SharedFolder
 from tests.local.slurm_stand import CLUSTER, Stand, node_groups, running_stand
+from tests.nightly import at_night
 from tests.unit.jobs.login_node import planned
 from tests.unit.jobs.raw import submitter
 from tests.unit.jobs.test_submit import OUTPUTS
@@ -234,7 +235,7 @@ def test_a_password_opens_nothing(stand: Stand) -> None:
     assert "Permission denied (publickey)" in refused.stderr
 
 
-@pytest.mark.parametrize("name", ["worker-0", "worker-1"])
+@pytest.mark.parametrize("name", ["worker-0", at_night("worker-1")])
 def test_a_killed_worker_comes_back(stand: Stand, name: str) -> None:
     killed = stand.pid(f"slurm-{name}")
     os.kill(killed, signal.SIGKILL)
