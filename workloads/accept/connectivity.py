@@ -238,7 +238,7 @@ def judge_pairs(
                 subject=f"slowest pair {kind}: ranks {slow.one} and {slow.other}",
                 nodes=blamed,
                 context={"gb_per_s": slow.gb_per_s, "fastest_gb_per_s": best},
-                reason=f"{said}; the fastest has {best:.2f}" if bad else None,
+                reason=f"{said}; the fastest has {best:.2f}",
             )
         )
     return checks
@@ -367,7 +367,7 @@ def judge_ports(wires: Sequence[Wire], gates: Gates) -> list[Check]:
             subject=f"slowest of {len(rates)} ports: {slowest.device}, {slowest.one} to "
             f"{slowest.other}",
             nodes=sorted({name for each in bad for name in (each.one, each.other)}),
-            reason=f"{said}: look at its cable and ibstat" if bad else None,
+            reason=f"{said}: look at its cable and ibstat",
         ),
     ]
 

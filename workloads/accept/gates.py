@@ -76,13 +76,9 @@ class Gate:
 
     def counts(self, conditions: Mapping[str, Any]) -> bool:
         """Whether the row speaks of a measurement under these conditions."""
-        for name in ("scope", "nodes", "algorithm"):
+        for name in ("scope", "nodes", "algorithm", "batch", "sequence"):
             wanted = getattr(self, name)
             if wanted is not None and conditions.get(name) not in (None, wanted):
-                return False
-        for name in ("batch", "sequence"):
-            wanted = getattr(self, name)
-            if wanted is not None and conditions.get(name, wanted) != wanted:
                 return False
         if self.models and conditions.get("model") not in self.models:
             return False
@@ -281,14 +277,17 @@ def hold(
     context: Mapping[str, Any] | None = None,
     reason: str | None = None,
 ) -> Check:
-    """Return the check of one number against its limit; without the number it is NOT RUN."""
+    """Return the check of one number against its limit; without the number it is NOT RUN.
+
+    `reason` says why it is not kept, or not measured.
+    """
     outcome: Outcome
     if measured is None:
         outcome, reason = "NOT_RUN", reason or "not measured"
     elif limit is None:
         raise AssertionError(f"{id}: a check needs a limit; what has none is a measurement")
     elif limit.holds(measured):
-        outcome = "PASS"
+        outcome, reason = "PASS", None
     else:
         outcome, reason = "FAIL", reason or f"{limit.says()} {unit}".rstrip()
     return Check(

@@ -140,16 +140,14 @@ def judge(
         elif gates.limit(check, **spoken_of) is not None:
             why = f"the limit speaks of another batch or sequence than {point.batch} x "
             checks.append(not_run(check, f"{why}{point.sequence}", **at))
-        limit = gates.limit("training.scaling_efficiency", scope=scope, nodes=point.nodes)
+        check = "training.scaling_efficiency"
+        limit = gates.limit(check, scope=scope, nodes=point.nodes)
         base = base_of(points, point)
         is_first = point.nodes == 1 and point is min(points, key=lambda each: each.ranks)
         if limit is None or is_first:
             continue
-        check = "training.scaling_efficiency"
         if base is None or base.workload() != point.workload():
-            why = (
-                "no point with fewer ranks" if base is None else "another model, batch or sequence"
-            )
+            why = "another model, batch or sequence" if base else "no point with fewer ranks"
             checks.append(not_run(check, f"{why}: nothing to compare with", **at))
             continue
         measured = efficiency_percent(base, point)
@@ -172,7 +170,7 @@ def judge(
                 measured,
                 limit,
                 context={**context, "base_ranks": base.ranks},
-                reason=None if limit.holds(measured) else said,
+                reason=said,
                 **at,
             )
         )
@@ -212,9 +210,7 @@ def _straggler_checks(
             subject=f"rank {worst.rank} on {name_of(nodes, worst.rank)}",
             nodes=sorted({name_of(nodes, each.rank) for each in slow or [worst]}),
             context={"median_s": worst.median_s, "worst_s": worst.worst_s},
-            reason=f"{said}: drain what is slow, then look at clocks, heat and ECC"
-            if slow
-            else None,
+            reason=f"{said}: drain what is slow, then look at clocks, heat and ECC",
         )
     ]
 

@@ -31,6 +31,7 @@ from workloads.data.token_rows import TokenRows
 
 Messages = Sequence[Message]
 _MAX_SKELETONS = 4096
+_MARK = re.compile(r"XQ\d+ZJ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,18 +184,16 @@ class _Skeleton:
 
     def fill(self, contents: Sequence[str]) -> Rendered:
         """Return the text with these contents, and its spans."""
-        parts = [self.fixed[0]]
-        position = len(self.fixed[0])
-        places: list[tuple[int, int]] = []
+        text = self.fixed[0]
+        starts: list[int] = []
         for content, after in zip(contents[: self.num_messages], self.fixed[1:], strict=True):
-            places.append((position, position + len(content)))
-            parts += (content, after)
-            position += len(content) + len(after)
+            starts.append(len(text))
+            text += content + after
         return Rendered(
-            text="".join(parts),
+            text=text,
             spans=tuple(
-                (places[message][0] - before, places[message][1] + after)
-                for message, before, after in self.spans
+                (starts[turn] - before, starts[turn] + len(contents[turn]) + after)
+                for turn, before, after in self.spans
             ),
         )
 
@@ -276,19 +275,12 @@ class ChatRenderer:
 
 def _cut(piece: Rendered, marks: Sequence[str], turns: Sequence[int]) -> _Skeleton | None:
     """Return what stands around `marks` in a rendered text; None unless each is there once."""
-    fixed: list[str] = []
-    starts: list[int] = []
-    position = 0
-    for mark in marks:
-        start = piece.text.find(mark, position)
-        if start < 0 or piece.text.count(mark) != 1:
-            return None
-        fixed.append(piece.text[position:start])
-        starts.append(start)
-        position = start + len(mark)
+    if [found[0] for found in _MARK.finditer(piece.text)] != list(marks):
+        return None
+    starts = [piece.text.index(mark) for mark in marks]
     return _Skeleton(
         num_messages=len(marks),
-        fixed=(*fixed, piece.text[position:]),
+        fixed=tuple(_MARK.split(piece.text)),
         spans=tuple(
             (turn, starts[turn] - first, last - starts[turn] - len(marks[turn]))
             for turn, (first, last) in zip(turns, piece.spans, strict=True)

@@ -70,8 +70,11 @@ class Step:
         if changed:
             log(f"{self.path.parent}: {', '.join(changed)} changed; making it anew")
             return False
+        entries = {self.path.parent / name: entry for name, entry in old["outputs"].items()}
         damaged = [
-            name for name, entry in old["outputs"].items() if not _is_whole(self._at(name), entry)
+            path.name
+            for path, entry in entries.items()
+            if not path.is_file() or _entry(path) != entry
         ]
         if damaged:
             log(f"{', '.join(damaged)}: missing or changed since it was made; making it anew")
@@ -106,9 +109,6 @@ class Step:
             "tokenizer": {path.name: sha256(path) for path in self.tokenizer} or None,
             "code": _code(),
         }
-
-    def _at(self, name: str) -> Path:
-        return self.path.parent / name
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -156,14 +156,6 @@ def _plain(value: Any) -> dict[str, Any]:
 
 def _entry(path: Path) -> dict[str, Any]:
     return {"size_bytes": path.stat().st_size, "sha256": sha256(path)}
-
-
-def _is_whole(path: Path, entry: Mapping[str, Any]) -> bool:
-    return (
-        path.is_file()
-        and path.stat().st_size == entry["size_bytes"]
-        and sha256(path) == entry["sha256"]
-    )
 
 
 @cache
