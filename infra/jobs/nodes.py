@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from infra.clients import slurm
 from infra.clients.errors import JobsError
@@ -21,7 +21,6 @@ from infra.clients.slurm import Job, Shell, asked, expand, refused
 from infra.providers.soperator.blocked_pods import (
     PATIENCE_S,
     Cause,
-    KubeReader,
     blocked,
     in_one_line,
     slurm_pods,
@@ -29,6 +28,9 @@ from infra.providers.soperator.blocked_pods import (
 from infra.render.nodes import node_labels
 from stacks.errors import UserError
 from stacks.spec import StackSpec
+
+if TYPE_CHECKING:
+    from infra.clients.kube import KubeClient
 
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _POLL_S: Final = 5.0
@@ -111,7 +113,7 @@ def waits_for_nodes(job: Job) -> bool:
     return job.state == "CONFIGURING" or (job.waits and reason.startswith(_FOR_NODES))
 
 
-def not_coming(client: KubeReader, spec: StackSpec, jobs: Collection[Job]) -> dict[str, Cause]:
+def not_coming(client: KubeClient, spec: StackSpec, jobs: Collection[Job]) -> dict[str, Cause]:
     """By pod, why workers cannot start that these jobs wait for; looks once.
 
     Of a job without nodes yet, every worker whose pod is wanted counts.
@@ -144,7 +146,7 @@ class NodeWatch:
     def __init__(
         self,
         spec: StackSpec,
-        connect: Callable[[], KubeReader],
+        connect: Callable[[], KubeClient],
         log: Callable[[str], None],
         *,
         patience_s: float = PATIENCE_S,

@@ -238,15 +238,11 @@ def describe_plugins() -> list[str]:
     if given is None:
         return []
     programs = [*_LANGUAGE_FILES, *(f"pulumi-resource-{name}" for name in STAND_INS)]
+    lacks = f"not in {given}; the one that would be used without {PLUGINS_SETTING} is used"
     missing = [program for program in programs if not (given / program).is_file()]
     return [
-        f"plugins: {program}: official, from {given}"
-        for program in programs
-        if program not in missing
-    ] + [
-        f"plugins: {program}: not in {given}; the one that would be used without "
-        f"{PLUGINS_SETTING} is used"
-        for program in missing
+        f"plugins: {program}: {lacks if program in missing else f'official, from {given}'}"
+        for program in sorted(programs, key=missing.__contains__)
     ]
 
 

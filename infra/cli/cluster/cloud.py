@@ -46,7 +46,7 @@ from infra.providers.nebius.adoption import (
     refuse_other_owner,
     release,
 )
-from infra.providers.nebius.api import Api, ApiError, explain
+from infra.providers.nebius.api import Api, ApiError
 from infra.providers.nebius.provider import remove
 from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.sdk import EndpointError
@@ -93,16 +93,15 @@ def adopt(
         raise typer.BadParameter("--as ROLE goes with a filesystem, and only with one")
     api = Api()
     try:
-        if kind is Kind.STATE:
-            print(_release(api, spec, id))
-        elif kind in _BY_ID:
-            print(_name_in_stack_file(api, spec, kind, id))
-        else:
-            print(_label(api, spec, kind, id, role))
+        with api.explained(f"cluster adopt {kind} {id}"):
+            if kind is Kind.STATE:
+                print(_release(api, spec, id))
+            elif kind in _BY_ID:
+                print(_name_in_stack_file(api, spec, kind, id))
+            else:
+                print(_label(api, spec, kind, id, role))
     except HandoverError as error:
         raise UserError(f"cluster adopt {kind} {error}") from error
-    except ApiError as error:
-        raise UserError(explain(error, f"cluster adopt {kind} {id}", target=api.target)) from error
 
 
 def _release(api: Api, spec: StackSpec, state_id: str) -> str:
@@ -207,10 +206,8 @@ def _find(api: Api, spec: StackSpec) -> tuple[list[Owned], list[Owned]]:
     """What no state has, and what a state of another backend has by its label."""
     project_id = spec.nebius.project_id
     # The cloud first: what an `up` makes meanwhile is then in a state.
-    try:
+    with api.explained(f"list of {project_id}"):
         there = [*owned(api, project_id=project_id, stack=spec.name, project=PROJECT)]
-    except ApiError as error:
-        raise UserError(explain(error, f"list of {project_id}", target=api.target)) from error
     known = known_ids(context.environ())
     unknown = [each for each in there if each.id not in known]
     others = [each for each in unknown if is_others(each.state_id, known)]
@@ -231,11 +228,8 @@ def _purge(
         )
     # In the order of the list: users before what they use.
     for each in [each for each in found if each.id in wanted]:
-        try:
+        with api.explained(f"delete {each.type} {each.id}"):
             remove(api, ResourceType.of_token(api.schema, each.token), each.id)
-        except ApiError as error:
-            what = f"delete {each.type} {each.id}"
-            raise UserError(explain(error, what, target=api.target)) from error
         note(f"deleted {each.type} {each.name} ({each.id})")
     return [each for each in found if each.id not in wanted]
 

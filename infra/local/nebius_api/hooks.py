@@ -183,8 +183,7 @@ def _sum(usd: Decimal) -> dict[str, str]:
 
 def _text(value: Decimal) -> str:
     """A decimal as the API writes it: no exponent, no trailing zeros."""
-    text = f"{value.quantize(_DIGITS, ROUND_HALF_UP):f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{value.quantize(_DIGITS, ROUND_HALF_UP).normalize():f}"
 
 
 _PRICED: Final[Mapping[str, Callable[[Any, str], _Cost]]] = {

@@ -29,8 +29,11 @@ class OwnResource(pulumi.CustomResource):
         name: str,
         properties: Mapping[str, Any],
         opts: pulumi.ResourceOptions | None = None,
+        *secret: str,
     ) -> None:
-        super().__init__(token, name, properties, opts)
+        # The plugin says which outputs are secret too; this holds whoever serves the type.
+        options = pulumi.ResourceOptions(additional_secret_outputs=list(secret) or None)
+        super().__init__(token, name, properties, pulumi.ResourceOptions.merge(opts, options))
         for key in [key for key, value in properties.items() if value is None]:
             made = pulumi.Output.all(self.id, getattr(self, key))
             setattr(self, key, made.apply(lambda found: found[1]))
@@ -70,10 +73,7 @@ class KeyPair(OwnResource):
         self, name: str, *, comment: str, opts: pulumi.ResourceOptions | None = None
     ) -> None:
         properties = {"comment": comment, "public_key": None, "private_key": None}
-        # The plugin says so too; this holds whoever serves the type.
-        secret = pulumi.ResourceOptions(additional_secret_outputs=["private_key"])
-        merged = pulumi.ResourceOptions.merge(opts, secret)
-        super().__init__("soperator:ssh:KeyPair", name, properties, merged)
+        super().__init__("soperator:ssh:KeyPair", name, properties, opts, "private_key")
 
 
 class Password(OwnResource):
@@ -90,10 +90,8 @@ class Password(OwnResource):
         self, name: str, *, version: int, opts: pulumi.ResourceOptions | None = None
     ) -> None:
         properties = {"version": version, "fingerprint": None, "password": None, "earlier": None}
-        # The plugin says so too; this holds whoever serves the type.
-        secret = pulumi.ResourceOptions(additional_secret_outputs=["password", "earlier"])
-        merged = pulumi.ResourceOptions.merge(opts, secret)
-        super().__init__("soperator:random:Password", name, properties, merged)
+        token = "soperator:random:Password"  # noqa: S105 (a type)
+        super().__init__(token, name, properties, opts, "password", "earlier")
 
 
 class Expiry(OwnResource):

@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from infra.providers.nebius.api import LISTS, Api, ApiError, explain
+from infra.providers.engine.provider import ProviderError
+from infra.providers.nebius.api import LISTS, Api, ApiError
 from infra.providers.nebius.resource_type import ResourceType, find_changes, shrunk
 from infra.providers.nebius.schema import plain
 from infra.providers.nebius.sdk import EndpointError
@@ -408,12 +409,9 @@ def discovered(spec: StackSpec) -> StackSpec:
 def _subnets(path: str, project: str) -> list[Any]:
     api = Api()
     try:
-        # Those of a stack on their way out are no choice.
-        found = children(api, ResourceType.of_token(api.schema, _SUBNET), project)
-        return sorted(found, key=lambda each: each.metadata.id)
-    except EndpointError as error:
+        with api.explained(f"list the subnets of {project}"):
+            # Those of a stack on their way out are no choice.
+            found = children(api, ResourceType.of_token(api.schema, _SUBNET), project)
+            return sorted(found, key=lambda each: each.metadata.id)
+    except (EndpointError, ProviderError) as error:
         raise DiscoveryError(f"{path}: {error}") from error
-    except ApiError as error:
-        raise DiscoveryError(
-            f"{path}: {explain(error, f'list the subnets of {project}', target=api.target)}"
-        ) from error

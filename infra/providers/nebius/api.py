@@ -11,12 +11,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cached_property
 from typing import Any, Final, Protocol
 
 from google.protobuf.descriptor import ServiceDescriptor
 
+from infra.providers.engine.provider import ProviderError
 from infra.providers.nebius import sdk
 from infra.providers.nebius.schema import OPERATION, Schema, enum_word
 
@@ -354,6 +356,17 @@ class Api:
                 return None
             raise
 
+    @contextmanager
+    def explained(self, what: str, absent: str = "check the id") -> Iterator[None]:
+        """Refuses, in a line, what the API refuses in the block; `absent` as `explain` has it."""
+        try:
+            yield
+        except UnfinishedError as error:
+            raise ProviderError(f"{what}: {error}") from error
+        except ApiError as error:
+            told = explain(error, what, target=self.target, absent=absent)
+            raise ProviderError(told) from error
+
     def request(self, service: ServiceDescriptor, method: str, **fields: Any) -> Any:
         """A new request message of a method."""
         name = service.methods_by_name[method].input_type.full_name
@@ -422,7 +435,7 @@ class Api:
 
     def _finish(self, service: ServiceDescriptor, operation: Any, watch: Watch | None) -> Any:
         """The operation once it has ended, well or badly."""
-        watch = watch or Watch("operation", "", self.schema, _silent)
+        watch = watch or Watch("operation", "", self.schema, lambda line, passing=False: None)
         poll_s, heard_at = _FIRST_POLL_S, time.monotonic()
         while not operation.HasField("status"):
             if self._cancelled.wait(poll_s):
@@ -486,10 +499,6 @@ class Api:
             message = f"{message}; first cause: {cause}"
         code = codes.get(status.code, "UNKNOWN")
         return ApiError(code, message, reasons, request_id=operation.id)
-
-
-def _silent(line: str, *, passing: bool = False) -> None:
-    """Shows nothing."""
 
 
 def _failure(error: Any) -> ApiError:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Generator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Final
 
@@ -26,7 +24,7 @@ from infra.providers.engine.provider import (
 )
 from infra.providers.nebius import adoption
 from infra.providers.nebius.adoption import find_namesake, find_twin, obstacle, told_once
-from infra.providers.nebius.api import GONE, Api, ApiError, UnfinishedError, Watch, explain
+from infra.providers.nebius.api import GONE, Api, ApiError, UnfinishedError, Watch
 from infra.providers.nebius.resource_type import ResourceType, find_changes, shrunk
 from infra.providers.nebius.schema import Schema, plain
 from stacks.errors import UserError
@@ -80,7 +78,7 @@ class NebiusProvider(Provider):
                 "status": UNKNOWN,
             }
         what = f"create {_describe(kind, inputs)}"
-        with self._explained(what):
+        with self._api.explained(what, GONE):
             namesake = find_namesake(self._api, kind, inputs)
             if namesake is not None:
                 return self._adopt(kind, urn, inputs, plain(self._schema, namesake))
@@ -148,7 +146,7 @@ class NebiusProvider(Provider):
         mask = kind.reset_mask(request)
         started, watch = False, self._watch(kind, urn, what)
         try:
-            with self._explained(what):
+            with self._api.explained(what, GONE):
                 operation = self._api.when_idle(
                     kind.service,
                     lambda: self._api.call(kind.service, "Update", request, mask=mask),
@@ -181,13 +179,13 @@ class NebiusProvider(Provider):
         kind = self._type(type_)
         what = f"delete {_describe(kind, state)} {id}"
         self._refuse_taken(self._seen(kind, id, what), state, what)
-        with self._explained(what):
+        with self._api.explained(what, GONE):
             # The engine names no resource here: the line itself does.
             remove(self._api, kind, id, self._watch(kind, "", what))
 
     def _seen(self, kind: ResourceType, id_: str, what: str) -> Any | None:
         """What is there now, or None."""
-        with self._explained(what):
+        with self._api.explained(what, GONE):
             return self._api.find(kind.service, id=id_)
 
     def _refuse_taken(self, found: Any | None, values: Values, what: str) -> None:
@@ -219,17 +217,6 @@ class NebiusProvider(Provider):
         if found is None:
             raise ApiError("NOT_FOUND", f"{id_} was deleted while it was being changed")
         return plain(self._schema, found)
-
-    @contextmanager
-    def _explained(self, what: str) -> Generator[None]:
-        """Refuses, in a line, what the API refuses."""
-        try:
-            yield
-        except UnfinishedError as error:
-            raise ProviderError(f"{what}: {error}") from error
-        except ApiError as error:
-            told = explain(error, what, target=self._api.target, absent=GONE)
-            raise ProviderError(told) from error
 
 
 def _describe(kind: ResourceType, values: Values) -> str:

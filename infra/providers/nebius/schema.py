@@ -98,7 +98,9 @@ class Schema:
         self.services: dict[str, Service] = {}
         self._services_of: dict[str, list[str]] = defaultdict(list)
         names: list[str] = []
-        for file in _in_dependency_order(self.files):
+        known = {file.name: file for file in self.files.file}
+        order = TopologicalSorter({name: file.dependency for name, file in known.items()})
+        for file in map(known.__getitem__, order.static_order()):
             self.pool.Add(file)  # type: ignore[attr-defined]  # missing in types-protobuf
             names += [f"{file.package}.{service.name}" for service in file.service]
         for name in names:
@@ -230,13 +232,6 @@ def _enum_names(extension: FieldDescriptor, values: list[int]) -> list[str]:
     assert extension.enum_type is not None, extension.full_name
     known = extension.enum_type.values_by_number
     return [known[number].name for number in values if number in known]
-
-
-def _in_dependency_order(files: descriptor_pb2.FileDescriptorSet) -> list[Any]:
-    """The files, each after all that it imports."""
-    known = {file.name: file for file in files.file}
-    imports = {name: file.dependency for name, file in known.items()}
-    return [known[name] for name in TopologicalSorter(imports).static_order()]
 
 
 _DURATION: Final = "google.protobuf.Duration"

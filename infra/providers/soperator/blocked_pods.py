@@ -12,10 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from infra.clients import kube_rules
 from infra.clients.kube_rules import Object, matches, quantity, untolerated
+
+if TYPE_CHECKING:
+    from infra.clients.kube import KubeClient
 
 PATIENCE_S: Final = 60.0
 """A cause counts once it has been seen at every look for so long: what is made at the same time,
@@ -58,16 +61,6 @@ _WORDS: Final = {
 """A kind for a person, and for `kubectl create`."""
 
 
-class KubeReader(Protocol):
-    """What is read from the API server; infra.clients.kube.KubeClient has it."""
-
-    def list(
-        self, api_version: str, kind: str, namespace: str | None = None
-    ) -> list[dict[str, Any]]: ...
-
-    def get(self, target: dict[str, Any]) -> dict[str, Any] | None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """What keeps pods from starting, for a person, and what to do."""
@@ -78,7 +71,7 @@ class Cause:
     """Kind and name of what is wrong: the same as long as it is, whatever `what` says of it."""
 
 
-def slurm_pods(client: KubeReader, namespace: str, cluster: str) -> list[Object]:
+def slurm_pods(client: KubeClient, namespace: str, cluster: str) -> list[Object]:
     """Pods of the Slurm cluster, of its database and of the job that fills the jail."""
     return [pod for pod in client.list("v1", "Pod", namespace) if _is_slurms(pod, cluster)]
 
@@ -89,7 +82,7 @@ def is_ready(pod: Object) -> bool:
 
 
 def blocked(
-    client: KubeReader,
+    client: KubeClient,
     namespace: str,
     pods: Sequence[Object],
     node_labels: Sequence[Mapping[str, str]] = (),
@@ -124,7 +117,7 @@ class _Look:
     """One look at the cluster; each kind is read at most once."""
 
     def __init__(
-        self, client: KubeReader, namespace: str, node_labels: Sequence[Mapping[str, str]]
+        self, client: KubeClient, namespace: str, node_labels: Sequence[Mapping[str, str]]
     ) -> None:
         self._client = client
         self._namespace = namespace

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
-from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import ClassVar, Final
@@ -35,7 +34,7 @@ from infra.providers.engine.provider import (
     Values,
 )
 from infra.providers.nebius.adoption import adopt_state, is_others, is_taken, owned, release
-from infra.providers.nebius.api import Api, ApiError, explain
+from infra.providers.nebius.api import Api, ApiError
 from infra.providers.nebius.schema import Schema
 from infra.providers.nebius.sdk import EndpointError
 
@@ -166,13 +165,6 @@ class _OfState(Provider):
     def _api(self) -> Api:
         return Api(Schema(), self.cancelled)
 
-    @contextlib.contextmanager
-    def _explained(self, what: str) -> Generator[None]:
-        try:
-            yield
-        except ApiError as error:
-            raise ProviderError(explain(error, what, target=self._api.target)) from error
-
 
 class StateIdProvider(_OfState):
     """Makes the id and, in the end, frees what is left; refuses what another state has by now."""
@@ -191,13 +183,13 @@ class StateIdProvider(_OfState):
         if preview:
             self._ask(inputs)
             return "", inputs
-        with self._explained(f"list of {inputs['project_id']}"):
+        with self._api.explained(f"list of {inputs['project_id']}"):
             _refuse_second(self._api, inputs)
         return secrets.token_hex(8), inputs
 
     def delete(self, type_: str, id: str, state: Values) -> None:
         """Takes the id off what a destroy left in the cloud."""
-        with self._explained(f"release of state {id} in {state['project_id']}"):
+        with self._api.explained(f"release of state {id} in {state['project_id']}"):
             release(self._api, id, **{key: state[key] for key in _INPUTS})
 
     def _ask(self, inputs: Values, own: str | None = None) -> None:
@@ -222,7 +214,7 @@ class StateGuardProvider(_OfState):
 
     def delete(self, type_: str, id: str, state: Values) -> None:
         """Asks for the first time: a destroy ends this resource before all others."""
-        with self._explained(f"list of what another state has in {state['project_id']}"):
+        with self._api.explained(f"list of what another state has in {state['project_id']}"):
             _refuse_second(self._api, state, state["state_id"])
 
 
