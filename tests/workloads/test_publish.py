@@ -24,7 +24,7 @@ from workloads.common.exit_codes import PreemptedError, WorkloadError
 from workloads.common.publish import Publisher
 from workloads.recipes.serve import ServeConfig
 from workloads.serve import server
-from workloads.serve.metrics import GpuUse, ServeMetrics
+from workloads.serve.metrics import ServeMetrics
 from workloads.serve.scheduler import Load
 from workloads.train.measure import Ledger, StepResult
 
@@ -77,7 +77,7 @@ def values(text: bytes) -> dict[str, float]:
 
 def serve_metrics() -> ServeMetrics:
     load = Load(num_running=1, num_waiting=0, kv_used_tokens=2, kv_total_tokens=8)
-    use = GpuUse(used_bytes=1, total_bytes=2, busy_share=0.5)
+    use = {"memory_used_bytes": 1.0, "memory_total_bytes": 2.0, "utilization_ratio": 0.5}
     metrics = ServeMetrics(lambda: load, lambda: 3, lambda: {"0": use})
     watch = metrics.watch("m", 4)
     watch.saw(2)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from cuda.bindings import nvml
 
 from workloads.load.client import Gpu, read_metrics
 from workloads.serve import metrics
@@ -18,29 +18,30 @@ UUID = "f3c5e3a2-0000-1111-2222-333344445555"
 
 
 class Driver:
-    """NVML with one GPU; `code` is what it answers about its use."""
+    """NVML with one GPU; `error` is what it answers about its use."""
 
-    def __init__(self, code: int = 0) -> None:
-        self.code = code
-        self.asked: list[bytes] = []
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.error = error
+        self.asked: list[str] = []
+        monkeypatch.setattr(nvml, "init_v2", lambda: None)
+        monkeypatch.setattr(nvml, "device_get_handle_by_uuid", self.handle)
+        monkeypatch.setattr(nvml, "device_get_utilization_rates", self.use)
 
-    def nvmlInit_v2(self) -> int:
-        return 0
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
+    def handle(self, uuid: str) -> int:
         self.asked.append(uuid)
-        return 0
+        return 1
 
-    def nvmlDeviceGetUtilizationRates(self, handle: Any, use: Any) -> int:
-        ctypes.cast(use, ctypes.POINTER(metrics._Utilization)).contents.gpu = 87
-        return self.code
+    def use(self, handle: int) -> Any:
+        if self.error is not None:
+            raise self.error
+        return SimpleNamespace(gpu=87)
 
 
-def page(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> str:
+def page(monkeypatch: pytest.MonkeyPatch) -> str:
     properties = SimpleNamespace(uuid=UUID)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (40 * GIB, 140 * GIB))
-    read = metrics.gpu_reader(torch.device("cuda", 1), driver)
+    read = metrics.gpu_reader(torch.device("cuda", 1))
     return ServeMetrics(lambda: None, lambda: 0, read).text().decode()  # type: ignore[arg-type]
 
 
@@ -59,21 +60,35 @@ class _Ignored:
 def test_a_gpu_shows_its_use_and_the_memory_that_every_process_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    driver = Driver()
-    text = page(monkeypatch, driver)
+    driver = Driver(monkeypatch)
+    text = page(monkeypatch)
     # As the chat page reads it.
     seen = Gpu(busy_share=0.87, used_bytes=100 * GIB, total_bytes=140 * GIB)
     assert read_metrics(text).gpus == {"1": seen}
-    assert driver.asked == [f"GPU-{UUID}".encode()]
+    assert driver.asked == [f"GPU-{UUID}"]
 
 
 def test_a_driver_that_does_not_tell_the_use_leaves_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    not_supported = 3
-    text = page(monkeypatch, Driver(not_supported))
+    # Made without its text, which the driver's library would give.
+    Driver(monkeypatch, nvml.NotSupportedError.__new__(nvml.NotSupportedError))
+    text = page(monkeypatch)
     assert "serve_gpu_utilization_ratio" not in text
     assert "serve_gpu_memory_used_bytes" in text
+
+
+def test_a_node_without_the_drivers_library_leaves_the_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_library() -> None:
+        raise RuntimeError("no libnvidia-ml.so.1")
+
+    monkeypatch.setattr(nvml, "init_v2", no_library)
+    text = page(monkeypatch)
+    assert "serve_gpu_utilization_ratio" not in text
+    assert "serve_gpu_memory_used_bytes" in text
+    assert "the use of the GPU is not reported: no libnvidia-ml.so.1" in capsys.readouterr().err
 
 
 def test_a_cpu_has_no_gpu_gauges() -> None:

@@ -1,19 +1,19 @@
 """What Prometheus reads of a server, its GPU among it, and the same numbers for the run record.
 
 TTFT: request to first token. TPOT: (last token - first token) / (tokens - 1). GPU memory is the
-driver's own count, by torch. Busy is NVML's: the share of the last sample period in which a kernel
-ran, by ctypes, so that no package is needed. https://docs.nvidia.com/deploy/nvml-api/ (2026-11-21).
+driver's own count, by torch. Busy is NVML's, by the bindings that torch brings: the share of the
+last sample period in which a kernel ran. https://docs.nvidia.com/deploy/nvml-api/ (2026-11-21).
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import importlib
 import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -22,102 +22,58 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from workloads.common.log import log
 from workloads.serve.scheduler import Load
 
-_LIBRARY = "libnvidia-ml.so.1"
-_SUCCESS = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuUse:
-    """One GPU at one moment."""
-
-    used_bytes: int
-    total_bytes: int
-    busy_share: float | None
-    """None: the driver does not say, as on a part of a GPU (MIG)."""
-
-
-class _Utilization(ctypes.Structure):
-    """nvmlUtilization_t: percent of time."""
-
-    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
-
-
-class Nvml:
-    """The driver's management library, opened once."""
-
-    def __init__(self, library: Any) -> None:
-        self._library = library
-        _check(library.nvmlInit_v2(), "nvmlInit")
-
-    def handle(self, uuid: str) -> ctypes.c_void_p:
-        """Return the GPU that has this UUID, `GPU-...`."""
-        handle = ctypes.c_void_p()
-        code = self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle))
-        _check(code, f"nvmlDeviceGetHandleByUUID {uuid}")
-        return handle
-
-    def busy_share(self, handle: ctypes.c_void_p) -> float | None:
-        """Return the share of time that it worked; None where the driver does not say."""
-        use = _Utilization()
-        code = self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(use))
-        return use.gpu / 100 if code == _SUCCESS else None
+_GPU_GAUGES = {
+    "utilization_ratio": "Share of time in which a kernel ran.",
+    "memory_used_bytes": "GPU memory that any process holds.",
+    "memory_total_bytes": "GPU memory there is.",
+}
+GpuUses = Mapping[str, Mapping[str, float]]
+"""By GPU and gauge; a part of a GPU (MIG) has no `utilization_ratio`."""
 
 
 class GpuCollector:
     """What prometheus_client asks when the page is read."""
 
-    def __init__(self, read: Callable[[], Mapping[str, GpuUse]]) -> None:
+    def __init__(self, read: Callable[[], GpuUses]) -> None:
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
         """Yield the gauges; none without a GPU."""
         uses = self._read()
-        busy = {name: use.busy_share for name, use in uses.items() if use.busy_share is not None}
-        yield from _gauge("utilization_ratio", "Share of time in which a kernel ran.", busy)
-        used = {name: float(use.used_bytes) for name, use in uses.items()}
-        yield from _gauge("memory_used_bytes", "GPU memory that any process holds.", used)
-        total = {name: float(use.total_bytes) for name, use in uses.items()}
-        yield from _gauge("memory_total_bytes", "GPU memory there is.", total)
+        for name, text in _GPU_GAUGES.items():
+            family = GaugeMetricFamily(f"serve_gpu_{name}", text, labels=["gpu"])
+            for gpu, use in uses.items():
+                if name in use:
+                    family.add_metric([gpu], use[name])
+            if family.samples:
+                yield family
 
 
-def gpu_reader(device: Any, library: Any = None) -> Callable[[], Mapping[str, GpuUse]]:
+def gpu_reader(device: Any) -> Callable[[], GpuUses]:
     """Return what reads the GPU that serves; nothing is read on a CPU."""
     if device.type != "cuda":
         return dict
     import torch
 
+    nvml: Any = importlib.import_module("cuda.bindings.nvml")
     index = torch.cuda.current_device() if device.index is None else device.index
-    busy_share = _busy_reader(f"GPU-{torch.cuda.get_device_properties(index).uuid}", library)
+    handle: int | None = None
+    try:
+        nvml.init_v2()
+        uuid = torch.cuda.get_device_properties(index).uuid
+        handle = nvml.device_get_handle_by_uuid(f"GPU-{uuid}")
+    except (RuntimeError, nvml.NvmlError) as error:
+        log(f"the use of the GPU is not reported: {error}")
 
-    def read() -> Mapping[str, GpuUse]:
+    def read() -> GpuUses:
         free, total = torch.cuda.mem_get_info(index)
-        use = GpuUse(used_bytes=total - free, total_bytes=total, busy_share=busy_share())
+        use = {"memory_used_bytes": float(total - free), "memory_total_bytes": float(total)}
+        if handle is not None:
+            with contextlib.suppress(nvml.NvmlError):
+                use["utilization_ratio"] = nvml.device_get_utilization_rates(handle).gpu / 100
         return {str(index): use}
 
     return read
-
-
-def _busy_reader(uuid: str, library: Any) -> Callable[[], float | None]:
-    try:
-        nvml = Nvml(ctypes.CDLL(_LIBRARY) if library is None else library)
-        handle = nvml.handle(uuid)
-    except OSError as error:
-        log(f"the use of the GPU is not reported: {error}")
-        return lambda: None
-    return lambda: nvml.busy_share(handle)
-
-
-def _gauge(name: str, text: str, values: Mapping[str, float]) -> Iterator[Metric]:
-    if values:
-        family = GaugeMetricFamily(f"serve_gpu_{name}", text, labels=["gpu"])
-        for gpu, value in values.items():
-            family.add_metric([gpu], value)
-        yield family
-
-
-def _check(code: int, what: str) -> None:
-    if code != _SUCCESS:
-        raise OSError(f"{what}: NVML error {code}")
 
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -133,7 +89,7 @@ class ServeMetrics:
         self,
         load: Callable[[], Load],
         memory_bytes: Callable[[], int],
-        gpus: Callable[[], Mapping[str, GpuUse]] = dict,
+        gpus: Callable[[], GpuUses] = dict,
     ) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(GpuCollector(gpus))
