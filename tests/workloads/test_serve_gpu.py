@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from cuda.bindings import nvml
 
 from workloads.load.client import Gpu, read_metrics
 from workloads.serve import metrics
 from workloads.serve.metrics import ServeMetrics
 
+nvml: Any = importlib.import_module("cuda.bindings.nvml")
 GIB = 2**30
 UUID = "f3c5e3a2-0000-1111-2222-333344445555"
 

@@ -1,4 +1,4 @@
-"""OpenAI's answers: whole ones, chunks of a stream, models; put together while the engine writes.
+"""OpenAI's answers: whole ones, chunks of a stream; put together while the engine writes.
 
 https://platform.openai.com/docs/api-reference/chat/object (2026-11-21).
 """
@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,17 +23,31 @@ from workloads.serve.scheduler import Delta, Sink, TokenLogprob
 from workloads.serve.text import CallPart, ToolStream
 
 DONE = b"data: [DONE]\n\n"
+_CHUNK = "chat.completion.chunk"
 
 
 @dataclass(slots=True, kw_only=True)
 class Choice:
     """One answer as it grows."""
 
+    watch: Watch
+    tools: ToolStream | None
+    """None: no tool may be called."""
     text: str = ""
     calls: list[CallPart] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     num_tokens: int = 0
     finish_reason: str | None = None
+
+    def read(self, delta: Delta) -> tuple[str, list[CallPart], bool]:
+        """Return a delta's text, its parts of calls, and whether the choice is whole."""
+        if self.tools is None:
+            return delta.text, [], delta.finish is not None
+        text, parts = self.tools.push(delta.text)
+        if delta.finish is None and not self.tools.is_over:
+            return text, parts, False
+        rest, more = self.tools.finish()
+        return text + rest, parts + more, True
 
     def take(self, parts: Sequence[CallPart]) -> None:
         """Put parts to the calls that they belong to."""
@@ -45,90 +59,9 @@ class Choice:
                 self.calls[part.index] = replace(call, arguments=call.arguments + part.arguments)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """What all parts of one answer share."""
-
-    model: str
-    num_prompt_tokens: int
-    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def whole(self, choices: Sequence[Choice], *, with_logprobs: bool) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed."""
-        return {
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": [
-                {
-                    "index": index,
-                    "message": {
-                        "role": "assistant",
-                        "content": choice.text or (None if choice.calls else ""),
-                        **({"tool_calls": [*map(_call, choice.calls)]} if choice.calls else {}),
-                    },
-                    "logprobs": _logprobs(choice.logprobs) if with_logprobs else None,
-                    "finish_reason": choice.finish_reason,
-                }
-                for index, choice in enumerate(choices)
-            ],
-            "usage": self.usage(choices),
-        }
-
-    def chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        *,
-        logprobs: Sequence[TokenLogprob] = (),
-        finish_reason: str | None = None,
-        more: Mapping[str, Any],
-    ) -> bytes:
-        """Return one event of a stream; `more` stands beside its choice."""
-        body: dict[str, Any] = {
-            "index": index,
-            "delta": delta,
-            "logprobs": _logprobs(logprobs) if logprobs else None,
-            "finish_reason": finish_reason,
-        }
-        return self._event([body], more)
-
-    def usage_chunk(self, choices: Sequence[Choice]) -> bytes:
-        """Return the event that ends a stream which asked for usage."""
-        return self._event([], {"usage": self.usage(choices)})
-
-    def usage(self, choices: Sequence[Choice]) -> dict[str, int]:
-        """Return the tokens read and written."""
-        written = sum(choice.num_tokens for choice in choices)
-        return {
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": written,
-            "total_tokens": self.num_prompt_tokens + written,
-        }
-
-    def _event(self, choices: list[dict[str, Any]], more: Mapping[str, Any]) -> bytes:
-        return event(
-            {
-                "id": self.id,
-                "object": "chat.completion.chunk",
-                "created": self.created,
-                "model": self.model,
-                "choices": choices,
-                **more,
-            }
-        )
-
-
 def event(value: dict[str, Any]) -> bytes:
     """Return a server-sent event."""
     return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
-
-
-def call_deltas(parts: Sequence[CallPart]) -> list[dict[str, Any]]:
-    """Return parts of calls as a stream tells them."""
-    return [{"index": part.index, **_call(part)} for part in parts]
 
 
 def _call(part: CallPart) -> dict[str, Any]:
@@ -138,28 +71,6 @@ def _call(part: CallPart) -> dict[str, Any]:
         return {"function": function}
     identity = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
     return {**identity, "function": {"name": part.name, **function}}
-
-
-def models(names: Mapping[str, bool], *, created: int, context_tokens: int) -> dict[str, Any]:
-    """Return the body of GET /v1/models; `names` says of each whether the adapter answers.
-
-    `max_model_len`, and `parent` for the base of an adapter, are vLLM's names.
-    """
-    base = next((name for name, is_tuned in names.items() if not is_tuned), None)
-    return {
-        "object": "list",
-        "data": [
-            {
-                "id": name,
-                "object": "model",
-                "created": created,
-                "owned_by": "soperator-stack",
-                "max_model_len": context_tokens,
-                **({"parent": base} if is_tuned else {}),
-            }
-            for name, is_tuned in names.items()
-        ],
-    }
 
 
 def _logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -214,16 +125,16 @@ _STATUS = {"out_of_memory": 503, "server_stopping": 503, "engine_error": 500}
 class RunningChat:
     """A request that the engine has taken; it is read once, by `whole` or by `stream`."""
 
-    frame: Frame
     request: ChatRequest
+    num_prompt_tokens: int
     queue: asyncio.Queue[tuple[int, Delta]]
-    watches: list[Watch]
     choices: list[Choice]
-    tools: list[ToolStream | None]
     cancel: Callable[[], None]
     end: Callable[[int], None]
     """Ends the writing of one choice that is whole already."""
     timeout_s: float
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
 
     async def _deltas(self) -> AsyncIterator[tuple[int, Delta, str, list[CallPart]]]:
         """Yield what comes until all choices have ended: text that is no call, parts of calls."""
@@ -235,8 +146,8 @@ class RunningChat:
                 async with asyncio.timeout_at(deadline_s):
                     index, delta = await self.queue.get()
             except TimeoutError:
-                for watch in self.watches:
-                    watch.end("failed")
+                for each in self.choices:
+                    each.watch.end("failed")
                 raise ApiError(
                     status=504,
                     message=f"the answer was not whole after {limit_s:g} s",
@@ -244,69 +155,105 @@ class RunningChat:
                 ) from None
             if index not in still_open:
                 continue  # on its way when the choice was ended
-            watch, choice, tools = self.watches[index], self.choices[index], self.tools[index]
-            watch.saw(delta.num_tokens)
+            choice = self.choices[index]
+            choice.watch.saw(delta.num_tokens)
             if delta.failure is not None:
-                watch.end("failed")
+                choice.watch.end("failed")
                 failure = delta.failure
                 raise ApiError(
                     status=_STATUS[failure.code], message=failure.message, code=failure.code
                 )
             choice.num_tokens += delta.num_tokens
-            text, parts, is_over = self._read(index, delta)
+            text, parts, is_over = choice.read(delta)
             choice.take(parts)
             if is_over and delta.finish is None:
                 self.end(index)
             if is_over:
                 still_open.remove(index)
+                tools = choice.tools
                 is_cut = delta.finish == "length" and tools is not None and tools.is_cut
                 choice.finish_reason = "tool_calls" if choice.calls and not is_cut else delta.finish
-                watch.end("finished")
+                choice.watch.end("finished")
             yield index, delta, text, parts
 
-    def _read(self, index: int, delta: Delta) -> tuple[str, list[CallPart], bool]:
-        """Return a delta's text, its parts of calls, and whether the choice is whole."""
-        tools = self.tools[index]
-        if tools is None:
-            return delta.text, [], delta.finish is not None
-        text, parts = tools.push(delta.text)
-        if delta.finish is None and not tools.is_over:
-            return text, parts, False
-        rest, more = tools.finish()
-        return text + rest, parts + more, True
-
     async def whole(self) -> Response:
+        """Return the answer in one piece."""
         async for index, delta, text, _ in self._deltas():
             self.choices[index].text += text
             self.choices[index].logprobs += delta.logprobs
-        body = self.frame.whole(self.choices, with_logprobs=self.request.num_logprobs is not None)
-        return JSONResponse(body)
+        has_logprobs = self.request.num_logprobs is not None
+        choices = [
+            {
+                "index": index,
+                "message": {
+                    "role": "assistant",
+                    "content": choice.text or (None if choice.calls else ""),
+                    **({"tool_calls": [*map(_call, choice.calls)]} if choice.calls else {}),
+                },
+                "logprobs": _logprobs(choice.logprobs) if has_logprobs else None,
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in enumerate(self.choices)
+        ]
+        usage = self._usage(self.choices)
+        return JSONResponse(self._body("chat.completion", choices, usage=usage))
 
     async def stream(self) -> AsyncIterator[bytes]:
-        frame = self.frame
+        """Yield the answer as server-sent events."""
         for index in range(len(self.choices)):
-            yield frame.chunk(index, {"role": "assistant", "content": ""}, more=self._usage(index))
+            yield self._chunk(index, {"role": "assistant", "content": ""})
         try:
             async for index, delta, text, parts in self._deltas():
                 if text or delta.logprobs:
-                    yield frame.chunk(
-                        index, {"content": text}, logprobs=delta.logprobs, more=self._usage(index)
-                    )
+                    yield self._chunk(index, {"content": text}, logprobs=delta.logprobs)
                 if parts:
-                    calls = {"tool_calls": call_deltas(parts)}
-                    yield frame.chunk(index, calls, more=self._usage(index))
+                    calls = [{"index": part.index, **_call(part)} for part in parts]
+                    yield self._chunk(index, {"tool_calls": calls})
                 reason = self.choices[index].finish_reason
                 if reason is not None:
-                    yield frame.chunk(index, {}, finish_reason=reason, more=self._usage(index))
+                    yield self._chunk(index, {}, finish_reason=reason)
             if self.request.include_usage:
-                yield frame.usage_chunk(self.choices)
+                yield event(self._body(_CHUNK, [], usage=self._usage(self.choices)))
         except ApiError as error:
             yield event(error.to_json())
         yield DONE
 
-    def _usage(self, index: int) -> dict[str, Any]:
-        """What a chunk says of its choice's tokens: null unless every one is to tell them."""
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        logprobs: Sequence[TokenLogprob] = (),
+        finish_reason: str | None = None,
+    ) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": _logprobs(logprobs) if logprobs else None,
+            "finish_reason": finish_reason,
+        }
         if not self.request.include_usage:
-            return {}
+            return event(self._body(_CHUNK, [choice]))
+        # Null unless every chunk is to tell its choice's tokens.
         asked = self.request.continuous_usage
-        return {"usage": self.frame.usage([self.choices[index]]) if asked else None}
+        usage = self._usage([self.choices[index]]) if asked else None
+        return event(self._body(_CHUNK, [choice], usage=usage))
+
+    def _body(self, kind: str, choices: Sequence[Any], **more: Any) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.request.model,
+            "choices": choices,
+            **more,
+        }
+
+    def _usage(self, choices: Sequence[Choice]) -> dict[str, int]:
+        """Return the tokens read and written."""
+        written = sum(choice.num_tokens for choice in choices)
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": written,
+            "total_tokens": self.num_prompt_tokens + written,
+        }

@@ -12,7 +12,7 @@ import random
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,17 +21,17 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from workloads.common.exit_codes import DataError
 from workloads.recipes.serve import Limits, ServeConfig
-from workloads.serve import answers, scheduler
-from workloads.serve.answers import Choice, Frame, Mailbox, RunningChat
+from workloads.serve import scheduler
+from workloads.serve.answers import Choice, Mailbox, RunningChat
 from workloads.serve.metrics import ServeMetrics
 from workloads.serve.protocol import ApiError, ChatRequest, bad_request, parse_chat, prompt_ids
-from workloads.serve.sampling import Constraint, GrammarError, Grammars
+from workloads.serve.sampling import Constraint, Form, GrammarError, Grammars
 from workloads.serve.text import ToolStream
 
 _LONG_BODY_BYTES = 2**16
@@ -87,7 +87,7 @@ class ChatServer:
                 return JSONResponse(each)
         raise self._unknown_model(name)
 
-    async def chat(self, request: Request) -> Response | EventStream:
+    async def chat(self, request: Request) -> Response:
         """A chat, whole or as a stream."""
         body = await read_body(request, self.config.limits)
         asked = parse_chat(body, self.config.limits, self.config.template_options)
@@ -107,11 +107,22 @@ class ChatServer:
             running.cancel()
 
     def _models(self) -> dict[str, Any]:
-        return answers.models(
-            self._names,
-            created=self._created,
-            context_tokens=self.config.limits.context_tokens,
-        )
+        # `max_model_len`, and `parent` for the base of an adapter, are vLLM's names.
+        base = next((name for name, is_tuned in self._names.items() if not is_tuned), None)
+        return {
+            "object": "list",
+            "data": [
+                {
+                    "id": name,
+                    "object": "model",
+                    "created": self._created,
+                    "owned_by": "soperator-stack",
+                    "max_model_len": self.config.limits.context_tokens,
+                    **({"parent": base} if is_tuned else {}),
+                }
+                for name, is_tuned in self._names.items()
+            ],
+        }
 
     def _unknown_model(self, name: str) -> ApiError:
         return ApiError(
@@ -171,7 +182,14 @@ class ChatServer:
             for seed in seeds[1:]
         ]
         queue: asyncio.Queue[tuple[int, scheduler.Delta]] = asyncio.Queue()
-        watches = [self._metrics.watch(asked.model, len(first.prompt_ids)) for _ in generations]
+        num_prompt_tokens = len(first.prompt_ids)
+        choices = [
+            Choice(
+                watch=self._metrics.watch(asked.model, num_prompt_tokens),
+                tools=self._tools(asked.form) if asked.tools else None,
+            )
+            for _ in generations
+        ]
         try:
             self._engine.submit(
                 [
@@ -189,29 +207,23 @@ class ChatServer:
             raise ApiError(status=503, message=str(error), code="server_stopping") from error
 
         def cancel() -> None:
-            for generation, watch in zip(generations, watches, strict=True):
+            for generation, choice in zip(generations, choices, strict=True):
                 self._engine.cancel(generation.number)
-                watch.end("cancelled")
-
-        def new_tools() -> ToolStream | None:
-            if not asked.tools:
-                return None
-            return ToolStream(
-                is_parallel=asked.form.is_parallel,
-                takes_objects=asked.form.schema is None or not self._grammars.has_text_marker,
-            )
+                choice.watch.end("cancelled")
 
         return RunningChat(
-            frame=Frame(model=asked.model, num_prompt_tokens=len(first.prompt_ids)),
             request=asked,
+            num_prompt_tokens=num_prompt_tokens,
             queue=queue,
-            watches=watches,
-            choices=[Choice() for _ in generations],
-            tools=[new_tools() for _ in generations],
+            choices=choices,
             cancel=cancel,
             end=lambda index: self._engine.cancel(generations[index].number),
             timeout_s=self.config.limits.request_timeout_s,
         )
+
+    def _tools(self, form: Form) -> ToolStream:
+        takes_objects = form.schema is None or not self._grammars.has_text_marker
+        return ToolStream(is_parallel=form.is_parallel, takes_objects=takes_objects)
 
 
 def make_app(server: ChatServer, *, api_key: str | None) -> Starlette:
@@ -243,30 +255,18 @@ async def _unexpected(request: Request, error: Exception) -> Response:
     return error_response(ApiError(status=500, message=text, code="internal_error"))
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """A response of server-sent events that ends, and cancels, when its client goes."""
 
     def __init__(self, parts: AsyncIterator[bytes], cancel: Callable[[], None]) -> None:
-        self._parts = parts
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(parts, headers=headers, media_type="text/event-stream")
         self._cancel = cancel
-        self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the parts as they come."""
-
-        async def write() -> None:
-            headers = [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
-                (b"cache-control", b"no-cache"),
-                (b"x-accel-buffering", b"no"),
-            ]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            async for part in self._parts:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
         try:
-            await _first(write(), _disconnected(receive))
+            await super().__call__(scope, receive, send)
         finally:
             self._cancel()
 
@@ -276,21 +276,16 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _first(*works: Any) -> Any:
-    """Return the result of the one that ends first; the others are cancelled and waited for."""
-    tasks = [asyncio.ensure_future(work) for work in works]
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """Return the work's response; one that nobody reads when the client has gone."""
+    tasks = [asyncio.ensure_future(each) for each in (work, _disconnected(request.receive))]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return next(task for task in tasks if task in done).result()
+        return next(task for task in tasks if task in done).result() or Response(status_code=499)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def unless_gone(request: Request, work: Any) -> Response:
-    """Return the work's response; one that nobody reads when the client has gone."""
-    return await _first(work, _disconnected(request.receive)) or Response(status_code=499)
 
 
 OPEN_PATHS = frozenset({"/health"})
