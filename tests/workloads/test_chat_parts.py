@@ -95,7 +95,7 @@ def test_the_clock_of_an_answer_starts_when_it_is_asked(
     """Not when the page made room for it, and not with the first bytes."""
 
     class Server:
-        def __init__(self, url: str) -> None: ...
+        def __init__(self, url: str, key: None, *, at: str) -> None: ...
 
         def close(self) -> None: ...
 
@@ -660,8 +660,8 @@ def test_a_question_has_the_server_s_own_name_of_the_model_and_times_from_when_i
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    for url in ("ftp://x/v1", "127.0.0.1:7860", "http://user@host/v1"):
-        with pytest.raises(ConfigError, match="expected http://HOST:PORT/v1"):
+    for url in ("ftp://x/v1", "127.0.0.1:7860", "http://user@host/v1", "http://host:port/v1"):
+        with pytest.raises(ConfigError, match=f"--url {url}: expected http://HOST:PORT/v1"):
             Client([url], None)
 
 

@@ -55,7 +55,7 @@ def test_an_adapter_of_vllm_takes_what_its_base_takes() -> None:
 
     async def ask() -> list[ServedModel]:
         client = ChatClient("http://127.0.0.1:1/v1", None, timeout_s=1, ignore_eos=True)
-        client._http = SimpleNamespace(request=_answers(body))  # type: ignore[assignment]
+        client._http = SimpleNamespace(get=_answers(body))  # type: ignore[assignment]
         return await client.models()
 
     assert asyncio.run(ask()) == [
@@ -67,10 +67,10 @@ def test_an_adapter_of_vllm_takes_what_its_base_takes() -> None:
 
 
 def _answers(body: bytes) -> Any:
-    async def request(*_: Any, **__: Any) -> Any:
+    async def get(*_: Any, **__: Any) -> Any:
         return SimpleNamespace(status=200, headers={}, body=body)
 
-    return request
+    return get
 
 
 def test_a_thought_that_vllm_streams_is_a_piece_of_the_answer() -> None:

@@ -239,12 +239,10 @@ class Client:
     """All servers of a page, and the key that they need."""
 
     def __init__(self, urls: Sequence[str], key: str | None) -> None:
-        for url in urls:
-            _check(url)
-        if key is not None and not (key.isascii() and key.isprintable()):
-            raise ConfigError("the API key has characters that no header can carry")
         self.urls = tuple(url.rstrip("/") for url in urls)
-        self._headers: Mapping[str, str] = {"Authorization": f"Bearer {key}"} if key else {}
+        self._key = key
+        for url in urls:
+            HttpClient(url, key, at="--url")  # refuses what cannot be asked
 
     async def models(self) -> list[Model]:
         """Return the models of all servers; the first that does not list any is refused."""
@@ -284,14 +282,13 @@ class Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        client = HttpClient(model.url)
+        client = HttpClient(model.url, self._key, at="--url")
         reply.began_s = time.perf_counter()
         try:
             async with asyncio.timeout(_WHOLE_ANSWER_S):
                 answer = await client.request(
                     "POST",
                     "/chat/completions",
-                    headers=self._headers,
                     body=json.dumps(request).encode(),
                     on_body=events.feed,
                 )
@@ -310,12 +307,9 @@ class Client:
             changed()
 
     async def _get(self, base: str, path: str) -> str:
-        client = HttpClient(base)
+        client = HttpClient(base, self._key, at="--url")
         try:
-            async with asyncio.timeout(_CONTROL_TIMEOUT_S):
-                answer = await client.request("GET", path, headers=self._headers)
-        except TimeoutError as error:
-            raise UnreachableError(f"no answer in {_CONTROL_TIMEOUT_S:g} s") from error
+            answer = await client.get(path, _CONTROL_TIMEOUT_S)
         except HttpError as error:
             raise UnreachableError(_broken(error, has_begun=False)) from error
         finally:
@@ -323,12 +317,6 @@ class Client:
         if answer.status != 200:
             raise UnreachableError(_refusal(answer))
         return bytes(answer.body).decode("utf-8", "replace")
-
-
-def _check(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-        raise ConfigError(f"--url {url}: expected http://HOST:PORT/v1, without a user in it")
 
 
 def _broken(error: HttpError, *, has_begun: bool) -> str:

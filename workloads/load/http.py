@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import sys
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,127 +44,97 @@ class Answer:
     body: bytearray = field(default_factory=bytearray)
 
 
-class _Exchange:
-    """Reads one answer out of bytes as they come."""
+def _read(answer: Answer, on_body: Body | None) -> Generator[None, tuple[bytes, float], None]:
+    """Read one answer out of the bytes that are sent in with their times; return when it is whole.
 
-    def __init__(self, on_body: Body | None, done: asyncio.Future[Answer]) -> None:
-        self.answer = Answer()
-        self.done = done
-        self.has_begun = False
-        self._on_body = on_body
-        self._pending = b""
-        self._in_head = True
-        self._is_chunked = False
-        self._left: int | None = 0
-        """Bytes of the body, or of this chunk with its line end; None: until the close."""
-        self._is_last = False
+    EOFError is thrown in where the connection ends.
+    """
+    data, now_s = yield
+    while answer.status in (0, 100):  # 100 Continue
+        while (end := data.find(b"\r\n\r\n")) < 0:
+            if len(data) > _HEAD_LIMIT:
+                raise HttpError("malformed", "the answer's headers do not end")
+            more, now_s = yield
+            data += more
+        _read_head(answer, data[:end])
+        data = data[end + 4 :]
 
-    def feed(self, data: bytes, now_s: float) -> None:
-        """Take what came at `now_s`."""
-        self.has_begun = True
-        if self._pending:
-            data = self._pending + data
-            self._pending = b""
-        if self._in_head:
-            end = data.find(b"\r\n\r\n")
-            if end < 0:
-                if len(data) > _HEAD_LIMIT:
-                    raise HttpError("malformed", "the answer's headers do not end")
-                self._pending = data
-                return
-            self._read_head(data[:end])
-            data = data[end + 4 :]
-            if self._in_head:  # 100 Continue
-                self._pending = b""
-                if data:
-                    self.feed(data, now_s)
-                return
-        if self._is_chunked:
-            self._read_chunks(data, now_s)
+    def give(piece: bytes) -> None:
+        if on_body is not None and answer.status == 200:
+            on_body(piece, now_s)
         else:
-            self._read_plain(data, now_s)
+            answer.body += piece
 
-    def closed(self) -> None:
-        """The connection ended: the end of the body where no length was given."""
-        if not self._in_head and not self._is_chunked and self._left is None:
-            self._finish()
-
-    def _read_head(self, head: bytes) -> None:
-        lines = head.decode("latin-1").split("\r\n")
-        parts = lines[0].split(" ", 2)
-        if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdigit():
-            raise HttpError("malformed", f"no HTTP answer but {lines[0][:40]!r}")
-        status = int(parts[1])
-        if status == 100:
+    if "chunked" not in answer.headers.get("transfer-encoding", "").lower():
+        length = answer.headers.get("content-length")
+        if length is not None and not length.isdigit():
+            raise HttpError("malformed", f"content-length {length!r}")
+        left = sys.maxsize if length is None else int(length)
+        while left and answer.status not in (204, 304):
+            if piece := data[:left]:
+                give(piece)
+                left -= len(piece)
+            if left:
+                try:
+                    data, now_s = yield
+                except EOFError:
+                    if length is None:  # the end of the connection is that of the body
+                        return
+                    raise
+        return
+    at, is_last = 0, False
+    while True:
+        end, length = data.find(b"\r\n", at), None
+        if is_last and end == at:
             return
-        headers = {}
-        for line in lines[1:]:
-            name, _, value = line.partition(":")
-            headers[name.strip().lower()] = value.strip()
-        self.answer.status, self.answer.headers = status, headers
-        self._in_head = False
-        self._is_chunked = "chunked" in headers.get("transfer-encoding", "").lower()
-        if not self._is_chunked:
-            length = headers.get("content-length")
-            if length is not None and not length.isdigit():
-                raise HttpError("malformed", f"content-length {length!r}")
-            self._left = int(length) if length is not None else None
-            if status in (204, 304):
-                self._left = 0
-
-    def _read_plain(self, data: bytes, now_s: float) -> None:
-        if self._left is not None:
-            data = data[: self._left]
-            self._left -= len(data)
-        if data:
-            self._give(data, now_s)
-        if self._left == 0:
-            self._finish()
-
-    def _read_chunks(self, data: bytes, now_s: float) -> None:
-        at, size = 0, len(data)
-        while at < size:
-            end = data.find(b"\r\n", at)
-            if end < 0:
-                break
-            if self._is_last:  # trailers, then an empty line
-                if end == at:
-                    self._finish()
-                    return
-                at = end + 2
-                continue
+        if is_last and end > at:  # a trailer; an empty line follows
+            at = end + 2
+            continue
+        if end >= 0:
             try:
                 length = int(data[at:end].split(b";", 1)[0], 16)
             except ValueError:
                 raise HttpError("malformed", f"chunk length {data[at:end][:20]!r}") from None
-            if length == 0:
-                self._is_last = True
-                at = end + 2
-                continue
-            if end + 4 + length > size:
-                break
-            self._give(data[end + 2 : end + 2 + length], now_s)
+        if length == 0:
+            at, is_last = end + 2, True
+        elif length is not None and end + 4 + length <= len(data):
+            give(data[end + 2 : end + 2 + length])
             at = end + 4 + length
-        self._pending = data[at:]
-
-    def _give(self, piece: bytes, now_s: float) -> None:
-        if self._on_body is not None and self.answer.status == 200:
-            self._on_body(piece, now_s)
         else:
-            self.answer.body += piece
+            more, now_s = yield
+            data, at = data[at:] + more, 0
 
-    def _finish(self) -> None:
-        if not self.done.done():
-            self.done.set_result(self.answer)
+
+def _read_head(answer: Answer, head: bytes) -> None:
+    lines = head.decode("latin-1").split("\r\n")
+    parts = lines[0].split(" ", 2)
+    if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdigit():
+        raise HttpError("malformed", f"no HTTP answer but {lines[0][:40]!r}")
+    answer.status = int(parts[1])
+    members = (line.partition(":") for line in lines[1:])
+    answer.headers = {name.strip().lower(): value.strip() for name, _, value in members}
 
 
 class _Connection(asyncio.BufferedProtocol):
     """One connection; at most one exchange at a time."""
 
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
-        self.exchange: _Exchange | None = None
-        self.is_open = False
+    transport: asyncio.Transport | None = None
+    is_open = False
+    has_begun = False
+    """Whether anything of the answer came."""
+    _done: asyncio.Future[Answer] | None = None
+    _answer: Answer
+    _reading: Generator[None, tuple[bytes, float], None]
+
+    def ask(self, message: bytes, on_body: Body | None) -> asyncio.Future[Answer]:
+        """Send a request; the future gets its answer."""
+        assert self.transport is not None
+        self.has_begun, self._answer = False, Answer()
+        self._reading = _read(self._answer, on_body)
+        next(self._reading)
+        self._done = asyncio.get_running_loop().create_future()
+        self.transport.write(message)
+        return self._done
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -175,26 +146,30 @@ class _Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         now_s = time.perf_counter()
-        exchange = self.exchange
-        if exchange is None or exchange.done.done():
+        if self._done is None or self._done.done():
             self.drop()  # bytes that nobody asked for: never give them to the next request
             return
+        self.has_begun = True
         try:
-            exchange.feed(bytes(_VIEW[:nbytes]), now_s)
+            self._reading.send((bytes(_VIEW[:nbytes]), now_s))
+        except StopIteration:
+            self._done.set_result(self._answer)
         except Exception as error:
             self.drop()
-            exchange.done.set_exception(error)
+            self._done.set_exception(error)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
-        exchange = self.exchange
-        if exchange is not None and not exchange.done.done():
-            exchange.closed()
-            if not exchange.done.done():
-                exchange.done.set_exception(HttpError("disconnected", str(exc or "closed early")))
+        if self._done is not None and not self._done.done():
+            try:
+                self._reading.throw(EOFError())
+            except StopIteration:
+                self._done.set_result(self._answer)
+            except EOFError:
+                self._done.set_exception(HttpError("disconnected", str(exc or "closed early")))
 
     def drop(self) -> None:
         """Close at once; what is underway is lost."""
@@ -206,55 +181,59 @@ class _Connection(asyncio.BufferedProtocol):
 class HttpClient:
     """Connections to one server, kept and used again."""
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, key: str | None = None, *, at: str) -> None:
+        """`at` names what gives the address; ConfigError for an address or a key that cannot be."""
         parts = urlsplit(base_url)
         try:
             port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"load.target.url: {base_url}: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-            raise ConfigError(f"load.target.url: got {base_url}, expected http://HOST:PORT/v1")
-        self._host = parts.hostname
+            fits = parts.scheme in ("http", "https") and parts.hostname and not parts.username
+        except ValueError:
+            fits, port = False, None
+        if not fits:
+            raise ConfigError(
+                f"{at} {base_url}: expected http://HOST:PORT/v1, without a user in it"
+            )
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise ConfigError("the API key has characters that no header can carry")
+        self._host = parts.hostname or ""
         self._port = port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = parts.path.rstrip("/")
-        self._authority = parts.netloc
+        self._headers = f"Host: {parts.netloc}\r\n"
+        if key:
+            self._headers += f"Authorization: Bearer {key}\r\n"
         self._idle: list[_Connection] = []
 
+    async def get(self, path: str, timeout_s: float) -> Answer:
+        """Return the answer to a GET; HttpError also for none in that time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.request("GET", path)
+        except TimeoutError as error:
+            raise HttpError("timeout", f"no answer in {timeout_s:g} s") from error
+
     async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        headers: Mapping[str, str],
-        body: bytes = b"",
-        on_body: Body | None = None,
+        self, method: str, path: str, *, body: bytes = b"", on_body: Body | None = None
     ) -> Answer:
         """Return the answer when it is whole; `on_body` gets the pieces of a 200 as they come.
 
         A kept connection that the server has closed meanwhile is replaced once, by a new one.
         """
-        head = f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._authority}\r\n"
-        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}"
         if body:
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         message = f"{head}\r\n".encode("latin-1") + body
         while True:
             connection, is_new = await self._connection()
-            exchange = _Exchange(on_body, asyncio.get_running_loop().create_future())
-            connection.exchange = exchange
             try:
-                assert connection.transport is not None
-                connection.transport.write(message)
-                answer = await exchange.done
+                answer = await connection.ask(message, on_body)
             except HttpError as error:
-                if is_new or exchange.has_begun or error.kind != "disconnected":
+                if is_new or connection.has_begun or error.kind != "disconnected":
                     raise
                 continue
             except BaseException:  # a timeout too: the rest of that answer must not come later
                 connection.drop()
                 raise
-            connection.exchange = None
             if answer.headers.get("connection", "").lower() == "close" or not connection.is_open:
                 connection.drop()
             else:
@@ -285,6 +264,7 @@ class HttpClient:
 
 
 _DONE = b"[DONE]"
+_OTHER_FIELDS = (b":", b"event:", b"id:", b"retry:")
 _WRITTEN = ("content", "tool_calls", "reasoning", "reasoning_content")
 """What an event says of an answer; a thought is the last of them in vLLM before 0.12."""
 
@@ -308,10 +288,12 @@ class ChatEvents:
             data = data.replace(b"\r\n", b"\n")
         *events, self._pending = data.split(b"\n\n")
         for event in events:
-            if event.startswith(b"data: ") and b"\n" not in event:
-                self._take(event[6:], now_s)
-            else:
-                self._take_lines(event, now_s)
+            lines = event.split(b"\n")
+            data = [line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
+            if data:
+                self._take(b"\n".join(data), now_s)
+            elif event.strip() and not event.lstrip().startswith(_OTHER_FIELDS):
+                raise HttpError("malformed", f"no server-sent event: {event[:40]!r}")
 
     def finish(self) -> None:
         """The body ended: it must have been whole."""
@@ -319,15 +301,6 @@ class ChatEvents:
             self.feed(b"\n\n", self.times_s[-1] if self.times_s else 0.0)
         if not self.is_done:
             raise HttpError("malformed", "the stream ended without data: [DONE]")
-
-    def _take_lines(self, event: bytes, now_s: float) -> None:
-        data = [
-            line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")
-        ]
-        if data:
-            self._take(b"\n".join(data), now_s)
-        elif event.strip() and not event.lstrip().startswith((b":", b"event:", b"id:", b"retry:")):
-            raise HttpError("malformed", f"no server-sent event: {event[:40]!r}")
 
     def _take(self, data: bytes, now_s: float) -> None:
         if data == _DONE:
