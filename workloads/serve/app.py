@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -34,6 +34,9 @@ from workloads.serve.protocol import ApiError, ChatRequest, bad_request, parse_c
 from workloads.serve.sampling import Constraint, Form, GrammarError, Grammars
 from workloads.serve.text import ToolStream
 
+if TYPE_CHECKING:
+    from workloads.serve.engine import TransformersEngine
+
 _LONG_BODY_BYTES = 2**16
 """Above it the prompt is made in a thread, as a grammar is: the loop must go on sending tokens."""
 
@@ -42,7 +45,7 @@ _LONG_BODY_BYTES = 2**16
 class ChatServer:
     """Everything behind the routes of one server."""
 
-    _engine: scheduler.Engine
+    _engine: TransformersEngine
     _tokenizer: Any
     config: ServeConfig
     _names: Mapping[str, bool]
@@ -197,14 +200,12 @@ class ChatServer:
                     for index, generation in enumerate(generations)
                 ]
             )
-        except scheduler.QueueFullError as error:
+        except (scheduler.QueueFullError, scheduler.StoppingError) as error:
             self._metrics.refused(asked.model)
-            raise ApiError(
-                status=429, message=f"{error}; try again later", code="queue_full"
-            ) from error
-        except scheduler.StoppingError as error:
-            self._metrics.refused(asked.model)
-            raise ApiError(status=503, message=str(error), code="server_stopping") from error
+            if isinstance(error, scheduler.StoppingError):
+                raise ApiError(status=503, message=str(error), code="server_stopping") from error
+            text = f"{error}; try again later"
+            raise ApiError(status=429, message=text, code="queue_full") from error
 
         def cancel() -> None:
             for generation, choice in zip(generations, choices, strict=True):

@@ -8,7 +8,7 @@ them: `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`, `i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,11 +123,11 @@ def parse_chat(body: bytes, limits: Limits, template_options: Sequence[str] = ()
     if not isinstance(value, dict):
         raise bad_request("the body is no JSON object", None, "invalid_json")
     fields = _Fields(value)
-    model = fields.text("model")
+    model = fields.typed("model", str, "a string")
     if not model:
         raise bad_request("'model' is missing; GET /v1/models has the names", "model")
     for name, allowed in _ONLY.items():
-        got = fields.take(name)
+        got = fields.pop(name, None)
         if got not in allowed:
             raise bad_request(
                 f"'{name}': {json.dumps(got)} is not supported by this server; "
@@ -142,45 +142,48 @@ def parse_chat(body: bytes, limits: Limits, template_options: Sequence[str] = ()
     stream = fields.flag("stream")
     max_tokens = _max_tokens(fields, limits)
     seed = fields.whole("seed", -(2**63), 2**63 - 1)
-    tools = _tools(fields.take("tools"))
-    choice = fields.take("tool_choice")
+    tools = _tools(fields.pop("tools", None))
+    choice = fields.pop("tool_choice", None)
     usage = _usage(fields.mapping("stream_options"), stream=stream)
     # tool_choice none: the model is not told of the tools.
     tools = [] if choice == "none" else tools
     form = Form(
         functions=_callable(tools, choice),
         must_call=choice not in (None, "auto", "none"),
-        is_parallel=_or(fields.take_flag("parallel_tool_calls"), True),
+        is_parallel=fields.flag("parallel_tool_calls", True),
         schema=_schema(fields.mapping("response_format")),
     )
     request = ChatRequest(
         model=model,
-        messages=_messages(fields.take("messages")),
+        messages=_messages(fields.pop("messages", None)),
         tools=tools,
         form=form,
         template=_template(fields.mapping("chat_template_kwargs"), template_options),
         stream=stream,
         include_usage=usage["include_usage"],
         continuous_usage=usage["include_usage"] and usage["continuous_usage_stats"],
-        num_choices=_or(fields.whole("n", 1, limits.max_choices), 1),
+        num_choices=fields.whole("n", 1, limits.max_choices, 1),
         max_tokens=max_tokens,
         sampling=Sampling(
-            temperature=_or(fields.number("temperature", 0.0, 2.0), 1.0),
-            top_p=_or(fields.number("top_p", 0.0, 1.0), 1.0),
-            top_k=max(0, _or(fields.whole("top_k", -1, 2**31), 0)),
-            presence_penalty=_or(fields.number("presence_penalty", -2.0, 2.0), 0.0),
-            frequency_penalty=_or(fields.number("frequency_penalty", -2.0, 2.0), 0.0),
+            temperature=fields.number("temperature", 0.0, 2.0, 1.0),
+            top_p=fields.number("top_p", 0.0, 1.0, 1.0),
+            top_k=max(0, fields.whole("top_k", -1, 2**31, 0)),
+            presence_penalty=fields.number("presence_penalty", -2.0, 2.0, 0.0),
+            frequency_penalty=fields.number("frequency_penalty", -2.0, 2.0, 0.0),
             # vLLM takes any number over 0; beyond these bounds nothing but noise is written.
-            repetition_penalty=_or(fields.number("repetition_penalty", 0.01, 100.0), 1.0),
-            min_p=_or(fields.number("min_p", 0.0, 1.0), 0.0),
-            min_tokens=_or(
-                fields.whole("min_tokens", 0, max_tokens or limits.max_output_tokens), 0
+            repetition_penalty=fields.number("repetition_penalty", 0.01, 100.0, 1.0),
+            min_p=fields.number("min_p", 0.0, 1.0, 0.0),
+            min_tokens=fields.whole("min_tokens", 0, max_tokens or limits.max_output_tokens, 0),
+            stop_token_ids=fields.listed(
+                "stop_token_ids",
+                _is_token_id,
+                f"a list of up to {_MAX_STOP_IDS} token ids",
+                _MAX_STOP_IDS,
             ),
-            stop_token_ids=_token_ids(fields.take("stop_token_ids")),
             seed=seed or 0,
         ),
         has_seed=seed is not None,
-        stop=_stop(fields.take("stop")),
+        stop=_stop(fields),
         num_logprobs=(num_top or 0) if wants_logprobs else None,
         ignore_eos=fields.flag("ignore_eos"),
     )
@@ -197,72 +200,54 @@ def parse_chat(body: bytes, limits: Limits, template_options: Sequence[str] = ()
     return request
 
 
-class _Fields:
-    """The members of the body, each taken once; what is left over is unknown."""
+class _Fields(dict[str, Any]):
+    """The members of the body, each taken out once; what is left over is unknown."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-        self._taken: set[str] = set(_WITHOUT_EFFECT)
-
-    def take(self, name: str) -> Any:
-        self._taken.add(name)
-        return self._values.get(name)
-
-    def text(self, name: str) -> str | None:
-        return self._of(name, str, "a string")
-
-    def flag(self, name: str) -> bool:
-        return bool(self.take_flag(name))
-
-    def take_flag(self, name: str) -> bool | None:
-        return self._of(name, bool, "true or false")
-
-    def _of(self, name: str, kind: type, what: str) -> Any:
-        value = self.take(name)
+    def typed(self, name: str, kind: type, what: str) -> Any:
+        value = self.pop(name, None)
         if value is not None and not isinstance(value, kind):
             raise _wrong(name, value, what)
         return value
 
-    def whole(self, name: str, least: int, most: int) -> int | None:
-        value = self.take(name)
-        if value is None:
-            return None
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise _wrong(name, value, f"a whole number from {least} to {most}")
-        return value
-
-    def number(self, name: str, least: float, most: float) -> float | None:
-        value = self.take(name)
-        if value is None:
-            return None
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise _wrong(name, value, f"a number from {least} to {most}")
-        if not least <= value <= most:  # also NaN, which Python's JSON lets in
-            raise _wrong(name, value, f"a number from {least} to {most}")
-        return float(value)
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.typed(name, bool, "true or false")
+        return default if value is None else value
 
     def mapping(self, name: str) -> Mapping[str, Any]:
-        value = self.take(name)
-        if value is not None and not isinstance(value, dict):
-            raise _wrong(name, value, "an object")
-        return value or {}
+        return self.typed(name, dict, "an object") or {}
+
+    def whole(self, name: str, least: int, most: int, default: Any = None) -> Any:
+        return self.number(name, least, most, default, kind=int)
+
+    def number(
+        self, name: str, least: float, most: float, default: Any, *, kind: type = float
+    ) -> Any:
+        value = self.pop(name, None)
+        if value is None:
+            return default
+        is_number = isinstance(value, kind | int) and not isinstance(value, bool)
+        if not is_number or not least <= value <= most:  # also NaN, which Python's JSON lets in
+            what = "a whole number" if kind is int else "a number"
+            raise _wrong(name, value, f"{what} from {least} to {most}")
+        return kind(value)
+
+    def listed(
+        self, name: str, fits: Callable[[Any], bool], what: str, most: int
+    ) -> tuple[Any, ...]:
+        value = self.pop(name, None)
+        values = [] if value is None else value
+        if not isinstance(values, list) or len(values) > most or not all(map(fits, values)):
+            raise _wrong(name, value, what)
+        return tuple(values)
 
     def refuse_rest(self) -> None:
-        unknown = sorted(
-            name
-            for name, value in self._values.items()
-            if name not in self._taken and value is not None
-        )
-        if unknown:
+        given = {name for name, value in self.items() if value is not None}
+        for name in sorted(given - _WITHOUT_EFFECT):
             raise bad_request(
-                f"'{unknown[0]}' is not a parameter of this server; leave it out",
-                unknown[0],
+                f"'{name}' is not a parameter of this server; leave it out",
+                name,
                 "unsupported_parameter",
             )
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
 
 
 def _wrong(name: str, value: Any, allowed: str) -> ApiError:
@@ -290,15 +275,8 @@ def _usage(options: Mapping[str, Any], *, stream: bool) -> dict[str, bool]:
     return found
 
 
-def _token_ids(value: Any) -> tuple[int, ...]:
-    items = [] if value is None else value
-    if (
-        not isinstance(items, list)
-        or len(items) > _MAX_STOP_IDS
-        or not all(isinstance(x, int) and not isinstance(x, bool) and x >= 0 for x in items)
-    ):
-        raise _wrong("stop_token_ids", value, f"a list of up to {_MAX_STOP_IDS} token ids")
-    return tuple(items)
+def _is_token_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _template(given: Mapping[str, Any], allowed: Sequence[str]) -> Mapping[str, Any]:
@@ -319,15 +297,13 @@ def _template(given: Mapping[str, Any], allowed: Sequence[str]) -> Mapping[str, 
     return given
 
 
-def _stop(value: Any) -> tuple[str, ...]:
-    items = [value] if isinstance(value, str) else value or []
-    if (
-        not isinstance(items, list)
-        or len(items) > _MAX_STOPS
-        or not all(isinstance(item, str) and item for item in items)
-    ):
-        raise _wrong("stop", value, f"a string or a list of 1 to {_MAX_STOPS} strings")
-    return tuple(items)
+def _stop(fields: _Fields) -> tuple[str, ...]:
+    if isinstance(fields.get("stop"), str):
+        fields["stop"] = [fields["stop"]]
+    what = f"a string or a list of 1 to {_MAX_STOPS} strings"
+    return fields.listed(
+        "stop", lambda each: isinstance(each, str) and each != "", what, _MAX_STOPS
+    )
 
 
 def _messages(value: Any) -> list[Mapping[str, Any]]:

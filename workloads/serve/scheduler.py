@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from workloads.serve.sampling import Constraint
@@ -114,22 +114,6 @@ class Load:
     num_waiting: int
     kv_used_tokens: int
     kv_total_tokens: int
-
-
-class Engine(Protocol):
-    """What the HTTP side knows of an engine; sinks are called from its own thread."""
-
-    def submit(self, asked: Items[tuple[Generation, Sink]]) -> None:
-        """Take all of them or none (QueueFullError, StoppingError)."""
-        ...
-
-    def cancel(self, number: int) -> None:
-        """Forget one; its sink is not called again."""
-        ...
-
-    def load(self) -> Load:
-        """Return how busy it is."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
