@@ -101,11 +101,14 @@ def test_a_trace_is_read_in_the_order_of_time(tmp_path: Path, ending: str):
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.csv", "at_s\nnan\n-1\n3\n", r"a.csv:2: at_s: got nan.*; .*a.csv:3: at_s: got -1"),
-        ("a.csv", "time\n1\n", "got the columns time; allowed: at_s"),
-        ("a.jsonl", '{"at_s": 1, "tokens": 3}\n', "a.jsonl:1: expected an object of at_s"),
+        ("a.csv", "at_s\nnan\n-1\n3\n", r"a.csv:2.at_s: got NaN.*; .*a.csv:3.at_s: got -1"),
+        ("a.csv", "time\n1\n", "a.csv:2.time: unknown key; allowed: at_s, prompt_tokens"),
+        ("a.csv", "at_s\n1,2\n", "a.csv:2.values without a column: unknown key"),
+        ("a.csv", "at_s\nx\n", 'a.csv:2.at_s: got "x", expected a number'),
+        ("a.jsonl", '{"at_s": 1, "tokens": 3}\n', "a.jsonl:1.tokens: unknown key; "),
+        ("a.jsonl", "[1]\n", "a.jsonl:1: got .1., expected a mapping"),
         ("a.jsonl", '{"at_s": 1, "output_tokens": 0}\n', "output_tokens: got 0, expected 1 to"),
-        ("a.jsonl", '{"at_s": true}\n', "at_s: got True"),
+        ("a.jsonl", '{"at_s": true}\n', "at_s: got true"),
         ("a.jsonl", '{"at_s": 1}\n', "1 arrivals; a trace needs 2"),
         ("a.txt", "", "is a .csv or a .jsonl file"),
         ("missing.csv", None, "cannot be read"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from workloads.load.client import Gpu, read_metrics
+from workloads.load.client import read_metrics
 from workloads.serve import metrics
 from workloads.serve.metrics import ServeMetrics
 
@@ -64,7 +64,11 @@ def test_a_gpu_shows_its_use_and_the_memory_that_every_process_holds(
     driver = Driver(monkeypatch)
     text = page(monkeypatch)
     # As the chat page reads it.
-    seen = Gpu(busy_share=0.87, used_bytes=100 * GIB, total_bytes=140 * GIB)
+    seen = {
+        "utilization_ratio": 0.87,
+        "memory_used_bytes": 100.0 * GIB,
+        "memory_total_bytes": 140.0 * GIB,
+    }
     assert read_metrics(text).gpus == {"1": seen}
     assert driver.asked == [f"GPU-{UUID}"]
 

@@ -320,7 +320,7 @@ def test_vllm_lists_base_and_adapter_and_both_answer(vllm: Vllm) -> None:
         traffic = await client.traffic()
         client.close()
         assert traffic is not None
-        assert (traffic.ended, traffic.underway) == (2.0, 0.0)
+        assert (traffic.num_ended, traffic.num_underway) == (2.0, 0.0)
         return models, counts
 
     models, counts = asyncio.run(ask())

@@ -148,25 +148,22 @@ _GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One GPU of the server."""
-
-    busy_share: float | None = None
-    used_bytes: float | None = None
-    total_bytes: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
     """What one page of metrics said; None: it did not say."""
 
-    gpus: Mapping[str, Gpu]
+    gpus: Mapping[str, Mapping[str, float]]
+    """Gauges of each: utilization_ratio, memory_used_bytes, memory_total_bytes; those it has."""
     memory_bytes: float | None
     num_running: float | None
     num_waiting: float | None
     kv_share: float | None
     num_ended: float | None = None
     """Requests since its start that came to an end, whatever it was."""
+
+    @property
+    def num_underway(self) -> float:
+        """Requests that have not ended."""
+        return (self.num_running or 0) + (self.num_waiting or 0)
 
 
 def read_metrics(text: str) -> ServerLoad:
@@ -190,14 +187,7 @@ def read_metrics(text: str) -> ServerLoad:
     room = sums.get("serve_kv_cache_tokens")
     used = sums.get("serve_kv_cache_used_tokens")
     return ServerLoad(
-        gpus={
-            name: Gpu(
-                busy_share=values.get("utilization_ratio"),
-                used_bytes=values.get("memory_used_bytes"),
-                total_bytes=values.get("memory_total_bytes"),
-            )
-            for name, values in sorted(gpus.items())
-        },
+        gpus=dict(sorted(gpus.items())),
         memory_bytes=sums.get("serve_memory_bytes"),
         num_running=sums.get("serve_running_requests", sums.get("vllm:num_requests_running")),
         num_waiting=sums.get("serve_waiting_requests", sums.get("vllm:num_requests_waiting")),
@@ -220,11 +210,12 @@ def load_line(load: ServerLoad) -> str:
     return " | ".join(parts)
 
 
-def _gpu(name: str, gpu: Gpu) -> str:
-    busy = "use not reported" if gpu.busy_share is None else f"{100 * gpu.busy_share:.0f} % busy"
-    text = f"GPU {name}: {busy}"
-    if gpu.used_bytes is not None and gpu.total_bytes is not None:
-        text += f", {gpu.used_bytes / _GIB:.1f} of {gpu.total_bytes / _GIB:.1f} GiB"
+def _gpu(name: str, gauges: Mapping[str, float]) -> str:
+    busy, used = gauges.get("utilization_ratio"), gauges.get("memory_used_bytes")
+    total = gauges.get("memory_total_bytes")
+    text = f"GPU {name}: " + ("use not reported" if busy is None else f"{100 * busy:.0f} % busy")
+    if used is not None and total is not None:
+        text += f", {used / _GIB:.1f} of {total / _GIB:.1f} GiB"
     return text
 
 
@@ -247,15 +238,6 @@ class ServedModel:
     context_tokens: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Requests of all who use the server."""
-
-    ended: float
-    """Since its start."""
-    underway: float
-
-
 class ChatClient:
     """One server and how it is asked."""
 
@@ -272,18 +254,14 @@ class ChatClient:
         self._http.close()
         self._root.close()
 
-    async def traffic(self) -> Traffic | None:
-        """Return what the server's /metrics counts; None where it has no such page."""
+    async def traffic(self) -> ServerLoad | None:
+        """Return what the server's /metrics says; None where it counts no requests."""
         try:
             answer = await self._root.get("/metrics", _CONTROL_TIMEOUT_S)
         except HttpError:
             return None
         load = read_metrics(bytes(answer.body).decode(errors="replace"))
-        if answer.status != 200 or load.num_ended is None:
-            return None
-        return Traffic(
-            ended=load.num_ended, underway=(load.num_running or 0) + (load.num_waiting or 0)
-        )
+        return None if answer.status != 200 or load.num_ended is None else load
 
     async def models(self) -> list[ServedModel]:
         """Return the models that the server lists; whatever else is there is refused."""

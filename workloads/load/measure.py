@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 from workloads.common.exit_codes import WorkloadError
-from workloads.load.client import REJECTED, TIMEOUT, Sample
+from workloads.load.client import REJECTED, TIMEOUT, ChatClient, Sample
 from workloads.load.prompts import Arrival, Message
 from workloads.recipes.load import Slo
 
@@ -27,21 +27,6 @@ class Chat:
 
     messages: list[Message]
     output_tokens: int
-
-
-class Asker(Protocol):
-    """The part of ChatClient that a loop needs."""
-
-    url: str
-
-    async def ask(
-        self,
-        messages: list[Message],
-        output_tokens: int,
-        *,
-        intended_s: float | None = None,
-        is_measured: bool = True,
-    ) -> Sample: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +61,9 @@ class _Watch:
             )
 
 
-async def closed_loop(client: Asker, chats: Sequence[Chat], streams: int, num_warm_up: int) -> Loop:
+async def closed_loop(
+    client: ChatClient, chats: Sequence[Chat], streams: int, num_warm_up: int
+) -> Loop:
     """Keep `streams` requests underway until the chats are used up.
 
     The window is that in which all streams worked: from the first measured request until one of
@@ -108,7 +95,7 @@ async def closed_loop(client: Asker, chats: Sequence[Chat], streams: int, num_wa
 
 
 async def open_loop(
-    client: Asker,
+    client: ChatClient,
     chats: Sequence[Chat],
     arrivals: Sequence[Arrival],
     num_warm_up: int,
@@ -225,9 +212,7 @@ def spread(seconds: Sequence[float]) -> Spread | None:
         return None
     ordered = sorted(seconds)
     p50, p90, p99 = (1000 * percentile(ordered, share) for share in (0.5, 0.9, 0.99))
-    return Spread(
-        p50_ms=p50, p90_ms=p90, p99_ms=p99, mean_ms=1000 * math.fsum(ordered) / len(ordered)
-    )
+    return Spread(p50_ms=p50, p90_ms=p90, p99_ms=p99, mean_ms=1000 * statistics.fmean(ordered))
 
 
 def keeps(sample: Sample, slo: Slo) -> bool:
@@ -319,4 +304,4 @@ def _tokens_per_s(loop: Loop) -> tuple[float, float]:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+    return statistics.fmean(values) if values else None

@@ -8,16 +8,16 @@ import math
 import os
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.data.chats import for_template
 from workloads.data.manifest import json_lines
 from workloads.recipes.load import MOST_TOKENS, Lengths, LoadConfig
-from workloads.recipes.reader import parse, require_least
+from workloads.recipes.reader import parse, require, require_least
 
 PROFILE_VARIABLE = "SOPERATOR_CHAT_PROFILE"
 
@@ -93,9 +93,6 @@ def draw_lengths(lengths: Lengths, count: int, seed: str) -> list[int]:
     return [min(most, max(1, round(value))) for value in drawn]
 
 
-_KEYS = ("at_s", "prompt_tokens", "output_tokens")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
     """One request of an open loop."""
@@ -105,6 +102,15 @@ class Arrival:
     prompt_tokens: int | None = None
     """None: drawn."""
     output_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.at_s >= 0, f"at_s: got {self.at_s}, expected seconds of 0 or more")
+        for name in ("prompt_tokens", "output_tokens"):
+            value = getattr(self, name)
+            require(
+                value is None or 1 <= value <= MOST_TOKENS,
+                f"{name}: got {value}, expected 1 to {MOST_TOKENS}",
+            )
 
 
 def poisson(rate_per_s: float, count: int, seed: int) -> tuple[Arrival, ...]:
@@ -119,97 +125,48 @@ def poisson(rate_per_s: float, count: int, seed: int) -> tuple[Arrival, ...]:
 
 def read_trace(path: Path) -> tuple[Arrival, ...]:
     """Return the arrivals of a .csv or .jsonl file in the order of time; every bad row is named."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"load.open_loop.trace: {path} cannot be read: {error}") from error
     problems: list[str] = []
     found: list[Arrival] = []
-    for number, row in _rows(path, text, problems):
-        arrival = _arrival(row, f"{path}:{number}", problems)
-        if arrival is not None:
-            found.append(arrival)
+    for number, row in _rows(path):
+        try:
+            found.append(parse(Arrival, row, at=f"{path}:{number}"))
+        except ConfigError as error:
+            problems.append(str(error))
     if problems:
         raise DataError("; ".join(problems[:5]) + (" ..." if len(problems) > 5 else ""))
     if len(found) < 2:
         raise DataError(f"{path}: {len(found)} arrivals; a trace needs 2 or more")
-    found.sort(key=lambda each: each.at_s)
-    return tuple(found)
+    return tuple(sorted(found, key=lambda each: each.at_s))
 
 
-def _rows(path: Path, text: str, problems: list[str]) -> list[tuple[int, Mapping[str, Any]]]:
-    rows: list[tuple[int, Mapping[str, Any]]] = []
-    if path.suffix == ".csv":
-        reader = csv.DictReader(text.splitlines())
-        unknown = [name for name in reader.fieldnames or () if name not in _KEYS]
-        if unknown or "at_s" not in (reader.fieldnames or ()):
-            raise DataError(
-                f"{path}:1: got the columns {', '.join(map(str, reader.fieldnames or ['none']))}; "
-                f"allowed: {', '.join(_KEYS)}, at_s is needed"
-            )
-        for number, row in enumerate(reader, 2):
-            if None in row:
-                problems.append(f"{path}:{number}: more values than columns")
-                continue
-            rows.append((number, {key: _number(value) for key, value in row.items() if value}))
-        return rows
-    if path.suffix != ".jsonl":
+def _rows(path: Path) -> Iterator[tuple[int, Any]]:
+    if path.suffix == ".jsonl":
+        yield from json_lines(path)
+        return
+    if path.suffix != ".csv":
         raise DataError(f"{path}: a trace is a .csv or a .jsonl file")
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict) or set(row) - set(_KEYS):
-            problems.append(f"{path}:{number}: expected an object of {', '.join(_KEYS)}")
-            continue
-        rows.append((number, row))
-    return rows
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"load.open_loop.trace: {path} cannot be read: {error}") from error
+    rows = csv.DictReader(text.splitlines(), restkey="values without a column")
+    for number, row in enumerate(rows, 2):
+        yield number, {key: _number(value) for key, value in row.items() if value}
 
 
-def _number(text: str) -> Any:
+def _number(text: Any) -> Any:
     for kind in (int, float):
         try:
             return kind(text)
-        except ValueError:
+        except (ValueError, TypeError):
             continue
     return text
-
-
-def _arrival(row: Mapping[str, Any], at: str, problems: list[str]) -> Arrival | None:
-    at_s = row.get("at_s")
-    before = len(problems)
-    if isinstance(at_s, bool) or not isinstance(at_s, (int, float)) or not 0 <= at_s < math.inf:
-        problems.append(f"{at}: at_s: got {at_s!r}, expected seconds of 0 or more")
-    for name in _KEYS[1:]:
-        value = row.get(name)
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_TOKENS
-        ):
-            problems.append(f"{at}: {name}: got {value!r}, expected 1 to {MOST_TOKENS}")
-    if len(problems) > before or not isinstance(at_s, (int, float)):
-        return None
-    return Arrival(
-        at_s=float(at_s),
-        prompt_tokens=row.get("prompt_tokens"),
-        output_tokens=row.get("output_tokens"),
-    )
 
 
 _WORD = re.compile(r" [a-z]{2,}")
 _LETTER = re.compile(r"[a-z ]+")
 _LEAST_WORDS = 100
 Message = dict[str, Any]
-
-
-class PromptSource(Protocol):
-    """Where chats come from."""
-
-    def chat(self, number: int, tokens: int | None) -> list[Message]:
-        """Return chat `number`, of so many tokens where the source can choose."""
-        ...
 
 
 class Rows:

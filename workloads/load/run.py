@@ -10,9 +10,9 @@ from pathlib import Path
 
 from workloads.common.exit_codes import ConfigError, NotRunError, WorkloadError
 from workloads.common.log import log
-from workloads.load.client import ChatClient, Traffic
+from workloads.load.client import ChatClient, ServerLoad
 from workloads.load.measure import Chat, Loop, Point, closed_loop, open_loop, point
-from workloads.load.prompts import Arrival, PromptSource, Words, draw_lengths, poisson, read_trace
+from workloads.load.prompts import Arrival, Rows, Words, draw_lengths, poisson, read_trace
 from workloads.recipes.load import Lengths, LoadConfig
 
 _LEAST_REQUESTS = 8
@@ -49,14 +49,14 @@ class LoadTest:
     """One test against one server."""
 
     def __init__(
-        self, config: LoadConfig, client: ChatClient, prompts: PromptSource, trace: Path | None
+        self, config: LoadConfig, client: ChatClient, prompts: Rows | Words, trace: Path | None
     ) -> None:
         self._config = config
         self._client = client
         self._prompts = prompts
         self._trace = None if trace is None else read_trace(trace)
         self._next_chat = 0
-        self._seen: Traffic | None = None
+        self._seen: ServerLoad | None = None
         """What the server had counted when the last stage had ended."""
         self.found = Found()
 
@@ -173,10 +173,10 @@ class LoadTest:
         """Return how many requests of others ended since the last look, or are underway."""
         before, until_s = self._seen, time.monotonic() + _SETTLED_S
         while before is not None and (now := await self._client.traffic()) is not None:
-            ended = now.ended - before.ended
-            if (ended >= num_own and not now.underway) or time.monotonic() > until_s:
+            ended = (now.num_ended or 0) - (before.num_ended or 0)
+            if (ended >= num_own and not now.num_underway) or time.monotonic() > until_s:
                 self._seen = now
-                return max(0, round(ended + now.underway - num_own))
+                return max(0, round(ended + now.num_underway - num_own))
             await asyncio.sleep(0.05)
         return 0
 
