@@ -18,7 +18,6 @@ from typing import Any
 from infra.local.nebius_api.__main__ import Emulator, Server
 from infra.providers.engine.provider import PartialError
 from infra.providers.nebius.provider import NebiusProvider
-from infra.state import Cache
 from stacks.errors import UserError
 from tests.engine.cloud_content import Content, content, unfinished
 
@@ -65,7 +64,6 @@ class SmallCloud:
         """Seconds since the epoch of its first call, by its own clock."""
         self.emulator = Emulator(
             folder,
-            Cache.from_environ().root,
             latency_s=POLLS - 0.5,
             clock=lambda: self.started_at + len(self.emulator.calls),
             calls=deque(),

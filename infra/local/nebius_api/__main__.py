@@ -3,8 +3,8 @@
     python -m infra.local.nebius_api --state DIR --port P [--latency S]
         [--kube-endpoint URL --kube-ca FILE] [--object-storage HOST:PORT] [--anywhere]
 
-Prints one line when it is ready. Writes into DIR only, apart from the descriptor cache in
-$SOPERATOR_CACHE (DIR where that is not set). Listens on 127.0.0.1 only.
+Prints one line when it is ready. Writes into DIR only, apart from the descriptors in the cache.
+Listens on 127.0.0.1 only.
 
 What would be written for each service of the SDK is read from the descriptors
 (infra/providers/nebius/schema.py); what they do not state is in changes.py, states.py and hooks.py.
@@ -89,7 +89,6 @@ class Emulator:
     """One Nebius API over one state folder."""
 
     folder: Path
-    cache_dir: Path
     latency_s: float = 0.3
     kube_endpoint: str = _KUBE_ENDPOINT
     """Where the Kubernetes API server of every cluster answers."""
@@ -108,7 +107,7 @@ class Emulator:
     """The last calls, for tests: method, key, mask and code."""
 
     def __post_init__(self) -> None:
-        self.schema = Schema(self.cache_dir)
+        self.schema = Schema()
         self.store = Store(self.folder, self.schema)
         self.faults = errors.Faults(self.folder)
         self.troubles = Troubles(self.folder)
@@ -356,7 +355,6 @@ def main() -> int:
     options = _parser().parse_args()
     emulator = Emulator(
         folder=options.state,
-        cache_dir=Path(os.environ.get("SOPERATOR_CACHE") or options.state),
         latency_s=options.latency,
         kube_endpoint=options.kube_endpoint,
         kube_ca=None if options.kube_ca is None else Path(options.kube_ca),

@@ -2,10 +2,10 @@
 
     python -m infra.local.object_storage --state DIR --cloud DIR --port P
 
-Prints one line when it is ready. Writes into DIR of --state only; --cloud is the state folder of
-the emulated Nebius API, which says which buckets, keys and rights there are. Listens on 127.0.0.1
-only. An object is one file, written whole or not at all; a bucket that was made anew has another
-id, so it starts empty. Keeps no older versions of a key.
+Prints one line when it is ready. Writes into DIR of --state only, and descriptors into the cache;
+--cloud is the state folder of the emulated Nebius API, which says which buckets, keys and rights
+there are. Listens on 127.0.0.1 only. An object is one file, written whole or not at all; a bucket
+that was made anew has another id, so it starts empty. Keeps no older versions of a key.
 """
 
 from __future__ import annotations
@@ -402,8 +402,7 @@ class _Handler(BaseHTTPRequestHandler):
 def main() -> int:
     """Serves until SIGTERM or SIGINT."""
     options = _parser().parse_args()
-    schema = Schema(Path(os.environ.get("SOPERATOR_CACHE") or options.state))
-    storage = ObjectStorage(Access(options.cloud, schema), Objects(options.state))
+    storage = ObjectStorage(Access(options.cloud, Schema()), Objects(options.state))
     try:
         server = make_server(storage, options.port)
     except OSError as error:

@@ -7,7 +7,6 @@ import pytest
 
 from infra.local.nebius_api.__main__ import Emulator, Server
 from infra.providers.nebius.sdk import make_sdk
-from infra.state import Cache
 
 PROJECT = "project-e00p"
 TENANT = "tenant-e00t"
@@ -19,7 +18,6 @@ class Served:
     def __init__(self, folder, latency_s, **options):
         self.emulator = Emulator(
             folder,
-            Cache.from_environ().root,
             latency_s=latency_s,
             token="local-token",
             **options,
