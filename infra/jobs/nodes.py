@@ -21,6 +21,7 @@ from infra.clients.slurm import Job, Shell, asked, expand, refused
 from infra.providers.soperator.blocked_pods import (
     PATIENCE_S,
     Cause,
+    Patience,
     blocked,
     in_one_line,
     slurm_pods,
@@ -153,9 +154,8 @@ class NodeWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec, self._connect, self._log = spec, connect, log
-        self._patience_s, self._clock = patience_s, clock
+        self._patience, self._clock = Patience(patience_s), clock
         self._next_s: float | None = None
-        self._since_s: dict[tuple[str, str], float] = {}
         self._told: set[tuple[str, str]] = set()
 
     def look(self, job: Job) -> None:
@@ -173,17 +173,10 @@ class NodeWatch:
             self._log(not_seen(self._spec, error))
             self._next_s = float("inf")
             return
-        keys = {name: (name, cause.blamed) for name, cause in found.items()}
-        self._since_s = {key: self._since_s.get(key, now_s) for key in keys.values()}
-        lasting = {
-            name: cause
-            for name, cause in found.items()
-            if now_s - self._since_s[keys[name]] >= self._patience_s
-            and keys[name] not in self._told
-        }
-        if lasting:
-            self._told |= {keys[name] for name in lasting}
-            self._log(in_one_line(lasting, self._spec.cluster.namespace))
+        lasting = self._patience.lasting(found, now_s).items()
+        if new := {name: each for name, each in lasting if (name, each.blamed) not in self._told}:
+            self._told |= {(name, cause.blamed) for name, cause in new.items()}
+            self._log(in_one_line(new, self._spec.cluster.namespace))
 
 
 _WITHIN_S: Final = 4.0

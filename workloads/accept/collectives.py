@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from workloads.accept.gates import Check, Gates, fact, hold, not_run
-from workloads.accept.report import Node
+from workloads.accept.report import Node, ProgramError
 from workloads.common.dist import World
-from workloads.common.exit_codes import WorkloadError
 from workloads.recipes.accept import CollectivesConfig
 
 # From algorithm to bus bandwidth, n ranks. `size` is the whole message: what each rank ends with
@@ -112,10 +111,6 @@ _ROW = re.compile(
 _TABLE_HEAD: Final = "out-of-place"
 
 
-class NcclTestsError(WorkloadError):
-    """Output without a table, or one that was cut short."""
-
-
 def aligned(num_bytes: int, ranks: int) -> int:
     """Return the least message of `num_bytes` or more that the programs do not round down."""
     part = _PART_BYTES * ranks
@@ -129,14 +124,14 @@ def parse(text: str, *, op: str, ranks: int) -> tuple[Transfer, ...]:
     ]
     if not rows:
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
-        raise NcclTestsError(f"{PROGRAMS[op]}: no row of results; its last line: {last.strip()}")
+        raise ProgramError(f"{PROGRAMS[op]}: no row of results; its last line: {last.strip()}")
     if len(tables := [line for line in text.splitlines() if _TABLE_HEAD in line]) > 1:
-        raise NcclTestsError(
+        raise ProgramError(
             f"{PROGRAMS[op]}: {len(tables)} tables of {ranks} ranks: each process measured alone, "
             "as without MPI; build nccl-tests with MPI=1"
         )
     if "Avg bus bandwidth" not in text:
-        raise NcclTestsError(
+        raise ProgramError(
             f"{PROGRAMS[op]}: {len(rows)} rows and no 'Avg bus bandwidth': it ended before the last"
         )
     return tuple(row for row in rows if row.bytes and row.time_s)

@@ -18,9 +18,8 @@ from workloads.accept import collectives
 from workloads.accept.collectives import Transfer
 from workloads.accept.gates import Check, Gates, fact, hold, not_run
 from workloads.accept.readiness import NodeFacts
-from workloads.accept.report import Node, name_of, nodes_of
+from workloads.accept.report import Node, ProgramError, name_of, nodes_of
 from workloads.common.dist import World
-from workloads.common.exit_codes import WorkloadError
 from workloads.common.launch import free_port
 
 TIMEOUT_S = 1800
@@ -75,14 +74,14 @@ def run_nccl_tests(
     for op, name in collectives.PROGRAMS.items():
         path = shutil.which(name, path=str(folder))
         if path is None:
-            raise collectives.NcclTestsError(f"{folder / name}: not there; build nccl-tests there")
+            raise ProgramError(f"{folder / name}: not there; build nccl-tests there")
         for size_mb in sizes_mb:
             size = str(collectives.aligned(size_mb * 10**6, ranks))
             each = "1" if launcher else str(gpus)
             try:
                 text = _output([*launcher, path, "-b", size, "-e", size, "-g", each], own, end)
             except subprocess.TimeoutExpired:
-                raise collectives.NcclTestsError(
+                raise ProgramError(
                     f"{path}: the programs did not end in {TIMEOUT_S} s; run it by hand, "
                     "or leave accept.collectives.nccl_tests out"
                 ) from None
@@ -271,10 +270,6 @@ _HEAD: Final = re.compile(r"BW average\[Gb/sec\]")
 _ROW: Final = re.compile(r"^\s*\d+\s+\d+\s+[\d.]+\s+(?P<average>[\d.]+)\s+[\d.]+\s*$", re.MULTILINE)
 
 
-class WireError(WorkloadError):
-    """The program printed no rate."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
     """One port writing to the port of the same name on another node."""
@@ -333,7 +328,7 @@ def parse(text: str) -> float:
     rows = _ROW.findall(text)
     if not rows or not _HEAD.search(text):
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
-        raise WireError(f"{PROGRAM}: no rate in Gb/sec; its last line: {last.strip()}")
+        raise ProgramError(f"{PROGRAM}: no rate in Gb/sec; its last line: {last.strip()}")
     return float(rows[-1])
 
 
@@ -396,7 +391,7 @@ def _write(folder: Path, device: str, one: str, other: str, port: int) -> Wire:
         time.sleep(_PAUSE_S)
     try:
         return Wire(device=device, one=one, other=other, gbit_per_s=parse(text))
-    except WireError as why:
+    except ProgramError as why:
         return Wire(device=device, one=one, other=other, gbit_per_s=None, error=str(why))
 
 

@@ -17,13 +17,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 from workloads.accept.gates import Check, Expected, fact, not_run
-from workloads.accept.report import node_name
-from workloads.common.exit_codes import WorkloadError
+from workloads.accept.report import ProgramError, node_name
 from workloads.common.record import package_versions
-
-
-class NvidiaSmiError(WorkloadError):
-    """Output that is not what nvidia-smi prints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +50,13 @@ def parse_xml(text: str) -> tuple[Gpu, ...]:
     """Return the GPUs in the output of `nvidia-smi -q -x`."""
     # A document type is in every output; entities in it are none of nvidia-smi's.
     if "<!ENTITY" in text:
-        raise NvidiaSmiError("nvidia-smi -q -x: the output declares entities; it is not its own")
+        raise ProgramError("nvidia-smi -q -x: the output declares entities; it is not its own")
     try:
         root = ElementTree.fromstring(text)  # noqa: S314
     except ElementTree.ParseError as error:
-        raise NvidiaSmiError(f"nvidia-smi -q -x: no XML: {error}; run it by hand") from error
+        raise ProgramError(f"nvidia-smi -q -x: no XML: {error}; run it by hand") from error
     if root.tag != "nvidia_smi_log":
-        raise NvidiaSmiError(f"nvidia-smi -q -x: <{root.tag}>, expected <nvidia_smi_log>")
+        raise ProgramError(f"nvidia-smi -q -x: <{root.tag}>, expected <nvidia_smi_log>")
     driver, cuda = _text(root, "driver_version") or "", _text(root, "cuda_version") or ""
     return tuple(
         Gpu(
@@ -89,7 +84,7 @@ def parse_nvlinks(text: str) -> dict[str, int]:
     rows = [_UNDERLINE.sub("", line).split() for line in text.splitlines()]
     start = next((index for index, row in enumerate(rows) if row[:1] == ["GPU0"]), None)
     if start is None:
-        raise NvidiaSmiError("nvidia-smi topo -m: no column GPU0; the driver sees no GPU")
+        raise ProgramError("nvidia-smi topo -m: no column GPU0; the driver sees no GPU")
     # The columns of GPUs are the first ones; those of network cards follow.
     gpus = [name for name in rows[start] if re.fullmatch(r"GPU\d+", name)]
     links = {
@@ -99,7 +94,7 @@ def parse_nvlinks(text: str) -> dict[str, int]:
     }
     missing = [pair for pair in itertools.product(gpus, gpus) if pair not in links]
     if missing:
-        raise NvidiaSmiError(f"nvidia-smi topo -m: no cell for {missing[0]}; it was cut short")
+        raise ProgramError(f"nvidia-smi topo -m: no cell for {missing[0]}; it was cut short")
     return {f"{one}-{other}": links[one, other] for one, other in itertools.combinations(gpus, 2)}
 
 
@@ -184,7 +179,7 @@ def ask_node(*, infiniband: Path = INFINIBAND) -> NodeFacts:
         gpus = parse_xml(_nvidia_smi("-q", "-x"))
         if len(gpus) > 1:
             nvlinks = parse_nvlinks(_nvidia_smi("topo", "-m"))
-    except NvidiaSmiError as error:
+    except ProgramError as error:
         errors.append(str(error))
     return NodeFacts(
         name=node_name(),
@@ -352,16 +347,16 @@ def _versions() -> dict[str, str]:
 def _nvidia_smi(*words: str) -> str:
     path = shutil.which("nvidia-smi")
     if path is None:
-        raise NvidiaSmiError("nvidia-smi is not on PATH; the node has no driver for the job")
+        raise ProgramError("nvidia-smi is not on PATH; the node has no driver for the job")
     try:
         done = subprocess.run(
             [path, *words], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise NvidiaSmiError(f"nvidia-smi {' '.join(words)}: no answer in {_TIMEOUT_S} s") from None
+        raise ProgramError(f"nvidia-smi {' '.join(words)}: no answer in {_TIMEOUT_S} s") from None
     if done.returncode:
         text = " ".join((done.stderr or done.stdout).split())
-        raise NvidiaSmiError(f"nvidia-smi {' '.join(words)}: exit {done.returncode}: {text}")
+        raise ProgramError(f"nvidia-smi {' '.join(words)}: exit {done.returncode}: {text}")
     return done.stdout
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from workloads.accept.gates import Check, Gates, Outcome, overall
 from workloads.common import atomic
 from workloads.common.dist import World
+from workloads.common.exit_codes import WorkloadError
 from workloads.common.record import job_environment, job_id, package_versions, utc_now
 from workloads.recipes.accept import AcceptConfig
 
@@ -81,6 +82,10 @@ def name_of(nodes: Sequence[Node], rank: int) -> str:
 def nodes_of(nodes: Sequence[Node], ranks: Sequence[int]) -> tuple[str, ...]:
     """Return the nodes that hold any of `ranks`."""
     return tuple(node.name for node in nodes if set(node.ranks) & set(ranks))
+
+
+class ProgramError(WorkloadError):
+    """A program that did not run or end, or printed what is not its output."""
 
 
 SCHEMA = "soperator-acceptance"

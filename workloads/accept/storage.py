@@ -36,10 +36,6 @@ _STAMP = struct.Struct("<QQ")
 """Node and block, at the head of each block."""
 
 
-class StorageError(WorkloadError):
-    """A place that ended a measurement."""
-
-
 def targets(places: Mapping[str, Path], mounts: Sequence[str]) -> dict[str, Path]:
     """Return what is measured, by name: the places, and each mount that no place lies on."""
     paths = [Path(each) for each in mounts]
@@ -175,7 +171,7 @@ def _write(path: Path, index: int, block: int, blocks: int) -> tuple[float, bool
         for number in range(blocks):
             _STAMP.pack_into(buffer, 0, index, number)
             if os.write(file, buffer) != block:
-                raise StorageError(f"{path}: a block was cut short: the place is full")
+                raise WorkloadError(f"{path}: a block was cut short: the place is full")
         os.fsync(file)
         return time.perf_counter() - began, is_direct
 

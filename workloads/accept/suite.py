@@ -16,10 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from workloads.accept import collectives, compute, connectivity, readiness, storage, training
-from workloads.accept.collectives import BUS_FACTORS, NcclTestsError, Transfer
+from workloads.accept.collectives import BUS_FACTORS, Transfer
 from workloads.accept.gates import Check, Gates, exit_code, gates_for, not_run, overall
 from workloads.accept.readiness import NodeFacts
-from workloads.accept.report import Node, Report, check_lines, device_of, gather_nodes, table
+from workloads.accept.report import (
+    Node,
+    ProgramError,
+    Report,
+    check_lines,
+    device_of,
+    gather_nodes,
+    table,
+)
 from workloads.accept.training import Point
 from workloads.common.dist import World
 from workloads.common.exit_codes import ConfigError, DataError, ExitCode, WorkloadError
@@ -120,7 +128,7 @@ class Suite:
                 found = connectivity.run_nccl_tests(
                     folder, gpus, sizes, nodes=len(names), launcher=launcher
                 )
-            except NcclTestsError as error:
+            except ProgramError as error:
                 whys[where] = str(error)
                 continue
             scope = "cluster" if several else "node"

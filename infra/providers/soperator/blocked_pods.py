@@ -71,6 +71,21 @@ class Cause:
     """Kind and name of what is wrong: the same as long as it is, whatever `what` says of it."""
 
 
+class Patience:
+    """Since when each pod is kept from starting by the same thing."""
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self.patience_s = patience_s
+        self._since_s: dict[tuple[str, str], float] = {}
+
+    def lasting(self, found: Mapping[str, Cause], now_s: float) -> dict[str, Cause]:
+        """The causes, by pod, that were seen at every look for so long."""
+        keys = {name: (name, cause.blamed) for name, cause in found.items()}
+        self._since_s = {key: self._since_s.get(key, now_s) for key in keys.values()}
+        is_old = {name: now_s - self._since_s[keys[name]] >= self.patience_s for name in found}
+        return {name: cause for name, cause in found.items() if is_old[name]}
+
+
 def slurm_pods(client: KubeClient, namespace: str, cluster: str) -> list[Object]:
     """Pods of the Slurm cluster, of its database and of the job that fills the jail."""
     return [pod for pod in client.list("v1", "Pod", namespace) if _is_slurms(pod, cluster)]

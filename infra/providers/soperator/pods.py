@@ -28,6 +28,7 @@ from infra.providers.engine.provider import (
 from infra.providers.soperator.blocked_pods import (
     PATIENCE_S,
     Cause,
+    Patience,
     blocked,
     in_one_line,
     is_ready,
@@ -142,13 +143,12 @@ class PodsStartedProvider(Provider):
 
 
 class _Seen:
-    """Since when each pod is kept from starting by what."""
+    """What the looks have seen so far."""
 
     def __init__(self, patience_s: float, elsewhere_at: float) -> None:
-        self._patience_s = patience_s
+        self._patience = Patience(patience_s)
         self._elsewhere_at = elsewhere_at
         self._elsewhere = ""
-        self._since: dict[tuple[str, str], float] = {}
         self._found: Mapping[str, Cause] = {}
         self._next = 0.0
 
@@ -165,19 +165,12 @@ class _Seen:
         if not missing or now >= self._next:
             self._next = now + _LOOK_S
             self._found = blocked(client, namespace, pods, inputs["node_labels"])
-            keys = {name: (name, cause.blamed) for name, cause in self._found.items()}
-            self._since = {key: self._since.get(key, now) for key in keys.values()}
-            lasting = {
-                name: cause
-                for name, cause in self._found.items()
-                if now - self._since[keys[name]] >= self._patience_s
-            }
-            if lasting:
+            if lasting := self._patience.lasting(self._found, now):
                 raise ProviderError(in_one_line(lasting, namespace))
             if missing and now >= self._elsewhere_at:
                 self._elsewhere = _elsewhere(client, namespace, pods)
         if self._found:
-            limit = f"this run ends if that is still so after {self._patience_s:g} s"
+            limit = f"this run ends if that is still so after {self._patience.patience_s:g} s"
             return f"{in_one_line(self._found, namespace)} ({limit})"
         live: Mapping[str, Object] = {pod["metadata"]["name"]: pod for pod in pods}
         summary = "; ".join(f"{name}: {_state(live.get(name))}" for name in missing)

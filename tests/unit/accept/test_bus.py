@@ -9,7 +9,6 @@ import pytest
 
 from workloads.accept.collectives import (
     BUS_FACTORS,
-    NcclTestsError,
     Transfer,
     algorithm,
     arithmetic_trouble,
@@ -19,6 +18,7 @@ from workloads.accept.collectives import (
     transfer,
 )
 from workloads.accept.gates import gates_for
+from workloads.accept.report import ProgramError
 
 GB_8 = 8 * 10**9
 RECORDED = Path(__file__).parent / "recorded"
@@ -94,9 +94,9 @@ def test_a_prefix_of_the_launcher_and_no_error_check_are_read() -> None:
 
 def test_output_that_was_cut_short_is_no_result() -> None:
     text = _text("nccl_all_reduce_a6000.txt")
-    with pytest.raises(NcclTestsError, match="4 rows and no 'Avg bus bandwidth'"):
+    with pytest.raises(ProgramError, match="4 rows and no 'Avg bus bandwidth'"):
         parse(text.partition("# Out of bounds")[0], op="all_reduce", ranks=2)
-    with pytest.raises(NcclTestsError, match="no row of results; its last line: no NCCL"):
+    with pytest.raises(ProgramError, match="no row of results; its last line: no NCCL"):
         parse("something\nno NCCL\n", op="all_reduce", ranks=2)
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from workloads.accept import connectivity
-from workloads.accept.collectives import PROGRAMS, NcclTestsError
+from workloads.accept.collectives import PROGRAMS
 from workloads.accept.connectivity import Wire, devices_of, judge_ports, measure_ports, parse
 from workloads.accept.gates import gates_for
 from workloads.accept.readiness import NodeFacts, Port
-from workloads.accept.report import Node, Report
+from workloads.accept.report import Node, ProgramError, Report
 from workloads.accept.suite import Suite
 from workloads.common.places import Places
 from workloads.recipes import load_recipe
@@ -53,7 +53,7 @@ def test_a_program_that_hangs_ends_the_stage_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connectivity, "TIMEOUT_S", 0)
-    with pytest.raises(NcclTestsError, match="the programs did not end in 0 s"):
+    with pytest.raises(ProgramError, match="the programs did not end in 0 s"):
         connectivity.run_nccl_tests(_put(tmp_path, "#!/bin/sh\nexec sleep 600\n"), 8, (1,))
 
 
@@ -76,7 +76,7 @@ def test_a_step_that_hangs_is_asked_to_end_so_that_its_tasks_leave_the_gpus(
 
     monkeypatch.setattr(subprocess, "Popen", Late)
     monkeypatch.setattr(connectivity, "TIMEOUT_S", 0)
-    with pytest.raises(NcclTestsError, match="did not end in 0 s"):
+    with pytest.raises(ProgramError, match="did not end in 0 s"):
         connectivity.run_nccl_tests(_put(tmp_path, hangs), 8, (1,))
     assert (tmp_path / "asked").exists()
 
@@ -107,7 +107,7 @@ def test_over_several_nodes_srun_starts_a_process_for_each_gpu(
 
 def test_processes_that_each_measured_alone_are_no_result(tmp_path: Path) -> None:
     twice = _PROGRAM + "exec 3<&0; " + _PROGRAM.partition("\n")[2]
-    with pytest.raises(NcclTestsError, match=r"2 tables of 16 ranks: .* build nccl-tests with MPI"):
+    with pytest.raises(ProgramError, match=r"2 tables of 16 ranks: .* build nccl-tests with MPI"):
         connectivity.run_nccl_tests(_put(tmp_path, twice), 8, (1,), nodes=2, launcher=("env",))
 
 
@@ -234,7 +234,7 @@ def test_every_port_writes_to_the_next_node_and_a_slow_one_fails_by_name(tmp_pat
 
 
 def test_a_port_that_gave_no_rate_is_not_run(tmp_path: Path) -> None:
-    with pytest.raises(connectivity.WireError, match="no rate in Gb/sec; its last line: MB/sec"):
+    with pytest.raises(ProgramError, match="no rate in Gb/sec; its last line: MB/sec"):
         parse("65536 5000 1.0 1.0 1.0\nBW average[MB/sec]\nMB/sec\n")
     assert parse(_RATE.replace("RATE", "391.2")) == 391.2
     error = "no answer"

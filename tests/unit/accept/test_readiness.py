@@ -11,7 +11,6 @@ import pytest
 from workloads.accept.gates import Check, Expected, gates_for
 from workloads.accept.readiness import (
     NodeFacts,
-    NvidiaSmiError,
     Port,
     ask_node,
     declared_gpus,
@@ -20,6 +19,7 @@ from workloads.accept.readiness import (
     parse_xml,
     read_ports,
 )
+from workloads.accept.report import ProgramError
 
 RECORDED = Path(__file__).parent / "recorded"
 H100 = gates_for("gpu-h100-sxm", 8).hardware.expected
@@ -77,7 +77,7 @@ def test_the_xml_of_an_older_driver_says_less() -> None:
 
 @pytest.mark.parametrize("text", ["<nope", "<other/>", "", "<!ENTITY x><nvidia_smi_log/>"])
 def test_what_is_no_output_of_nvidia_smi_is_refused(text: str) -> None:
-    with pytest.raises(NvidiaSmiError, match="nvidia-smi -q -x"):
+    with pytest.raises(ProgramError, match="nvidia-smi -q -x"):
         parse_xml(text)
 
 
@@ -93,9 +93,9 @@ def test_the_matrix_has_18_links_between_all_gpus_or_none() -> None:
 @pytest.mark.feature("S001-90")
 def test_a_matrix_that_was_cut_short_is_refused() -> None:
     text = (RECORDED / "topo_8xh100.txt").read_text()
-    with pytest.raises(NvidiaSmiError, match="no cell for"):
+    with pytest.raises(ProgramError, match="no cell for"):
         parse_nvlinks(text.partition("GPU5\tNV18\tNV18")[0])
-    with pytest.raises(NvidiaSmiError, match="no column GPU0"):
+    with pytest.raises(ProgramError, match="no column GPU0"):
         parse_nvlinks("No devices were found\n")
 
 
