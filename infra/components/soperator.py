@@ -32,9 +32,8 @@ from infra.render.login import (
 )
 from infra.render.monitoring import objects
 from infra.render.nodes import node_labels
-from infra.render.values.nodesets import is_elastic
 from infra.render.values.pods import MONITORING
-from infra.render.values.slurm_cluster import is_stopped
+from infra.render.values.slurm_cluster import is_elastic, is_stopped
 from stacks.spec import StackSpec
 
 

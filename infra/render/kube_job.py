@@ -17,8 +17,8 @@ from typing import Any, Final
 from infra.files import environment
 from infra.render import names
 from infra.render.sbatch import CONTAINER_PYTHON, RenderError, nodesets_of
-from infra.render.values import nodesets
 from infra.render.values.pods import claim
+from infra.render.values.slurm_cluster import replicas
 from stacks.catalog import GIB, node_capacity
 from stacks.files import parse_yaml
 from stacks.machines import MEMORY, cpus_per_rank, shared_mounts
@@ -156,7 +156,7 @@ def how_to_run(spec: StackSpec, pods: Pods, *reads: str, file: str | None = None
         ),
         *(f"  {kubectl} {line}" for line in reads),
         f"  kubectl delete -f {file}",
-        scale(nodesets.replicas(worker)["replicas"]),
+        scale(replicas(worker)["replicas"]),
         f"  soperator cluster drain {nodes} --undo --stack {spec.name}",
     ]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.components.recorder import Recorder, declare
-from infra.render.values.storage import nfs_server_values
+from infra.render.values.pods import chart_values
 from stacks.spec import StackSpec
 from stacks.spec.cluster import ChecksProfile, JailFileSpec, NfsHomeSpec, Observability
 from stacks.spec.nodes import ImageDiskSpec
@@ -114,8 +114,10 @@ def test_a_home_on_nfs_brings_driver_server_class_and_claim(deployed: Deploy, lo
 
 def test_the_nfs_server_runs_on_its_own_nodes_where_there_are_some(load: Load) -> None:
     spec = changed(load("h100-prod"), nfs_home=NfsHomeSpec(size_gib=200))
-    shared = nfs_server_values(spec)
-    own = nfs_server_values(replace(spec, nodes=replace(spec.nodes, nfs=spec.nodes.system)))
+    shared = chart_values(spec, "nfs-server")
+    own = chart_values(
+        replace(spec, nodes=replace(spec.nodes, nfs=spec.nodes.system)), "nfs-server"
+    )
     assert shared["nodeSelector"] == {"slurm.nebius.ai/nodeset": "system"}
     assert own["nodeSelector"] == {"slurm.nebius.ai/nodeset": "nfs"}
     assert (shared["tolerations"], len(own["tolerations"])) == ([], 1)

@@ -228,7 +228,7 @@ class Stand:
         public = self.key.with_suffix(".pub").read_text().strip()
         values = copy.deepcopy(shipped_values(self.ssh_port, public))
         if of is not None:
-            given = slurm_cluster_values(of, allocation_id="", ssh_public_keys=[])
+            given = slurm_cluster_values(of, {"allocation_id": "", "ssh_public_keys": []})
             cluster = values[CLUSTER]
             cluster["slurmNodes"]["accounting"] = given["slurmNodes"]["accounting"]
             cluster["customSlurmConfig"] = given["customSlurmConfig"]

@@ -172,7 +172,7 @@ def test_a_set_that_becomes_fixed_again_keeps_all_its_workers(stand: Stand) -> N
 def with_minimum(stand: Stand, spec: StackSpec) -> Values:
     """One of the two always, with the lines of the program; and a fixed set beside it."""
     values = elastic(stand, initial=1)
-    own = slurm_cluster_values(spec, allocation_id="a", ssh_public_keys=[])
+    own = slurm_cluster_values(spec, {"allocation_id": "a", "ssh_public_keys": []})
     values[CLUSTER]["customSlurmConfig"] = own["customSlurmConfig"]
     nodesets = values[NODESETS]["nodesets"]
     fixed = copy.deepcopy(nodesets[0]) | {"name": "fixed", "replicas": 1, "ephemeralNodes": False}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.render.values.nodesets import nodesets_values
+from infra.render.values.slurm_cluster import nodesets_values
 from infra.state import CHECKOUT
 from stacks.load import KEY_FILE_VARIABLE, load_stack
 from stacks.spec.nodes import LocalDiskSpec

@@ -1,7 +1,6 @@
-"""What several charts have: claims, their guards, amounts; and values that no code decides. Pure.
+"""Values of charts out of charts/, one file a release; what several have: claims, amounts. Pure.
 
-Amounts are those of stacks/catalog.py, as Kubernetes quantities in the charts' keys. charts/ has
-one file of values a release of operators, metrics and logs, filled in with the stack. Nothing
+Amounts are those of stacks/catalog.py, as Kubernetes quantities in the charts' keys. Nothing
 leaves the cluster: the charts stand alone, without the endpoints of a provider. Names of values of
 VictoriaMetrics, VictoriaLogs, the log collector and Grafana: helm/soperator-fluxcd/templates of
 nebius/soperator, read 2026-11-21.
@@ -9,6 +8,7 @@ nebius/soperator, read 2026-11-21.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,51 +16,21 @@ from typing import TYPE_CHECKING, Any, Final
 from infra.files import environment
 from infra.render import names
 from infra.render.nodes import EXPORT
+from stacks import catalog
 from stacks.catalog import GIB, Amounts, Preset
-from stacks.files import parse_yaml
-from stacks.machines import observability_volumes
+from stacks.files import is_list, is_map, parse_yaml
+from stacks.machines import JAIL_UPPER, observability_volumes
 from stacks.spec import StackSpec
-from stacks.spec.nodes import NodeGroupSpec
+from stacks.spec.cluster import HOME
+from stacks.spec.nodes import IMAGE_PATH, NodeGroupSpec
 
 if TYPE_CHECKING:
     import jinja2
-
-NFS: Final = "nfs"
-"""Volume, and volume source, of the NFS server that has a machine of its own."""
-BUSYBOX: Final = "cr.eu-north1.nebius.cloud/soperator/busybox"
-SCRIPTS: Final = "slurm-scripts"
-"""ConfigMap of prolog, epilog and health scripts; from 5.0 on it is `<cluster>-slurm-scripts`."""
 
 
 def claim(name: str) -> dict[str, Any]:
     """The claim of a filesystem as a volume."""
     return {"persistentVolumeClaim": {"claimName": f"{name}-pvc", "readOnly": False}}
-
-
-def nfs_volume(address: Any) -> dict[str, Any]:
-    """The export of the NFS server that has a machine of its own, as a volume."""
-    return {"nfs": {"server": address, "path": EXPORT}}
-
-
-def virtiofs_guards(spec: StackSpec, *, submounts: bool) -> list[dict[str, Any]]:
-    """Init containers that refuse to start on a folder of the node where a mount is missing."""
-    guards = [guard("ensure-jail-virtiofs", names.JAIL, "virtiofs")]
-    if submounts:
-        guards += [
-            guard(f"ensure-{names.submount_tag(each.name)}-virtiofs", each.name, "virtiofs")
-            for each in spec.storage.submounts
-        ]
-    return guards
-
-
-def guard(name: str, volume: str, filesystem: str) -> dict[str, Any]:
-    """An init container that ends well only where the volume is a mount of that filesystem."""
-    return {
-        "name": name,
-        "image": BUSYBOX,
-        "volumeMounts": [{"name": volume, "mountPath": "/volume-mount"}],
-        "command": ["grep", f" /volume-mount {filesystem} ", "/proc/mounts"],
-    }
 
 
 def preset_of(group: NodeGroupSpec) -> Preset:
@@ -105,21 +75,58 @@ METRICS_IMPORT: Final = f"{METRICS_ADDRESS}/api/v1/import/prometheus"
 """Where jobs send their own metrics."""
 
 
+_CHARTS: Final = Path(__file__).parent / "charts"
+
+
 @cache
 def _templates() -> jinja2.Environment:
-    made = environment(Path(__file__).parent / "charts")
+    made = environment(
+        _CHARTS,
+        {
+            "quantities": quantities,
+            "requests_and_limits": requests_and_limits,
+            "submount_tag": names.submount_tag,
+        },
+    )
     made.globals |= {
         "monitoring": MONITORING,
         "logs": LOGS,
         "store_port": _STORE_PORT,
-        "nodeset_label": names.NODESET_LABEL,
+        "names": names,
+        "catalog": catalog,
+        "claim": claim,
+        "preset_of": preset_of,
+        "busybox": "cr.eu-north1.nebius.cloud/soperator/busybox",
+        "export": EXPORT,
+        "home": HOME,
+        "image_path": IMAGE_PATH,
+        "jail_upper": JAIL_UPPER,
     }
     return made
 
 
-def chart_values(spec: StackSpec, release: str) -> dict[str, Any]:
-    """The values of a release whose file is in charts/."""
+def has_values(release: str) -> bool:
+    """Whether a release has values of ours."""
+    return (_CHARTS / f"{release}.yaml.j2").is_file()
+
+
+def chart_values(
+    spec: StackSpec, release: str, known: Mapping[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    """The values of a release whose file is in charts/, which may name `more`.
+
+    `known`: what may be the engine's to tell, and stands in the file as `<name>`.
+    """
     template = _templates().get_template(f"{release}.yaml.j2")
-    found = parse_yaml(template.render(spec=spec, volumes=observability_volumes(spec)))
+    text = template.render(spec=spec, volumes=observability_volumes(spec), **more)
+    found = _filled(parse_yaml(text), {f"<{name}>": each for name, each in (known or {}).items()})
     assert isinstance(found, dict)
     return found
+
+
+def _filled(value: object, known: Mapping[str, Any]) -> object:
+    if is_map(value):
+        return {key: _filled(each, known) for key, each in value.items()}
+    if is_list(value):
+        return [_filled(each, known) for each in value]
+    return known.get(value, value) if isinstance(value, str) else value

@@ -12,8 +12,7 @@ from infra.local.kube.values import Object, Release
 from infra.local.plugins.kubernetes_release import render
 from infra.render import login
 from infra.render.charts import cluster_charts
-from infra.render.values.nodesets import nodesets_values
-from infra.render.values.slurm_cluster import active_checks_values
+from infra.render.values.slurm_cluster import active_checks_values, nodesets_values
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cluster import (

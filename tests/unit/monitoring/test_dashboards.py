@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from cost.resources.estimate import Burn
-from infra.render.charts import notifier_values
 from infra.render.monitoring.objects import config_map, custom_resources, dashboards, rule_groups
 from infra.render.sbatch import metrics_environment
 from infra.render.values.pods import METRICS_IMPORT, chart_values
@@ -195,4 +194,5 @@ def test_jobs_send_their_metrics_only_where_something_stores_them(watched: Stack
 def test_the_store_listens_where_jobs_and_the_notifier_look(watched: StackSpec) -> None:
     port = chart_values(watched, "metrics")["vmsingle"]["spec"]["port"]
     assert METRICS_IMPORT.endswith(f".svc:{port}/api/v1/import/prometheus")
-    assert notifier_values("url")["slack"] == {"webhookUrl": "url"}
+    notifier = chart_values(watched, "soperator-notifier", {"slack_webhook_url": "url"})
+    assert notifier["slack"] == {"webhookUrl": "url"}

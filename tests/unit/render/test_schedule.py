@@ -114,7 +114,7 @@ def test_a_schedule_needs_no_line_of_ours(spec: StackSpec) -> None:
 
 
 def values(spec: StackSpec) -> dict[str, object]:
-    return slurm_cluster_values(spec, allocation_id="a", ssh_public_keys=[])
+    return slurm_cluster_values(spec, {"allocation_id": "a", "ssh_public_keys": []})
 
 
 @pytest.mark.feature("S002-85")

@@ -10,10 +10,12 @@ import pytest
 
 from infra.render import names
 from infra.render.charts import Chart, cluster_charts, platform_charts
-from infra.render.values.nodesets import nodesets_values
 from infra.render.values.pods import chart_values
-from infra.render.values.slurm_cluster import active_checks_values, slurm_cluster_values
-from infra.render.values.storage import storage_values
+from infra.render.values.slurm_cluster import (
+    active_checks_values,
+    nodesets_values,
+    slurm_cluster_values,
+)
 from stacks.catalog import find_preset
 from stacks.check import check
 from stacks.load import load_stack
@@ -34,7 +36,7 @@ def charts(spec: StackSpec) -> dict[str, Chart]:
 
 
 def cluster(spec: StackSpec) -> dict[str, Any]:
-    return slurm_cluster_values(spec, allocation_id="id", ssh_public_keys=["key"])
+    return slurm_cluster_values(spec, {"allocation_id": "id", "ssh_public_keys": ["key"]})
 
 
 def nodesets(spec: StackSpec) -> list[dict[str, Any]]:
@@ -163,7 +165,7 @@ def test_trap_12_no_nodeset_asks_for_zero_replicas(stack: str) -> None:
 
 def test_trap_13_mount_tags_pass_the_filter_of_the_chart_unchanged(stack: str) -> None:
     spec = load_stack(stack)
-    volume = storage_values(spec)["volume"]
+    volume = chart_values(spec, "slurm-cluster-storage")["volume"]
     tags = [tag for tag, _ in names.filesystems(spec)]
     given = [volume[key] for key in ("jail", "controllerSpool", "accounting") if key in volume]
     given += volume["jailSubMounts"]

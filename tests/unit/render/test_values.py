@@ -14,9 +14,8 @@ from infra.local.plugins.kubernetes_release import Rendered, render
 from infra.render import names
 from infra.render.charts import cluster_charts, platform_charts
 from infra.render.nodes import labels, roles
-from infra.render.values.nodesets import gres, nodesets_values
-from infra.render.values.slurm_cluster import slurm_cluster_values
-from infra.render.values.storage import storage_values
+from infra.render.values.pods import chart_values
+from infra.render.values.slurm_cluster import gres, nodesets_values, slurm_cluster_values
 from stacks.load import load_stack
 from stacks.machines import IN_JAIL
 from stacks.spec import StackSpec
@@ -33,9 +32,11 @@ KEYS = ["ssh-ed25519 AAAA user", "ssh-ed25519 BBBB deploy"]
 
 def values(spec: StackSpec) -> dict[str, dict[str, Any]]:
     """Chart -> what the program gives it."""
-    cluster = slurm_cluster_values(spec, allocation_id="vpcallocation-1", ssh_public_keys=KEYS)
+    cluster = slurm_cluster_values(
+        spec, {"allocation_id": "vpcallocation-1", "ssh_public_keys": KEYS}
+    )
     return {
-        "helm-slurm-cluster-storage": storage_values(spec),
+        "helm-slurm-cluster-storage": chart_values(spec, "slurm-cluster-storage"),
         "helm-slurm-cluster": cluster,
         "helm-nodesets": nodesets_values(spec),
     }
@@ -112,7 +113,9 @@ class TestAgreement:
     def test_every_filesystem_is_a_volume_under_its_mount_tag(self, stack: str) -> None:
         spec = load_stack(stack)
         tags = [tag for tag, _ in names.filesystems(spec)]
-        assert sorted(found(storage_values(spec), "filestoreDeviceName")) == sorted(tags)
+        assert sorted(
+            found(chart_values(spec, "slurm-cluster-storage"), "filestoreDeviceName")
+        ) == sorted(tags)
 
     def test_every_claim_in_use_is_made_by_the_storage_chart(self, stack: str) -> None:
         spec = load_stack(stack)
@@ -286,7 +289,7 @@ def test_the_login_node_lets_in_exactly_the_given_keys_and_proves_itself(spec: S
 def test_without_accounting_what_needs_it_is_off_too(bare: StackSpec) -> None:
     nodes = slurm(bare)["slurmNodes"]
     assert [nodes[name]["enabled"] for name in ("accounting", "rest", "exporter")] == [False] * 3
-    assert "accounting" not in storage_values(bare)["volume"]
+    assert "accounting" not in chart_values(bare, "slurm-cluster-storage")["volume"]
     for chart in values(bare):
         assert rendered(bare, chart).objects
 
@@ -328,7 +331,7 @@ def test_a_filesystem_that_grows_leaves_every_release_as_it_is(spec: StackSpec) 
 def test_an_existing_filesystem_is_claimed_without_knowing_its_size(spec: StackSpec) -> None:
     old = SubmountSpec(name="old", mount_path="/mnt/old", existing_id="computefilesystem-1")
     changed = replace(spec, storage=replace(spec.storage, submounts=(old,)))
-    (volume,) = storage_values(changed)["volume"]["jailSubMounts"]
+    (volume,) = chart_values(changed, "slurm-cluster-storage")["volume"]["jailSubMounts"]
     assert volume == {"name": "old", "size": "1Gi", "filestoreDeviceName": "jail-submount-old"}
 
 

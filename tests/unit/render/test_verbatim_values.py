@@ -10,8 +10,7 @@ import pytest
 
 from infra.local.kube.values import MADE_FOLDERS, Release
 from infra.local.plugins.kubernetes_release import render
-from infra.render.values.nodesets import nodesets_values
-from infra.render.values.slurm_cluster import slurm_cluster_values
+from infra.render.values.slurm_cluster import nodesets_values, slurm_cluster_values
 from stacks.spec import StackSpec
 from stacks.spec.cluster import SssdSpec
 from stacks.spec.nodes import LocalDiskSpec, WorkerSpec
@@ -21,7 +20,7 @@ SSSD = SssdSpec(config_secret="sssd-conf", ca_config_map="ldap-ca")
 
 
 def of_cluster(spec: StackSpec) -> dict[str, Any]:
-    return slurm_cluster_values(spec, allocation_id="id", ssh_public_keys=[])
+    return slurm_cluster_values(spec, {"allocation_id": "id", "ssh_public_keys": []})
 
 
 def of_nodeset(spec: StackSpec, **changes: Any) -> dict[str, Any]:
