@@ -12,24 +12,44 @@ from infra.providers.nebius.adoption import STATE_ID
 from stacks.spec import StackSpec
 
 
-def child(
-    parent: pulumi.Resource,
-    token: str,
-    name: str,
-    *,
-    parent_id: pulumi.Input[str],
-    spec: Mapping[str, Any] | None = None,
-    opts: pulumi.ResourceOptions | None = None,
-) -> Resource:
-    """A Nebius resource under `parent`; its API name is its Pulumi name, so it can be found."""
-    own = pulumi.ResourceOptions(parent=parent)
-    return Resource(
-        token,
-        name,
-        metadata={"parent_id": parent_id, "name": name},
-        spec=spec,
-        opts=pulumi.ResourceOptions.merge(own, opts),
-    )
+class Part(pulumi.ComponentResource):
+    """A component of a stack, with its class's name as type; makes resources of the project."""
+
+    def __init__(
+        self, name: str, spec: StackSpec, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__(f"soperator:infra:{type(self).__name__}", name, None, opts)
+        self._spec = spec
+
+    def _child(
+        self,
+        token: str,
+        noun: str,
+        spec: Mapping[str, Any] | None = None,
+        opts: pulumi.ResourceOptions | None = None,
+        *,
+        parent_id: pulumi.Input[str] | None = None,
+    ) -> Resource:
+        """A Nebius resource; its API name is its Pulumi name, so it can be found."""
+        name = f"{self.pulumi_resource_name}-{noun}".removesuffix("-")
+        parent_id = self._spec.nebius.project_id if parent_id is None else parent_id
+        return Resource(
+            token,
+            name,
+            metadata={"parent_id": parent_id, "name": name},
+            spec=spec,
+            opts=pulumi.ResourceOptions.merge(pulumi.ResourceOptions(parent=self), opts),
+        )
+
+    def _kept(self) -> pulumi.ResourceOptions:
+        """Options of a resource with data: destroy leaves it unless the stack purges."""
+        purges = self._spec.storage.purge_on_destroy
+        return pulumi.ResourceOptions(retain_on_delete=not purges)
+
+
+def address_of(allocation: Resource) -> pulumi.Output[str]:
+    """The IPv4 address of an allocation; the API gives a /32 CIDR."""
+    return allocation.status.apply(lambda status: status["details"]["allocated_cidr"].split("/")[0])
 
 
 UNLABELLED: Final = (
@@ -49,8 +69,3 @@ def labelled(
     whose = {} if company is None else {"company": company}
     props["metadata"] = {**props["metadata"], "labels": {STATE_ID: state_id, **whose}}
     return pulumi.ResourceTransformationResult(props, made.opts)
-
-
-def kept(spec: StackSpec) -> pulumi.ResourceOptions:
-    """Options of a resource with data: destroy leaves it in the cloud unless the stack purges."""
-    return pulumi.ResourceOptions(retain_on_delete=not spec.storage.purge_on_destroy)

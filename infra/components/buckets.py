@@ -13,7 +13,7 @@ from typing import Final
 import pulumi
 import pulumi_kubernetes as kubernetes
 
-from infra.components.base import child, kept
+from infra.components.base import Part
 from infra.components.releases import make_releases
 from infra.providers.engine.resources import Expiry, Password, Resource
 from infra.render import backup as render
@@ -22,7 +22,7 @@ from stacks.spec import StackSpec
 from stacks.spec.storage import BackupSpec
 
 
-class Buckets(pulumi.ComponentResource):
+class Buckets(Part):
     """One bucket per declared use; a stack that declares none gets none."""
 
     backups: Resource | None
@@ -33,92 +33,64 @@ class Buckets(pulumi.ComponentResource):
     def __init__(
         self, name: str, spec: StackSpec, opts: pulumi.ResourceOptions | None = None
     ) -> None:
-        super().__init__("soperator:infra:Buckets", name, None, opts)
+        super().__init__(name, spec, opts)
         storage = spec.storage
         # Backups rotate by themselves; a config is found again as it was for any run.
-        self.backups = (
-            None
-            if storage.backup is None
-            else self._bucket(f"{name}-backups", spec, versioning="disabled")
-        )
-        self.configs = (
-            None
-            if storage.config_bucket_gib is None
-            else self._bucket(f"{name}-configs", spec, versioning="enabled")
-        )
+        wants_configs = storage.config_bucket_gib is not None
+        self.backups = None if storage.backup is None else self._bucket("backups", "disabled")
+        self.configs = self._bucket("configs", "enabled") if wants_configs else None
         self.register_outputs({})
 
-    def _bucket(self, name: str, spec: StackSpec, *, versioning: str) -> Resource:
-        return child(
-            self,
-            "nebius:storage/v1:Bucket",
-            name,
-            parent_id=spec.nebius.project_id,
-            spec={"versioning_policy": versioning},
-            opts=kept(spec),
-        )
+    def _bucket(self, noun: str, versioning: str) -> Resource:
+        policy = {"versioning_policy": versioning}
+        return self._child("nebius:storage/v1:Bucket", noun, policy, self._kept())
 
 
-def bucket_key(
-    parent: pulumi.Resource,
-    name: str,
-    spec: StackSpec,
-    bucket: Resource,
-    *,
-    description: str,
-    roles: Iterable[str],
-    days: int,
-    version: int,
-) -> Resource:
-    """The access key of a new account with `roles` on the bucket, through a group of its own."""
-    project = spec.nebius.project_id
-    account = child(
-        parent,
-        "nebius:iam/v1:ServiceAccount",
-        name,
-        parent_id=project,
-        spec={"description": description},
-    )
-    group = child(parent, "nebius:iam/v1:Group", f"{name}-writers", parent_id=project)
-    member = child(
-        parent,
-        "nebius:iam/v1:GroupMembership",
-        f"{name}-writer",
-        parent_id=group.id,
-        spec={"member_id": account.id},
-    )
-    permits = [
-        child(
-            parent,
-            "nebius:iam/v1:AccessPermit",
-            f"{name}-{role.replace('.', '-')}",
-            parent_id=group.id,
-            spec={"resource_id": bucket.id, "role": role},
+class _Writer(Part):
+    """What writes into a bucket."""
+
+    def _bucket_key(
+        self,
+        noun: str,
+        bucket: Resource,
+        *,
+        description: str,
+        roles: Iterable[str],
+        days: int,
+        version: int,
+    ) -> Resource:
+        """The access key of a new account with `roles` on the bucket, in a group of its own."""
+        account = self._child("nebius:iam/v1:ServiceAccount", noun, {"description": description})
+        group = self._child("nebius:iam/v1:Group", f"{noun}-writers")
+        joined = {"member_id": account.id}
+        member = self._child(
+            "nebius:iam/v1:GroupMembership", f"{noun}-writer", joined, parent_id=group.id
         )
-        for role in roles
-    ]
-    expiry = Expiry(
-        f"{name}-key-end", days=days, version=version, opts=pulumi.ResourceOptions(parent=parent)
-    )
-    return child(
-        parent,
-        "nebius:iam/v2:AccessKey",
-        f"{name}-key",
-        parent_id=project,
-        spec={
+        permits = [
+            self._child(
+                "nebius:iam/v1:AccessPermit",
+                f"{noun}-{role.replace('.', '-')}",
+                {"resource_id": bucket.id, "role": role},
+                parent_id=group.id,
+            )
+            for role in roles
+        ]
+        mine = pulumi.ResourceOptions(parent=self)
+        end = f"{self.pulumi_resource_name}-{noun}-key-end"
+        expiry = Expiry(end, days=days, version=version, opts=mine)
+        wanted = {
             "account": {"service_account": {"id": account.id}},
             "expires_at": expiry.at,
             "secret_delivery_mode": "INLINE",
-        },
-        opts=pulumi.ResourceOptions(
-            additional_secret_outputs=["status"],
-            # Whoever has the key may use it at once.
-            depends_on=[member, *permits],
-        ),
-    )
+        }
+        # Whoever has the key may use it at once.
+        opts = pulumi.ResourceOptions(
+            additional_secret_outputs=["status"], depends_on=[member, *permits]
+        )
+        return self._child("nebius:iam/v2:AccessKey", f"{noun}-key", wanted, opts)
 
 
-class Backups(pulumi.ComponentResource):
+class Backups(_Writer):
     """What `storage.backup` declares; the bucket itself is among Buckets."""
 
     password: pulumi.Output[str]
@@ -135,11 +107,9 @@ class Backups(pulumi.ComponentResource):
         kubeconfig: pulumi.Input[str],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("soperator:infra:Backups", name, None, opts)
-        key = bucket_key(
-            self,
-            f"{name}-backup",
-            spec,
+        super().__init__(name, spec, opts)
+        key = self._bucket_key(
+            "backup",
             bucket,
             description=f"writes copies of the jail of {name}",
             roles=render.ROLES,
@@ -232,7 +202,7 @@ class StoredObject(pulumi.CustomResource):
         )
 
 
-class RunConfigs(pulumi.ComponentResource):
+class RunConfigs(_Writer):
     """The recipes of the stack's jobs and its own config, under keys that carry their hash.
 
     An object that is replaced or no longer declared leaves the state and stays in the bucket: a run
@@ -253,11 +223,9 @@ class RunConfigs(pulumi.ComponentResource):
         root: Path,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("soperator:infra:RunConfigs", name, None, opts)
-        key = bucket_key(
-            self,
-            f"{name}-config-upload",
-            spec,
+        super().__init__(name, spec, opts)
+        key = self._bucket_key(
+            "config-upload",
             bucket,
             description=f"writes run configs of {name}",
             roles=delivery.WRITER_ROLES,

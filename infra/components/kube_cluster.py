@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import pulumi
 
-from infra.components.base import child
+from infra.components.base import Part, address_of
 from infra.providers.engine.resources import Resource
 from infra.render.backup import namespaces
 from infra.render.kube_cluster import (
@@ -24,7 +24,7 @@ from stacks.spec.nodes import WorkerSpec
 _SUBNET: Final = "nebius:vpc/v1:Subnet"
 
 
-class Network(pulumi.ComponentResource):
+class Network(Part):
     """Makes what the stack does not bring: network, subnet; always the login allocation."""
 
     subnet_id: pulumi.Input[str]
@@ -36,57 +36,35 @@ class Network(pulumi.ComponentResource):
     def __init__(
         self, name: str, spec: StackSpec, opts: pulumi.ResourceOptions | None = None
     ) -> None:
-        super().__init__("soperator:infra:Network", name, None, opts)
-        nebius, project = spec.nebius, spec.nebius.project_id
+        super().__init__(name, spec, opts)
+        nebius = spec.nebius
         self._subnet: Resource | None = None
         if nebius.subnet_id is not None:
             self.subnet_id = nebius.subnet_id
         else:
-            network_id: pulumi.Input[str]
-            if nebius.network_id is not None:
-                network_id = nebius.network_id
-            else:
-                network_id = child(
-                    self, "nebius:vpc/v1:Network", f"{name}-network", parent_id=project
-                ).id
-            self._subnet = child(
-                self,
-                _SUBNET,
-                f"{name}-subnet",
-                parent_id=project,
-                spec={
-                    "network_id": network_id,
-                    "ipv4_private_pools": {"use_network_pools": True},
-                    "ipv4_public_pools": {"use_network_pools": True},
-                },
-            )
+            wanted = {
+                "network_id": nebius.network_id
+                or self._child("nebius:vpc/v1:Network", "network").id,
+                "ipv4_private_pools": {"use_network_pools": True},
+                "ipv4_public_pools": {"use_network_pools": True},
+            }
+            self._subnet = self._child(_SUBNET, "subnet", wanted)
             self.subnet_id = self._subnet.id
         noun, wanted = login_allocation(spec, subnet_id=self.subnet_id)
-        allocation = child(
-            self, "nebius:vpc/v1:Allocation", f"{name}-{noun}", parent_id=project, spec=wanted
-        )
+        allocation = self._child("nebius:vpc/v1:Allocation", noun, wanted)
         self.allocation = allocation
         self.allocation_id = allocation.id
-        # The API gives a /32 CIDR.
-        self.login_ip = allocation.status.apply(
-            lambda status: status["details"]["allocated_cidr"].split("/")[0]
-        )
-        self._name, self._project = name, project
+        self.login_ip = address_of(allocation)
         self.register_outputs({"subnet_id": self.subnet_id, "login_ip": self.login_ip})
 
     def private_cidrs(self) -> pulumi.Output[list[str]]:
         """IPv4 blocks that addresses of nodes come from; a subnet that exists is read."""
-        subnet = self._subnet or child(
-            self,
-            _SUBNET,
-            f"{self._name}-existing-subnet",
-            parent_id=self._project,
-            opts=pulumi.ResourceOptions(id=self.subnet_id),
-        )
+        there = pulumi.ResourceOptions(id=self.subnet_id)
+        subnet = self._subnet or self._child(_SUBNET, "existing-subnet", opts=there)
         return subnet.status.apply(lambda status: list(status["ipv4_private_cidrs"]))
 
 
-class KubeCluster(pulumi.ComponentResource):
+class KubeCluster(Part):
     """Managed Kubernetes control plane, reached over its public or its private endpoint."""
 
     cluster_id: pulumi.Output[str]
@@ -102,13 +80,11 @@ class KubeCluster(pulumi.ComponentResource):
         outlived_by: list[pulumi.Resource],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("soperator:infra:KubeCluster", name, None, opts)
-        cluster = child(
-            self,
+        super().__init__(name, spec, opts)
+        cluster = self._child(
             "nebius:mk8s/v1:Cluster",
-            f"{name}-kube",
-            parent_id=spec.nebius.project_id,
-            spec=kube_cluster_spec(spec, subnet_id=subnet_id),
+            "kube",
+            kube_cluster_spec(spec, subnet_id=subnet_id),
             # While it lives, its balancer holds the address of the login service, or takes it anew.
             opts=pulumi.ResourceOptions(depends_on=outlived_by),
         )
@@ -126,7 +102,7 @@ class KubeCluster(pulumi.ComponentResource):
         self.register_outputs({"cluster_id": self.cluster_id, "kubeconfig": self.kubeconfig})
 
 
-class NodeGroups(pulumi.ComponentResource):
+class NodeGroups(Part):
     """System, controller, login, accounting, NFS and worker groups of the kube cluster."""
 
     gpu_cluster_ids: Mapping[str, pulumi.Output[str]]
@@ -145,14 +121,10 @@ class NodeGroups(pulumi.ComponentResource):
         in_stages: bool = False,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("soperator:infra:NodeGroups", name, None, opts)
+        super().__init__(name, spec, opts)
         self.gpu_cluster_ids = {
-            fabric: child(
-                self,
-                "nebius:compute/v1:GpuCluster",
-                f"{name}-{fabric}",
-                parent_id=spec.nebius.project_id,
-                spec={"infiniband_fabric": fabric},
+            fabric: self._child(
+                "nebius:compute/v1:GpuCluster", fabric, {"infiniband_fabric": fabric}
             ).id
             for fabric in declared_fabrics(spec)
         }
@@ -161,21 +133,22 @@ class NodeGroups(pulumi.ComponentResource):
         for role in roles(spec):
             stage = stage_of(None if role.worker else role.label)
             earlier = [each for place in made if place < stage for each in made[place]]
-            group = child(
-                self,
+            wanted = node_group_spec(
+                spec,
+                role,
+                subnet_id=subnet_id,
+                filesystem_ids=filesystem_ids,
+                gpu_cluster_id=self._gpu_cluster_id(role.worker),
+            )
+            # What the API calls sensitive is hidden from state and output.
+            if (user_data := wanted["template"].get("cloud_init_user_data")) is not None:
+                wanted["template"]["cloud_init_user_data"] = pulumi.Output.secret(user_data)
+            group = self._child(
                 "nebius:mk8s/v1:NodeGroup",
-                f"{name}-{role.name}",
+                role.name,
+                wanted,
                 # The parent of a node group is its cluster, not the project.
                 parent_id=cluster_id,
-                spec=_with_secrets(
-                    node_group_spec(
-                        spec,
-                        role,
-                        subnet_id=subnet_id,
-                        filesystem_ids=filesystem_ids,
-                        gpu_cluster_id=self._gpu_cluster_id(role.worker),
-                    )
-                ),
                 # One after the other only where nodes are replaced: a creation would take thrice as
                 # long for nothing.
                 opts=pulumi.ResourceOptions(depends_on=earlier if in_stages else []),
@@ -192,16 +165,7 @@ class NodeGroups(pulumi.ComponentResource):
         return None if fabric is None else self.gpu_cluster_ids[fabric]
 
 
-def _with_secrets(group: dict[str, Any]) -> dict[str, Any]:
-    """The spec with what the API calls sensitive hidden from state and output."""
-    template = dict(group["template"])
-    user_data = template.get("cloud_init_user_data")
-    if user_data is not None:
-        template["cloud_init_user_data"] = pulumi.Output.secret(user_data)
-    return {**group, "template": template}
-
-
-class NvidiaOperators(pulumi.ComponentResource):
+class NvidiaOperators(Part):
     """One application after the other: drivers of the network first, then those of the GPUs."""
 
     releases: tuple[pulumi.Resource, ...]
@@ -215,19 +179,12 @@ class NvidiaOperators(pulumi.ComponentResource):
         cluster_id: pulumi.Input[str],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("soperator:infra:NvidiaOperators", name, None, opts)
+        super().__init__(name, spec, opts)
         releases: list[pulumi.Resource] = []
         for operator in nvidia_operators(spec):
-            releases.append(
-                child(
-                    self,
-                    "nebius:applications/v1alpha1:K8sRelease",
-                    f"{name}-{operator.name}",
-                    parent_id=spec.nebius.project_id,
-                    spec=operator.spec(cluster_id),
-                    opts=pulumi.ResourceOptions(depends_on=releases[-1:]),
-                )
-            )
+            after = pulumi.ResourceOptions(depends_on=releases[-1:])
+            token = "nebius:applications/v1alpha1:K8sRelease"  # noqa: S105
+            releases.append(self._child(token, operator.name, operator.spec(cluster_id), after))
         self.releases = tuple(releases)
         self.register_outputs({})
 

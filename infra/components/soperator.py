@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pulumi
@@ -15,6 +16,7 @@ import pulumi_command as command
 import pulumi_kubernetes as kubernetes
 
 from cost.resources.estimate import Burn
+from infra.components.base import Part
 from infra.components.releases import make_releases
 from infra.providers.engine.resources import KeyPair
 from infra.render import login, names
@@ -37,7 +39,7 @@ from infra.render.values.slurm_cluster import is_elastic, is_stopped
 from stacks.spec import StackSpec
 
 
-class Soperator(pulumi.ComponentResource):
+class Soperator(Part):
     """Prerequisites, the operator, its checks controller and observability."""
 
     releases: Mapping[str, pulumi.Resource]
@@ -52,14 +54,14 @@ class Soperator(pulumi.ComponentResource):
         kubeconfig: pulumi.Input[str],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("soperator:infra:Soperator", name, None, opts)
+        super().__init__(name, spec, opts)
         self.releases = make_releases(
             self, platform_charts(spec), provider=provider, kubeconfig=kubeconfig
         )
         self.register_outputs({})
 
 
-class SlurmCluster(pulumi.ComponentResource):
+class SlurmCluster(Part):
     """Slurm on the kube cluster, with a login node that this program's keys open and prove."""
 
     def __init__(
@@ -77,7 +79,7 @@ class SlurmCluster(pulumi.ComponentResource):
         nfs_address: pulumi.Input[str] | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("soperator:infra:SlurmCluster", name, None, opts)
+        super().__init__(name, spec, opts)
         mine = pulumi.ResourceOptions(parent=self, provider=provider)
         cluster = spec.cluster
         namespace = kubernetes.core.v1.Namespace(
@@ -97,15 +99,14 @@ class SlurmCluster(pulumi.ComponentResource):
             nfs_address=nfs_address,
         )
         first = [chart for chart in charts if PODS_STARTED not in chart.after]
-        needs = [namespace, host_keys]
-        made = make_releases(
+        make = partial(
+            make_releases,
             self,
-            first,
             provider=provider,
             kubeconfig=kubeconfig,
-            known=releases,
-            needs=needs,
+            needs=[namespace, host_keys],
         )
+        made = make(first, known=releases)
         # A stopped cluster has no pods.
         if not is_stopped(spec):
             made[PODS_STARTED] = PodsStarted(
@@ -118,14 +119,7 @@ class SlurmCluster(pulumi.ComponentResource):
                     parent=self, depends_on=[made["slurm-cluster"], made["nodesets"]]
                 ),
             )
-        make_releases(
-            self,
-            [chart for chart in charts if PODS_STARTED in chart.after],
-            provider=provider,
-            kubeconfig=kubeconfig,
-            known=made,
-            needs=needs,
-        )
+        make([chart for chart in charts if PODS_STARTED in chart.after], known=made)
         if spec.soperator.jail_files:
             self._jail_files(name, spec, provider, made["slurm-cluster"])
         self.register_outputs({})
@@ -203,7 +197,7 @@ _DIAL_ATTEMPTS = 240
 _DIAL_TIMEOUT_S = 15
 
 
-class Login(pulumi.ComponentResource):
+class Login(Part):
     """SSH with the deploy key and the pinned host key: readiness, members, places, one release."""
 
     code_hash: str
@@ -222,7 +216,7 @@ class Login(pulumi.ComponentResource):
         deploy_key: KeyPair,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("soperator:infra:Login", name, None, opts)
+        super().__init__(name, spec, opts)
         connection = command.remote.ConnectionArgs(
             host=login_ip,
             port=spec.login.ssh_port,
@@ -268,7 +262,7 @@ class Login(pulumi.ComponentResource):
         self.register_outputs({"code_hash": self.code_hash})
 
 
-class Monitoring(pulumi.ComponentResource):
+class Monitoring(Part):
     """One ConfigMap of dashboards, the rules, what evaluates them, and what tells Slack."""
 
     def __init__(
@@ -283,7 +277,7 @@ class Monitoring(pulumi.ComponentResource):
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         """`metrics`: the release that brings namespace, definitions and store."""
-        super().__init__("soperator:infra:Monitoring", name, None, opts)
+        super().__init__(name, spec, opts)
         after = pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[metrics])
         kubernetes.core.v1.ConfigMap(f"{name}-dashboards", **objects.config_map(burn), opts=after)
         needs: list[pulumi.Resource] = [metrics]

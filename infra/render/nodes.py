@@ -324,12 +324,13 @@ _TYPES: Final = {
 }
 
 
-def boot_disk_name(machine: str, type_: DiskType) -> str:
-    """Name of the boot disk; of another type it is another disk, made before the old one goes.
+def boot_disk_noun(type_: DiskType) -> str:
+    """Last part of the boot disk's name: of another type it is another disk.
 
-    Replaced under one name the old one would go first, which the machine that has it prevents.
+    It is made before the old one goes. Replaced under one name the old one would go first, which
+    the machine that has it prevents.
     """
-    return f"{machine}-boot-{_TYPES[type_]}"
+    return f"boot-{_TYPES[type_]}"
 
 
 def disk_spec(type_: DiskType, size_gib: int, *, image_family: str | None = None) -> dict[str, Any]:

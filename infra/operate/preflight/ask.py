@@ -35,7 +35,7 @@ from infra.providers.nebius.api import ApiError
 from infra.providers.nebius.sdk import EndpointError, iam_token
 from infra.render.charts import REGISTRY, cluster_charts, platform_charts
 from infra.render.names import filesystems
-from infra.render.nodes import boot_disk_name
+from infra.render.nodes import boot_disk_noun
 from stacks.spec import StackSpec
 
 _EXPECTED_UP: Final = timedelta(minutes=45)
@@ -120,7 +120,7 @@ def wanted_names(spec: StackSpec) -> Iterator[tuple[str, str]]:
     if spec.nfs is not None:
         yield "address", f"{name}-nfs-address"
         yield "machine", f"{name}-nfs"
-        yield "disk", boot_disk_name(f"{name}-nfs", spec.nfs.boot_disk.type)
+        yield "disk", f"{name}-nfs-{boot_disk_noun(spec.nfs.boot_disk.type)}"
         for index in range(spec.nfs.data_disks.count):
             yield "disk", f"{name}-nfs-data-{index}"
     made = [worker for worker in spec.nodes.workers if worker.gpu_cluster_id is None]
