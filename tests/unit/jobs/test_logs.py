@@ -92,7 +92,7 @@ def followed(cluster: Cluster, patience_s: float = 60) -> tuple[bytes, list[str]
 def test_the_log_of_a_job_is_its_own_and_before_users_had_folders_the_place_s(
     tmp_path: Path, there: list[str], name: str | None
 ) -> None:
-    """Both streams of a job are in it (sbatch.py: --output)."""
+    """Both streams of a job are in it (job.sh.j2: --output)."""
     (tmp_path / "logs" / "users" / "ann").mkdir(parents=True)
     for each in there:
         (tmp_path / each).touch()

@@ -21,9 +21,7 @@ from infra.render.sbatch import (
     RenderError,
     chat_profile,
     check_script,
-    name_inputs,
     own_place,
-    refuse_inputs,
     render_sbatch,
 )
 from stacks.load import STACKS_DIR, load_stack
@@ -518,7 +516,7 @@ def test_the_launchers_of_all_nodes_meet_on_the_first_as_one_run(tmp_path: Path)
 
 @pytest.mark.feature("S000-37")
 def test_a_node_that_reads_another_data_set_or_model_is_refused_before_ranks_start(
-    tmp_path: Path,
+    spec: StackSpec, tmp_path: Path
 ) -> None:
     """The places were looked at and not what the recipe names in them: ranks met without it."""
     data, model = tmp_path / "data" / "sets", tmp_path / "model" / "tiny"
@@ -548,7 +546,9 @@ def test_a_node_that_reads_another_data_set_or_model_is_refused_before_ranks_sta
             text=True,
         )
 
-    first = "\n".join([*name_inputs(job), 'echo "$inputs$SOPERATOR_INPUTS"'])
+    lines = render_sbatch(spec, job).splitlines()
+    named = lines[lines.index("inputs=0") : lines.index("export SOPERATOR_INPUTS") + 1]
+    first = "\n".join([*named, 'echo "$inputs$SOPERATOR_INPUTS"'])
     inputs = run(first).stdout.strip()
     assert inputs.startswith('0{"')
     here = {"SOPERATOR_INPUTS": inputs.removeprefix("0")}
@@ -566,7 +566,8 @@ def test_a_node_that_reads_another_data_set_or_model_is_refused_before_ranks_sta
     assert (record["outcome"], record["exit_code"]) == ("FAIL", 65)
     assert record["recipe"] == job.recipe
     assert f"{model} on " in record["reason"]
-    told = run(f"{first}; {refuse_inputs(job)[0]}")
+    (refusal,) = [line for line in lines if line.startswith("(( inputs == 0 ))")]
+    told = run(f"{first}; {refusal}")
     assert told.returncode == 65
     assert "data 'sets' was not found" in told.stderr
 
