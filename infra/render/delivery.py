@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from infra.render.names import shell_file
+from infra.render.names import filled, shell_file
 from infra.render.sbatch import own_place, render_sbatch, render_search
 from stacks.errors import UserError, nearest
 from stacks.schedule import pipeline
@@ -34,17 +34,12 @@ from stacks.spec.slurm import RECIPE_ENDINGS, JobSpec
 FOLDER: Final = "schedules"
 """Folder of a release with what is below; a release without one schedules nothing."""
 SCRONTAB: Final = "scrontab"
-_BEGIN: Final = "# soperator-stack begin: pulumi up writes these lines, do not edit"
-_END: Final = "# soperator-stack end"
-
-# sbatch hands down the variables of the job that submits, and srun reads them as options: srun(1),
-# "INPUT ENVIRONMENT VARIABLES". SLURM_CONF says where Slurm is.
-_CLEAN: Final = 'for name in ${!SLURM_@}; do [[ $name == SLURM_CONF ]] || unset "$name"; done'
-
-
-_NO_SCRONTAB: Final = (
-    'echo "this login node has no scrontab, which jobs[].schedule needs: take schedule out" >&2'
-)
+MARKS: Final = {
+    "folder": FOLDER,
+    "begin": "# soperator-stack begin: pulumi up writes these lines, do not edit",
+    "end": "# soperator-stack end",
+}
+"""Of the lines of a scrontab that are ours."""
 
 
 def placeholders(spec: StackSpec) -> frozenset[str]:
@@ -67,97 +62,22 @@ def schedule_files(spec: StackSpec) -> dict[str, str]:
 
 def schedule_script(spec: StackSpec, job: JobSpec) -> str:
     """Submits the job with all that it needs, unless its last run is not over."""
-    jobs = pipeline(spec, job.name)
-    names = ",".join(each.name for each in jobs)
-    lines = [
-        "#!/bin/bash",
-        f"# Submits {job.name} of stack {spec.name} as scheduled; pulumi up renders it: no edits.",
-        "set -euo pipefail",
-        _CLEAN,
-        f"cd {shlex.quote(spec.code_path)}",
-        f'active=$(squeue --me --noheader --name={names} --format="%j (%i)" | paste -sd " ")',
-        "if [[ -n $active ]]; then",
-        f'  echo "soperator: {job.name} is not submitted: $active of the last time is not over"',
-        "  exit 0",
-        "fi",
-    ]
-    for each in jobs:
-        ids = ":".join(f"${{{_variable(name)}%%;*}}" for name in each.after)
-        needs = f"--dependency=afterok:{ids} --kill-on-invalid-dep=yes " if ids else ""
-        lines.append(f"{_variable(each.name)}=$(sbatch --parsable {needs}jobs/{each.name})")
-        lines.append(f'echo "soperator: {each.name} is job ${_variable(each.name)}"')
-    return "\n".join(lines) + "\n"
+    return filled("schedule.sh.j2", spec=spec, job=job, jobs=pipeline(spec, job.name)) + "\n"
 
 
 def scrontab_lines(spec: StackSpec, scheduled: list[JobSpec]) -> str:
     """Our lines of the deployer's scrontab, between their marks."""
-    lines = [_BEGIN]
-    for job in scheduled:
-        options = (
-            f"--job-name={_placeholder(job)}",
-            f"--partition={job.partition}",
-            "--ntasks=1",
-            "--cpus-per-task=1",
-            "--mem=64M",
-            "--time=00:05:00",
-            f"--output={own_place(spec.storage.places['logs'], DEPLOYER)}/%x_%j.log",
-            "--open-mode=append",
+    return (
+        filled(
+            "scrontab.j2",
+            spec=spec,
+            jobs=scheduled,
+            placeholder=_placeholder,
+            logs=own_place(spec.storage.places["logs"], DEPLOYER),
+            **MARKS,
         )
-        script = shlex.quote(f"{spec.code_path}/current/{FOLDER}/{job.name}")
-        lines += [f"#SCRON {option}" for option in options]
-        lines.append(f"{' '.join((job.schedule or '').split())} /bin/bash {script}")
-    return "\n".join([*lines, _END]) + "\n"
-
-
-def refuse_lines(release: str) -> str:
-    """Shell text, in code_path: a release with schedules goes live only where scrontab is."""
-    return f"""
-if [ -e releases/{release}/{FOLDER}/{SCRONTAB} ] && ! command -v scrontab >/dev/null; then
-  {_NO_SCRONTAB}
-  exit 1
-fi
-""".strip()
-
-
-def install_lines() -> str:
-    """Shell text, in code_path: makes the deployer's scrontab hold the live lines, or none.
-
-    Root's loses those that it had when every job ran as root. Nothing is asked of a cluster that
-    never had a schedule. Slurm makes every job of a scrontab anew when it is written, so one that
-    is right already is left alone.
-    """
-    ours = f"current/{FOLDER}/{SCRONTAB}"
-    return f"""
-if [ -e {ours} ] || [ -e .scheduled ]; then
-  command -v scrontab >/dev/null || {{
-    {_NO_SCRONTAB}
-    exit 1
-  }}
-  touch .scheduled
-  hold() {{
-    # It ends with 1 where nobody wrote a line yet, and lines must outlive any other failure of it.
-    if was=$(scrontab -u "$1" -l 2>.scheduled.new); then :; else
-      case "$was$(cat .scheduled.new)" in
-        "no crontab for "*) was= ;;
-        *) cat .scheduled.new >&2; exit 1 ;;
-      esac
-    fi
-    printf '%s\\n' "$was" | sed '/^{_BEGIN}$/,/^{_END}$/d' | sed '/./,$!d' > .scheduled.new
-    [ ! -e "$2" ] || cat "$2" >> .scheduled.new
-    if [ "$(cat .scheduled.new)" != "$was" ]; then
-      if [ -s .scheduled.new ]; then scrontab -u "$1" .scheduled.new; else scrontab -u "$1" -r; fi
-    fi
-    rm -f .scheduled.new
-  }}
-  hold root ""
-  hold {DEPLOYER} {ours}
-  [ -e {ours} ] || rm -f .scheduled
-fi
-""".strip()
-
-
-def _variable(name: str) -> str:
-    return name.replace("-", "_")
+        + "\n"
+    )
 
 
 _EXECUTABLE_PREFIX = "jobs/"

@@ -11,24 +11,19 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from infra.render.delivery import install_lines, refuse_lines
-from infra.render.names import shell_file
+from infra.render.delivery import MARKS, SCRONTAB
+from infra.render.names import filled, shell_file
 from infra.render.sbatch import is_of_one_node
 from infra.render.values.pods import preset_of
 from stacks.catalog import GIB, slurmd_amounts
 from stacks.machines import MEMORY, shared_mounts
 from stacks.spec import StackSpec
 from stacks.spec.cluster import DEPLOYER, HOME, JailFileSpec, UserSpec
-from stacks.spec.slurm import AccountSpec, QosSpec
 from stacks.spec.storage import FilesystemSpec, SubmountSpec
-
-_READY_TIMEOUT_S: Final = 3600
-# Nodes at work are ready too: an update must not wait for running jobs.
-_READY_STATES: Final = "idle|mixed|allocated|completing|planned|reserved"
 
 
 def minimum_nodes(spec: StackSpec) -> tuple[str, ...]:
@@ -56,64 +51,16 @@ def awaited_nodes(spec: StackSpec) -> tuple[str, ...]:
     )
 
 
-def ready_script(spec: StackSpec, *, timeout_s: int = _READY_TIMEOUT_S) -> str:
+def ready_script(spec: StackSpec, *, timeout_s: int = 3600) -> str:
     """Waits until `sinfo` shows every awaited node idle or at work; prints the nodes.
 
     A node of an elastic set that sleeps is woken, once: Slurm does not by itself for a minimum that
     grew, nor where a person powered it down. A new cluster's nodes sleep until they register.
     """
     nodes = awaited_nodes(spec)
-    if not nodes:
-        return f"set -e\nscontrol ping{_save_lines(spec)}"
-    return f"""
-set -eu
-deadline=$(( $(date +%s) + {timeout_s} ))
-woken=
-while :; do
-  missing=
-  states=$(sinfo --noheader --Node --partition=hidden --format='%N %T' 2>&1 | sort -u) || true
-  for node in {shlex.join(nodes)}; do
-    echo "$states" | grep -qE "^$node ({_READY_STATES})$" || missing="$missing $node"
-  done{_wake_lines(spec, nodes)}
-  [ -n "$missing" ] || break
-  if [ "$(date +%s)" -ge "$deadline" ]; then
-    echo "not idle after {timeout_s} s:$missing; sinfo says:" >&2
-    echo "$states" >&2
-    sinfo --list-reasons >&2 || true
-    echo "soperator doctor --stack {spec.name} names pods that cannot start" >&2
-    exit 1
-  fi
-  sleep 0.3
-done{_save_lines(spec)}
-echo "{len(nodes)} nodes ready: {shlex.join(nodes)}"
-""".strip()
-
-
-def _save_lines(spec: StackSpec) -> str:
-    """Makes slurmctld write its whole state.
-
-    With accounting Slurm 25.11 writes assoc_usage every five minutes, and one that is killed before
-    the first time never starts again: "No Assoc usage file to recover" (assoc_mgr.c, 25.11.3).
-    """
-    return "\nscontrol reconfigure" if spec.slurm.accounting else ""
-
-
-def _wake_lines(spec: StackSpec, nodes: tuple[str, ...]) -> str:
     elastic = {each.name for each in spec.nodes.workers if each.min_nodes < each.max_nodes}
     sleepers = [name for name in nodes if name.rpartition("-")[0] in elastic]
-    if not sleepers:
-        return ""
-    # One that is powered down is `idle~` to Slurm 25.11; 22.05 does not list it at all.
-    return f"""
-  for node in $missing; do
-    case " {shlex.join(sleepers)} " in *" $node "*) ;; *) continue ;; esac
-    case "$woken " in *" $node "*) continue ;; esac
-    shown=$(echo "$states" | sed -n "s/^$node //p")
-    case $shown in "" | *"~") ;; *) continue ;; esac
-    if scontrol update nodename="$node" state=power_up >/dev/null 2>&1; then
-      woken="$woken $node"
-    fi
-  done""".rstrip()
+    return filled("ready.sh.j2", spec=spec, nodes=nodes, sleepers=sleepers, timeout_s=timeout_s)
 
 
 def places_script(spec: StackSpec) -> str:
@@ -146,17 +93,14 @@ def activate_script(code_path: str, release: str) -> str:
 
     With it go its schedules: whoever makes a release live gets what it declares.
     """
-    return f"""
-set -eu
-cd {shlex.quote(code_path)}
-test -d releases/{release}/workloads
-{refuse_lines(release)}
-touch releases/{release}.whole
-ln -sfn releases/{release} .current.{release}
-mv -T .current.{release} current
-for name in workloads jobs configs; do ln -sfn current/$name $name; done
-{install_lines()}
-""".strip()
+    return filled(
+        "activate.sh.j2",
+        code_path=code_path,
+        release=release,
+        scrontab=SCRONTAB,
+        deployer=DEPLOYER,
+        **MARKS,
+    )
 
 
 def mounts(spec: StackSpec) -> dict[str, str]:
@@ -266,8 +210,6 @@ def _key(index: int) -> str:
 
 
 MARK: Final = "soperator-stack"
-_NORMAL: Final = "normal"
-_NO_LIMIT: Final = "-1"
 
 
 def users_script(spec: StackSpec, *, keys_later: bool = False) -> str:
@@ -284,95 +226,23 @@ def users_script(spec: StackSpec, *, keys_later: bool = False) -> str:
 
 def teams_script(spec: StackSpec) -> str:
     """Makes declared QOS, accounts and who belongs to them; removes marked ones that are gone."""
-    slurm = spec.slurm
-    # Slurm lets nobody without an account submit. An operator may end any job; nodes and partitions
-    # are root's (scontrol of Slurm 22.05: "Invalid user id" for an operator).
-    lines = [
-        shell_file("teams"),
-        f"has_user root {DEPLOYER} || set_up add user {DEPLOYER} account=root",
-        f"set_up modify user {DEPLOYER} set AdminLevel=Operator",
-    ]
-    for qos in slurm.qos:
-        lines += _qos(qos)
-    for account in slurm.accounts:
-        lines += _account(account)
-    lines += _defaults(slurm.accounts)
-    lines += [_leavers(account) for account in slurm.accounts]
-    accounts = shlex.quote(" ".join(account.name for account in slurm.accounts))
-    names = shlex.quote(" ".join(qos.name for qos in slurm.qos))
-    lines.append(f"finish {accounts} {names}")
-    return "\n".join(lines)
+    first: dict[str, str] = {}
+    for account in spec.slurm.accounts:
+        for user in (DEPLOYER, *account.users):
+            first.setdefault(user, account.name)
+    return filled(
+        "teams.sh.j2",
+        slurm=spec.slurm,
+        first=first,
+        deployer=DEPLOYER,
+        mark=MARK,
+        members=lambda account: ("root", DEPLOYER, *account.users),
+    )
 
 
 def _keep(user: UserSpec) -> str:
     keys = "\n".join(user.ssh_public_keys)
     return f"keep {shlex.quote(user.name)} <<'KEYS'\n{keys}\nKEYS"
-
-
-def _qos(qos: QosSpec) -> list[str]:
-    limits = {
-        "Priority": str(qos.priority),
-        "MaxWall": qos.max_wall or _NO_LIMIT,
-        "GrpTRES": f"gres/gpu={_limit(qos.max_gpus)}",
-        "MaxTRESPerUser": f"gres/gpu={_limit(qos.max_gpus_per_user)}",
-        "MaxJobsPerUser": _limit(qos.max_jobs_per_user),
-    }
-    name = shlex.quote(qos.name)
-    return [
-        f"has_qos {name} || set_up add qos {name} description={MARK}",
-        f"set_up modify qos {name} set {_settings(limits)}",
-    ]
-
-
-def _account(account: AccountSpec) -> list[str]:
-    allowed = account.qos or (_NORMAL,)
-    settings = {
-        "Fairshare": str(account.fair_share),
-        "GrpTRES": f"gres/gpu={_limit(account.max_gpus)},node={_limit(account.max_nodes)}",
-        "GrpJobs": _limit(account.max_jobs),
-        "QosLevel": ",".join(allowed),
-    }
-    name = shlex.quote(account.name)
-    lines = [
-        f"has_account {name} || set_up add account {name} organization={MARK} description={name}",
-        f"set_up modify account {name} set {_settings(settings)}",
-        # The default must be among the allowed ones, so it is set after them.
-        f"set_up modify account {name} set DefaultQOS={shlex.quote(allowed[0])}",
-    ]
-    for user in ("root", DEPLOYER, *account.users):
-        one = shlex.quote(user)
-        lines.append(f"has_user {name} {one} || set_up add user {one} account={name}")
-    return lines
-
-
-def _defaults(accounts: Iterable[AccountSpec]) -> list[str]:
-    """Each user's jobs go to the first account that names it, unless they say another."""
-    first: dict[str, str] = {}
-    for account in accounts:
-        for user in (DEPLOYER, *account.users):
-            first.setdefault(user, account.name)
-    return [
-        f"set_up modify user {shlex.quote(user)} set DefaultAccount={shlex.quote(name)}"
-        for user, name in first.items()
-    ]
-
-
-def _leavers(account: AccountSpec) -> str:
-    name = shlex.quote(account.name)
-    members = shlex.quote(" ".join(("root", DEPLOYER, *account.users)))
-    return (
-        f"for user in $(say list associations where account={name} format=user | sort -u); do\n"
-        f'  declared {members} "$user" || leave {name} "$user"\n'
-        "done"
-    )
-
-
-def _settings(values: dict[str, str]) -> str:
-    return " ".join(f"{key}={shlex.quote(value)}" for key, value in values.items())
-
-
-def _limit(count: int | None) -> str:
-    return _NO_LIMIT if count is None else str(count)
 
 
 def write_release(folder: Path, files: Mapping[str, bytes], root: Path) -> str:

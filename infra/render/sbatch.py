@@ -13,16 +13,13 @@ launcher, one a node: its CPUs are those of all ranks that it starts.
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final
+from pathlib import PurePosixPath
+from typing import Final
 
-from infra.files import environment
-from infra.render.names import shell_file
+from infra.render.names import filled
 from infra.render.values.pods import METRICS_IMPORT
 from stacks.catalog import slurmd_amounts
 from stacks.errors import UserError
@@ -38,9 +35,6 @@ from stacks.spec import StackSpec
 from stacks.spec.cluster import HOME, Observability
 from stacks.spec.nodes import Billing, WorkerSpec
 from stacks.spec.slurm import LOOK_MODULE, JobSpec, SearchSpec
-
-if TYPE_CHECKING:
-    import jinja2
 
 
 class RenderError(UserError):
@@ -210,27 +204,13 @@ def metrics_environment(spec: StackSpec) -> dict[str, str]:
     return {"SOPERATOR_METRICS_URL": METRICS_IMPORT}
 
 
-@cache
-def _templates() -> jinja2.Environment:
-    filters = {"quote": shlex.quote, "join_words": shlex.join, "json": json.dumps}
-    made = environment(
-        Path(__file__).parent, {**filters, "export": _export, "in_quotes": _in_quotes}
-    )
-    made.globals["shell_file"] = shell_file
-    return made
-
-
-def _fill(template: str, **values: object) -> str:
-    return _templates().get_template(template).render(**values).rstrip("\n")
-
-
 def check_script(job: JobSpec, *, made_on_nodes: Sequence[str] = ()) -> str:
     """The checks of a node.
 
     `made_on_nodes`: places of which each node has its own, whose folder the user's first job makes.
     """
     same = _compares_inputs(job)
-    return _fill("job_checks.sh.j2", job=job, made_on_nodes=made_on_nodes, compares_inputs=same)
+    return filled("job_checks.sh.j2", job=job, made_on_nodes=made_on_nodes, compares_inputs=same)
 
 
 def _compares_inputs(job: JobSpec) -> bool:
@@ -259,7 +239,7 @@ def render_sbatch(spec: StackSpec, job: JobSpec, search: SearchSpec | None = Non
     disks = [{d.mount_path for d in each.local_disks if "tmp" in d.folders} for each in nodesets]
     declared = dict(sorted(job.environment.items()))
     preemptible = [each.name for each in nodesets if each.billing is Billing.PREEMPTIBLE]
-    script = _fill(
+    script = filled(
         "job.sh.j2",
         spec=spec,
         job=job,
@@ -344,18 +324,6 @@ def _hardware(
         )
         for each in nodesets
     ]
-
-
-def _export(environment: Mapping[str, str]) -> str:
-    pairs = (f"{name}={shlex.quote(value)}" for name, value in environment.items())
-    return f"export {' '.join(pairs)}"
-
-
-def _in_quotes(script: str) -> str:
-    """The script in single quotes, so that only the task on the node expands it."""
-    if "'" in script:
-        raise AssertionError("a launch script must not hold single quotes")
-    return f"'{script}'"
 
 
 NOTICE_VARIABLE: Final = "SOPERATOR_NOTICE_S"
