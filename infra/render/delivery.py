@@ -23,8 +23,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from infra.render.names import filled, shell_file
+from infra.render.names import shell_file
 from infra.render.sbatch import own_place, render_sbatch, render_search
+from infra.render.templates import shell
 from stacks.errors import UserError, nearest
 from stacks.schedule import pipeline
 from stacks.spec import StackSpec
@@ -62,13 +63,13 @@ def schedule_files(spec: StackSpec) -> dict[str, str]:
 
 def schedule_script(spec: StackSpec, job: JobSpec) -> str:
     """Submits the job with all that it needs, unless its last run is not over."""
-    return filled("schedule.sh.j2", spec=spec, job=job, jobs=pipeline(spec, job.name)) + "\n"
+    return shell("schedule.sh.j2", spec=spec, job=job, jobs=pipeline(spec, job.name)) + "\n"
 
 
 def scrontab_lines(spec: StackSpec, scheduled: list[JobSpec]) -> str:
     """Our lines of the deployer's scrontab, between their marks."""
     return (
-        filled(
+        shell(
             "scrontab.j2",
             spec=spec,
             jobs=scheduled,

@@ -11,16 +11,15 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Final
 
-from infra.files import environment
 from infra.render import names
 from infra.render.sbatch import CONTAINER_PYTHON, RenderError, nodesets_of
+from infra.render.templates import manifest
 from infra.render.values.pods import claim
 from infra.render.values.slurm_cluster import replicas
 from stacks.catalog import GIB, node_capacity
-from stacks.files import parse_yaml
 from stacks.machines import MEMORY, cpus_per_rank, shared_mounts
 from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
@@ -92,9 +91,8 @@ def pytorch_job(pods: Pods) -> list[dict[str, Any]]:
 def _objects(pods: Pods, *kinds: str) -> list[dict[str, Any]]:
     worker, labels = pods.worker, {"app.kubernetes.io/name": pods.name}
     gpus = {names.GPU_RESOURCE: str(pods.gpus)} if pods.gpus else {}
-    filters = {"combined": lambda first, second: {**first, **second}}
-    made = environment(Path(__file__).parent, filters, variables=("[[", "]]"))
-    text = made.get_template("kube_job.yaml.j2").render(
+    specs = manifest(
+        "kube_job.yaml.j2",
         pods=pods,
         names=names,
         labels=labels,
@@ -108,7 +106,6 @@ def _objects(pods: Pods, *kinds: str) -> list[dict[str, Any]]:
             **pods.environment,
         },
     )
-    specs: Any = parse_yaml(text)
     return [
         names.kube_object(
             _API_VERSIONS[kind],

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from infra.render.delivery import MARKS, SCRONTAB
-from infra.render.names import filled, shell_file
+from infra.render.names import shell_file
 from infra.render.sbatch import is_of_one_node
+from infra.render.templates import shell
 from infra.render.values.pods import preset_of
 from stacks.catalog import GIB, slurmd_amounts
 from stacks.machines import MEMORY, shared_mounts
@@ -60,7 +61,7 @@ def ready_script(spec: StackSpec, *, timeout_s: int = 3600) -> str:
     nodes = awaited_nodes(spec)
     elastic = {each.name for each in spec.nodes.workers if each.min_nodes < each.max_nodes}
     sleepers = [name for name in nodes if name.rpartition("-")[0] in elastic]
-    return filled("ready.sh.j2", spec=spec, nodes=nodes, sleepers=sleepers, timeout_s=timeout_s)
+    return shell("ready.sh.j2", spec=spec, nodes=nodes, sleepers=sleepers, timeout_s=timeout_s)
 
 
 def places_script(spec: StackSpec) -> str:
@@ -93,7 +94,7 @@ def activate_script(code_path: str, release: str) -> str:
 
     With it go its schedules: whoever makes a release live gets what it declares.
     """
-    return filled(
+    return shell(
         "activate.sh.j2",
         code_path=code_path,
         release=release,
@@ -230,7 +231,7 @@ def teams_script(spec: StackSpec) -> str:
     for account in spec.slurm.accounts:
         for user in (DEPLOYER, *account.users):
             first.setdefault(user, account.name)
-    return filled(
+    return shell(
         "teams.sh.j2",
         slurm=spec.slurm,
         first=first,

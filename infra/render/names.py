@@ -6,20 +6,13 @@ wrong one leaves pods without a node or volumes without a disk. Pure.
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator
 from itertools import dropwhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from infra.files import environment
 from stacks.spec import StackSpec
 from stacks.spec.storage import FilesystemSpec, SubmountSpec
-
-if TYPE_CHECKING:
-    import jinja2
 
 NODESET_LABEL: Final = "slurm.nebius.ai/nodeset"
 NODESET_NAME_LABEL: Final = "slurm.nebius.ai/nodeset-name"
@@ -71,30 +64,3 @@ def shell_file(name: str) -> str:
     """A shell file beside this one without the comment at its head, which is for its readers."""
     text = Path(__file__).with_name(f"{name}.sh").read_text()
     return "\n".join(dropwhile(lambda line: line.startswith("# "), text.splitlines()))
-
-
-def filled(template: str, **values: object) -> str:
-    """A template of shell text beside this file, filled in; no newline at its end."""
-    return _templates().get_template(template).render(**values).rstrip("\n")
-
-
-@cache
-def _templates() -> jinja2.Environment:
-    filters = {"quote": shlex.quote, "join_words": shlex.join, "json": json.dumps}
-    made = environment(
-        Path(__file__).parent, {**filters, "export": _export, "in_quotes": _in_quotes}
-    )
-    made.globals["shell_file"] = shell_file
-    return made
-
-
-def _export(environment: Mapping[str, str]) -> str:
-    pairs = (f"{name}={shlex.quote(value)}" for name, value in environment.items())
-    return f"export {' '.join(pairs)}"
-
-
-def _in_quotes(script: str) -> str:
-    """The script in single quotes, so that only the task on the node expands it."""
-    if "'" in script:
-        raise AssertionError("a launch script must not hold single quotes")
-    return f"'{script}'"

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
-from infra.render.names import filled
+from infra.render.templates import shell
 from infra.render.values.pods import METRICS_IMPORT
 from stacks.catalog import slurmd_amounts
 from stacks.errors import UserError
@@ -210,7 +210,7 @@ def check_script(job: JobSpec, *, made_on_nodes: Sequence[str] = ()) -> str:
     `made_on_nodes`: places of which each node has its own, whose folder the user's first job makes.
     """
     same = _compares_inputs(job)
-    return filled("job_checks.sh.j2", job=job, made_on_nodes=made_on_nodes, compares_inputs=same)
+    return shell("job_checks.sh.j2", job=job, made_on_nodes=made_on_nodes, compares_inputs=same)
 
 
 def _compares_inputs(job: JobSpec) -> bool:
@@ -239,7 +239,7 @@ def render_sbatch(spec: StackSpec, job: JobSpec, search: SearchSpec | None = Non
     disks = [{d.mount_path for d in each.local_disks if "tmp" in d.folders} for each in nodesets]
     declared = dict(sorted(job.environment.items()))
     preemptible = [each.name for each in nodesets if each.billing is Billing.PREEMPTIBLE]
-    script = filled(
+    script = shell(
         "job.sh.j2",
         spec=spec,
         job=job,

@@ -13,16 +13,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from cost.prices.book import HOURS_PER_MONTH
 from cost.resources.estimate import Burn
-from infra.files import environment
 from infra.render.names import kube_object
+from infra.render.templates import manifest
 from infra.render.values.pods import METRICS_ADDRESS, MONITORING, requests_and_limits
 from stacks.catalog import Amounts
-from stacks.files import parse_yaml
 from stacks.spec import StackSpec
 from stacks.spec.cluster import AlertsSpec
 
@@ -38,14 +36,10 @@ _LABELS: Final = {"severity": "warning", "namespace": "monitoring-system"}
 """The operator sends a config of alertmanager only alerts of the config's namespace."""
 
 
-def filled(template: str, **values: Any) -> Any:
-    """What a template of this folder says; [[ ]] is ours, as {{ }} is of Prometheus and Grafana."""
-    made = environment(Path(__file__).parent, variables=("[[", "]]"))
-    names = {name: each for name, each in globals().items() if name.endswith("_USD")}
-    text = made.get_template(template).render(
-        **values, **names, HOURS_PER_MONTH=HOURS_PER_MONTH, usd_of_a_day=usd_of_a_day
-    )
-    return parse_yaml(text)
+def _manifest(template: str, **values: Any) -> Any:
+    usd = {name: each for name, each in globals().items() if name.endswith("_USD")}
+    shared = {**usd, "HOURS_PER_MONTH": HOURS_PER_MONTH, "usd_of_a_day": usd_of_a_day}
+    return manifest(f"monitoring/{template}", **shared, **values)
 
 
 def records(burn: Burn) -> list[dict[str, Any]]:
@@ -74,7 +68,7 @@ def alerts(spec: StackSpec, burn: Burn) -> list[dict[str, Any]]:
 def _rules(burn: Burn, **values: Any) -> Any:
     priced = "" if burn.price_date is None else burn.price_date.isoformat()
     known = {"limits": AlertsSpec(), "stack": "", "idle_hours": None, **values}
-    return filled("rules.yaml.j2", burn=burn, priced=priced, rates=_rates(burn), **known)
+    return _manifest("rules.yaml.j2", burn=burn, priced=priced, rates=_rates(burn), **known)
 
 
 def usd_of_a_day(record: str) -> str:
@@ -111,7 +105,7 @@ def rule_groups(spec: StackSpec, burn: Burn) -> list[dict[str, Any]]:
 
 def custom_resources(spec: StackSpec, burn: Burn) -> list[dict[str, Any]]:
     """What evaluates the rules, and with the notifier what tells Slack."""
-    found = filled(
+    found = _manifest(
         "objects.yaml.j2",
         groups=rule_groups(spec, burn),
         tells=spec.soperator.slack_notifier,
@@ -241,7 +235,7 @@ def dashboards(burn: Burn) -> tuple[Dashboard, ...]:
             panels=page["panels"],
             choose=page.get("choose", {}),
         )
-        for page in filled("dashboards.yaml.j2", burn=burn, says=says, least=least)
+        for page in _manifest("dashboards.yaml.j2", burn=burn, says=says, least=least)
     )
 
 

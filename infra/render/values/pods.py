@@ -9,23 +9,16 @@ nebius/soperator, read 2026-11-21.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from infra.files import environment
-from infra.render import names
+from infra.render import names, templates
 from infra.render.nodes import EXPORT
 from stacks import catalog
 from stacks.catalog import GIB, Amounts, Preset
-from stacks.files import is_list, is_map, parse_yaml
 from stacks.machines import JAIL_UPPER, observability_volumes
 from stacks.spec import StackSpec
 from stacks.spec.cluster import HOME
 from stacks.spec.nodes import IMAGE_PATH, NodeGroupSpec
-
-if TYPE_CHECKING:
-    import jinja2
 
 
 def claim(name: str) -> dict[str, Any]:
@@ -75,58 +68,33 @@ METRICS_IMPORT: Final = f"{METRICS_ADDRESS}/api/v1/import/prometheus"
 """Where jobs send their own metrics."""
 
 
-_CHARTS: Final = Path(__file__).parent / "charts"
-
-
-@cache
-def _templates() -> jinja2.Environment:
-    made = environment(
-        _CHARTS,
-        {
-            "quantities": quantities,
-            "requests_and_limits": requests_and_limits,
-            "submount_tag": names.submount_tag,
-        },
-    )
-    made.globals |= {
-        "monitoring": MONITORING,
-        "logs": LOGS,
-        "store_port": _STORE_PORT,
-        "names": names,
-        "catalog": catalog,
-        "claim": claim,
-        "preset_of": preset_of,
-        "busybox": "cr.eu-north1.nebius.cloud/soperator/busybox",
-        "export": EXPORT,
-        "home": HOME,
-        "image_path": IMAGE_PATH,
-        "jail_upper": JAIL_UPPER,
-    }
-    return made
+_CHARTS: Final = "values/charts"
+_SHARED: Final = {
+    "monitoring": MONITORING,
+    "logs": LOGS,
+    "store_port": _STORE_PORT,
+    "names": names,
+    "catalog": catalog,
+    "claim": claim,
+    "preset_of": preset_of,
+    "quantities": quantities,
+    "requests_and_limits": requests_and_limits,
+    "busybox": "cr.eu-north1.nebius.cloud/soperator/busybox",
+    "export": EXPORT,
+    "home": HOME,
+    "image_path": IMAGE_PATH,
+    "jail_upper": JAIL_UPPER,
+}
 
 
 def has_values(release: str) -> bool:
     """Whether a release has values of ours."""
-    return (_CHARTS / f"{release}.yaml.j2").is_file()
+    return templates.has_template(f"{_CHARTS}/{release}.yaml.j2")
 
 
 def chart_values(
     spec: StackSpec, release: str, known: Mapping[str, Any] | None = None, **more: Any
 ) -> dict[str, Any]:
-    """The values of a release whose file is in charts/, which may name `more`.
-
-    `known`: what may be the engine's to tell, and stands in the file as `<name>`.
-    """
-    template = _templates().get_template(f"{release}.yaml.j2")
-    text = template.render(spec=spec, volumes=observability_volumes(spec), **more)
-    found = _filled(parse_yaml(text), {f"<{name}>": each for name, each in (known or {}).items()})
-    assert isinstance(found, dict)
-    return found
-
-
-def _filled(value: object, known: Mapping[str, Any]) -> object:
-    if is_map(value):
-        return {key: _filled(each, known) for key, each in value.items()}
-    if is_list(value):
-        return [_filled(each, known) for each in value]
-    return known.get(value, value) if isinstance(value, str) else value
+    """The values of a release whose file is in charts/; `known` and `more` as templates have it."""
+    shared = {**_SHARED, "spec": spec, "volumes": observability_volumes(spec)}
+    return templates.manifest(f"{_CHARTS}/{release}.yaml.j2", known, **shared, **more)
