@@ -18,17 +18,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from infra.render import names
+from infra.render.templates import manifest
 from stacks.catalog import NODES_PER_GROUP_MAX
 from stacks.spec import StackSpec
-from stacks.spec.cluster import GpuDrivers
 from stacks.spec.nodes import (
-    Billing,
     LocalNvmeSpec,
     MachineSpec,
     NodeGroupSpec,
     NodesSpec,
     NodeUserSpec,
-    StrategySpec,
     VolumeFilesystem,
     WorkerSpec,
 )
@@ -133,20 +131,6 @@ def _nvme_script(nvme: LocalNvmeSpec) -> str:
     return f"#!/bin/bash\nset -euo pipefail\npath={path}\ntype={nvme.filesystem}\n{make}\n"
 
 
-# Recipe: nebius-solutions-library soperator/modules/k8s, commit 7b687e5, 2026-04-21.
-_GPU_TAINT: Final = {"key": names.GPU_RESOURCE, "value": "true", "effect": "NO_SCHEDULE"}
-# Roles that nothing else may fill: their pods tolerate it, in infra/render/values/.
-_TAINTED: Final = ("controller", "login", "accounting", "nfs")
-_MAX_UNAVAILABLE: Final = {"percent": 50}
-_MAX_SURGE: Final = {"percent": 0}
-# Soperator drains and replaces its own workers; mk8s must not do it under a running job.
-_AUTO_REPAIR: Final = (
-    {"type": "NebiusBootDiskIOError", "status": "TRUE", "disabled": True},
-    {"type": "NodeReady", "status": "UNKNOWN", "disabled": True},
-    {"type": "HardwareIssuesSuspected", "status": "TRUE", "timeout": "1s"},
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
     """One node group of a stack under its role."""
@@ -232,83 +216,24 @@ def node_group_spec(
     gpu_cluster_id: Any = None,
 ) -> dict[str, Any]:
     """The API's NodeGroupSpec of `role`."""
-    group, worker = role.group, role.worker
-    interface: dict[str, Any] = {"subnet_id": subnet_id}
-    if group.public_ip:
-        interface["public_ip_address"] = {}
-    template: dict[str, Any] = {
-        "metadata": {"labels": labels(role)},
-        "resources": {"platform": group.platform, "preset": group.preset},
-        "boot_disk": {
-            "type": group.boot_disk.type.value,
-            "size_gibibytes": group.boot_disk.size_gib,
-        },
-        "os": spec.cluster.os,
-        "network_interfaces": [interface],
+    known = {
+        **filesystem_ids,
+        "subnet_id": subnet_id,
+        "gpu_cluster_id": gpu_cluster_id,
+        "user_data": cloud_init(role.group, spec.nodes.ssh_users),
     }
-    if role.tags:
-        template["filesystems"] = [
-            {
-                "attach_mode": "READ_WRITE",
-                "mount_tag": tag,
-                "existing_filesystem": {"id": filesystem_ids[tag]},
-            }
-            for tag in role.tags
-        ]
-    own = {"key": names.NODESET_LABEL, "value": role.label, "effect": "NO_SCHEDULE"}
-    taints = [own] if role.label in _TAINTED else []
-    if taints := taints + ([dict(_GPU_TAINT)] if group.gpus else []):
-        template["taints"] = taints
-    if role.group.gpus and spec.cluster.gpu_drivers is GpuDrivers.PREINSTALLED:
-        template["gpu_settings"] = {"drivers_preset": spec.cluster.drivers_preset}
-    if gpu_cluster_id is not None:
-        template["gpu_cluster"] = {"id": gpu_cluster_id}
-    if group.billing is Billing.PREEMPTIBLE:
-        template["preemptible"] = {}
-    user_data = cloud_init(group, spec.nodes.ssh_users)
-    if user_data is not None:
-        template["cloud_init_user_data"] = user_data
-    least, most = role.chunk.min_nodes, role.chunk.max_nodes
-    size: dict[str, Any] = {"fixed_node_count": least}
-    if least != most:
-        size = {"autoscaling": {"min_node_count": least, "max_node_count": most}}
-    rendered = {"version": spec.cluster.kubernetes_version, **size, "template": template}
-    if worker is None:
-        return rendered
-    if (reservation := worker.reservation) is not None:
-        ids = {"reservation_ids": list(reservation.ids)} if reservation.ids else {}
-        template["reservation_policy"] = {"policy": reservation.policy.value, **ids}
-    if worker.max_pods is not None:
-        template["max_pods"] = worker.max_pods
-    if worker.local_nvme is not None:
-        # Without a config the service would make volumes of the drives that cloud-init joins.
-        own_drives = {"passthrough_group": {"requested": True}, "config": {"none": True}}
-        template["local_disks"] = own_drives
-    rendered["strategy"] = _strategy(worker.strategy)
-    rendered["auto_repair"] = {"conditions": [dict(each) for each in _AUTO_REPAIR]}
-    return rendered
-
-
-def _strategy(strategy: StrategySpec) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "max_unavailable": _percent_or_count(
-            strategy.max_unavailable_percent, strategy.max_unavailable_nodes, _MAX_UNAVAILABLE
-        ),
-        "max_surge": _percent_or_count(
-            strategy.max_surge_percent, strategy.max_surge_nodes, _MAX_SURGE
-        ),
-    }
-    if strategy.drain_timeout_s is not None:
-        found["drain_timeout"] = f"{strategy.drain_timeout_s}s"
-    return found
-
-
-def _percent_or_count(
-    percent: int | None, count: int | None, otherwise: Mapping[str, int]
-) -> dict[str, int]:
-    if count is not None:
-        return {"count": count}
-    return dict(otherwise) if percent is None else {"percent": percent}
+    return manifest(
+        "node_group.yaml.j2",
+        known,
+        spec=spec,
+        group=role.group,
+        worker=role.worker,
+        role=role.label,
+        chunk=role.chunk,
+        tags=role.tags,
+        labels=labels(role),
+        names=names,
+    )
 
 
 # nebius.compute.v1.AttachedDiskSpec.device_id has at most 20 characters (SDK of 2026-11).
@@ -356,32 +281,16 @@ def machine_spec(
     user_data: Any = None,
 ) -> dict[str, Any]:
     """The API's InstanceSpec with disks that live on their own."""
-    interface: dict[str, Any] = {
-        "name": "eth0",
+    known = {
         "subnet_id": subnet_id,
-        "ip_address": {"allocation_id": allocation_id},
+        "allocation_id": allocation_id,
+        "boot_disk_id": boot_disk_id,
+        "user_data": user_data,
+        **{f"data_disk_{index}": id_ for index, id_ in enumerate(data_disk_ids)},
     }
-    if machine.public_ip:
-        interface["public_ip_address"] = {}
-    spec: dict[str, Any] = {
-        "resources": {"platform": machine.platform, "preset": machine.preset},
-        "network_interfaces": [interface],
-        "boot_disk": _attached_disks(boot_disk_id),
-    }
-    if data_disk_ids:
-        spec["secondary_disks"] = [
-            {**_attached_disks(id_), "device_id": DEVICE.format(index=index)}
-            for index, id_ in enumerate(data_disk_ids)
-        ]
-    if user_data is not None:
-        spec["cloud_init_user_data"] = user_data
-    if machine.billing is Billing.PREEMPTIBLE:
-        spec["preemptible"] = {"on_preemption": "STOP"}
-    return spec
-
-
-def _attached_disks(disk_id: Any) -> dict[str, Any]:
-    return {"attach_mode": "READ_WRITE", "existing_disk": {"id": disk_id}}
+    return manifest(
+        "machine.yaml.j2", known, machine=machine, num_disks=len(data_disk_ids), device=DEVICE
+    )
 
 
 IMAGE_FAMILY: Final = "ubuntu22.04-driverless"

@@ -32,7 +32,8 @@ def manifest(template: str, known: Mapping[str, Any] | None = None, **values: ob
 
     `known`: what may be the engine's to tell, and stands in the file as `<name>`.
     """
-    found = parse_yaml(_yaml().get_template(template).render(**values))
+    known = known or {}
+    found = parse_yaml(_yaml().get_template(template).render(known=known, **values))
     return _placed(found, {f"<{name}>": each for name, each in known.items()}) if known else found
 
 
