@@ -10,13 +10,15 @@ import pulumi
 from infra.components.base import Part, address_of
 from infra.providers.engine.resources import Resource
 from infra.render.backup import namespaces
-from infra.render.kube_cluster import (
+from infra.render.nodes import (
+    declared_fabrics,
     kube_cluster_spec,
     kubeconfig,
     login_allocation,
+    node_group_spec,
     nvidia_operators,
+    roles,
 )
-from infra.render.nodes import declared_fabrics, node_group_spec, roles
 from stacks.changes import stage_of
 from stacks.spec import StackSpec
 from stacks.spec.nodes import WorkerSpec
@@ -181,10 +183,10 @@ class NvidiaOperators(Part):
     ) -> None:
         super().__init__(name, spec, opts)
         releases: list[pulumi.Resource] = []
-        for operator in nvidia_operators(spec):
+        for application, wanted in nvidia_operators(spec, cluster_id).items():
             after = pulumi.ResourceOptions(depends_on=releases[-1:])
             token = "nebius:applications/v1alpha1:K8sRelease"  # noqa: S105
-            releases.append(self._child(token, operator.name, operator.spec(cluster_id), after))
+            releases.append(self._child(token, application, wanted, after))
         self.releases = tuple(releases)
         self.register_outputs({})
 

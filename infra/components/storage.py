@@ -11,13 +11,13 @@ from typing import Final
 import pulumi
 
 from infra.components.base import Part, address_of
-from infra.render.kube_cluster import filesystem_spec
 from infra.render.names import filesystems
 from infra.render.nodes import (
     IMAGE_FAMILY,
     address_spec,
     boot_disk_noun,
     disk_spec,
+    filesystem_spec,
     machine_spec,
     nfs_user_data,
 )

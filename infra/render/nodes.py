@@ -1,4 +1,7 @@
-"""Node groups and machines as the API wants them, with their cloud-init.
+"""Kube cluster, node groups and machines as the API wants them, with cloud-init and kubeconfig.
+
+The kubeconfig's user runs `soperator kube-token`, so neither the nebius CLI nor kubectl is needed
+on the laptop and no token is ever written down.
 
 A set that grows over 100 nodes gets another group, `<name>-1`, and the one that it has stays as it
 is. Ids that only exist after a create (subnet, filesystems, GPU cluster, disks) are passed through.
@@ -11,6 +14,7 @@ one disk stays one disk, and a disk that holds something is never formatted.
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +25,7 @@ from infra.render import names
 from infra.render.templates import manifest
 from stacks.catalog import NODES_PER_GROUP_MAX
 from stacks.spec import StackSpec
+from stacks.spec.cluster import GpuDrivers
 from stacks.spec.nodes import (
     LocalNvmeSpec,
     MachineSpec,
@@ -30,7 +35,67 @@ from stacks.spec.nodes import (
     VolumeFilesystem,
     WorkerSpec,
 )
-from stacks.spec.storage import DiskType
+from stacks.spec.storage import DiskType, FilesystemSpec, SubmountSpec
+
+
+def login_allocation(spec: StackSpec, *, subnet_id: Any) -> tuple[str, dict[str, Any]]:
+    """Name inside the stack and AllocationSpec; another kind of address is another allocation."""
+    if spec.login.public_ip:
+        return "login", {"ipv4_public": {"subnet_id": subnet_id}}
+    return "login-private", {"ipv4_private": {"subnet_id": subnet_id}}
+
+
+def kube_cluster_spec(spec: StackSpec, *, subnet_id: Any) -> dict[str, Any]:
+    """The API's ClusterSpec."""
+    return manifest("kube_cluster.yaml.j2", {"subnet_id": subnet_id}, spec=spec)
+
+
+_TOKEN: Final = {
+    "exec": {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "soperator",
+        "args": ["kube-token"],
+        "interactiveMode": "Never",
+        "installHint": "activate the environment: `soperator env`",
+    }
+}
+
+
+def kubeconfig(
+    *, name: str, endpoint: str, ca_certificate: str, user: Mapping[str, Any] = _TOKEN
+) -> str:
+    """Kubeconfig as JSON text; `ca_certificate` is PEM, as in the mk8s cluster's status."""
+    authority = base64.b64encode(ca_certificate.encode()).decode()
+    cluster = {"server": endpoint, "certificate-authority-data": authority}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": name, "cluster": cluster}],
+        "users": [{"name": name, "user": user}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+        "current-context": name,
+    }
+    return json.dumps(config, indent=2)
+
+
+def filesystem_spec(declared: FilesystemSpec | SubmountSpec) -> dict[str, Any]:
+    """Type, GiB and whether the API refuses to delete it; the block size stays the API's own.
+
+    WEKA takes no block size at all (recipe, modules/filestore).
+    """
+    spec: dict[str, Any] = {"type": declared.type.value, "size_gibibytes": declared.size_gib}
+    if declared.forbid_deletion:
+        spec["forbid_deletion"] = True
+    return spec
+
+
+def nvidia_operators(spec: StackSpec, cluster_id: Any) -> dict[str, dict[str, Any]]:
+    """The API's K8sReleaseSpec of each operator by name, in order; none without GPUs."""
+    if spec.cluster.gpu_drivers is GpuDrivers.PREINSTALLED:
+        return {}
+    if not any(worker.gpus for worker in spec.nodes.workers):
+        return {}
+    return manifest("nvidia_operators.yaml.j2", {"cluster_id": cluster_id})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import pytest
 from infra.components.recorder import plain
 from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.schema import Schema
-from infra.render.kube_cluster import kube_cluster_spec
+from infra.render.nodes import kube_cluster_spec
 from infra.state import Cache
 from stacks.spec import StackSpec
 from tests import SHIPPED

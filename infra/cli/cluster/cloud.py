@@ -51,8 +51,8 @@ from infra.providers.nebius.provider import remove
 from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.sdk import EndpointError
 from infra.providers.soperator.teardown import destroy as tear_down
-from infra.render.kube_cluster import filesystem_spec
 from infra.render.names import filesystems, submount_tag
+from infra.render.nodes import filesystem_spec
 from infra.state import DEFAULT_STACK, State
 from stacks.errors import UserError, visible
 from stacks.spec import StackSpec

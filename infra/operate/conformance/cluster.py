@@ -27,8 +27,8 @@ from infra.clients.errors import AbsentError, KubeError
 from infra.clients.kube import Access, KubeClient
 from infra.clients.kube_rules import Object, holds, kubernetes_time, name_of
 from infra.operate.conformance.sources import NotRunError
-from infra.render.kube_cluster import kubeconfig as render
 from infra.render.names import kube_object
+from infra.render.nodes import kubeconfig as render
 
 _EXISTS: Final = 409
 _WEBHOOKS: Final = "WebhookConfiguration"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 
-from infra.render.kube_cluster import kubeconfig
+from infra.render.nodes import kubeconfig
 
 CA = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
 CONFIG = json.loads(kubeconfig(name="dev-kube", endpoint="https://1.2.3.4:443", ca_certificate=CA))

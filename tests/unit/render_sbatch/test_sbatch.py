@@ -17,13 +17,7 @@ import pytest
 
 from infra.render.delivery import code_files, hash_files, pack
 from infra.render.names import shell_file
-from infra.render.sbatch import (
-    RenderError,
-    chat_profile,
-    check_script,
-    own_place,
-    render_sbatch,
-)
+from infra.render.sbatch import RenderError, chat_profile, check_script, own_place, render_sbatch
 from stacks.load import STACKS_DIR, load_stack
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec
