@@ -102,3 +102,14 @@ def test_a_connection_that_its_user_closed_is_nobodys():
         with socket.create_connection(("127.0.0.1", port)) as ours:
             peer = f"ipv4:127.0.0.1:{ours.getsockname()[1]}"
             assert serve._uid_of(peer, port) == os.geteuid()
+
+
+@pytest.mark.parametrize("away", ["_told", "tcp_sockets"])
+def test_a_caller_is_known_by_the_kernels_answer_and_by_its_tables_alone(away, monkeypatch):
+    monkeypatch.setattr(serve, away, lambda *_: None if away == "_told" else [])
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as ours:
+            assert serve._uid_of(f"ipv4:127.0.0.1:{ours.getsockname()[1]}", port) == os.geteuid()
