@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,17 +84,22 @@ def test_a_driver_that_does_not_tell_the_use_leaves_the_memory(
     assert "serve_gpu_memory_used_bytes" in text
 
 
-def test_a_node_without_the_drivers_library_leaves_the_memory(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("lacks", ["libnvidia-ml.so.1", "cuda.bindings.nvml"])
+def test_without_library_or_bindings_the_memory_is_left(
+    lacks: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_library() -> None:
         raise RuntimeError("no libnvidia-ml.so.1")
 
     monkeypatch.setattr(nvml, "init_v2", no_library)
+    if lacks == nvml.__name__:
+        monkeypatch.setitem(sys.modules, lacks, None)
     text = page(monkeypatch)
     assert "serve_gpu_utilization_ratio" not in text
     assert "serve_gpu_memory_used_bytes" in text
-    assert "the use of the GPU is not reported: no libnvidia-ml.so.1" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the use of the GPU is not reported: " in said
+    assert lacks in said
 
 
 def test_a_cpu_has_no_gpu_gauges() -> None:

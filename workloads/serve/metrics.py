@@ -55,20 +55,20 @@ def gpu_reader(device: Any) -> Callable[[], GpuUses]:
         return dict
     import torch
 
-    nvml: Any = importlib.import_module("cuda.bindings.nvml")
     index = torch.cuda.current_device() if device.index is None else device.index
-    handle: int | None = None
+    handle, nvml = None, None
     try:
+        nvml = importlib.import_module("cuda.bindings.nvml")  # an older torch brings none
         nvml.init_v2()
         uuid = torch.cuda.get_device_properties(index).uuid
         handle = nvml.device_get_handle_by_uuid(f"GPU-{uuid}")
-    except (RuntimeError, nvml.NvmlError) as error:
+    except Exception as error:  # NvmlError derives from nothing else
         log(f"the use of the GPU is not reported: {error}")
 
     def read() -> GpuUses:
         free, total = torch.cuda.mem_get_info(index)
         use = {"memory_used_bytes": float(total - free), "memory_total_bytes": float(total)}
-        if handle is not None:
+        if nvml is not None and handle is not None:
             with contextlib.suppress(nvml.NvmlError):
                 use["utilization_ratio"] = nvml.device_get_utilization_rates(handle).gpu / 100
         return {str(index): use}
