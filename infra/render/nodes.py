@@ -282,7 +282,7 @@ def node_group_spec(
 ) -> dict[str, Any]:
     """The API's NodeGroupSpec of `role`."""
     known = {
-        **filesystem_ids,
+        **{tag: filesystem_ids[tag] for tag in role.tags},
         "subnet_id": subnet_id,
         "gpu_cluster_id": gpu_cluster_id,
         "user_data": cloud_init(role.group, spec.nodes.ssh_users),
