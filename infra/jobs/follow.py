@@ -87,56 +87,36 @@ def follow(
     `on_look` has the job about every second until it ends, whether its state changed or not. A lost
     connection is opened again for `patience_s`, and the log goes on at the byte it had.
     """
-    log = _Log(path=log_path, job=slurm.find(connection, job_id))
-    on_state(log.job)
+    job, received = slurm.find(connection, job_id), 0
+    on_state(job)
     while True:
         try:
-            _read_on(connection, log, write, on_state, on_look)
-            return log.job
+            if received > _size(connection, log_path):
+                received = 0  # the file is another one: somebody emptied it meanwhile
+            # Polling, because inotify sees nothing of what another node writes to a shared
+            # filesystem. The session's sshd is watched, because tail outlives a lost connection
+            # that it has no line for.
+            command = (
+                f"exec tail --bytes=+{received + 1} -F ---disable-inotify "
+                f"--sleep-interval={_POLL_S} --pid=$PPID {shlex.quote(log_path)} 2>/dev/null"
+            )
+            looked_at = time.monotonic()
+            for chunk in connection.stream(command, poll_s=_POLL_S):
+                if chunk:
+                    write(chunk)
+                    received += len(chunk)
+                if job.finished and received >= _size(connection, log_path):
+                    break
+                if not job.finished and time.monotonic() - looked_at >= _STATE_EVERY_S:
+                    seen, job = job, slurm.find(connection, job.id)
+                    looked_at = time.monotonic()
+                    if (job.state, job.where) != (seen.state, seen.where):
+                        on_state(job)
+                    on_look(job)
+            return job
         except ConnectionLostError as error:
             on_lost(error)
             reopen(connection, patience_s=patience_s)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Log:
-    """How far a log was read, and its job as it was seen last."""
-
-    path: str
-    job: Job
-    received: int = 0
-    """Bytes of the file that were written out."""
-
-
-def _read_on(
-    connection: Connection,
-    log: _Log,
-    write: Callable[[bytes], None],
-    on_state: Callable[[Job], None],
-    on_look: Callable[[Job], None],
-) -> None:
-    """Reads from where the log stands until its job ended and every byte came."""
-    if log.received > _size(connection, log.path):
-        log.received = 0  # the file is another one: somebody emptied it meanwhile
-    # Polling, because inotify sees nothing of what another node writes to a shared filesystem. The
-    # session's sshd is watched, because tail outlives a lost connection that it has no line for.
-    command = (
-        f"exec tail --bytes=+{log.received + 1} -F ---disable-inotify "
-        f"--sleep-interval={_POLL_S} --pid=$PPID {shlex.quote(log.path)} 2>/dev/null"
-    )
-    looked_at = time.monotonic()
-    for chunk in connection.stream(command, poll_s=_POLL_S):
-        if chunk:
-            write(chunk)
-            log.received += len(chunk)
-        if log.job.finished and log.received >= _size(connection, log.path):
-            return
-        if not log.job.finished and time.monotonic() - looked_at >= _STATE_EVERY_S:
-            seen, log.job = log.job, slurm.find(connection, log.job.id)
-            looked_at = time.monotonic()
-            if (log.job.state, log.job.where) != (seen.state, seen.where):
-                on_state(log.job)
-            on_look(log.job)
 
 
 def path_of(shell: slurm.Shell, outputs: StackOutputs, job: Job) -> str:

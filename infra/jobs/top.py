@@ -55,41 +55,35 @@ class NodeSample:
     at_s: float
     """Seconds since 1970, by the node's clock."""
     gpus: tuple[Gpu, ...]
-    received_bytes: int | None
-    """Through all InfiniBand ports since the node started; None without one."""
-    sent_bytes: int | None
-
-
-@dataclass(slots=True)
-class _Begun:
-    gpus: list[Gpu] = field(default_factory=list)
-    ports: list[tuple[int, int]] = field(default_factory=list)
+    ib_bytes: tuple[int, int] | None
+    """Received and sent through all InfiniBand ports since the node started; None without one."""
 
 
 def samples(lines: Iterable[str]) -> Iterator[NodeSample]:
     """Each node's samples as they are complete; lines of nodes may be mixed."""
-    begun: dict[str, _Begun] = {}
+    begun: dict[str, tuple[list[Gpu], list[tuple[int, int]]]] = {}
     for line in lines:
         fields = line.strip().split(",")
         if len(fields) < 2:
             continue
         kind, node, *values = fields
-        sample = begun.setdefault(node, _Begun())
+        gpus, ports = begun.setdefault(node, ([], []))
         try:
             match kind:
                 case "gpu":
-                    sample.gpus.append(_gpu(node, values))
+                    gpus.append(_gpu(node, values))
                 case "ib":
                     _, received, sent = values
-                    sample.ports.append((int(received), int(sent)))
+                    ports.append((_IB_WORD_BYTES * int(received), _IB_WORD_BYTES * int(sent)))
                 case "end":
-                    ports = begun.pop(node).ports
+                    del begun[node]
                     yield NodeSample(
                         node=node,
                         at_s=float(values[0]),
-                        gpus=tuple(sample.gpus),
-                        received_bytes=_IB_WORD_BYTES * sum(p[0] for p in ports) if ports else None,
-                        sent_bytes=_IB_WORD_BYTES * sum(p[1] for p in ports) if ports else None,
+                        gpus=tuple(gpus),
+                        ib_bytes=(sum(p[0] for p in ports), sum(p[1] for p in ports))
+                        if ports
+                        else None,
                     )
                 case _:
                     pass
@@ -103,16 +97,9 @@ def samples(lines: Iterable[str]) -> Iterator[NodeSample]:
 def rates_gb_per_s(before: NodeSample, after: NodeSample) -> tuple[float, float] | None:
     """GB/s received and sent by a node between two samples; None without InfiniBand."""
     seconds = after.at_s - before.at_s
-    if (
-        before.received_bytes is None
-        or before.sent_bytes is None
-        or after.received_bytes is None
-        or after.sent_bytes is None
-        or seconds <= 0
-    ):
+    if before.ib_bytes is None or after.ib_bytes is None or seconds <= 0:
         return None
-    received = after.received_bytes - before.received_bytes
-    sent = after.sent_bytes - before.sent_bytes
+    received, sent = (now - then for then, now in zip(before.ib_bytes, after.ib_bytes, strict=True))
     if received < 0 or sent < 0:  # the node, or its driver, started anew
         return None
     return received / seconds / 1e9, sent / seconds / 1e9

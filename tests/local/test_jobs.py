@@ -83,14 +83,17 @@ def demo_runner(
     said: list[str] | None = None,
 ) -> Runner:
     """What the demo runs jobs with."""
+    log, files = (said if said is not None else []).append, release(cluster.spec)
+    books = open_ledger(spec, state, log)
     return Runner(
         connection=connection,
         spec=spec,
         outputs=cluster.outputs,
         state=state,
-        files=release(cluster.spec),
-        git_revision=None,
-        say=(said if said is not None else []).append,
+        files=files,
+        code_hash=hash_files(files),
+        books=lambda: books,
+        log=log,
     )
 
 
@@ -476,8 +479,8 @@ def test_a_job_whose_number_never_came_back_is_found_again(
     before = connection.run(listed).stdout  # those of other tests stay
     with monkeypatch.context() as patch:
         patch.setattr(connection, "run", killed)
-        with pytest.raises(Killed), runner.submitter.alone():
-            runner.submit(spec.jobs[0], ())
+        with pytest.raises(Killed), runner.alone():
+            runner.start(spec.jobs[0], ())
     assert history.submissions(tmp_path, "jobs") == ()
     if not is_script_whole:
         # Killed with its caller, between sbatch and the line that keeps its answer.

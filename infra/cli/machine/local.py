@@ -215,6 +215,8 @@ def _run_jobs(
 ) -> dict[str, Path]:
     """What each job left on this machine, by its name."""
     from infra.clients.pulumi import read_outputs
+    from infra.jobs.ledger import open_ledger
+    from infra.render.delivery import hash_files
     from infra.setup.demo.runner import Runner, run_chain
     from infra.setup.demo.serving import roles, serve_and_load
     from stacks.schedule import slurm_seconds
@@ -222,14 +224,18 @@ def _run_jobs(
     outputs = read_outputs(_STACK, _environ())
     outputs = outputs.as_owner_of(context.private_key(None))
     with context.connect(outputs) as connection:
+        spec, files = context.spec(_STACK), context.local_code(_STACK)
+        ledger = open_ledger(spec, state, progress.say)
         runner = Runner(
             connection=connection,
-            spec=context.spec(_STACK),
+            spec=spec,
             outputs=outputs,
             state=state,
-            files=context.local_code(_STACK),
+            files=files,
+            code_hash=hash_files(files),
             git_revision=context.git_revision(),
-            say=progress.say,
+            books=lambda: ledger,
+            log=progress.say,
         )
         steps = run_chain(runner, settings)
         steps |= serve_and_load(runner, steps[roles(runner.spec).tune.name], settings)

@@ -20,18 +20,14 @@ from infra import files
 from infra.cli import output
 from infra.clients import pulumi, slurm
 from infra.clients.errors import JobsError
-from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Job
-from infra.clients.ssh import Connection
 from infra.jobs import follow, recipes, transfer
 from infra.jobs.history import Submission
-from infra.jobs.ledger import open_ledger
 from infra.jobs.submit import Submitter
 from infra.local import engine
 from infra.local.engine import PROJECT
 from infra.local.process import MARK
 from infra.local.slurm.pod import marker
-from infra.render.delivery import hash_files
 from infra.state import CHECKOUT
 from stacks.errors import UserError
 from stacks.schedule import in_order as jobs_in_order
@@ -206,41 +202,22 @@ class Step:
     folder: Path
 
 
-@dataclass(slots=True, kw_only=True)
-class Runner:
+@dataclass(frozen=True, kw_only=True)
+class Runner(Submitter):
     """Jobs of one stack, over one connection."""
 
-    connection: Connection
     spec: StackSpec
-    outputs: StackOutputs
-    state: Path
     files: Mapping[str, bytes]
     """The code that the cluster runs, path -> content: recipes are read from it."""
-    git_revision: str | None
-    say: Callable[[str], None]
-    submitter: Submitter = field(init=False)
 
-    def __post_init__(self) -> None:
-        ledger = open_ledger(self.spec, self.state, self.say)
-        self.submitter = Submitter(
-            connection=self.connection,
-            outputs=self.outputs,
-            state=self.state,
-            log=self.say,
-            code_hash=hash_files(self.files),
-            books=lambda: ledger,
-            git_revision=self.git_revision,
-        )
-
-    def submit(self, job: JobSpec, sets: tuple[str, ...], after: str | None = None) -> Submission:
-        """Submits the job, in the submitter's `alone`."""
+    def start(self, job: JobSpec, sets: tuple[str, ...], after: str | None = None) -> Submission:
+        """Submits the job, in `alone`."""
         # Nobody declares how many tokens a job reads that does not train: no forecast, no line.
-        log = self.say if job.module == TRAIN_MODULE else lambda _line: None
-        submitter = replace(self.submitter, log=log)
-        request = recipes.prepare(submitter.books(), job, self.files, sets, log=log)
-        made = submitter.submit(request, after=after).submission
+        log = self.log if job.module == TRAIN_MODULE else lambda _line: None
+        request = recipes.prepare(self.books(), job, self.files, sets, log=log)
+        made = replace(self, log=log).submit(request, after=after).submission
         waits = f", after job {after}" if after else ""
-        self.say(f"{job.name}: submitted as job {made.job_id}{waits}")
+        self.log(f"{job.name}: submitted as job {made.job_id}{waits}")
         return made
 
     def finish(self, submission: Submission, *, reused: bool) -> Step:
@@ -259,8 +236,8 @@ class Runner:
             self.connection,
             submission.log_path,
             submission.job_id,
-            write=Tail(submission.job, self.say).add,
-            on_state=lambda job: self.say(follow.state_line(job)),
+            write=Tail(submission.job, self.log).add,
+            on_state=lambda job: self.log(follow.state_line(job)),
         )
 
     def pull(self, submission: Submission) -> Path:
@@ -285,17 +262,17 @@ def run_chain(runner: Runner, settings: Mapping[str, tuple[str, ...]]) -> dict[s
     """Every such job to its end, by name; the first failure ends it. Settings are by job."""
     chosen: dict[str, Submission] = {}
     reused: set[str] = set()
-    with runner.submitter.alone():
+    with runner.alone():
         for job in in_order(runner.spec):
             sets = settings.get(job.name, ())
             needed = [chosen[name] for name in job.after if name in chosen]
-            equivalent = runner.submitter.find(job.name, sets, needed)
+            equivalent = runner.find(job.name, sets, needed)
             if equivalent is not None:
                 reused.add(job.name)
                 chosen[job.name] = equivalent
             else:
-                after = runner.submitter.unfinished(needed)
-                chosen[job.name] = runner.submit(job, sets, after)
+                after = runner.unfinished(needed)
+                chosen[job.name] = runner.start(job, sets, after)
     return {name: runner.finish(each, reused=name in reused) for name, each in chosen.items()}
 
 

@@ -57,16 +57,16 @@ def serve_and_load(
     own = (f"serve.adapter={_adapter(tuned)}", "serve.port=0")
     mark = ServerMark(
         job=server.name,
-        code_hash=runner.submitter.code_hash,
+        code_hash=runner.code_hash,
         sets=(*own, *settings.get(server.name, ())),
     )
     _end_another(runner, mark)
     load_settings = settings.get(load.name, ())
-    with runner.submitter.alone():
+    with runner.alone():
         earlier = _earlier(runner, server, load, mark, load_settings)
         if earlier is None:
             write(runner.state, mark)
-        serving = earlier[0] if earlier is not None else runner.submit(server, mark.sets)
+        serving = earlier[0] if earlier is not None else runner.start(server, mark.sets)
     try:
         # One that has ended was measured.
         is_measured = earlier is not None and earlier[1].finished
@@ -96,11 +96,11 @@ def _end_another(runner: Runner, mark: ServerMark) -> None:
     left = read(runner.state)
     if left is None or left == mark:
         return
-    for each in runner.submitter.submissions():
+    for each in runner.submissions():
         if left.fits(each):
             with contextlib.suppress(JobsError):
                 if not slurm.find(runner.connection, each.job_id).finished:
-                    runner.say(f"{each.job}: job {each.job_id} of an earlier run serves another")
+                    runner.log(f"{each.job}: job {each.job_id} of an earlier run serves another")
                     slurm.cancel(runner.connection, [each.job_id])
                     runner.follow(each)
     remove(runner.state)
@@ -110,23 +110,23 @@ def _earlier(
     runner: Runner, server: JobSpec, load: JobSpec, mark: ServerMark, load_settings: tuple[str, ...]
 ) -> tuple[Submission, Job] | None:
     """A server of these settings that runs, or that ended after its load test was measured."""
-    for each, job in runner.submitter.of(server.name, mark.sets):
+    for each, job in runner.of(server.name, mark.sets):
         if not job.finished:
-            runner.say(f"{server.name}: job {each.job_id} of an earlier run is {job.state}")
+            runner.log(f"{server.name}: job {each.job_id} of an earlier run is {job.state}")
             return each, job
         sets = _load_sets(runner, job, load_settings)
-        measured = runner.submitter.of(load.name, sets)
-        if any(runner.submitter.is_done(loaded) for _, loaded in measured):
-            runner.say(f"{server.name}: job {each.job_id} served this and was measured")
+        measured = runner.of(load.name, sets)
+        if any(runner.is_done(loaded) for _, loaded in measured):
+            runner.log(f"{server.name}: job {each.job_id} served this and was measured")
             return each, job
     return None
 
 
 def _load(runner: Runner, load: JobSpec, sets: tuple[str, ...]) -> Step:
     """The load test at its end; one that an earlier run submitted counts."""
-    with runner.submitter.alone():
-        earlier = runner.submitter.find(load.name, sets)
-        found = earlier or runner.submit(load, sets)
+    with runner.alone():
+        earlier = runner.find(load.name, sets)
+        found = earlier or runner.start(load, sets)
     return runner.finish(found, reused=earlier is not None)
 
 
@@ -137,10 +137,10 @@ def _load_sets(runner: Runner, server: Job, load_settings: tuple[str, ...]) -> t
 def _wait_until_healthy(runner: Runner, serving: Submission) -> Job:
     """The running server once it answers; one that ends before that is an error."""
     connection, number = runner.connection, serving.job_id
-    address = wait_until_up(connection, runner.outputs, number, log=runner.say)
+    address = wait_until_up(connection, runner.outputs, number, log=runner.log)
     job = slurm.find(connection, number)
     names = " and ".join(address.models)
-    runner.say(f"{job.name}: job {number} serves {names} on {job.where}")
+    runner.log(f"{job.name}: job {number} serves {names} on {job.where}")
     return job
 
 

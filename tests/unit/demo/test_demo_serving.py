@@ -21,6 +21,7 @@ from infra.clients.ssh import Result
 from infra.jobs import follow, history, recipes, transfer
 from infra.jobs.history import Submission, Submitted
 from infra.jobs.submit import Submitter
+from infra.render.delivery import hash_files
 from infra.setup.demo import runner, serving
 from infra.setup.demo.runner import Runner, Step
 from infra.setup.demo.serving import roles, serve_and_load
@@ -150,14 +151,16 @@ def demo(cluster: Slurm, tmp_path: Path, public_key_file: Path) -> Callable[...,
     )
 
     def run(adapter: str = "/mnt/chkpt/finetune/2/final") -> dict[str, Step]:
+        files = {"workloads/x.py": b""}
         runner = Runner(
             connection=cluster,  # pyright: ignore[reportArgumentType]
             spec=spec,
             outputs=outputs,
             state=tmp_path,
-            files={"workloads/x.py": b""},
-            git_revision=None,
-            say=lambda _text: None,
+            files=files,
+            code_hash=hash_files(files),
+            books=lambda: None,  # pyright: ignore[reportArgumentType]
+            log=lambda _text: None,
         )
         folder = tmp_path / "tuned"
         folder.mkdir(exist_ok=True)
