@@ -79,6 +79,14 @@ class JobLedger:
         budget = self.spec.budget
         return None if budget is None else month_budget(budget, entries, now, queue, told)
 
+    @contextmanager
+    def locked(
+        self, shell: Shell, cluster: str, log: Log = lambda _line: None
+    ) -> Generator[OpenBooks]:
+        """The ledger for the caller alone, beside the cluster with this host key."""
+        with self.file.locked() as file:
+            yield OpenBooks(ledger=self, file=file, shell=shell, cluster=cluster, log=log)
+
     @property
     def account(self) -> str | None:
         """Whose jobs are this stack's on a cluster that others run; None there: the user's own."""
@@ -149,40 +157,6 @@ def settle(
     return tuple(new)
 
 
-def settle_from(
-    opened: OpenLedger,
-    shell: Shell,
-    ledger: JobLedger,
-    *,
-    cluster: str,
-    since: datetime,
-    now: datetime,
-    ids: Sequence[str] = (),
-) -> Accounted:
-    """Asks the cluster for the period and for every job that is still open, and settles them."""
-    entries = opened.read().entries
-    wanted = {key[1] for key in open_parts(entries) if key[0] == cluster}
-    accounted = slurm.uses(
-        shell,
-        cluster,
-        since=since,
-        until=now,
-        ids=sorted({*wanted, *ids}, key=int),
-        mine=ledger.is_alone,
-        account=ledger.account,
-    )
-    active = {use.job_id for use in accounted.queued}
-    still = {use.job_id for use in accounted.uses if not use.is_finished} - active
-    lost, known = slurm.forgotten(shell, sorted(still)), actuals(entries)
-    settled = tuple(
-        _lost(use, known.get((cluster, use.job_id)), now) if use.job_id in lost else use
-        for use in accounted.uses
-    )
-    accounted = replace(accounted, uses=settled)
-    settle(opened, accounted, ledger, since=since, now=now)
-    return accounted
-
-
 def _lost(use: JobUse, before: ActualEntry | None, now: datetime) -> JobUse:
     """A job that slurmctld forgot, as one that ended: when that was first seen, or at its limit.
 
@@ -243,47 +217,6 @@ def expected(
     )
 
 
-def within_budget(
-    ledger: JobLedger,
-    opened: OpenLedger,
-    shell: Shell,
-    entry: ForecastEntry,
-    *,
-    user: str,
-    force: bool,
-    log: Log,
-) -> tuple[Entries, bool]:
-    """What the ledger gets once the job has its number, and whether it is submitted held.
-
-    Refused where the budget has no room and no `force`. `user`: who asks, as this machine knows
-    them. A held job is decided about once it is queued.
-    """
-    month = _settled(ledger, opened, shell, cluster=entry.cluster, now=entry.at, log=log)
-    if month is None:
-        return (entry,), False
-    usd = entry.held_usd
-    if usd is None:
-        log(f"{entry.job}: its cost is not known, so the budget does not hold it back")
-    refusal = month.refusal(entry.job, usd, basis=_basis(entry))
-    if refusal is not None and not force:
-        raise JobsError(refusal)
-    log(str(month))
-    if refusal is None or usd is None:
-        return (entry,), not force and usd is not None
-    log(f"{entry.job}: submitted over the budget with --force; the ledger says so")
-    override = OverrideEntry(
-        at=entry.at,
-        job=entry.job,
-        job_id="",
-        cluster=entry.cluster,
-        user=user,
-        forecast_usd=usd,
-        left_usd=plain(month.left_usd),
-        budget_usd=month.budget_usd,
-    )
-    return (entry, override), False
-
-
 @contextmanager
 def named(job_id: str, what: str) -> Generator[None]:
     """Errors in the block name the job, so that nobody submits it once more and pays double."""
@@ -295,27 +228,9 @@ def named(job_id: str, what: str) -> Generator[None]:
         raise JobsError(f"{error}; job {job_id} {what}") from error
 
 
-def tell(ledger: JobLedger, opened: OpenLedger, shell: Shell, cluster: str, log: Log) -> None:
-    """Tells the team what is written down; it can wait, so that an error of it is only said."""
-    try:
-        exchange(ledger, opened, shell, cluster)
-    except JobsError as error:
-        log(f"{error}; the job is written down here, and the team is told at the next submit")
-
-
 def _basis(entry: ForecastEntry) -> str:
     """Where a cost is from that a budget holds a run to."""
     return "the cost up to the time limit" if entry.nodes_usd is None else "the forecast"
-
-
-def write_down(opened: OpenLedger, entries: Entries, job_id: str) -> bool:
-    """Adds the entries of a submission under its number; False: they are there already."""
-    named = tuple(replace(entry, job_id=job_id) for entry in entries)
-    known = forecasts(opened.read().entries)
-    if any((entry.cluster, job_id) in known for entry in named):
-        return False
-    opened.append(*named)
-    return True
 
 
 def budget_lines(ledger: JobLedger, run: Forecast | UnknownRun, now: datetime) -> tuple[str, ...]:
@@ -348,119 +263,199 @@ def check_together(
     """Refuses several jobs before the first is submitted, where they are more than what is left."""
     if ledger.spec.budget is None or usd is None:
         return
-    now = datetime.now(UTC)
-    with ledger.file.locked() as opened:
-        month = _settled(ledger, opened, shell, cluster=cluster, now=now, log=log)
+    with ledger.locked(shell, cluster, log) as books:
+        month = books.month(datetime.now(UTC))
     refusal = None if month is None else month.refusal(what, usd)
     if refusal is not None:
         raise JobsError(f"{refusal}; nothing was submitted")
 
 
-def _settled(
-    ledger: JobLedger, opened: OpenLedger, shell: Shell, *, cluster: str, now: datetime, log: Log
-) -> MonthBudget | None:
-    """The month after every end that the cluster knows is written down; None without a budget."""
-    if ledger.spec.budget is None:
-        return None
-    queue: tuple[JobUse, ...] = ()
-    try:
-        since = month_of(now)[0]
-        accounted = settle_from(opened, shell, ledger, cluster=cluster, since=since, now=now)
-        queue = accounted.queue
-        if accounted.is_private:
-            log(PRIVATE)
-        if not (accounted.has_accounting or ledger.is_alone or _folder(ledger)):
-            log(NO_PLACE)
-    except JobsError as error:
-        log(f"accounting does not answer ({error}); the budget is checked by the ledger alone")
-    told = exchange(ledger, opened, shell, cluster, log)
-    content = opened.read()
-    for problem in content.problems:
-        log(problem)
-    charges = [queue_charge(ledger.rates, use, now) for use in queue]
-    return ledger.month(content.entries, now, charges, told)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenBooks:
+    """The ledger of a stack while nobody else writes it, beside the cluster that it is of."""
 
+    ledger: JobLedger
+    file: OpenLedger
+    shell: Shell
+    cluster: str
+    """Host key of the login node."""
+    log: Log
 
-def _folder(ledger: JobLedger) -> str | None:
-    return None if ledger.spec.budget is None else ledger.spec.budget.ledger
+    @property
+    def folder(self) -> str | None:
+        """Where members of a team tell each other what their jobs cost; None: nowhere."""
+        budget = self.ledger.spec.budget
+        return None if budget is None else budget.ledger
 
+    def settle(self, *, since: datetime, now: datetime, ids: Sequence[str] = ()) -> Accounted:
+        """Asks the cluster for the period and every job that is still open, and settles them."""
+        entries, cluster = self.file.read().entries, self.cluster
+        wanted = {key[1] for key in open_parts(entries) if key[0] == cluster}
+        accounted = slurm.uses(
+            self.shell,
+            cluster,
+            since=since,
+            until=now,
+            ids=sorted({*wanted, *ids}, key=int),
+            mine=self.ledger.is_alone,
+            account=self.ledger.account,
+        )
+        active = {use.job_id for use in accounted.queued}
+        still = {use.job_id for use in accounted.uses if not use.is_finished} - active
+        lost, known = slurm.forgotten(self.shell, sorted(still)), actuals(entries)
+        settled = tuple(
+            _lost(use, known.get((cluster, use.job_id)), now) if use.job_id in lost else use
+            for use in accounted.uses
+        )
+        accounted = replace(accounted, uses=settled)
+        settle(self.file, accounted, self.ledger, since=since, now=now)
+        return accounted
 
-def exchange(
-    ledger: JobLedger, opened: OpenLedger, shell: Shell, cluster: str, log: Log = lambda _line: None
-) -> Told:
-    """Tells the team what the jobs submitted from here cost, and returns what its members tell.
-
-    Through `budget.ledger`; without one nobody tells anything. JobsError where it is not safe.
-    """
-    folder = _folder(ledger)
-    if folder is None:
-        return {}
-    entries = opened.read().entries
-    own = {key for key in forecasts(entries) if key[0] == cluster}
-    lines = [
-        encode(each)
-        for each in entries
-        if not isinstance(each, OverrideEntry)
-        and {(each.cluster, each.job_id), (each.cluster, getattr(each, "array_id", None))} & own
-    ]
-    text = Path(__file__).with_name("team_ledger.sh").read_text(encoding="utf-8")
-    script = f"{shell_file('own_folder')}\n{text}"
-    words = f"folder={shlex.quote(folder)} alone={'yes' if ledger.is_alone else ''}"
-    stdin = "".join(f"{line}\n" for line in lines).encode()
-    result = shell.run(f"{words} bash -c {shlex.quote(script)}", stdin=stdin)
-    if not result.ok:
-        raise JobsError(f"budget.ledger: {result.stderr.strip() or 'it cannot be read'}")
-    for line in result.stderr.splitlines():
-        log(f"budget.ledger: {line}")
-    told, damaged = dict[str, list[Entry]](), dict[str, list[str]]()
-    for line in filter(None, result.stdout.split("\n")):
-        user, _, text = line.partition("\t")
+    def month(self, now: datetime) -> MonthBudget | None:
+        """The month, every end that the cluster knows written down; None without a budget."""
+        if self.ledger.spec.budget is None:
+            return None
+        queue: tuple[JobUse, ...] = ()
         try:
-            entry = decode(text)
-        except (LineError, VersionError) as error:
-            damaged.setdefault(user, []).append(str(error))
-            continue
-        if entry.cluster == cluster and not isinstance(entry, OverrideEntry):
-            told.setdefault(user, []).append(entry)
-    for user, why in damaged.items():
-        what = f"{len(why)} lines of {user} are left out, the first of them: {why[0][:200]}"
-        log(f"budget.ledger: {what}")
-    return told
+            accounted = self.settle(since=month_of(now)[0], now=now)
+            queue = accounted.queue
+            if accounted.is_private:
+                self.log(PRIVATE)
+            if not (accounted.has_accounting or self.ledger.is_alone or self.folder):
+                self.log(NO_PLACE)
+        except JobsError as error:
+            self.log(
+                f"accounting does not answer ({error}); the budget is checked by the ledger alone"
+            )
+        told = self.exchange(self.log)
+        content = self.file.read()
+        for problem in content.problems:
+            self.log(problem)
+        charges = [queue_charge(self.ledger.rates, use, now) for use in queue]
+        return self.ledger.month(content.entries, now, charges, told)
 
+    def within_budget(
+        self, entry: ForecastEntry, *, user: str, force: bool
+    ) -> tuple[Entries, bool]:
+        """What the ledger gets once the job has its number, and whether it is submitted held.
 
-def decide(
-    ledger: JobLedger, opened: OpenLedger, shell: Shell, entry: ForecastEntry, job_id: str
-) -> None:
-    """Lets a held job go where it fits beside all that Slurm took before it, else takes it back.
+        Refused where the budget has no room and no `force`. `user`: who asks, as this machine knows
+        them. A held job is decided about once it is queued.
+        """
+        month = self.month(entry.at)
+        if month is None:
+            return (entry,), False
+        usd = entry.held_usd
+        if usd is None:
+            self.log(f"{entry.job}: its cost is not known, so the budget does not hold it back")
+        refusal = month.refusal(entry.job, usd, basis=_basis(entry))
+        if refusal is not None and not force:
+            raise JobsError(refusal)
+        self.log(str(month))
+        if refusal is None or usd is None:
+            return (entry,), not force and usd is not None
+        self.log(f"{entry.job}: submitted over the budget with --force; the ledger says so")
+        override = OverrideEntry(
+            at=entry.at,
+            job=entry.job,
+            job_id="",
+            cluster=entry.cluster,
+            user=user,
+            forecast_usd=usd,
+            left_usd=plain(month.left_usd),
+            budget_usd=month.budget_usd,
+        )
+        return (entry, override), False
 
-    slurmctld numbers jobs one after the other, so of those that are decided at once the last one
-    sees all others: together they never pass the budget, whoever decides first. Of jobs that ended
-    since the ledger was settled the queue knows for minutes (MinJobAge).
-    """
-    now = datetime.now(UTC)
-    queue = slurm.queue(shell, entry.cluster, mine=ledger.is_alone, account=ledger.account)
-    own = [use for use in queue if use.forecast_key[1] == job_id]
-    if not any(use.is_held for use in own):
-        return
-    others = [
-        use
-        for use in queue
-        if use not in own and not (use.is_held and int(use.forecast_key[1]) > int(job_id))
-    ]
-    charges = [queue_charge(ledger.rates, use, now) for use in others]
-    told = exchange(ledger, opened, shell, entry.cluster)
-    month = ledger.month(opened.read().entries, now, charges, told)
-    usd = entry.nodes_usd
-    if usd is None:
-        limits = [queue_charge(ledger.rates, use, now).usd for use in own]
-        usd = None if None in limits else sum(filter(None, limits), Decimal(0))
-    refusal = month and month.refusal(
-        entry.job, usd, user=own[0].user, account=own[0].account, basis=_basis(entry)
-    )
-    if refusal is not None:
-        slurm.cancel(shell, [job_id])
-        raise OverBudgetError(f"{refusal}; job {job_id} was taken back before it could start")
-    slurm.release(shell, job_id)
+    def write_down(self, entries: Entries, job_id: str) -> bool:
+        """Adds the entries of a submission under its number; False: they are there already."""
+        named = tuple(replace(entry, job_id=job_id) for entry in entries)
+        known = forecasts(self.file.read().entries)
+        if any((entry.cluster, job_id) in known for entry in named):
+            return False
+        self.file.append(*named)
+        return True
+
+    def tell(self) -> None:
+        """Tells the team what is written down; it can wait, so that an error of it is only said."""
+        try:
+            self.exchange()
+        except JobsError as error:
+            self.log(
+                f"{error}; the job is written down here, and the team is told at the next submit"
+            )
+
+    def exchange(self, log: Log = lambda _line: None) -> Told:
+        """Tells the team what the jobs submitted from here cost, and returns what its members tell.
+
+        Through `budget.ledger`; without one nobody tells anything. JobsError where it is not safe.
+        """
+        folder, cluster = self.folder, self.cluster
+        if folder is None:
+            return {}
+        entries = self.file.read().entries
+        own = {key for key in forecasts(entries) if key[0] == cluster}
+        lines = [
+            encode(each)
+            for each in entries
+            if not isinstance(each, OverrideEntry)
+            and {(each.cluster, each.job_id), (each.cluster, getattr(each, "array_id", None))} & own
+        ]
+        text = Path(__file__).with_name("team_ledger.sh").read_text(encoding="utf-8")
+        script = f"{shell_file('own_folder')}\n{text}"
+        words = f"folder={shlex.quote(folder)} alone={'yes' if self.ledger.is_alone else ''}"
+        stdin = "".join(f"{line}\n" for line in lines).encode()
+        result = self.shell.run(f"{words} bash -c {shlex.quote(script)}", stdin=stdin)
+        if not result.ok:
+            raise JobsError(f"budget.ledger: {result.stderr.strip() or 'it cannot be read'}")
+        for line in result.stderr.splitlines():
+            log(f"budget.ledger: {line}")
+        told, damaged = dict[str, list[Entry]](), dict[str, list[str]]()
+        for line in filter(None, result.stdout.split("\n")):
+            user, _, text = line.partition("\t")
+            try:
+                entry = decode(text)
+            except (LineError, VersionError) as error:
+                damaged.setdefault(user, []).append(str(error))
+                continue
+            if entry.cluster == cluster and not isinstance(entry, OverrideEntry):
+                told.setdefault(user, []).append(entry)
+        for user, why in damaged.items():
+            what = f"{len(why)} lines of {user} are left out, the first of them: {why[0][:200]}"
+            log(f"budget.ledger: {what}")
+        return told
+
+    def decide(self, entry: ForecastEntry, job_id: str) -> None:
+        """Lets a held job go where it fits beside all that Slurm took before, else takes it back.
+
+        slurmctld numbers jobs one after the other, so of those that are decided at once the last
+        one sees all others: together they never pass the budget, whoever decides first. Of jobs
+        that ended since the ledger was settled the queue knows for minutes (MinJobAge).
+        """
+        now, ledger, shell = datetime.now(UTC), self.ledger, self.shell
+        queue = slurm.queue(shell, entry.cluster, mine=ledger.is_alone, account=ledger.account)
+        own = [use for use in queue if use.forecast_key[1] == job_id]
+        if not any(use.is_held for use in own):
+            return
+        others = [
+            use
+            for use in queue
+            if use not in own and not (use.is_held and int(use.forecast_key[1]) > int(job_id))
+        ]
+        charges = [queue_charge(ledger.rates, use, now) for use in others]
+        told = self.exchange()
+        month = ledger.month(self.file.read().entries, now, charges, told)
+        usd = entry.nodes_usd
+        if usd is None:
+            limits = [queue_charge(ledger.rates, use, now).usd for use in own]
+            usd = None if None in limits else sum(filter(None, limits), Decimal(0))
+        refusal = month and month.refusal(
+            entry.job, usd, user=own[0].user, account=own[0].account, basis=_basis(entry)
+        )
+        if refusal is not None:
+            slurm.cancel(shell, [job_id])
+            raise OverBudgetError(f"{refusal}; job {job_id} was taken back before it could start")
+        slurm.release(shell, job_id)
 
 
 def admit_session(ledger: JobLedger, shell: Shell, asked: Ask, cluster: str, log: Log) -> bool:
@@ -478,11 +473,11 @@ def admit_session(ledger: JobLedger, shell: Shell, asked: Ask, cluster: str, log
         nodes_usd=None if asked.most_usd is None else plain(asked.most_usd),
         basis="the time limit of the session",
     )
-    with ledger.file.locked() as opened:
+    with ledger.locked(shell, cluster, log) as books:
         with named(number, "is the session's, and is ended with it"):
-            decide(ledger, opened, shell, entry, number)
-            write_down(opened, (entry,), number)
-        tell(ledger, opened, shell, cluster, log)
+            books.decide(entry, number)
+            books.write_down((entry,), number)
+        books.tell()
     return True
 
 
@@ -511,11 +506,11 @@ def report_of_cluster(
 ) -> SpendReport:
     """What sacct knows of this cluster, and the ledger of former ones; ended jobs are settled."""
     notes: list[str] = []
-    with ledger.file.locked() as opened:
-        accounted = settle_from(opened, shell, ledger, cluster=cluster, since=since, now=now)
-        content = opened.read()
-        told = exchange(ledger, opened, shell, cluster, notes.append)
-    if not (accounted.has_accounting or _folder(ledger)):
+    with ledger.locked(shell, cluster) as books:
+        accounted = books.settle(since=since, now=now)
+        content = books.file.read()
+        told = books.exchange(notes.append)
+    if not (accounted.has_accounting or books.folder):
         more = "" if ledger.spec.attached else " Set slurm.accounting: true to know all."
         notes.append(
             "Accounting is off on this cluster: ended jobs are those of the ledger, which knows "
@@ -552,14 +547,12 @@ def report_of_ledger(
 def note_actual(ledger: JobLedger, shell: Shell, cluster: str, job_id: str, log: Log) -> str:
     """Settles one job that ended, and says what it cost beside its forecast, in one line."""
     now = datetime.now(UTC)
-    with ledger.file.locked() as opened:
-        own = forecasts(opened.read().entries).get((cluster, job_id))
+    with ledger.locked(shell, cluster, log) as books:
+        own = forecasts(books.file.read().entries).get((cluster, job_id))
         since = now - _LOOK_BACK if own is None else own.at
-        accounted = settle_from(
-            opened, shell, ledger, cluster=cluster, since=since, now=now, ids=[job_id]
-        )
-        entries = opened.read().entries
-        tell(ledger, opened, shell, cluster, log)
+        accounted = books.settle(since=since, now=now, ids=[job_id])
+        entries = books.file.read().entries
+        books.tell()
     actual = actuals(entries).get((cluster, job_id))
     if actual is None and not accounted.has_accounting:
         return f"job {job_id}: Slurm keeps no accounts there and has forgotten it: cost not known"

@@ -23,7 +23,7 @@ from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import ACTIVE_STATES, FORGOTTEN, Shell, forgotten, refused, rows_of
 from infra.jobs.history import IS_OWN, SubmittedJobs
-from infra.jobs.ledger import JobLedger, settle_from
+from infra.jobs.ledger import JobLedger
 from infra.jobs.recipes import PreparedJob, Request, prepare
 from infra.render.sbatch import TRIAL_FILE, array_option
 from stacks.spec.slurm import Goal, SearchSpec
@@ -331,11 +331,9 @@ def usd_by_job(
 ) -> dict[str, Decimal | None]:
     """US dollars of these jobs' nodes up to now, by id; ended ones are settled on the way."""
     since = now - _LOOK_BACK
-    with ledger.file.locked() as opened:
-        known = settle_from(
-            opened, shell, ledger, cluster=cluster, since=since, now=now, ids=ids
-        ).uses
-        ended = actuals(opened.read().entries)
+    with ledger.locked(shell, cluster) as books:
+        known = books.settle(since=since, now=now, ids=ids).uses
+        ended = actuals(books.file.read().entries)
     starts = [run.started_at for use in known for run in use.runs]
     total = spend(ledger.rates, known, since=min([since, *starts]), until=now)
     found = {key[1]: entry.nodes_usd for key, entry in ended.items() if key[0] == cluster}

@@ -25,7 +25,7 @@ from getpass import getuser
 from pathlib import Path
 from typing import Final
 
-from cost.runs.ledger import ForecastEntry, LedgerError, OpenLedger, decode, encode
+from cost.runs.ledger import ForecastEntry, LedgerError, decode, encode
 from infra import files
 from infra.clients import slurm
 from infra.clients.errors import JobsError, last_words
@@ -33,7 +33,7 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Connection, ConnectionLostError, Result, reopen
 from infra.jobs import history, ledger, recipes, transfer
 from infra.jobs.history import Submission, Submitted, SubmittedJobs
-from infra.jobs.ledger import Entries, JobLedger, OverBudgetError
+from infra.jobs.ledger import Entries, JobLedger, OpenBooks, OverBudgetError
 from infra.jobs.recipes import Request
 from infra.jobs.records import read_object
 from infra.render.names import shell_file
@@ -107,17 +107,10 @@ class Submitter(SubmittedJobs):
             transfer.send(self.connection, self.outputs, self.sent_code)
         oldest = history.oldest_id(self.newest(request.needs)) if once else None
         planned = self.planned(request, after=after, reproduces=reproduces)
-        books, cluster = self.books(), self.outputs.login_host_key
-        with books.file.locked() as opened:
-            entries, is_held = ledger.within_budget(
-                books,
-                opened,
-                self.connection,
-                ledger.expected(request.run, cluster, len(request.tasks)),
-                user=own_name(),
-                force=force,
-                log=self.log,
-            )
+        cluster = self.outputs.login_host_key
+        with self.books().locked(self.connection, cluster, self.log) as books:
+            entry = ledger.expected(request.run, cluster, len(request.tasks))
+            entries, is_held = books.within_budget(entry, user=own_name(), force=force)
             made = self.sbatch_once(
                 planned, request, nodes=nodes, oldest=oldest, hold=is_held, entries=entries
             )
@@ -125,35 +118,27 @@ class Submitter(SubmittedJobs):
             if is_new:
                 queued(made.job_id)
             try:
-                self._book(books, opened, entries, made, decides=is_new and is_held, is_new=is_new)
+                self._book(books, entries, made, decides=is_new and is_held, is_new=is_new)
             except OverBudgetError:
                 self._forget(planned)
                 raise
-            ledger.tell(books, opened, self.connection, cluster, self.log)
+            books.tell()
         self._forget(planned)
         return Submitted(submission=made, is_equivalent=not is_new)
 
     def _book(
-        self,
-        books: JobLedger,
-        opened: OpenLedger,
-        entries: Entries,
-        made: Submission,
-        *,
-        decides: bool,
-        is_new: bool,
+        self, books: OpenBooks, entries: Entries, made: Submission, *, decides: bool, is_new: bool
     ) -> bool:
         """Decides of a job that waits held, and writes it down; whether the ledger lacked it."""
-        later = f"the next command of {books.spec.name} from here"
+        job_id, later = made.job_id, f"the next command of {books.ledger.spec.name} from here"
         if decides and isinstance(entries[0], ForecastEntry):
-            with ledger.named(
-                made.job_id, f"is submitted and waits held: {later} decides about it"
-            ):
-                ledger.decide(books, opened, self.connection, entries[0], made.job_id)
+            waits = f"is submitted and waits held: {later} decides about it"
+            with ledger.named(job_id, waits):
+                books.decide(entries[0], job_id)
         history.remember(self.state, made, is_new=is_new)
         not_there = "is submitted but not in the ledger"
-        with ledger.named(made.job_id, f"{not_there}: make room, and {later} puts it there"):
-            return ledger.write_down(opened, entries, made.job_id)
+        with ledger.named(job_id, f"{not_there}: make room, and {later} puts it there"):
+            return books.write_down(entries, job_id)
 
     def planned(
         self, request: Request, *, after: str | None = None, reproduces: str | None = None
@@ -325,13 +310,10 @@ class Submitter(SubmittedJobs):
             known = by_key.get(planned.idempotency_key)
             made = known or (self._looked_up(planned) if is_here else None)
             if made is not None:
-                books = self.books()
                 try:
-                    with books.file.locked() as opened:
+                    with self.books().locked(self.connection, made.cluster) as books:
                         decides = is_held and known is None
-                        is_new = self._book(
-                            books, opened, entries, made, decides=decides, is_new=False
-                        )
+                        is_new = self._book(books, entries, made, decides=decides, is_new=False)
                     if is_new or known is None:
                         self.log(
                             f"{made.job}: job {made.job_id} was submitted by a command that was "

@@ -10,7 +10,7 @@ from cost.runs.forecast import UnknownRun
 from cost.runs.ledger import ForecastEntry
 from infra.clients.pulumi import StackOutputs
 from infra.jobs.history import Submission
-from infra.jobs.ledger import JobLedger, tell, within_budget
+from infra.jobs.ledger import JobLedger
 from infra.jobs.recipes import PreparedJob, Request
 from infra.jobs.submit import Submitter
 from stacks.spec.slurm import JobSpec
@@ -70,13 +70,12 @@ def submit_within_budget(
     """What a submission does of its budget around the sbatch that is `send`."""
     state = books.file.path.parents[2]
     own = submitter(shell, None, state=state, log=log)  # type: ignore[arg-type]
-    with books.file.locked() as opened:
-        asked = {"user": "anna", "force": force, "log": log}
-        entries, is_held = within_budget(books, opened, shell, entry, **asked)
+    with books.locked(shell, entry.cluster, log) as opened:
+        entries, is_held = opened.within_budget(entry, user="anna", force=force)
         assert is_held or not decides
         made = send()
-        own._book(books, opened, entries, made, decides=decides, is_new=True)
-        tell(books, opened, shell, entry.cluster, log)
+        own._book(opened, entries, made, decides=decides, is_new=True)
+        opened.tell()
     return made
 
 

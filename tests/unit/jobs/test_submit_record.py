@@ -19,6 +19,7 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Result
 from infra.jobs import history
 from infra.jobs.history import Submission
+from infra.jobs.ledger import JobLedger
 from infra.jobs.recipes import PreparedJob
 from infra.jobs.submit import Submitter
 from stacks.spec.slurm import JobSpec
@@ -60,9 +61,8 @@ def here(
     state: Path, node: Any, outputs: StackOutputs, log: Callable[[str], Any] = print
 ) -> Submitter:
     """What submits from a state folder, and puts back what was cut off."""
-    books = SimpleNamespace(
-        file=Ledger(state / "runs" / "local" / FILE_NAME), spec=SimpleNamespace(name="local")
-    )
+    file, spec = Ledger(state / "runs" / "local" / FILE_NAME), SimpleNamespace(name="local")
+    books = JobLedger(spec=spec, rates=None, file=file, records=())  # type: ignore[arg-type]
     return submitter(node, outputs, state=state, log=log, code_hash=HASH, books=lambda: books)
 
 

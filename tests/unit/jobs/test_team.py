@@ -19,7 +19,7 @@ from cost.runs.ledger import ActualEntry, ForecastEntry
 from cost.runs.spend import By, JobUse, grouped, spend, total_usd
 from infra.clients import slurm
 from infra.clients.ssh import Result
-from infra.jobs.ledger import JobLedger, OverBudgetError, decide, open_ledger
+from infra.jobs.ledger import JobLedger, OverBudgetError, open_ledger
 from stacks.spec.cost import BudgetSpec
 from tests.nightly import law
 from tests.unit.cost.run_stacks import (
@@ -103,9 +103,9 @@ def books(folder: Path, usd: str, **caps: Decimal) -> JobLedger:
 def decided(ledger: JobLedger, slurmctld: Controller, job_id: str, usd: str | None) -> None:
     """What a laptop does of its own job, and writes down where it was let go."""
     entry = forecast_entry("", usd, at(12))
-    with ledger.file.locked() as opened:
-        decide(ledger, opened, slurmctld, entry, job_id)
-        opened.append(replace(entry, job_id=job_id))
+    with ledger.locked(slurmctld, CLUSTER) as opened:
+        opened.decide(entry, job_id)
+        opened.file.append(replace(entry, job_id=job_id))
 
 
 @law(60)

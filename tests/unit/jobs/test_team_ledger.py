@@ -28,7 +28,6 @@ from infra.clients.ssh import Result
 from infra.jobs.ledger import (
     JobLedger,
     admit_session,
-    exchange,
     expected,
     note_actual,
     open_ledger,
@@ -98,9 +97,9 @@ def books(state: Path, folder: Path, usd: str = "100") -> JobLedger:
 def month(
     of: JobLedger, uid: int, log: Callable[[str], object] = print, programs: str = ""
 ) -> MonthBudget:
-    with of.file.locked() as opened:
-        told = exchange(of, opened, Login(uid, programs), CLUSTER, log)
-        found = of.month(opened.read().entries, at(12), (), told)
+    with of.locked(Login(uid, programs), CLUSTER) as opened:
+        told = opened.exchange(log)
+        found = of.month(opened.file.read().entries, at(12), (), told)
     assert found is not None
     return found
 
@@ -330,8 +329,8 @@ def test_whatever_a_member_writes_costs_others_no_command(lines: list[str], tmp_
     """One line of a neighbour ended everybody's submit, spend and shell."""
     of, said = books(tmp_path, Path("/team")), list[str]()
     shell = Teller("".join(f"bob\t{each}\n" for each in (*lines, GOOD)))
-    with of.file.locked() as opened:
-        told = exchange(of, opened, shell, CLUSTER, said.append)
+    with of.locked(shell, CLUSTER) as opened:
+        told = opened.exchange(said.append)
     found = of.month((), at(12), (), told)
     assert found is not None
     assert Decimal(9) in [each.usd for each in found.charges]
