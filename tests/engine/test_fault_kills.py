@@ -152,7 +152,8 @@ def test_a_part_that_is_killed_in_the_middle_leaves_what_the_next_up_completes(
     assert _content(emulator) == undisturbed
 
 
-@pytest.mark.parametrize("when", [at_night("before"), "after"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("when", ["before", "after"])
 def test_a_cloud_that_dies_in_the_middle_leaves_what_the_next_up_completes(
     emulator: Emulator, project: Project, undisturbed: Content, when: str
 ) -> None:

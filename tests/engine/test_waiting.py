@@ -142,6 +142,7 @@ def test_a_quota_that_is_found_late_leaves_nothing_half_made(
     project.up("--expect-no-changes")
 
 
+@pytest.mark.nightly
 def test_an_api_that_goes_away_in_the_middle_keeps_the_id_and_the_next_up_waits_on(
     project: Project, emulator: Emulator
 ) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from tests.gpu import __main__ as suite
 from tests.gpu import speed
+from tests.nightly import at_night
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -27,7 +28,10 @@ STEPS = 10
 
 
 # Of one training with another setting the code is the same; vLLM needs a GPU.
-@pytest.mark.parametrize(("part", "name"), [each for each in NAMES if ", " not in each[1]])
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [at_night(*each) if "killed" in each[1] else each for each in NAMES if ", " not in each[1]],
+)
 def test_a_case_runs_on_a_few_weights(part: str, name: str) -> None:
     cases = ((each, run) for each, run in suite.cases(part, CPU, is_tiny=True) if each == name)
     ((_, result),) = suite.run(cases)
@@ -70,6 +74,7 @@ def test_a_case_that_fails_or_does_not_fit_is_told_from_one_that_passes(
 _ALONE = """
 import importlib.machinery, sys
 from pathlib import Path
+from tests.nightly import at_night
 OTHERS = ("peft", "bitsandbytes", "pyarrow", "prometheus_client", "pytest", "tensorboard", "vllm")
 Finder = importlib.machinery.PathFinder
 find = Finder.find_spec

@@ -200,6 +200,7 @@ def test_an_all_reduce_that_ranks_measured_is_held_against_its_gate(tmp_path: Pa
     assert 0 < held["measured"] < held["limit"]["at_least"] == 350
 
 
+@pytest.mark.nightly
 @pytest.mark.feature("S001-47", "S001-62", "S001-64")
 def test_a_slow_link_is_found_and_its_node_named(tmp_path: Path) -> None:
     if reason := _can_slow_links():
