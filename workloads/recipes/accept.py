@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from workloads.recipes.reader import require, require_least, require_over
 
+T = TypeVar("T", bound=Any)
 ON_PATH = "PATH"
 """In the place of a folder of programs: whatever PATH has; what is not there is left out."""
 
@@ -156,9 +157,9 @@ class AcceptConfig:
         require_least(self, 0, "soak_s")
 
 
-QUICK_SOAK_S = 60.0
-QUICK_STEPS = 20
-QUICK_FILE_MB = 1024
+def _at_most(part: T, **most: float) -> T:
+    """Return a section with none of these values over its bound."""
+    return replace(part, **{name: min(getattr(part, name), most[name]) for name in most})
 
 
 def profiled(config: AcceptConfig) -> AcceptConfig:
@@ -170,20 +171,11 @@ def profiled(config: AcceptConfig) -> AcceptConfig:
     if config.profile == "full":
         return config
     programs = config.collectives.nccl_tests
+    programs = None if programs == ON_PATH else programs
+    collectives = replace(config.collectives, warmup=2, nccl_tests=programs)
     return replace(
-        config,
-        soak_s=min(config.soak_s, QUICK_SOAK_S),
-        collectives=replace(
-            config.collectives,
-            iterations=min(config.collectives.iterations, 10),
-            warmup=2,
-            nccl_tests=None if programs == ON_PATH else programs,
-        ),
-        storage=replace(
-            config.storage,
-            file_mb=min(config.storage.file_mb, QUICK_FILE_MB),
-            random_reads=min(config.storage.random_reads, 500),
-            small_files=min(config.storage.small_files, 200),
-        ),
-        training=replace(config.training, steps=min(config.training.steps, QUICK_STEPS)),
+        _at_most(config, soak_s=60.0),
+        collectives=_at_most(collectives, iterations=10),
+        storage=_at_most(config.storage, file_mb=1024, random_reads=500, small_files=200),
+        training=_at_most(config.training, steps=20),
     )

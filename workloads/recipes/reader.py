@@ -12,7 +12,6 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,11 +100,6 @@ def _convert(kind: Any, value: Any, at: str, problems: list[str]) -> Any:
         return types.MappingProxyType(dict(value))
     if dataclasses.is_dataclass(kind):
         return _convert_dataclass(kind, value, at, problems)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        allowed = [member.value for member in kind]
-        if value not in allowed:
-            return _wrong(at, value, f"one of {', '.join(map(str, allowed))}", problems)
-        return kind(value)
     if kind in (int, float) and isinstance(value, int | float) and not -_MOST <= value <= _MOST:
         return _wrong(at, value, f"a number from {-_MOST:,} to {_MOST:,}", problems)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
