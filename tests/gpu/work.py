@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
@@ -188,10 +188,10 @@ class Steps(LossCurve):
         self.results: list[StepResult] = []
         self._told = told
 
-    def append(self, result: Any) -> None:
+    def append(self, figures: Mapping[str, Any]) -> None:
         """Keep a step, and tell of it."""
-        self.results.append(result)
-        self._told(result)
+        self.results.append(StepResult(**figures))
+        self._told(self.results[-1])
 
 
 class NoCheckpoints:

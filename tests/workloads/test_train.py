@@ -126,9 +126,9 @@ def test_a_stopped_run_resumes_to_the_bit(
     monkeypatch.setenv("SLURM_JOB_ID", "13")
     append = measure.LossCurve.append
 
-    def stop_in_step_3(curve: measure.LossCurve, result: measure.StepResult) -> None:
-        append(curve, result)
-        if result.step == 1:
+    def stop_in_step_3(curve: measure.LossCurve, figures: dict[str, Any]) -> None:
+        append(curve, figures)
+        if figures["step"] == 1:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     monkeypatch.setattr(measure.LossCurve, "append", stop_in_step_3)

@@ -412,10 +412,10 @@ def test_a_disk_that_is_full_for_a_while_costs_lines_and_not_the_run(
 ) -> None:
     append = measure.LossCurve.append
 
-    def without_room(curve: measure.LossCurve, result: measure.StepResult) -> None:
-        if result.step in (1, 2):
+    def without_room(curve: measure.LossCurve, figures: dict[str, Any]) -> None:
+        if figures["step"] in (1, 2):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        append(curve, result)
+        append(curve, figures)
 
     monkeypatch.setattr(measure.LossCurve, "append", without_room)
     code, record = run_bert(capsys, "train.max_steps=5", "train.gate=null")

@@ -164,11 +164,11 @@ def test_a_stopped_run_validates_and_decides_as_one_that_was_not(
     monkeypatch.setenv("SLURM_JOB_ID", "13")
     append = measure.LossCurve.append
     # The signal is seen in step 4, or in the validation after it, which then does not count.
-    kind, step = (measure.EvalResult, 2) if stopped_in == "step" else (measure.StepResult, 3)
+    kind, step = ("eval_loss", 2) if stopped_in == "step" else ("loss", 3)
 
-    def stop(curve: measure.LossCurve, result: Any) -> None:
-        append(curve, result)
-        if isinstance(result, kind) and result.step == step:
+    def stop(curve: measure.LossCurve, figures: dict[str, Any]) -> None:
+        append(curve, figures)
+        if kind in figures and figures["step"] == step:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     monkeypatch.setattr(measure.LossCurve, "append", stop)

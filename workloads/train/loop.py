@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -290,23 +290,26 @@ class Trainer:
         if not is_due or progress.validated.step == progress.step:
             return False, False
         with self.ledger.spend("eval"):
-            result = self._eval(stops=not done)
-        if result is None:
+            loss = self._eval(stops=not done)
+        if loss is None:
             return False, True
-        validated = progress.validated.after(progress.step, result.eval_loss)
+        validated = progress.validated.after(progress.step, loss)
         self.state.progress = replace(progress, validated=validated)
-        self._note(result, {"eval/loss": result.eval_loss})
-        self.ledger.eval_loss = result.eval_loss
+        self._note({"step": progress.step - 1, "eval_loss": loss}, {"eval/loss": loss})
+        self.ledger.eval_loss = loss
         is_best = validated.best_step == progress.step
         log(
-            f"step {progress.step}/{self.num_steps} eval loss {result.eval_loss:.4f}"
+            f"step {progress.step}/{self.num_steps} eval loss {loss:.4f}"
             + ("" if is_best else f", best {validated.best_loss:.4f} at {validated.best_step}")
         )
         return is_best and self.config.checkpoint.keep_best, False
 
     @torch.no_grad()
-    def _eval(self, *, stops: bool) -> measure.EvalResult | None:
-        """Return the loss of the held-out rows over all ranks; None where a signal `stops` it."""
+    def _eval(self, *, stops: bool) -> float | None:
+        """Return the mean loss per label token of the held-out rows over all ranks, in nats.
+
+        None where a signal `stops` it.
+        """
         world, module, rows = self.state.world, self.strategy.module, self.task.eval_rows
         stream = Stream(packs=rows, seed=0, end=len(rows), length=self.task.length)
         total = torch.zeros((), dtype=torch.float64, device=world.device)
@@ -324,9 +327,8 @@ class Trainer:
         finally:
             self.strategy.train()
         loss_sum, num_labels = world.sum([total.item(), num_labels])
-        step = self.state.progress.step
-        self._check_finite(f"held-out rows after step {step}", loss_sum, 0.0)
-        return measure.EvalResult(step=step - 1, eval_loss=loss_sum / num_labels)
+        self._check_finite(f"held-out rows after step {self.state.progress.step}", loss_sum, 0.0)
+        return loss_sum / num_labels
 
     def _batches(self, position: int) -> list[Any]:
         dealt = self._dealt(self.stream, position, self._rows_per_step)
@@ -411,25 +413,24 @@ class Trainer:
             "train/learning_rate": result.learning_rate,
             "train/useful_tokens": float(result.num_tokens),
         }
-        self._note(result, scalars)
+        self._note(asdict(result), scalars)
         log(
             f"step {result.step + 1}/{self.num_steps} loss {result.loss:.4f} "
             f"grad norm {result.grad_norm:.3f} lr {result.learning_rate:.2e} "
             f"tokens {result.num_tokens}"
         )
 
-    def _note(
-        self, result: measure.StepResult | measure.EvalResult, scalars: dict[str, float]
-    ) -> None:
+    def _note(self, figures: dict[str, Any], scalars: dict[str, float]) -> None:
         """Write figures of a step; a disk that is full costs their lines, not the run."""
+        number = figures["step"] + 1
         try:
             if self.curve:
-                self.curve.append(result)
+                self.curve.append(figures)
             if self.events:
-                self.events.add(result.step + 1, scalars)
+                self.events.add(number, scalars)
         except OSError as error:
             if not self.has_lost_figures:
-                log(f"figures of step {result.step + 1} are not written: {error}; the run goes on")
+                log(f"figures of step {number} are not written: {error}; the run goes on")
             self.has_lost_figures = True
         else:
             self.has_lost_figures = False

@@ -14,11 +14,12 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 from workloads.common.hardware import peak_bf16_flops
@@ -41,32 +42,21 @@ class StepResult:
     num_label_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalResult:
-    """One validation over all ranks, after `step`."""
-
-    step: int
-    eval_loss: float
-    """Mean cross entropy per label token of the held-out rows, in nats."""
-
-
 class LossCurve:
     """Loss curve as JSON lines; a resumed run cuts off what came after its checkpoint."""
 
     def __init__(self, path: Path, *, first_step: int) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept: list[str] = []
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                # The last line may be cut by a kill; it belongs to a step that is trained again.
-                if line.endswith("}") and json.loads(line)["step"] < first_step:
-                    kept.append(line)
-        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        # The last line may be cut by a kill; it belongs to a step that is trained again.
+        whole = [line for line in lines if line.endswith("}")]
+        kept = [f"{line}\n" for line in whole if json.loads(line)["step"] < first_step]
+        path.write_text("".join(kept), encoding="utf-8")
 
-    def append(self, result: StepResult | EvalResult) -> None:
+    def append(self, figures: Mapping[str, float]) -> None:
         """Add a line, or nothing of it where the disk has no room for all of it."""
-        line = f"{json.dumps(asdict(result))}\n".encode()
+        line = f"{json.dumps(figures)}\n".encode()
         with self.path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
@@ -166,7 +156,6 @@ class Ledger:
         """
         from prometheus_client import generate_latest
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-        from prometheus_client.registry import Collector
 
         began_at_s, last = self.began_at_s, self.last
         loss, norm, rate = (last.loss, last.grad_norm, last.learning_rate) if last else (0, 0, 0)
@@ -195,14 +184,11 @@ class Ledger:
             "checkpoint_stall_seconds": ("Stood still for checkpoints.", stood_s),
         }
 
-        class Page(Collector):
-            def collect(self) -> Iterator[Metric]:
-                for name, (text, value) in gauges.items():
-                    yield GaugeMetricFamily(f"train_{name}", text, value)
-                for name, (text, value) in counters.items():
-                    yield CounterMetricFamily(f"train_{name}", text, value, created=began_at_s)
-
-        return generate_latest(Page())
+        families: list[Metric] = [GaugeMetricFamily(f"train_{k}", *v) for k, v in gauges.items()]
+        for name, (text, value) in counters.items():
+            families.append(CounterMetricFamily(f"train_{name}", text, value, created=began_at_s))
+        registry: Any = SimpleNamespace(collect=lambda: families)
+        return generate_latest(registry)
 
 
 class Events:
@@ -212,7 +198,16 @@ class Events:
         """`folder`: of one run; its name is the run's id in Weights & Biases."""
         self.folder = folder
         self._writer: Any = None
-        self._wandb = _wandb_run(folder)
+        self._wandb: Any = None
+        asked = any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_MODE"))
+        if asked and find_spec("wandb") is not None:
+            import wandb  # pyright: ignore[reportMissingImports]
+
+            named = {"id": folder.name, "name": folder.name, "resume": "allow"}
+            try:
+                self._wandb = wandb.init(dir=folder.parents[1], **named)
+            except Exception as error:  # of its own kinds: a service that is away costs curves
+                log(f"Weights & Biases: {error}; the run goes on without it")
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
         """Write `scalars` of `step`, in a thread; OSError where an earlier write failed."""
@@ -240,17 +235,3 @@ class Events:
                 self._writer.close()
         except OSError as error:
             log(f"figures of the last steps are not in {self.folder}: {error}")
-
-
-def _wandb_run(folder: Path) -> Any:
-    """The run in Weights & Biases; None without its package, or where its variables are not set."""
-    asked = any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_MODE"))
-    if not asked or find_spec("wandb") is None:
-        return None
-    import wandb  # pyright: ignore[reportMissingImports]
-
-    try:
-        return wandb.init(dir=folder.parents[1], id=folder.name, name=folder.name, resume="allow")
-    except Exception as error:  # of its own kinds: a service that is away costs curves, not the run
-        log(f"Weights & Biases: {error}; the run goes on without it")
-        return None
