@@ -20,7 +20,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -97,11 +97,12 @@ class Reader(FileSystemReader):
         return found
 
 
-class Planner(DefaultLoadPlanner):
-    """Loads values of a checkpoint under the names that they have, and no programs."""
+AS_NAMED = {"flatten_state_dict": False, "flatten_sharded_tensors": False}
+"""What DCP's planners are told: values are under the names that a checkpoint has."""
 
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+class Planner(DefaultLoadPlanner):
+    """Loads values of a checkpoint, and no programs."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Take values that are no tensors; torch's own planner would run what is pickled there."""
@@ -124,7 +125,7 @@ def read(
     values = places(reader.read_metadata())
     at(f"reading {folder}")
     try:
-        dcp_load(values, storage_reader=reader, planner=Planner(), **group)
+        dcp_load(values, storage_reader=reader, planner=Planner(**AS_NAMED), **group)
     except CheckpointException as error:  # no Exception: nothing above would catch it
         raise DataError(f"{folder}: cannot be read: {_cause(error)}") from error
     return values
@@ -157,7 +158,7 @@ def capture(state: TrainState) -> dict[str, Any]:
 
 
 def places_for(state: TrainState, metadata: Metadata, *, with_rng: bool) -> dict[str, Any]:
-    """Return the mapping that a load fills: live weights, and new tensors for the optimizer."""
+    """Return the mapping that a load fills: live weights, and the optimizer's new tensors."""
     saved = metadata.state_dict_metadata
     values: dict[str, Any] = _model_tensors(state.model)
     held = {key for key in saved if key.startswith("model.")}
@@ -170,9 +171,9 @@ def places_for(state: TrainState, metadata: Metadata, *, with_rng: bool) -> dict
     weights = trained_weights(state.model)
     for key, entry in saved.items():
         if key.startswith("optimizer.") and isinstance(entry, TensorStorageMetadata):
-            name, _, _ = key.removeprefix("optimizer.").rpartition(".")
+            name, _, kind = key.removeprefix("optimizer.").rpartition(".")
             weight, dtype = weights[name], entry.properties.dtype
-            values[key] = (
+            values[key] = state.optimizer.state[weight][kind] = (
                 torch.zeros_like(weight, dtype=dtype, requires_grad=False)
                 if entry.size == weight.shape
                 else torch.zeros(entry.size, dtype=dtype, device=weight.device)
@@ -187,18 +188,13 @@ def places_for(state: TrainState, metadata: Metadata, *, with_rng: bool) -> dict
 
 def restore(state: TrainState, values: dict[str, Any]) -> None:
     """Put loaded values that are not live tensors where they belong."""
-    weights = trained_weights(state.model)
-    fields: dict[str, dict[str, Any]] = {name: dict(kept) for name, kept in values[SCALARS].items()}
-    for key, value in values.items():
-        if key.startswith("optimizer."):
-            name, _, kind = key.removeprefix("optimizer.").rpartition(".")
-            fields.setdefault(name, {})[kind] = value
-    for name, kept in fields.items():
+    for name, weight in trained_weights(state.model).items():
+        kept = state.optimizer.state[weight]
+        kept |= values[SCALARS].get(name, {})
         if "weight_fp32" in kept:  # runs in bf16 up to 2026-11 kept their fp32 weights here
             with torch.no_grad():
-                weights[name].copy_(kept.pop("weight_fp32"))
-            kept["step"] = torch.tensor(float(kept["step"]), device=weights[name].device)
-        state.optimizer.state[weights[name]] = kept
+                weight.copy_(kept.pop("weight_fp32"))
+            kept["step"] = torch.tensor(float(kept["step"]), device=weight.device)
     if values.get(SCALER):
         state.scaler.load_state_dict(values[SCALER])
     if (saved := values.get(f"rng.{state.world.rank}")) is not None:
@@ -232,27 +228,20 @@ class Answer(list[WriteResult]):
 
 
 class CommittingWriter(FileSystemWriter):
-    """Writes into `scratch`; `finish`, on rank 0, renames that to the path of `saved`.
+    """Writes into `scratch`: every rank's file is written, flushed and hashed.
 
-    Every rank's file is written, flushed and hashed; then rank 0, which has the answers of all,
-    writes the metadata and the marker and renames the folder.
+    Then rank 0, which has the answers of all, writes the metadata and gives `commit` all digests.
     """
 
     def __init__(
         self,
         scratch: Path,
-        saved: Candidate,
-        *,
-        marker: Marker,
         own_files: Mapping[str, str | dict[str, torch.Tensor]],
-        after_commit: Callable[[], None],
+        commit: Callable[[dict[str, Digest]], None],
     ) -> None:
         """`own_files`: texts and weights that rank 0 writes beside the slices; none elsewhere."""
         super().__init__(scratch, sync_files=True, overwrite=False)
-        self._scratch, self._target = scratch, saved.path
-        self._kind, self._marker = saved.kind, marker
-        self._own_files = own_files
-        self._after_commit = after_commit
+        self._scratch, self._own_files, self._commit = scratch, own_files, commit
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
         """Write this rank's files and return what they hold."""
@@ -264,12 +253,11 @@ class CommittingWriter(FileSystemWriter):
                 save_file(content, path, metadata={"format": "pt"})
                 path.chmod(0o644)  # safetensors writes 0600; who evaluates may be another user
             atomic.fsync_path(path)
-        answer = Answer(super().write_data(plan, planner).value())
+        written = super().write_data(plan, planner)
+        answer = Answer(written.value())
         names = {result.storage_data.relative_path for result in answer} | set(self._own_files)
         answer.digests = {name: digest(self._scratch / name) for name in sorted(names)}
-        future: TorchFuture[list[WriteResult]] = TorchFuture()
-        future.set_result(answer)
-        return future
+        return written.then(lambda _: answer)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit; DCP calls it on rank 0 when every rank has written."""
@@ -278,70 +266,129 @@ class CommittingWriter(FileSystemWriter):
         for answer in results:
             assert isinstance(answer, Answer)
             files |= answer.digests
-        marker = replace(self._marker, files=files)
-        atomic.write_text(self._scratch / self._kind.marker, marker.to_json())
-        if self._target.exists():
-            log(f"{self._target} is damaged; kept as {move_aside(self._target).name}")
-        self._scratch.rename(self._target)
-        atomic.fsync_path(self._target.parent)
-        self._after_commit()
+        self._commit(files)
 
 
-class Choice:
-    """Which checkpoint a run starts from: the newest that is whole, and that it may load."""
+@dataclass(kw_only=True)
+class FolderCheckpoints:
+    """Checkpoints in the run's folders; every rank calls every method at the same point."""
 
-    def __init__(self, folder: RunFolder, ranks: World, config: CheckpointConfig) -> None:
-        self.folder = folder
-        """The run's folder; another one after `choose` where the run goes on in that of before."""
-        self.damaged: set[Path] = set()
-        """What could not be loaded: no run may count on it."""
-        self._ranks, self._config = ranks, config
+    folder: RunFolder
+    """Where the run keeps its state; `load` settles it: the run may go on in that of before."""
+    world: World
+    config: CheckpointConfig
+    keep_last: int
+    stop: StopRequest
+    model_config: str = "{}"
+    """Text of config.json."""
+    num_failed_saves: int = 0
+    resumed_loss: float | None = None
+    """Loss of the step that the checkpoint was saved after, where this process loaded one."""
+    last_commit_s: float | None = None
+    """Unix time of the newest commit of this process; rank 0 alone knows it."""
+    longest_save_s: float = 0
+    damaged: set[Path] = field(default_factory=set[Path])
+    """What could not be loaded: no run may count on it."""
 
-    def choose(self, fingerprint: str) -> Candidate | None:
+    def __post_init__(self) -> None:
+        self._began_s = time.monotonic()
+        # In a group of their own, as files are written in a thread while the loop uses the others.
+        self._ranks = self.world.apart(self.config.timeout_s)
+        group = self._ranks.group
+        self._for_dcp = {"process_group": group, "no_dist": group is None}
+        self._stager: BlockingAsyncStager | None = None
+        self._planners: dict[Kind, DefaultSavePlanner] = {}
+        self._running: tuple[Path, Future[Any]] | None = None
+
+    def due(self, step: int) -> bool:
+        """Whether an elastic checkpoint falls on `step`, beside what the loop saves by itself."""
+        every = self.config.elastic_every
+        return bool(every) and step % every == 0
+
+    def is_late(self) -> bool:
+        """Whether the recipe's `every_s` have passed since rank 0 began a save, which has ended."""
+        every_s = self.config.every_s
+        if not every_s or not self.world.is_main:
+            return False
+        is_writing = self._running is not None and not self._running[1].done()
+        return not is_writing and time.monotonic() - self._began_s >= every_s
+
+    def load(self, state: TrainState) -> bool:
+        """Fill `state` from the checkpoint that this run starts from; False: from nothing."""
+        chosen = self._choose(state.progress.fingerprint)
+        if chosen is None:
+            return False
+        try:
+            values = json.loads((chosen.path / STATE).read_text(encoding="utf-8"))
+            found = Validated(**values.get("validated", {}))  # older ones have none
+            if found.best_step and not found.best_run:
+                found = replace(found, best_run="/".join(chosen.path.parts[-3:-1]))
+            values["validated"] = found
+            saved = Progress(**{name: values[name] for name in Progress.__slots__})
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise DataError(f"{chosen.path}: is no checkpoint of this format: {error}") from error
+        if saved.fingerprint != state.progress.fingerprint:
+            raise ConfigError(
+                f"{chosen.path}: was made with another model, data set or train settings; "
+                "use those again, or start anew with --resume never"
+            )
+        is_same_size = saved.world_size == self.world.world_size
+        if is_same_size and saved.rows_per_step != state.progress.rows_per_step:
+            raise ConfigError(
+                f"{chosen.path}: a train step had {saved.rows_per_step} rows, now "
+                f"{state.progress.rows_per_step}; restore train.micro_batch_size and "
+                "train.gradient_accumulation, or start anew with --resume never"
+            )
+        self._read(chosen, state, with_rng=is_same_size)
+        state.progress = replace(saved, world_size=self.world.world_size)
+        self.resumed_loss = chosen.read_marker().loss
+        how = "" if is_same_size else f", saved at world size {saved.world_size}"
+        log(f"resumed from {chosen.path} at step {saved.step}{how}")
+        if not is_same_size:
+            log(f"world size {self.world.world_size}: a step keeps its {saved.rows_per_step} rows")
+        before = values.get("strategy", state.strategy)  # older ones have none
+        if before != state.strategy:
+            log(
+                f"warning: train.strategy: saved under {before}, goes on under {state.strategy}, "
+                "which adds gradients up in another order: losses differ in their last digits"
+            )
+        return True
+
+    def _choose(self, fingerprint: str) -> Candidate | None:
         """The candidate that is tried first and is whole, agreed on by all ranks."""
         resume = self.folder.resume
         restarted = any(self._ranks.gather(was_restarted()))
         listed = self._ranks.agree(
             lambda: self.folder.candidates(restarted=restarted, fingerprint=fingerprint)
         )
+        start: Candidate | None = None
         left_out: list[Candidate] = []
         for found in listed:
             is_named = self.folder.is_explicit and found.path == Path(resume)
             reason = self._problem(found)
             if reason is not None:
                 self.damaged.add(found.path)
-            must_fit = self._config.same_world_size_only and found.kind is not ELASTIC
+            must_fit = self.config.same_world_size_only and found.kind is not ELASTIC
             if reason is None and must_fit and self._size(found) != self._ranks.world_size:
                 if is_named:
                     raise self._refusal(found)
                 left_out.append(found)
                 reason = "another world size, and train.checkpoint.same_world_size_only is set"
             if reason is None:
-                self._take_folder(found, restarted=restarted)
-                return found
+                start = found
+                break
             if is_named:
                 raise ConfigError(
                     f"train.resume {resume}: {reason}; name a committed checkpoint folder"
                 )
             log(f"skipped {found.path}: {reason}")
-        if left_out:
+        if start is None and left_out:
             raise self._refusal(left_out[0])
-        if restarted or resume == "auto":
+        if start is None and (restarted or resume == "auto"):
             log("no committed checkpoint to resume from; starting at step 0")
-        self._take_folder(None, restarted=restarted)
-        return None
-
-    def best(self, validated: Validated) -> Candidate | None:
-        """The checkpoint of the best validation, where it is whole."""
-        places = (self.folder.chkpt, self.folder.elastic)
-        run = validated.best_run or f"{self.folder.job}/{self.folder.name}"
-        found = self._ranks.agree(lambda: candidates([place / run for place in places]))
-        step = validated.best_step
-        return next((c for c in found if c.step == step and self._problem(c) is None), None)
-
-    def _take_folder(self, start: Candidate | None, *, restarted: bool) -> None:
-        path = start.path if start else None
+        path = start and start.path
         self.folder = self._ranks.agree(lambda: self.folder.settled(path, restarted=restarted))
+        return start
 
     def _size(self, found: Candidate) -> int:
         return self._ranks.agree(lambda: found.read_marker().world_size)
@@ -363,110 +410,17 @@ class Choice:
         problems = self._ranks.gather(mine)
         return next((each for each in problems if each is not None), None)
 
-
-def _number(name: str) -> int | None:
-    value = os.environ.get(name, "")
-    return int(value) if value.isdigit() else None
-
-
-class FolderCheckpoints:
-    """Checkpoints in the run's folders; every rank calls every method at the same point."""
-
-    def __init__(
-        self,
-        *,
-        folder: RunFolder,
-        world: World,
-        config: CheckpointConfig,
-        keep_last: int,
-        stop: StopRequest,
-        model_config: str = "{}",
-    ) -> None:
-        """`model_config`: text of config.json. Every rank of the job calls it."""
-        self.num_failed_saves = 0
-        self.resumed_loss: float | None = None
-        """Loss of the step that the checkpoint was saved after, where this process loaded one."""
-        self.last_commit_s: float | None = None
-        """Unix time of the newest commit of this process; rank 0 alone knows it."""
-        self.longest_save_s = 0.0
-        self._began_s = time.monotonic()
-        self._world, self._config, self._keep_last = world, config, keep_last
-        self._stop, self._model_config = stop, model_config
-        # In a group of their own, as files are written in a thread while the loop uses the others.
-        self._ranks = world.apart(config.timeout_s)
-        group = self._ranks.group
-        self._for_dcp = {"process_group": group, "no_dist": group is None}
-        self._choice = Choice(folder, self._ranks, config)
-        self._stager: BlockingAsyncStager | None = None
-        self._planners: dict[Kind, DefaultSavePlanner] = {}
-        self._running: tuple[Path, Future[Any]] | None = None
-
-    @property
-    def folder(self) -> RunFolder:
-        """Where the run keeps its state; settled by `load`."""
-        return self._choice.folder
-
-    def due(self, step: int) -> bool:
-        """Whether an elastic checkpoint falls on `step`, beside what the loop saves by itself."""
-        every = self._config.elastic_every
-        return bool(every) and step % every == 0
-
-    def is_late(self) -> bool:
-        """Whether the recipe's `every_s` have passed since rank 0 began a save, which has ended."""
-        every_s = self._config.every_s
-        if not every_s or not self._world.is_main:
-            return False
-        is_writing = self._running is not None and not self._running[1].done()
-        return not is_writing and time.monotonic() - self._began_s >= every_s
-
-    def load(self, state: TrainState) -> bool:
-        """Fill `state` from the checkpoint that this run starts from; False: from nothing."""
-        chosen = self._choice.choose(state.progress.fingerprint)
-        if chosen is None:
-            return False
-        try:
-            values = json.loads((chosen.path / STATE).read_text(encoding="utf-8"))
-            found = Validated(**values.get("validated", {}))  # older ones have none
-            if found.best_step and not found.best_run:
-                found = replace(found, best_run="/".join(chosen.path.parts[-3:-1]))
-            values["validated"] = found
-            saved = Progress(**{name: values[name] for name in Progress.__slots__})
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise DataError(f"{chosen.path}: is no checkpoint of this format: {error}") from error
-        if saved.fingerprint != state.progress.fingerprint:
-            raise ConfigError(
-                f"{chosen.path}: was made with another model, data set or train settings; "
-                "use those again, or start anew with --resume never"
-            )
-        is_same_size = saved.world_size == self._world.world_size
-        if is_same_size and saved.rows_per_step != state.progress.rows_per_step:
-            raise ConfigError(
-                f"{chosen.path}: a train step had {saved.rows_per_step} rows, now "
-                f"{state.progress.rows_per_step}; restore train.micro_batch_size and "
-                "train.gradient_accumulation, or start anew with --resume never"
-            )
-        self._read(chosen, state, with_rng=is_same_size)
-        state.progress = replace(saved, world_size=self._world.world_size)
-        self.resumed_loss = chosen.read_marker().loss
-        how = "" if is_same_size else f", saved at world size {saved.world_size}"
-        log(f"resumed from {chosen.path} at step {saved.step}{how}")
-        if not is_same_size:
-            log(f"world size {self._world.world_size}: a step keeps its {saved.rows_per_step} rows")
-        before = values.get("strategy", state.strategy)  # older ones have none
-        if before != state.strategy:
-            log(
-                f"warning: train.strategy: saved under {before}, goes on under {state.strategy}, "
-                "which adds gradients up in another order: losses differ in their last digits"
-            )
-        return True
-
     def _read(self, chosen: Candidate, state: TrainState, *, with_rng: bool) -> None:
         places = partial(places_for, state, with_rng=with_rng)
         restore(state, read(chosen.path, places, **self._for_dcp))
 
     def load_best(self, state: TrainState) -> bool:
         """Put the weights of the best validation into `state`; False where they are not kept."""
-        found = self._choice.best(state.progress.validated)
+        validated, places = state.progress.validated, (self.folder.chkpt, self.folder.elastic)
+        run = validated.best_run or f"{self.folder.job}/{self.folder.name}"
+        there = self._ranks.agree(lambda: candidates([place / run for place in places]))
+        best = (each for each in there if each.step == validated.best_step)
+        found = next((each for each in best if self._problem(each) is None), None)
         if found is None:
             log("the best checkpoint is not kept, or not whole: final/ is made of the last")
             return False
@@ -477,7 +431,7 @@ class FolderCheckpoints:
     def save(self, state: TrainState, step: int, *, loss: float | None = None) -> None:
         """Commit `state` as of `step`, in a thread where the recipe wants that."""
         self._collect(raises=False)
-        stopping = any(self._ranks.gather(bool(self._stop)))
+        stopping = any(self._ranks.gather(bool(self.stop)))
         # Submitted with a smallest number of nodes below its largest, the job may change its size.
         may_resize = os.environ.get(MIN_NODES, "") != os.environ.get(MAX_NODES, "")
         is_elastic = self.due(step) or (stopping and may_resize)
@@ -495,31 +449,37 @@ class FolderCheckpoints:
         target = parent / f"{kind.prefix}-{step}"
         at(f"saving {target}")
         self._began_s = began_s = time.monotonic()
-        saved = Candidate(path=target, kind=kind, step=step)
+        saved, progress = Candidate(path=target, kind=kind, step=step), state.progress
         if self._ranks.agree(lambda: saved.problem() is None if target.exists() else False):
             log(f"{target} is already committed")
             return
         scratch = self._ranks.agree(lambda: _scratch_folder(target))
         values = capture(state)
-        own_files = self._own_files(state, step, kind)
-        best_step = state.progress.validated.best_step if self._config.keep_best else None
-        writer = CommittingWriter(
-            scratch,
-            saved,
-            marker=Marker(
-                step=step,
-                world_size=self._world.world_size,
-                fingerprint=state.progress.fingerprint,
-                loss=loss,
-                files={},
-            ),
-            own_files=own_files,
-            after_commit=lambda: self._committed(saved, best_step, began_s),
-        )
+
+        def commit(files: dict[str, Digest]) -> None:
+            world_size, fingerprint = self.world.world_size, progress.fingerprint
+            marker = Marker(
+                step=step, world_size=world_size, fingerprint=fingerprint, loss=loss, files=files
+            )
+            atomic.write_text(scratch / kind.marker, marker.to_json())
+            if target.exists():
+                log(f"{target} is damaged; kept as {move_aside(target).name}")
+            scratch.rename(target)
+            atomic.fsync_path(parent)
+            log(f"saved {target}")
+            self.longest_save_s = max(self.longest_save_s, time.monotonic() - began_s)
+            self.last_commit_s = time.time()
+            self.damaged.discard(target)
+            best = progress.validated.best_step if self.config.keep_best else None
+            options = {"keep_last": self.keep_last, "best_step": best, "damaged": self.damaged}
+            for removed in remove_old(saved, **options):
+                log(f"removed {removed}: older than the last {self.keep_last}")
+
+        writer = CommittingWriter(scratch, self._own_files(state, step, kind), commit)
         options = {"storage_writer": writer, "planner": self._planner(kind), **self._for_dcp}
-        if in_background and self._config.background and self._has_room(values):
+        if in_background and self.config.background and self._has_room(values):
             # DefaultStager of torch 2.11 serves one save only. A cached copy is in pinned memory.
-            on_gpu = self._world.device.type == "cuda"
+            on_gpu = self.world.device.type == "cuda"
             self._stager = self._stager or BlockingAsyncStager(cache_staged_state_dict=on_gpu)
             future: Any = dcp_async_save(values, async_stager=self._stager, **options)
         else:
@@ -531,7 +491,7 @@ class FolderCheckpoints:
         self._running = (target, future)
 
         def clean_up(done: Future[Any]) -> None:
-            if done.exception() is not None and self._world.is_main:
+            if done.exception() is not None and self.world.is_main:
                 shutil.rmtree(scratch, ignore_errors=True)
 
         future.add_done_callback(clean_up)
@@ -554,7 +514,7 @@ class FolderCheckpoints:
         self, state: TrainState, step: int, kind: Kind
     ) -> dict[str, str | dict[str, torch.Tensor]]:
         """Return what rank 0 writes beside the slices; every rank calls it."""
-        world, progress = self._world, state.progress
+        world, progress = self.world, state.progress
         whole: dict[str, torch.Tensor] = {}
         if kind is ELASTIC:
             whole = whole_weights(trained_weights(state.model), keep=world.is_main)
@@ -562,35 +522,28 @@ class FolderCheckpoints:
             return {}
         resumed = asdict(progress) | {"step": step, "world_size": world.world_size}
         files: dict[str, str | dict[str, torch.Tensor]] = {
-            CONFIG: self._model_config,
+            CONFIG: self.model_config,
             STATE: json.dumps({**resumed, "strategy": state.strategy}),
         }
         if kind is ELASTIC:
+            nodes = (os.environ.get(name, "") for name in (MIN_NODES, MAX_NODES))
+            least, most = (int(each) if each.isdigit() else None for each in nodes)
             values = {  # why it was written, and by what job
                 "format_version": 1,
                 "step": step,
                 "world_size": world.world_size,
                 "ranks_per_node": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-                "min_nodes": _number(MIN_NODES),
-                "max_nodes": _number(MAX_NODES),
+                "min_nodes": least,
+                "max_nodes": most,
                 "strategy": state.strategy,
                 "rows_per_step": progress.rows_per_step,
                 "position": progress.position,
-                "reason": f"{self._stop.signal_name}" if self._stop else "interval",
+                "reason": f"{self.stop.signal_name}" if self.stop else "interval",
                 "versions": {"torch": metadata.version("torch")},
                 "created_at": utc_now(),
             }
             files |= {ELASTIC_METADATA: json.dumps(values, indent=1), FULL_WEIGHTS: whole}
         return files
-
-    def _committed(self, saved: Candidate, best_step: int | None, began_s: float) -> None:
-        log(f"saved {saved.path}")
-        self.longest_save_s = max(self.longest_save_s, time.monotonic() - began_s)
-        self.last_commit_s = time.time()
-        self._choice.damaged.discard(saved.path)
-        keep_last, damaged = self._keep_last, self._choice.damaged
-        for removed in remove_old(saved, keep_last=keep_last, best_step=best_step, damaged=damaged):
-            log(f"removed {removed}: older than the last {keep_last}")
 
     def _collect(self, *, raises: bool) -> None:
         """End the save that runs, if any."""
@@ -604,7 +557,11 @@ class FolderCheckpoints:
         self.num_failed_saves += 1
         # The plan that was kept may be known to some ranks only.
         self._planners.clear()
-        cause = f"{_cause(error)}; {_free_text(target.parent)}"
+        try:  # how much room there is once the save that failed is removed
+            room = f"{shutil.disk_usage(target.parent).free / 2**20:,.0f} MiB are free there"
+        except OSError as unread:
+            room = f"{target.parent} cannot be read: {unread.strerror}"
+        cause = f"{_cause(error)}; {room}"
         if raises:
             raise CheckpointError(f"{target} was not saved: {cause}; free or repair the disk")
         log(f"{target} was not saved: {cause}; the run goes on from memory")
@@ -612,10 +569,7 @@ class FolderCheckpoints:
     def _planner(self, kind: Kind) -> DefaultSavePlanner:
         if kind not in self._planners:
             planner = DefaultSavePlanner(
-                flatten_state_dict=False,
-                flatten_sharded_tensors=False,
-                dedup_save_to_lowest_rank=False,
-                enable_plan_caching=True,
+                **AS_NAMED, dedup_save_to_lowest_rank=False, enable_plan_caching=True
             )
             # torch keeps plans by the name of the class; kinds and runs must not share one.
             planner._cached_plans_key = f"{kind.prefix}-{uuid.uuid4()}"
@@ -629,14 +583,6 @@ def _scratch_folder(target: Path) -> Path:
     for left in target.parent.glob(".*.partial"):
         shutil.rmtree(left, ignore_errors=True)
     return target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
-
-
-def _free_text(folder: Path) -> str:
-    """How much room there is once the save that failed is removed."""
-    try:
-        return f"{shutil.disk_usage(folder).free / 2**20:,.0f} MiB are free there"
-    except OSError as error:
-        return f"{folder} cannot be read: {error.strerror}"
 
 
 def _cause(error: BaseException) -> str:
