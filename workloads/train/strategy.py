@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,26 +39,19 @@ class Precision:
     small gradients. fp32: all in fp32.
     """
 
-    dtype: torch.dtype
-    device: torch.device
     scaler: torch.amp.GradScaler
     """Passes the loss, its gradients and the optimizer's step on but in fp16 runs."""
-    is_mixed: bool
-    """Whether trained weights have more bits than `dtype`."""
-
-    def forward(self) -> torch.autocast:
-        """Return the context of a forward pass: autocast where types are mixed."""
-        # Each weight is used once: a cache would hold those of checkpointed layers for nothing.
-        return torch.autocast(
-            self.device.type, dtype=self.dtype, enabled=self.is_mixed, cache_enabled=False
-        )
+    forward: Callable[[], torch.autocast]
+    """Gives the context of a forward pass: autocast where trained weights have more bits."""
 
 
 def build_precision(config: TrainConfig, device: torch.device, *, kind: str = "ddp") -> Precision:
     """Return the number types of a run whose strategy is of `kind`."""
     scaler = torch.amp.GradScaler(device.type, enabled=config.dtype == "fp16")
     mixed = config.dtype != "fp32" and (config.has_adapters or kind == "ddp")
-    return Precision(dtype=torch_dtype(config.dtype), device=device, scaler=scaler, is_mixed=mixed)
+    # Each weight is used once: a cache would hold those of checkpointed layers for nothing.
+    types = {"dtype": torch_dtype(config.dtype), "enabled": mixed, "cache_enabled": False}
+    return Precision(scaler=scaler, forward=partial(torch.autocast, device.type, **types))
 
 
 def build_optimizer(
@@ -86,7 +80,7 @@ class Strategy:
     @property
     def trained(self) -> list[nn.Parameter]:
         """Weights that are trained; under FSDP2 this rank's shards of them."""
-        return [weight for weight in self.model.parameters() if weight.requires_grad]
+        return [*trained_weights(self.model).values()]
 
     @property
     def num_weights_here(self) -> int:
@@ -147,17 +141,13 @@ def whole_weights(
     return whole
 
 
-def spread_ddp(module: nn.Module, model: Any, here: World) -> Strategy:
+def spread_ddp(module: Any, model: Any, here: World) -> Strategy:
     """Return the strategy with all weights on every rank."""
-    wrapped: Any = module
     if here.is_distributed:
-        wrapped = DistributedDataParallel(
-            module,
-            device_ids=[here.local_rank] if here.device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-        )
-        wrapped.broadcast_buffers = False  # an option has no name that torch 2.11 and 2.15 share
-    return Strategy(kind="ddp", module=wrapped, model=model)
+        devices = [here.local_rank] if here.device.type == "cuda" else None
+        module = DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
+        module.broadcast_buffers = False  # an option has no name that torch 2.11 and 2.15 share
+    return Strategy(kind="ddp", module=module, model=model)
 
 
 def settle(module: Any, blank_loss: Callable[[], torch.Tensor]) -> None:
@@ -197,10 +187,9 @@ def spread_fsdp(run: Run, here: World) -> Strategy:
     parts = here.world_size
     if run.strategy == "hsdp":
         parts = int(os.environ.get("LOCAL_WORLD_SIZE", parts))
-    sizes = {"nodes": here.world_size // parts, "parts": parts}
-    if parts == here.world_size:
-        del sizes["nodes"]
-    mesh = init_device_mesh(here.device.type, (*sizes.values(),), mesh_dim_names=(*sizes,))
+    first = int(parts == here.world_size)  # of the mesh's dimensions: no nodes beside each other
+    shape, names = (here.world_size // parts, parts), ("nodes", "parts")
+    mesh = init_device_mesh(here.device.type, shape[first:], mesh_dim_names=names[first:])
     options = {
         "mesh": mesh,
         # By itself FSDP2 keeps what is around the layers gathered, which comes next anyway.
@@ -245,12 +234,12 @@ def _fill(model: Any, run: Run, here: World) -> bool:
     """Give shards their values, from files or one by one from rank 0; return if it was files."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    source: Any = None
+    values: dict[str, torch.Tensor] = {}
 
     def build() -> dict[str, tuple[Path, str]]:
-        nonlocal source
         outline = build_outline(run.model_dir, run.config, device=here.device)
         source, files = outline or (run.task.build(torch.device("cpu")), {})
+        values.update([*source.named_parameters(remove_duplicate=False), *source.named_buffers()])
         return files
 
     apart = here.apart()  # to read a whole model takes longer than a step may
@@ -258,9 +247,6 @@ def _fill(model: Any, run: Run, here: World) -> bool:
     log(f"fsdp: {'each rank reads its part' if files else 'rank 0 reads all'} of the model")
     if problems := [each for each in apart.gather(_read_parts(model, files)) if each]:
         raise DataError("; ".join(dict.fromkeys(problems)))
-    values: dict[str, torch.Tensor] = {}
-    if source is not None:
-        values |= [*source.named_parameters(remove_duplicate=False), *source.named_buffers()]
     for name, own in (*model.named_parameters(), *model.named_buffers()):
         if name in files:
             continue
@@ -276,7 +262,11 @@ def _fill(model: Any, run: Run, here: World) -> bool:
 
 
 def _read_parts(model: Any, files: Mapping[str, tuple[Path, str]]) -> str:
-    """Fill this rank's shards of weights in `files`; return what stopped it, else nothing."""
+    """Fill this rank's shards of weights in `files`; return what stopped it, else nothing.
+
+    DCP's HuggingFaceStorageReader reads every safetensors file of a folder (torch 2.15), also a
+    second copy of the weights that no index names.
+    """
     from safetensors import SafetensorError, safe_open
 
     opened: dict[Path, Any] = {}
