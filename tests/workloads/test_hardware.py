@@ -111,7 +111,6 @@ def test_training_evaluation_and_serving_say_it_at_their_start(
         answer = (None, None) if name == "find_inputs" else None
         monkeypatch.setattr(f"workloads.train.inputs.{name}", lambda *_, _is=answer, **__: _is)
     monkeypatch.setattr("workloads.train.run.open_task", lambda *_, **__: task)
-    monkeypatch.setattr("workloads.train.run._keep_inputs", lambda *_: None)
     monkeypatch.setattr("workloads.train.inputs.refuse_other_rows", started)
     monkeypatch.setattr("workloads.evaluate.__main__._keep_config", started)
     words = ["--recipe", str(recipe_file)]

@@ -86,10 +86,25 @@ def describe(recipe: Recipe, ranks: int | None = None) -> Iterator[str]:
     except ConfigError as error:
         strategy, refusal = plan.strategy, error
     document: dict[str, Any] = json.loads(plan.path.read_text(encoding="utf-8"))
-    yield from _plan_lines(plan, strategy, document)
+    yield f"strategy    {strategy}: {plan.reason}"
+    usable = (document.get("hardware") or {}).get("usable_gib_per_rank")
+    total = plan.memory_gib_per_rank["total"]
+    needs = "" if usable is None else f", {total:.3f} of {usable:.3f} GiB a rank"
+    fits = f"{'yes' if plan.fits else 'NO'}{needs}"
+    yield f"recomputed  activations of {plan.gradient_checkpointing} of {plan.layers} layers"
+    yield f"fits        {fits}; largest micro batch {plan.largest_micro_batch}"
+    yield "memory      GiB a rank"
+    for part, gib in plan.memory_gib_per_rank.items():
+        yield f"  {part:20} {gib:10.3f}"
     steps = document.get("steps")
+    forecast = document.get("forecast") or {"reason": "the plan has no forecast"}
     yield f"steps       {_steps(recipe, config, rows) if steps is None else steps}"
-    yield from _forecast_lines(document.get("forecast"))
+    if forecast.get("known"):
+        yield f"hours       {forecast['hours']} ({forecast['speed_source']})"
+        usd = forecast.get("nodes_usd")
+        yield f"nodes       {'no price' if usd is None else f'${usd}'}"
+    else:
+        yield f"hours       unknown: {forecast.get('reason')}"
     yield f"plan        {plan.path}"
     if refusal is not None:
         yield "refused     this run does not start as it is"
@@ -142,29 +157,6 @@ def _steps(recipe: Recipe, config: TrainConfig, rows_per_step: int) -> str:
     num_rows = len(task.rows)
     steps = num_train_steps(config, num_rows=num_rows, rows_per_step=rows_per_step)
     return f"{steps} = {config.epochs} x {num_rows} rows / {rows_per_step}, rounded up"
-
-
-def _plan_lines(plan: inputs.Plan, strategy: str, document: dict[str, Any]) -> Iterator[str]:
-    yield f"strategy    {strategy}: {plan.reason}"
-    fits = "yes" if plan.fits else "NO"
-    usable = (document.get("hardware") or {}).get("usable_gib_per_rank")
-    total = plan.memory_gib_per_rank["total"]
-    needs = "" if usable is None else f", {total:.3f} of {usable:.3f} GiB a rank"
-    yield f"recomputed  activations of {plan.gradient_checkpointing} of {plan.layers} layers"
-    yield f"fits        {fits}{needs}; largest micro batch {plan.largest_micro_batch}"
-    yield "memory      GiB a rank"
-    for part, gib in plan.memory_gib_per_rank.items():
-        yield f"  {part:20} {gib:10.3f}"
-
-
-def _forecast_lines(forecast: Any) -> Iterator[str]:
-    if isinstance(forecast, dict) and forecast.get("known"):
-        yield f"hours       {forecast['hours']} ({forecast['speed_source']})"
-        usd = forecast.get("nodes_usd")
-        yield f"nodes       {'no price' if usd is None else f'${usd}'}"
-        return
-    reason = forecast.get("reason") if isinstance(forecast, dict) else "the plan has no forecast"
-    yield f"hours       unknown: {reason}"
 
 
 if __name__ == "__main__":

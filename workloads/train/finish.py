@@ -158,7 +158,8 @@ def write_final(
     """Write the adapter, or the whole model, with its tokenizer to `target`; every rank calls it.
 
     Weights under the names that files gave them go file by file, each by another rank; transformers
-    names the others.
+    names the others, and gathers all on rank 0. DCP's HuggingFaceStorageWriter would write each
+    weight twice (its shards, then the whole), and hang where one rank fails (torch 2.15).
     """
     at(f"writing {target}")
     weights: dict[str, Any] = (trained_weights if config.has_adapters else all_weights)(
@@ -220,6 +221,8 @@ def write_merged(run_dir: Path, *, model_dir: Path, adapter: Path, config: Train
     target = run_dir / MERGED
     # The base is read again in 16 bits: a merge into 4-bit weights would round the adapter away.
     with atomic.new_directory(target, replace=True) as partial:
+        beside = shutil.ignore_patterns("adapter_*", "README.md")
+        shutil.copytree(adapter, partial, ignore=beside, dirs_exist_ok=True)
         if (outline := build_outline(model_dir, config, device=cpu)) is not None:
             merge_files(*outline, adapter, partial)
             shape = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
@@ -231,10 +234,6 @@ def write_merged(run_dir: Path, *, model_dir: Path, adapter: Path, config: Train
             base = load_model(model_dir, dtype=dtype, device=cpu)
             model: Any = peft.PeftModel.from_pretrained(base, adapter)
             model.merge_and_unload().to(dtype).save_pretrained(partial)
-        for path in adapter.iterdir():
-            if not path.name.startswith("adapter_") and not (partial / path.name).exists():
-                shutil.copy2(path, partial / path.name)
-        (partial / "README.md").unlink(missing_ok=True)
         _open_to_readers(partial)
     log(f"merged model in {target}")
     return target
@@ -243,7 +242,10 @@ def write_merged(run_dir: Path, *, model_dir: Path, adapter: Path, config: Train
 def merge_files(
     model: Any, weights: Mapping[str, tuple[Path, str]], adapter: Path, partial: Path
 ) -> None:
-    """Write the files of `weights`, which `model` outlines, merged by peft; one is in memory."""
+    """Write the files of `weights`, which `model` outlines, merged by peft; one is in memory.
+
+    Of layers that are offloaded to the disk peft 0.21 keeps what it has merged in memory.
+    """
     import peft
 
     peft.set_peft_model_state_dict(model, peft.load_peft_weights(str(adapter), device="cpu"))
@@ -280,18 +282,21 @@ def _open_to_readers(folder: Path) -> None:
 
 def headline(metrics: Mapping[str, float]) -> list[str]:
     """Return training time, throughput and GPU memory; NOT RUN where one was not measured."""
-
-    def figure(name: str, unit: str, why: str) -> str:
-        value = metrics.get(name)
-        return f"NOT RUN: {why}" if value is None else f"{value:,.1f} {unit}"
-
-    throughput = figure("train_tokens_per_s", "tokens/s", "fewer than two steps were trained")
-    if "train_tokens_per_s_per_gpu" in metrics:
-        throughput += f", {metrics['train_tokens_per_s_per_gpu']:,.1f} a rank"
+    a_rank = metrics.get("train_tokens_per_s_per_gpu")
+    also = "" if a_rank is None else f", {a_rank:,.1f} a rank"
+    lines = (
+        ("training time", "train_time_s", "s", "not a step was trained"),
+        (
+            "throughput",
+            "train_tokens_per_s",
+            f"tokens/s{also}",
+            "fewer than two steps were trained",
+        ),
+        ("GPU memory", "peak_gpu_memory_gib", "GiB a GPU", "this job had no GPU"),
+    )
     return [
-        f"training time  {figure('train_time_s', 's', 'not a step was trained')}",
-        f"throughput     {throughput}",
-        f"GPU memory     {figure('peak_gpu_memory_gib', 'GiB a GPU', 'this job had no GPU')}",
+        f"{what:15}" + (f"{metrics[name]:,.1f} {unit}" if name in metrics else f"NOT RUN: {why}")
+        for what, name, unit, why in lines
     ]
 
 
@@ -353,8 +358,14 @@ def train_and_finish(run: Run, here: World, stop: StopRequest) -> None:
             step=first_step,
             position=state.progress.position,
         )
-        if first_step:
-            log(_goes_on(config, first_step, num_steps))
+        if first_step == num_steps:
+            log(f"all {num_steps} steps are done already")
+        elif first_step:  # a run that is prolonged has another schedule than it had before
+            factor = learning_rate_factor(first_step, config=config, num_steps=num_steps)
+            log(
+                f"goes on after step {first_step} of {num_steps} with schedule {config.schedule} "
+                f"over all {num_steps}, from a learning rate of {factor * config.learning_rate:.3g}"
+            )
         trainer = Trainer(
             config=config,
             task=task,
@@ -387,17 +398,6 @@ def train_and_finish(run: Run, here: World, stop: StopRequest) -> None:
             metrics |= trainer.ledger.shares(recomputed=recomputed, method=config.method)
     job.record.artifacts |= {"checkpoint_dir": str(folder.path), "loss_curve": str(curve_path)}
     finish(run, here, trainer, folder)
-
-
-def _goes_on(config: TrainConfig, step: int, num_steps: int) -> str:
-    """Say the schedule: a run that is prolonged has another one than it had before."""
-    if step == num_steps:
-        return f"all {num_steps} steps are done already"
-    factor = learning_rate_factor(step, config=config, num_steps=num_steps)
-    return (
-        f"goes on after step {step} of {num_steps} with schedule {config.schedule} over all "
-        f"{num_steps}, from a learning rate of {factor * config.learning_rate:.3g}"
-    )
 
 
 def _events(job: Job) -> Any:

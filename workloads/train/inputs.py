@@ -258,15 +258,12 @@ def check_node(config: TrainConfig, strategy: str) -> None:
     problems: list[str] = []
     if config.ddp_backend == "nccl" and not has_gpu and environment_rank()[2] > 1:
         problems.append("train.ddp_backend nccl: there is no GPU; use gloo, or leave it out")
-    if config.method == "qlora":
-        reason = four_bit_problem(has_gpu=has_gpu)
-        if reason is not None:
-            problems.append(f"train.method qlora: {reason}; use method lora")
+    if config.method == "qlora" and (reason := four_bit_problem(has_gpu=has_gpu)):
+        problems.append(f"train.method qlora: {reason}; use method lora")
     if config.attention == "varlen":
         from workloads.train.model import varlen_problem
 
-        device = torch.device("cuda" if has_gpu else "cpu")
-        if (reason := varlen_problem(config, device)) is not None:
+        if reason := varlen_problem(config, torch.device("cuda" if has_gpu else "cpu")):
             problems.append(f"train.attention varlen: {reason}; use auto")
     if config.liger == "on" and not (has_gpu and find_spec("liger_kernel")):
         missing = "the package liger_kernel is not installed" if has_gpu else "there is no GPU"

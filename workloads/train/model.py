@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -274,7 +275,7 @@ class _ChunkedLoss(torch.autograd.Function):
         hidden_NH: torch.Tensor,
         labels_N: torch.Tensor,
         weight_VH: torch.Tensor,
-        bias_V: torch.Tensor | None,
+        bias_V: Any,  # a tensor, or None
         chunk_tokens: int,
     ) -> torch.Tensor:
         # Autocast does not reach into a Function: the product runs in the type it would have used.
@@ -283,11 +284,7 @@ class _ChunkedLoss(torch.autograd.Function):
         needs_hidden, _, needs_weight, needs_bias, _ = ctx.needs_input_grad
         grad_hidden = torch.empty_like(hidden_NH) if needs_hidden else None
         grad_weight = torch.zeros_like(weight_VH, dtype=torch.float32) if needs_weight else None
-        grad_bias = (
-            torch.zeros_like(bias_V, dtype=torch.float32)
-            if needs_bias and bias_V is not None
-            else None
-        )
+        grad_bias = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias else None
         total = torch.zeros((), dtype=torch.float32, device=hidden_NH.device)
         for start in range(0, hidden_NH.shape[0], chunk_tokens):
             part = slice(start, start + chunk_tokens)
@@ -325,10 +322,9 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
         (scale,) = grad_outputs
-        grads = [
-            None if grad is None else grad * scale.to(grad.dtype) for grad in ctx.saved_tensors
-        ]
-        return grads[0], None, grads[1], grads[2], None
+        saved = ctx.saved_tensors
+        hidden, weight, bias = (x if x is None else x * scale.to(x.dtype) for x in saved)
+        return hidden, None, weight, bias, None
 
 
 def build_model(model_dir: Path, config: TrainConfig, *, device: torch.device) -> Any:
@@ -472,13 +468,10 @@ def low_activations(model: Any, config: TrainConfig) -> Any:
 
 def num_parameters(model: nn.Module) -> tuple[int, int]:
     """Return (all, trained) numbers of weights; a 4-bit weight counts as one."""
-    sizes = [(_numel(weight), weight.requires_grad) for weight in model.parameters()]
-    return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
-
-
-def _numel(weight: Any) -> int:
-    state = getattr(weight, "quant_state", None)
-    return int(torch.Size(state.shape).numel()) if state is not None else weight.numel()
+    weights = [*model.parameters()]
+    shapes = [getattr(getattr(w, "quant_state", None), "shape", w.shape) for w in weights]
+    sizes = [*map(math.prod, shapes)]
+    return sum(sizes), sum(n for n, w in zip(sizes, weights, strict=True) if w.requires_grad)
 
 
 def flops_per_token(model: Any, *, method: str) -> float:

@@ -101,7 +101,11 @@ def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None
         )
     task = _open(job, config, model_dir=model_dir, dataset=dataset)
     if rank == 0:
-        _keep_inputs(job, config, plan)
+        # The run's settings, and its plan, beside the record: they are pulled with it.
+        values = {"recipe": job.recipe.name, "model": model, "train": asdict(config)}
+        job.keep("config", "config.json", f"{json.dumps(values, indent=2, default=str)}\n")
+        if plan is not None:
+            job.keep("plan", inputs.PLAN_FILE, plan.path.read_text(encoding="utf-8"))
         if dataset and task.data_file:  # so that it can be run again with the same
             job.record.artifacts["data_file"] = str(dataset / task.data_file.name)
             job.record.data_hash = sha256(task.data_file)
@@ -163,12 +167,3 @@ def num_train_steps(
     # From the rows that are left: an earlier end, or other ranks, had steps of other lengths.
     left = max(0, config.epochs * num_rows - position)
     return step + -(-left // rows_per_step)
-
-
-def _keep_inputs(job: Job, config: TrainConfig, plan: inputs.Plan | None) -> None:
-    """Write the run's settings, and its plan, beside the record: they are pulled with it."""
-    values = {"recipe": job.recipe.name, "model": job.recipe.model, "train": asdict(config)}
-    text = json.dumps(values, indent=2, default=str)
-    job.keep("config", "config.json", f"{text}\n")
-    if plan is not None:
-        job.keep("plan", inputs.PLAN_FILE, plan.path.read_text(encoding="utf-8"))

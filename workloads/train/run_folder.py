@@ -210,7 +210,11 @@ class RunFolder:
             return [*own, named]
         if self.resume in ("never", "requeue"):
             return own
-        earlier = [each for run in self._runs() for each in self._of_run(run)]
+        jobs = {self.chkpt / self.job, self.elastic / self.job}
+        # Not glob, for which a folder that cannot be listed is empty: all would be trained anew.
+        there = [path for folder in jobs if folder.is_dir() for path in folder.iterdir()]
+        runs = {path.name for path in there if path.is_dir() and not path.is_symlink()}
+        earlier = [each for run in sorted(runs) for each in self._of_run(run)]
         everything = [*dict.fromkeys([*own, *earlier])]
         same = [each for each in everything if _fingerprint(each) in (fingerprint, None)]
         # Where only runs with other settings are left, the refusal says so.
@@ -231,12 +235,6 @@ class RunFolder:
 
     def _of_run(self, name: str) -> list[Candidate]:
         return candidates([self.chkpt / self.job / name, self.elastic / self.job / name])
-
-    def _runs(self) -> list[str]:
-        jobs = {self.chkpt / self.job, self.elastic / self.job}
-        # Not glob, for which a folder that cannot be listed is empty: all would be trained anew.
-        found = [path for folder in jobs if folder.is_dir() for path in folder.iterdir()]
-        return sorted({path.name for path in found if path.is_dir() and not path.is_symlink()})
 
     def _last_own(self) -> str:
         """The folder of this job id with the highest number: `12`, then `12-2`, `12-3`."""

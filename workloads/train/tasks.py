@@ -399,18 +399,15 @@ class SmallTask:
         """Return one micro batch; no rows give one without labels."""
         import torch
 
-        real = rows or [min(self.rows, key=self.length)]
+        real, pad = rows or [min(self.rows, key=self.length)], torch.nn.utils.rnn.pad_sequence
         if self._config.task in OF_IMAGES:
             pixels = torch.stack([torch.from_numpy(row.inputs) for row in real]).float()
             inputs, num_tokens = {"pixel_values": pixels}, len(rows)
         else:
             ids = [torch.tensor(row.inputs) for row in real]
-            padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
-            lengths = torch.tensor([len(row) for row in ids])
-            mask = torch.arange(padded.shape[1])[None] < lengths[:, None]
-            inputs = {"input_ids": padded, "attention_mask": mask.long()}
+            seen = pad([torch.ones_like(row) for row in ids], batch_first=True)
+            inputs = {"input_ids": pad(ids, batch_first=True), "attention_mask": seen}
             num_tokens = sum(self.length(row) for row in rows)
-        pad = torch.nn.utils.rnn.pad_sequence
         targets = [torch.as_tensor(row.labels, dtype=torch.long) for row in real]
         labels = pad(targets, batch_first=True, padding_value=IGNORED)
         if not rows:
@@ -438,14 +435,9 @@ class SmallTask:
 
 
 def _greatest(rows: Sequence[Row]) -> int:
-    return max((int(label) for row in rows for label in _labels(row)), default=0)
-
-
-def _labels(row: Row) -> Any:
-    """The classes of a row that are learned, each once where they are many."""
     import numpy as np
 
-    return row.labels if isinstance(row.labels, tuple) else np.unique(row.labels)
+    return max((int(np.max(row.labels)) for row in rows if len(row.labels)), default=0)
 
 
 def _digest(rows: Sequence[Row]) -> str:
