@@ -52,8 +52,11 @@ def sampled() -> Iterator[None]:
     try:
         yield
     finally:
-        if process is not None:
-            _end(process)
+        if process is not None:  # and what it waits for: it has a process group of its own
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
 
 
 def _start() -> subprocess.Popen[bytes] | None:
@@ -75,14 +78,6 @@ def _start() -> subprocess.Popen[bytes] | None:
         why = getattr(error, "strerror", None) or error
         log(f"{path}: GPUs are not sampled: {why}", every_rank=True)
         return None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the script and what it waits for: it has a process group of its own."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_END_S)
 
 
 STARTS, SAVE_S = "SOPERATOR_STARTS", "SOPERATOR_SAVE_S"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ UNREADABLE = (ValueError, TypeError, RecursionError, MemoryError)
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 GLAIVE_OPEN = "<functioncall>"
 MARKERS = (OPEN, GLAIVE_OPEN, "[TOOL_CALLS]")
+_MARKER = re.compile("|".join(map(re.escape, MARKERS)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +63,11 @@ def parse_calls(text: str) -> list[ToolCall] | None:
     A text without any call gives an empty list. Without a marker, a text that starts with a JSON
     object with a name and arguments, or with a list of them, counts as calls.
     """
-    if not any(marker in text for marker in MARKERS):
+    bodies = [text[marker.end() :] for marker in _MARKER.finditer(text)]
+    if not bodies:
         return (_calls_at_start(text) or []) if BARE.match(text) else []
     calls: list[ToolCall] = []
-    for body in _marked_bodies(text):
+    for body in bodies:
         found = _calls_at_start(body)
         if found is None:
             return None
@@ -78,7 +80,10 @@ def _calls_at_start(text: str) -> list[ToolCall] | None:
     calls: list[ToolCall] = []
     text = text.strip().removeprefix("[").lstrip()
     while True:
-        value, end = _first_object(text)
+        try:
+            value, end = json.JSONDecoder(strict=False).raw_decode(text)
+        except UNREADABLE:
+            value, end = _glaive_object(text), len(text)
         call = call_of(value)
         if call is None:
             return None
@@ -87,28 +92,6 @@ def _calls_at_start(text: str) -> list[ToolCall] | None:
         if more is None:
             return calls
         text = text[more.end() :]
-
-
-def _marked_bodies(text: str) -> Iterator[str]:
-    position = 0
-    while True:
-        starts = [
-            (found, marker) for marker in MARKERS if (found := text.find(marker, position)) >= 0
-        ]
-        if not starts:
-            return
-        start, marker = min(starts)
-        start += len(marker)
-        yield text[start:].lstrip()
-        position = start
-
-
-def _first_object(text: str) -> tuple[Any, int]:
-    """Return the JSON object that `text` starts with, and its end; None when there is none."""
-    try:
-        return json.JSONDecoder(strict=False).raw_decode(text)
-    except UNREADABLE:
-        return _glaive_object(text), len(text)
 
 
 _QUOTED_ARGUMENTS = re.compile(r"""["']arguments["']\s*:\s*'""")
