@@ -41,7 +41,7 @@ _HANDSHAKE_S = 3 * _CONNECT_TIMEOUT_S
 _KEEPALIVE_S = 15
 _CHUNK_BYTES = 1 << 16
 _UNANSWERED: Final = re.compile("timeout|EOF")  # in auth_handler.py of paramiko 5.1.0
-_LOST: Final = (OSError, EOFError, paramiko.SSHException)
+LOST: Final = (OSError, EOFError, paramiko.SSHException)
 """What paramiko raises of a connection that is gone."""
 _SESSION_WAIT_S = 60
 _SESSION_POLL_S = 0.1
@@ -148,7 +148,7 @@ class Connection:
                 f"{host}:{port}: the {'worker' if self.endpoint.node else 'login node'} cannot "
                 f"connect to it ({error.text}); is it up?"
             ) from error
-        except _LOST as error:
+        except LOST as error:
             # One that does not answer in time is as good as ended: nothing waits on it any more.
             self._transport.close()
             raise self._lost(error) from error
@@ -204,7 +204,7 @@ class Connection:
                     words = last_words(said.decode(errors="replace"))
                     raise EndedError(f"{self.endpoint}: {words} (exit status {code})", code)
                 return
-        except _LOST as error:
+        except LOST as error:
             raise self._lost(error) from error
         finally:
             close_channel(channel)
@@ -232,7 +232,7 @@ class Connection:
         try:
             with _limited(QUICK_S + num_bytes / SLOWEST_BYTES_PER_S, first._transport.close):
                 yield
-        except _LOST as error:
+        except LOST as error:
             raise self._lost(error) from error
 
     def _lost(self, error: Exception) -> ConnectionLostError:
@@ -254,7 +254,7 @@ def _limited(limit_s: float, end: Callable[[], None]) -> Generator[None]:
     timer.start()
     try:
         yield
-    except (*_LOST, ConnectionLostError) as error:
+    except (*LOST, ConnectionLostError) as error:
         if time.monotonic() < late_at_s:
             raise
         raise TimeoutError(f"not complete within {limit_s:.0f} s") from error
@@ -296,7 +296,7 @@ def _connect(endpoint: Endpoint, login: Connection | None) -> paramiko.Transport
         # `hostkey` also limits the key types on offer, so the pinned one is what is compared.
         with _limited(_HANDSHAKE_S, (login or transport).close):
             transport.connect(hostkey=host_key, username=endpoint.user, pkey=identity)
-    except _LOST as error:
+    except LOST as error:
         transport.close()
         raise _handshake_error(endpoint, error) from error
     transport.set_keepalive(_KEEPALIVE_S)
@@ -399,7 +399,7 @@ def _feed(channel: paramiko.Channel, stdin: bytes) -> None:
     What came of it is in its exit status, which a lost connection has none of.
     """
     num_sent = 0
-    with contextlib.suppress(*_LOST):
+    with contextlib.suppress(*LOST):
         while num_sent < len(stdin):
             with contextlib.suppress(TimeoutError):  # a reader's time limit is the channel's
                 num_sent += channel.send(stdin[num_sent : num_sent + _CHUNK_BYTES])
@@ -420,7 +420,7 @@ def _exchange(channel: paramiko.Channel, stdin: bytes) -> tuple[bytes, bytes]:
     outputs = bytearray(), bytearray()
 
     def read(receive: Callable[[int], bytes], output: bytearray) -> None:
-        with contextlib.suppress(*_LOST):
+        with contextlib.suppress(*LOST):
             while chunk := receive(_CHUNK_BYTES):
                 output += chunk
                 if sum(map(len, outputs)) > MOST_BYTES:
@@ -561,7 +561,7 @@ class Tunnel:
             back.start()
             _pump(client, channel)
             back.join()
-            with contextlib.suppress(*_LOST):
+            with contextlib.suppress(*LOST):
                 channel.close()
 
     def _keep(self) -> None:
@@ -590,14 +590,14 @@ class Tunnel:
 
 
 def _pump(client: socket.socket, channel: paramiko.Channel) -> None:
-    with contextlib.suppress(*_LOST):
+    with contextlib.suppress(*LOST):
         while data := client.recv(_TUNNEL_CHUNK):
             channel.sendall(data)
         channel.shutdown_write()
 
 
 def _pump_back(channel: paramiko.Channel, client: socket.socket) -> None:
-    with contextlib.suppress(*_LOST):
+    with contextlib.suppress(*LOST):
         while data := channel.recv(_TUNNEL_CHUNK):
             client.sendall(data)
     # Whoever asks is told that nothing more comes, and `_pump` that nobody listens.

@@ -21,13 +21,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
-import paramiko
-
 from cost.resources.estimate import RunRates
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, count, refused
-from infra.clients.ssh import Connection, close_channel, split_lines
+from infra.clients.ssh import LOST, Connection, close_channel, split_lines
 from infra.render.sbatch import WHO, gpu_options, memory_mib, place_words
 from stacks.machines import cpus_per_rank, share_of_node
 from stacks.spec import StackSpec
@@ -394,7 +392,7 @@ class Guard:
         self._channel = connection.hold(f"bash -c {shlex.quote(script)}")
         try:
             self._channel.sendall(f"{secret}\n".encode())
-        except (OSError, EOFError, paramiko.SSHException) as error:
+        except LOST as error:
             close_channel(self._channel)
             raise JobsError(
                 "the connection to the login node was lost before anything was started; nothing is "
@@ -425,7 +423,7 @@ class Guard:
             except TimeoutError:
                 yield ""
                 continue
-            except (OSError, EOFError, paramiko.SSHException):
+            except LOST:
                 return
             if not chunk:
                 return
@@ -435,7 +433,7 @@ class Guard:
     def close(self) -> bool:
         """Ends what it guards; whether the login node said that it is done."""
         self._over.set()
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        with contextlib.suppress(*LOST):
             self._channel.shutdown_write()
             self._channel.status_event.wait(_PATIENCE_S)
         done = self._channel.exit_status_ready() and self._channel.recv_exit_status() == 0
@@ -447,7 +445,7 @@ class Guard:
         while not self._over.wait(_BEAT_S):
             try:
                 self._channel.sendall(b"\n")
-            except (OSError, EOFError, paramiko.SSHException):
+            except LOST:
                 return
 
 

@@ -264,7 +264,7 @@ def until(what: str, is_met: Any, seconds: float = 240) -> None:
 def without_controller_pods(way: ComeUp) -> None:
     """Leaves out the pods of controllers, which run as processes here."""
     for number, each in enumerate(way.renderings):
-        if each.release in _AS_PROCESSES:
+        if each.name in _AS_PROCESSES:
             kept = [one for one in each.objects if one["kind"] not in ("DaemonSet", "Job")]
             kept = [one for one in kept if one["kind"] != "NodeConfigurator"]
             for one in kept:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,22 +90,13 @@ class Step:
         return "PASS" if self.counted and not self.not_run else "NOT RUN"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendering:
-    """One release, rendered."""
-
-    release: str
-    namespace: str
-    objects: tuple[Object, ...]
-
-
 @dataclass(slots=True)
 class ComeUp:
     """The way of one stack, and what each step leaves for the next."""
 
     sources: Sources
     declared: Declared | None = None
-    renderings: list[Rendering] = field(default_factory=list[Rendering])
+    renderings: list[Release] = field(default_factory=list["Release"])
     unrendered: dict[str, str] = field(default_factory=dict[str, str])
     """Release -> why its chart could not be rendered."""
     live: list[Object] = field(default_factory=list[Object])
@@ -174,9 +165,7 @@ class ComeUp:
             except RenderError as error:
                 obstacles.append(Obstacle(subject=f"release {each.name}", cause=str(error)))
             else:
-                self.renderings.append(
-                    Rendering(release=each.name, namespace=each.namespace, objects=tuple(objects))
-                )
+                self.renderings.append(replace(each, objects=tuple(objects)))
         count = sum(len(each.objects) for each in self.renderings)
         counted = f"{len(self.renderings)} releases, {count} objects" if self.renderings else ""
         return Step(
@@ -263,7 +252,7 @@ class ComeUp:
     def of_release(self, name: str) -> tuple[Object, ...]:
         """The rendered objects of a release."""
         for each in self.renderings:
-            if each.release == name:
+            if each.name == name:
                 return each.objects
         raise NotRunError(self.unrendered.get(name) or f"release {name} is not rendered")
 
@@ -385,6 +374,8 @@ class Release:
     namespace: str
     version: str
     values: Mapping[str, Any]
+    objects: tuple[Object, ...] = ()
+    """Once it is rendered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
