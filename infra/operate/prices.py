@@ -261,26 +261,25 @@ class _Calculator:
         return [row.general.total for row in rows]
 
     def _request(self, asked: Sequence[Wanted]) -> Any:
-        schema = self.api.schema
         request: Any = self.api.request(self._service, "EstimateBatch", currency=CURRENCY)
         for one in asked:
-            message: Any = json_format.ParseDict(one.fields, schema.message(one.message)())
-            _refuse_violations(one.message, self._validator, message)
+            message = self._filled(self.api.schema.message(one.message)(), one.fields)
             request.resource_specs.add().spec.Pack(message)
-        json_format.ParseDict(
-            {"filter_aggregation_unit": {"filter_aggregation_unit_values": [_HOUR]}}, request
-        )
-        _refuse_violations("EstimateBatchRequest", self._validator, request)
-        return request
+        hourly = {"filter_aggregation_unit": {"filter_aggregation_unit_values": [_HOUR]}}
+        return self._filled(request, hourly)
 
-
-def _refuse_violations(name: str, validator: Validator, message: Any) -> None:
-    found = [
-        (path, rule) for path, rule in validator.violations(message) if path not in _NOT_NEEDED
-    ]
-    if found:
-        told = "; ".join(f"{path}: {rule}" for path, rule in found)
-        raise LivePriceError(f"estimate prices: {name.rsplit('.', 1)[1]}: {told}")
+    def _filled(self, message: Any, fields: dict[str, Any]) -> Any:
+        """The message with these fields; LivePriceError where the API would refuse it."""
+        json_format.ParseDict(fields, message)
+        found = [
+            f"{path}: {rule}"
+            for path, rule in self._validator.violations(message)
+            if path not in _NOT_NEEDED
+        ]
+        if found:
+            name = message.DESCRIPTOR.name
+            raise LivePriceError(f"estimate prices: {name}: {'; '.join(found)}")
+        return message
 
 
 _VERSION: Final = 1

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from cost.prices.book import Layer, Price
 from infra.operate import prices
 from infra.operate.prices import LivePriceError, price_book
 from infra.providers.nebius import sdk
+from infra.providers.nebius.resource_type import Validator
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing
 from tests.unit.nebius_api.conftest import Served
@@ -75,6 +77,18 @@ def test_a_calculator_that_does_not_answer_is_one_line(
     sdk.shared_sdk.cache_clear()
     (line,) = str(refusal.value).splitlines()
     assert line.startswith("estimate prices: no answer from the emulated Nebius API on 127.0.0.1:9")
+
+
+@pytest.mark.parametrize("kind", ["EstimateBatchRequest", "CreateDiskRequest"])
+def test_a_request_that_the_api_would_refuse_is_told_with_its_rule(
+    emulator: Served, stack: Stack, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    def violations(_: Validator, message: Any) -> list[tuple[str, str]]:
+        return [("a.b", "too many")] if message.DESCRIPTOR.name == kind else []
+
+    monkeypatch.setattr(Validator, "violations", violations)
+    with pytest.raises(LivePriceError, match=rf"^estimate prices: {kind}: a\.b: too many$"):
+        prices.estimate(stack("h100-prod"), TODAY)
 
 
 def test_kept_estimates_price_a_stack_that_asks_for_them(
