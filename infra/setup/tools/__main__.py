@@ -18,7 +18,7 @@ from rich.console import Console
 
 from infra.cli import output
 from infra.local.process import LocalError
-from infra.setup.tools import go_build, packages
+from infra.setup.tools import parts
 from infra.setup.tools.step import Progress, SetupError, Step
 from infra.state import Cache, State
 
@@ -27,13 +27,9 @@ def steps(*, tests: bool) -> list[Step]:
     """What this machine needs, in order; `tests` adds the browser."""
     cache, state = Cache.from_environ(), State.from_environ()
     return [
-        packages.step({**packages.PACKAGES, **(packages.TEST_PACKAGES if tests else {})}),
-        go_build.engine_step(cache),
-        go_build.plugins_step(state, cache),
-        go_build.apiserver_step(cache),
-        packages.workloads_step(cache),
-        packages.model_step(cache),
-        packages.data_step(cache),
+        parts.packages_step({**parts.PACKAGES, **(parts.TEST_PACKAGES if tests else {})}),
+        *parts.go_steps(state, cache),
+        *parts.python_steps(cache),
     ]
 
 

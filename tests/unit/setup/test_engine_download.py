@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from infra.setup.tools import go_build
+from infra.setup.tools import parts
 from infra.setup.tools.step import Progress, SetupError
 from infra.state import PULUMI_VERSION, Cache, State
 
@@ -39,8 +39,8 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(go_build, "_SITE", url)
-    monkeypatch.setattr(go_build, "_RELEASES", url + "/{name}/{version}")
+    monkeypatch.setattr(parts, "_SITE", url)
+    monkeypatch.setattr(parts, "_RELEASES", url + "/{name}/{version}")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     yield held
     server.shutdown()
@@ -73,8 +73,8 @@ def test_the_released_engine_is_unpacked_when_it_is_the_known_one(
     site: dict[str, bytes], progress: Progress, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     site[ARCHIVE] = released()
-    monkeypatch.setattr(go_build, "_ENGINE_SHA256", hashlib.sha256(site[ARCHIVE]).hexdigest())
-    go_build._install(Cache(tmp_path), progress)
+    monkeypatch.setattr(parts, "_ENGINE_SHA256", hashlib.sha256(site[ARCHIVE]).hexdigest())
+    parts._install_engine(Cache(tmp_path), progress)
     programs = Cache(tmp_path).pulumi.parent
     assert sorted(path.name for path in programs.iterdir()) == NAMES
     assert all(path.stat().st_mode & 0o111 for path in programs.iterdir())
@@ -90,12 +90,12 @@ def test_another_archive_is_never_unpacked_and_the_engine_is_built_of_hashed_mod
 ) -> None:
     site[ARCHIVE] = released(extra="theirs")
     built = []
-    monkeypatch.setattr(go_build, "build", lambda name, *args, **kwargs: built.append(name))
-    go_build._install(Cache(tmp_path), progress)
+    monkeypatch.setattr(parts, "build_go", lambda name, *args, **kwargs: built.append(name))
+    parts._install_engine(Cache(tmp_path), progress)
     assert built == ["pulumi"]
     digest = hashlib.sha256(site[ARCHIVE]).hexdigest()
     told = said.getvalue().replace("\n", "")
-    assert f"{ARCHIVE}: its SHA-256 is {digest}, not {go_build._ENGINE_SHA256}" in told
+    assert f"{ARCHIVE}: its SHA-256 is {digest}, not {parts._ENGINE_SHA256}" in told
     there = {path.name for path in Cache(tmp_path).pulumi.parent.iterdir()}
     assert not there & {"pulumi", "theirs"}
 
@@ -105,7 +105,7 @@ def test_an_archive_that_ends_early_is_never_unpacked(
 ) -> None:
     site[ARCHIVE] = released()[:-20]
     with pytest.raises(SetupError, match="its SHA-256 is"):
-        go_build._download(tmp_path, progress)
+        parts._download(tmp_path, progress)
     assert not list(tmp_path.iterdir())
 
 
@@ -114,7 +114,7 @@ def test_a_processor_without_a_known_checksum_gets_no_download(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(SetupError, match="no checksum of the release is known for aarch64"):
-        go_build._download(tmp_path, progress)
+        parts._download(tmp_path, progress)
 
 
 def plugins(
@@ -127,9 +127,9 @@ def plugins(
     pulumi.write_text(f'#!/bin/sh\necho "${{@%/*}} $(sha256sum <"$8")" >>{asked}\n')
     pulumi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{pulumi.parent}:/usr/bin:/bin")
-    monkeypatch.setattr(go_build, "search_path", lambda path, *_: path)
-    monkeypatch.setattr(go_build, "link_plugins", lambda home: [])
-    go_build._install_plugins(State(folder), Cache(folder), progress)
+    monkeypatch.setattr(parts, "search_path", lambda path, *_: path)
+    monkeypatch.setattr(parts, "link_plugins", lambda home: [])
+    parts._install_plugins(State(folder), Cache(folder), progress)
     return asked.read_text().splitlines() if asked.exists() else []
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from infra.setup.tools import go_build
+from infra.setup.tools import parts
 from infra.setup.tools.step import Progress, SetupError
 
 _NAME = "example.com/greeting"
@@ -46,7 +46,7 @@ def hashed(files: dict[str, str]) -> str:
 def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of the module's versions; go/greet names it as go/pulumi names the engine."""
     try:
-        go_build.check_go("greet")
+        parts.check_go("greet")
     except SetupError as error:
         pytest.skip(str(error))
     served = tmp_path / "proxy" / _NAME / "@v"
@@ -62,7 +62,7 @@ def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (source / "go.sum").write_text(f"{_NAME} v1.0.0 {whole}\n{_NAME} v1.0.0/go.mod {only}\n")
     tools = f'//go:build tools\n\npackage tools\n\nimport _ "{_NAME}/cmd/greet"\n'
     (source / "tools.go").write_text(tools)
-    monkeypatch.setattr(go_build, "_SOURCES", source.parent)
+    monkeypatch.setattr(parts, "_SOURCES", source.parent)
     monkeypatch.setenv("GOPROXY", f"file://{tmp_path}/proxy")
     monkeypatch.setenv("GOMODCACHE", str(tmp_path / "modules"))
     monkeypatch.setenv("GOTOOLCHAIN", "local")
@@ -79,11 +79,11 @@ def serve(folder: Path, files: dict[str, str]) -> None:
 
 
 def built(folder: Path) -> Path:
-    """The program, as `_install` has the engine built."""
+    """The program, as `_install_engine` has the engine built."""
     program = folder / "greet"
     progress = Progress(Console(file=io.StringIO()), "step", None)
     variables = {"main.Version": "v9"}
-    go_build.build("greet", f"{_NAME}/cmd/greet", program, progress, variables=variables)
+    parts.build_go("greet", f"{_NAME}/cmd/greet", program, progress, variables=variables)
     return program
 
 

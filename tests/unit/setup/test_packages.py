@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from infra.setup.tools import packages
+from infra.setup.tools import parts
 from infra.setup.tools.step import Progress, SetupError
 
 _NAME = "soperator-helper"
@@ -26,9 +26,9 @@ _DEB = f"{_NAME}_1.0_all.deb"
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where apt installs; `/policy` there is the switch that keeps services down."""
     version = Path("/etc/debian_version")
-    is_debian = version.exists() and version.read_text().startswith(f"{packages._DEBIAN}.")
+    is_debian = version.exists() and version.read_text().startswith(f"{parts._DEBIAN}.")
     if not is_debian or os.geteuid() != 0 or not shutil.which("dpkg-deb"):
-        pytest.skip(f"needs root on Debian {packages._DEBIAN}, which set-up installs on")
+        pytest.skip(f"needs root on Debian {parts._DEBIAN}, which set-up installs on")
     root = tmp_path / "root"
     for folder in (
         *("var/lib/dpkg/info", "var/lib/dpkg/updates", "var/lib/apt/lists/partial"),
@@ -50,7 +50,7 @@ DPkg::Pre-Invoke {{ "test ! -x {root}/policy || touch {root}/services-stay-down"
     )
     monkeypatch.setenv("APT_CONFIG", str(config))
     monkeypatch.setenv("PATH", f"{root}/usr/bin:{os.environ['PATH']}")
-    monkeypatch.setattr(packages, "_POLICY", root / "policy")
+    monkeypatch.setattr(parts, "_POLICY", root / "policy")
     return root
 
 
@@ -82,7 +82,7 @@ def test_a_missing_program_is_installed_by_apt_and_no_service_is_started(
     root: Path, tmp_path: Path
 ) -> None:
     offer(tmp_path / "archive")
-    step = packages.step({_NAME: _NAME})
+    step = parts.packages_step({_NAME: _NAME})
     assert not step.done()
     step.run(progress())
     assert step.done()
@@ -98,5 +98,5 @@ def test_what_apt_cannot_find_is_told_in_its_words_with_the_command(
 ) -> None:
     (tmp_path / "archive" / "Packages").touch()
     with pytest.raises(SetupError, match=rf"(?s)Unable to locate package {_NAME}.*apt-get install"):
-        packages.install([_NAME], progress())
+        parts.install([_NAME], progress())
     assert not (root / "policy").exists()
