@@ -100,18 +100,13 @@ _SLURMS: Final = ("apps.kruise.io/", "slurm.nebius.ai/")
 """Owners of slurmd's pods: every StatefulSet of Soperator is OpenKruise's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeActivity:
-    """Pods and Jobs that are not over, as `Job soperator/finetune`, and when others ended."""
-
-    unfinished: tuple[str, ...]
-    ended_at: tuple[datetime, ...]
-
-
 def kube_activity(
     client: KubeClient, slurm_namespace: str, workers: Collection[str]
-) -> KubeActivity:
-    """What works, or waits to work, on the nodesets outside Slurm."""
+) -> tuple[list[str], list[datetime]]:
+    """What works, or waits to work, on the nodesets outside Slurm, and when the rest ended.
+
+    Pods and Jobs that are not over are named as `Job soperator/finetune`.
+    """
     nodes = {each["metadata"]["name"] for each in worker_nodes(client, workers)}
     unfinished: list[str] = []
     ended: list[datetime] = []
@@ -137,7 +132,7 @@ def kube_activity(
         for container in pod.get("status", {}).get("containerStatuses", ()):
             if finished := container.get("state", {}).get("terminated", {}).get("finishedAt"):
                 ended.append(datetime.fromisoformat(finished))
-    return KubeActivity(unfinished=tuple(unfinished), ended_at=tuple(ended))
+    return unfinished, ended
 
 
 def worker_nodes(client: KubeClient, workers: Collection[str]) -> list[dict[str, Any]]:

@@ -266,11 +266,11 @@ def _seen(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> Activity:
         placeholders=placeholders(spec),
     )
     with closing(context.kube_client(spec.name)) as client:
-        beside = kube_activity(client, spec.cluster.namespace, _workers(spec))
+        unfinished, ended = kube_activity(client, spec.cluster.namespace, _workers(spec))
     return replace(
         seen,
-        unfinished=(*seen.unfinished, *beside.unfinished),
-        idle_since=max([seen.idle_since, *beside.ended_at]),
+        unfinished=(*seen.unfinished, *unfinished),
+        idle_since=max([seen.idle_since, *ended]),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from infra.operate.idle import KubeActivity, kube_activity
+from infra.operate.idle import kube_activity
 from infra.render import names
 from infra.render.kube_job import Pods, service_and_job
 from stacks.load import load_stack
@@ -23,7 +23,7 @@ class Api:
         return self.objects.get(kind, [])
 
 
-def seen(**objects: list[dict[str, Any]]) -> KubeActivity:
+def seen(**objects: list[dict[str, Any]]) -> tuple[list[str], list[datetime]]:
     return kube_activity(Api(**objects), "soperator", {"worker"})
 
 
@@ -68,8 +68,8 @@ def printed_job(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_job_that_was_printed_for_kubernetes_is_work(public_key_file: object) -> None:
-    assert seen(Job=[printed_job({"active": 1})]).unfinished == ("Job soperator/finetune",)
-    assert seen(Job=[printed_job({})]).unfinished == ("Job soperator/finetune",)
+    assert seen(Job=[printed_job({"active": 1})]) == (["Job soperator/finetune"], [])
+    assert seen(Job=[printed_job({})]) == (["Job soperator/finetune"], [])
 
 
 def test_its_end_counts_as_the_end_of_a_job(public_key_file: object) -> None:
@@ -78,14 +78,13 @@ def test_its_end_counts_as_the_end_of_a_job(public_key_file: object) -> None:
         Job=[printed_job({"conditions": [over]})],
         Pod=[pod("batch/v1/Job", gpus=1, phase="Succeeded", ended="2026-11-21T09:00:00Z")],
     )
-    assert found.unfinished == ()
-    assert found.ended_at == tuple(datetime(2026, 11, 21, hour, tzinfo=UTC) for hour in (10, 9))
+    assert found == ([], [datetime(2026, 11, 21, hour, tzinfo=UTC) for hour in (10, 9)])
 
 
 def test_a_pod_with_gpus_is_work_whoever_owns_it_and_wherever_it_waits() -> None:
     for owner in (None, "apps/v1/ReplicaSet", "kubeflow.org/v1/PyTorchJob"):
-        assert seen(Pod=[pod(owner, gpus=8, node="", phase="Pending")]).unfinished
-    assert seen(Pod=[pod("batch/v1/Job")]).unfinished == ("Pod default/p",)
+        assert seen(Pod=[pod(owner, gpus=8, node="", phase="Pending")])[0]
+    assert seen(Pod=[pod("batch/v1/Job")]) == (["Pod default/p"], [])
 
 
 def test_what_keeps_the_nodes_running_is_no_work() -> None:
@@ -96,4 +95,4 @@ def test_what_keeps_the_nodes_running_is_no_work() -> None:
         pod("apps/v1/ReplicaSet", namespace="kube-system"),
         pod("batch/v1/Job", node="node-of-the-system"),
     ]
-    assert seen(Pod=rest) == KubeActivity(unfinished=(), ended_at=())
+    assert seen(Pod=rest) == ([], [])
