@@ -203,26 +203,24 @@ def describe_jobs(
 ) -> str:
     """What runs on the nodes, a line each job, or why that is not known; ends in a newline."""
     answer: list[str] = []
+
+    def ask() -> None:
+        # Only here: a preview that drains nothing does not pay for the import.
+        from infra.clients.ssh import Connection
+
+        try:
+            endpoint = outputs_from(stack, outputs).as_owner_of(identity).endpoint(identity)
+            with Connection(endpoint) as connection:
+                answer.append(describe(jobs_on(connection, nodes)))
+        except (JobsError, OSError) as error:
+            answer.append(f"Jobs on these nodes: not checked: {error}\n")
+
     # A daemon: a login node that hangs must not keep the process.
-    thread = threading.Thread(
-        target=lambda: answer.append(_ask(stack, outputs, nodes, identity)), daemon=True
-    )
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(_WITHIN_S)
     late = f"Jobs on these nodes: not checked: no answer in {_WITHIN_S:g} s\n"
     return answer[0] if answer else late
-
-
-def _ask(stack: str, outputs: Mapping[str, Any], nodes: Collection[str], identity: Path) -> str:
-    # Only here: a preview that drains nothing does not pay for the import.
-    from infra.clients.ssh import Connection
-
-    try:
-        endpoint = outputs_from(stack, outputs).as_owner_of(identity).endpoint(identity)
-        with Connection(endpoint) as connection:
-            return describe(jobs_on(connection, nodes))
-    except (JobsError, OSError) as error:
-        return f"Jobs on these nodes: not checked: {error}\n"
 
 
 def describe(jobs: Collection[Job]) -> str:

@@ -20,6 +20,7 @@ from cost.run_record import RunRecord
 from cost.runs.forecast import Forecast, UnknownRun
 from cost.runs.recipes import RecipeError, declared_settings, recipe_of
 from cost.runs.runs import run_lines
+from cost.runs.searches import SearchCost
 from cost.size.plan import Plan, make_plan, saving
 from cost.size.shape import LayersError, SizeError
 from infra.clients.errors import JobsError
@@ -304,8 +305,8 @@ class Request:
     array: str | None = None
     needs: tuple[str, ...] = ()
     """Jobs whose results it reads."""
-    over: str | None = None
-    """Why its own limit forbids it."""
+    search: SearchCost | None = None
+    """What its trials cost; None: it is of a job."""
 
 
 def prepare(

@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from cost.runs.ledger import actuals
-from cost.runs.searches import SearchCost, search_cost
+from cost.runs.searches import search_cost
 from cost.runs.spend import spend
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
@@ -29,23 +29,17 @@ from infra.render.sbatch import TRIAL_FILE, array_option
 from stacks.spec.slurm import Goal, SearchSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchRequest:
-    """Trials of a search as one array, and what they cost."""
-
-    request: Request
-    numbers: tuple[int, ...]
-    cost: SearchCost
-
-
 def prepare_search(
     ledger: JobLedger,
     search: SearchSpec,
     code: Mapping[str, bytes],
     sets: Sequence[str] = (),
     numbers: Sequence[int] | None = None,
-) -> SearchRequest:
-    """These trials, or all; every one that no memory holds is refused. `sets`: of all trials."""
+) -> Request:
+    """The array of these trials, or of all, with what they cost. `sets`: of all trials.
+
+    Every one that no memory holds is refused.
+    """
     job = next(each for each in ledger.spec.jobs if each.name == search.job)
     wanted = tuple(range(len(search.settings)) if numbers is None else numbers)
     tasks: dict[int | None, PreparedJob] = {}
@@ -63,17 +57,13 @@ def prepare_search(
         search_cost(search, ledger.rates, ledger.records, sets, settings),
         runs=tuple(each.run for each in tasks.values()),
     )
-    return SearchRequest(
-        request=Request(
-            name=search.name,
-            sets=tuple(sets),
-            run=cost.run,
-            tasks=tasks,
-            array=array_option(search, wanted),
-            over=cost.over,
-        ),
-        numbers=wanted,
-        cost=cost,
+    return Request(
+        name=search.name,
+        sets=tuple(sets),
+        run=cost.run,
+        tasks=tasks,
+        array=array_option(search, wanted),
+        search=cost,
     )
 
 

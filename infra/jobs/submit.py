@@ -101,8 +101,8 @@ class Submitter(SubmittedJobs):
         `once`: not beside a job of equal inputs that runs or waits, unless what it needs was
         submitted after that. `queued` gets the id of a new job right after sbatch.
         """
-        if request.over is not None:
-            raise JobsError(f"{request.over}; nothing was submitted")
+        if request.search is not None and request.search.over is not None:
+            raise JobsError(f"{request.search.over}; nothing was submitted")
         if self.sent_code is not None:
             transfer.send(self.connection, self.outputs, self.sent_code)
         oldest = history.oldest_id(self.newest(request.needs)) if once else None

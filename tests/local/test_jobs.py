@@ -273,7 +273,7 @@ def test_a_search_runs_each_trial_with_its_settings_and_ranks_them(
         books=lambda: books,
         code_hash=hash_files(files),
     )
-    made = own.submit(prepare_search(books, SEARCH, files).request)
+    made = own.submit(prepare_search(books, SEARCH, files))
     assert trials_to_submit(SEARCH, own, ()) == (), "all are on their way"
     deadline = time.monotonic() + 120
     while any(task.is_active for task in states_of(connection, "trials")):

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 from cost.runs.runs import pipeline_cost, pipeline_line, plain_pipeline, plain_run, schedule_lines
-from cost.runs.searches import plain_search, search_line
+from cost.runs.searches import SearchCost, plain_search, search_line
 from cost.size.shape import SizeError
 from infra.cli import context, interrupts, output
 from infra.cli.context import (
@@ -32,7 +32,7 @@ from infra.jobs import history, recipes
 from infra.jobs.history import Submitted
 from infra.jobs.ledger import JobLedger, budget_lines, check_together, lines_together, open_ledger
 from infra.jobs.recipes import Request
-from infra.jobs.search import SearchRequest, prepare_search, trials_to_submit
+from infra.jobs.search import prepare_search, trials_to_submit
 from infra.jobs.submit import Submitter, check_job
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
@@ -49,8 +49,8 @@ def prepare(
 ) -> tuple[JobLedger, Mapping[str, bytes], dict[str, Request]]:
     """The stack's ledger, this checkout's code by path, and each job with its forecast and `sets`.
 
-    Nothing is sent yet; everything that is wrong is refused at once. `search`: of which the job is
-    only asked whether it takes the settings of all trials.
+    Nothing is sent yet; everything that is wrong is refused at once. `search`: its array is made in
+    the place of the job.
     """
     found: dict[str, Request] = {}
     problems: list[str] = []
@@ -68,6 +68,8 @@ def prepare(
             recipes.refuse_wrong(context.CHECKOUT, job, own, search and search.settings)
             if search is None:
                 found[job.name] = recipes.prepare(ledger, job, code, own, log=output.note)
+            else:
+                found[search.name] = prepare_search(ledger, search, code, own)
         except (JobsError, SizeError) as error:
             problems.append(str(error))
     if problems:
@@ -113,26 +115,26 @@ def submit(
             check_job(outputs, each.name)
     by_job = history.settings_by_job(own, jobs, job) if pipeline else {jobs[0].name: own}
     ledger, code, requests = prepare(spec, jobs, by_job, search)
-    trials = None if search is None else prepare_search(ledger, search, code, own)
+    trials = requests[job].search
     whole = pipeline_of(spec, jobs[-1].name)
     cost = pipeline_cost(whole, ledger.rates, ledger.records, by_job if pipeline else None)
     schedule = schedule_lines(cost, datetime.now(UTC))
     if trials is not None:
-        output.note(search_line(trials.cost))
+        output.note(search_line(trials))
     elif pipeline:
         output.note(pipeline_line(cost), *schedule)
     with context.connect(outputs, identity) as connection:
         submitter = context.submitter(connection, outputs, ledger, code, sync=sync)
         with nullcontext() if dry_run else submitter.alone():
             if trials is not None:
-                left = trials if again else _left(trials, submitter, ledger, code, own)
-                if left is None:
+                plain = plain_search(trials)
+                if not again and not _take_left(requests, trials, submitter, ledger, code):
                     if is_json:
-                        output.print_json({"job_id": None, **plain_search(trials.cost)})
+                        output.print_json({"job_id": None, **plain})
                     return
                 # An array waits for nothing but --after.
                 jobs, known = [replace(jobs[0], name=job, after=())], {job: None}
-                requests, plain = {job: left.request}, plain_search(left.cost)
+                plain = plain_search(requests[job].search or trials)
             else:
                 known = history.find_equivalent(
                     jobs,
@@ -171,8 +173,8 @@ def submit(
                     output.print_json({"script": text, **plain})
                 else:
                     print(text, end="")
-                if requests[job].over is not None:
-                    raise UserError(f"{requests[job].over}; nothing was submitted")
+                if (of := requests[job].search) is not None and of.over is not None:
+                    raise UserError(f"{of.over}; nothing was submitted")
                 return
             if pipeline and not force:
                 cluster = outputs.login_host_key
@@ -225,26 +227,26 @@ def declared(spec: StackSpec, name: str) -> JobSpec:
     )
 
 
-def _left(
-    trials: SearchRequest,
+def _take_left(
+    requests: dict[str, Request],
+    cost: SearchCost,
     submitter: Submitter,
     ledger: JobLedger,
     code: Mapping[str, bytes],
-    sets: Sequence[str],
-) -> SearchRequest | None:
-    """The trials that neither passed nor wait or run; None: there are none."""
-    search = trials.cost.search
-    numbers = trials_to_submit(search, submitter, sets)
-    if len(numbers) == len(trials.numbers):
-        return trials
-    done = len(trials.numbers) - len(numbers)
-    output.note(f"{search.name}: {done} trials are done or on their way")
+) -> bool:
+    """Leaves the array those trials that neither passed nor wait or run; False: there are none."""
+    search, array = cost.search, requests[cost.search.name]
+    numbers = trials_to_submit(search, submitter, array.sets)
+    done = len(array.tasks) - len(numbers)
+    if done:
+        output.note(f"{search.name}: {done} trials are done or on their way")
     if not numbers:
         output.note(
             f"nothing is left: soperator runs leaderboard {search.name} -s {ledger.spec.name} "
             "ranks them; --again submits all once more"
         )
-        return None
-    trials = prepare_search(ledger, search, code, sets, numbers)
-    output.note(search_line(trials.cost))
-    return trials
+    elif done:
+        left = prepare_search(ledger, search, code, array.sets, numbers)
+        requests[search.name] = left
+        output.note(search_line(left.search or cost))
+    return bool(numbers)

@@ -22,7 +22,7 @@ from infra.clients import pulumi, slurm
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Job
 from infra.jobs import follow, recipes, transfer
-from infra.jobs.history import Submission
+from infra.jobs.history import Submission, Submitted, find_equivalent, submit_pipeline
 from infra.jobs.submit import Submitter
 from infra.local import engine
 from infra.local.engine import PROJECT
@@ -260,20 +260,19 @@ class Runner(Submitter):
 
 def run_chain(runner: Runner, settings: Mapping[str, tuple[str, ...]]) -> dict[str, Step]:
     """Every such job to its end, by name; the first failure ends it. Settings are by job."""
-    chosen: dict[str, Submission] = {}
-    reused: set[str] = set()
+    jobs = in_order(runner.spec)
+
+    def start(job: JobSpec, after: str | None) -> Submitted:
+        made = runner.start(job, settings.get(job.name, ()), after)
+        return Submitted(submission=made, is_equivalent=False)
+
     with runner.alone():
-        for job in in_order(runner.spec):
-            sets = settings.get(job.name, ())
-            needed = [chosen[name] for name in job.after if name in chosen]
-            equivalent = runner.find(job.name, sets, needed)
-            if equivalent is not None:
-                reused.add(job.name)
-                chosen[job.name] = equivalent
-            else:
-                after = runner.unfinished(needed)
-                chosen[job.name] = runner.start(job, sets, after)
-    return {name: runner.finish(each, reused=name in reused) for name, each in chosen.items()}
+        found = find_equivalent(jobs, settings, runner)
+        sent = submit_pipeline(jobs, found, runner, start)
+    return {
+        each.submission.job: runner.finish(each.submission, reused=each.is_equivalent)
+        for each in sent
+    }
 
 
 def in_order(spec: StackSpec) -> tuple[JobSpec, ...]:

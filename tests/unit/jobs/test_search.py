@@ -102,7 +102,7 @@ def sent(
         code_hash=hash_files(files),
         store=lambda: store,
     )
-    return own.submit(trials.request).submission
+    return own.submit(trials).submission
 
 
 @pytest.mark.usefixtures("public_key_file")
