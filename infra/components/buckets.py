@@ -151,7 +151,9 @@ class Backups(_Writer):
                 "name": password.fingerprint.apply(render.kept_secret),
                 "namespace": namespace,
             },
-            string_data=pulumi.Output.secret(password.password.apply(render.kept_data)),
+            string_data=pulumi.Output.secret(
+                password.password.apply(lambda text: {render.PASSWORD_KEY: text})
+            ),
             opts=pulumi.ResourceOptions.merge(mine, pulumi.ResourceOptions(retain_on_delete=True)),
         )
         inside = pulumi.ResourceOptions.merge(

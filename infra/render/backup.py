@@ -14,6 +14,7 @@ from typing import Any, Final
 from infra.render import names
 from infra.render.charts import Chart, cluster_charts, platform_charts
 from infra.render.names import kube_object
+from infra.render.templates import manifest
 from stacks.spec import StackSpec
 from stacks.spec.storage import BackupSpec
 
@@ -30,7 +31,6 @@ BACKUP_KIND: Final = "Backup"
 ROLES: Final = ("storage.object-editor", "storage.viewer")
 _TIMES: Final = ("schedule", "concurrentRunsAllowed")
 """Keys of a Schedule's part that its objects do not have."""
-_TAG: Final = "soperator-jail-schedule"
 _ID_KEY: Final = "aws-access-key-id"
 _SECRET_KEY: Final = "aws-access-secret-key"  # noqa: S105
 PASSWORD_KEY: Final = "backup-password"  # noqa: S105
@@ -57,15 +57,12 @@ def k8up_chart() -> Chart:
 
 
 def pod_config_spec() -> dict[str, Any]:
-    """What the pods of all jobs have: every node with the jail has a taint of its role."""
-    pod = {
-        # A pod needs one by its schema; k8up brings its own image and command.
-        "containers": [{"name": "k8up"}],
-        # Files of every user.
-        "securityContext": {"runAsUser": 0},
-        "tolerations": [{"operator": "Exists"}],
-    }
-    return {"template": {"spec": pod}}
+    """What the pods of all jobs have."""
+    return _spec("PodConfig")
+
+
+def _spec(kind: str, known: Mapping[str, Any] | None = None, **values: Any) -> dict[str, Any]:
+    return manifest("backup.yaml.j2", known, kind=kind, pod_config=POD_CONFIG, **values)
 
 
 def password_key(fingerprint: str) -> str:
@@ -76,11 +73,6 @@ def password_key(fingerprint: str) -> str:
 def kept_secret(fingerprint: str) -> str:
     """Name of the secret that keeps one password in the cluster, whatever becomes of the state."""
     return f"{SECRET}-{fingerprint}"
-
-
-def kept_data(password: str) -> dict[str, str]:
-    """Text of its only key."""
-    return {PASSWORD_KEY: password}
 
 
 def secret_data(
@@ -95,33 +87,17 @@ def schedule_spec(
     backup: BackupSpec, *, bucket: str, endpoint: str, repository: str
 ) -> dict[str, Any]:
     """The Schedule: a repository for each password, so that none meets another's."""
-    return {
-        "backend": {
-            "s3": {
-                # k8up makes `s3:ENDPOINT/BUCKET` of it, so that a folder can follow.
-                "bucket": f"{bucket}/{repository}",
-                "endpoint": endpoint,
-                "accessKeyIDSecretRef": {"name": SECRET, "key": _ID_KEY},
-                "secretAccessKeySecretRef": {"name": SECRET, "key": _SECRET_KEY},
-            },
-            "repoPasswordSecretRef": {"name": SECRET, "key": PASSWORD_KEY},
-        },
-        "backup": {
-            "schedule": backup.schedule,
-            "failedJobsHistoryLimit": 2,
-            "successfulJobsHistoryLimit": 2,
-            "concurrentRunsAllowed": False,
-            "tags": [_TAG],
-            "podConfigRef": {"name": POD_CONFIG},
-        },
-        "prune": {
-            "schedule": backup.prune_schedule,
-            "retention": {"keepDaily": backup.keep_daily, "tags": [_TAG]},
-            "podConfigRef": {"name": POD_CONFIG},
-        },
-        # Files of every user.
-        "podSecurityContext": {"runAsUser": 0},
-    }
+    return _spec(
+        "Schedule",
+        backup=backup,
+        bucket=bucket,
+        endpoint=endpoint,
+        repository=repository,
+        secret=SECRET,
+        id_key=_ID_KEY,
+        secret_key=_SECRET_KEY,
+        password_key=PASSWORD_KEY,
+    )
 
 
 def backup(name: str, namespace: str, schedule: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,8 +114,6 @@ FOLDER: Final = "/mnt/restored"
 """Folder of the jail that has what is restored beside the users' files."""
 _COPIED: Final = f"/data/{CLAIM}"
 """Path of the jail in every snapshot."""
-_CAPACITY: Final = "1Gi"
-"""Of a folder; Kubernetes wants one and nothing holds to it."""
 _PATTERNS: Final = frozenset("*?[]\\")
 
 Object = dict[str, Any]
@@ -155,17 +129,9 @@ def restore(
     path: str | None = None,
 ) -> Object:
     """The Restore of a snapshot, or of one path of the jail in it, into the root of a claim."""
-    spec: dict[str, Any] = {
-        "backend": dict(backend),
-        "snapshot": snapshot,
-        "restoreMethod": {"folder": {"claimName": claim}},
-        "podConfigRef": {"name": POD_CONFIG},
-        "podSecurityContext": {"runAsUser": 0},
-        "failedJobsHistoryLimit": 2,
-        "successfulJobsHistoryLimit": 2,
-    }
-    if path is not None:
-        spec["restoreFilter"] = f"{_COPIED}{path}"
+    chosen = None if path is None else f"{_COPIED}{path}"
+    known = {"backend": dict(backend)}
+    spec = _spec(RESTORE_KIND, known, snapshot=snapshot, claim=claim, path=chosen)
     return kube_object(API_VERSION, RESTORE_KIND, name, namespace, spec=spec)
 
 
@@ -186,21 +152,16 @@ def folder_in_jail(name: str) -> str:
 
 def folder_objects(name: str, namespace: str) -> tuple[Object, Object]:
     """A volume on that folder of the jail, which the node makes, and its claim."""
-    shared = {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeMode": "Filesystem"}
-    expression = {"key": names.JAIL_LABEL, "operator": "In", "values": ["true"]}
-    kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
-    offered = {
-        **shared,
-        "capacity": {"storage": _CAPACITY},
-        "persistentVolumeReclaimPolicy": "Retain",
-        "claimRef": {**kind, "namespace": namespace, "name": name},
-        "hostPath": {"path": f"{JAIL_ON_NODE}{folder_in_jail(name)}", "type": "DirectoryOrCreate"},
-        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}},
-    }
-    requests = {"requests": {"storage": _CAPACITY}}
-    wanted = {**shared, "volumeName": name, "resources": requests}
+    offered = _spec(
+        "PersistentVolume",
+        name=name,
+        namespace=namespace,
+        folder=f"{JAIL_ON_NODE}{folder_in_jail(name)}",
+        label=names.JAIL_LABEL,
+    )
     volume = kube_object("v1", "PersistentVolume", name, spec=offered)
-    return volume, kube_object("v1", "PersistentVolumeClaim", name, namespace, spec=wanted)
+    kind = "PersistentVolumeClaim"
+    return volume, kube_object("v1", kind, name, namespace, spec=_spec(kind, name=name))
 
 
 def backends_of(backend: Mapping[str, Any], repository: str) -> list[dict[str, Any]]:

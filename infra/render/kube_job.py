@@ -101,7 +101,8 @@ def _objects(pods: Pods, *kinds: str) -> list[dict[str, Any]]:
         environment={
             "SOPERATOR_PLATFORM": worker.platform,
             "SOPERATOR_PRESET": worker.preset,
-            **_interconnect(worker),
+            # What NCCL must be told; of InfiniBand as SkyPilot's examples/nebius_infiniband has it.
+            **({"NCCL_IB_HCA": "mlx5"} if worker.has_fabric else {"NCCL_IB_DISABLE": "1"}),
             "PYTHONUNBUFFERED": "1",
             **pods.environment,
         },
@@ -156,13 +157,6 @@ def how_to_run(spec: StackSpec, pods: Pods, *reads: str, file: str | None = None
         scale(replicas(worker)["replicas"]),
         f"  soperator cluster drain {nodes} --undo --stack {spec.name}",
     ]
-
-
-def _interconnect(worker: WorkerSpec) -> dict[str, str]:
-    """What NCCL must be told; of InfiniBand as SkyPilot's examples/nebius_infiniband has it."""
-    if worker.has_fabric:
-        return {"NCCL_IB_HCA": "mlx5"}
-    return {"NCCL_IB_DISABLE": "1"}
 
 
 def share(worker: WorkerSpec, gpus: int) -> dict[str, str]:

@@ -52,7 +52,8 @@ def status(
 ) -> None:
     """List the jobs of a cluster, or show one; or how full its filesystems are."""
     outputs = context.caller(stack, identity)
-    _remind(stack)
+    if (spec := context.spec_here(stack)) is not None:  # its declared end has passed or comes near
+        output.note(*reminders(spec, datetime.now(UTC)))
     kube_client = cache(context.kube_client)
     with context.connect(outputs, identity) as connection:
         while True:
@@ -67,12 +68,6 @@ def status(
                 return
             sys.stdout.flush()
             time.sleep(every)
-
-
-def _remind(stack: str) -> None:
-    """Say that the stack's declared end has passed or comes near."""
-    if (spec := context.spec_here(stack)) is not None:
-        output.note(*reminders(spec, datetime.now(UTC)))
 
 
 def _servers(stack: str) -> frozenset[str]:
