@@ -11,7 +11,7 @@ uses them, read 2026-11-21. Which metric answers a panel, and who exports it, is
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -125,9 +125,7 @@ def custom_resources(spec: StackSpec, burn: Burn) -> list[dict[str, Any]]:
     ]
 
 
-SCHEMA_VERSION: Final = 39
 _COLUMNS: Final = 24
-_SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,73 +147,20 @@ class Dashboard:
 
     def to_json(self) -> dict[str, Any]:
         """Return the page as Grafana imports it."""
-        source = {"name": "datasource", "type": "datasource", "query": "prometheus", "hide": 2}
-        return {
-            "uid": self.uid,
-            "title": self.title,
-            "tags": ["soperator-stack"],
-            "editable": False,
-            "schemaVersion": SCHEMA_VERSION,
-            "timezone": "utc",
-            "refresh": "30s",
-            "time": {"from": "now-6h", "to": "now"},
-            "templating": {"list": [source, *(_variable(*each) for each in self.choose.items())]},
-            "panels": _placed(self.panels),
-        }
+        return manifest("monitoring/page.yaml.j2", page=self, placed=list(_placed(self.panels)))
 
 
-def _variable(name: str, question: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "type": "query",
-        "datasource": _SOURCE,
-        "definition": question,
-        "query": {"query": question, "refId": name},
-        "refresh": 2,
-        "multi": True,
-        "includeAll": True,
-        "allValue": ".*",
-        "current": {"selected": True, "text": "All", "value": "$__all"},
-    }
-
-
-def _placed(panels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _placed(
+    panels: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[dict[str, int], Mapping[str, Any]]]:
     """Panels from left to right; the next row starts where one does not fit."""
-    placed: list[dict[str, Any]] = []
     x = y = row_height = 0
-    for number, panel in enumerate(panels, 1):
+    for panel in panels:
         width, height = panel.get("width", 12), panel.get("height", 8)
         if x + width > _COLUMNS:
             x, y, row_height = 0, y + row_height, 0
-        place = {"x": x, "y": y, "w": width, "h": height}
-        placed.append({"id": number, "gridPos": place, **_content(panel)})
+        yield {"x": x, "y": y, "w": width, "h": height}, panel
         x, row_height = x + width, max(row_height, height)
-    return placed
-
-
-def _content(panel: Mapping[str, Any]) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"unit": panel["unit"], "min": 0}
-    if panel["unit"] == "percent":
-        defaults["max"] = 100
-    if panel.get("stacked"):
-        defaults["custom"] = {"stacking": {"mode": "normal"}, "fillOpacity": 30}
-    asks = [each for asked in panel["asks"] for each in asked.items()]
-    return {
-        "type": panel.get("kind", "timeseries"),
-        "title": panel["title"],
-        **({"description": panel["says"]} if "says" in panel else {}),
-        "datasource": _SOURCE,
-        "fieldConfig": {"defaults": defaults, "overrides": []},
-        "targets": [
-            {
-                "refId": chr(ord("A") + number),
-                "datasource": _SOURCE,
-                "expr": expression,
-                "legendFormat": legend,
-            }
-            for number, (legend, expression) in enumerate(asks)
-        ],
-    }
 
 
 def dashboards(burn: Burn) -> tuple[Dashboard, ...]:
