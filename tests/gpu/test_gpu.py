@@ -74,7 +74,6 @@ def test_a_case_that_fails_or_does_not_fit_is_told_from_one_that_passes(
 _ALONE = """
 import importlib.machinery, sys
 from pathlib import Path
-from tests.nightly import at_night
 OTHERS = ("peft", "bitsandbytes", "pyarrow", "prometheus_client", "pytest", "tensorboard", "vllm")
 Finder = importlib.machinery.PathFinder
 find = Finder.find_spec
