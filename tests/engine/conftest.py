@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from infra.local.engine import PLUGINS_SETTING
+from infra.state import CHECKOUT
+from tests.engine import forked
 from tests.engine.nebius_project import Emulator, running_emulator
 
 
@@ -36,3 +40,28 @@ def emulator(tmp_path: Path) -> Iterator[Emulator]:
     """An emulated cloud of its own for each test."""
     with running_emulator(tmp_path / "emulator") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The socket of what forks programs of ours (fork_server.py)."""
+    path = str(tmp_path_factory.mktemp("forks") / "socket")
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.engine.fork_server", path],
+        cwd=CHECKOUT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        yield path
+
+
+@pytest.fixture(scope="module")
+def forks(fork_server: str) -> Iterator[None]:
+    """What `pulumi` starts of ours, and our commands, are forked; no test of faults has that."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in forked.variables(fork_server).items():
+            patch.setenv(name, value)
+        yield

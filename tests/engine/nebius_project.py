@@ -14,6 +14,7 @@ from typing import Any
 
 from infra.local import engine
 from infra.state import Cache
+from tests.engine import forked
 from tests.ports import free_ports
 
 CHECKOUT = Path(__file__).parents[2]
@@ -118,6 +119,7 @@ class Project:
     def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
         self.environ = {
+            **{name: os.environ[name] for name in forked.VARIABLES if name in os.environ},
             "HOME": str(folder),
             "LANG": "C.UTF-8",
             "PATH": path_with_plugins(folder / "pulumi-home"),

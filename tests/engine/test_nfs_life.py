@@ -14,6 +14,7 @@ from tests.nightly import at_night
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.usefixtures("forks"),
     pytest.mark.skipif(pulumi_binary() is None, reason="no pulumi: run `make setup`"),
 ]
 _PROGRAM = """

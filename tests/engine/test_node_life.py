@@ -17,6 +17,7 @@ from tests.engine.nebius_project import Emulator, Project, pulumi_binary, runnin
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.usefixtures("forks"),
     pytest.mark.skipif(pulumi_binary() is None, reason="no pulumi: run `make setup`"),
 ]
 _PROGRAM = """

@@ -1,0 +1,128 @@
+"""Processes of `python -m infra...` that are forked with what they import in memory (forked.py).
+
+    python -m tests.engine.fork_server SOCKET
+
+Each `pulumi` starts five programs of ours, and most of its CPU time were their imports.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import Any, Final
+
+from infra.providers.nebius import resource_type
+from infra.providers.nebius.schema import Schema
+
+_LOADED: Final = (
+    "infra.cli.machine.env",
+    "infra.components.stack",
+    "infra.jobs.recipes",
+    "infra.local.kube.api_server",
+    "infra.local.nebius_api.changes",
+    "infra.local.plugins.command",
+    "infra.local.plugins.kubernetes",
+    "infra.local.plugins.language_host",
+    "infra.operate.preflight.ask",
+    "infra.operate.prices",
+    "infra.providers.nebius.provider",
+    "infra.providers.soperator.__main__",
+    "cost.bill.bill",
+    "cost.bill.table",
+    "cost.diff.table",
+    "nebius.aio.request",
+    "nebius.sdk",
+    "nebius.api._registry",
+    "jinja2",
+    "pulumi_command.remote.command",
+    "pulumi_kubernetes.core.v1",
+    "pulumi_kubernetes.helm.v4",
+    "pulumi_kubernetes.meta.v1",
+    "pydantic.type_adapter",
+    "typer._adapters",
+)
+
+
+def serve(path: str) -> None:
+    """Forks a process for each connection, until whoever started this one has ended."""
+    for name in _LOADED:
+        importlib.import_module(name)
+    resource_type.Validator(Schema())  # imports as much again, and parses a grammar
+    gc.collect()
+    gc.freeze()  # else the first collection of each process makes its own copy of all these pages
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen(64)
+        print("ready", flush=True)
+        threading.Thread(target=_end_with, args=(sys.stdin.fileno(),), daemon=True).start()
+        while True:
+            client, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                _become(client)
+            client.close()
+
+
+def _end_with(pipe: int) -> None:
+    os.read(pipe, 1)
+    os._exit(0)
+
+
+def _become(client: socket.socket) -> None:
+    """Is that process from its first to its last line."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _, files, *_ = socket.recv_fds(client, 16, 4)
+    with os.fdopen(files[0]) as file:
+        file.seek(0)
+        module, arguments, environment, folder = json.load(file)
+    for number, file in enumerate(files[1:]):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[0] = folder
+    sys.argv = [module, *arguments]
+    threading.Thread(target=_follow, args=(client,), daemon=True).start()
+    status: Any = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    status = status if isinstance(status, int) else int(status is not None)
+    with contextlib.suppress(Exception):
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    with contextlib.suppress(OSError):
+        client.send(b"%d" % (status & 255))
+    os._exit(status & 255)
+
+
+def _follow(client: socket.socket) -> None:
+    """Does to this process what happens to the one that it runs for."""
+    while number := client.recv(16):
+        os.kill(os.getpid(), int(number))
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
