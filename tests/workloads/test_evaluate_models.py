@@ -111,7 +111,6 @@ def test_4_bits_of_a_model_that_is_64_wide_give_nearly_its_logits(tmp_path: Path
 
     from workloads.common.dist import World
     from workloads.evaluate.subject import Subject, load_precision
-    from workloads.recipes.evaluate import EvaluateConfig
 
     torch.manual_seed(0)
     size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -119,11 +118,10 @@ def test_4_bits_of_a_model_that_is_64_wide_give_nearly_its_logits(tmp_path: Path
     LlamaForCausalLM(LlamaConfig(vocab_size=300, **size, **heads)).save_pretrained(tmp_path)
     here = World(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
     subject = Subject(name="base", model_dir=tmp_path, tuned_dir=None)
-    config = EvaluateConfig(dataset="x")
     ids = torch.tensor([[5, 6, 7, 8]])
     logits, size_bytes = {}, {}
     for precision in ("bf16", "8bit", "4bit"):
-        model = load_precision(subject, precision, config, here, tmp_path)
+        model = load_precision(subject, precision, here, tmp_path)
         size_bytes[precision] = model.get_memory_footprint()
         with torch.inference_mode():
             logits[precision] = model(ids).logits.float().flatten()

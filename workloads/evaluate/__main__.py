@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,18 +23,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from workloads.common import atomic, hardware
 from workloads.common.dist import World, world
 from workloads.common.log import log, tell
+from workloads.common.models import torch_dtype
 from workloads.common.places import Places
 from workloads.data.chats import Chat
-from workloads.evaluate.comparison import (
-    HEADER,
-    ROWS,
-    SUMMARY,
-    ModelResult,
-    change_percent,
-    evaluation,
-)
+from workloads.evaluate.comparison import HEADER, ROWS, SUMMARY, change_percent, comparison
 from workloads.evaluate.held_out import Context, HeldOut, context, prompt_hash
-from workloads.evaluate.resampling import Measured, interval, paired
+from workloads.evaluate.resampling import Measured, Sampling, interval, paired
 from workloads.evaluate.scores import measured, row_scores
 from workloads.evaluate.subject import Header, Subject, load_precision, tuned_dir
 from workloads.job import Job, end, run_job, section
@@ -68,17 +63,23 @@ def _keep_config(job: Job, config: EvaluateConfig, here: World) -> None:
 
 def _evaluate(job: Job, config: EvaluateConfig, here: World, base: Subject, tuned: Subject) -> None:
     shared = context(job, config, here, tuned.tuned_dir)
-    held_out = shared.held_out
-    before, base_header = _result(shared, base)
-    after, tuned_header = _result(shared, tuned)
-    result = evaluation(before, after, shared.sampling)
-    result["test_set"] = {
-        "num_rows": len(held_out.chats),
-        "num_perplexity_rows": len(held_out.examples),
-        "overlap": {folder: list(ids) for folder, ids in held_out.overlap.items()},
-        "overlap_forced": bool(held_out.overlap),
+    held_out, sampling = shared.held_out, shared.sampling
+    before, base_model, base_header = _result(shared, base)
+    after, tuned_model, tuned_header = _result(shared, tuned)
+    result = {
+        "base_model": base_model,
+        "finetuned_model": tuned_model,
+        "comparison": comparison(base_model, tuned_model),
+        "significance": _significance(before, after, sampling),
+        "sampling": asdict(sampling),
+        "test_set": {
+            "num_rows": len(held_out.chats),
+            "num_perplexity_rows": len(held_out.examples),
+            "overlap": {folder: list(ids) for folder, ids in held_out.overlap.items()},
+            "overlap_forced": bool(held_out.overlap),
+        },
+        "headers": {"base": asdict(base_header), "tuned": asdict(tuned_header)},
     }
-    result["headers"] = {"base": asdict(base_header), "tuned": asdict(tuned_header)}
     if config.precisions:
         subject = tuned if config.precision_model == "tuned" else base
         result["precisions"] = compare_precisions(subject, shared, job.places)
@@ -110,38 +111,68 @@ def _record(job: Job, config: EvaluateConfig, result: dict[str, Any]) -> None:
         }
 
 
-def _result(shared: Context, subject: Subject) -> tuple[ModelResult, Header]:
-    """Return the result of one model and what it was made from."""
+def _result(
+    shared: Context, subject: Subject
+) -> tuple[dict[str, Measured], dict[str, Any], Header]:
+    """Return the metrics of one model, all that is told of it, and what it was made from."""
+    config, held_out = shared.config, shared.held_out
+    log(f"{subject.name}: loading")
+    model = subject.load(torch_dtype(config.dtype), shared.here)
+    header = shared.header(subject)
+    rows, metrics, speed = _measure(subject.name, model, shared, header)
+    del model
+    gc.collect()
+    log(f"{subject.name}: perplexity {metrics['perplexity'].value:.4f}")
+    samples = [
+        {
+            "input": held_out.question(i),
+            "reference": held_out.references[i],
+            "generated": rows.generated[i],
+        }
+        for i in held_out.sampled(config.num_samples, seed=config.seed)
+    ]
+    told = {
+        **_values(metrics),
+        **speed,
+        "num_rows": len(rows.generated),
+        "intervals": _intervals(metrics, shared.sampling),
+        "sample_generations": samples,
+    }
+    return metrics, told, header
+
+
+def _measure(
+    name: str, model: Any, shared: Context, header: Header
+) -> tuple[ModelRows, dict[str, Measured], dict[str, float]]:
+    """Return the rows of a loaded model, its metrics and its speeds."""
     # It reads torch, for longer than a job may be silent: not before never_silent has begun.
     from workloads.evaluate.generate import run_rows, speeds
 
-    config, held_out = shared.config, shared.held_out
-    log(f"{subject.name}: loading")
-    model = subject.load(config, shared.here)
-    header = shared.header(subject)
-    rows = run_rows(subject.name, model, shared, header)
-    alone, batched = speeds(subject.name, model, shared)
-    del model
-    gc.collect()
-    metrics = measured(held_out, rows)
-    log(f"{subject.name}: perplexity {metrics['perplexity'].value:.4f}")
-    return (
-        ModelResult(
-            measured=metrics,
-            alone=alone,
-            batched=batched,
-            num_rows=len(rows.generated),
-            samples=[
-                {
-                    "input": held_out.question(i),
-                    "reference": held_out.references[i],
-                    "generated": rows.generated[i],
-                }
-                for i in held_out.sampled(config.num_samples, seed=config.seed)
-            ],
-        ),
-        header,
-    )
+    rows = run_rows(name, model, shared, header)
+    alone, batched = speeds(name, model, shared)
+    speed = {
+        "output_tokens_per_s": alone.output_tokens_per_s,
+        "batch_output_tokens_per_s": batched.output_tokens_per_s,
+        "prefill_tokens_per_s": alone.prefill_tokens_per_s,
+        "batch_prefill_tokens_per_s": batched.prefill_tokens_per_s,
+    }
+    return rows, measured(shared.held_out, rows), speed
+
+
+def _values(metrics: Mapping[str, Measured]) -> dict[str, float]:
+    return {name: metric.value for name, metric in metrics.items()}
+
+
+def _intervals(metrics: Mapping[str, Measured], sampling: Sampling) -> dict[str, Any]:
+    return {name: asdict(interval(metric, sampling)) for name, metric in metrics.items()}
+
+
+def _significance(
+    base: Mapping[str, Measured], tuned: Mapping[str, Measured], sampling: Sampling
+) -> dict[str, Any]:
+    """Return the paired test of every metric that both models have, tuned minus base."""
+    names = [name for name in base if name in tuned]
+    return {name: asdict(paired(base[name], tuned[name], sampling)) for name in names}
 
 
 def compare_precisions(subject: Subject, shared: Context, places: Places) -> dict[str, Any]:
@@ -151,9 +182,10 @@ def compare_precisions(subject: Subject, shared: Context, places: Places) -> dic
     reference: dict[str, Measured] = {}
     scratch = places.path("scratch" if places.has("scratch") else "results")
     for precision in config.precisions:
-        model, problem = None, None
+        model: Any = None
+        problem = None
         try:
-            model = load_precision(subject, precision, config, here, scratch)
+            model = load_precision(subject, precision, here, scratch)
             _probe(model, shared.held_out)
         except (ImportError, RuntimeError, ValueError) as error:
             problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -162,26 +194,29 @@ def compare_precisions(subject: Subject, shared: Context, places: Places) -> dic
             log(f"{precision}: NOT RUN: {problems[0]}")
             results[precision] = {"outcome": "NOT RUN", "reason": problems[0]}
             continue
-        found, values = _measure(subject, model, precision, shared)
+        header = shared.header(subject, precision=f"{precision} weights, {model.device.type}")
+        _, found, speed = _measure(f"{subject.name} {precision}", model, shared, header)
+        del speed["batch_prefill_tokens_per_s"]
+        result = {
+            "outcome": "PASS",
+            **_values(found),
+            "weight_bytes": int(model.get_memory_footprint()),
+            **speed,
+            "intervals": _intervals(found, sampling),
+        }
         del model
         gc.collect()
-        results[precision] = {
-            "outcome": "PASS",
-            **values,
-            "intervals": {k: asdict(interval(v, sampling)) for k, v in found.items()},
-        }
+        results[precision] = result
         if not reference:
             reference = found
             continue
         base = results[config.precisions[0]]
-        results[precision]["against_bf16"] = {
-            "weight_bytes_percent": change_percent(base["weight_bytes"], values["weight_bytes"]),
+        result["against_bf16"] = {
+            "weight_bytes_percent": change_percent(base["weight_bytes"], result["weight_bytes"]),
             "speed_percent": change_percent(
-                base["output_tokens_per_s"], values["output_tokens_per_s"]
+                base["output_tokens_per_s"], result["output_tokens_per_s"]
             ),
-            "significance": {
-                name: asdict(paired(reference[name], found[name], sampling)) for name in found
-            },
+            "significance": _significance(reference, found, sampling),
         }
     return results
 
@@ -196,25 +231,6 @@ def _probe(model: Any, held_out: HeldOut) -> None:
     with torch.inference_mode():
         for ids in (held_out.prompts[0][:8], held_out.prompts[0][:1]):
             model(input_ids=torch.tensor([list(ids)], device=model.device))
-
-
-def _measure(
-    subject: Subject, model: Any, precision: str, shared: Context
-) -> tuple[dict[str, Measured], dict[str, Any]]:
-    from workloads.evaluate.generate import run_rows, speeds
-
-    header = shared.header(subject, precision=f"{precision} weights, {model.device.type}")
-    name = f"{subject.name} {precision}"
-    rows = run_rows(name, model, shared, header)
-    alone, batched = speeds(name, model, shared)
-    found = measured(shared.held_out, rows)
-    return found, {
-        **{key: metric.value for key, metric in found.items()},
-        "weight_bytes": int(model.get_memory_footprint()),
-        "output_tokens_per_s": alone.output_tokens_per_s,
-        "batch_output_tokens_per_s": batched.output_tokens_per_s,
-        "prefill_tokens_per_s": alone.prefill_tokens_per_s,
-    }
 
 
 def run_inference(job: Job, side: Literal["original", "trained"]) -> None:
@@ -237,12 +253,13 @@ def _answer(job: Job, shared: Context, subject: Subject) -> None:
 
     held_out, sampling = shared.held_out, shared.sampling
     header = shared.header(subject)
-    rows = run_rows(subject.name, subject.load(shared.config, shared.here), shared, header)
+    model = subject.load(torch_dtype(shared.config.dtype), shared.here)
+    rows = run_rows(subject.name, model, shared, header)
     metrics = measured(held_out, rows)
     summary = {
-        **{name: metric.value for name, metric in metrics.items()},
+        **_values(metrics),
         "num_rows": len(rows.generated),
-        "intervals": {name: asdict(interval(m, sampling)) for name, m in metrics.items()},
+        "intervals": _intervals(metrics, sampling),
         "overlap": {folder: list(ids) for folder, ids in held_out.overlap.items()},
         "losses": [list(loss) for loss in rows.losses],
     }

@@ -13,53 +13,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.data.manifest import read_object
-from workloads.evaluate.resampling import (
-    Measured,
-    Sampling,
-    interval,
-    mean_of,
-    paired,
-    perplexity_of,
-)
+from workloads.evaluate.resampling import Sampling, interval, mean_of, paired, perplexity_of
 from workloads.evaluate.scores import HIGHER_IS_BETTER
 from workloads.evaluate.subject import Header, differences, read_header
 
-if TYPE_CHECKING:
-    from workloads.evaluate.generate import Speed
-
 HEADER, ROWS, SUMMARY = "header.json", "rows.jsonl", "inference_results.json"
 """Files of a result folder."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelResult:
-    """One model on the held-out rows."""
-
-    measured: Mapping[str, Measured]
-    """Metrics over rows, by name."""
-    alone: Speed
-    batched: Speed
-    num_rows: int
-    samples: Sequence[dict[str, str]]
-
-    def to_json(self, sampling: Sampling) -> dict[str, Any]:
-        """Return the object of one model: values, their intervals, samples."""
-        return {
-            **{name: metric.value for name, metric in self.measured.items()},
-            "output_tokens_per_s": self.alone.output_tokens_per_s,
-            "batch_output_tokens_per_s": self.batched.output_tokens_per_s,
-            "prefill_tokens_per_s": self.alone.prefill_tokens_per_s,
-            "batch_prefill_tokens_per_s": self.batched.prefill_tokens_per_s,
-            "num_rows": self.num_rows,
-            "intervals": {
-                name: asdict(interval(metric, sampling)) for name, metric in self.measured.items()
-            },
-            "sample_generations": list(self.samples),
-        }
 
 
 def change_percent(before: float, after: float) -> float | None:
@@ -70,7 +33,7 @@ def change_percent(before: float, after: float) -> float | None:
 
 
 def comparison(base: Mapping[str, Any], tuned: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the deltas of two `to_json` objects in percent; accuracies in percentage points."""
+    """Return the deltas of two models' values in percent; accuracies in percentage points."""
     drop = change_percent(base["perplexity"], tuned["perplexity"])
     deltas = {
         "perplexity": None if drop is None else -drop,
@@ -81,27 +44,6 @@ def comparison(base: Mapping[str, Any], tuned: Mapping[str, Any]) -> dict[str, f
         if name.endswith("_accuracy") and name in tuned:
             deltas[f"{name}_points"] = 100 * (tuned[name] - base[name])
     return deltas
-
-
-def significance(base: ModelResult, tuned: ModelResult, sampling: Sampling) -> dict[str, Any]:
-    """Return the paired test of every metric that both models have, tuned minus base."""
-    return {
-        name: asdict(paired(metric, tuned.measured[name], sampling))
-        for name, metric in base.measured.items()
-        if name in tuned.measured
-    }
-
-
-def evaluation(base: ModelResult, tuned: ModelResult, sampling: Sampling) -> dict[str, Any]:
-    """Return the result of both models."""
-    before, after = base.to_json(sampling), tuned.to_json(sampling)
-    return {
-        "base_model": before,
-        "finetuned_model": after,
-        "comparison": comparison(before, after),
-        "significance": significance(base, tuned, sampling),
-        "sampling": asdict(sampling),
-    }
 
 
 FORMAT = 1

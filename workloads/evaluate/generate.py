@@ -10,7 +10,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from workloads.common.exit_codes import DataError
 from workloads.common.log import Counted, counted, log
 from workloads.common.record import job_id
 from workloads.data.token_rows import IGNORED, Example
-from workloads.evaluate.held_out import Context, HeldOut
+from workloads.evaluate.held_out import Context
 from workloads.evaluate.subject import Header
 
 NUM_SPEED_RUNS = 3
@@ -212,6 +212,8 @@ def measure_speed(
 
 
 Part = Literal["answer", "loss"]
+_Made = Iterator[dict[int, dict[str, Any]]]
+"""Some rows as they end, by their place among those that were asked for."""
 
 
 class RowStore:
@@ -263,15 +265,33 @@ class ModelRows:
 
 def run_rows(name: str, model: Any, shared: Context, header: Header) -> ModelRows:
     """Return all rows of one model; each rank does its share of what is missing."""
-    held_out, here = shared.held_out, shared.here
+    config, held_out, here = shared.config, shared.held_out, shared.here
     store = RowStore(shared.results, header, rank=here.rank)
-    answers = _share(name, "answer", len(held_out.chats), store, here, lambda rows, work: _answers(
-        model, shared, rows, work
-    ))  # fmt: skip
+
+    def answer(rows: list[int], work: Counted) -> _Made:
+        for made in generate_in_batches(
+            model,
+            [held_out.prompts[row] for row in rows],
+            batch_size=config.batch_size,
+            max_new_tokens=config.max_new_tokens,
+            pad_id=held_out.pad_id,
+            stop_ids=stop_token_ids(model, shared.tokenizer),
+            work=work,
+        ):
+            texts = shared.tokenizer.batch_decode(list(made.values()), skip_special_tokens=True)
+            yield {
+                index: {"text": text, "num_tokens": len(tokens)}
+                for (index, tokens), text in zip(made.items(), texts, strict=True)
+            }
+
+    def loss(rows: list[int], work: Counted) -> _Made:
+        examples = [held_out.examples[row] for row in rows]
+        for made in row_losses(model, examples, pad_id=held_out.pad_id):
+            yield {i: {"nats": nats, "num_tokens": count} for i, (nats, count) in made.items()}
+
+    answers = _share(name, "answer", len(held_out.chats), store, here, answer)
     log(f"{name}: {len(answers)} answers")
-    losses = _share(name, "loss", len(held_out.examples), store, here, lambda rows, _: _losses(
-        model, held_out, rows
-    ))  # fmt: skip
+    losses = _share(name, "loss", len(held_out.examples), store, here, loss)
     if not any(row["num_tokens"] for row in losses):
         raise DataError("no assistant token in the held-out rows; nothing to measure")
     return ModelRows(
@@ -282,7 +302,12 @@ def run_rows(name: str, model: Any, shared: Context, header: Header) -> ModelRow
 
 
 def _share(
-    name: str, part: Part, num_rows: int, store: RowStore, here: World, do: Any
+    name: str,
+    part: Part,
+    num_rows: int,
+    store: RowStore,
+    here: World,
+    do: Callable[[list[int], Counted], _Made],
 ) -> list[Mapping[str, Any]]:
     # One look at the disk for all: ranks that see different files would deal rows differently.
     rows = here.broadcast(store.finished(part) if here.is_main else None)
@@ -294,42 +319,14 @@ def _share(
     everything: dict[int, Mapping[str, Any]] = dict(rows)
     whose = " of rank 0" if here.world_size > 1 else ""
     with counted(f"{name}: {part}{whose}", len(mine)) as work:
-        for finished in do(mine, work) if mine else ():
+        for values in do(mine, work) if mine else ():
+            finished = {mine[index]: value for index, value in values.items()}
             store.add(part, finished)
             made |= finished
             work.done, work.detail = len(made), ""
         for theirs in here.gather(made):
             everything |= theirs
     return [everything[row] for row in range(num_rows)]
-
-
-def _answers(
-    model: Any, shared: Context, rows: list[int], work: Counted
-) -> Iterator[dict[int, dict[str, Any]]]:
-    config, held_out, tokenizer = shared.config, shared.held_out, shared.tokenizer
-    for made in generate_in_batches(
-        model,
-        [held_out.prompts[row] for row in rows],
-        batch_size=config.batch_size,
-        max_new_tokens=config.max_new_tokens,
-        pad_id=held_out.pad_id,
-        stop_ids=stop_token_ids(model, tokenizer),
-        work=work,
-    ):
-        texts = tokenizer.batch_decode(list(made.values()), skip_special_tokens=True)
-        yield {
-            rows[index]: {"text": text, "num_tokens": len(tokens)}
-            for (index, tokens), text in zip(made.items(), texts, strict=True)
-        }
-
-
-def _losses(model: Any, held_out: HeldOut, rows: list[int]) -> Iterator[dict[int, dict[str, Any]]]:
-    examples = [held_out.examples[row] for row in rows]
-    for made in row_losses(model, examples, pad_id=held_out.pad_id):
-        yield {
-            rows[index]: {"nats": nats, "num_tokens": count}
-            for index, (nats, count) in made.items()
-        }
 
 
 def speeds(name: str, model: Any, shared: Context) -> tuple[Speed, Speed]:

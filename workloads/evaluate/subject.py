@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.common.dist import World
 from workloads.common.exit_codes import DataError
-from workloads.common.models import load_model, torch_dtype
+from workloads.common.models import load_model
 from workloads.data.manifest import read_object, sha256
 from workloads.job import Job
 from workloads.recipes.evaluate import EvaluateConfig, Precision
@@ -164,9 +163,8 @@ class Subject:
     tuned_dir: Path | None
     """Adapter or trained model; None: the recipe's model itself."""
 
-    def load(self, config: EvaluateConfig, here: World) -> Any:
-        """Return the model with its weights as the recipe's dtype, adapters merged."""
-        dtype = torch_dtype(config.dtype)
+    def load(self, dtype: torch.dtype, here: World) -> Any:
+        """Return the model with weights of `dtype`, adapters merged."""
         if self.tuned_dir is None:
             return load_model(self.model_dir, dtype=dtype, device=here.device)
         return load_tuned(self.model_dir, self.tuned_dir, dtype=dtype, device=here.device)
@@ -180,18 +178,12 @@ def tuned_dir(job: Job, config: EvaluateConfig) -> Path:
     return resolve_adapter(adapter)
 
 
-def load_precision(
-    subject: Subject, precision: Precision, config: EvaluateConfig, here: World, scratch: Path
-) -> Any:
+def load_precision(subject: Subject, precision: Precision, here: World, scratch: Path) -> Any:
     """Return the subject with weights of 16, 8 or 4 bits (nf4)."""
     import torch
 
     if precision == "bf16":
-        bf16 = torch.bfloat16
-
-        if subject.tuned_dir is None:
-            return load_model(subject.model_dir, dtype=bf16, device=here.device)
-        return load_tuned(subject.model_dir, subject.tuned_dir, dtype=bf16, device=here.device)
+        return subject.load(torch.bfloat16, here)
     from transformers import BitsAndBytesConfig
 
     options: dict[str, Any] = (
@@ -223,11 +215,6 @@ def _whole_model(subject: Subject, here: World, scratch: Path) -> Iterator[Path]
     elif not (tuned / "adapter_config.json").is_file():
         yield tuned
     else:
-        folder = Path(tempfile.mkdtemp(prefix=".merged.", dir=scratch))
-        try:
-            merged = load_tuned(subject.model_dir, tuned, dtype=torch.bfloat16, device=here.device)
-            merged.save_pretrained(folder)
-            del merged
-            yield folder
-        finally:
-            shutil.rmtree(folder)
+        with tempfile.TemporaryDirectory(prefix=".merged.", dir=scratch) as folder:
+            subject.load(torch.bfloat16, here).save_pretrained(folder)
+            yield Path(folder)
