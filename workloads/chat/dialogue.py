@@ -118,19 +118,17 @@ Shown = list[dict[str, Any]]
 def column(conversation: Conversation, index: int, *, hides_names: bool) -> Shown:
     """Return one column of the conversation as the chat component takes it."""
     shown: Shown = []
-    for turn in conversation["turns"]:
-        shown += [_question(turn["role"], turn["text"])]
-        shown += answer_messages(answer_of(turn, index), hides_name=hides_names)
+    for each in conversation["turns"]:
+        answer = answer_of(each, index)
+        shown += turn(each["role"], each["text"], answer, hides_name=hides_names)
     return shown
 
 
-def growing(before: Shown, role: str, text: str, reply: Reply, *, hides_name: bool) -> Shown:
-    """Return a column whose last answer is still coming."""
-    return [
-        *before,
-        _question(role, text),
-        *answer_messages(reply.to_json(), hides_name=hides_name),
-    ]
+def turn(role: str, text: str, answer: Mapping[str, Any], *, hides_name: bool) -> Shown:
+    """Return a question and its answer, which may still be coming."""
+    content = f"**Result of the tool:**\n\n{text}" if role == "tool" else text
+    question = {"role": "user", "content": content}
+    return [question, *answer_messages(answer, hides_name=hides_name)]
 
 
 def answer_messages(answer: Mapping[str, Any], *, hides_name: bool) -> Shown:
@@ -190,11 +188,6 @@ def arms_html(arms: Mapping[Key, Arm]) -> str:
         '<div class="arms" tabindex="0" role="region" aria-label="Metrics of each arm">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
-
-
-def _question(role: str, text: str) -> dict[str, Any]:
-    content = f"**Result of the tool:**\n\n{text}" if role == "tool" else text
-    return {"role": "user", "content": content}
 
 
 def _said(text: str) -> dict[str, Any]:
@@ -327,25 +320,33 @@ class Dialogue:
             for index, (model, reply) in enumerate(zip(models, replies, strict=True))
         ]
         stopping = asyncio.create_task(running.stop.wait())
+        for task in (stopping, *asking):
+            task.add_done_callback(lambda _: changed.set())
         box: str | None = ""
         try:
-            waiting = set(asking)
-            while waiting and not stopping.done():
+            while (waiting := {each for each in asking if not each.done()}) and not stopping.done():
                 changed.clear()
                 yield View(
                     conversation=conversation,
                     columns=tuple(
-                        growing(shown, role, text, reply, hides_name=hides)
+                        shown + turn(role, text, reply.to_json(), hides_name=hides)
                         for shown, reply in zip(before.columns, replies, strict=True)
                     ),
                     is_running=True,
                     question=box,
                 )
                 box = None
-                await _one_of(waiting, stopping, changed)
-                waiting = {task for task in asking if not task.done()}
+                # Not at every piece, but at once where an answer ends or the user stops it.
+                await asyncio.wait(
+                    {*waiting, stopping}, timeout=_REDRAW_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                await changed.wait()
         finally:
-            await _end(stopping, *asking)
+            for task in (stopping, *asking):
+                task.cancel()
+            for task in (stopping, *asking):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
             if self._running.get(conversation["id"]) is running:
                 del self._running[conversation["id"]]
             running.over.set()
@@ -427,26 +428,3 @@ class Dialogue:
 
 def _hides(conversation: Conversation, settings: Settings) -> bool:
     return settings.mode in HIDING and not conversations.has_vote(conversation)
-
-
-async def _one_of(
-    waiting: set[asyncio.Task[None]], stopping: asyncio.Task[bool], changed: asyncio.Event
-) -> None:
-    """Return when an answer ended, the user stopped, or there is something to draw again."""
-    ends = {*waiting, stopping}
-    done, _ = await asyncio.wait(ends, timeout=_REDRAW_S, return_when=asyncio.FIRST_COMPLETED)
-    if done or changed.is_set():
-        return
-    drawing = asyncio.create_task(changed.wait())
-    try:
-        await asyncio.wait({*ends, drawing}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        await _end(drawing)
-
-
-async def _end(*tasks: asyncio.Task[bool] | asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    for task in tasks:
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
