@@ -216,7 +216,7 @@ def test_log_probabilities_are_those_of_the_model(model: Any, tokenizer: Any) ->
     assert entries[0].logprob == pytest.approx(float(expected.max()), abs=1e-4)
     assert len(entries[0].top) == 4
     assert entries[0].top[0][:1] == (entries[0].token,)
-    values = [value for _, value, _ in entries[0].top]
+    values = [value for _, value in entries[0].top]
     assert values == sorted(values, reverse=True)
 
 

@@ -8,7 +8,7 @@ import math
 import os
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,9 +76,10 @@ def with_profile(config: LoadConfig, profile: ChatProfile | None) -> LoadConfig:
     return replace(config, prompt_tokens=prompt, output_tokens=output, slo=slo, prompts=prompts)
 
 
-def draw_lengths(lengths: Lengths, count: int, seed: str) -> list[int]:
-    """Return `count` lengths in tokens, the same for the same seed."""
-    assert lengths.mean is not None
+def draw_lengths(lengths: Lengths, count: int, seed: str) -> Sequence[int | None]:
+    """Return `count` lengths in tokens, the same for the same seed; None where rows have theirs."""
+    if lengths.mean is None:
+        return [None] * count
     draw = random.Random(f"lengths {seed}")
     mean, most = lengths.mean, lengths.most or 4 * lengths.mean
     if lengths.distribution == "fixed":

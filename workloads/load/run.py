@@ -187,8 +187,8 @@ class LoadTest:
         """Return the next chats; a length that the trace names wins over a drawn one."""
         first, self._next_chat = self._next_chat, self._next_chat + count
         seed = f"{self._config.seed} {first}"
-        prompts = _drawn(self._config.prompt_tokens, count, f"prompt {seed}")
-        outputs = _drawn(self._config.output_tokens, count, f"output {seed}")
+        prompts = draw_lengths(self._config.prompt_tokens, count, f"prompt {seed}")
+        outputs = draw_lengths(self._config.output_tokens, count, f"output {seed}")
         chats: list[Chat] = []
         for number in range(count):
             arrival = None if arrivals is None else arrivals[number]
@@ -215,7 +215,3 @@ def longest(lengths: Lengths) -> int:
         return 0
     most = lengths.most or 4 * lengths.mean
     return min(lengths.mean, most) if lengths.distribution == "fixed" else most
-
-
-def _drawn(lengths: Lengths, count: int, seed: str) -> list[int] | list[None]:
-    return [None] * count if lengths.mean is None else draw_lengths(lengths, count, seed)

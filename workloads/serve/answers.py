@@ -74,21 +74,17 @@ def _call(part: CallPart) -> dict[str, Any]:
 
 
 def _logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-    return {
-        "content": [
-            {
-                "token": entry.token,
-                "logprob": entry.logprob,
-                "bytes": list(entry.data),
-                "top_logprobs": [
-                    {"token": token, "logprob": value, "bytes": list(data)}
-                    for token, value, data in entry.top
-                ],
-            }
-            for entry in entries
-        ],
-        "refusal": None,
-    }
+    def named(token: str, logprob: float) -> dict[str, Any]:
+        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+
+    content = [
+        {
+            **named(entry.token, entry.logprob),
+            "top_logprobs": [named(*each) for each in entry.top],
+        }
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
 
 
 class Mailbox:

@@ -136,11 +136,10 @@ class ChatServer:
         )
 
     def _generation(self, asked: ChatRequest) -> scheduler.Generation:
-        template = {**({} if self.config.thinking else {"enable_thinking": False})}
+        own = {} if self.config.thinking else {"enable_thinking": False}
+        template = {**own, **asked.template}
         try:
-            ids = prompt_ids(
-                self._tokenizer, asked.messages, asked.tools, {**template, **asked.template}
-            )
+            ids = prompt_ids(self._tokenizer, asked.messages, asked.tools, template)
         except DataError as error:
             raise bad_request(str(error), "messages") from error
         limits = self.config.limits
@@ -232,28 +231,18 @@ def make_app(server: ChatServer, *, api_key: str | None) -> Starlette:
     return Starlette(
         routes=server.routes(),
         middleware=[Middleware(KeyGuard, api_key=api_key, is_loopback=server.config.is_loopback)],
-        exception_handlers={
-            ApiError: _api_error,
-            HTTPException: _http_error,
-            Exception: _unexpected,
-        },
+        exception_handlers=dict.fromkeys((ApiError, HTTPException, Exception), _answer_error),
     )
 
 
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
+async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        text = f"{request.method} {request.url.path}: {error.detail}"
+        error = ApiError(status=error.status_code, message=text, code="not_found")
+    elif not isinstance(error, ApiError):
+        text = f"{type(error).__name__}; the server's log has more"
+        error = ApiError(status=500, message=text, code="internal_error")
     return error_response(error)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    text = f"{request.method} {request.url.path}: {error.detail}"
-    return error_response(ApiError(status=error.status_code, message=text, code="not_found"))
-
-
-async def _unexpected(request: Request, error: Exception) -> Response:
-    text = f"{type(error).__name__}; the server's log has more"
-    return error_response(ApiError(status=500, message=text, code="internal_error"))
 
 
 class EventStream(StreamingResponse):

@@ -167,19 +167,12 @@ class Answer:
 
     def _logprob(self, logits_V: Any, token: int, num_top: int) -> TokenLogprob:
         value, top = sampling.logprobs(logits_V, token, num_top)
+        decode = self._tokenizer.decode
         return TokenLogprob(
-            **self._named(token),
+            token=decode([token]),
             logprob=value,
-            top=tuple(
-                (named["token"], each, named["data"])
-                for index, each in top
-                for named in (self._named(index),)
-            ),
+            top=tuple((decode([index]), each) for index, each in top),
         )
-
-    def _named(self, token: int) -> dict[str, Any]:
-        text = self._tokenizer.decode([token])
-        return {"token": text, "data": text.encode()}
 
 
 _STOPPED = Failure(
@@ -434,7 +427,7 @@ def load(
     metrics: dict[str, float | int] = {}
     if config.compare_cold_start:
         forget_cached(weights.model_dir)
-        metrics["load_unstaged_s"] = _seconds(lambda: _model(config, weights.model_dir, device))
+        metrics["load_unstaged_s"] = _model(config, weights.model_dir, device)[1]
         gc.collect()
         forget_cached(weights.model_dir)
     folder = weights.model_dir
@@ -444,9 +437,7 @@ def load(
         log(staged.text)
         folder = staged.path
         metrics |= staged.metrics
-    began = time.monotonic()
-    model = _model(config, folder, device)
-    metrics["load_s"] = time.monotonic() - began
+    model, metrics["load_s"] = _model(config, folder, device)
     if config.compare_cold_start and metrics["is_staged"]:
         log(
             f"weights are read in {metrics['load_s']:.2f} s from the RAM disk (after a copy of "
@@ -487,14 +478,11 @@ def load(
     )
 
 
-def _model(config: ServeConfig, folder: Path, device: torch.device) -> Any:
-    return load_model(folder, dtype=torch_dtype(config.dtype), device=device)
-
-
-def _seconds(work: Callable[[], Any]) -> float:
+def _model(config: ServeConfig, folder: Path, device: torch.device) -> tuple[Any, float]:
+    """Return the model and the seconds that its loading took."""
     began = time.monotonic()
-    work()
-    return time.monotonic() - began
+    model = load_model(folder, dtype=torch_dtype(config.dtype), device=device)
+    return model, time.monotonic() - began
 
 
 def _check_room(

@@ -81,10 +81,6 @@ class _Layer(CacheLayerMixin):
         assert self.keys is not None
         return self.keys.shape[2]
 
-    def get_max_cache_shape(self) -> int:
-        """Return the length of a row."""
-        return self.get_max_length()
-
 
 class RowCache(Cache):
     """The cache of one engine; set `spot` by `prefill` or `decode` before each pass."""

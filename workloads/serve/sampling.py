@@ -207,7 +207,8 @@ class RowSampler:
         self._stop_ids = stop_ids
         self._num_before_stop = sampling.min_tokens
         self._random = random.Random(sampling.seed)
-        self._number = self._random.random()
+        self.number = self._random.random()
+        """0 to 1; the same one until a token is written."""
         self._counts: Counter[int] = Counter()
 
     @property
@@ -226,14 +227,9 @@ class RowSampler:
         of = self.sampling
         return bool(of.presence_penalty or of.frequency_penalty or of.repetition_penalty != 1)
 
-    @property
-    def number(self) -> float:
-        """The next random number, 0 to 1; the same one until a token is written."""
-        return self._number
-
     def wrote(self, token: int) -> None:
         """Count a token that was written."""
-        self._number = self._random.random()
+        self.number = self._random.random()
         self._num_before_stop -= 1
         if self.has_penalty:
             self._counts[token] += 1
@@ -253,15 +249,12 @@ class RowSampler:
             penalty, values = self.sampling.repetition_penalty, logits_V[ids]
             logits_V[ids] = torch.where(values > 0, values / penalty, values * penalty)
         if self._counts:
-            self._punish(logits_V)
+            of, ids = self.sampling, torch.tensor(list(self._counts), device=logits_V.device)
+            counts = torch.tensor(list(self._counts.values()), device=logits_V.device)
+            penalties = of.frequency_penalty * counts.to(logits_V.dtype)
+            logits_V[ids] -= of.presence_penalty + penalties
         if self._constraint is not None:
             self._constraint.mask(logits_V)
-
-    def _punish(self, logits_V: torch.Tensor) -> None:
-        ids = torch.tensor(list(self._counts), device=logits_V.device)
-        counts = torch.tensor(list(self._counts.values()), device=logits_V.device)
-        of = self.sampling
-        logits_V[ids] -= of.presence_penalty + of.frequency_penalty * counts.to(logits_V.dtype)
 
 
 def sample(logits_BV: torch.Tensor, rows: Sequence[RowSampler]) -> list[int | Exception]:

@@ -67,8 +67,7 @@ class TokenLogprob:
 
     token: str
     logprob: float
-    data: bytes
-    top: tuple[tuple[str, float, bytes], ...] = ()
+    top: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
