@@ -160,7 +160,7 @@ def _engine_speed(engine: Any, prompts: list[tuple[int, ...]]) -> float:
     left = threading.Semaphore(0)
 
     def sink(delta: Delta) -> None:
-        if delta.is_last:
+        if delta.finish or delta.failure:
             left.release()
 
     began = time.process_time()

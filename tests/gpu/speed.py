@@ -138,7 +138,7 @@ def generation(case: Case, device: torch.device) -> dict[str, Any]:
         left = threading.Semaphore(0)
 
         def sink(delta: Delta) -> None:
-            if delta.is_last:
+            if delta.finish or delta.failure:
                 left.release()
 
         greedy = {"ignore_eos": True, "sampling": Sampling(temperature=0)}

@@ -121,7 +121,7 @@ class Collected:
         """Keep a delta."""
         self.deltas.append(delta)
         self.first.set()
-        if delta.is_last:
+        if delta.finish or delta.failure:
             self.over.set()
 
     @property

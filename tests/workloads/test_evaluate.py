@@ -86,9 +86,9 @@ def test_reading_and_writing_are_two_speeds_of_all_streams_together(
     readings = iter([float(moment) for run in runs for moment in run])
     monkeypatch.setattr(generate, "_clock", lambda device: next(readings))
     speed = generate.measure_speed(model, PROMPTS, num_tokens=6, pad_id=0)
-    assert speed.prefill_tokens_per_s == 15 / 3
+    assert speed["prefill_tokens_per_s"] == 15 / 3
     # Five of six tokens a stream are decoded, the first comes from the prefill.
-    assert speed.output_tokens_per_s == 3 * 5 / 10
+    assert speed["output_tokens_per_s"] == 3 * 5 / 10
 
 
 @pytest.mark.parametrize("dora", [False, True])

@@ -149,14 +149,7 @@ def _measure(
     from workloads.evaluate.generate import run_rows, speeds
 
     rows = run_rows(name, model, shared, header)
-    alone, batched = speeds(name, model, shared)
-    speed = {
-        "output_tokens_per_s": alone.output_tokens_per_s,
-        "batch_output_tokens_per_s": batched.output_tokens_per_s,
-        "prefill_tokens_per_s": alone.prefill_tokens_per_s,
-        "batch_prefill_tokens_per_s": batched.prefill_tokens_per_s,
-    }
-    return rows, measured(shared.held_out, rows), speed
+    return rows, measured(shared.held_out, rows), speeds(name, model, shared)
 
 
 def _values(metrics: Mapping[str, Measured]) -> dict[str, float]:

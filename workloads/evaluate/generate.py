@@ -12,10 +12,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from workloads.common import atomic
 from workloads.common.dist import World
@@ -51,16 +53,6 @@ class Generated:
     """Tokens made by decode steps, over all streams; a stream that has ended adds none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """Tokens per second of all streams together: the median of the runs."""
-
-    prefill_tokens_per_s: float
-    """Prompt tokens read, without padding."""
-    output_tokens_per_s: float
-    """Tokens written by decode steps."""
-
-
 def stop_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Return the ids that end an assistant turn: the model's and the tokenizer's."""
     declared = getattr(model.generation_config, "eos_token_id", None)
@@ -85,12 +77,8 @@ def generate(
     from transformers import GenerationConfig, StoppingCriteriaList
 
     device = model.device
-    length = max(map(len, prompts))
-    input_ids_BT = torch.full((len(prompts), length), pad_id, device=device)
-    mask_BT = torch.zeros_like(input_ids_BT)
-    for row, prompt in enumerate(prompts):
-        input_ids_BT[row, length - len(prompt) :] = torch.tensor(prompt, device=device)
-        mask_BT[row, length - len(prompt) :] = 1
+    input_ids_BT, mask_BT = (each.to(device) for each in _padded(prompts, pad_id, side="left"))
+    length = input_ids_BT.shape[1]
     moments_s: list[float] = []
 
     def chosen(ids_BT: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -131,6 +119,16 @@ def generate(
         decode_s=ended_s - moments_s[0],
         num_decoded=num_decoded,
     )
+
+
+def _padded(
+    rows: Sequence[Sequence[int]], pad_id: int, *, side: str = "right"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows side by side, and 1 where they have a token of their own."""
+    ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+    masks = [torch.ones_like(row) for row in ids]
+    padded = partial(pad_sequence, batch_first=True, padding_side=side)
+    return padded(ids, padding_value=pad_id), padded(masks)
 
 
 def _clock(device: torch.device) -> float:
@@ -191,8 +189,10 @@ def measure_speed(
     num_tokens: int,
     pad_id: int,
     work: Counted | None = None,
-) -> Speed:
+) -> dict[str, float]:
     """Return how fast the model reads the prompts and writes `num_tokens` for each of them.
+
+    Tokens per second of all streams together, without padding: the median of the runs.
 
     Streams do not stop at an end of turn, so that both models decode the same number of tokens.
     """
@@ -203,12 +203,12 @@ def measure_speed(
         if work is not None:
             work.done += 1
     del runs[0]  # the warm-up
-    return Speed(
-        prefill_tokens_per_s=statistics.median(
-            run.num_prompt_tokens / run.prefill_s for run in runs
-        ),
-        output_tokens_per_s=statistics.median(run.num_decoded / run.decode_s for run in runs),
-    )
+    reads = (run.num_prompt_tokens / run.prefill_s for run in runs)
+    writes = (run.num_decoded / run.decode_s for run in runs)
+    return {
+        "output_tokens_per_s": statistics.median(writes),
+        "prefill_tokens_per_s": statistics.median(reads),
+    }
 
 
 Part = Literal["answer", "loss"]
@@ -329,34 +329,31 @@ def _share(
     return [everything[row] for row in range(num_rows)]
 
 
-def speeds(name: str, model: Any, shared: Context) -> tuple[Speed, Speed]:
-    """Return rank 0's speeds with one stream and with a full batch, on every rank."""
+def speeds(name: str, model: Any, shared: Context) -> dict[str, float]:
+    """Return rank 0's speeds with one stream and, as `batch_`, a full batch; on every rank."""
     config, held_out, here = shared.config, shared.held_out, shared.here
-    found: tuple[Speed, ...] = ()
+    found: dict[str, float] = {}
     if here.is_main:
         began = time.monotonic()
         prompts = held_out.prompts
         batch = [prompts[i % len(prompts)] for i in range(config.batch_size)]
-        both = (batch[:1], batch)
-        with counted(f"{name}: speed", len(both) * (1 + NUM_SPEED_RUNS), "runs") as work:
-            found = tuple(
-                measure_speed(
+        sides = {"": (batch[:1], "one stream"), "batch_": (batch, f"a batch of {len(batch)}")}
+        with counted(f"{name}: speed", len(sides) * (1 + NUM_SPEED_RUNS), "runs") as work:
+            for prefix, (streams, what) in sides.items():
+                speed = measure_speed(
                     model,
                     streams,
                     num_tokens=config.num_speed_tokens,
                     pad_id=held_out.pad_id,
                     work=work,
                 )
-                for streams in both
-            )
-        for speed, streams in zip(found, ("one stream", f"a batch of {len(batch)}"), strict=True):
-            log(
-                f"{name}: {streams} reads {speed.prefill_tokens_per_s:.1f} and writes "
-                f"{speed.output_tokens_per_s:.1f} tokens/s"
-            )
+                found |= {f"{prefix}{key}": value for key, value in speed.items()}
+                log(
+                    f"{name}: {what} reads {speed['prefill_tokens_per_s']:.1f} and writes "
+                    f"{speed['output_tokens_per_s']:.1f} tokens/s"
+                )
         log(f"{name}: speeds took {time.monotonic() - began:.1f} s")
-    alone, batched = here.broadcast(found)
-    return alone, batched
+    return here.broadcast(found)
 
 
 @torch.inference_mode()
@@ -375,16 +372,9 @@ def row_losses(
 
 
 def _losses_of(model: Any, examples: Sequence[Example], pad_id: int) -> list[tuple[float, int]]:
-    length = max(len(example.input_ids) for example in examples)
-    input_ids_BT = torch.full((len(examples), length), pad_id)
-    labels_BT = torch.full_like(input_ids_BT, IGNORED)
-    mask_BT = torch.zeros_like(input_ids_BT)
-    for row, example in enumerate(examples):
-        size = len(example.input_ids)
-        input_ids_BT[row, :size] = torch.tensor(example.input_ids)
-        # Position t predicts token t + 1.
-        labels_BT[row, : size - 1] = torch.tensor(example.labels[1:], dtype=torch.long)
-        mask_BT[row, :size] = 1
+    input_ids_BT, mask_BT = _padded([each.input_ids for each in examples], pad_id)
+    # Position t predicts token t + 1.
+    labels_BT, _ = _padded([[*each.labels[1:], IGNORED] for each in examples], IGNORED)
     counts = (labels_BT != IGNORED).sum(1).tolist()
     positions = (labels_BT != IGNORED).any(0).nonzero().squeeze(1)
     if not len(positions):

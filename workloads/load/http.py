@@ -158,9 +158,6 @@ class _Connection(asyncio.BufferedProtocol):
             self.drop()
             self._done.set_exception(error)
 
-    def eof_received(self) -> bool:
-        return False
-
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
         if self._done is not None and not self._done.done():

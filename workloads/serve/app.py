@@ -31,7 +31,7 @@ from workloads.serve import scheduler
 from workloads.serve.answers import Choice, Mailbox, RunningChat
 from workloads.serve.metrics import ServeMetrics
 from workloads.serve.protocol import ApiError, ChatRequest, bad_request, parse_chat, prompt_ids
-from workloads.serve.sampling import Constraint, Form, GrammarError, Grammars
+from workloads.serve.sampling import Form, GrammarError, Grammars
 from workloads.serve.text import ToolStream
 
 if TYPE_CHECKING:
@@ -152,6 +152,10 @@ class ChatServer:
                 "messages",
                 "context_length_exceeded",
             )
+        try:
+            constraint = self._grammars.constraint(asked.form)
+        except GrammarError as error:
+            raise bad_request(f"{error}; this server cannot keep it", error.param) from error
         sampling = asked.sampling
         if not asked.has_seed:
             sampling = replace(sampling, seed=self._seeds.getrandbits(63))
@@ -162,15 +166,9 @@ class ChatServer:
             stop=asked.stop,
             ignore_eos=asked.ignore_eos,
             num_logprobs=asked.num_logprobs,
-            constraint=self._constraint(asked),
+            constraint=constraint,
             is_tuned=self._names[asked.model],
         )
-
-    def _constraint(self, asked: ChatRequest) -> Constraint | None:
-        try:
-            return self._grammars.constraint(asked.form)
-        except GrammarError as error:
-            raise bad_request(f"{error}; this server cannot keep it", error.param) from error
 
     def _submit(self, asked: ChatRequest, first: scheduler.Generation) -> RunningChat:
         """Hand all choices to the engine; each of them has a seed of its own."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from workloads.common.exit_codes import ConfigError, ExitCode, exit_code_of, reason_of
 from workloads.common.log import log
@@ -76,10 +77,10 @@ class Runner:
     def _read(self, chunks: Items[Chunk]) -> torch.Tensor:
         writes = [(each.sequence.row, each.start, each.end - each.start) for each in chunks]
         positions_BT, mask = self._cache.prefill(writes)
-        ids_BT = torch.zeros_like(positions_BT)
-        for row, each in enumerate(chunks):
-            ids = each.sequence.asked.prompt_ids[each.start : each.end]
-            ids_BT[row, : len(ids)] = torch.tensor(ids)
+        ids = [
+            torch.tensor(each.sequence.asked.prompt_ids[each.start : each.end]) for each in chunks
+        ]
+        ids_BT = pad_sequence(ids, batch_first=True).to(positions_BT.device)
         last_B = torch.tensor([count - 1 for _, _, count in writes], device=ids_BT.device)
         return self._pass(
             ids_BT, positions_BT, mask, [each.sequence for each in chunks], last_B=last_B

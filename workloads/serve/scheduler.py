@@ -88,11 +88,6 @@ class Delta:
     finish: FinishReason | None = None
     failure: Failure | None = None
 
-    @property
-    def is_last(self) -> bool:
-        """Whether nothing follows."""
-        return self.finish is not None or self.failure is not None
-
 
 Sink = Callable[[Delta], None]
 

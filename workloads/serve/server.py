@@ -137,19 +137,18 @@ class _Uvicorn(uvicorn.Server):
 def listen(config: ServeConfig) -> socket.socket:
     """Return the socket, which listens; a port that is taken is refused with its number."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((config.host, config.port))
-        # At once: a port that is only bound, any user takes who sets SO_REUSEADDR too and listens.
-        listener.listen()
+        # It listens at once: a port that is only bound, any user takes who sets SO_REUSEADDR too.
+        return socket.create_server(
+            (config.host, config.port), family=family, dualstack_ipv6=family is socket.AF_INET6
+        )
     except OSError as error:
-        listener.close()
+        # Without the address, which create_server adds.
+        reason = (error.strerror or str(error)).partition(" (while ")[0]
         raise ConfigError(
-            f"serve.port: {config.host}:{config.port}: {error.strerror or error}; "
+            f"serve.port: {config.host}:{config.port}: {reason}; "
             "choose another port, or 0 for any free one"
         ) from error
-    return listener
 
 
 def drain_s(config: ServeConfig) -> float:
