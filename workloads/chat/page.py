@@ -390,19 +390,9 @@ class Page:
         )
         return json.dumps(values, indent=2, ensure_ascii=False)
 
-    def _settings(
-        self,
-        mode: str,
-        left: str,
-        right: str,
-        share: float,
-        has_adapter_on: bool,
-        system: str,
-        temperature: float,
-        max_tokens: float | None,
-        tools: str,
-    ) -> Settings:
+    def _settings(self, *controls: Any) -> Settings:
         """The controls as they stand; the switch alone says which half of a model answers."""
+        mode, left, right, share, has_adapter_on, system, temperature, max_tokens, tools = controls
         if MODES[mode] == "one":
             left = self._whole(left)
             tuned = partner(self._dialogue.models, left)
