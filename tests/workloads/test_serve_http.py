@@ -330,6 +330,7 @@ def test_base_and_tuned_are_two_models_of_one_server(server: Stand) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "text"),
         ({"top_logprobs": 3}, "top_logprobs", "needs 'logprobs'"),
         ({"stop": ["a"] * 5}, "stop", "1 to 4 strings"),
+        ({"stop": False}, "stop", "got false, expected a string or a list"),
         ({"tools": [{"type": "search"}]}, "tools[0]", "function"),
         ({"tool_choice": "required"}, "tool_choice", "a call needs 'tools'"),
         ({"tool_choice": NAMED, "tools": [OTHER]}, "tool_choice", "one of other"),

@@ -298,8 +298,9 @@ def _template(given: Mapping[str, Any], allowed: Sequence[str]) -> Mapping[str, 
 
 
 def _stop(fields: _Fields) -> tuple[str, ...]:
-    if isinstance(fields.get("stop"), str):
-        fields["stop"] = [fields["stop"]]
+    value = fields.get("stop")
+    if value and isinstance(value, str):
+        fields["stop"] = [value]
     what = f"a string or a list of 1 to {_MAX_STOPS} strings"
     return fields.listed(
         "stop", lambda each: isinstance(each, str) and each != "", what, _MAX_STOPS
