@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from workloads.common.exit_codes import ConfigError, NotRunError, WorkloadError
 from workloads.common.log import log
@@ -122,8 +123,7 @@ class LoadTest:
             chats = self._chats(num_warm_up + count)
             return await closed_loop(self._client, chats, streams, num_warm_up)
 
-        loop = await self._alone(f"{streams} streams", once)
-        self._keep(loop, point(loop, config.slo, kind="closed", concurrency=streams))
+        await self._stage(f"{streams} streams", once, kind="closed", concurrency=streams)
 
     async def _open(self) -> None:
         config = self._config.open_loop
@@ -151,22 +151,31 @@ class LoadTest:
                 self._client, chats, arrivals, num_warm_up, self._config.max_in_flight
             )
 
-        loop = await self._alone(f"{rate_per_s:.3g} req/s", once)
-        self._keep(loop, point(loop, self._config.slo, kind=kind, rate_per_s=rate_per_s))
+        await self._stage(f"{rate_per_s:.3g} req/s", once, kind=kind, rate_per_s=rate_per_s)
 
-    async def _alone(self, load: str, once: Callable[[], Awaitable[Loop]]) -> Loop:
-        """Return a loop during which the server answered nobody else."""
+    async def _stage(self, load: str, once: Callable[[], Awaitable[Loop]], **of: Any) -> None:
+        """Keep the point of a loop during which the server answered nobody else."""
         num_others = 0
         for _ in range(_STAGE_TRIES):
             loop = await once()
             num_others = await self._num_others(len(loop.samples))
             if not num_others:
-                return loop
+                break
             log(f"{load}: {num_others} requests of others meanwhile: it does not count")
-        raise NotRunError(
-            f"{self._client.url}: others use this server: {num_others} requests of theirs beside "
-            f"{load}, in each of {_STAGE_TRIES} runs, so no speed is measured; stop them, or start "
-            "a server for the test alone (soperator serve -s STACK), and run it again"
+        else:
+            raise NotRunError(
+                f"{self._client.url}: others use this server: {num_others} requests of theirs "
+                f"beside {load}, in each of {_STAGE_TRIES} runs, so no speed is measured; stop "
+                "them, or start a server for the test alone (soperator serve -s STACK), and run it "
+                "again"
+            )
+        made = point(loop, self._config.slo, **of)
+        self.found.see(loop)
+        self.found.points.append(made)
+        ttft = f", TTFT p99 {made.ttft.p99_ms:,.0f} ms" if made.ttft else ""
+        log(
+            f"{made.loop} loop at {load}: {made.output_tokens_per_s:,.1f} tokens/s, "
+            f"{made.requests_per_s:.3g} req/s{ttft}, {made.num_ok} of {made.num_requests} answered"
         )
 
     async def _num_others(self, num_own: int) -> int:
@@ -197,16 +206,6 @@ class LoadTest:
             messages = self._prompts.chat(first + number, prompt)
             chats.append(Chat(messages=messages, output_tokens=output))
         return chats
-
-    def _keep(self, loop: Loop, made: Point) -> None:
-        self.found.see(loop)
-        self.found.points.append(made)
-        at = f"{made.concurrency} streams" if made.concurrency else f"{made.rate_per_s:.3g} req/s"
-        ttft = f", TTFT p99 {made.ttft.p99_ms:,.0f} ms" if made.ttft else ""
-        log(
-            f"{made.loop} loop at {at}: {made.output_tokens_per_s:,.1f} tokens/s, "
-            f"{made.requests_per_s:.3g} req/s{ttft}, {made.num_ok} of {made.num_requests} answered"
-        )
 
 
 def longest(lengths: Lengths) -> int:

@@ -36,7 +36,6 @@ class Choice:
     text: str = ""
     calls: list[CallPart] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    num_tokens: int = 0
     finish_reason: str | None = None
 
     def read(self, delta: Delta) -> tuple[str, list[CallPart], bool]:
@@ -159,7 +158,6 @@ class RunningChat:
                 raise ApiError(
                     status=_STATUS[failure.code], message=failure.message, code=failure.code
                 )
-            choice.num_tokens += delta.num_tokens
             text, parts, is_over = choice.read(delta)
             choice.take(parts)
             if is_over and delta.finish is None:
@@ -247,7 +245,7 @@ class RunningChat:
 
     def _usage(self, choices: Sequence[Choice]) -> dict[str, int]:
         """Return the tokens read and written."""
-        written = sum(choice.num_tokens for choice in choices)
+        written = sum(choice.watch.num_tokens for choice in choices)
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": written,
