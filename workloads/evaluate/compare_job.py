@@ -10,7 +10,7 @@ import json
 
 from workloads.common.log import log
 from workloads.evaluate.compare_models import lines, render
-from workloads.evaluate.comparison import read_results, report
+from workloads.evaluate.comparison import report
 from workloads.evaluate.resampling import Sampling
 from workloads.job import Job, end, run_job, section
 from workloads.recipes.evaluate import EvaluateConfig
@@ -23,12 +23,7 @@ def main(job: Job) -> None:
     config = section(job.recipe, EvaluateConfig)
     results = job.places.path("results")
     sampling = Sampling(resamples=config.resamples, confidence=config.confidence, seed=config.seed)
-    result = report(
-        read_results(results / "original"),
-        read_results(results / "trained"),
-        sampling,
-        metric=None,
-    )
+    result = report(results / "original", results / "trained", sampling)
     text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
     job.keep("comparison_report", f"{_REPORT}.json", f"{text}\n")
     job.keep("comparison_page", f"{_REPORT}.html", render(result))

@@ -18,7 +18,7 @@ from typing import Any
 from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError
 from workloads.data.manifest import command
-from workloads.evaluate.comparison import read_results, report
+from workloads.evaluate.comparison import report
 from workloads.evaluate.resampling import Sampling, p_text
 
 _TEMPLATE = "comparison.html.j2"
@@ -45,8 +45,8 @@ def _compare(options: argparse.Namespace) -> None:
     if options.resamples < 1 or not 0 < options.confidence < 1 or options.seed < 0:
         raise ConfigError("--resamples must be over 0, --confidence in 0 to 1, --seed not below 0")
     result = report(
-        read_results(options.original_results),
-        read_results(options.trained_results),
+        options.original_results,
+        options.trained_results,
         Sampling(resamples=options.resamples, confidence=options.confidence, seed=options.seed),
         metric=options.metric,
     )

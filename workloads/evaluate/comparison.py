@@ -171,9 +171,10 @@ def metric_report(
 
 
 def report(
-    original: Results, trained: Results, sampling: Sampling, *, metric: str | None
+    original_results: Path, trained_results: Path, sampling: Sampling, *, metric: str | None = None
 ) -> dict[str, Any]:
     """Return the whole comparison; `metric` says what counts as a regression."""
+    original, trained = read_results(original_results), read_results(trained_results)
     check_pair(original, trained)
     names = list(dict.fromkeys(name for row in original.rows for name in row["scores"]))
     if metric is not None and metric not in names:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from workloads.evaluate.__main__ import run_inference
-from workloads.job import Job, end, run_job
+from workloads.job import end, run_job
 
-
-def main(job: Job) -> None:
-    """Answer every held-out row."""
-    run_inference(job, "original")
-
+main = partial(run_inference, side="original")
 
 if __name__ == "__main__":
     end(run_job("inference_original", main))
