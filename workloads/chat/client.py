@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from workloads.chat.conversation import ANSWER_KEYS
 from workloads.common.exit_codes import ConfigError, WorkloadError
 from workloads.load.http import Answer, ChatEvents, HttpClient, HttpError
 
@@ -173,23 +174,15 @@ class Reply:
         seconds = self.last_s - self.first_s
         return (self.output_tokens - 1) / seconds if seconds > 0 else None
 
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Tokens that were read, where the server counted them."""
+        counted = (self.usage or {}).get("prompt_tokens")
+        return counted if isinstance(counted, int) else None
+
     def to_json(self) -> dict[str, Any]:
         """Return the answer as the conversation keeps it."""
-        prompt = (self.usage or {}).get("prompt_tokens")
-        return {
-            "model": self.model,
-            "is_tuned": self.is_tuned,
-            "text": self.text,
-            "thought": self.thought,
-            "calls": [dict(call) for call in self.calls],
-            "ttft_s": self.ttft_s,
-            "total_s": self.total_s,
-            "tokens_per_s": self.tokens_per_s,
-            "prompt_tokens": prompt if isinstance(prompt, int) else None,
-            "output_tokens": self.output_tokens,
-            "finish": self.finish,
-            "error": self.error,
-        }
+        return {name: getattr(self, name) for name in (*ANSWER_KEYS, "prompt_tokens")}
 
     def _take_call(self, call: Mapping[str, Any]) -> None:
         index = call.get("index", len(self.calls))

@@ -15,9 +15,9 @@ Mode = Literal["one", "pair", "blind", "split"]
 Conversation = dict[str, Any]
 Vote = Literal["left", "right", "tie", "good", "bad"]
 _TURN_KEYS = frozenset({"role", "text", "asked_at", "answers", "vote"})
-_ANSWER_KEYS = frozenset(
-    {"model", "is_tuned", "text", "thought", "calls", "ttft_s", "total_s", "tokens_per_s"}
-    | {"output_tokens", "finish", "error"}
+ANSWER_KEYS = (
+    *("model", "is_tuned", "text", "thought", "calls", "ttft_s", "total_s", "tokens_per_s"),
+    *("output_tokens", "finish", "error"),
 )
 
 
@@ -36,7 +36,7 @@ def restored(value: Any) -> Conversation:
             and all(
                 set(turn) >= _TURN_KEYS
                 and bool(turn["answers"])
-                and all(set(answer) >= _ANSWER_KEYS for answer in turn["answers"])
+                and all(set(answer) >= {*ANSWER_KEYS} for answer in turn["answers"])
                 for turn in value["turns"]
             )
         )
