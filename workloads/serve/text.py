@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
@@ -104,21 +105,21 @@ class ToolStream:
         self._place = 0
         """In what is held: up to here it was sent as parts of calls."""
         self._num_sent = 0
-        self._arguments: _Object | None = None
-        self._ends_call = False
+        self._is_in_call = False
+        self._calls = self._read_calls()
         self.is_cut = False
         """After `finish`: whether a call that begins has no end that can be read."""
 
     @property
     def is_over(self) -> bool:
         """Whether the one call that may be made is whole."""
-        return not (self._is_parallel or self._arguments or self._ends_call) and self._num_sent > 0
+        return not (self._is_parallel or self._is_in_call) and self._num_sent > 0
 
     def push(self, text: str) -> tuple[str, list[CallPart]]:
         """Return the text that is sure to be no call, and the parts of calls."""
         self._held += text
         if self._has_marker or self._looks_like_object():
-            return "", list(self._parts())
+            return "", self._parts()
         found = [place for mark in MARKERS if (place := self._held.find(mark)) >= 0]
         self._has_marker = bool(found)
         begun = max(overlap(self._held, mark) for mark in MARKERS)
@@ -127,7 +128,7 @@ class ToolStream:
         cut = len(self._held[:cut].rstrip())
         sent, self._held = self._held[:cut], self._held[cut:]
         self._has_sent = self._has_sent or bool(sent)
-        return sent, list(self._parts()) if self._has_marker else []
+        return sent, self._parts() if self._has_marker else []
 
     def finish(self) -> tuple[str, list[CallPart]]:
         """Return the rest of the text, and the last parts of the calls.
@@ -156,29 +157,39 @@ class ToolStream:
         return begins or rest in (",", ";")
 
     def _parts(self) -> list[CallPart]:
-        parts: list[CallPart] = []
+        return list(iter(partial(next, self._calls), None))
+
+    def _read_calls(self) -> Iterator[CallPart | None]:
+        """Yield the parts of calls in what is held; None where more must come first."""
         while True:
-            if self._arguments is not None:
-                piece = self._arguments.push(self._held[self._place :])
-                self._place += self._arguments.num_read
-                if piece:
-                    parts.append(CallPart(index=self._num_sent - 1, arguments=piece))
-                if not self._arguments.is_whole:
-                    return parts
-                self._arguments, self._ends_call = None, True
-            if self._ends_call:
-                tail = _TAIL.match(self._held, self._place)
-                if tail is None:
-                    return parts
-                self._place, self._ends_call = tail.end(), False
-            if self.is_over:
-                return parts
-            head = self._head()
-            if head is None:
-                return parts
-            self._place, self._arguments = head.end(), _Object()
-            parts.append(CallPart(index=self._num_sent, name=json.loads(head[1], strict=False)))
+            while self.is_over or (head := self._head()) is None:
+                yield None
+            self._place, self._is_in_call, index = head.end(), True, self._num_sent
             self._num_sent += 1
+            yield CallPart(index=index, name=json.loads(head[1], strict=False))
+            depth, is_text, is_escaped = 0, False, False
+            while True:
+                made: list[str] = []
+                for char in self._held[self._place :]:
+                    self._place += 1
+                    # Models write line breaks into strings, which JSON wants escaped.
+                    made.append(json.dumps(char)[1:-1] if is_text and char < " " else char)
+                    if is_escaped or (is_text and char == "\\"):
+                        is_escaped = not is_escaped
+                    elif char == '"':
+                        is_text = not is_text
+                    elif not is_text:
+                        depth += (char in "{[") - (char in "}]")
+                    if not depth:
+                        break
+                if made:
+                    yield CallPart(index=index, arguments="".join(made))
+                if not depth:
+                    break
+                yield None
+            while (tail := _TAIL.match(self._held, self._place)) is None:
+                yield None
+            self._place, self._is_in_call = tail.end(), False
 
     def _head(self) -> re.Match[str] | None:
         """Return the start of the next call, where it has come and is in the usual form."""
@@ -190,34 +201,3 @@ class ToolStream:
 
     def _looks_like_object(self) -> bool:
         return self._takes_objects and not self._has_sent and bool(BARE.match(self._held))
-
-
-class _Object:
-    """Finds the end of a JSON object that comes in pieces."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._is_text = self._is_escaped = False
-        self.is_whole = False
-        self.num_read = 0
-        """Characters of the last piece that belong to the object."""
-
-    def push(self, text: str) -> str:
-        """Return what of `text` belongs to the object, as strict JSON."""
-        made: list[str] = []
-        self.num_read = 0
-        for self.num_read, char in enumerate(text, 1):
-            # Models write line breaks into strings, which JSON wants escaped.
-            made.append(json.dumps(char)[1:-1] if self._is_text and char < " " else char)
-            if self._is_escaped or (self._is_text and char == "\\"):
-                self._is_escaped = not self._is_escaped
-            elif char == '"':
-                self._is_text = not self._is_text
-            elif not self._is_text and char in "{[":
-                self._depth += 1
-            elif not self._is_text and char in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    self.is_whole = True
-                    return "".join(made)
-        return "".join(made)
