@@ -25,7 +25,7 @@ from getpass import getuser
 from pathlib import Path
 from typing import Final
 
-from cost.runs.ledger import ForecastEntry, LedgerError, decode, encode
+from cost.runs.ledger import ForecastEntry, decode, encode
 from infra import files
 from infra.clients import slurm
 from infra.clients.errors import JobsError, last_words
@@ -37,7 +37,7 @@ from infra.jobs.ledger import Entries, JobLedger, OpenBooks, OverBudgetError
 from infra.jobs.recipes import Request
 from infra.jobs.records import read_object
 from infra.render.names import shell_file
-from stacks.errors import visible
+from stacks.errors import UserError, visible
 
 _NO_DATA, _UNKNOWN, _BUSY, _STALE, _EQUIVALENT, _NO_FOLDER = 66, 72, 74, 75, 76, 77
 """What submit_once.sh ends with where it has not submitted; _UNKNOWN: where nobody knows."""
@@ -80,7 +80,7 @@ class Submitter(SubmittedJobs):
 
         For every command that enters the cluster; one that submits must know, and uses `alone`.
         """
-        with contextlib.suppress(JobsError, LedgerError):
+        with contextlib.suppress(UserError):
             if self._left():
                 with self._locked(waits=False):
                     self._recover()

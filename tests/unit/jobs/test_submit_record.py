@@ -22,6 +22,7 @@ from infra.jobs.history import Submission
 from infra.jobs.ledger import JobLedger
 from infra.jobs.recipes import PreparedJob
 from infra.jobs.submit import Submitter
+from stacks.load import StackError
 from stacks.spec.slurm import JobSpec
 from tests.unit.cost.run_stacks import at, forecast_entry
 from tests.unit.jobs.login_node import LOST, TIMED_OUT, Killed, LoginNode
@@ -132,6 +133,26 @@ def test_a_killed_command_is_written_down_from_its_record(
     assert (booked(state), records(node)) == (["12"], [])
     here(state, node, outputs, lines.append).recover()
     assert len(lines) == 1
+
+
+def test_a_stack_file_that_cannot_be_read_keeps_nobody_from_looking_at_the_cluster(
+    node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    """`logs` and `status` need none; what was cut off is written down once it can be read."""
+    node.cut = Killed
+    with pytest.raises(Killed):
+        call(node, outputs, state)
+
+    def damaged() -> JobLedger:
+        raise StackError(("Pulumi.local.yaml: no such key",))
+
+    own = replace(here(state, node, outputs, pytest.fail), books=damaged)
+    own.recover()
+    assert len(left(state)) == 1
+    with pytest.raises(StackError), own.alone():
+        pytest.fail("it went on")
+    here(state, node, outputs).recover()
+    assert (booked(state), left(state)) == (["12"], [])
 
 
 def test_a_record_of_which_no_job_came_is_forgotten(
