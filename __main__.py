@@ -12,7 +12,6 @@ from cost.bill.table import render
 from cost.diff import snapshot
 from cost.diff.table import change
 from cost.prices.book import PriceBookError, price_age_problems
-from cost.resources.estimate import burn
 from infra.clients.passphrase import public_problem
 from infra.components.stack import Stack, deployed_outputs
 from infra.jobs.ledger import with_history
@@ -99,7 +98,7 @@ def main() -> None:
         )
     stack = Stack(
         spec,
-        burn=burn(spec, stack_bill.estimate, book),
+        burn=stack_bill.estimate,
         root=ROOT,
         build_folder=STATE / "build",
         slack_webhook_url=webhook,

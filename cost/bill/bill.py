@@ -21,7 +21,7 @@ from cost.chat.unit_costs import Amount, Inputs, Part, PartMaker, unit_costs
 from cost.choose.limits import policy_part, policy_problems
 from cost.prices.book import HOURS_PER_MONTH, PriceBook
 from cost.report.layout import Table, money, number, usd_text
-from cost.resources.estimate import Estimate, RunRates, estimate, price_problems
+from cost.resources.estimate import Estimate, estimate, price_problems
 from cost.run_record import RunRecord
 from cost.runs.runs import pipelines_part, runs, schedules_part
 from cost.runs.searches import searches_part, shifts_part
@@ -135,7 +135,7 @@ def reservations_part(inputs: Inputs) -> Iterable[Part]:
     """Part `reservations`; none where no nodeset has both prices."""
     if inputs.spec.attached is not None:
         return  # a contract has one price, whoever reserves what
-    found = tuple(_reservations(inputs.rates))
+    found = tuple(_reservations(inputs.estimate))
     if not found:
         return
     yield Part(
@@ -157,7 +157,7 @@ def reservations_part(inputs: Inputs) -> Iterable[Part]:
     )
 
 
-def _reservations(rates: RunRates) -> Iterable[Reservation]:
+def _reservations(rates: Estimate) -> Iterable[Reservation]:
     for worker in rates.spec.nodes.workers:
         on_demand = rates.billed_as(worker, Billing.ON_DEMAND)
         reserved = rates.billed_as(worker, Billing.RESERVED)

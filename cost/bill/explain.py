@@ -277,7 +277,7 @@ def _even_notes(bill: Bill, rows: list[BreakEven]) -> Iterator[str]:
 def _runs(bill: Bill) -> Iterator[Explanation]:
     """The last measured run, `run`, then the forecast of every job that trains."""
     yield _last_run(bill.unit_costs.run)
-    for run in forecasts(bill.rates, bill.records):
+    for run in forecasts(bill.estimate, bill.records):
         is_known = isinstance(run, Forecast)
         yield Explanation(
             item=f"run[{run.job}]",

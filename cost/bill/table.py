@@ -31,7 +31,7 @@ from cost.report.layout import (
     span,
     usd_text,
 )
-from cost.resources.estimate import Estimate, Total, total_of
+from cost.resources.estimate import Estimate, Total
 from cost.resources.lines import CostComponent, Scope
 
 SCHEMA_VERSION: Final = 2
@@ -57,7 +57,7 @@ def document(bill: Bill) -> Report:
     """The bill as tables and notes, and as values for programs."""
     chats = chat_table(bill.unit_costs)
     return Report(
-        heading=bill.estimate.heading,
+        heading=bill.spec.bill_heading,
         tables=(
             _lines(bill.estimate),
             *(() if chats is None else (chats,)),
@@ -80,9 +80,9 @@ def _lines(estimate: Estimate) -> Table:
             *map(_line_row, also),
             _total_row("Subtotal, also billed", estimate.subtotal(Scope.ALSO)),
         ]
-    rows.append(_total_row("Total", total_of(estimate.components)))
+    rows.append(_total_row("Total", estimate.total))
     return Table(
-        title=f"Cost of {estimate.stack_name} (USD without tax, {HOURS_PER_MONTH} hours a month)",
+        title=f"Cost of {estimate.spec.name} (USD without tax, {HOURS_PER_MONTH} hours a month)",
         headings=_HEADINGS,
         rows=tuple(rows),
         num_text_columns=2,
@@ -132,7 +132,7 @@ def _notes(bill: Bill) -> list[str]:
     notes += [note for part in bill.parts for note in part.notes]
     day = "none" if estimate.price_date is None else estimate.price_date.isoformat()
     notes.append(
-        f"Prices: book {estimate.book_name}, oldest price used {day}; {estimate.book_caveat}."
+        f"Prices: book {estimate.book.name}, oldest price used {day}; {estimate.book.caveat}."
     )
     return notes
 
@@ -166,7 +166,7 @@ def _csv_rows(bill: Bill) -> Iterator[Sequence[object]]:
         )  # fmt: skip
     for name, total, scope in (
         ("Subtotal", estimate.subtotal(Scope.MAIN), Scope.MAIN),
-        ("Total", total_of(estimate.components), None),
+        ("Total", estimate.total, None),
     ):
         amounts = (money(total.low_usd), money(total.high_usd))
         bound = "lower bound" if total.is_lower_bound else None
@@ -180,8 +180,8 @@ def _plain(bill: Bill) -> dict[str, object]:
     return {
         "schema_version": SCHEMA_VERSION,
         "stack": bill.spec.name,
-        "heading": bill.estimate.heading,
-        "price_book": bill.estimate.book_name,
+        "heading": bill.spec.bill_heading,
+        "price_book": bill.estimate.book.name,
         "components": [_plain_line(line) for line in bill.estimate.components],
         "cost": figures(bill.estimate, bill.unit_costs),
         "chats": [_plain_chat(chat) for chat in bill.unit_costs.known_chats] or None,
@@ -269,9 +269,9 @@ def figures(estimate: Estimate, unit_costs: UnitCosts) -> dict[str, object]:
         "serving_node_per_chat_usd": chat and exact_money(chat.serving_usd),
         "basis": "NOT KNOWN" if chat is None else speed_text(chat),
         "reasons": reasons,
-        "price_book": estimate.book_name,
+        "price_book": estimate.book.name,
         "price_date": estimate.price_date and estimate.price_date.isoformat(),
-        "heading": estimate.heading,
+        "heading": estimate.spec.bill_heading,
     }
 
 
@@ -297,7 +297,7 @@ def render_chats(
     table = chat_table(units)
     return render_report(
         Report(
-            heading=bill.estimate.heading,
+            heading=bill.spec.bill_heading,
             tables=(
                 *((table,) if table is not None else ()),
                 *((_shared_table(rows, shared),) if shared is not None else ()),
@@ -380,7 +380,7 @@ def _plain_chats(
     return {
         "schema_version": _CHAT_SCHEMA_VERSION,
         "stack": units.stack_name,
-        "heading": bill.estimate.heading,
+        "heading": bill.spec.bill_heading,
         "is_lower_bound": units.is_lower_bound,
         "chat": {
             "model": chat.model,

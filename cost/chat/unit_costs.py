@@ -23,7 +23,7 @@ from cost.chat.speeds import (
 )
 from cost.prices.book import HOURS_PER_MONTH, PriceBook
 from cost.report.layout import Table
-from cost.resources.estimate import Estimate, RunRates, run_rates
+from cost.resources.estimate import Estimate
 from cost.resources.lines import Section
 from cost.run_record import RunRecord, lineage
 from cost.traced import named
@@ -246,11 +246,6 @@ class Inputs:
     unit_costs: UnitCosts
     records: Sequence[RunRecord] = ()
     """Run records that measured speeds may come from."""
-
-    @property
-    def rates(self) -> RunRates:
-        """What an hour of the stack costs, by what it pays for."""
-        return run_rates(self.spec, self.estimate, self.book)
 
 
 PartMaker = Callable[[Inputs], Iterable[Part]]

@@ -390,7 +390,7 @@ def _alternative(inputs: Inputs, candidate: Candidate) -> Alternative:
     return Alternative(
         candidate=candidate,
         estimate=total,
-        runs=forecasts(changed.rates, inputs.records),
+        runs=forecasts(changed.estimate, inputs.records),
         limits=limits(changed),
     )
 

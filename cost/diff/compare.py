@@ -48,7 +48,7 @@ class Row:
 
 def compare(bills: Sequence[Bill]) -> tuple[Row, ...]:
     """The figures of the bills beside each other, in the order of a bill."""
-    totals = [total_of(bill.estimate.components) for bill in bills]
+    totals = [bill.estimate.total for bill in bills]
     return (
         _text_row("Region", bills, lambda bill: bill.spec.nebius.region),
         *_worker_rows(bills),
@@ -100,8 +100,8 @@ def _notes(bills: Sequence[Bill]) -> Iterator[str]:
         for amount in unit_amounts(bill.unit_costs):
             if amount.usd is not None:
                 yield f"{bill.spec.name}: {amount.label}: {amount.basis}."
-        if bill.estimate.heading is not None:
-            yield f"{bill.spec.name}: {bill.estimate.heading}"
+        if bill.spec.bill_heading is not None:
+            yield f"{bill.spec.name}: {bill.spec.bill_heading}"
 
 
 def _text_row(name: str, bills: Sequence[Bill], text: Callable[[Bill], str]) -> Row:
@@ -194,7 +194,7 @@ def _gpus(spec: StackSpec) -> str:
 
 def _book(bill: Bill) -> str:
     day = bill.estimate.price_date
-    return f"{bill.estimate.book_name}, {'none' if day is None else day.isoformat()}"
+    return f"{bill.estimate.book.name}, {'none' if day is None else day.isoformat()}"
 
 
 def _plain(names: Sequence[str], rows: Sequence[Row]) -> dict[str, object]:

@@ -129,10 +129,10 @@ def take(bill: Bill) -> Snapshot:
     wanted |= {*STORAGE_KEYS, *NODE_KEYS, *PRICE_KEYS, _PARTITIONS}
     return Snapshot(
         stack=bill.spec.name,
-        book=bill.estimate.book_name,
+        book=bill.estimate.book.name,
         lines=lines,
         amounts=amounts,
-        prices={sku: _price(price, bill.estimate.book_name) for sku, price in prices.items()},
+        prices={sku: _price(price, bill.estimate.book.name) for sku, price in prices.items()},
         values={
             key: text
             for key, text in declared_values(bill.spec).items()

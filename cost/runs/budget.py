@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Final
 
 from cost.report.layout import usd_text
-from cost.resources.estimate import RunRates, known_sum
+from cost.resources.estimate import Estimate, known_sum
 from cost.runs.ledger import (
     ActualEntry,
     Entry,
@@ -237,7 +237,7 @@ def month_budget(
     return MonthBudget(month=f"{start:%Y-%m}", budget=budget, charges=tuple(charges))
 
 
-def queue_charge(rates: RunRates, use: JobUse, now: datetime) -> Charge:
+def queue_charge(rates: Estimate, use: JobUse, now: datetime) -> Charge:
     """What a job of the queue takes of the month: at most, up to its time limit, until it ended.
 
     Only what Slurm itself says and enforces counts, and the dearest nodes that it may get.
@@ -267,7 +267,7 @@ def queue_charge(rates: RunRates, use: JobUse, now: datetime) -> Charge:
 
 
 def _run_usd(
-    rates: RunRates,
+    rates: Estimate,
     use: JobUse,
     nodes: Sequence[str] | None,
     began: datetime,

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Final
 
 from cost.report.layout import rounded
-from cost.resources.estimate import RunRates
+from cost.resources.estimate import Estimate
 from cost.run_record import Kind, Outcome, RunRecord
 from cost.runs.ledger import Entry, actuals
 from cost.runs.recipes import max_steps
@@ -328,7 +328,7 @@ class UnknownRun:
 
 
 def forecast(
-    job: JobSpec, rates: RunRates, records: Sequence[RunRecord], sets: Sequence[str] = ()
+    job: JobSpec, rates: Estimate, records: Sequence[RunRecord], sets: Sequence[str] = ()
 ) -> Forecast | UnknownRun:
     """The run's expected hours and US dollars; `sets` are the settings of one submission.
 
@@ -360,7 +360,7 @@ def forecast(
     return _known(job, rates, worker, declared, speed, records, sets)
 
 
-def forecasts(rates: RunRates, records: Sequence[RunRecord]) -> tuple[Forecast | UnknownRun, ...]:
+def forecasts(rates: Estimate, records: Sequence[RunRecord]) -> tuple[Forecast | UnknownRun, ...]:
     """One for each declared job that trains, in declared order."""
     named = {each.job for each in rates.spec.runs}
     return tuple(
@@ -372,7 +372,7 @@ def forecasts(rates: RunRates, records: Sequence[RunRecord]) -> tuple[Forecast |
 
 def _known(
     job: JobSpec,
-    rates: RunRates,
+    rates: Estimate,
     worker: WorkerSpec,
     declared: RunForecastSpec,
     speed: TrainSpeed,
@@ -537,7 +537,7 @@ def limit_hours(job: JobSpec) -> Decimal:
     return Decimal(slurm_seconds(job.time_limit) or 0) / SECONDS_PER_HOUR
 
 
-def _unknown(job: JobSpec, rates: RunRates, reason: str, fix: str) -> UnknownRun:
+def _unknown(job: JobSpec, rates: Estimate, reason: str, fix: str) -> UnknownRun:
     is_limited = slurm_seconds(job.time_limit) is not None
     at_most_usd = rates.job_usd(job, limit_hours(job)) if is_limited else None
     return UnknownRun(

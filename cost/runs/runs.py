@@ -15,7 +15,7 @@ from typing import Final
 from cost.chat.unit_costs import Amount, Inputs, Part
 from cost.prices.book import HOURS_PER_MONTH
 from cost.report.layout import UNKNOWN, Table, exact_money, money, number, small_usd_text
-from cost.resources.estimate import RunRates, known_sum
+from cost.resources.estimate import Estimate, known_sum
 from cost.run_record import RunRecord
 from cost.runs.forecast import (
     Disturbance,
@@ -53,7 +53,7 @@ class PreemptionCost:
 
 def runs(inputs: Inputs) -> Iterable[Part]:
     """Parts `runs` and `preemption`; none where nothing trains, or no preemption is declared."""
-    if found := forecasts(inputs.rates, inputs.records):
+    if found := forecasts(inputs.estimate, inputs.records):
         yield Part(
             name="runs",
             tables=(
@@ -88,7 +88,7 @@ def runs(inputs: Inputs) -> Iterable[Part]:
 
 def preemption_costs(inputs: Inputs) -> tuple[PreemptionCost, ...]:
     """One for each job that trains on a stack that declares its preemption."""
-    spec, rates = inputs.spec, inputs.rates
+    spec, rates = inputs.spec, inputs.estimate
     if spec.preemption is None:
         return ()
     named = {each.job for each in spec.runs}
@@ -103,7 +103,7 @@ def preemption_costs(inputs: Inputs) -> tuple[PreemptionCost, ...]:
 
 
 def _preemption_cost(
-    job: JobSpec, worker: WorkerSpec, losses: Disturbance, rates: RunRates
+    job: JobSpec, worker: WorkerSpec, losses: Disturbance, rates: Estimate
 ) -> PreemptionCost:
     on_demand = rates.billed_as(worker, Billing.ON_DEMAND)
     preemptible = rates.billed_as(worker, Billing.PREEMPTIBLE)
@@ -320,7 +320,7 @@ class PipelineCost:
 
 def pipeline_cost(
     jobs: Sequence[JobSpec],
-    rates: RunRates,
+    rates: Estimate,
     records: Sequence[RunRecord],
     sets: Mapping[str, Sequence[str]] | None = None,
 ) -> PipelineCost:
@@ -339,7 +339,7 @@ def pipeline_cost(
 
 def pipelines_part(inputs: Inputs) -> Iterable[Part]:
     """Part `pipelines`; none where no job needs another."""
-    rates = inputs.rates
+    rates = inputs.estimate
     found = [
         pipeline_cost(pipeline(inputs.spec, job.name), rates, inputs.records)
         for job in pipeline_ends(inputs.spec)
@@ -443,7 +443,7 @@ def schedule_cost(once: PipelineCost) -> ScheduleCost | None:
 
 def schedules_part(inputs: Inputs) -> Iterable[Part]:
     """Part `schedules`; none where no job is scheduled."""
-    spec, rates = inputs.spec, inputs.rates
+    spec, rates = inputs.spec, inputs.estimate
     jobs = (pipeline(spec, job.name) for job in spec.jobs if job.schedule is not None)
     costs = (schedule_cost(pipeline_cost(each, rates, inputs.records)) for each in jobs)
     found = [cost for cost in costs if cost is not None]

@@ -13,7 +13,7 @@ from decimal import Decimal
 
 from cost.chat.unit_costs import Inputs, Part
 from cost.report.layout import UNKNOWN, Table, exact_money, money, number, small_usd_text
-from cost.resources.estimate import RunRates, known_sum
+from cost.resources.estimate import Estimate, known_sum
 from cost.run_record import RunRecord
 from cost.runs.forecast import SECONDS_PER_HOUR, Forecast, UnknownRun, forecast, limit_hours
 from stacks.schedule import PartitionShifts, Shift, partition_shifts
@@ -94,7 +94,7 @@ class SearchCost:
 
 def search_cost(
     search: SearchSpec,
-    rates: RunRates,
+    rates: Estimate,
     records: Sequence[RunRecord],
     sets: Sequence[str] = (),
     trials: Sequence[Sequence[str]] | None = None,
@@ -113,7 +113,7 @@ def search_cost(
 
 def searches_part(inputs: Inputs) -> Iterable[Part]:
     """Part `searches`; none where the stack declares none."""
-    rates = inputs.rates
+    rates = inputs.estimate
     found = [search_cost(search, rates, inputs.records) for search in inputs.spec.searches]
     if not found:
         return
@@ -196,7 +196,7 @@ class ShiftCost:
 
 def shifts_part(inputs: Inputs) -> Iterable[Part]:
     """Part `shifts`; none where no two scheduled jobs share a partition."""
-    rates = inputs.rates
+    rates = inputs.estimate
     found = partition_shifts(inputs.spec)
     if not found:
         return
@@ -225,7 +225,7 @@ def shifts_part(inputs: Inputs) -> Iterable[Part]:
     )
 
 
-def _costs(each: PartitionShifts, rates: RunRates, inputs: Inputs) -> tuple[ShiftCost, ...]:
+def _costs(each: PartitionShifts, rates: Estimate, inputs: Inputs) -> tuple[ShiftCost, ...]:
     costs: list[ShiftCost] = []
     for shift in each.shifts:
         job, hours = shift.job, shift.hours_per_week
@@ -250,7 +250,7 @@ def _chats(job: JobSpec, hours: Decimal, inputs: Inputs) -> Decimal | None:
     return row and row.chats_per_day / row.serving_nodes * job.nodes * hours / 24
 
 
-def _table(each: PartitionShifts, costs: tuple[ShiftCost, ...], rates: RunRates) -> Table:
+def _table(each: PartitionShifts, costs: tuple[ShiftCost, ...], rates: Estimate) -> Table:
     rows: list[tuple[str, ...]] = [
         (
             cost.shift.job.name,

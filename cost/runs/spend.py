@@ -27,7 +27,7 @@ from cost.report.layout import (
     rounded,
     usd_text,
 )
-from cost.resources.estimate import RunRates
+from cost.resources.estimate import Estimate
 from cost.runs.ledger import (
     ActualEntry,
     Entry,
@@ -155,7 +155,7 @@ class _Stay:
     weight: Decimal
 
 
-def spend(rates: RunRates, uses: Sequence[JobUse], *, since: datetime, until: datetime) -> Spend:
+def spend(rates: Estimate, uses: Sequence[JobUse], *, since: datetime, until: datetime) -> Spend:
     """The stack's US dollars over the period; jobs in the order of `uses`."""
     workers = {worker.name: worker for worker in rates.spec.nodes.workers}
     # Of a cluster that others run the rest of a node is theirs, and so is a node without our jobs.
@@ -192,7 +192,7 @@ def spend(rates: RunRates, uses: Sequence[JobUse], *, since: datetime, until: da
         storage_usd=rates.storage_usd_per_hour * hours + extra_disk_usd,
         extra_nodes_usd=extra_usd,
         extra_disks_usd=extra_disk_usd,
-        bill_usd=rates.bill_usd_per_hour * hours + extra_usd + extra_disk_usd + of_jobs_usd,
+        bill_usd=rates.hourly_low_usd * hours + extra_usd + extra_disk_usd + of_jobs_usd,
         is_lower_bound=rates.is_lower_bound or bool(foreign),
         foreign_nodes=foreign,
     )
@@ -215,7 +215,7 @@ def grouped(
 
 
 def _stays(
-    rates: RunRates, uses: Sequence[JobUse], since: datetime, until: datetime
+    rates: Estimate, uses: Sequence[JobUse], since: datetime, until: datetime
 ) -> tuple[dict[str, list[_Stay]], tuple[str, ...]]:
     """Stays by node, in seconds from `since`, and nodes that no nodeset declares."""
     workers = {worker.name: worker for worker in rates.spec.nodes.workers}
@@ -303,7 +303,7 @@ def _merged(stays: Sequence[_Stay]) -> list[tuple[Decimal, Decimal]]:
 def _job(
     index: int,
     use: JobUse,
-    rates: RunRates,
+    rates: Estimate,
     job_seconds: Mapping[tuple[int, str], Decimal],
     since: datetime,
     until: datetime,

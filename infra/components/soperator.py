@@ -15,7 +15,7 @@ import pulumi
 import pulumi_command as command
 import pulumi_kubernetes as kubernetes
 
-from cost.resources.estimate import Burn
+from cost.resources.estimate import Estimate
 from infra.components.base import Part
 from infra.components.releases import make_releases
 from infra.providers.engine.resources import KeyPair
@@ -269,7 +269,7 @@ class Monitoring(Part):
         self,
         name: str,
         spec: StackSpec,
-        burn: Burn,
+        burn: Estimate,
         *,
         provider: kubernetes.Provider,
         metrics: pulumi.Resource,

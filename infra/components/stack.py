@@ -10,7 +10,7 @@ from typing import Any, Final
 import pulumi
 import pulumi_kubernetes as kubernetes
 
-from cost.resources.estimate import Burn
+from cost.resources.estimate import Estimate
 from infra.components.base import UNLABELLED, labelled
 from infra.components.buckets import Backups, Buckets, RunConfigs
 from infra.components.kube_cluster import (
@@ -38,7 +38,7 @@ class Stack(pulumi.ComponentResource):
         self,
         spec: StackSpec,
         *,
-        burn: Burn,
+        burn: Estimate,
         root: Path,
         build_folder: Path,
         slack_webhook_url: pulumi.Input[str] | None = None,

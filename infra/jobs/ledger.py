@@ -16,7 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from cost.report.layout import rounded, small_usd_text
-from cost.resources.estimate import RunRates, estimate, run_rates
+from cost.resources.estimate import Estimate, estimate
 from cost.run_record import RunRecord
 from cost.runs.budget import Charge, MonthBudget, month_budget, queue_charge
 from cost.runs.forecast import Forecast, UnknownRun, forecast, learned
@@ -60,7 +60,7 @@ class JobLedger:
     """One stack's money, as this machine knows it."""
 
     spec: StackSpec
-    rates: RunRates
+    rates: Estimate
     file: Ledger
     records: tuple[RunRecord, ...]
 
@@ -104,7 +104,7 @@ def open_ledger(spec: StackSpec, state: Path, log: Log) -> JobLedger:
     spec = with_history(spec, state)
     return JobLedger(
         spec=spec,
-        rates=run_rates(spec, estimate(spec, book), book),
+        rates=estimate(spec, book),
         file=Ledger(state / "runs" / spec.name / FILE_NAME),
         records=load_records(state, spec.name, log),
     )

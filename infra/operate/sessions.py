@@ -21,7 +21,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
-from cost.resources.estimate import RunRates
+from cost.resources.estimate import Estimate
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell, count, refused
@@ -81,7 +81,7 @@ class Ask:
 
 
 def ask(
-    rates: RunRates, *, gpus: int | None, cpus: int | None, partition: str | None, hours: float
+    rates: Estimate, *, gpus: int | None, cpus: int | None, partition: str | None, hours: float
 ) -> Ask:
     """The session; refused where no node of the stack could ever give it.
 
@@ -145,7 +145,7 @@ def _partition(spec: StackSpec, name: str | None) -> str:
 
 
 def _usd_per_hour(
-    rates: RunRates, workers: Sequence[WorkerSpec], queue: str, gpus: int, cpus: int
+    rates: Estimate, workers: Sequence[WorkerSpec], queue: str, gpus: int, cpus: int
 ) -> Decimal | None:
     """The session's share of the dearest node, as cost/runs/spend.py divides a shared one."""
     found: list[Decimal] = []

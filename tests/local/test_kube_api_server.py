@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cost.prices.book import PriceBook
-from cost.resources.estimate import burn, estimate
+from cost.resources.estimate import estimate
 from infra.clients.errors import KubeError
 from infra.clients.kube import Access, KubeClient
 from infra.local import process
@@ -147,7 +147,7 @@ def test_the_rules_of_a_watched_stack_are_taken_by_kubernetes(cluster, tmp_path)
         soperator=replace(spec.soperator, observability=Observability.SMALL, slack_notifier=True),
     )
     book = PriceBook.load(spec.prices)
-    costs = burn(watched, estimate(watched, book), book)
+    costs = estimate(watched, book)
     client = KubeClient(cluster.access())
     client.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": MONITORING}})
     pages = {"apiVersion": "v1", "kind": "ConfigMap", **config_map(costs)}

@@ -201,7 +201,7 @@ def declared(stack: str) -> list[Finding]:
             f"price of {line.name}",
             "WARN",
             str(line.unknown),
-            f"add it to cost/prices/{total.book_name}.yaml, or declare it in contract_prices",
+            f"add it to cost/prices/{total.book.name}.yaml, or declare it in contract_prices",
         )
         for line in total.unpriced
     ]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cost.prices.book import HOURS_PER_MONTH
-from cost.resources.estimate import Burn
+from cost.resources.estimate import Estimate
 from infra.render.names import kube_object
 from infra.render.templates import manifest
 from infra.render.values.pods import METRICS_ADDRESS, MONITORING, requests_and_limits
@@ -42,12 +42,12 @@ def _manifest(template: str, **values: Any) -> Any:
     return manifest(f"monitoring/{template}", **shared, **values)
 
 
-def records(burn: Burn) -> list[dict[str, Any]]:
+def records(burn: Estimate) -> list[dict[str, Any]]:
     """The rules, in the order in which they need each other."""
     return _rules(burn)["records"]
 
 
-def alerts(spec: StackSpec, burn: Burn) -> list[dict[str, Any]]:
+def alerts(spec: StackSpec, burn: Estimate) -> list[dict[str, Any]]:
     """Every alert of the stack; those that need a declaration only with it."""
     hours = None if spec.lifetime is None else spec.lifetime.idle_hours
     limits = spec.soperator.alerts or AlertsSpec()
@@ -65,7 +65,7 @@ def alerts(spec: StackSpec, burn: Burn) -> list[dict[str, Any]]:
     ]
 
 
-def _rules(burn: Burn, **values: Any) -> Any:
+def _rules(burn: Estimate, **values: Any) -> Any:
     priced = "" if burn.price_date is None else burn.price_date.isoformat()
     known = {"limits": AlertsSpec(), "stack": "", "idle_hours": None, **values}
     return _manifest("rules.yaml.j2", burn=burn, priced=priced, rates=_rates(burn), **known)
@@ -77,7 +77,7 @@ def usd_of_a_day(record: str) -> str:
     return f"sum_over_time({record}[1d]) / {3600 // INTERVAL_S}"
 
 
-def _rates(burn: Burn) -> str:
+def _rates(burn: Estimate) -> str:
     """What a node of each nodeset costs, in words."""
     words = [
         f"a node of {nodeset} costs {'an unknown amount' if usd is None else f'${usd:,.2f}'}"
@@ -95,7 +95,7 @@ _INTERVAL: Final = f"{INTERVAL_S}s"
 _SMALL: Final = Amounts(cpu_m=50, memory_mib=128, ephemeral_mib=0)
 
 
-def rule_groups(spec: StackSpec, burn: Burn) -> list[dict[str, Any]]:
+def rule_groups(spec: StackSpec, burn: Estimate) -> list[dict[str, Any]]:
     """Groups of rules, in the format that Prometheus has too."""
     return [
         {"name": f"{NAME}-cost", "interval": _INTERVAL, "rules": records(burn)},
@@ -103,7 +103,7 @@ def rule_groups(spec: StackSpec, burn: Burn) -> list[dict[str, Any]]:
     ]
 
 
-def custom_resources(spec: StackSpec, burn: Burn) -> list[dict[str, Any]]:
+def custom_resources(spec: StackSpec, burn: Estimate) -> list[dict[str, Any]]:
     """What evaluates the rules, and with the notifier what tells Slack."""
     found = _manifest(
         "objects.yaml.j2",
@@ -163,7 +163,7 @@ def _placed(
         x, row_height = x + width, max(row_height, height)
 
 
-def dashboards(burn: Burn) -> tuple[Dashboard, ...]:
+def dashboards(burn: Estimate) -> tuple[Dashboard, ...]:
     """Every dashboard of a stack; what it costs now, for what, and where that leads comes last."""
     says = f"US dollars without tax, {burn.prices}."
     if burn.unpriced_nodesets:
@@ -190,7 +190,7 @@ SIDECAR_LABEL: Final = {"grafana_dashboard": "1"}
 dashboards (helm/soperator-monitoring-dashboards/templates/_helpers.tpl, read 2026-11-21)."""
 
 
-def config_map(burn: Burn) -> dict[str, Any]:
+def config_map(burn: Estimate) -> dict[str, Any]:
     """The ConfigMap that brings them to Grafana."""
     return {
         "metadata": {"name": CONFIG_MAP, "namespace": MONITORING, "labels": SIDECAR_LABEL},

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from cost.prices.book import HOURS_PER_MONTH
 from cost.report.charts import Axis, Mark, Scale, Series, line_chart
 from cost.report.layout import short
-from cost.resources.estimate import RunRates
+from cost.resources.estimate import Estimate
 from infra.clients.ssh_key import fingerprint
 from infra.files import fill
 from infra.reports.acceptance.result import STAGES, AcceptError, Check, Result
@@ -440,7 +440,7 @@ def _last(done: subprocess.CompletedProcess[bytes]) -> str:
     return lines[-1] if lines else f"ssh-keygen: exit {done.returncode}"
 
 
-def node_prices(rates: RunRates, nodes: tuple[str, ...]) -> dict[str, Decimal | None]:
+def node_prices(rates: Estimate, nodes: tuple[str, ...]) -> dict[str, Decimal | None]:
     """US dollars a month of each node by its name."""
     found: dict[str, Decimal | None] = {}
     for node in nodes:

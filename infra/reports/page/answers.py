@@ -160,7 +160,7 @@ def _cluster(report: Report) -> Answer:
     return Answer(
         question="What does the cluster cost?",
         lead=f"{'At least ' if bill.is_lower_bound else ''}{month} a month.",
-        sentence=f"{hour} an hour, {size}, without tax, at prices{date} ({bill.book_name}); "
+        sentence=f"{hour} an hour, {size}, without tax, at prices{date} ({bill.book.name}); "
         f"{priced}.",
-        more=bill.heading or "",
+        more=bill.spec.bill_heading or "",
     )

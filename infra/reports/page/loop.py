@@ -75,7 +75,7 @@ def plain_loop(loop: Loop) -> dict[str, object]:
     return {
         "schema_version": SCHEMA_VERSION,
         "stack": report.spec.name,
-        "heading": report.bill.estimate.heading,
+        "heading": report.bill.spec.bill_heading,
         "answers": [asdict(each) for each in loop.answers],
         "quality": [
             {
@@ -204,7 +204,7 @@ def _usd(usd: Decimal | None) -> str | None:
 
 def loop_text(loop: Loop, format: Format) -> str:
     """The page's three answers and the loop, as text or markdown, ending in a newline."""
-    heading = loop.report.bill.estimate.heading
+    heading = loop.report.bill.spec.bill_heading
     said = (f"{each.question} {each.lead} {each.sentence} {each.more}" for each in loop.answers)
     first = Report(heading=heading, notes=tuple(map(str.rstrip, said)))
     tables = (*_quality_tables(loop), *_tables(loop))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cost.report.layout import small_usd_text
-from cost.resources.estimate import RunRates
+from cost.resources.estimate import Estimate
 from cost.run_record import RunRecord, load_run_records
 from cost.runs.forecast import SECONDS_PER_HOUR
 from cost.runs.ledger import ActualEntry, Entry, LineError, VersionError, actuals, decode
@@ -114,7 +114,7 @@ def read_runs(
     state: Path,
     stack: str,
     *,
-    rates: RunRates | None,
+    rates: Estimate | None,
     entries: Sequence[Entry],
     say: Callable[[str], object],
 ) -> tuple[Run, ...]:
@@ -158,7 +158,7 @@ def _run(
     record: RunRecord,
     is_shared: bool,
     ended: Mapping[tuple[str, str], ActualEntry],
-    rates: RunRates | None,
+    rates: Estimate | None,
 ) -> Run:
     folder = Path(record.path).parent
     detail = read_object(Path(record.path))
@@ -199,7 +199,7 @@ def cost_text(run: Run) -> str | None:
 
 
 def _cost(
-    record: RunRecord, actual: ActualEntry | None, rates: RunRates | None
+    record: RunRecord, actual: ActualEntry | None, rates: Estimate | None
 ) -> tuple[Decimal | None, str | None]:
     """What accounting says, else the record's hours at the price of the nodes that it names."""
     if actual is not None and actual.nodes_usd is not None:

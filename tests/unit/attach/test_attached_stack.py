@@ -22,7 +22,7 @@ from cost.bill.bill import bill
 from cost.bill.table import render
 from cost.prices.book import layered
 from cost.report.layout import Format
-from cost.resources.estimate import estimate, run_rates
+from cost.resources.estimate import estimate
 from cost.runs.budget import queue_charge
 from cost.runs.forecast import UnknownRun, forecast
 from cost.runs.ledger import Occupancy
@@ -282,7 +282,7 @@ def test_memory_that_slurm_does_not_count_is_not_asked_for(tmp_path: Path) -> No
     _, spec = attached(tmp_path, nodes=nodes)
     tune = next(job for job in spec.jobs if job.name == "finetune")
     assert "--mem" not in render_sbatch(spec, tune)
-    rates = run_rates(spec, estimate(spec, layered(spec)), layered(spec))
+    rates = estimate(spec, layered(spec))
     session = ask(rates, gpus=1, cpus=None, partition="main", hours=1)
     assert "--mem" not in session.srun("true")
     assert "--gres=gpu:1 --account=phys --qos=long" in session.srun("true")
@@ -308,12 +308,12 @@ def test_a_node_costs_what_is_declared(
 ) -> None:
     spec = priced(tmp_path, {"nodeset": "nvidia-l40s", **price})
     book = layered(spec)
-    rates = run_rates(spec, estimate(spec, book), book)
+    rates = estimate(spec, book)
     found_usd = rates.node_usd_per_hour["nvidia-l40s"]
     if usd_per_node_hour is None:
         built = load_stack("local", environ={"SOPERATOR_SSH_PUBLIC_KEY_FILE": __file__})
         book = layered(replace(built, prices="nebius"))
-        rate = run_rates(built, estimate(built, book), book).node_usd_per_hour["worker"]
+        rate = estimate(built, book).node_usd_per_hour["worker"]
         assert found_usd == rate
         assert spec.nodes.workers[0].platform == "gpu-l40s-d"
     else:
@@ -375,7 +375,7 @@ def use(node: str, *, cpus: int, gpus: int = 0) -> JobUse:
 def test_a_job_pays_its_share_of_a_node_and_idle_nodes_are_others(tmp_path: Path) -> None:
     """Who else was on the node is not ours to see: half of its GPUs is half of its price."""
     spec = priced(tmp_path, full("nvidia-l40s"))
-    rates = run_rates(spec, estimate(spec, layered(spec)), layered(spec))
+    rates = estimate(spec, layered(spec))
     period = {"since": START, "until": START + timedelta(hours=10)}
     found_spend = spend(rates, (use("gpu01", cpus=4, gpus=1),), **period)
     assert found_spend.jobs_usd == 4
@@ -401,7 +401,7 @@ def test_a_forecast_charges_what_spend_charges_of_the_same_job(
     asked = re.findall(r"--cpus-per-task=(\d+)|--gres=gpu:(\d+)", render_sbatch(spec, job))
     num_cpus, num_gpus = (max(int(each[n] or 0) for each in asked) for n in (0, 1))
     assert num_gpus == gpus
-    rates = run_rates(spec, estimate(spec, layered(spec)), layered(spec))
+    rates = estimate(spec, layered(spec))
     run = forecast(job, rates, ())
     assert isinstance(run, UnknownRun)
     period = {"since": START, "until": START + timedelta(hours=10)}
@@ -427,7 +427,7 @@ def test_where_slurm_gives_whole_nodes_every_price_is_of_whole_nodes(
     """
     document = config(tmp_path, parts, node_prices=[full("nvidia-l40s"), full("cpu")])
     spec = load_config(document, "lab")
-    rates = run_rates(spec, estimate(spec, layered(spec)), layered(spec))
+    rates = estimate(spec, layered(spec))
     look = next(job for job in spec.jobs if job.name == "look")
     usd = {}
     for name in ("main", "debug"):

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from cost.prices.book import layered
-from cost.resources.estimate import RunRates, estimate, run_rates
+from cost.resources.estimate import Estimate, estimate
 from cost.run_record import RunRecord
 from cost.runs.ledger import ActualEntry, ForecastEntry, Occupancy
 from cost.runs.spend import JobUse
@@ -42,10 +42,10 @@ def l40s(**changes: Any) -> StackSpec:
     return replace(load_stack("l40s-dev"), **{"runs": (RUN,), **changes})
 
 
-def rates_of(spec: StackSpec) -> RunRates:
+def rates_of(spec: StackSpec) -> Estimate:
     """The stack's rates from its own prices."""
     book = layered(spec)
-    return run_rates(spec, estimate(spec, book), book)
+    return estimate(spec, book)
 
 
 def job_of(spec: StackSpec, name: str = "finetune") -> JobSpec:

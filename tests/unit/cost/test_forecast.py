@@ -11,7 +11,7 @@ import pytest
 from cost.bill.bill import bill
 from cost.chat.unit_costs import Inputs
 from cost.prices.book import layered
-from cost.resources.estimate import RunRates
+from cost.resources.estimate import Estimate
 from cost.run_record import RunRecord
 from cost.runs.forecast import Forecast, UnknownRun, forecast, forecasts
 from cost.runs.runs import pipeline_cost, plain_run, run_lines, runs
@@ -48,7 +48,7 @@ def test_the_cluster_share_is_the_nodes_and_four_fifths_of_the_rest():
     """Bill - 5 nodes, of which 4/5 for 2 hours."""
     spec = l40s()
     rates = rates_of(spec)
-    rest = rates.bill_usd_per_hour - 5 * Decimal("4.5688")
+    rest = rates.hourly_low_usd - 5 * Decimal("4.5688")
     share = known(spec).cluster_share_usd
     assert share is not None
     assert abs(share - (Decimal("36.5504") + rest * 2 * 4 / 5)) < Decimal("1e-20")
@@ -191,7 +191,7 @@ def test_a_run_that_would_never_end_says_so():
     assert "the run would never end" in found.notes[0]
 
 
-def inputs(spec: StackSpec, rates: RunRates) -> Inputs:
+def inputs(spec: StackSpec, rates: Estimate) -> Inputs:
     from cost.chat.unit_costs import unit_costs
     from cost.resources.estimate import estimate
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.report.layout import WIDTH, Format
-from cost.resources.estimate import RunRates
+from cost.resources.estimate import Estimate
 from cost.runs.budget import month_budget, queue_charge
 from cost.runs.ledger import Entry, Occupancy
 from cost.runs.spend import (
@@ -40,11 +40,11 @@ FOUR = tuple(f"worker-{number}" for number in range(4))
 
 
 @pytest.fixture
-def rates(public_key_file: object) -> RunRates:
+def rates(public_key_file: object) -> Estimate:
     return rates_of(l40s())
 
 
-def day(rates: RunRates, *uses: JobUse) -> Spend:
+def day(rates: Estimate, *uses: JobUse) -> Spend:
     """Spend of 10 November, from midnight to midnight."""
     return spend(rates, uses, since=at(0), until=at(0, day=11))
 
@@ -53,27 +53,27 @@ def usd(found: Spend) -> list[Decimal | None]:
     return [job.nodes_usd for job in found.jobs]
 
 
-def test_a_job_alone_pays_its_nodes_for_its_time(rates: RunRates):
+def test_a_job_alone_pays_its_nodes_for_its_time(rates: Estimate):
     found = day(rates, use("1", at(8), at(10), FOUR))
     assert usd(found) == [2 * 4 * NODE]
     assert found.jobs[0].node_hours == 8
 
 
 @pytest.mark.feature("S002-72")
-def test_what_no_job_was_on_is_idle(rates: RunRates):
+def test_what_no_job_was_on_is_idle(rates: Estimate):
     """5 nodes x 24 h - 4 nodes x 2 h = 112 node-hours."""
     found = day(rates, use("1", at(8), at(10), FOUR))
     assert (found.idle_node_hours, found.idle_usd) == (112, 112 * NODE)
     assert found.idle_share == Decimal(112) / 120
 
 
-def test_a_period_without_jobs_is_all_idle_and_still_has_its_bill(rates: RunRates):
+def test_a_period_without_jobs_is_all_idle_and_still_has_its_bill(rates: Estimate):
     found = day(rates)
     assert (found.jobs_usd, found.idle_share) == (0, 1)
-    assert found.bill_usd == 24 * rates.bill_usd_per_hour
+    assert found.bill_usd == 24 * rates.hourly_low_usd
 
 
-def test_jobs_on_one_node_split_it_by_their_dominant_share(rates: RunRates):
+def test_jobs_on_one_node_split_it_by_their_dominant_share(rates: Estimate):
     """One has a GPU of two (1/2), the other 16 of 64 vCPUs (1/4): two thirds and one third."""
     gpu = use("1", at(8), at(9), ["worker-0"], gpus_per_node=1, cpus_per_node=8)
     cpu = use("2", at(8), at(9), ["worker-0"], cpus_per_node=16)
@@ -84,24 +84,24 @@ def test_jobs_on_one_node_split_it_by_their_dominant_share(rates: RunRates):
     assert abs(second - NODE / 3) < Decimal("1e-20")
 
 
-def test_a_node_is_shared_only_while_it_is_shared(rates: RunRates):
+def test_a_node_is_shared_only_while_it_is_shared(rates: Estimate):
     long, late = use("1", at(8), at(10), ["worker-0"]), use("2", at(9), at(11), ["worker-0"])
     found = day(rates, long, late)
     assert usd(found) == [NODE * Decimal("1.5")] * 2
     assert found.idle_node_hours == 5 * 24 - 3
 
 
-def test_only_the_part_inside_the_period_is_paid(rates: RunRates):
+def test_only_the_part_inside_the_period_is_paid(rates: Estimate):
     found = day(rates, use("1", at(22, day=9), at(1), ["worker-0"]))
     assert usd(found) == [NODE]
     assert not found.jobs[0].is_whole
 
 
-def test_a_running_job_pays_up_to_now(rates: RunRates):
+def test_a_running_job_pays_up_to_now(rates: Estimate):
     assert usd(day(rates, use("1", at(20), None, ["worker-0"]))) == [4 * NODE]
 
 
-def test_a_job_that_was_preempted_and_started_again_pays_both_times(rates: RunRates):
+def test_a_job_that_was_preempted_and_started_again_pays_both_times(rates: Estimate):
     runs = (
         Occupancy(started_at=at(1), ended_at=at(2), nodes=("worker-0",)),
         Occupancy(started_at=at(3), ended_at=at(4), nodes=("worker-1",)),
@@ -109,12 +109,12 @@ def test_a_job_that_was_preempted_and_started_again_pays_both_times(rates: RunRa
     assert usd(day(rates, replace(use("1", at(1), at(4), []), runs=runs))) == [2 * NODE]
 
 
-def test_a_job_that_never_started_costs_nothing(rates: RunRates):
+def test_a_job_that_never_started_costs_nothing(rates: Estimate):
     assert usd(day(rates, replace(use("1", at(1), at(1), []), runs=()))) == [0]
 
 
 def test_nodes_that_are_not_declared_have_no_price_and_make_the_bill_a_lower_bound(
-    rates: RunRates,
+    rates: Estimate,
 ):
     found = day(rates, use("1", at(8), at(9), ["worker-0", "old-7"]))
     assert usd(found) == [None]
@@ -128,7 +128,7 @@ def test_autoscaled_nodes_are_paid_while_jobs_are_on_them_and_never_idle(public_
     found = day(rates, use("1", at(8), at(10), FOUR))
     assert (found.jobs_usd, found.idle_usd) == (8 * NODE, 22 * NODE)
     extra = 6 * (NODE + rates.disk_usd_per_hour["worker"])
-    assert abs(found.bill_usd - 24 * rates.bill_usd_per_hour - extra) < Decimal("1e-20")
+    assert abs(found.bill_usd - 24 * rates.hourly_low_usd - extra) < Decimal("1e-20")
 
 
 NODES = st.lists(st.sampled_from([f"worker-{number}" for number in range(8)]), unique=True)
@@ -168,7 +168,7 @@ def test_jobs_idle_nodes_control_plane_and_storage_are_the_bill(
 @law(50, shares_fixtures=True)
 @given(found=st.lists(uses(), max_size=6), told=st.lists(uses(), max_size=6))
 def test_no_member_s_word_changes_what_another_s_job_costs(
-    rates: RunRates, found: Sequence[JobUse], told: Sequence[JobUse]
+    rates: Estimate, found: Sequence[JobUse], told: Sequence[JobUse]
 ):
     of_bob = [replace(each, told_by="bob") for each in told]
     lies = [replace(each, told_by="mallory") for each in (*found, *told)]
@@ -182,7 +182,7 @@ def test_no_member_s_word_changes_what_another_s_job_costs(
 
 @law(shares_fixtures=True)
 @given(found=st.lists(uses(), max_size=8), cut=st.integers(min_value=1, max_value=1439))
-def test_two_periods_cost_what_the_whole_does(rates: RunRates, found: Sequence[JobUse], cut: int):
+def test_two_periods_cost_what_the_whole_does(rates: Estimate, found: Sequence[JobUse], cut: int):
     """With fixed nodes; jobs that still run are taken to run on."""
     ended = [each for each in found if all(run.ended_at is not None for run in each.runs)]
     middle = at(0) + timedelta(minutes=cut)
@@ -194,7 +194,7 @@ def test_two_periods_cost_what_the_whole_does(rates: RunRates, found: Sequence[J
         assert abs(of_pieces - getattr(whole, name)) < Decimal("1e-15")
 
 
-def test_groups_come_dearest_first(rates: RunRates):
+def test_groups_come_dearest_first(rates: Estimate):
     found = day(
         rates,
         use("1", at(1), at(2), ["worker-0"], user="bob"),
@@ -205,7 +205,7 @@ def test_groups_come_dearest_first(rates: RunRates):
     assert [(name, len(jobs)) for name, jobs in groups.items()] == [("anna", 1), ("bob", 2)]
 
 
-def report(rates: RunRates, *entries: Entry) -> SpendReport:
+def report(rates: Estimate, *entries: Entry) -> SpendReport:
     """Two hours on four nodes (36.5504 USD), beside what the ledger says of them."""
     found = day(
         rates,
@@ -228,7 +228,7 @@ ENTRIES: tuple[Entry, ...] = (
 )
 
 
-def test_the_actual_stands_beside_its_forecast_and_its_padding(rates: RunRates):
+def test_the_actual_stands_beside_its_forecast_and_its_padding(rates: Estimate):
     """(36.5504 - 30) / 30 = +21.8 %; a quarter of it was padding."""
     first, second = report(rates, *ENTRIES).rows
     assert first.variance is not None
@@ -237,14 +237,14 @@ def test_the_actual_stands_beside_its_forecast_and_its_padding(rates: RunRates):
     assert (second.forecast_usd, second.variance, second.padding_usd) == (None, None, None)
 
 
-def test_a_job_that_is_not_whole_in_the_period_has_no_variance(rates: RunRates):
+def test_a_job_that_is_not_whole_in_the_period_has_no_variance(rates: Estimate):
     found = day(rates, use("1", at(22, day=9), at(1), FOUR))
     (row,) = spend_report(found, ENTRIES, heading=None, budget=None, notes=()).rows
     assert row.variance is None
 
 
 @pytest.mark.parametrize("format", list(Format))
-def test_the_report_prints_in_every_format(rates: RunRates, format: Format):
+def test_the_report_prints_in_every_format(rates: Estimate, format: Format):
     text = render_spend(report(rates, *ENTRIES), format)
     assert text.isascii()
     assert "finetune" in text
@@ -255,7 +255,7 @@ def test_the_report_prints_in_every_format(rates: RunRates, format: Format):
 
 
 @pytest.mark.feature("S004-31")
-def test_the_json_adds_up_and_names_users_and_partitions(rates: RunRates):
+def test_the_json_adds_up_and_names_users_and_partitions(rates: Estimate):
     found = json.loads(render_spend(report(rates, *ENTRIES), Format.JSON))
     names = ("jobs_usd", "idle_usd", "control_plane_usd", "storage_usd")
     of_parts = sum(Decimal(found[name]) for name in names)
@@ -279,7 +279,7 @@ def test_the_json_adds_up_and_names_users_and_partitions(rates: RunRates):
     ],
 )
 def test_the_sums_of_jobs_by_each_of_these_hold_what_is_spent_and_reserved(
-    by: By, names: list[str], rates: RunRates
+    by: By, names: list[str], rates: Estimate
 ) -> None:
     """Two hours on four nodes, one on a node; carl's job waits, for an hour on a node at most."""
     found = day(
@@ -306,7 +306,7 @@ def test_the_sums_of_jobs_by_each_of_these_hold_what_is_spent_and_reserved(
 
 
 @pytest.mark.feature("S002-72")
-def test_the_report_tells_the_idle_share_in_words_and_in_figures(rates: RunRates):
+def test_the_report_tells_the_idle_share_in_words_and_in_figures(rates: Estimate):
     """5 nodes x 24 h - 4 nodes x 2 h - 1 node x 1 h: 111 of 120 node-hours."""
     made = report(rates, *ENTRIES)
     table = " ".join(render_spend(made, Format.TABLE).split())
@@ -320,7 +320,7 @@ def test_the_report_tells_the_idle_share_in_words_and_in_figures(rates: RunRates
 
 
 @pytest.mark.feature("S002-72")
-def test_the_csv_has_a_row_for_each_job_and_part_and_runs_nothing(rates: RunRates):
+def test_the_csv_has_a_row_for_each_job_and_part_and_runs_nothing(rates: Estimate):
     rows = list(csv.DictReader(io.StringIO(render_spend(report(rates, *ENTRIES), Format.CSV))))
     assert [row["kind"] for row in rows] == ["job", "job", "part", "part", "part"]
     assert rows[1]["name"] == "'=cmd|x"

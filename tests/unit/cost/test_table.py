@@ -94,7 +94,9 @@ def with_first(bill: Bill, heading: str | None = None, **changes: str) -> Bill:
     """The bill with its first line changed."""
     first, *rest = bill.estimate.components
     components = (replace(first, **changes), *rest)
-    return replace(bill, estimate=replace(bill.estimate, components=components, heading=heading))
+    spec = replace(bill.spec, bill_heading=heading)
+    total = replace(bill.estimate, spec=spec, components=components)
+    return replace(bill, spec=spec, estimate=total)
 
 
 def test_a_long_nodeset_name_is_wrapped_instead_of_breaking_the_table(billed: Billed):

@@ -280,9 +280,8 @@ def test_a_run_of_unknown_hours_is_held_to_its_time_limit(tmp_path: Path) -> Non
 
 def test_a_cost_that_is_not_known_is_let_through_with_a_note(tmp_path: Path) -> None:
     of = books(tmp_path, "1")
-    unpriced = dict.fromkeys(of.rates.node_usd_per_hour)
-    spec = l40s(runs=())
-    rates = replace(of.rates, spec=spec, node_usd_per_hour=unpriced)
+    unpriced = replace(of.rates.book, prices={})
+    rates = replace(of.rates, spec=l40s(runs=()), book=unpriced)
     of = replace(of, spec=replace(of.spec, runs=()), rates=rates)
     said = ask(of, Recorded(stdout=EMPTY))
     assert said[0] == "finetune: its cost is not known, so the budget does not hold it back"

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from cost.resources.estimate import Burn
+from cost.resources.estimate import Estimate
 from stacks.load import load_stack
 from stacks.spec import LifetimeSpec, StackSpec
 from stacks.spec.cluster import Observability
 from stacks.spec.cost import BudgetSpec
 
-BURN = Burn(
+
+@dataclass(frozen=True, kw_only=True)
+class Burn:
+    """An estimate of round numbers."""
+
+    spec: Any
+    book: Any
+    node_usd_per_hour: dict[str, Decimal | None]
+    around_usd_per_hour: Decimal = Decimal("2.60")
+    is_lower_bound: bool = False
+    price_date: date = date(2026, 9, 15)
+    prices = Estimate.prices
+    unpriced_nodesets = Estimate.unpriced_nodesets
+
+
+BURN: Any = Burn(
+    spec=SimpleNamespace(budget=BudgetSpec(usd_per_month=Decimal(5000))),
+    book=SimpleNamespace(name="nebius"),
     node_usd_per_hour={"worker": Decimal("36.00")},
-    around_usd_per_hour=Decimal("2.60"),
-    is_lower_bound=False,
-    budget_usd_per_month=Decimal(5000),
-    book="nebius",
-    price_date=date(2026, 9, 15),
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cost.resources.estimate import Burn
+from cost.resources.estimate import Estimate
 from infra.render.monitoring.objects import INTERVAL_S, STACK_USD, rule_groups, usd_of_a_day
 from stacks.spec import StackSpec
 from tests.unit.monitoring.conftest import BURN
@@ -37,7 +37,7 @@ def series(name: str, values: str) -> dict[str, str]:
 
 
 def run(
-    tool: str, folder: Path, spec: StackSpec, *cases: dict[str, Any], burn: Burn = BURN
+    tool: str, folder: Path, spec: StackSpec, *cases: dict[str, Any], burn: Estimate = BURN
 ) -> None:
     """Hold the stack's rules against recorded series; what differs is the failure's text."""
     groups = rule_groups(spec, burn)

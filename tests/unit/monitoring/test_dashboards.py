@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cost.resources.estimate import Burn
+from cost.resources.estimate import Estimate
 from infra.render.monitoring.objects import config_map, custom_resources, dashboards, rule_groups
 from infra.render.sbatch import metrics_environment
 from infra.render.values.pods import METRICS_IMPORT, chart_values
@@ -49,7 +49,7 @@ def metrics_in(expression: str) -> set[str]:
     return named | {word for word, call in words if not call and word not in _WORDS}
 
 
-def rules(spec: StackSpec, burn: Burn = BURN) -> Iterator[dict[str, Any]]:
+def rules(spec: StackSpec, burn: Estimate = BURN) -> Iterator[dict[str, Any]]:
     for group in rule_groups(spec, burn):
         yield from group["rules"]
 
@@ -146,7 +146,8 @@ def test_sums_without_a_price_that_is_not_known_say_at_least(watched: StackSpec)
 
 def test_alerts_of_budget_and_idleness_need_their_declaration(watched: StackSpec) -> None:
     plain = replace(watched, budget=None, lifetime=None)
-    names = {rule.get("alert") for rule in rules(plain, replace(BURN, budget_usd_per_month=None))}
+    unbudgeted = replace(BURN, spec=plain)
+    names = {rule.get("alert") for rule in rules(plain, unbudgeted)}
     assert not names & {"SoperatorBudgetBurn", "SoperatorNodesIdle"}
     assert "SoperatorBudgetBurn" in {rule.get("alert") for rule in rules(watched)}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cost.resources.estimate import RunRates
+from cost.resources.estimate import Estimate
 from infra.clients.errors import JobsError
 from infra.operate.sessions import Ask, ask, num_waiting
 from tests.unit.cost.run_stacks import l40s, rates_of
@@ -17,15 +17,15 @@ PLAN = "srun: Job 12 to start at 2026-11-21T08:0{minute}:00 using 2 processors o
 
 
 @pytest.fixture
-def rates(public_key_file: Path) -> RunRates:
+def rates(public_key_file: Path) -> Estimate:
     return rates_of(l40s())
 
 
-def a_gpu(rates: RunRates) -> Ask:
+def a_gpu(rates: Estimate) -> Ask:
     return ask(rates, gpus=1, cpus=None, partition=None, hours=2)
 
 
-def test_one_gpu_of_two_is_half_a_node_in_cpus_memory_and_dollars(rates: RunRates) -> None:
+def test_one_gpu_of_two_is_half_a_node_in_cpus_memory_and_dollars(rates: Estimate) -> None:
     made = a_gpu(rates)
     words = made.srun("bash", options=["--pty"]).split()
     assert words[1].startswith("--job-name=shell-")
@@ -36,15 +36,15 @@ def test_one_gpu_of_two_is_half_a_node_in_cpus_memory_and_dollars(rates: RunRate
     assert made.most_usd == Decimal("4.5688")
 
 
-def test_two_sessions_never_share_a_name(rates: RunRates) -> None:
+def test_two_sessions_never_share_a_name(rates: Estimate) -> None:
     assert a_gpu(rates).name != a_gpu(rates).name
 
 
-def test_without_a_number_it_is_one_gpu_where_there_are_any(rates: RunRates) -> None:
+def test_without_a_number_it_is_one_gpu_where_there_are_any(rates: Estimate) -> None:
     assert ask(rates, gpus=None, cpus=None, partition=None, hours=2).gpus == 1
 
 
-def test_cpus_alone_ask_for_no_gpu_and_pay_for_their_share(rates: RunRates) -> None:
+def test_cpus_alone_ask_for_no_gpu_and_pay_for_their_share(rates: Estimate) -> None:
     made = ask(rates, gpus=0, cpus=16, partition=None, hours=0.5)
     assert "gpus" not in made.srun("bash")
     assert (made.memory_mib, made.minutes) == (16 * 2048, 30)
@@ -61,14 +61,14 @@ def test_cpus_alone_ask_for_no_gpu_and_pay_for_their_share(rates: RunRates) -> N
     ],
 )
 def test_what_no_node_could_give_is_refused(
-    rates: RunRates, changes: dict[str, object], words: str
+    rates: Estimate, changes: dict[str, object], words: str
 ) -> None:
     asked = {"gpus": 1, "cpus": None, "partition": None, "hours": 2.0, **changes}
     with pytest.raises(JobsError, match=words):
         ask(rates, **asked)  # type: ignore[arg-type]
 
 
-def test_a_free_partition_is_room_and_one_round_trip(rates: RunRates) -> None:
+def test_a_free_partition_is_room_and_one_round_trip(rates: Estimate) -> None:
     shell = Recorded(stdout="2026-11-21T08:00:00\n0\n", stderr=PLAN.format(minute=0))
     assert num_waiting(shell, a_gpu(rates), waits=False) == 0
     (command,) = shell.asked
@@ -76,7 +76,7 @@ def test_a_free_partition_is_room_and_one_round_trip(rates: RunRates) -> None:
     assert command.endswith("--test-only true")
 
 
-def test_a_full_partition_is_refused_with_the_queue_and_the_start(rates: RunRates) -> None:
+def test_a_full_partition_is_refused_with_the_queue_and_the_start(rates: Estimate) -> None:
     shell = Recorded(stdout="2026-11-21T08:00:00\n4\n", stderr=PLAN.format(minute=9))
     with pytest.raises(
         JobsError,
@@ -87,13 +87,13 @@ def test_a_full_partition_is_refused_with_the_queue_and_the_start(rates: RunRate
     assert num_waiting(shell, a_gpu(rates), waits=True) == 4
 
 
-def test_a_line_of_a_profile_is_no_number_of_jobs(rates: RunRates) -> None:
+def test_a_line_of_a_profile_is_no_number_of_jobs(rates: Estimate) -> None:
     shell = Recorded(stdout="2026-11-21T08:00:00\nwelcome\n", stderr=PLAN.format(minute=0))
     with pytest.raises(JobsError, match="Slurm printed 'welcome' for a number"):
         num_waiting(shell, a_gpu(rates), waits=True)
 
 
-def test_what_slurm_would_never_start_is_told_in_its_words(rates: RunRates) -> None:
+def test_what_slurm_would_never_start_is_told_in_its_words(rates: Estimate) -> None:
     said = "srun: error: Unable to allocate resources: Requested time limit is invalid\n"
     shell = Recorded(stdout="2026-11-21T08:00:00\n0\n", stderr=said, exit_code=1)
     with pytest.raises(JobsError, match="Requested time limit is invalid"):
