@@ -135,46 +135,43 @@ class CostComponent:
         return named(usd, self.name, f"explain {self.id}")
 
 
-def simple_line(
+_PIECES: Final = {
+    Unit.GIB_MONTH: ("GiB/mo", "GiB"),
+    Unit.ADDRESS_HOUR: ("address/h", "addresses"),
+    Unit.CLUSTER_HOUR: ("cluster/h", "clusters"),
+}
+"""Unit of a price -> its piece and period as printed, and what a quantity is of."""
+
+
+def _line(
+    book: PriceBook,
+    sku: str,
     *,
+    unit: Unit = Unit.GIB_MONTH,
     id: str,
-    section: Section,
-    name: str,
-    size: str,
     quantity: int | None,
-    price: Price | UnknownPrice,
-    per: str,
-    unit: str,
-    keys: tuple[str, ...],
-    scope: Scope = Scope.MAIN,
     quantity_high: int | None = None,
-    nodeset: str | None = None,
     unknown: str | None = None,
-    num_per_node: int = 0,
+    **values: Any,
 ) -> CostComponent:
-    """A line whose piece has one price; `unknown` says why it has no quantity, `unit` of what.
+    """A line whose piece has one price; `unknown` says why it has no quantity.
 
     What is free is free in any quantity.
     """
+    price, (per, pieces) = book.find(sku, unit), _PIECES[unit]
     known = isinstance(price, Price)
     if known and quantity is None and price.usd == 0:
         quantity, unknown = 0, None
     if known and quantity is not None:
-        quantity = given(quantity, unit, id, beside=price.usd)
+        quantity = given(quantity, pieces, id, beside=price.usd)
     return CostComponent(
         id=id,
-        section=section,
-        name=name,
-        size=size,
         quantity_low=quantity,
         quantity_high=quantity if quantity_high is None else quantity_high,
         rate=Rate(usd=price.usd, per=per, is_hourly=per.endswith("/h")) if known else None,
         terms=(Term(count=1, price=price),) if known else (),
-        keys=keys,
-        scope=scope,
         unknown=unknown or (None if known else price.reason),
-        nodeset=nodeset,
-        num_per_node=num_per_node,
+        **values,
     )
 
 
@@ -184,44 +181,26 @@ def rate_of(terms: tuple[Term, ...], per: str) -> Rate:
     return Rate(usd=usd, per=per, is_hourly=True)
 
 
-_gib_line: Final = partial(simple_line, per="GiB/mo", unit="GiB")
-_address_line: Final = partial(
-    simple_line, section=Section.NETWORK, per="address/h", unit="addresses"
-)
-
-
 def components(spec: StackSpec, book: PriceBook) -> tuple[CostComponent, ...]:
     """Every line of the stack's bill: those of the scope main, then what is also billed.
 
     Of an attached cluster its nodes alone: what else it costs, others pay.
     """
     declared = tuple(groups(spec))
+    nodes = (node_line(group, book) for group in declared)
     if spec.attached is not None:
-        return tuple(node_line(group, book) for group in declared)
+        return tuple(nodes)
+    boot = partial(_node_disk_line, book, section=Section.BOOT_DISKS)
     return (
-        *(node_line(group, book) for group in declared),
+        *nodes,
         *(
-            node_disk_line(
-                group,
-                group.spec.boot_disk,
-                book,
-                key=f"{group.key}.boot_disk",
-                label=group.label,
-                section=Section.BOOT_DISKS,
-            )
-            for group in declared
+            boot(each, each.spec.boot_disk, f"{each.key}.boot_disk", each.label)
+            for each in declared
         ),
-        *filesystem_lines(spec, book),
-        *object_storage_lines(spec, book),
-        *(line for group in declared for line in worker_disk_lines(group, book)),
-        login_address_line(spec, book),
-        *(node_address_line(group, book) for group in declared if group.spec.public_ip),
-        control_plane_line(spec, book),
-        chart_volume_line(spec, book),
-        *nfs_server_lines(spec, book),
-        state_bucket_line(book),
-        registry_line(spec, book),
-        allocation_line(spec, book),
+        *_filesystem_lines(spec, book),
+        *_object_storage_lines(spec, book),
+        *(line for group in declared for line in _worker_disk_lines(group, book)),
+        *_service_lines(spec, book, declared),
     )
 
 
@@ -383,47 +362,47 @@ def _attached_terms(
     return (Term(count=count, price=price),)
 
 
-def node_disk_line(
+def _node_disk_line(
+    book: PriceBook,
     group: Group,
     disk: BootDiskSpec | LocalDiskSpec | ImageDiskSpec,
-    book: PriceBook,
-    *,
     key: str,
     label: str,
-    section: Section,
-    scope: Scope = Scope.MAIN,
+    **values: Any,
 ) -> CostComponent:
     """The line of the disk that `key` declares, for all nodes of the group."""
     size_gib = named(disk.size_gib, "GiB of a disk", f"{key}.size_gib")
-    return _gib_line(
+    return _line(
+        book,
+        f"disk/{disk.type}",
         id=key,
-        section=section,
-        name=f"{label} ({disk.type.removeprefix('network-').removeprefix('ssd-')})",
+        name=_disk_name(label, disk.type),
         size=f"{group.count} x {disk.size_gib} GiB",
         quantity=group.min_nodes * size_gib,
         quantity_high=group.max_nodes * size_gib,
-        price=book.find(f"disk/{disk.type}", Unit.GIB_MONTH),
         keys=(*group.count_keys, f"{key}.size_gib", f"{key}.type"),
-        scope=scope,
         nodeset=group.nodeset,
         num_per_node=disk.size_gib,
+        **values,
     )
 
 
-def worker_disk_lines(group: Group, book: PriceBook) -> Iterator[CostComponent]:
+def _disk_name(label: str, kind: DiskType) -> str:
+    return f"{label} ({kind.removeprefix('network-').removeprefix('ssd-')})"
+
+
+def _worker_disk_lines(group: Group, book: PriceBook) -> Iterator[CostComponent]:
     """The local disks and the image disk of one nodeset; other groups have none."""
     if not isinstance(group.spec, WorkerSpec):
         return
-    line = partial(node_disk_line, group, section=Section.WORKER_DISKS, scope=Scope.ALSO)
+    line = partial(_node_disk_line, book, group, section=Section.WORKER_DISKS, scope=Scope.ALSO)
     for disk in group.spec.local_disks:
-        key = f"{group.key}.local_disks[{disk.name}]"
-        yield line(disk, book, key=key, label=f"{group.label} {disk.name}")
-    image = group.spec.image_disk
-    if image is not None:
-        yield line(image, book, key=f"{group.key}.image_disk", label=f"{group.label} images")
+        yield line(disk, f"{group.key}.local_disks[{disk.name}]", f"{group.label} {disk.name}")
+    if (image := group.spec.image_disk) is not None:
+        yield line(image, f"{group.key}.image_disk", f"{group.label} images")
 
 
-def filesystem_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent]:
+def _filesystem_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent]:
     """One line a filesystem; an existing one has no declared size."""
     storage = spec.storage
     for name, place, each in (
@@ -439,13 +418,14 @@ def filesystem_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent
             continue
         key, is_existing = f"storage.{place}", each.size_gib is None
         why = "an existing filesystem: the stack does not declare its size"
-        yield _gib_line(
+        yield _line(
+            book,
+            f"filesystem/{each.type}",
             id=key,
             section=Section.FILESYSTEMS,
             name=name,
             size="existing" if is_existing else f"{each.size_gib} GiB",
             quantity=each.size_gib,
-            price=book.find(f"filesystem/{each.type}", Unit.GIB_MONTH),
             keys=(f"{key}.existing_id",) if is_existing else (f"{key}.size_gib", f"{key}.type"),
             unknown=why if is_existing else None,
         )
@@ -454,183 +434,155 @@ def filesystem_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent
 SKU: Final = "object-storage/standard"
 
 
-def object_storage_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent]:
+def _object_storage_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent]:
     """Declared backups and config bucket."""
     backup, bucket_gib = spec.storage.backup, spec.storage.config_bucket_gib
-    line = partial(_gib_line, section=Section.OBJECT_STORAGE, price=book.find(SKU, Unit.GIB_MONTH))
+    line = partial(_line, book, SKU, section=Section.OBJECT_STORAGE)
     if backup is not None:
-        key = "storage.backup"
         yield line(
-            id=key,
+            id="storage.backup",
             name="daily jail backups",
             size=f"{backup.keep_daily} x {backup.size_gib} GiB",
             quantity=backup.keep_daily * backup.size_gib,
-            keys=(f"{key}.keep_daily", f"{key}.size_gib"),
+            keys=("storage.backup.keep_daily", "storage.backup.size_gib"),
         )
     if bucket_gib is not None:
-        key = "storage.config_bucket_gib"
         yield line(
-            id=key,
+            id="storage.config_bucket_gib",
             name="versioned JSON configs",
-            size=f"{bucket_gib} GiB" if bucket_gib else "< 1 GiB",
+            size=_declared_gib(bucket_gib),
             quantity=bucket_gib,
-            keys=(key,),
+            keys=("storage.config_bucket_gib",),
         )
 
 
-def state_bucket_line(book: PriceBook) -> CostComponent:
-    """The bucket of the engine's state: none with another backend, and never a GiB."""
-    return _gib_line(
-        id="state_bucket",
-        section=Section.OBJECT_STORAGE,
-        name="bucket of the state",
-        size="0..1 GiB",
-        quantity=0,
-        quantity_high=1,
-        price=book.find(SKU, Unit.GIB_MONTH),
-        keys=(),
-        scope=Scope.ALSO,
-    )
+def _declared_gib(size_gib: int) -> str:
+    return f"{size_gib} GiB" if size_gib else "< 1 GiB"
 
 
-def login_address_line(spec: StackSpec, book: PriceBook) -> CostComponent:
-    """The public address of the login node, where it has one."""
-    return _address_line(
+def _service_lines(
+    spec: StackSpec, book: PriceBook, declared: tuple[Group, ...]
+) -> Iterator[CostComponent]:
+    """Addresses, Kubernetes and its charts, the NFS server, the state's bucket and the registry."""
+    line = partial(_line, book)
+    address = partial(line, unit=Unit.ADDRESS_HOUR, section=Section.NETWORK)
+    also = partial(address, "public-ip", scope=Scope.ALSO)
+    yield address(
+        "public-ip",
         id="login.address",
         name="public IP (login)",
         size="1" if spec.login.public_ip else "private",
         quantity=1 if spec.login.public_ip else 0,
-        price=book.find("public-ip", Unit.ADDRESS_HOUR),
         keys=("login.public_ip",),
     )
-
-
-def node_address_line(group: Group, book: PriceBook) -> CostComponent:
-    """The public addresses of a group whose nodes have them."""
-    return _address_line(
-        id=f"{group.key}.public_ip",
-        name=f"public IP ({group.label} nodes)",
-        size=group.count,
-        quantity=group.min_nodes,
-        quantity_high=group.max_nodes,
-        price=book.find("public-ip", Unit.ADDRESS_HOUR),
-        keys=(*group.count_keys, f"{group.key}.public_ip"),
-        scope=Scope.ALSO,
-        nodeset=group.nodeset,
-        num_per_node=1,
-    )
-
-
-def allocation_line(spec: StackSpec, book: PriceBook) -> CostComponent:
-    """The public endpoint of the Kubernetes API, an address of its own."""
-    return _address_line(
-        id="cluster.endpoint_address",
-        name="endpoint address (Kubernetes)",
-        size="1" if spec.cluster.public_endpoint else "private",
-        quantity=1 if spec.cluster.public_endpoint else 0,
-        price=book.find("public-ip/kubernetes-endpoint", Unit.ADDRESS_HOUR),
-        keys=("cluster.public_endpoint",),
-        scope=Scope.ALSO,
-    )
-
-
-def nfs_server_lines(spec: StackSpec, book: PriceBook) -> Iterator[CostComponent]:
-    """Every line of the server; none where the stack declares none."""
-    nfs = spec.nfs
-    if nfs is None:
-        return
-    yield _machine_line(
-        nfs,
-        book,
-        per="machine/h",
-        id="nfs",
-        name=f"NFS server ({nfs.platform})",
-        size=f"1 x {nfs.preset}",
-        quantity_low=1,
-        quantity_high=1,
-        keys=("nfs.platform", "nfs.preset", "nfs.billing"),
-        scope=Scope.ALSO,
-    )
-    yield _disk_line(nfs.boot_disk, book, "nfs.boot_disk", "NFS server", Section.BOOT_DISKS)
-    yield _disk_line(nfs.data_disks, book, "nfs.data_disks", "NFS data", Section.FILESYSTEMS)
-    if nfs.public_ip:
-        yield _address_line(
-            id="nfs.public_ip",
-            name="public IP (NFS server)",
-            size="1",
-            quantity=1,
-            price=book.find("public-ip", Unit.ADDRESS_HOUR),
-            keys=("nfs.public_ip",),
-            scope=Scope.ALSO,
-        )
-
-
-def _disk_line(
-    disk: BootDiskSpec | DataDisksSpec, book: PriceBook, key: str, name: str, section: Section
-) -> CostComponent:
-    count = disk.count if isinstance(disk, DataDisksSpec) else 1
-    counted = (f"{key}.count",) if isinstance(disk, DataDisksSpec) else ()
-    return _gib_line(
-        id=key,
-        section=section,
-        name=f"{name} ({disk.type.removeprefix('network-').removeprefix('ssd-')})",
-        size=f"{count} x {disk.size_gib} GiB",
-        quantity=count * disk.size_gib,
-        price=book.find(f"disk/{disk.type}", Unit.GIB_MONTH),
-        keys=(f"{key}.size_gib", f"{key}.type", *counted),
-        scope=Scope.ALSO,
-    )
-
-
-def control_plane_line(spec: StackSpec, book: PriceBook) -> CostComponent:
-    """The control plane of the stack's one cluster."""
-    return simple_line(
+    for group in declared:
+        if group.spec.public_ip:
+            yield also(
+                id=f"{group.key}.public_ip",
+                name=f"public IP ({group.label} nodes)",
+                size=group.count,
+                quantity=group.min_nodes,
+                quantity_high=group.max_nodes,
+                keys=(*group.count_keys, f"{group.key}.public_ip"),
+                nodeset=group.nodeset,
+                num_per_node=1,
+            )
+    yield line(
+        "mk8s/control-plane",
+        unit=Unit.CLUSTER_HOUR,
         id="cluster.control_plane",
         section=Section.KUBERNETES,
         name="control plane",
         size=f"1, etcd of {spec.cluster.etcd_size}",
         quantity=1,
-        price=book.find("mk8s/control-plane", Unit.CLUSTER_HOUR),
-        per="cluster/h",
-        unit="clusters",
         keys=("cluster.etcd_size",),
         scope=Scope.ALSO,
     )
-
-
-def chart_volume_line(spec: StackSpec, book: PriceBook) -> CostComponent:
-    """Volumes of the charts on network SSD, the provider's default class."""
     claims = {"home": home_volume_gib(spec), **observability_volumes(spec)}
-    claimed = [name for name, gib in claims.items() if gib]
+    claimed = ", ".join(name for name, gib in claims.items() if gib)
     size_gib = sum(claims.values())
-    return _gib_line(
+    yield line(
+        f"disk/{DiskType.NETWORK_SSD}",  # the provider's default class
         id="charts.volumes",
         section=Section.KUBERNETES,
         name="volumes of the charts",
-        size=f"{size_gib} GiB ({', '.join(claimed)})" if size_gib else "none claimed",
+        size=f"{size_gib} GiB ({claimed})" if size_gib else "none claimed",
         quantity=size_gib,
-        price=book.find(f"disk/{DiskType.NETWORK_SSD}", Unit.GIB_MONTH),
         keys=("soperator.observability", "soperator.nfs_home"),
+        scope=Scope.ALSO,
+    )
+    if (nfs := spec.nfs) is not None:
+        yield _machine_line(
+            nfs,
+            book,
+            per="machine/h",
+            id="nfs",
+            name=f"NFS server ({nfs.platform})",
+            size=f"1 x {nfs.preset}",
+            quantity_low=1,
+            quantity_high=1,
+            keys=("nfs.platform", "nfs.preset", "nfs.billing"),
+            scope=Scope.ALSO,
+        )
+        yield _nfs_disk_line(book, nfs.boot_disk, "boot_disk", "server", Section.BOOT_DISKS)
+        yield _nfs_disk_line(book, nfs.data_disks, "data_disks", "data", Section.FILESYSTEMS)
+        if nfs.public_ip:
+            yield also(
+                id="nfs.public_ip",
+                name="public IP (NFS server)",
+                size="1",
+                quantity=1,
+                keys=("nfs.public_ip",),
+            )
+    yield line(
+        SKU,
+        id="state_bucket",  # none with another backend of the engine, and never a GiB
+        section=Section.OBJECT_STORAGE,
+        name="bucket of the state",
+        size="0..1 GiB",
+        quantity=0,
+        quantity_high=1,
+        keys=(),
+        scope=Scope.ALSO,
+    )
+    # Images that users push; Soperator's own come from the provider's registry.
+    pushed_gib = spec.storage.registry_gib
+    is_declared = pushed_gib is not None
+    yield line(
+        "container-registry/storage",
+        id="registry",
+        section=Section.REGISTRY,
+        name="images of the project",
+        size=_declared_gib(pushed_gib) if is_declared else "not declared",
+        quantity=pushed_gib,
+        keys=("storage.registry_gib",) if is_declared else (),
+        scope=Scope.MAIN if is_declared else Scope.ALSO,
+        unknown=None if is_declared else "the stack does not declare how much its users push",
+    )
+    yield address(
+        "public-ip/kubernetes-endpoint",
+        id="cluster.endpoint_address",
+        name="endpoint address (Kubernetes)",
+        size="1" if spec.cluster.public_endpoint else "private",
+        quantity=1 if spec.cluster.public_endpoint else 0,
+        keys=("cluster.public_endpoint",),
         scope=Scope.ALSO,
     )
 
 
-_SKU: Final = "container-registry/storage"
-
-
-def registry_line(spec: StackSpec, book: PriceBook) -> CostComponent:
-    """Images that users push; Soperator's own come from the provider's registry."""
-    size_gib = spec.storage.registry_gib
-    is_declared = size_gib is not None
-    size = f"{size_gib} GiB" if size_gib else "< 1 GiB"
-    return _gib_line(
-        id="registry",
-        section=Section.REGISTRY,
-        name="images of the project",
-        size=size if is_declared else "not declared",
-        quantity=size_gib,
-        price=book.find(_SKU, Unit.GIB_MONTH),
-        keys=("storage.registry_gib",) if is_declared else (),
-        scope=Scope.MAIN if is_declared else Scope.ALSO,
-        unknown=None if is_declared else "the stack does not declare how much its users push",
+def _nfs_disk_line(
+    book: PriceBook, disk: BootDiskSpec | DataDisksSpec, key: str, label: str, section: Section
+) -> CostComponent:
+    is_counted = isinstance(disk, DataDisksSpec)
+    key, count = f"nfs.{key}", disk.count if is_counted else 1
+    return _line(
+        book,
+        f"disk/{disk.type}",
+        id=key,
+        section=section,
+        name=_disk_name(f"NFS {label}", disk.type),
+        size=f"{count} x {disk.size_gib} GiB",
+        quantity=count * disk.size_gib,
+        keys=(f"{key}.size_gib", f"{key}.type", *([f"{key}.count"] if is_counted else ())),
+        scope=Scope.ALSO,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cost.prices.book import PriceBook
-from cost.resources.lines import chart_volume_line
+from cost.resources.lines import components
 from stacks.load import load_stack
 from stacks.spec.cluster import NfsHomeSpec, Observability, SoperatorSpec
 
@@ -36,6 +36,7 @@ def test_what_charts_claim_is_paid_by_gib(
     public_key_file: Path, settings: SoperatorSpec, size: str, usd: str
 ) -> None:
     spec = replace(load_stack("l40s-dev"), soperator=settings)
-    line = chart_volume_line(spec, PriceBook.load(spec.prices))
+    lines = components(spec, PriceBook.load(spec.prices))
+    line = next(each for each in lines if each.id == "charts.volumes")
     assert line.size == size
     assert line.monthly_low_usd == Decimal(usd)
