@@ -82,39 +82,14 @@ class NoOperatingPoint:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Measured:
-    """One measurement of a run record."""
-
-    record: RunRecord
-    output_tokens_per_s: Decimal
-    prefill_tokens_per_s: Decimal | None
-    operating: LoadPoint | None = None
-    before: tuple[_Measured, ...] = ()
-    """Earlier measurements of the same, oldest first."""
-
-    def repeats(self, other: _Measured) -> bool:
-        """Whether the other measured the same thing before."""
-        mine, its = self.record, other.record
-        return (
-            (mine.kind, mine.recipe) == (its.kind, its.recipe)
-            and _device(mine) == _device(its)
-            and (self.operating is None) == (other.operating is None)
-        )
-
-
 def speeds(spec: StackSpec, records: Sequence[RunRecord]) -> tuple[Speed, ...]:
     """The newest operating point; declared rows in their order; then what else was measured."""
     measured = _newest(spec, records)
     found: list[Speed] = []
     for row in spec.chat.speeds:
         of_row = None if row.engine is None else measured.pop((row.engine, row.batch_size), None)
-        if of_row is None:
-            found.append(_assumed(row))
-        else:  # it keeps a declared prefill that was not measured
-            found.append(_speed(row.scenario, row.batch_size, of_row, row.prefill_tokens_per_s))
-    for (engine, batch_size), measurement in measured.items():
-        found.append(_speed(f"{engine}, batch {batch_size}", batch_size, measurement))
+        found.append(_assumed(row) if of_row is None else _in_place_of(row, of_row))
+    found += measured.values()
     # A stable sort: the load that a server is run at says what a chat costs, before any other row.
     return tuple(sorted(found, key=lambda speed: speed.operating is None))
 
@@ -139,10 +114,10 @@ def serving_workers(spec: StackSpec) -> tuple[WorkerSpec, ...]:
     return tuple(each for each in spec.nodes.workers if serving in (None, each.name))
 
 
-def _newest(spec: StackSpec, records: Sequence[RunRecord]) -> dict[tuple[str, int], _Measured]:
+def _newest(spec: StackSpec, records: Sequence[RunRecord]) -> dict[tuple[str, int], Speed]:
     """Newest measurement by engine and batch size, of records that count for this stack."""
-    newest: dict[tuple[str, int], _Measured] = {}
-    every: dict[tuple[str, int], list[_Measured]] = {}
+    newest: dict[tuple[str, int], tuple[RunRecord, Speed]] = {}
+    every: dict[tuple[str, int], list[tuple[tuple[object, ...], Speed]]] = {}
     for record in counting(spec, records):
         if record.engine is None:
             continue
@@ -152,16 +127,18 @@ def _newest(spec: StackSpec, records: Sequence[RunRecord]) -> dict[tuple[str, in
             newest = {
                 key: each
                 for key, each in newest.items()
-                if key[0] != record.engine or each.record.kind != Kind.LOAD
+                if key[0] != record.engine or each[0].kind != Kind.LOAD
             }
             if operating is None:
                 continue
-        for batch_size, measured in _measured(record, operating):
-            key = record.engine, batch_size
-            former = tuple(filter(measured.repeats, every.get(key, ())))
-            every.setdefault(key, []).append(measured)
-            newest[key] = replace(measured, before=former)
-    return newest
+        for speed in _measured(record, operating):
+            key = record.engine, speed.batch_size
+            same = (record.kind, record.recipe, _device(record), speed.operating is None)
+            earlier = every.setdefault(key, [])
+            former = [each for of, each in earlier if of == same]
+            earlier.append((same, speed))
+            newest[key] = record, replace(speed, repeats=(*former, speed)) if former else speed
+    return {key: speed for key, (_, speed) in newest.items()}
 
 
 def counting(spec: StackSpec, records: Sequence[RunRecord]) -> list[RunRecord]:
@@ -191,8 +168,8 @@ def _operating(record: RunRecord) -> LoadPoint | None:
     return operating_point_of(record.metrics)
 
 
-def _measured(record: RunRecord, operating: LoadPoint | None) -> Iterator[tuple[int, _Measured]]:
-    """What the record measured, by batch size."""
+def _measured(record: RunRecord, operating: LoadPoint | None) -> Iterator[Speed]:
+    """What the record measured, a speed for each batch size."""
     metrics, sweep = record.metrics, () if record.curve is None else record.curve.sweep
     found: list[tuple[int | Decimal, str]] = []
     # A load test's own loop of one stream may break its SLO, as a cold server's does.
@@ -206,14 +183,21 @@ def _measured(record: RunRecord, operating: LoadPoint | None) -> Iterator[tuple[
         # Reading is bound by arithmetic, which one prompt fills: its speed stands in for a
         # batch's where the record has no other.
         prefill = positive(metrics, f"{name}prefill_tokens_per_s")
+        prefill = prefill or positive(metrics, "prefill_tokens_per_s")
+        at = operating if operating and operating.concurrency == size else None
         if output is not None:
-            measured = _Measured(
-                record=record,
+            yield Speed(
+                scenario=f"{record.engine}, batch {int(size)}",
                 output_tokens_per_s=output,
-                prefill_tokens_per_s=prefill or positive(metrics, "prefill_tokens_per_s"),
-                operating=operating if operating and operating.concurrency == size else None,
+                basis=Basis.MEASURED,
+                source=f"job {record.job_id} of stack {record.stack or '?'} on {_device(record)}",
+                date=record.finished_at.date(),
+                batch_size=int(size),
+                prefill_tokens_per_s=prefill,
+                prefill_basis=None if prefill is None else Basis.MEASURED,
+                operating=at,
+                slo=None if at is None or record.curve is None else record.curve.slo,
             )
-            yield int(size), measured
 
 
 def _counts(spec: StackSpec, record: RunRecord) -> bool:
@@ -250,25 +234,18 @@ def _assumed(row: AssumedSpeedSpec) -> Speed:
     )
 
 
-def _speed(
-    scenario: str, batch_size: int, measured: _Measured, assumed_prefill: Decimal | None = None
-) -> Speed:
-    record, prefill = measured.record, measured.prefill_tokens_per_s
-    basis = Basis.ASSUMED if assumed_prefill is not None else None
-    found = Speed(
-        scenario=scenario,
-        output_tokens_per_s=measured.output_tokens_per_s,
-        basis=Basis.MEASURED,
-        source=f"job {record.job_id} of stack {record.stack or '?'} on {_device(record)}",
-        date=record.finished_at.date(),
-        batch_size=batch_size,
-        prefill_tokens_per_s=assumed_prefill if prefill is None else prefill,
-        prefill_basis=basis if prefill is None else Basis.MEASURED,
-        operating=measured.operating,
-        slo=None if measured.operating is None or record.curve is None else record.curve.slo,
+def _in_place_of(row: AssumedSpeedSpec, measured: Speed) -> Speed:
+    """The measurement under the row's name; it keeps a declared prefill that was not measured."""
+    found = replace(
+        measured,
+        scenario=row.scenario,
+        repeats=tuple(_in_place_of(row, e) for e in measured.repeats),
     )
-    former = [_speed(scenario, batch_size, each, assumed_prefill) for each in measured.before]
-    return replace(found, repeats=(*former, found)) if former else found
+    if found.prefill_tokens_per_s is not None or row.prefill_tokens_per_s is None:
+        return found
+    return replace(
+        found, prefill_tokens_per_s=row.prefill_tokens_per_s, prefill_basis=Basis.ASSUMED
+    )
 
 
 def _device(record: RunRecord) -> str:
