@@ -1,4 +1,4 @@
-"""Answers to `soperator cost size`: text for people and values for programs, of one computation.
+"""Answers to `soperator cost size`: tables for people and values for programs, of one computation.
 
 `--rule 2024-deck` is that of slides of March 2024, which print nine rows and no rule. This one
 gives all nine: weights are bytes times billions; training takes 3.5 times that, rounded up to 1 or
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from fractions import Fraction
 from math import ceil
 from typing import Final
 
 from cost.prices.book import PriceBook
-from cost.report.layout import Format, Report, Table, render_report, usd_text
+from cost.report.layout import Report, Table, usd_text
 from cost.size.choice import Choice, Gpus, Verdict, choices, refuse_more_layers, verdicts
 from cost.size.memory import Serving, cache_bytes_per_token, serving_memory, training_memory
 from cost.size.shape import ModelShape, SizeError, below_one, load_shape, rows
@@ -40,19 +40,6 @@ GPUS_ASKED: Final = 8
 _GPUS_PER_NODE: Final = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One answer in both forms."""
-
-    document: Report
-    values: dict[str, object]
-
-    @property
-    def text(self) -> str:
-        """The answer as text of at most 100 columns."""
-        return render_report(self.document, Format.TABLE)
-
-
 def training_answer(
     model: str,
     training: Training,
@@ -61,7 +48,7 @@ def training_answer(
     gpus: int | None = None,
     gpu_memory_gb: int | None = None,
     spec: StackSpec | None = None,
-) -> Answer:
+) -> Report:
     """Memory and verdict by strategy, and every preset, the cheapest that fits first."""
     _require_positive(gpus=gpus, gpu_mem=gpu_memory_gb)
     shape = load_shape(model)
@@ -74,29 +61,23 @@ def training_answer(
     refuse_more_layers(shape, training, at="--checkpointing-layers")
     again = training.recomputed_layers(shape.layers)
     title = f"GiB of one GPU by strategy, {count} GPUs of {memory_gb} GB"
-    return Answer(
-        document=Report(
-            heading=(
-                f"{shape.name}: {shape.parameters:,} weights; {training.method}{rank}, "
-                f"{training.dtype}, {training.micro_batch_size} x {training.sequence_length} "
-                f"tokens a GPU, {again} of {shape.layers} layers recomputed"
-            ),
-            tables=(
-                _memory_table(title, found),
-                _strategy_table(found),
-                _choice_table(presets, batch="rows"),
-            ),
-            notes=(
-                *(
-                    f"{each.sharding.label}: {each.reason}"
-                    for each in found
-                    if not each.usable_here
-                ),
-                *_losers(presets),
-                _RESERVE_NOTE,
-            ),
+    return Report(
+        heading=(
+            f"{shape.name}: {shape.parameters:,} weights; {training.method}{rank}, "
+            f"{training.dtype}, {training.micro_batch_size} x {training.sequence_length} "
+            f"tokens a GPU, {again} of {shape.layers} layers recomputed"
         ),
-        values={
+        tables=(
+            _memory_table(title, found),
+            _strategy_table(found),
+            _choice_table(presets, batch="rows"),
+        ),
+        notes=(
+            *(f"{each.sharding.label}: {each.reason}" for each in found if not each.usable_here),
+            *_losers(presets),
+            _RESERVE_NOTE,
+        ),
+        data=lambda: {
             "model": shape.name,
             "parameters": shape.parameters,
             "method": training.method.value,
@@ -125,7 +106,7 @@ def verdicts_on(
 
 def serving_answer(
     model: str, serving: Serving, book: PriceBook, *, spec: StackSpec | None = None
-) -> Answer:
+) -> Report:
     """Memory of one serving process, and every preset, the cheapest that fits first."""
     shape = load_shape(model)
     # Packed rows of training hold many contexts: only one that is served has this bound.
@@ -133,28 +114,26 @@ def serving_answer(
         raise SizeError(f"--seq: {problem}")
     memory = serving_memory(shape, serving)
     presets = choices(shape, serving, book, spec=spec)
-    return Answer(
-        document=Report(
-            heading=(
-                f"{shape.name}: {shape.parameters:,} weights in {serving.dtype}, {serving.streams} "
-                f"streams of {serving.context_tokens} tokens; "
-                f"{cache_bytes_per_token(shape, serving.dtype):,} bytes of keys and values a token"
-            ),
-            tables=(
-                Table(
-                    title=f"GiB of each GPU, {serving.tensor} to a process",
-                    headings=("part", "GiB"),
-                    rows=tuple(
-                        (name, f"{amount / GIB:,.2f}")
-                        for name, amount in [*memory.parts.items(), ("total", memory.total)]
-                        if amount
-                    ),
-                ),
-                _choice_table(presets, batch="streams"),
-            ),
-            notes=(*_losers(presets), _RESERVE_NOTE),
+    return Report(
+        heading=(
+            f"{shape.name}: {shape.parameters:,} weights in {serving.dtype}, {serving.streams} "
+            f"streams of {serving.context_tokens} tokens; "
+            f"{cache_bytes_per_token(shape, serving.dtype):,} bytes of keys and values a token"
         ),
-        values={
+        tables=(
+            Table(
+                title=f"GiB of each GPU, {serving.tensor} to a process",
+                headings=("part", "GiB"),
+                rows=tuple(
+                    (name, f"{amount / GIB:,.2f}")
+                    for name, amount in [*memory.parts.items(), ("total", memory.total)]
+                    if amount
+                ),
+            ),
+            _choice_table(presets, batch="streams"),
+        ),
+        notes=(*_losers(presets), _RESERVE_NOTE),
+        data=lambda: {
             "model": shape.name,
             "parameters": shape.parameters,
             "dtype": serving.dtype.value,
@@ -168,7 +147,7 @@ def serving_answer(
 
 def models_answer(
     need: Training | Serving, book: PriceBook, spec: StackSpec, *, gpus: int | None = None
-) -> Answer:
+) -> Report:
     """Models of the catalog that a stack's workers hold, the largest first, on their cheapest."""
     _require_positive(gpus=gpus)
     tokens = need.context_tokens if isinstance(need, Serving) else 1
@@ -200,26 +179,29 @@ def models_answer(
         ),
         num_text_columns=4,
     )
-    models = [
-        {
-            "model": shape.name,
-            "parameters": shape.parameters,
-            "licence": rows()[shape.name]["licence"],
-            "context_tokens": shape.max_positions,
-            **choice_json(each),
-        }
-        for shape, each in found
-    ]
     note = "a larger model answers better and slower: the job evaluate says how well"
-    return Answer(
-        document=Report(tables=(table,), notes=(note, _RESERVE_NOTE)),
-        values={"stack": spec.name, "models": models},
+    return Report(
+        tables=(table,),
+        notes=(note, _RESERVE_NOTE),
+        data=lambda: {
+            "stack": spec.name,
+            "models": [
+                {
+                    "model": shape.name,
+                    "parameters": shape.parameters,
+                    "licence": rows()[shape.name]["licence"],
+                    "context_tokens": shape.max_positions,
+                    **choice_json(each),
+                }
+                for shape, each in found
+            ],
+        },
     )
 
 
 def deck_answer(
     model: str | None = None, *, dtype: Dtype | None = None, gpu_memory_gb: int | None = None
-) -> Answer:
+) -> Report:
     """The deck's rule beside the planner: its nine rows, or the rows of one model.
 
     The planner's are of AdamW in fp32, one row of 4,096 tokens, FSDP.
@@ -232,24 +214,22 @@ def deck_answer(
     cells: list[tuple[str, ...]] = []
     for each in DTYPES if dtype is None else (dtype,):
         for shape in shapes:
-            row = deck_row(billions_of(shape), each, gpu_memory_gb=memory_gb)
+            said = deck_row(billions_of(shape), each, gpu_memory_gb=memory_gb)
             state, total, gpus = honest(shape, each, gpu_memory_gb=memory_gb)
+            deck_names = "deck_weights_gb", "deck_training_gb", "deck_gpus"
             values.append(
                 {
                     "model": shape.name,
                     "dtype": each.value,
-                    "deck_weights_gb": row.weights_gb,
-                    "deck_training_gb": row.training_gb,
-                    "deck_gpus": row.gpus,
+                    **dict(zip(deck_names, said, strict=True)),
                     "state_bytes": state,
                     "total_bytes": total,
                     "gpus": gpus,
                 }
             )
-            said = f"{row.weights_gb:,}", f"{row.training_gb:,}", f"{row.gpus}"
-            planned = f"{gpus}" if gpus else "none"
-            cells.append((f"{shape.name} {each}", *said, _gb(state), _gb(total), planned))
-    document = Report(
+            planned = f"{state / 10**9:,.1f}", f"{total / 10**9:,.1f}", f"{gpus or 'none'}"
+            cells.append((f"{shape.name} {each}", *(f"{each:,}" for each in said), *planned))
+    return Report(
         tables=(
             Table(
                 title=(
@@ -269,8 +249,8 @@ def deck_answer(
             "int8: weights in 8 bits have no gradients; the planner's figure is qlora r16",
             f"GPUs of the planner: the fewest on which fsdp fits in {USABLE_PERCENT} % of memory",
         ),
+        data=lambda: {"gpu_memory_gb": memory_gb, "rows": values},
     )
-    return Answer(document=document, values={"gpu_memory_gb": memory_gb, "rows": values})
 
 
 def _require_positive(**values: int | None) -> None:
@@ -295,10 +275,6 @@ def honest(shape: ModelShape, dtype: Dtype, *, gpu_memory_gb: int) -> tuple[int,
     divided = ((n, Sharding(strategy=Strategy.FSDP, data=n)) for n in range(1, 4097))
     fits = (n for n, each in divided if training_memory(shape, training, each).total <= usable)
     return alone.weights + alone.gradients + alone.optimizer, alone.total, next(fits, 0)
-
-
-def _gb(amount: int) -> str:
-    return f"{amount / 10**9:,.1f}"
 
 
 def _memory_table(title: str, found: Sequence[Verdict]) -> Table:
@@ -411,32 +387,17 @@ _FACTOR: Final = Fraction(7, 2)
 _ROUNDED_UP_BY: Final = Fraction(11, 10)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeckRow:
-    """What the deck's rule says of one size and type, in its decimal GB."""
-
-    billions: int
-    dtype: Dtype
-    weights_gb: int
-    training_gb: int
-    gpus: int
-
-
-def deck_row(billions: int, dtype: Dtype, *, gpu_memory_gb: int = GPU_MEMORY_GB) -> DeckRow:
-    """The deck's row, or what its rule gives for another size or another GPU."""
+def deck_row(
+    billions: int, dtype: Dtype, *, gpu_memory_gb: int = GPU_MEMORY_GB
+) -> tuple[int, int, int]:
+    """Decimal GB of weights and of training, and GPUs: the deck's, or by its rule for others."""
     if dtype not in DTYPES:
         raise SizeError(
             f"dtype: {dtype} is not a type that the deck prints; use one of {', '.join(DTYPES)}"
         )
     weights_gb = billions * BITS[dtype] // 8
     training_gb = _deck_rounding(_FACTOR * weights_gb)
-    return DeckRow(
-        billions=billions,
-        dtype=dtype,
-        weights_gb=weights_gb,
-        training_gb=training_gb,
-        gpus=_next_power_of_two(-(-training_gb // gpu_memory_gb)),
-    )
+    return weights_gb, training_gb, _next_power_of_two(-(-training_gb // gpu_memory_gb))
 
 
 def billions_of(shape: ModelShape) -> int:

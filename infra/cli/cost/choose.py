@@ -13,7 +13,7 @@ from cost.choose.advise import advise as advice_on
 from cost.choose.advise import explain_candidate, render_advice
 from cost.choose.servers import SLO_NAMES, Ask, Promise, measured_curves
 from cost.prices.book import PriceBook
-from cost.report.layout import Format, render_explanation
+from cost.report.layout import Format, render_explanation, render_report
 from cost.run_record import RunRecord
 from cost.size import answer
 from cost.size.memory import Serving
@@ -104,9 +104,9 @@ def size(
                 model, need, book, gpus=gpus, gpu_memory_gb=gpu_mem, spec=spec
             )
     if format is output.Format.JSON:
-        output.print_json(found.values)
+        output.print_json(found.data())
         return
-    sys.stdout.write(found.text)
+    sys.stdout.write(render_report(found, Format.TABLE))
 
 
 def advise(

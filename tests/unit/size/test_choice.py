@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from cost.prices.book import Price, PriceBook, Unit
+from cost.report.layout import Format, render_report
 from cost.resources.lines import node_rate
 from cost.size.answer import GPUS_ASKED, training_answer, verdicts_on
 from cost.size.choice import (
@@ -226,14 +227,14 @@ def test_serving_in_8_bits_is_planned_and_not_run_here() -> None:
 
 def test_an_answer_is_plain_values_and_text_of_one_computation() -> None:
     answer = training_answer("Qwen3-14B", LORA_14B, BOOK)
-    values = json.loads(json.dumps(answer.values))
+    values, text = json.loads(json.dumps(answer.data())), render_report(answer, Format.TABLE)
     assert values["gpus"] == GPUS_ASKED
     for strategy in values["strategies"]:
         parts = dict(strategy["bytes_per_gpu"])
         assert parts.pop("total") == sum(parts.values())
     first = values["presets"][0]
-    assert f"{first['nodes']} x {first['platform']}" in answer.text
-    assert all(line.isascii() for line in answer.text.splitlines())
+    assert f"{first['nodes']} x {first['platform']}" in text
+    assert all(line.isascii() for line in text.splitlines())
 
 
 @pytest.mark.parametrize("values", [{"gpus": 0}, {"gpu_memory_gb": -1}])
@@ -250,7 +251,7 @@ def test_more_memory_a_gpu_is_never_less_usable() -> None:
 
 def test_an_answer_says_how_many_layers_are_recomputed_and_refuses_more_than_there_are() -> None:
     found = training_answer("Qwen3-14B", Training(gradient_checkpointing=10), BOOK)
-    assert "10 of 40 layers recomputed" in found.text
-    assert (found.values["gradient_checkpointing"], found.values["layers"]) == (10, 40)
+    assert "10 of 40 layers recomputed" in render_report(found, Format.TABLE)
+    assert (found.data()["gradient_checkpointing"], found.data()["layers"]) == (10, 40)
     with pytest.raises(SizeError, match=r"--checkpointing-layers: got 41, but Qwen3-14B has 40"):
         training_answer("Qwen3-14B", Training(gradient_checkpointing=41), BOOK)

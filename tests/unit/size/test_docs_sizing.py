@@ -35,7 +35,7 @@ def batch_row(model: str, method: Method) -> str:
 
 def deck_rows() -> list[str]:
     """Returns the lines of the table of seed 004."""
-    text = render_report(deck_answer().document, Format.MARKDOWN)
+    text = render_report(deck_answer(), Format.MARKDOWN)
     return [line for line in text.splitlines() if line.startswith("| Llama")]
 
 

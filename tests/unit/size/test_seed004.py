@@ -35,14 +35,11 @@ SLIDES = [
     "S004-14",
 )
 def test_the_rule_gives_every_row_of_the_slides() -> None:
-    rows = [
-        (row.billions, row.dtype.value, row.weights_gb, row.training_gb, row.gpus)
-        for row in (deck_row(billions, Dtype(dtype)) for billions, dtype, *_ in SLIDES)
-    ]
+    rows = [(billions, dtype, *deck_row(billions, Dtype(dtype))) for billions, dtype, *_ in SLIDES]
     assert rows == SLIDES
     answered = [
         tuple(row[f"deck_{name}"] for name in ("weights_gb", "training_gb", "gpus"))
-        for row in deck_answer().values["rows"]  # type: ignore[attr-defined]
+        for row in deck_answer().data()["rows"]  # type: ignore[attr-defined]
     ]
     assert answered == [row[2:] for row in SLIDES]
 
@@ -60,7 +57,7 @@ def test_the_rule_gives_every_row_of_the_slides() -> None:
 )
 def test_the_command_prints_the_rows_of_the_slides_as_they_are() -> None:
     answer = deck_answer()
-    rows = answer.values["rows"]
+    rows = answer.data()["rows"]
     assert isinstance(rows, list)
     names = [(f"Llama-2-{billions}b", dtype) for billions, dtype, *_ in SLIDES]
     figures = [tuple(slide[2:]) for slide in SLIDES]
@@ -68,7 +65,7 @@ def test_the_command_prints_the_rows_of_the_slides_as_they_are() -> None:
     assert figures == [
         (row["deck_weights_gb"], row["deck_training_gb"], row["deck_gpus"]) for row in rows
     ]
-    (table,) = answer.document.tables
+    (table,) = answer.tables
     assert table.headings[1:4] == ("weights", "deck: training", "GPUs")
     assert [row[:4] for row in table.rows] == [
         (f"{model} {dtype}", *(f"{each:,}" for each in of_slide))
@@ -78,13 +75,13 @@ def test_the_command_prints_the_rows_of_the_slides_as_they_are() -> None:
 
 @pytest.mark.feature("S004-06", "S004-09", "S004-15")
 def test_gpu_memory_is_an_input_of_the_rule() -> None:
-    assert deck_row(7, Dtype.FP32, gpu_memory_gb=80).gpus == 2
-    assert deck_row(70, Dtype.FP16, gpu_memory_gb=80).gpus == 8
-    assert deck_row(7, Dtype.FP32, gpu_memory_gb=49).gpus == 2, "98 GB fit two of them exactly"
-    assert deck_row(7, Dtype.FP16, gpu_memory_gb=49).gpus == 1
+    assert deck_row(7, Dtype.FP32, gpu_memory_gb=80)[2] == 2
+    assert deck_row(70, Dtype.FP16, gpu_memory_gb=80)[2] == 8
+    assert deck_row(7, Dtype.FP32, gpu_memory_gb=49)[2] == 2, "98 GB fit two of them exactly"
+    assert deck_row(7, Dtype.FP16, gpu_memory_gb=49)[2] == 1
     for given, deck_gpus, gpus in ((None, 4, 4), (80, 2, 2), (141, 1, 1)):
         answer = deck_answer("Llama-2-7b", dtype=Dtype.FP32, gpu_memory_gb=given)
-        (row,) = answer.values["rows"]  # type: ignore[misc]
+        (row,) = answer.data()["rows"]  # type: ignore[misc]
         assert (row["deck_gpus"], row["gpus"]) == (deck_gpus, gpus)
 
 
@@ -97,7 +94,7 @@ def test_a_model_is_called_by_its_name(model: str, billions: int) -> None:
 
 def test_the_deck_is_low_wherever_weights_can_be_trained() -> None:
     """State alone, without activations, is more than the deck's memory for training."""
-    rows = deck_answer().values["rows"]
+    rows = deck_answer().data()["rows"]
     assert isinstance(rows, list)
     for row in rows:
         if row["dtype"] != "int8":
@@ -106,12 +103,12 @@ def test_the_deck_is_low_wherever_weights_can_be_trained() -> None:
 
 
 def test_one_model_has_three_rows_and_a_type_has_one() -> None:
-    assert [row["dtype"] for row in deck_answer("Qwen3-14B").values["rows"]] == [  # type: ignore[union-attr]
+    assert [row["dtype"] for row in deck_answer("Qwen3-14B").data()["rows"]] == [  # type: ignore[union-attr]
         "fp32",
         "fp16",
         "int8",
     ]
-    assert len(deck_answer("Qwen3-14B", dtype=Dtype.FP16).values["rows"]) == 1  # type: ignore[arg-type]
+    assert len(deck_answer("Qwen3-14B", dtype=Dtype.FP16).data()["rows"]) == 1  # type: ignore[arg-type]
 
 
 def test_a_type_that_the_deck_does_not_print_is_refused() -> None:
