@@ -17,11 +17,11 @@ from decimal import Decimal
 from typing import Final
 
 from cost.chat.break_even import break_even_part, model_problems
-from cost.chat.unit_costs import Amount, Inputs, Part, PartMaker, unit_costs
+from cost.chat.unit_costs import Amount, Inputs, Part, PartMaker, listed, unit_costs
 from cost.choose.limits import policy_part, policy_problems
 from cost.prices.book import HOURS_PER_MONTH, PriceBook
-from cost.report.layout import Table, money, number, usd_text
-from cost.resources.estimate import Estimate, estimate, price_problems
+from cost.report.layout import money, number, usd_text
+from cost.resources.estimate import Estimate, Total, estimate, price_problems
 from cost.run_record import RunRecord
 from cost.runs.runs import pipelines_part, runs, schedules_part
 from cost.runs.searches import searches_part, shifts_part
@@ -33,42 +33,17 @@ from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PauseSaving:
-    """US dollars a 730-hour month that the workers of a stack cost; `low` at min_nodes."""
-
-    low_usd_per_month: Decimal
-    high_usd_per_month: Decimal
-    is_lower_bound: bool
-    """Whether a line of the workers has no price."""
-
-    @property
-    def low_usd_per_hour(self) -> Decimal:
-        """US dollars an hour at min_nodes."""
-        return self.low_usd_per_month / HOURS_PER_MONTH
-
-    def __str__(self) -> str:
-        hour = _span(self.low_usd_per_hour, self.high_usd_per_month / HOURS_PER_MONTH)
-        month = _span(self.low_usd_per_month, self.high_usd_per_month)
-        least = "at least " if self.is_lower_bound else ""
-        return f"{least}{hour} an hour, {month} a month of {HOURS_PER_MONTH} hours"
-
-
-def pause_saving(spec: StackSpec, book: PriceBook) -> PauseSaving:
+def pause_saving(spec: StackSpec, book: PriceBook) -> Total:
     """What the stack pays for its workers while it is not paused."""
     running, paused = (
         estimate(replace(spec, nodes=replace(spec.nodes, paused=value)), book)
         for value in (False, True)
     )
-    return PauseSaving(
-        low_usd_per_month=running.monthly_low_usd - paused.monthly_low_usd,
-        high_usd_per_month=running.monthly_high_usd - paused.monthly_high_usd,
+    return Total(
+        low_usd=running.monthly_low_usd - paused.monthly_low_usd,
+        high_usd=running.monthly_high_usd - paused.monthly_high_usd,
         is_lower_bound=any(line.nodeset and line.unknown for line in running.components),
     )
-
-
-def _span(low: Decimal, high: Decimal) -> str:
-    return f"${low:,.2f}" if low == high else f"${low:,.2f} to ${high:,.2f}"
 
 
 _DAY: Final = Decimal(24)
@@ -82,7 +57,7 @@ def left_running_lines(
     least, usd_per_hour = "at least " if found.is_lower_bound else "", found.hourly_low_usd
     lines = [f"If you forget it: {least}{_spans(usd_per_hour)}, at min_nodes"]
     if not spec.nodes.paused:
-        paused = usd_per_hour - pause_saving(spec, book).low_usd_per_hour
+        paused = usd_per_hour - pause_saving(spec, book).low_usd / HOURS_PER_MONTH
         lines.append(f"  paused: {least}{_spans(paused)}")
     end, lifetime = end_of(spec), spec.lifetime
     if lifetime is None:
@@ -133,27 +108,22 @@ class Reservation:
 
 def reservations_part(inputs: Inputs) -> Iterable[Part]:
     """Part `reservations`; none where no nodeset has both prices."""
-    if inputs.spec.attached is not None:
-        return  # a contract has one price, whoever reserves what
-    found = tuple(_reservations(inputs.estimate))
-    if not found:
-        return
-    yield Part(
-        name="reservations",
-        tables=(
-            Table(
-                title="Reserved against on-demand nodes (US dollars a node, without disks)",
-                headings=("Workers", "On demand", "Reserved", "Reserved a month", "Pays from"),
-                rows=tuple(_row(each) for each in found),
-            ),
-        ),
+    is_attached = (
+        inputs.spec.attached is not None
+    )  # a contract has one price, whoever reserves what
+    return listed(
+        "reservations",
+        () if is_attached else tuple(_reservations(inputs.estimate)),
+        title="Reserved against on-demand nodes (US dollars a node, without disks)",
+        headings=("Workers", "On demand", "Reserved", "Reserved a month", "Pays from"),
+        row=_row,
+        plain=_plain,
         notes=(
             (
                 "Reserved nodes are paid for all 730 hours; on-demand ones only while they are "
                 "there (autoscaling, a paused stack)."
             ),
         ),
-        plain={"reservations": [_plain(each) for each in found]},
     )
 
 
@@ -225,19 +195,14 @@ def bill(spec: StackSpec, book: PriceBook, records: Sequence[RunRecord] = ()) ->
     """The stack's bill; records replace assumed speeds where they measure this stack."""
     total = estimate(spec, book)
     units = unit_costs(spec, total, records)
-    inputs = Inputs(spec=spec, book=book, estimate=total, unit_costs=units, records=records)
     problems = price_problems(check(spec), spec, book)
-    # A part may rely on what the checks allow.
-    is_valid = not any(problem.level is Level.ERROR for problem in problems)
-    if is_valid:
-        problems += (*policy_problems(inputs), *model_problems(spec), *chat_problems(spec))
-        problems = tuple(sorted(problems, key=lambda problem: problem.level is Level.WARNING))
-    return Bill(
-        spec=spec,
-        book=book,
-        estimate=total,
-        unit_costs=units,
-        problems=problems,
-        parts=tuple(part for make in PARTS for part in make(inputs)) if is_valid else (),
-        records=records,
+    found = Bill(
+        spec=spec, book=book, estimate=total, unit_costs=units, records=records, problems=problems
     )
+    # A part may rely on what the checks allow.
+    if found.errors:
+        return found
+    problems += (*policy_problems(found), *model_problems(spec), *chat_problems(spec))
+    problems = tuple(sorted(problems, key=lambda problem: problem.level is Level.WARNING))
+    parts = tuple(part for make in PARTS for part in make(found))
+    return replace(found, problems=problems, parts=parts)

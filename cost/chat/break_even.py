@@ -304,7 +304,8 @@ def break_even_notes(found: BreakEvens, units: UnitCosts) -> list[str]:
             "tokens, not answers."
         )
     notes += [
-        f"{api.model}: {small_usd_text(api.usd)} a chat, {_day(api)}: {api.source}."
+        f"{api.model}: {small_usd_text(api.usd)} a chat, "
+        f"{'undated price, read on' if api.is_undated else 'price of'} {api.date}: {api.source}."
         for api in found.apis
     ]
     return notes
@@ -411,11 +412,6 @@ def _more_nodes(found: BreakEvens, bound: str) -> list[str]:
         and row.serving_nodes_needed is not None
         and row.serving_nodes_needed <= most
     ]
-
-
-def _day(api: ApiCost) -> str:
-    day = api.date.isoformat()
-    return f"undated price, read on {day}" if api.is_undated else f"price of {day}"
 
 
 def _whole(chats: Decimal | None) -> int | None:

@@ -5,11 +5,12 @@ Also `Part`, what one subject (break-even, runs, policy) adds to a bill, made fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from types import MappingProxyType
+from typing import TypeVar
 
 from cost.chat.speeds import (
     SECONDS_PER_HOUR,
@@ -246,6 +247,32 @@ class Inputs:
     unit_costs: UnitCosts
     records: Sequence[RunRecord] = ()
     """Run records that measured speeds may come from."""
+
+
+_Item = TypeVar("_Item")
+
+
+def listed(
+    name: str,
+    found: Sequence[_Item],
+    *,
+    title: str,
+    headings: tuple[str, ...],
+    row: Callable[[_Item], tuple[str, ...]],
+    plain: Callable[[_Item], Mapping[str, object]],
+    notes: Iterable[str] = (),
+    amounts: Iterable[Amount] = (),
+) -> Iterator[Part]:
+    """A part with a row and plain values for each item; none without items."""
+    if found:
+        table = Table(title=title, headings=headings, rows=tuple(map(row, found)))
+        yield Part(
+            name=name,
+            tables=(table,),
+            notes=tuple(notes),
+            amounts=tuple(amounts),
+            plain={name: [plain(each) for each in found]},
+        )
 
 
 PartMaker = Callable[[Inputs], Iterable[Part]]

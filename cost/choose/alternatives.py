@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Final
 
-from cost.chat.unit_costs import Inputs, Part, unit_costs
+from cost.chat.unit_costs import Inputs, unit_costs
 from cost.choose.limits import Limit, limits
 from cost.prices.book import PriceBook, layered
-from cost.report.layout import Table, money, signed_usd, span, usd_text
+from cost.report.layout import Report, Table, money, signed_usd, span, usd_text
 from cost.resources.estimate import Estimate, estimate
 from cost.run_record import Outcome
 from cost.runs.forecast import Forecast, UnknownRun, forecasts
@@ -200,7 +200,12 @@ def _with_worker(spec: StackSpec, worker: WorkerSpec, shape: WorkerSpec, region:
     changes = [
         *_changed("nebius.region", spec.nebius.region, region),
         *_worker_changes(worker, shape),
-        *_job_changes(spec.jobs, jobs),
+        *(
+            change
+            for was, now in zip(spec.jobs, jobs, strict=True)
+            for key in ("nodes", "least_nodes", "gpus_per_node", "cpus_per_task")
+            for change in _changed(f"jobs[{was.name}].{key}", getattr(was, key), getattr(now, key))
+        ),
     ]
     return Candidate(
         spec=changed,
@@ -217,12 +222,6 @@ def _worker_changes(worker: WorkerSpec, shape: WorkerSpec) -> Iterator[Change]:
         key = "nodes" if is_fixed and name == "max_nodes" else name
         path = f"nodes.workers[{worker.name}].{key}"
         yield from _changed(path, getattr(worker, name), getattr(shape, name))
-
-
-def _job_changes(before: tuple[JobSpec, ...], after: tuple[JobSpec, ...]) -> Iterator[Change]:
-    for old, new in zip(before, after, strict=True):
-        for key in ("nodes", "least_nodes", "gpus_per_node", "cpus_per_task"):
-            yield from _changed(f"jobs[{old.name}].{key}", getattr(old, key), getattr(new, key))
 
 
 def _changed(key: str, before: object, after: object) -> Iterator[Change]:
@@ -413,7 +412,7 @@ _NOTHING: Final = (
 )
 
 
-def alternatives_part(inputs: Inputs, found: Sequence[Alternative]) -> Part:
+def alternatives_report(inputs: Inputs, found: Sequence[Alternative]) -> Report:
     """A row for each alternative, best first, and under it the keys that it changes."""
     before = inputs.estimate
     table = Table(
@@ -423,11 +422,15 @@ def alternatives_part(inputs: Inputs, found: Sequence[Alternative]) -> Part:
         rows=tuple(_row(index, item, before) for index, item in enumerate(found, 1)),
         bad_rows=frozenset(index for index, item in enumerate(found) if item.broken),
     )
-    return Part(
-        name="alternatives",
+    return Report(
         tables=(table,) if found else (),
         notes=tuple(_notes(inputs, found)),
-        plain={"alternatives": [_plain(item, before) for item in found]},
+        data=lambda: {
+            "schema_version": 1,
+            "stack": inputs.spec.name,
+            "alternatives": [_plain(item, before) for item in found],
+        },
+        title=f"Instead of {inputs.spec.name}",
     )
 
 

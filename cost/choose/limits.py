@@ -174,6 +174,7 @@ def policy_part(inputs: Inputs) -> Iterable[Part]:
     found = limits(inputs)
     if not found:
         return
+    kept = {None: _UNTOLD, True: "yes", False: "BROKEN"}
     yield Part(
         name="policy",
         tables=(
@@ -181,7 +182,12 @@ def policy_part(inputs: Inputs) -> Iterable[Part]:
                 title=f"Policy of {inputs.spec.name} ({inputs.spec.policy.level})",
                 headings=("Rule", "Allowed", "Stack", "Kept"),
                 rows=tuple(
-                    (limit.key.removeprefix("policy."), limit.allowed, limit.got, _kept(limit))
+                    (
+                        limit.key.removeprefix("policy."),
+                        limit.allowed,
+                        limit.got,
+                        kept[limit.is_kept],
+                    )
                     for limit in found
                 ),
                 num_text_columns=4,
@@ -220,10 +226,6 @@ def _fixes(inputs: Inputs, instead: Alternative | None) -> Iterator[str]:
 
     yield f"the cheapest that keeps every limit: {summary_text(instead, inputs.estimate)}"
     yield f"others: {ask}"
-
-
-def _kept(limit: Limit) -> str:
-    return "not known" if limit.is_kept is None else "yes" if limit.is_kept else "BROKEN"
 
 
 def _plain(limit: Limit) -> dict[str, object]:

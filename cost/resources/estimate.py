@@ -27,6 +27,18 @@ class Total:
     is_lower_bound: bool
     """Whether a line of the sum has no amount, so that the truth is at least this much."""
 
+    def __str__(self) -> str:
+        """The sum an hour and a month."""
+        hour, month = (
+            f"${low:,.2f}" if low == high else f"${low:,.2f} to ${high:,.2f}"
+            for low, high in (
+                (self.low_usd / HOURS_PER_MONTH, self.high_usd / HOURS_PER_MONTH),
+                (self.low_usd, self.high_usd),
+            )
+        )
+        least = "at least " if self.is_lower_bound else ""
+        return f"{least}{hour} an hour, {month} a month of {HOURS_PER_MONTH} hours"
+
 
 _STORAGE = (Section.BOOT_DISKS, Section.WORKER_DISKS, Section.FILESYSTEMS, Section.OBJECT_STORAGE)
 

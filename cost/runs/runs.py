@@ -12,9 +12,9 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
-from cost.chat.unit_costs import Amount, Inputs, Part
+from cost.chat.unit_costs import Amount, Inputs, Part, listed
 from cost.prices.book import HOURS_PER_MONTH
-from cost.report.layout import UNKNOWN, Table, exact_money, money, number, small_usd_text
+from cost.report.layout import UNKNOWN, exact_money, money, number, small_usd_text
 from cost.resources.estimate import Estimate, known_sum
 from cost.run_record import RunRecord
 from cost.runs.forecast import (
@@ -53,37 +53,30 @@ class PreemptionCost:
 
 def runs(inputs: Inputs) -> Iterable[Part]:
     """Parts `runs` and `preemption`; none where nothing trains, or no preemption is declared."""
-    if found := forecasts(inputs.estimate, inputs.records):
-        yield Part(
-            name="runs",
-            tables=(
-                Table(
-                    title="Cost per run (own nodes; with their share of the rest of the cluster)",
-                    headings=("Job", "Nodes", "Tokens", "Hours", "Own nodes", "Cluster share"),
-                    rows=tuple(_run_row(each) for each in found),
-                ),
-            ),
-            notes=tuple(note for each in found for note in run_notes(each)),
-            amounts=tuple(_amount(each, inputs.spec) for each in found),
-            plain={"runs": [plain_run(each) for each in found]},
-        )
-    if costs := preemption_costs(inputs):
-        yield Part(
-            name="preemption",
-            tables=(
-                Table(
-                    title="Preemptible against on-demand nodes (US dollars for an hour of useful "
-                    "work)",
-                    headings=(
-                        *("Job", "Checkpoint every", "Young", "Slowdown", "On-demand"),
-                        *("Preemptible", "Pays up to"),
-                    ),
-                    rows=tuple(_preemption_row(each) for each in costs),
-                ),
-            ),
-            notes=tuple(note for each in costs for note in _preemption_notes(each)),
-            plain={"preemption": [_plain_preemption(each) for each in costs]},
-        )
+    found = forecasts(inputs.estimate, inputs.records)
+    yield from listed(
+        "runs",
+        found,
+        title="Cost per run (own nodes; with their share of the rest of the cluster)",
+        headings=("Job", "Nodes", "Tokens", "Hours", "Own nodes", "Cluster share"),
+        row=_run_row,
+        plain=plain_run,
+        notes=(note for each in found for note in run_notes(each)),
+        amounts=(_amount(each, inputs.spec) for each in found),
+    )
+    costs = preemption_costs(inputs)
+    yield from listed(
+        "preemption",
+        costs,
+        title="Preemptible against on-demand nodes (US dollars for an hour of useful work)",
+        headings=(
+            *("Job", "Checkpoint every", "Young", "Slowdown", "On-demand"),
+            *("Preemptible", "Pays up to"),
+        ),
+        row=_preemption_row,
+        plain=_plain_preemption,
+        notes=(note for each in costs for note in _preemption_notes(each)),
+    )
 
 
 def preemption_costs(inputs: Inputs) -> tuple[PreemptionCost, ...]:
@@ -207,6 +200,9 @@ def plain_run(run: Forecast | UnknownRun) -> dict[str, object]:
 
 def _preemption_row(cost: PreemptionCost) -> tuple[str, ...]:
     losses, slowdown = cost.losses, cost.losses.slowdown
+    pays_up_to = "any rate" if cost.reason is None else UNKNOWN
+    if cost.pays_up_to is not None:
+        pays_up_to = f"{cost.pays_up_to:.2f} /node-day"
     return (
         cost.job,
         "never" if losses.interval_s is None else _minutes(losses.interval_s),
@@ -214,14 +210,8 @@ def _preemption_row(cost: PreemptionCost) -> tuple[str, ...]:
         "endless" if slowdown is None else f"{slowdown.factor:.3f} x",
         small_usd_text(cost.on_demand_usd_per_hour),
         small_usd_text(cost.preemptible_usd_per_hour),
-        _pays_up_to(cost),
+        pays_up_to,
     )
-
-
-def _pays_up_to(cost: PreemptionCost) -> str:
-    if cost.pays_up_to is not None:
-        return f"{cost.pays_up_to:.2f} /node-day"
-    return "any rate" if cost.reason is None else UNKNOWN
 
 
 def _preemption_notes(cost: PreemptionCost) -> list[str]:
@@ -339,37 +329,25 @@ def pipeline_cost(
 
 def pipelines_part(inputs: Inputs) -> Iterable[Part]:
     """Part `pipelines`; none where no job needs another."""
-    rates = inputs.estimate
     found = [
-        pipeline_cost(pipeline(inputs.spec, job.name), rates, inputs.records)
+        pipeline_cost(pipeline(inputs.spec, job.name), inputs.estimate, inputs.records)
         for job in pipeline_ends(inputs.spec)
     ]
-    if not found:
-        return
-    yield Part(
-        name="pipelines",
-        tables=(
-            Table(
-                title="Cost per pipeline (own nodes; jobs one after the other, without waiting)",
-                headings=(
-                    *("Pipeline", "Jobs", "Hours at most", "At most", "Forecast of"),
-                    "Forecast",
-                ),
-                rows=tuple(
-                    (
-                        cost.order,
-                        str(len(cost.steps)),
-                        f"{cost.most_hours:,.2f}",
-                        small_usd_text(cost.most_usd),
-                        f"{len(cost.forecasts)} of {len(cost.steps)}",
-                        small_usd_text(cost.forecast_usd),
-                    )
-                    for cost in found
-                ),
-            ),
+    return listed(
+        "pipelines",
+        found,
+        title="Cost per pipeline (own nodes; jobs one after the other, without waiting)",
+        headings=("Pipeline", "Jobs", "Hours at most", "At most", "Forecast of", "Forecast"),
+        row=lambda cost: (
+            cost.order,
+            str(len(cost.steps)),
+            f"{cost.most_hours:,.2f}",
+            small_usd_text(cost.most_usd),
+            f"{len(cost.forecasts)} of {len(cost.steps)}",
+            small_usd_text(cost.forecast_usd),
         ),
+        plain=plain_pipeline,
         notes=("Pipelines: at most is every job up to its time limit.",),
-        plain={"pipelines": [plain_pipeline(cost) for cost in found]},
     )
 
 
@@ -446,27 +424,19 @@ def schedules_part(inputs: Inputs) -> Iterable[Part]:
     spec, rates = inputs.spec, inputs.estimate
     jobs = (pipeline(spec, job.name) for job in spec.jobs if job.schedule is not None)
     costs = (schedule_cost(pipeline_cost(each, rates, inputs.records)) for each in jobs)
-    found = [cost for cost in costs if cost is not None]
-    if not found:
-        return
-    yield Part(
-        name="schedules",
-        tables=(
-            Table(
-                title="Cost of schedules a month (own nodes)",
-                headings=("Schedule", "Times", "Hours at most", "At most", "Forecast"),
-                rows=tuple(
-                    (
-                        f"{cost.schedule}: {cost.once.order}",
-                        f"{cost.times_per_month:,.1f}",
-                        f"{cost.most_hours:,.1f}",
-                        small_usd_text(cost.most_usd),
-                        small_usd_text(cost.forecast_usd),
-                    )
-                    for cost in found
-                ),
-            ),
+    return listed(
+        "schedules",
+        [cost for cost in costs if cost is not None],
+        title="Cost of schedules a month (own nodes)",
+        headings=("Schedule", "Times", "Hours at most", "At most", "Forecast"),
+        row=lambda cost: (
+            f"{cost.schedule}: {cost.once.order}",
+            f"{cost.times_per_month:,.1f}",
+            f"{cost.most_hours:,.1f}",
+            small_usd_text(cost.most_usd),
+            small_usd_text(cost.forecast_usd),
         ),
+        plain=_plain,
         notes=(
             (
                 "Schedules: nodes that stand anyway are in the bill already; this is which part of "
@@ -474,7 +444,6 @@ def schedules_part(inputs: Inputs) -> Iterable[Part]:
                 "that is not over keeps the next one out: no job counts for more than a month."
             ),
         ),
-        plain={"schedules": [_plain(cost) for cost in found]},
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from cost.chat.unit_costs import Inputs, Part
+from cost.chat.unit_costs import Inputs, Part, listed
 from cost.report.layout import UNKNOWN, Table, exact_money, money, number, small_usd_text
 from cost.resources.estimate import Estimate, known_sum
 from cost.run_record import RunRecord
@@ -113,34 +113,26 @@ def search_cost(
 
 def searches_part(inputs: Inputs) -> Iterable[Part]:
     """Part `searches`; none where the stack declares none."""
-    rates = inputs.estimate
-    found = [search_cost(search, rates, inputs.records) for search in inputs.spec.searches]
-    if not found:
-        return
-    yield Part(
-        name="searches",
-        tables=(
-            Table(
-                title="Cost per search (own nodes of all trials)",
-                headings=("Search", "Trials", "At once", "Hours at most", "At most", "Forecast"),
-                rows=tuple(
-                    (
-                        f"{cost.search.name} of {cost.job.name}",
-                        str(len(cost.runs)),
-                        str(cost.search.at_once),
-                        f"{cost.most_hours:,.2f}",
-                        small_usd_text(cost.most_usd),
-                        small_usd_text(cost.forecast_usd),
-                    )
-                    for cost in found
-                ),
-            ),
+    searches = inputs.spec.searches
+    found = [search_cost(each, inputs.estimate, inputs.records) for each in searches]
+    return listed(
+        "searches",
+        found,
+        title="Cost per search (own nodes of all trials)",
+        headings=("Search", "Trials", "At once", "Hours at most", "At most", "Forecast"),
+        row=lambda cost: (
+            f"{cost.search.name} of {cost.job.name}",
+            str(len(cost.runs)),
+            str(cost.search.at_once),
+            f"{cost.most_hours:,.2f}",
+            small_usd_text(cost.most_usd),
+            small_usd_text(cost.forecast_usd),
         ),
+        plain=plain_search,
         notes=(
             "Searches: at most is every trial up to its time limit.",
             *(f"Search {over}." for cost in found if (over := cost.over) is not None),
         ),
-        plain={"searches": [plain_search(cost) for cost in found]},
     )
 
 

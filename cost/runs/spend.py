@@ -101,6 +101,17 @@ class JobSpend:
     """None when the price of its nodes is not known."""
     is_whole: bool
     """Whether the job began and ended inside the period."""
+    forecast_usd: Decimal | None = None
+    """US dollars of its nodes as forecast at submission; None where nothing was."""
+    padding_usd: Decimal | None = None
+    """The part of its US dollars that went into padding; None where it was not measured."""
+
+    @property
+    def variance(self) -> Decimal | None:
+        """(actual - forecast) / forecast of a job that ended inside the period; None else."""
+        if self.nodes_usd is None or not self.forecast_usd or not self.is_whole:
+            return None
+        return (self.nodes_usd - self.forecast_usd) / self.forecast_usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,31 +359,11 @@ def month_of(moment: datetime) -> tuple[datetime, datetime]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRow:
-    """One job with what was expected of it."""
-
-    job: JobSpend
-    forecast_usd: Decimal | None
-    """US dollars of its nodes as forecast at submission; None where nothing was."""
-    padding_usd: Decimal | None
-    """The part of its US dollars that went into padding; None where it was not measured."""
-
-    @property
-    def variance(self) -> Decimal | None:
-        """(actual - forecast) / forecast of a job that ended inside the period; None else."""
-        actual_usd, forecast_usd = self.job.nodes_usd, self.forecast_usd
-        if actual_usd is None or not forecast_usd or not self.job.is_whole:
-            return None
-        return (actual_usd - forecast_usd) / forecast_usd
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SpendReport:
     """What `soperator cost spend` prints."""
 
     heading: str | None
     spend: Spend
-    rows: tuple[JobRow, ...]
     overrides: tuple[OverrideEntry, ...]
     """Submissions over the budget inside the period."""
     budget: MonthBudget | None
@@ -381,7 +372,7 @@ class SpendReport:
     @property
     def padding_usd(self) -> Decimal | None:
         """US dollars of padding over all jobs that measured it; None when none did."""
-        known = [row.padding_usd for row in self.rows if row.padding_usd is not None]
+        known = [job.padding_usd for job in self.spend.jobs if job.padding_usd is not None]
         return sum(known, _ZERO) if known else None
 
 
@@ -397,8 +388,7 @@ def spend_report(
     expected, ended = forecasts(entries), actuals(entries)
     return SpendReport(
         heading=heading,
-        spend=spend,
-        rows=tuple(_row(job, expected, ended) for job in spend.jobs),
+        spend=replace(spend, jobs=tuple(_known(job, expected, ended) for job in spend.jobs)),
         overrides=tuple(
             entry
             for entry in entries
@@ -409,19 +399,17 @@ def spend_report(
     )
 
 
-def _row(
+def _known(
     job: JobSpend, expected: Mapping[JobKey, ForecastEntry], ended: Mapping[JobKey, ActualEntry]
-) -> JobRow:
+) -> JobSpend:
     forecast = expected.get(job.use.forecast_key)
     actual = ended.get((job.use.cluster, job.use.job_id))
     padding = None if actual is None else actual.padding_percent
-    return JobRow(
-        job=job,
-        forecast_usd=None if forecast is None else forecast.usd_per_task,
-        padding_usd=None
-        if padding is None or job.nodes_usd is None
-        else job.nodes_usd * padding / 100,
-    )
+    padding_usd = None
+    if padding is not None and job.nodes_usd is not None:
+        padding_usd = job.nodes_usd * padding / 100
+    forecast_usd = None if forecast is None else forecast.usd_per_task
+    return replace(job, forecast_usd=forecast_usd, padding_usd=padding_usd)
 
 
 SCHEMA_VERSION: Final = 1
@@ -446,9 +434,9 @@ def render_spend(report: SpendReport, format: Format = Format.TABLE, by: By | No
         )
         return render_report(found, format)
     tables = [_where(spend)]
-    if report.rows:
+    if spend.jobs:
         tables += [
-            _jobs(report),
+            _jobs(spend),
             _groups("Users", "User", spend, lambda use: use.user),
             _groups("Partitions", "Partition", spend, lambda use: use.partition),
         ]
@@ -535,29 +523,29 @@ def _where(spend: Spend) -> Table:
     )
 
 
-def _jobs(report: SpendReport) -> Table:
+def _jobs(spend: Spend) -> Table:
     return Table(
         title="Jobs (own nodes)",
         headings=(
             "Job", "Id", "User", "State", "Node-hours", "USD", "Forecast", "Against it", "Padding"
         ),
-        rows=tuple(_job_row(row) for row in report.rows),
+        rows=tuple(map(_job_row, spend.jobs)),
         num_text_columns=4,
     )  # fmt: skip
 
 
-def _job_row(row: JobRow) -> tuple[str, ...]:
-    use, variance = row.job.use, row.variance
+def _job_row(job: JobSpend) -> tuple[str, ...]:
+    use, variance = job.use, job.variance
     return (
         use.name,
         use.job_id,
         use.user,
         use.state,
-        f"{row.job.node_hours:,.3f}",
-        usd_text(row.job.nodes_usd),
-        usd_text(row.forecast_usd),
+        f"{job.node_hours:,.3f}",
+        usd_text(job.nodes_usd),
+        usd_text(job.forecast_usd),
         "" if variance is None else f"{100 * variance:+.1f} %",
-        "" if row.padding_usd is None else usd_text(row.padding_usd),
+        "" if job.padding_usd is None else usd_text(job.padding_usd),
     )
 
 
@@ -635,7 +623,7 @@ def _plain(report: SpendReport) -> dict[str, object]:
         "storage_usd": exact_money(spend.storage_usd),
         "told_twice_usd": exact_money(spend.told_twice_usd),
         "padding_usd": exact_money(report.padding_usd),
-        "jobs": [_plain_job(row) for row in report.rows],
+        "jobs": [_plain_job(job) for job in spend.jobs],
         "users": _plain_groups(spend, lambda use: use.user),
         "accounts": _plain_groups(spend, lambda use: use.account),
         "partitions": _plain_groups(spend, lambda use: use.partition),
@@ -653,8 +641,8 @@ def _plain(report: SpendReport) -> dict[str, object]:
     }
 
 
-def _plain_job(row: JobRow) -> dict[str, object]:
-    use, variance = row.job.use, row.variance
+def _plain_job(job: JobSpend) -> dict[str, object]:
+    use = job.use
     return {
         "job": use.name,
         "job_id": use.job_id,
@@ -662,11 +650,11 @@ def _plain_job(row: JobRow) -> dict[str, object]:
         "account": use.account,
         "partition": use.partition,
         "state": use.state,
-        "node_hours": number(row.job.node_hours),
-        "nodes_usd": exact_money(row.job.nodes_usd),
-        "forecast_usd": exact_money(row.forecast_usd),
-        "variance": number(variance),
-        "padding_usd": exact_money(row.padding_usd),
+        "node_hours": number(job.node_hours),
+        "nodes_usd": exact_money(job.nodes_usd),
+        "forecast_usd": exact_money(job.forecast_usd),
+        "variance": number(job.variance),
+        "padding_usd": exact_money(job.padding_usd),
     }
 
 
@@ -681,8 +669,8 @@ def _csv_rows(report: SpendReport) -> Iterator[Sequence[object]]:
     spend = report.spend
     yield _CSV_COLUMNS
     period = (spend.stack_name, spend.since.isoformat(), spend.until.isoformat())
-    for row in report.rows:
-        values = _plain_job(row)
+    for job in spend.jobs:
+        values = _plain_job(job)
         yield (*period, "job", *(values[name] for name in _CSV_JOB))
     for name, usd in parts(spend)[1:]:
         yield (*period, "part", name, *[None] * 6, exact_money(usd), None, None)

@@ -21,13 +21,13 @@ from cost.bill.bill import Bill, bill
 from cost.bill.explain import explain as explanation_of
 from cost.bill.table import SharedBill, bill_page, render, render_chats
 from cost.chat.unit_costs import NotKnown
-from cost.choose.alternatives import alternatives, alternatives_part, parse_shortage
+from cost.choose.alternatives import alternatives, alternatives_report, parse_shortage
 from cost.diff.compare import render_compare
 from cost.diff.diff import diff
 from cost.diff.snapshot import take
 from cost.diff.table import SIDES, StackChange, comment, csv_rows, plain_diff, render_diff
 from cost.prices.book import PRICES_DIR, PriceBook, layered, price_age_problems
-from cost.report.layout import Format, Report, csv_text, page, render_explanation, render_report
+from cost.report.layout import Format, csv_text, page, render_explanation, render_report
 from cost.runs.invoice import Invoice, read_invoice
 from cost.runs.spend import By, month_of, render_spend
 from infra.cli import context
@@ -178,14 +178,8 @@ def _alternatives(stack: str, without: list[str], format: Format) -> str:
     shortages = [parse_shortage(text) for text in without]
     context.refuse_attached(stack, "cost --alternatives")
     found: Bill = of_stack(stack)
-    part = alternatives_part(found, alternatives(found, shortages, _MOST_ALTERNATIVES))
-    report = Report(
-        tables=part.tables,
-        notes=part.notes,
-        data=lambda: {"schema_version": 1, "stack": stack, **part.plain},
-        title=f"Instead of {stack}",
-    )
-    return render_report(report, format)
+    instead = alternatives(found, shortages, _MOST_ALTERNATIVES)
+    return render_report(alternatives_report(found, instead), format)
 
 
 _LEAST = Decimal("0.01")
@@ -335,12 +329,9 @@ def spend(
         if billed is None:
             put(render_spend(report, format, by), output)
             return
-        from cost.resources.estimate import estimate
         from cost.runs.reconcile import reconcile, render_reconciliation
 
-        found = reconcile(
-            estimate(ledger.spec, ledger.rates.book), report.spend, billed, tolerance=close
-        )
+        found = reconcile(ledger.rates, report.spend, billed, tolerance=close)
         put(render_reconciliation(found, format), output)
         raise typer.Exit(exit_code(found.verdict))
 

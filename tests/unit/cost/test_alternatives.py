@@ -14,12 +14,12 @@ from cost.chat.unit_costs import Inputs
 from cost.choose.alternatives import (
     Shortage,
     alternatives,
-    alternatives_part,
+    alternatives_report,
     candidates,
     parse_shortage,
 )
 from cost.prices.book import layered
-from cost.report.layout import WIDTH, Format, Report, render_report
+from cost.report.layout import WIDTH, Format, render_report
 from cost.resources.estimate import estimate
 from cost.runs.forecast import Forecast, UnknownRun
 from stacks.catalog import PLATFORMS
@@ -253,8 +253,8 @@ def test_a_shortage_may_name_preset_and_region():
 def test_the_table_fits_the_page_and_names_every_key_to_change():
     inputs = with_policy("h100-prod", max_usd_per_month=Decimal(25000))
     found = alternatives(inputs, limit=5)
-    part = alternatives_part(inputs, found)
-    text = render_report(Report(heading=None, tables=part.tables, notes=part.notes), Format.TABLE)
+    part = alternatives_report(inputs, found)
+    text = render_report(part, Format.TABLE)
     assert max(len(line) for line in text.splitlines()) <= WIDTH
     flat = " ".join(text.split())
     for item in found:
@@ -263,7 +263,7 @@ def test_the_table_fits_the_page_and_names_every_key_to_change():
 
 def test_where_nothing_is_cheaper_the_page_says_what_would_change_that():
     inputs = layered_inputs(load_stack("l40s-dev"))
-    part = alternatives_part(inputs, ())
+    part = alternatives_report(inputs, ())
     assert part.tables == ()
     assert "less memory" in part.notes[0]
 

@@ -41,7 +41,7 @@ def test_a_month_of_forgetting_is_the_bill_of_a_month(name: str) -> None:
     book = PriceBook.load(spec.prices)
     total = estimate(spec, book)
     assert f"{usd_text(total.monthly_low_usd)} a month of 730 hours" in lines_of(spec)[0]
-    saved = pause_saving(spec, book).low_usd_per_hour
+    saved = pause_saving(spec, book).low_usd / 730
     assert Decimal(0) <= saved < total.hourly_low_usd
 
 
@@ -67,7 +67,7 @@ def test_a_line_without_a_price_makes_every_amount_a_least() -> None:
     book = PriceBook.load(spec.prices)
     bill = estimate(spec, book)
     storage = next(line for line in bill.components if line.nodeset is None)
-    unpriced = replace(storage, unknown="no source has it")
+    unpriced = replace(storage, unknown="no source has it", rate=None)
     found = replace(bill, components=(*bill.components, unpriced))
     first, paused, idle, end = left_running_lines(spec, book, found, NOW)
     assert first.startswith("If you forget it: at least $")

@@ -230,7 +230,7 @@ ENTRIES: tuple[Entry, ...] = (
 
 def test_the_actual_stands_beside_its_forecast_and_its_padding(rates: Estimate):
     """(36.5504 - 30) / 30 = +21.8 %; a quarter of it was padding."""
-    first, second = report(rates, *ENTRIES).rows
+    first, second = report(rates, *ENTRIES).spend.jobs
     assert first.variance is not None
     assert round(first.variance, 4) == Decimal("0.2183")
     assert first.padding_usd == Decimal("9.1376")
@@ -239,7 +239,7 @@ def test_the_actual_stands_beside_its_forecast_and_its_padding(rates: Estimate):
 
 def test_a_job_that_is_not_whole_in_the_period_has_no_variance(rates: Estimate):
     found = day(rates, use("1", at(22, day=9), at(1), FOUR))
-    (row,) = spend_report(found, ENTRIES, heading=None, budget=None, notes=()).rows
+    (row,) = spend_report(found, ENTRIES, heading=None, budget=None, notes=()).spend.jobs
     assert row.variance is None
 
 

@@ -228,7 +228,7 @@ def test_a_job_that_slurmctld_forgot_costs_what_it_had_at_most_and_reserves_noth
         report = ledger.report_of_cluster(
             of, shell, cluster=CLUSTER, since=at(0, day=1), until=until, now=until
         )
-        assert [row.job.use.state for row in report.rows] == ["FORGOTTEN"] * bool(hours)
+        assert [row.use.state for row in report.spend.jobs] == ["FORGOTTEN"] * bool(hours)
         assert report.spend.jobs_usd == usd
         assert report.budget is not None
         assert (report.budget.spent_usd, report.budget.reserved_usd) == (usd, 0)
@@ -436,8 +436,8 @@ def test_spend_settles_what_ended_and_prints_it_beside_its_forecast(tmp_path: Pa
     report = ledger.report_of_cluster(
         of, Recorded(stdout=ENDED), cluster=CLUSTER, since=at(0, day=1), until=at(12), now=at(12)
     )
-    (row,) = report.rows
-    assert (row.job.nodes_usd, row.forecast_usd) == (Decimal("36.5504"), 30)
+    (row,) = report.spend.jobs
+    assert (row.nodes_usd, row.forecast_usd) == (Decimal("36.5504"), 30)
     assert isinstance(of.file.read().entries[-1], ActualEntry)
     assert report.notes == ()
 
@@ -449,7 +449,7 @@ def test_without_accounting_the_ledger_fills_in_and_the_report_says_so(tmp_path:
     report = ledger.report_of_cluster(
         of, shell, cluster=CLUSTER, since=at(0, day=1), until=at(12), now=at(12)
     )
-    assert [row.job.use.job_id for row in report.rows] == ["1"]
+    assert [row.use.job_id for row in report.spend.jobs] == ["1"]
     assert report.notes[0].startswith("Accounting is off on this cluster")
 
 
@@ -459,14 +459,14 @@ def test_jobs_of_a_former_cluster_are_still_this_stack_s_spend(tmp_path: Path) -
     report = ledger.report_of_cluster(
         of, Recorded(stdout=ENDED), cluster=CLUSTER, since=at(0, day=1), until=at(12), now=at(12)
     )
-    assert sorted(row.job.use.cluster for row in report.rows) == [CLUSTER, "ssh-ed25519 OLD"]
+    assert sorted(row.use.cluster for row in report.spend.jobs) == [CLUSTER, "ssh-ed25519 OLD"]
 
 
 def test_the_ledger_alone_says_what_it_has_no_end_of(tmp_path: Path) -> None:
     of = books(tmp_path)
     of.file.append(forecast_entry("7", "30", at(8)))
     report = ledger.report_of_ledger(of, since=at(0, day=1), until=at(12), now=at(12))
-    assert report.rows == ()
+    assert report.spend.jobs == ()
     assert report.notes[1] == "Without an end: jobs 7."
 
 

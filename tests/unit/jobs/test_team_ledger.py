@@ -362,7 +362,7 @@ def costs(of: JobLedger, *told: str) -> tuple[dict[str, Decimal | None], SpendRe
     report = report_of_cluster(of, Teller("".join(told)), **period)
     of_parts = sum((usd for _, usd in parts(report.spend)), Decimal(0))
     assert abs(of_parts - report.spend.bill_usd) < Decimal("1e-6")
-    return {row.job.use.user: row.job.nodes_usd for row in report.rows}, report
+    return {row.use.user: row.nodes_usd for row in report.spend.jobs}, report
 
 
 def test_nobody_s_word_changes_what_another_s_job_costs(tmp_path: Path) -> None:
