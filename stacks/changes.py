@@ -122,6 +122,7 @@ _FIXED: Final = {
     "storage.accounting": "the accounting database",
 }
 _PROJECT: Final = "nebius.project_id"
+_SIZE: Final = ".size_gib"
 _PASSWORDS: Final = (
     "Its passwords go with the state, and no copy opens without them; keep them first: "
     "pulumi stack output backup_password --show-secrets"
@@ -177,78 +178,46 @@ def lost_storage(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[L
     the deployment has storage.purge_on_destroy, else kept: docs/storage.md.
     """
     found: list[LostStorage] = []
-    kept = _made(after)
-    for key in _made(before):
-        if key not in kept:
-            adopted = after.get(f"{key}.existing_id")
-            lost = (key, "removed") if adopted is None else (f"{key}.existing_id", f"now {adopted}")
-            found.append(_filesystem(before, key, *lost, is_replaced=adopted is not None))
+    for key, there, what, watched in _with_data(before):
+        adopted = after.get(f"{key}.existing_id")
+        changed = next((each for each in watched if before.get(each) != after.get(each)), None)
+        if there not in after and adopted is None:
+            cause, change = key, "removed"
+        elif there not in after:
+            cause, change = f"{key}.existing_id", f"now {adopted}"
+        elif changed is not None:
+            cause, change = changed, f"{before.get(changed)} -> {after.get(changed)}"
+        else:
             continue
-        for watched in (f"{key}.type", _PROJECT):
-            old, new = before.get(watched), after.get(watched)
-            if old != new:
-                change = f"{old} -> {new}"
-                found.append(_filesystem(before, key, watched, change, is_replaced=True))
-                break
-    found += _nfs(before, after)
-    moved = before.get(_PROJECT) != after.get(_PROJECT)
-    for key, (there, what) in _OBJECTS.items():
-        if there not in before:
-            continue
-        if there not in after:
-            found.append(_lost(before, key, "removed", what, is_replaced=False))
-        elif moved:
-            change = f"{before.get(_PROJECT)} -> {after.get(_PROJECT)}"
-            found.append(_lost(before, _PROJECT, change, what, is_replaced=True))
+        found.append(
+            LostStorage(
+                key=cause,
+                change=change,
+                what=what,
+                is_replaced=cause != key,
+                is_kept=before.get("storage.purge_on_destroy") == "false",
+            )
+        )
     return tuple(found)
 
 
-def _nfs(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[LostStorage]:
-    """The first change of the server's data disks that takes them away."""
-    size_gib = before.get(f"{_NFS}.size_gib")
-    if size_gib is None:
-        return
-    count, mount = before.get(f"{_NFS}.count"), before.get("nfs.mount_path")
-    what = f"the data of the NFS server at {mount} ({count} x {size_gib} GiB)"
-    if f"{_NFS}.size_gib" not in after:
-        yield _lost(before, "nfs", "removed", what, is_replaced=False)
-        return
-    for watched in (f"{_NFS}.type", f"{_NFS}.count", _PROJECT):
-        old, new = before.get(watched), after.get(watched)
-        if old != new:
-            yield _lost(before, watched, f"{old} -> {new}", what, is_replaced=True)
-            return
-
-
-def _made(values: Mapping[str, str]) -> tuple[str, ...]:
-    """Declarations of filesystems that the program makes; one with an existing id it does not."""
-    ending = ".size_gib"
-    return tuple(
-        name.removesuffix(ending)
-        for name in values
-        if name.endswith(ending)
-        and (name.removesuffix(ending) in _FIXED or name.startswith(_SUBMOUNT))
-    )
-
-
-def _filesystem(
-    before: Mapping[str, str], key: str, cause: str, change: str, *, is_replaced: bool
-) -> LostStorage:
-    mount = _FIXED.get(key) or before.get(f"{key}.mount_path", key)
-    what = f"the filesystem at {mount} ({before[f'{key}.size_gib']} GiB)"
-    return _lost(before, cause, change, what, is_replaced=is_replaced)
-
-
-def _lost(
-    before: Mapping[str, str], cause: str, change: str, what: str, *, is_replaced: bool
-) -> LostStorage:
-    return LostStorage(
-        key=cause,
-        change=change,
-        what=what,
-        is_replaced=is_replaced,
-        is_kept=before.get("storage.purge_on_destroy") == "false",
-    )
+def _with_data(before: Mapping[str, str]) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+    """Key of each declaration that holds data, a value that it has while it is there, what it
+    makes, and the keys whose change makes it anew; a filesystem with an existing id is not made.
+    """
+    for there, size_gib in before.items():
+        key = there.removesuffix(_SIZE)
+        if key != there and (key in _FIXED or key.startswith(_SUBMOUNT)):
+            mount = _FIXED.get(key) or before.get(f"{key}.mount_path", key)
+            what = f"the filesystem at {mount} ({size_gib} GiB)"
+            yield key, there, what, (f"{key}.type", _PROJECT)
+    if (there := f"{_NFS}{_SIZE}") in before:
+        count, mount = before.get(f"{_NFS}.count"), before.get("nfs.mount_path")
+        what = f"the data of the NFS server at {mount} ({count} x {before[there]} GiB)"
+        yield "nfs", there, what, (f"{_NFS}.type", f"{_NFS}.count", _PROJECT)
+    for key, (there, what) in _OBJECTS.items():
+        if there in before:
+            yield key, there, what, (_PROJECT,)
 
 
 KUBERNETES_KEY: Final = "cluster.kubernetes_version"
@@ -258,7 +227,6 @@ NODE_KEYS: Final = (
     "nebius.discover_network", "soperator.cuda_version"
 )  # fmt: skip
 """Config keys, and what is inside of them, that a deployment must remember."""
-_SIZE: Final = ".size_gib"
 _STAGES: Final = {"system": 0, "controller": 1, "login": 1, "accounting": 1, "nfs": 1}
 _WORKERS: Final = 2
 _FILESYSTEMS: Final = (
@@ -283,12 +251,11 @@ def refused(name: str, before: Mapping[str, str], after: Mapping[str, str]) -> t
     _check_kubernetes(before, after, findings)
     _check_soperator(before, after, findings)
     for key, was, now in shrunk(before, after):
-        findings.add(
-            "change.filesystem-shrinks",
-            key,
+        problem = (
             f"{now} GiB, but it was deployed with {was} GiB, and no filesystem shrinks; declare "
-            f"{was} or more, or copy the data to a new one",
+            f"{was} or more, or copy the data to a new one"
         )
+        findings.add("change.filesystem-shrinks", key, problem)
     return tuple(findings.problems)
 
 
@@ -311,19 +278,17 @@ def _check_kubernetes(
         return
     (major, minor), wanted = numbers(was)[:2], numbers(now)[:2]
     if wanted < (major, minor):
-        findings.add(
-            "change.kubernetes-back",
-            KUBERNETES_KEY,
+        problem = (
             f"'{now}', but the control plane is at {was} and never goes back; declare {was} or "
-            f"{major}.{minor + 1}, or make a new stack and move the filesystems: docs/day-two.md",
+            f"{major}.{minor + 1}, or make a new stack and move the filesystems: docs/day-two.md"
         )
+        findings.add("change.kubernetes-back", KUBERNETES_KEY, problem)
     elif wanted != (major, minor + 1):
-        findings.add(
-            "change.kubernetes-step",
-            KUBERNETES_KEY,
+        problem = (
             f"'{now}', but the control plane is at {was} and takes one minor version at a time "
-            f"(kubernetes.io, version skew policy); go to {major}.{minor + 1} first",
+            f"(kubernetes.io, version skew policy); go to {major}.{minor + 1} first"
         )
+        findings.add("change.kubernetes-step", KUBERNETES_KEY, problem)
 
 
 def _check_soperator(
@@ -339,44 +304,40 @@ def _check_soperator(
         {row.line for row in RELEASES.values() if numbers(was)[:2] < row.line < numbers(now)[:2]}
     ):
         lines = ", ".join(".".join(map(str, line)) for line in skipped)
-        findings.add(
-            "change.soperator-skips",
-            SOPERATOR_KEY,
+        problem = (
             f"'{now}' skips {lines} after the deployed {was}, a way that nobody has "
-            "published; go line by line",
+            "published; go line by line"
         )
+        findings.add("change.soperator-skips", SOPERATOR_KEY, problem)
     if before.get(KUBERNETES_KEY) not in (None, after.get(KUBERNETES_KEY)):
-        findings.add(
-            "change.two-at-once",
-            SOPERATOR_KEY,
+        problem = (
             f"'{now}' comes together with Kubernetes {after.get(KUBERNETES_KEY)}; change one at a "
-            "time, so that a failure has one cause and a way back",
+            "time, so that a failure has one cause and a way back"
         )
+        findings.add("change.two-at-once", SOPERATOR_KEY, problem)
 
 
 def _check_way_back(
     old: SoperatorRelease, new: SoperatorRelease, was: str, now: str, findings: Findings
 ) -> None:
     if old.slurm and new.slurm and numbers(new.slurm) < numbers(old.slurm):
-        findings.add(
-            "change.slurm-back",
-            SOPERATOR_KEY,
+        problem = (
             f"'{now}' brings Slurm {new.slurm}, which cannot read what the deployed {was} with "
             f"Slurm {old.slurm} wrote (state of slurmctld, accounting database); keep {was}, or "
-            "make a new stack: docs/day-two.md",
+            "make a new stack: docs/day-two.md"
         )
+        findings.add("change.slurm-back", SOPERATOR_KEY, problem)
         return
     slurm = (
         f"Slurm is {old.slurm} in both"
         if old.slurm and old.slurm == new.slurm
         else "no source says which Slurm it has, and an older one reads no newer state"
     )
-    findings.add(
-        "change.soperator-back",
-        SOPERATOR_KEY,
+    problem = (
         f"'{now}' is older than the deployed {was}: a way back with the custom resources of {now}, "
-        f"which drops what only {was} knows of; {slurm}",
+        f"which drops what only {was} knows of; {slurm}"
     )
+    findings.add("change.soperator-back", SOPERATOR_KEY, problem)
 
 
 _KEY: Final = f"{PROJECT}:nodes"

@@ -81,24 +81,6 @@ class Roll:
         return tuple(f"{self.nodeset}-{index}" for index in range(self.num_nodes))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
-    """Workers of one set that a smaller number takes away: those with the highest numbers."""
-
-    label: str
-    key: str
-    first: int
-    """Lowest number among those that leave."""
-    num_nodes: int
-    cause: str
-    """What was and is declared."""
-
-    @property
-    def slurm_nodes(self) -> tuple[str, ...]:
-        """Slurm nodes that leave."""
-        return tuple(f"{self.label}-{self.first + index}" for index in range(self.num_nodes))
-
-
 def rolls(
     before: Mapping[str, str], after: Mapping[str, str], spec: StackSpec, total: Estimate
 ) -> tuple[Roll, ...]:
@@ -113,23 +95,6 @@ def rolls(
         if nodes and causes:
             found.append(_group_roll(group, nodes, tuple(causes), total))
     return tuple(sorted(found, key=lambda roll: roll.stage))
-
-
-def leaving(before: Mapping[str, str], spec: StackSpec) -> tuple[Leaving, ...]:
-    """Workers that go for good, by set; those of a set that is no longer declared, too."""
-    declared = {group.label: group.max_nodes for group in groups(spec) if group.nodeset is not None}
-    counts = [(name, was, declared.get(name, 0)) for name, was in nodesets(before)]
-    return tuple(
-        Leaving(
-            label=name,
-            key=f"nodes.workers[{name}]",
-            first=now,
-            num_nodes=was - now,
-            cause=f"{was} -> {now} nodes" if name in declared else "no longer declared",
-        )
-        for name, was, now in counts
-        if now < was
-    )
 
 
 def _makes_anew(key: str, group: Group, spec: StackSpec) -> bool:
@@ -281,13 +246,12 @@ def rollout(
     if KUBERNETES_KEY not in before:
         return Rollout(steps=())
     rolling = rolls(before, after, spec, total)
-    gone = leaving(before, spec)
     return Rollout(
         steps=(
             *_cluster(before, after, spec),
             *_grown(before, after),
             *map(_roll, rolling),
-            *map(_leaving, gone),
+            *leaving(before, spec),
             *_charts(before, after, spec),
         ),
         is_staged=len({roll.stage for roll in rolling}) > 1,
@@ -350,19 +314,25 @@ def _roll(roll: Roll) -> Step:
     )
 
 
-def _leaving(gone: Leaving) -> Step:
-    nodes = gone.slurm_nodes
-    span = (
-        f"{nodes[0]}, the one with the highest number, leaves; jobs on it end"
-        if len(nodes) == 1
-        else f"{nodes[0]} to {nodes[-1]}, those with the highest numbers, leave; jobs on them end"
-    )
-    return Step(
-        what=f"{gone.label}: {span}",
-        causes=(f"{gone.key}: {gone.cause}",),
-        way_back="set the number back: nodes of the same names come, without local disks",
-        slurm_nodes=nodes,
-    )
+def leaving(before: Mapping[str, str], spec: StackSpec) -> Iterator[Step]:
+    """Workers that go for good, by set: those with the highest numbers, or a whole set."""
+    declared = {group.label: group.max_nodes for group in groups(spec) if group.nodeset is not None}
+    for name, was in nodesets(before):
+        nodes = tuple(f"{name}-{index}" for index in range(declared.get(name, 0), was))
+        if not nodes:
+            continue
+        span = (
+            f"{nodes[0]}, the one with the highest number, leaves"
+            if len(nodes) == 1
+            else f"{nodes[0]} to {nodes[-1]}, those with the highest numbers, leave"
+        )
+        now = f"{was} -> {declared[name]} nodes" if name in declared else "no longer declared"
+        yield Step(
+            what=f"{name}: {span}; jobs on {'it' if len(nodes) == 1 else 'them'} end",
+            causes=(f"nodes.workers[{name}]: {now}",),
+            way_back="set the number back: nodes of the same names come, without local disks",
+            slurm_nodes=nodes,
+        )
 
 
 def _charts(before: Mapping[str, str], after: Mapping[str, str], spec: StackSpec) -> Iterator[Step]:
