@@ -148,9 +148,8 @@ def _without_infrastructure(
     storage = values.get("storage", {})
     places = storage.get("places", {}) if is_map(storage) and storage.keys() <= {"places"} else None
     if not is_map(places):
-        decoder.refuse(
-            f"{name}.storage", "an attached stack has places alone; write storage.places"
-        )
+        problem = "an attached stack has places alone; write storage.places"
+        decoder.refuse(f"{name}.storage", problem)
     if attached is None or decoder.problems or not is_map(places):
         raise StackError(tuple(decoder.problems))
     by_name = _prices_by_nodeset(attached, cast("tuple[NodePriceSpec, ...]", prices), decoder, name)
@@ -228,19 +227,15 @@ def _prices_by_nodeset(
                     "see stacks/catalog.py",
                 )
         elif per_gpu is not None and not nodeset.gpus:
-            decoder.refuse(
-                f"{path}.usd_per_gpu_hour",
-                f"the nodes of '{price.nodeset}' have no GPU; give usd_per_node_hour",
-            )
+            problem = f"the nodes of '{price.nodeset}' have no GPU; give usd_per_node_hour"
+            decoder.refuse(f"{path}.usd_per_gpu_hour", problem)
         elif price.source is None or price.date is None:
-            decoder.refuse(
-                path, "give source and date (YYYY-MM-DD) of the contract beside the price"
-            )
+            problem = "give source and date (YYYY-MM-DD) of the contract beside the price"
+            decoder.refuse(path, problem)
     found = {price.nodeset: price for price in prices}
     if len(found) < len(prices):
-        decoder.refuse(
-            f"{name}.node_prices", "a nodeset stands there twice; keep one of its entries"
-        )
+        problem = "a nodeset stands there twice; keep one of its entries"
+        decoder.refuse(f"{name}.node_prices", problem)
     if decoder.problems:
         raise StackError(tuple(decoder.problems))
     return found

@@ -252,7 +252,6 @@ NUM_WEEKS: Final = 4
 _START: Final = datetime(2026, 1, 5)  # noqa: DTZ001  a schedule has no zone
 _BEFORE: Final = _START - timedelta(days=7)
 _END: Final = _START + timedelta(weeks=NUM_WEEKS)
-_HOUR: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,8 +355,7 @@ def _sweep(
 
 
 def _weekly(length: timedelta) -> Decimal:
-    seconds = Decimal(length // timedelta(seconds=1))
-    return seconds / Decimal(_HOUR // timedelta(seconds=1)) / NUM_WEEKS
+    return Decimal(length // timedelta(seconds=1)) / 3600 / NUM_WEEKS
 
 
 _SOON: Final = timedelta(days=3)

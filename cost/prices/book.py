@@ -314,10 +314,8 @@ def _dated(decoder: Decoder, row: type[_Row], value: object, path: str) -> _Row 
     found = decoder.record(row, value, path)
     if is_map(value) and ("date" in value) == ("read" in value):
         both = "has both 'date' and 'read'" if "date" in value else "missing"
-        decoder.refuse(
-            f"{path}.date",
-            f"{both}; give `date`, or `read` (the day of reading) where the source has none",
-        )
+        problem = f"{both}; give `date`, or `read` (the day of reading) where the source has none"
+        decoder.refuse(f"{path}.date", problem)
         return None
     return found
 
@@ -344,9 +342,8 @@ def unit(
         decoder.refuse(sku_path or path, f"'{sku}' is not sold{advice}")
     elif value != sold_by:
         given = "missing" if value is None else f"'{value}'"
-        decoder.refuse(
-            f"{path}.unit", f"{given}, but '{sku}' is sold by {sold_by}; convert the price"
-        )
+        problem = f"{given}, but '{sku}' is sold by {sold_by}; convert the price"
+        decoder.refuse(f"{path}.unit", problem)
     else:
         return sold_by
     return None

@@ -219,12 +219,8 @@ def cheapest_rate(
         (preset_rate(platform, preset, book.in_region(region)), region)
         for region in (PLATFORMS[platform].regions if regions is None else regions)
     ]
-    known = [each for each in found if not isinstance(each[0], UnknownPrice)]
-    return min(known, key=lambda each: _usd(each[0])) if known else found[0]
-
-
-def _usd(rate: Rate | UnknownPrice) -> Decimal:
-    return Decimal("Infinity") if isinstance(rate, UnknownPrice) else rate.usd
+    known = [(rate, region) for rate, region in found if not isinstance(rate, UnknownPrice)]
+    return min(known, key=lambda each: each[0].usd) if known else found[0]
 
 
 NODE_COUNTS: Final = (1, 2, 4, 8)

@@ -152,7 +152,10 @@ def _stage_memory(
     # After the loss comes the backward pass of the last norm: four times its input in fp32.
     loss = max(logits(shape, training, sharding), 4 * FP32 * training.tokens * shape.hidden)
     # The last gradient, that of the embedding, before it is added to the micro batches' before it.
-    scratch = _up(FP32 * _largest_trained(shape, training), t) - saved
+    largest = shape.largest_tensor_weights
+    if training.has_adapters:
+        largest = training.rank * max(max(shape.linear(module)) for module in training.targets)
+    scratch = _up(FP32 * largest, t) - saved
     # Ranks that share a layer add up their parts of two gradients, of the whole hidden width.
     parts = 2 * training.passed_bytes * training.tokens * shape.hidden * (t > 1)
 
@@ -194,12 +197,6 @@ def _gathered(shape: ModelShape, training: Training, sharding: Sharding, *, reco
     if training.has_adapters:  # and the gradients of two layers'
         adapters = s * (layers + 2) * trained_weights(shape, training) // shape.layers
     return unpacked + adapters + layers * _layer_bytes(shape, training) + shape.outer_weights * s
-
-
-def _largest_trained(shape: ModelShape, training: Training) -> int:
-    if not training.has_adapters:
-        return shape.largest_tensor_weights
-    return training.rank * max(max(shape.linear(module)) for module in training.targets)
 
 
 def _up(amount: int, parts: int) -> int:

@@ -188,9 +188,8 @@ def shape_from_config(config: object, *, name: str, at: str) -> ModelShape:
     hidden, heads = found.hidden_size, found.num_attention_heads
     kv_heads = found.num_key_value_heads or heads
     if heads % kv_heads:
-        decoder.refuse(
-            f"{at}.num_key_value_heads", f"{kv_heads} does not divide num_attention_heads ({heads})"
-        )
+        problem = f"{kv_heads} does not divide num_attention_heads ({heads})"
+        decoder.refuse(f"{at}.num_key_value_heads", problem)
     if found.head_dim is None and hidden % heads:
         decoder.refuse(
             f"{at}.hidden_size",

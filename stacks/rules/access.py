@@ -17,7 +17,7 @@ from stacks.rules.naming import cidr_problem, is_under, name_problem, path_probl
 from stacks.schedule import slurm_seconds
 from stacks.spec import StackSpec
 from stacks.spec.cluster import ChecksProfile
-from stacks.spec.slurm import AccountSpec, QosSpec, SshServiceType
+from stacks.spec.slurm import AccountSpec, SshServiceType
 
 # Kubernetes' default range of node ports.
 _NODE_PORTS: Final = range(30000, 32768)
@@ -39,13 +39,6 @@ STACK_NAME_MAX: Final = 32
 def check_access(spec: StackSpec, findings: Findings) -> None:
     """Names, ids, versions, SSH door and the paths of code and Python."""
     findings.add("name.stack", "name", name_problem(spec.name, longest=STACK_NAME_MAX))
-    _check_nebius(spec, findings)
-    _check_cluster(spec, findings)
-    _check_login(spec, findings)
-    _check_code(spec, findings)
-
-
-def _check_nebius(spec: StackSpec, findings: Findings) -> None:
     nebius = spec.nebius
     ids = (
         ("tenant_id", nebius.tenant_id, "tenant-"),
@@ -55,47 +48,51 @@ def _check_nebius(spec: StackSpec, findings: Findings) -> None:
     )
     for key, value, prefix in ids:
         if value is not None and not re.fullmatch(f"{prefix}[a-z0-9-]+", value):
-            findings.add(
-                "nebius.id-prefix",
-                f"nebius.{key}",
+            problem = (
                 f"'{value}' is not an id of this kind; it starts with '{prefix}', and "
-                "lower-case letters, digits and dashes follow",
+                "lower-case letters, digits and dashes follow"
             )
+            findings.add("nebius.id-prefix", f"nebius.{key}", problem)
     if nebius.region not in REGIONS:
-        findings.add(
-            "nebius.region",
-            "nebius.region",
-            f"'{nebius.region}' is not a region (have: {', '.join(REGIONS)}); "
-            "see stacks/catalog.py",
+        problem = (
+            f"'{nebius.region}' is not a region (have: {', '.join(REGIONS)}); see stacks/catalog.py"
         )
+        findings.add("nebius.region", "nebius.region", problem)
     if nebius.subnet_id is not None and nebius.network_id is None:
-        findings.add(
-            "nebius.subnet-network",
-            "nebius.subnet_id",
-            "a subnet without its network; give network_id too, or a new network is made unused",
+        problem = (
+            "a subnet without its network; give network_id too, or a new network is made unused"
         )
+        findings.add("nebius.subnet-network", "nebius.subnet_id", problem)
+    _check_cluster(spec, findings)
+    _check_login(spec, findings)
+    own = paths_of_one_node(spec)
+    for key, path in (("code_path", spec.code_path), ("python_env_path", spec.python_env_path)):
+        findings.add("code.path-form", key, path_problem(path))
+        lies_on = [text for mount, text in own.items() if is_under(path, mount)]
+        if lies_on:
+            problem = (
+                f"'{path}' is on {lies_on[0]}; the login node's files would not reach the jobs: "
+                "put it under a submount"
+            )
+            findings.add("code.on-one-node", key, problem)
+    if not any(is_under(spec.code_path, mount) for mount in (*own, *shared_mounts(spec).values())):
+        problem = (
+            f"'{spec.code_path}' is under no declared submount, so code lies on the jail itself"
+        )
+        findings.add("code.on-jail", "code_path", problem)
 
 
 def _check_cluster(spec: StackSpec, findings: Findings) -> None:
     cluster = spec.cluster
     if not re.fullmatch(r"1\.[0-9]{2}", cluster.kubernetes_version):
-        findings.add(
-            "cluster.kubernetes-version",
-            "cluster.kubernetes_version",
-            f"'{cluster.kubernetes_version}' is not MAJOR.MINOR, such as '1.33'",
-        )
+        problem = f"'{cluster.kubernetes_version}' is not MAJOR.MINOR, such as '1.33'"
+        findings.add("cluster.kubernetes-version", "cluster.kubernetes_version", problem)
     if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?", cluster.soperator_version):
-        findings.add(
-            "cluster.soperator-version",
-            "cluster.soperator_version",
-            f"'{cluster.soperator_version}' is not a chart version, such as '4.1.7'",
-        )
+        problem = f"'{cluster.soperator_version}' is not a chart version, such as '4.1.7'"
+        findings.add("cluster.soperator-version", "cluster.soperator_version", problem)
     if cluster.etcd_size not in _ETCD_SIZES:
-        findings.add(
-            "cluster.etcd-size",
-            "cluster.etcd_size",
-            f"{cluster.etcd_size} is not allowed; use 1 or 3",
-        )
+        problem = f"{cluster.etcd_size} is not allowed; use 1 or 3"
+        findings.add("cluster.etcd-size", "cluster.etcd_size", problem)
     for key, value in (
         ("slurm_cluster_name", cluster.slurm_cluster_name),
         ("namespace", cluster.namespace),
@@ -103,43 +100,36 @@ def _check_cluster(spec: StackSpec, findings: Findings) -> None:
         if findings.add("cluster.name", f"cluster.{key}", name_problem(value, longest=63)):
             continue
         if value != _SOPERATOR_NAME and spec.soperator.checks is not ChecksProfile.OFF:
-            findings.add(
-                "cluster.soperator-name",
-                f"cluster.{key}",
+            problem = (
                 f"'{value}': Soperator's active checks install only where it is "
-                f"'{_SOPERATOR_NAME}'; use that, or set soperator.checks to off",
+                f"'{_SOPERATOR_NAME}'; use that, or set soperator.checks to off"
             )
+            findings.add("cluster.soperator-name", f"cluster.{key}", problem)
     if _TAKEN_NAMESPACES.fullmatch(cluster.namespace):
-        findings.add(
-            "cluster.namespace-taken",
-            "cluster.namespace",
+        problem = (
             f"'{cluster.namespace}' is a namespace of Kubernetes or of the charts, and a destroy "
-            "would delete it; choose another",
+            "would delete it; choose another"
         )
+        findings.add("cluster.namespace-taken", "cluster.namespace", problem)
 
 
 def _check_login(spec: StackSpec, findings: Findings) -> None:
     login = spec.login
     if login.service is SshServiceType.NODE_PORT and login.ssh_port not in _NODE_PORTS:
-        findings.add(
-            "login.node-port",
-            "login.ssh_port",
+        problem = (
             f"{login.ssh_port} is no node port; NodePort allows "
-            f"{_NODE_PORTS.start} to {_NODE_PORTS.stop - 1}",
+            f"{_NODE_PORTS.start} to {_NODE_PORTS.stop - 1}"
         )
+        findings.add("login.node-port", "login.ssh_port", problem)
     if login.service is SshServiceType.LOAD_BALANCER and login.ssh_port != _SSH_PORT:
-        findings.add(
-            "login.load-balancer-port",
-            "login.ssh_port",
+        problem = (
             f"{login.ssh_port}: Soperator's LoadBalancer listens on {_SSH_PORT}; "
-            "use that, or service NodePort",
+            "use that, or service NodePort"
         )
+        findings.add("login.load-balancer-port", "login.ssh_port", problem)
     if login.allowed_cidrs and login.service is SshServiceType.NODE_PORT:
-        findings.add(
-            "login.cidrs-unused",
-            "login.allowed_cidrs",
-            "a NodePort lets everybody in who reaches a node; use service LoadBalancer",
-        )
+        problem = "a NodePort lets everybody in who reaches a node; use service LoadBalancer"
+        findings.add("login.cidrs-unused", "login.allowed_cidrs", problem)
     findings.unique(
         "login.cidr-twice", "login.allowed_cidrs", login.allowed_cidrs, advice="give it once"
     )
@@ -176,26 +166,6 @@ def public_key_problem(line: str) -> str | None:
     return None
 
 
-def _check_code(spec: StackSpec, findings: Findings) -> None:
-    own = paths_of_one_node(spec)
-    for key, path in (("code_path", spec.code_path), ("python_env_path", spec.python_env_path)):
-        findings.add("code.path-form", key, path_problem(path))
-        lies_on = [text for mount, text in own.items() if is_under(path, mount)]
-        if lies_on:
-            findings.add(
-                "code.on-one-node",
-                key,
-                f"'{path}' is on {lies_on[0]}; the login node's files would not reach the jobs: "
-                "put it under a submount",
-            )
-    if not any(is_under(spec.code_path, mount) for mount in (*own, *shared_mounts(spec).values())):
-        findings.add(
-            "code.on-jail",
-            "code_path",
-            f"'{spec.code_path}' is under no declared submount, so code lies on the jail itself",
-        )
-
-
 _NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _ROOT: Final = "root"
 _NORMAL: Final = "normal"
@@ -214,25 +184,16 @@ def check_teams(spec: StackSpec, findings: Findings) -> None:
     findings.unique("teams.name-twice", "slurm.qos", slurm.qos, key="name")
     findings.unique("teams.name-twice", "slurm.accounts", slurm.accounts, key="name")
     for index, qos in enumerate(slurm.qos):
-        _check_qos(spec, qos, f"slurm.qos[{index}]", findings)
+        path = f"slurm.qos[{index}]"
+        _check_name(qos.name, f"{path}.name", findings, taken=_NORMAL)
+        if qos.max_wall is not None and not slurm_seconds(qos.max_wall):
+            problem = f"'{qos.max_wall}' is no Slurm time; write '02:00:00' or '1-00:00:00'"
+            findings.add("teams.wall", f"{path}.max_wall", problem)
+        if not any(qos.name in account.qos for account in spec.slurm.accounts):
+            problem = f"'{qos.name}' is named by no account, so no job can have it"
+            findings.add("teams.qos-unused", f"{path}.name", problem)
     for index, account in enumerate(slurm.accounts):
         _check_account(spec, account, f"slurm.accounts[{index}]", findings)
-
-
-def _check_qos(spec: StackSpec, qos: QosSpec, path: str, findings: Findings) -> None:
-    _check_name(qos.name, f"{path}.name", findings, taken=_NORMAL)
-    if qos.max_wall is not None and not slurm_seconds(qos.max_wall):
-        findings.add(
-            "teams.wall",
-            f"{path}.max_wall",
-            f"'{qos.max_wall}' is no Slurm time; write '02:00:00' or '1-00:00:00'",
-        )
-    if not any(qos.name in account.qos for account in spec.slurm.accounts):
-        findings.add(
-            "teams.qos-unused",
-            f"{path}.name",
-            f"'{qos.name}' is named by no account, so no job can have it",
-        )
 
 
 def _check_account(spec: StackSpec, account: AccountSpec, path: str, findings: Findings) -> None:
@@ -245,23 +206,20 @@ def _check_account(spec: StackSpec, account: AccountSpec, path: str, findings: F
     users = [user.name for user in spec.soperator.users]
     for name in account.users:
         if name == _ROOT:
-            findings.add(
-                "teams.root", f"{path}.users", "root belongs to every account; leave it out"
-            )
+            problem = "root belongs to every account; leave it out"
+            findings.add("teams.root", f"{path}.users", problem)
         elif name not in users:
-            findings.add(
-                "teams.user-unknown",
-                f"{path}.users",
+            problem = (
                 f"'{name}' is none of soperator.users, so only a user of that name who is in the "
-                "jail already can use the account",
+                "jail already can use the account"
             )
+            findings.add("teams.user-unknown", f"{path}.users", problem)
 
 
 def _check_name(name: str, path: str, findings: Findings, *, taken: str) -> None:
     if not _NAME.fullmatch(name) or name == taken:
-        findings.add(
-            "teams.name",
-            path,
+        problem = (
             f"'{name}' is not a name; use lower-case letters, digits, - and _ from a letter on, at "
-            f"most 40, and not '{taken}'",
+            f"most 40, and not '{taken}'"
         )
+        findings.add("teams.name", path, problem)

@@ -19,7 +19,7 @@ from stacks.rules.slurm_conf import HIDDEN, check_line
 from stacks.schedule import CronError, parse_cron, pipeline, slurm_seconds
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec
-from stacks.spec.slurm import RECIPE_ENDINGS, JobSpec, PartitionSpec, SearchSpec
+from stacks.spec.slurm import RECIPE_ENDINGS, JobSpec, SearchSpec
 
 _DEFAULT: Final = re.compile(r"(?i)\bDefault=YES\b")
 _MODULE: Final = re.compile(r"workloads(\.[a-z_][a-z0-9_]*)+")
@@ -86,111 +86,93 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
             "partitions.ref-twice", f"{path}.nodesets", partition.nodesets, advice="name each once"
         )
         if partition.name == HIDDEN and partition.nodesets:
-            findings.add(
-                "partitions.hidden-all",
-                f"{path}.nodesets",
-                "'hidden' must hold all nodes, so it names no nodesets",
-            )
+            problem = "'hidden' must hold all nodes, so it names no nodesets"
+            findings.add("partitions.hidden-all", f"{path}.nodesets", problem)
     if not any(partition.name == HIDDEN for partition in partitions):
-        findings.add(
-            "partitions.hidden",
-            "slurm.partitions",
+        problem = (
             f"no partition '{HIDDEN}'; Soperator's active checks submit to it: add it, "
-            "with Hidden=YES and no nodesets",
+            "with Hidden=YES and no nodesets"
         )
+        findings.add("partitions.hidden", "slurm.partitions", problem)
     defaults = [part.name for part in partitions if _DEFAULT.search(part.config)]
     if len(defaults) != 1:
         got = f"{', '.join(defaults)} have" if defaults else "none has"
-        findings.add(
-            "partitions.default",
-            "slurm.partitions",
-            f"{got} Default=YES; exactly one partition must",
-        )
+        problem = f"{got} Default=YES; exactly one partition must"
+        findings.add("partitions.default", "slurm.partitions", problem)
 
 
 def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> None:
     findings.add("jobs.name", f"{path}.name", name_problem(job.name, longest=63))
     if not _MODULE.fullmatch(job.module):
-        findings.add(
-            "jobs.module",
-            f"{path}.module",
-            f"'{job.module}' is not a module such as 'workloads.train'",
-        )
+        problem = f"'{job.module}' is not a module such as 'workloads.train'"
+        findings.add("jobs.module", f"{path}.module", problem)
     if not _RECIPE.fullmatch(job.recipe) or job.recipe.endswith(RECIPE_ENDINGS):
-        findings.add(
-            "jobs.recipe",
-            f"{path}.recipe",
+        problem = (
             f"'{job.recipe}' is not a recipe; give the name of a file in workloads/recipes/ "
-            f"without its ending ({', '.join(RECIPE_ENDINGS)})",
+            f"without its ending ({', '.join(RECIPE_ENDINGS)})"
         )
+        findings.add("jobs.recipe", f"{path}.recipe", problem)
     if not _TIME_LIMIT.fullmatch(job.time_limit):
-        findings.add(
-            "jobs.time-form",
-            f"{path}.time_limit",
-            f"'{job.time_limit}' is no Slurm time; write '02:00:00' or '1-00:00:00'",
-        )
+        problem = f"'{job.time_limit}' is no Slurm time; write '02:00:00' or '1-00:00:00'"
+        findings.add("jobs.time-form", f"{path}.time_limit", problem)
     partition = next((part for part in spec.slurm.partitions if part.name == job.partition), None)
     if partition is None:
         have = [part.name for part in spec.slurm.partitions]
         findings.unknown("jobs.partition", f"{path}.partition", job.partition, "partition", have)
         return
-    _check_time(job, partition, path, findings)
-    _check_faults(job, path, findings)
-    _check_notice(job, workers_of(spec, partition.name), path, findings)
-    if partition.name == HIDDEN:
-        findings.add(
-            "jobs.hidden",
-            f"{path}.partition",
-            "'hidden' is for Soperator's active checks, which wait while the job runs; "
-            "use another partition",
-        )
-    _check_fit(job, workers_of(spec, partition.name), path, findings)
-
-
-def _check_time(job: JobSpec, partition: PartitionSpec, path: str, findings: Findings) -> None:
     found = _MAX_TIME.search(partition.config)
     most_s = None if found is None else slurm_seconds(found.group(1))
     asked_s = slurm_seconds(job.time_limit)
     if found is not None and most_s is not None and asked_s is not None and asked_s > most_s:
-        findings.add(
-            "jobs.time-over",
-            f"{path}.time_limit",
+        problem = (
             f"'{job.time_limit}' is over MaxTime={found.group(1)} of partition "
-            f"'{partition.name}', where the job would wait for ever; lower it, or raise MaxTime",
+            f"'{partition.name}', where the job would wait for ever; lower it, or raise MaxTime"
         )
+        findings.add("jobs.time-over", f"{path}.time_limit", problem)
+    _check_faults(job, path, findings)
+    workers = workers_of(spec, partition.name)
+    preempted = [worker.name for worker in workers if worker.billing is Billing.PREEMPTIBLE]
+    if preempted and job.save_s > PREEMPTION_NOTICE_S:
+        problem = (
+            f"{job.save_s}, but nodes of {', '.join(preempted)} are preemptible and stop "
+            f"{PREEMPTION_NOTICE_S} s after the notice; write {PREEMPTION_NOTICE_S} or less, and "
+            "see that a save takes no longer"
+        )
+        findings.add("jobs.save-notice", f"{path}.save_s", problem)
+    if partition.name == HIDDEN:
+        problem = (
+            "'hidden' is for Soperator's active checks, which wait while the job runs; "
+            "use another partition"
+        )
+        findings.add("jobs.hidden", f"{path}.partition", problem)
+    _check_fit(job, workers, path, findings)
 
 
 def _check_faults(job: JobSpec, path: str, findings: Findings) -> None:
     """What the job declares for lost nodes, for its end and for its ranks' environment."""
     if job.least_nodes is not None and not 1 <= job.least_nodes <= job.nodes:
-        findings.add(
-            "jobs.least-nodes",
-            f"{path}.least_nodes",
-            f"{job.least_nodes}, but the job has {job.nodes} nodes; write 1 to {job.nodes}",
-        )
+        problem = f"{job.least_nodes}, but the job has {job.nodes} nodes; write 1 to {job.nodes}"
+        findings.add("jobs.least-nodes", f"{path}.least_nodes", problem)
     limit_s = slurm_seconds(job.time_limit)
     if limit_s is not None and job.save_s >= limit_s:
-        findings.add(
-            "jobs.save-time",
-            f"{path}.save_s",
+        problem = (
             f"{job.save_s} of a time limit of {limit_s} s: it would be told to stop as it starts; "
-            "lower it, or raise time_limit",
+            "lower it, or raise time_limit"
         )
+        findings.add("jobs.save-time", f"{path}.save_s", problem)
     for name, value in job.environment.items():
         if not _VARIABLE.fullmatch(name) or name.startswith(_OWN_VARIABLES) or "\n" in value:
-            findings.add(
-                "jobs.environment",
-                f"{path}.environment.{name}",
+            problem = (
                 f"'{name}' cannot be set: a name has capitals, digits and _, a value is "
-                f"one line, and {', '.join(_OWN_VARIABLES)}... are the launcher's own",
+                f"one line, and {', '.join(_OWN_VARIABLES)}... are the launcher's own"
             )
+            findings.add("jobs.environment", f"{path}.environment.{name}", problem)
         elif name in _BEFORE_EVERYTHING or name.startswith(_LOADER):
-            findings.add(
-                "jobs.environment-system",
-                f"{path}.environment.{name}",
+            problem = (
                 f"'{name}' would be what srun, the launcher and every rank start with, and "
-                "would replace what they need; put programs and libraries into python_env_path",
+                "would replace what they need; put programs and libraries into python_env_path"
             )
+            findings.add("jobs.environment-system", f"{path}.environment.{name}", problem)
     secret = [
         f"environment.{name}"
         for name, value in job.environment.items()
@@ -199,30 +181,14 @@ def _check_faults(job: JobSpec, path: str, findings: Findings) -> None:
     ]
     args = enumerate(job.args)
     for key in (*secret, *(f"args[{number}]" for number, arg in args if _SECRET_VALUE.search(arg))):
-        findings.add(
-            "jobs.environment-secret",
-            f"{path}.{key}",
+        problem = (
             "looks like a secret, and would be in the job's script, which every user of the "
             "cluster may read; write NAME=value into a file of mode 0600 on the cluster and set "
-            "environment_file to its path",
+            "environment_file to its path"
         )
+        findings.add("jobs.environment-secret", f"{path}.{key}", problem)
     if (file := job.environment_file) is not None:
         findings.add("jobs.environment-file", f"{path}.environment_file", path_problem(file))
-
-
-def _check_notice(
-    job: JobSpec, workers: tuple[WorkerSpec, ...], path: str, findings: Findings
-) -> None:
-    """Whether the job can save while a preempted node still runs."""
-    preempted = [worker.name for worker in workers if worker.billing is Billing.PREEMPTIBLE]
-    if preempted and job.save_s > PREEMPTION_NOTICE_S:
-        findings.add(
-            "jobs.save-notice",
-            f"{path}.save_s",
-            f"{job.save_s}, but nodes of {', '.join(preempted)} are preemptible and stop "
-            f"{PREEMPTION_NOTICE_S} s after the notice; write {PREEMPTION_NOTICE_S} or less, and "
-            "see that a save takes no longer",
-        )
 
 
 def _check_fit(
@@ -236,20 +202,18 @@ def _check_fit(
     most_vcpus = max(preset.vcpus for _, preset in presets)
     cpus = (job.cpus_per_task or 1) * max(1, job.gpus_per_node)
     if job.gpus_per_node > most_gpus:
-        findings.add(
-            "jobs.gpus",
-            f"{path}.gpus_per_node",
+        problem = (
             f"{job.gpus_per_node}, but a node of partition '{job.partition}' has {most_gpus}; "
-            f"write at most {most_gpus}, or take a partition or preset with more GPUs",
+            f"write at most {most_gpus}, or take a partition or preset with more GPUs"
         )
+        findings.add("jobs.gpus", f"{path}.gpus_per_node", problem)
     elif cpus > most_vcpus:
-        findings.add(
-            "jobs.cpus",
-            f"{path}.cpus_per_task",
+        problem = (
             f"{job.cpus_per_task} for each of {max(1, job.gpus_per_node)} tasks is {cpus} CPUs, "
             f"but a node has {most_vcpus}; write at most "
-            f"{most_vcpus // max(1, job.gpus_per_node)}, or take a preset with more",
+            f"{most_vcpus // max(1, job.gpus_per_node)}, or take a preset with more"
         )
+        findings.add("jobs.cpus", f"{path}.cpus_per_task", problem)
     else:
         fitting = sum(
             worker.max_nodes
@@ -257,38 +221,34 @@ def _check_fit(
             if preset.gpus >= job.gpus_per_node and preset.vcpus >= cpus
         )
         if job.nodes > fitting:
-            findings.add(
-                "jobs.nodes",
-                f"{path}.nodes",
+            problem = (
                 f"{job.nodes}, but partition '{job.partition}' has at most {fitting} such nodes; "
-                f"write at most {fitting}, or raise max_nodes of its nodesets",
+                f"write at most {fitting}, or raise max_nodes of its nodesets"
             )
+            findings.add("jobs.nodes", f"{path}.nodes", problem)
 
 
 def _check_servers(spec: StackSpec, findings: Findings) -> None:
     """What a job that serves, and one that measures a server, cannot do."""
     for index, job in enumerate(spec.jobs):
         if job.is_server and job.nodes != 1:
-            findings.add(
-                "jobs.server-nodes",
-                f"jobs[{index}].nodes",
+            problem = (
                 f"{job.nodes}, but '{job.name}' serves, which one node does; write 1, and submit "
-                "it again for a second server",
+                "it again for a second server"
             )
+            findings.add("jobs.server-nodes", f"jobs[{index}].nodes", problem)
         if job.container is not None and not _IMAGE.fullmatch(job.container):
-            findings.add(
-                "jobs.container",
-                f"jobs[{index}].container",
+            problem = (
                 f"'{job.container}' is no image; write [REGISTRY#]IMAGE[:TAG] as enroot does, or "
-                "the path of a .sqsh file",
+                "the path of a .sqsh file"
             )
+            findings.add("jobs.container", f"jobs[{index}].container", problem)
         if job.is_load_test and job.nodes != 1:
-            findings.add(
-                "jobs.load-nodes",
-                f"jobs[{index}].nodes",
+            problem = (
                 f"{job.nodes}, but '{job.name}' is a load test, which one process does for all its "
-                "streams; write 1",
+                "streams; write 1"
             )
+            findings.add("jobs.load-nodes", f"jobs[{index}].nodes", problem)
 
 
 def _check_order(spec: StackSpec, findings: Findings) -> None:
@@ -300,32 +260,29 @@ def _check_order(spec: StackSpec, findings: Findings) -> None:
         for name in job.after:
             other = fewest.get(name, 0)
             if job.least_nodes is not None and other > job.least_nodes:
-                findings.add(
-                    "jobs.after-nodes",
-                    f"jobs[{index}].after",
+                problem = (
                     f"'{job.name}' starts with {job.least_nodes} nodes, but waits for '{name}', "
-                    f"which waits for {other}; give '{name}' least_nodes: {job.least_nodes}",
+                    f"which waits for {other}; give '{name}' least_nodes: {job.least_nodes}"
                 )
+                findings.add("jobs.after-nodes", f"jobs[{index}].after", problem)
             if name not in after:
                 findings.unknown("jobs.after", f"jobs[{index}].after", name, "job", after)
         findings.unique(
             "jobs.after-twice", f"jobs[{index}].after", job.after, advice="name each once"
         )
         for name in sorted(servers.intersection(job.after)):
-            findings.add(
-                "jobs.after-server",
-                f"jobs[{index}].after",
+            problem = (
                 f"'{name}' serves until it is stopped, so '{job.name}' would wait for ever; "
-                "leave it out of `after`",
+                "leave it out of `after`"
             )
+            findings.add("jobs.after-server", f"jobs[{index}].after", problem)
         circle = _circle(job.name, after)
         if circle:
-            findings.add(
-                "jobs.circle",
-                f"jobs[{index}].after",
+            problem = (
                 f"{' -> '.join(circle)} is a circle; no job could start: take one of these "
-                "out of an `after`",
+                "out of an `after`"
             )
+            findings.add("jobs.circle", f"jobs[{index}].after", problem)
 
 
 def _circle(start: str, after: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
@@ -350,20 +307,16 @@ def check_schedules(spec: StackSpec, findings: Findings) -> None:
     if not scheduled:
         return
     if spec.attached is not None:
-        findings.add(
-            "jobs.schedule-attached",
-            f"jobs[{scheduled[0]}].schedule",
+        problem = (
             "only `pulumi up` writes schedules into scrontab, and nothing is built of an attached "
             "cluster; take the key out, and let cron of this machine run soperator submit JOB "
-            f"--stack {spec.name}",
+            f"--stack {spec.name}"
         )
+        findings.add("jobs.schedule-attached", f"jobs[{scheduled[0]}].schedule", problem)
     for index, line in enumerate(spec.slurm.config_lines):
         if line.lower().startswith("scronparameters"):
-            findings.add(
-                "jobs.schedule-line",
-                f"slurm.config_lines[{index}]",
-                f"'{line}' is written where a job has a schedule; take it out",
-            )
+            problem = f"'{line}' is written where a job has a schedule; take it out"
+            findings.add("jobs.schedule-line", f"slurm.config_lines[{index}]", problem)
 
 
 def _check_schedule(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> None:
@@ -373,19 +326,17 @@ def _check_schedule(spec: StackSpec, job: JobSpec, path: str, findings: Findings
         findings.add("jobs.schedule", path, str(error))
         return
     if not cron.times_per_month:
-        findings.add(
-            "jobs.schedule-never", path, f"'{job.schedule}' never comes; look at its day and month"
-        )
+        problem = f"'{job.schedule}' never comes; look at its day and month"
+        findings.add("jobs.schedule-never", path, problem)
         return
     gap, longest = cron.shortest_gap, _longest(spec, job)
     if gap is not None and longest is not None and longest > gap:
-        findings.add(
-            "jobs.schedule-overlap",
-            path,
+        problem = (
             f"'{job.schedule}' may come {gap} after the last time, but its time limits allow "
             f"{longest}: while a run is not over, the next one is left out; lower time_limit, or "
-            "schedule it less often",
+            "schedule it less often"
         )
+        findings.add("jobs.schedule-overlap", path, problem)
 
 
 def _longest(spec: StackSpec, job: JobSpec) -> timedelta | None:
@@ -421,21 +372,17 @@ def check_searches(spec: StackSpec, findings: Findings) -> None:
             problem = f"'{search.name}' is a job; submit takes both by name: use another"
         findings.add("searches.name", f"{path}.name", problem)
         if not _METRIC.fullmatch(search.metric):
-            findings.add(
-                "searches.metric",
-                f"{path}.metric",
-                f"'{search.metric}' is no metric of a run record, such as 'last_loss'",
-            )
+            problem = f"'{search.metric}' is no metric of a run record, such as 'last_loss'"
+            findings.add("searches.metric", f"{path}.metric", problem)
         job = jobs.get(search.job)
         if job is None:
             findings.unknown("searches.job", f"{path}.job", search.job, "job", jobs)
         elif not job.ends:
-            findings.add(
-                "searches.job-ends",
-                f"{path}.job",
+            problem = (
                 f"'{search.job}' ({job.module}) is no job that gives a result of its settings; "
-                "name one that trains or evaluates",
+                "name one that trains or evaluates"
             )
+            findings.add("searches.job-ends", f"{path}.job", problem)
         # Counted first: a grid is made of products, and a slip makes millions.
         if _check_count(search, path, findings):
             _check_settings(search, path, findings)
@@ -455,32 +402,29 @@ def _check_array(spec: StackSpec, search: SearchSpec, findings: Findings) -> Non
     index, most = given[-1]
     count = len(search.settings)
     if count > most:
-        findings.add(
-            "searches.array-size",
-            f"slurm.config_lines[{index}]",
+        problem = (
             f"MaxArraySize={most}: search '{search.name}' is an array of {count} trials; give "
             f"{count} or more, take the line out (Soperator's own is 1024), or declare fewer "
-            "trials",
+            "trials"
         )
+        findings.add("searches.array-size", f"slurm.config_lines[{index}]", problem)
 
 
 def _check_count(search: SearchSpec, path: str, findings: Findings) -> bool:
     for index, axis in enumerate(search.grid):
         if not axis.values:
-            findings.add(
-                "searches.axis-empty",
-                f"{path}.grid[{index}].values",
-                f"'{axis.key}' has no value, so the grid has no trial; name some, or take it out",
+            problem = (
+                f"'{axis.key}' has no value, so the grid has no trial; name some, or take it out"
             )
+            findings.add("searches.axis-empty", f"{path}.grid[{index}].values", problem)
     combined = math.prod(len(axis.values) for axis in search.grid) if search.grid else 0
     count = combined + len(search.trials)
     if 2 <= count <= TRIALS_MOST:
         return True
-    findings.add(
-        "searches.count",
-        path,
-        f"{count:,} trials by grid and trials; give 2 to {TRIALS_MOST}, as one sbatch line holds",
+    problem = (
+        f"{count:,} trials by grid and trials; give 2 to {TRIALS_MOST}, as one sbatch line holds"
     )
+    findings.add("searches.count", path, problem)
     return False
 
 
@@ -495,30 +439,23 @@ def _check_settings(search: SearchSpec, path: str, findings: Findings) -> None:
     wrong: list[str] = []
     for index, axis in enumerate(search.grid):
         if not _KEY.fullmatch(axis.key):
-            findings.add(
-                "searches.key",
-                f"{path}.grid[{index}].key",
-                f"'{axis.key}' is no setting such as 'train.learning_rate'",
-            )
+            problem = f"'{axis.key}' is no setting such as 'train.learning_rate'"
+            findings.add("searches.key", f"{path}.grid[{index}].key", problem)
             wrong.append(axis.key)
     for index, trial in enumerate(search.trials):
         for setting in trial.settings:
             key, equals, _ = setting.partition("=")
             if not equals or not _KEY.fullmatch(key):
-                findings.add(
-                    "searches.key",
-                    f"{path}.trials[{index}].settings",
-                    f"'{setting}' is not key=value, such as 'train.learning_rate=2e-5'",
-                )
+                problem = f"'{setting}' is not key=value, such as 'train.learning_rate=2e-5'"
+                findings.add("searches.key", f"{path}.trials[{index}].settings", problem)
                 wrong.append(setting)
     if wrong:
         return
     counts = Counter(tuple(sorted(each)) for each in search.settings)
     for settings, number in counts.items():
         if number > 1:
-            findings.add(
-                "searches.trial-twice",
-                path,
+            problem = (
                 f"{' '.join(settings) or 'no setting'} is {number} trials; each must be another "
-                "run: list it once",
+                "run: list it once"
             )
+            findings.add("searches.trial-twice", path, problem)

@@ -98,24 +98,21 @@ def check_quotas(spec: StackSpec, findings: Findings) -> None:
         path = f"quotas[{index}]"
         if quota.name not in _NAMES:
             hint = nearest(quota.name, _NAMES)
-            findings.add(
-                "quotas.name", f"{path}.name", f"'{quota.name}' is not a quota that we count{hint}"
-            )
+            problem = f"'{quota.name}' is not a quota that we count{hint}"
+            findings.add("quotas.name", f"{path}.name", problem)
         elif least.get(quota.name, 0) > quota.limit:
-            findings.add(
-                "quotas.over",
-                f"{path}.limit",
+            problem = (
                 f"the stack needs {least[quota.name]} of {quota.name}, but the limit is "
                 f"{quota.limit}; ask for more, or see: soperator cost --stack {spec.name} "
-                "--alternatives",
+                "--alternatives"
             )
+            findings.add("quotas.over", f"{path}.limit", problem)
         elif most.get(quota.name, 0) > quota.limit:
-            findings.add(
-                "quotas.over-at-most",
-                f"{path}.limit",
+            problem = (
                 f"at max_nodes the stack needs {most[quota.name]} of {quota.name}, but the limit "
-                f"is {quota.limit}: the last nodes would never come",
+                f"is {quota.limit}: the last nodes would never come"
             )
+            findings.add("quotas.over-at-most", f"{path}.limit", problem)
 
 
 _PAIRS_MOST: Final = 39_000
@@ -145,35 +142,31 @@ def check_amounts(spec: StackSpec, findings: Findings) -> None:
     """What is too much for one cluster although each part of it would do."""
     num_nodes = sum(spec.nodes.counts(group)[1] for _, _, group in node_groups(spec))
     if num_nodes > CLUSTER_NODES_MOST:
-        findings.add(
-            "nodes.cluster-most",
-            "nodes",
+        problem = (
             f"{num_nodes:,} nodes in all groups at max_nodes, but Kubernetes holds "
-            f"{CLUSTER_NODES_MOST:,}; lower max_nodes, or declare a second stack",
+            f"{CLUSTER_NODES_MOST:,}; lower max_nodes, or declare a second stack"
         )
+        findings.add("nodes.cluster-most", "nodes", problem)
     num_sets, num_submounts = len(spec.nodes.workers), len(spec.storage.submounts)
     if num_sets * num_submounts > _PAIRS_MOST:
-        findings.add(
-            "nodes.sets-and-submounts",
-            "nodes.workers",
+        problem = (
             f"{num_sets} sets with {num_submounts} submounts each do not fit the release "
             f"'nodesets', which Helm keeps in 1 MiB (about {_PAIRS_MOST:,} in all); declare larger "
-            "sets, or folders on fewer filesystems",
+            "sets, or folders on fewer filesystems"
         )
+        findings.add("nodes.sets-and-submounts", "nodes.workers", problem)
     for path, size_gib, large_gib in _sizes(spec):
         if size_gib > large_gib:
-            findings.add(
-                "storage.disk-large",
-                f"{path}.size_gib",
+            problem = (
                 f"{size_gib:,} GiB are {size_gib / 1024:,.0f} TiB on one disk; if they are MiB, "
-                f"write {size_gib // 1024}",
+                f"write {size_gib // 1024}"
             )
+            findings.add("storage.disk-large", f"{path}.size_gib", problem)
     own = (spec.storage.jail, *spec.storage.submounts)
     if len(own) > _FILESYSTEMS_ADVISED:
-        findings.add(
-            "storage.submounts-many",
-            "storage.submounts",
+        problem = (
             f"{len(own)} filesystems with the jail on every login and worker node; no source says "
             f"that a machine takes more than {_FILESYSTEMS_ADVISED}: declare folders on fewer "
-            "filesystems, or ask Nebius support",
+            "filesystems, or ask Nebius support"
         )
+        findings.add("storage.submounts-many", "storage.submounts", problem)

@@ -164,12 +164,11 @@ def check_line(
 ) -> None:
     """What stands in slurm.conf behind the name and the nodes."""
     if partition.name == "default":
-        findings.add(
-            "partitions.name-default",
-            f"{path}.name",
+        problem = (
             f"'{partition.name}': slurm.conf takes such a line as defaults of the lines below it, "
-            "not as a partition; choose another name",
+            "not as a partition; choose another name"
         )
+        findings.add("partitions.name-default", f"{path}.name", problem)
     where = f"{path}.config"
     for word in partition.config.split():
         option, _, value = word.partition("=")
@@ -195,11 +194,8 @@ def check_line(
             )
             findings.add("partitions.config-qos", where, problem)
     if partition.name == HIDDEN and not _IS_HIDDEN.search(partition.config):
-        findings.add(
-            "partitions.hidden-shown",
-            where,
-            "'hidden' is shown to users, who may submit to it; add Hidden=YES",
-        )
+        problem = "'hidden' is shown to users, who may submit to it; add Hidden=YES"
+        findings.add("partitions.hidden-shown", where, problem)
 
 
 # A DNS subdomain, which names Secrets and ConfigMaps.
@@ -218,12 +214,11 @@ def check_verbatim(spec: StackSpec, findings: Findings) -> None:
         names["soperator.sssd.ca_config_map"] = sssd.ca_config_map
     for path, name in names.items():
         if name is not None and not _OBJECT.fullmatch(name):
-            findings.add(
-                "verbatim.object-name",
-                path,
+            problem = (
                 f"'{name}' names no object of Kubernetes; lower-case letters, digits, - and ., "
-                "from a letter or digit to a letter or digit",
+                "from a letter or digit to a letter or digit"
             )
+            findings.add("verbatim.object-name", path, problem)
     lines = spec.slurm.config_lines
     for index, line in enumerate(lines):
         _check_slurm_line(f"slurm.config_lines[{index}]", line, findings)
@@ -233,54 +228,45 @@ def check_verbatim(spec: StackSpec, findings: Findings) -> None:
         path = f"nodes.workers[{index}]"
         preset = worker.hardware
         if worker.gres_lines and preset is not None and not preset.gpus:
-            findings.add(
-                "verbatim.gres-no-gpu",
-                f"{path}.gres_lines",
-                f"'{worker.preset}' has no GPU; remove the lines",
-            )
+            problem = f"'{worker.preset}' has no GPU; remove the lines"
+            findings.add("verbatim.gres-no-gpu", f"{path}.gres_lines", problem)
         for number, line in enumerate(worker.gres_lines):
             if not _PAIR.fullmatch(line) or "nodename=" in line.lower():
-                findings.add(
-                    "verbatim.gres-line",
-                    f"{path}.gres_lines[{number}]",
+                problem = (
                     f"'{line}' is no line of gres.conf for these nodes; write pairs such as "
-                    "'Name=gpu File=/dev/nvidia0 Cores=0-31', without NodeName, which is added",
+                    "'Name=gpu File=/dev/nvidia0 Cores=0-31', without NodeName, which is added"
                 )
+                findings.add("verbatim.gres-line", f"{path}.gres_lines[{number}]", problem)
         if worker.extra is not None and re.search(r"`|\$\(", worker.extra):
-            findings.add(
-                "verbatim.extra",
-                f"{path}.extra",
+            problem = (
                 f"'{worker.extra}' holds a command, which the shell that fills in variables "
-                "would run; write it without ` and $(",
+                "would run; write it without ` and $("
             )
+            findings.add("verbatim.extra", f"{path}.extra", problem)
 
 
 def _check_slurm_line(path: str, line: str, findings: Findings) -> None:
     found = _PAIR.fullmatch(line)
     if found is None:
-        findings.add(
-            "verbatim.slurm-line",
-            path,
+        problem = (
             f"'{line}' is no line of slurm.conf; write Name=value, such as "
-            "'PriorityDecayHalfLife=7-0'",
+            "'PriorityDecayHalfLife=7-0'"
         )
+        findings.add("verbatim.slurm-line", path, problem)
     elif found[1].lower() in _OWNED:
-        findings.add(
-            "verbatim.slurm-owned",
-            path,
-            f"'{found[1]}' is written from other keys of the stack or by Soperator; remove the "
-            "line",
+        problem = (
+            f"'{found[1]}' is written from other keys of the stack or by Soperator; remove the line"
         )
+        findings.add("verbatim.slurm-owned", path, problem)
     elif found[1].lower() not in CLUSTER:
         near = nearest(found[1], tuple(name for name, _ in CLUSTER.values()))
         problem = f"'{found[1]}' is no option of slurm.conf, and slurmctld would not start{near}"
         findings.add("verbatim.slurm-option", path, problem)
     elif not _ONE_VALUE.fullmatch(found[2]):
-        findings.add(
-            "verbatim.slurm-value",
-            path,
-            f"'{line}' has more than one value; one option a line, spaces within double quotes",
+        problem = (
+            f"'{line}' has more than one value; one option a line, spaces within double quotes"
         )
+        findings.add("verbatim.slurm-value", path, problem)
     elif problem := value_problem(CLUSTER[found[1].lower()], found[2].strip('"')):
         problem = f"'{line}': slurmctld would not start, or read something else; {problem}"
         findings.add("verbatim.slurm-value", path, problem)

@@ -55,12 +55,11 @@ def check_storage(spec: StackSpec, findings: Findings) -> None:
         path = f"storage.submounts[{index}].name"
         findings.add("storage.name", path, name_problem(submount.name, longest=_SUBMOUNT_NAME_MAX))
         if submount.name in VOLUMES:
-            findings.add(
-                "storage.name-taken",
-                path,
+            problem = (
                 f"'{submount.name}' is the name of a volume that each pod has already; choose "
-                "another",
+                "another"
             )
+            findings.add("storage.name-taken", path, problem)
     _check_mount_paths(spec, findings)
     _check_memory(spec, findings)
     _check_places(spec, findings)
@@ -73,20 +72,16 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
     first: dict[str, str] = {}
     for path, filesystem in _filesystems(spec):
         if (id_ := filesystem.existing_id) in first:
-            findings.add(
-                "storage.id-twice",
-                f"{path}.existing_id",
-                f"'{id_}' is used twice, first by {first[id_]}; one filesystem has one mount",
-            )
+            problem = f"'{id_}' is used twice, first by {first[id_]}; one filesystem has one mount"
+            findings.add("storage.id-twice", f"{path}.existing_id", problem)
         elif id_ is not None:
             first[id_] = path
     _check_weka(spec, findings)
     if spec.slurm.accounting and storage.accounting is None:
-        findings.add(
-            "storage.accounting-missing",
-            "storage.accounting",
-            "missing, but slurm.accounting is true; give size_gib or set slurm.accounting to false",
+        problem = (
+            "missing, but slurm.accounting is true; give size_gib or set slurm.accounting to false"
         )
+        findings.add("storage.accounting-missing", "storage.accounting", problem)
     if not spec.slurm.accounting and storage.accounting is not None:
         findings.add(
             "storage.accounting-unused",
@@ -102,12 +97,11 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
             problem = _schedule_problem(text)
             findings.add("storage.backup-schedule", f"storage.backup.{key}", problem)
         if storage.purge_on_destroy:
-            findings.add(
-                "storage.purge-and-backup",
-                "storage.purge_on_destroy",
+            problem = (
                 "true, so destroy deletes the bucket of the jail's backups with the jail, and no "
-                "copy is left; set it to false, or copy the bucket away before a destroy",
+                "copy is left; set it to false, or copy the bucket away before a destroy"
             )
+            findings.add("storage.purge-and-backup", "storage.purge_on_destroy", problem)
     jail_gib = storage.jail.size_gib
     if storage.backup is not None and jail_gib is not None and storage.backup.size_gib > jail_gib:
         findings.add(
@@ -138,60 +132,49 @@ def _check_filesystem(
     size_gib, existing_id = filesystem.size_gib, filesystem.existing_id
     if (size_gib is None) == (existing_id is None):
         got = "both" if size_gib is not None else "neither"
-        findings.add(
-            "storage.size-or-id",
-            path,
+        problem = (
             f"has {got} of size_gib and existing_id; give size_gib for a new filesystem "
-            "or existing_id for one that exists",
+            "or existing_id for one that exists"
         )
+        findings.add("storage.size-or-id", path, problem)
     if existing_id is not None and not existing_id.startswith("computefilesystem-"):
-        findings.add(
-            "storage.id",
-            f"{path}.existing_id",
-            f"'{existing_id}' is no filesystem id; it starts with 'computefilesystem-'",
-        )
+        problem = f"'{existing_id}' is no filesystem id; it starts with 'computefilesystem-'"
+        findings.add("storage.id", f"{path}.existing_id", problem)
     if size_gib is not None and size_gib > LARGE_FILESYSTEM_GIB:
-        findings.add(
-            "storage.large",
-            f"{path}.size_gib",
-            f"{size_gib} GiB: over {LARGE_FILESYSTEM_GIB} GiB needs Nebius support first",
-        )
+        problem = f"{size_gib} GiB: over {LARGE_FILESYSTEM_GIB} GiB needs Nebius support first"
+        findings.add("storage.large", f"{path}.size_gib", problem)
     if filesystem.forbid_deletion and existing_id is not None:
-        findings.add(
-            "storage.forbid-existing",
-            f"{path}.forbid_deletion",
+        problem = (
             "true, but the stack does not change a filesystem that it has by existing_id; "
-            "remove it and set it on the filesystem itself",
+            "remove it and set it on the filesystem itself"
         )
+        findings.add("storage.forbid-existing", f"{path}.forbid_deletion", problem)
     elif filesystem.forbid_deletion and purge:
-        findings.add(
-            "storage.forbid-and-purge",
-            f"{path}.forbid_deletion",
+        problem = (
             "true, but storage.purge_on_destroy is true too, so destroy would be refused half-way; "
-            "set one of them to false",
+            "set one of them to false"
         )
+        findings.add("storage.forbid-and-purge", f"{path}.forbid_deletion", problem)
 
 
 def _check_weka(spec: StackSpec, findings: Findings) -> None:
     weka = [path for path, each in _filesystems(spec) if each.type is FilesystemType.WEKA]
     if len(weka) > 1:
-        findings.add(
-            "storage.weka-one",
-            "storage",
-            f"{len(weka)} filesystems of type weka ({', '.join(weka)}); a cluster can have one",
+        problem = (
+            f"{len(weka)} filesystems of type weka ({', '.join(weka)}); a cluster can have one"
         )
+        findings.add("storage.weka-one", "storage", problem)
     small: list[str] = []
     for _, path, group in node_groups(spec) if weka else ():
         preset = group.hardware
         if preset is not None and preset.vcpus < _WEKA_MIN_VCPUS:
             small.append(f"{path} {preset.vcpus}")
     if small:
-        findings.add(
-            "storage.weka-vcpus",
-            f"{weka[0]}.type",
+        problem = (
             f"the client of weka wants nodes of {_WEKA_MIN_VCPUS} vCPUs or more, but there are "
-            f"{', '.join(small)}; choose larger presets or network-ssd",
+            f"{', '.join(small)}; choose larger presets or network-ssd"
         )
+        findings.add("storage.weka-vcpus", f"{weka[0]}.type", problem)
 
 
 def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
@@ -208,9 +191,8 @@ def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
         if findings.add("storage.path-form", key, path_problem(path)):
             continue
         if path == "/":
-            findings.add(
-                "storage.path-root", key, "'/' is the jail itself; choose a directory in it"
-            )
+            problem = "'/' is the jail itself; choose a directory in it"
+            findings.add("storage.path-root", key, problem)
             continue
         problem = reserved_problem(path)
         if problem and path == MEMORY and key == "storage.memory.mount_path":
@@ -218,16 +200,14 @@ def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
         findings.add("storage.path-reserved", key, problem)
         for other_index, (other_key, other) in enumerate(mounts):
             if path == other and other_index < index:
-                findings.add(
-                    "storage.path-twice", key, f"'{path}' is already the path of {other_key}"
-                )
+                problem = f"'{path}' is already the path of {other_key}"
+                findings.add("storage.path-twice", key, problem)
             elif path != other and other != "/" and is_under(path, other):
-                findings.add(
-                    "storage.path-nested",
-                    key,
+                problem = (
                     f"'{path}' lies inside '{other}' of {other_key}; a mount inside a mount can be "
-                    "hidden by it; put them side by side",
+                    "hidden by it; put them side by side"
                 )
+                findings.add("storage.path-nested", key, problem)
 
 
 def _check_memory(spec: StackSpec, findings: Findings) -> None:
@@ -238,12 +218,11 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
         if preset is None:
             continue
         if memory_gib >= preset.memory_gib:
-            findings.add(
-                "storage.memory-size",
-                "storage.memory.size_gib",
+            problem = (
                 f"{memory_gib} GiB is more than a '{worker.name}' node has "
-                f"({preset.memory_gib} GiB); write less, or take a preset with more memory",
+                f"({preset.memory_gib} GiB); write less, or take a preset with more memory"
             )
+            findings.add("storage.memory-size", "storage.memory.size_gib", problem)
         elif memory_gib + worker.shared_memory_gib > preset.memory_gib:
             findings.add(
                 "storage.memory-both",
@@ -257,14 +236,13 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
         )
         asked_gib, left_gib = slurmd.memory_mib // GIB, preset.memory_gib - memory_gib
         if memory_gib < preset.memory_gib and left_gib < asked_gib:
-            findings.add(
-                "storage.memory-drains",
-                "storage.memory.size_gib",
+            problem = (
                 f"{memory_gib} GiB: files stay there when a job ends, and a full RAM disk "
                 f"leaves {left_gib} GiB of a '{worker.name}' node, so the next job that asks for "
                 f"all {asked_gib} GiB drains it (Soperator's prolog, alloc_mem_used); use "
-                f"{preset.memory_gib - asked_gib} or less, or the job's folder in {MEMORY}",
+                f"{preset.memory_gib - asked_gib} or less, or the job's folder in {MEMORY}"
             )
+            findings.add("storage.memory-drains", "storage.memory.size_gib", problem)
 
 
 def _check_places(spec: StackSpec, findings: Findings) -> None:
@@ -272,34 +250,28 @@ def _check_places(spec: StackSpec, findings: Findings) -> None:
     mounts, jail = [*shared_mounts(spec).values()], spec.storage.jail
     for place in PLACES:
         if place not in places:
-            findings.add(
-                "storage.place-missing",
-                f"storage.places.{place}",
-                f"missing; recipes name all of: {', '.join(PLACES)}",
-            )
+            problem = f"missing; recipes name all of: {', '.join(PLACES)}"
+            findings.add("storage.place-missing", f"storage.places.{place}", problem)
     for place, path in places.items():
         key = f"storage.places.{place}"
         if place not in PLACES:
-            findings.add(
-                "storage.place-unknown", key, f"unknown place; places are: {', '.join(PLACES)}"
-            )
+            problem = f"unknown place; places are: {', '.join(PLACES)}"
+            findings.add("storage.place-unknown", key, problem)
         if findings.add("storage.place-form", key, path_problem(path)):
             continue
         if lies_on := [text for mount, text in own.items() if is_under(path, mount)]:
             if place in _SHARED_PLACES:
-                findings.add(
-                    "storage.place-on-one-node",
-                    key,
+                problem = (
                     f"'{path}' is on {lies_on[0]}, where other nodes do not see it; put it under "
-                    "a submount",
+                    "a submount"
                 )
+                findings.add("storage.place-on-one-node", key, problem)
         elif spec.attached is None and not any(is_under(path, mount) for mount in mounts):
-            findings.add(
-                "storage.place-on-jail",
-                key,
+            problem = (
                 f"'{path}' is under no declared mount ({', '.join(mounts)}), so it fills the jail "
-                f"({jail.existing_id or f'{jail.size_gib} GiB'})",
+                f"({jail.existing_id or f'{jail.size_gib} GiB'})"
             )
+            findings.add("storage.place-on-jail", key, problem)
 
 
 def _schedule_problem(text: str) -> str | None:
@@ -329,36 +301,31 @@ def check_nfs(spec: StackSpec, findings: Findings) -> None:
     check_stripes("nfs.boot_disk", nfs.boot_disk.size_gib, nfs.boot_disk.type, findings)
     check_stripes("nfs.data_disks", nfs.data_disks.size_gib, nfs.data_disks.type, findings)
     if spec.soperator.nfs_home is not None:
-        findings.add(
-            "nfs.home-twice",
-            "nfs",
+        problem = (
             "beside soperator.nfs_home; one server serves the homes: keep this one, whose disks "
-            "outlive the cluster, or that one",
+            "outlive the cluster, or that one"
         )
+        findings.add("nfs.home-twice", "nfs", problem)
     if nfs.billing is not Billing.ON_DEMAND:
-        findings.add(
-            "nfs.billing",
-            "nfs.billing",
+        problem = (
             f"'{nfs.billing}'; a server that is taken away stops every node, and capacity blocks "
-            "hold GPUs only: use on-demand",
+            "hold GPUs only: use on-demand"
         )
+        findings.add("nfs.billing", "nfs.billing", problem)
     if nfs.gpus:
-        findings.add(
-            "nfs.gpus",
-            "nfs.platform",
-            f"'{nfs.platform}' has GPUs, which a file server leaves idle; use cpu-d3 or cpu-e2",
+        problem = (
+            f"'{nfs.platform}' has GPUs, which a file server leaves idle; use cpu-d3 or cpu-e2"
         )
+        findings.add("nfs.gpus", "nfs.platform", problem)
     if nfs.data_disks.type is DiskType.NETWORK_SSD_NON_REPLICATED:
-        findings.add(
-            "nfs.one-copy",
-            "nfs.data_disks.type",
+        problem = (
             "network-ssd-non-replicated keeps one copy: a lost disk takes every file along; "
-            "network-ssd-io-m3 keeps three",
+            "network-ssd-io-m3 keeps three"
         )
+        findings.add("nfs.one-copy", "nfs.data_disks.type", problem)
     if spec.nodes.nfs is not None and spec.soperator.nfs_home is None:
-        findings.add(
-            "nfs.node-group",
-            "nodes.nfs",
+        problem = (
             "is for the server of soperator.nfs_home inside the cluster; this one has a machine "
-            "of its own: remove the group",
+            "of its own: remove the group"
         )
+        findings.add("nfs.node-group", "nodes.nfs", problem)

@@ -48,31 +48,33 @@ def check_workers(spec: StackSpec, findings: Findings) -> None:
     for index, worker in enumerate(spec.nodes.workers):
         path = f"nodes.workers[{index}]"
         if worker.created_nodes is not None and worker.created_nodes > worker.min_nodes:
-            findings.add(
-                "nodes.created-order",
-                f"{path}.created_nodes",
-                f"{worker.created_nodes} is more than min_nodes ({worker.min_nodes})",
-            )
+            problem = f"{worker.created_nodes} is more than min_nodes ({worker.min_nodes})"
+            findings.add("nodes.created-order", f"{path}.created_nodes", problem)
         _check_strategy(worker.strategy, f"{path}.strategy", findings)
         _check_capacity(worker, path, findings)
         for number, feature in enumerate(worker.features):
             if not _FEATURE.fullmatch(feature):
-                findings.add(
-                    "nodes.feature-form",
-                    f"{path}.features[{number}]",
-                    f"'{feature}' is no feature; one word of letters, digits and _ . - : and =",
+                problem = (
+                    f"'{feature}' is no feature; one word of letters, digits and _ . - : and ="
                 )
+                findings.add("nodes.feature-form", f"{path}.features[{number}]", problem)
         _check_machine(spec, worker, path, findings)
         _check_disks(spec, worker, path, findings)
-    _check_group_names(spec, findings)
+    # A set of more than one group takes `<name>-1` and so on; another set may not be called so.
+    names = {worker.name: index for index, worker in enumerate(spec.nodes.workers)}
+    for worker in spec.nodes.workers:
+        for number in range(1, -(-worker.max_nodes // NODES_PER_GROUP_MAX)):
+            taken = f"{worker.name}-{number}"
+            if taken in names:
+                problem = f"'{taken}' is node group {number + 1} of '{worker.name}'; rename one"
+                findings.add("nodes.name-group", f"nodes.workers[{names[taken]}].name", problem)
     _check_users(spec, findings)
     if spec.nodes.nfs is not None and spec.soperator.nfs_home is None and spec.nfs is None:
-        findings.add(
-            "nodes.nfs-server",
-            "nodes.nfs",
+        problem = (
             "paid for, but no NFS server runs on it: declare soperator.nfs_home, or have one of "
-            "yours tolerate the taint slurm.nebius.ai/nodeset=nfs",
+            "yours tolerate the taint slurm.nebius.ai/nodeset=nfs"
         )
+        findings.add("nodes.nfs-server", "nodes.nfs", problem)
 
 
 def check_labels(path: str, group: NodeGroupSpec, findings: Findings) -> None:
@@ -83,23 +85,20 @@ def check_labels(path: str, group: NodeGroupSpec, findings: Findings) -> None:
         is_subdomain = len(prefix) <= _SUBDOMAIN_MAX and _SUBDOMAIN.fullmatch(prefix)
         fits = _LABEL_NAME.fullmatch(name) and (not slash or is_subdomain)
         if not fits or (value and not _LABEL_NAME.fullmatch(value)):
-            findings.add(
-                "nodes.label-form",
-                at,
+            problem = (
                 f"'{key}: {value}' is no Kubernetes label; 63 letters, digits and . _ - each, "
                 "from a letter or digit to a letter or digit, before them at most a domain in "
-                "lower case and one /",
+                "lower case and one /"
             )
+            findings.add("nodes.label-form", at, problem)
         elif key.startswith(_OURS):
-            findings.add(
-                "nodes.label-charts", at, f"'{key}' is a label of the charts; choose another"
-            )
+            problem = f"'{key}' is a label of the charts; choose another"
+            findings.add("nodes.label-charts", at, problem)
         elif prefix.endswith(_SYSTEM):
-            findings.add(
-                "nodes.label-system",
-                at,
-                f"'{key}': mk8s ignores labels of {' and '.join(_SYSTEM)}; choose another prefix",
+            problem = (
+                f"'{key}': mk8s ignores labels of {' and '.join(_SYSTEM)}; choose another prefix"
             )
+            findings.add("nodes.label-system", at, problem)
 
 
 def _check_strategy(strategy: StrategySpec, path: str, findings: Findings) -> None:
@@ -109,25 +108,18 @@ def _check_strategy(strategy: StrategySpec, path: str, findings: Findings) -> No
     )
     for key, percent, count in pairs:
         if percent is not None and count is not None:
-            findings.add(
-                "nodes.strategy-both",
-                f"{path}.{key}_nodes",
-                f"both {key}_percent and {key}_nodes; give one of the two",
-            )
+            problem = f"both {key}_percent and {key}_nodes; give one of the two"
+            findings.add("nodes.strategy-both", f"{path}.{key}_nodes", problem)
         if percent is not None and percent > 100:
-            findings.add(
-                "nodes.strategy-percent",
-                f"{path}.{key}_percent",
-                f"{percent} is no share; use 0 to 100",
-            )
+            problem = f"{percent} is no share; use 0 to 100"
+            findings.add("nodes.strategy-percent", f"{path}.{key}_percent", problem)
     away, extra = ((percent if count is None else count) for _, percent, count in pairs)
     if away == 0 and not extra:
-        findings.add(
-            "nodes.strategy-still",
-            path,
+        problem = (
             "no node may be away and none may be there beyond the count, so none could be "
-            "replaced; raise max_unavailable or max_surge",
+            "replaced; raise max_unavailable or max_surge"
         )
+        findings.add("nodes.strategy-still", path, problem)
 
 
 def _check_capacity(worker: WorkerSpec, path: str, findings: Findings) -> None:
@@ -138,92 +130,60 @@ def _check_capacity(worker: WorkerSpec, path: str, findings: Findings) -> None:
     at = f"{path}.reservation"
     forbids = reservation.policy is Reservation.FORBID
     if worker.billing is Billing.PREEMPTIBLE and not forbids:
-        findings.add(
-            "nodes.reservation-preemptible",
-            at,
-            "a preemptible node comes out of no reservation; remove it, or set billing to reserved",
+        problem = (
+            "a preemptible node comes out of no reservation; remove it, or set billing to reserved"
         )
+        findings.add("nodes.reservation-preemptible", at, problem)
     if worker.billing is Billing.RESERVED and forbids:
-        findings.add(
-            "nodes.reservation-forbidden",
-            f"{at}.policy",
-            "forbid, but billing is reserved; use auto or strict",
-        )
+        problem = "forbid, but billing is reserved; use auto or strict"
+        findings.add("nodes.reservation-forbidden", f"{at}.policy", problem)
     if forbids and reservation.ids:
-        findings.add(
-            "nodes.reservation-ids",
-            f"{at}.ids",
-            "ids of reservations that policy forbid never uses; remove them or use auto or strict",
+        problem = (
+            "ids of reservations that policy forbid never uses; remove them or use auto or strict"
         )
+        findings.add("nodes.reservation-ids", f"{at}.ids", problem)
     for index, id_ in enumerate(reservation.ids):
         if not id_.startswith("capacityblockgroup-"):
-            findings.add(
-                "nodes.reservation-id",
-                f"{at}.ids[{index}]",
-                f"'{id_}' is no capacity block group; its id starts with 'capacityblockgroup-'",
+            problem = (
+                f"'{id_}' is no capacity block group; its id starts with 'capacityblockgroup-'"
             )
+            findings.add("nodes.reservation-id", f"{at}.ids[{index}]", problem)
 
 
 def _check_machine(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
     preset = worker.hardware
     if worker.max_pods is not None and worker.max_pods not in MAX_PODS:
-        findings.add(
-            "nodes.max-pods",
-            f"{path}.max_pods",
-            f"{worker.max_pods}; the API takes {MAX_PODS.start} to {MAX_PODS.stop - 1}",
-        )
+        problem = f"{worker.max_pods}; the API takes {MAX_PODS.start} to {MAX_PODS.stop - 1}"
+        findings.add("nodes.max-pods", f"{path}.max_pods", problem)
     default = " (the default)" if worker.shared_memory_gib == SHARED_MEMORY_GIB else ""
     if preset is not None and worker.shared_memory_gib >= preset.memory_gib:
-        findings.add(
-            "nodes.shared-memory",
-            f"{path}.shared_memory_gib",
+        problem = (
             f"{worker.shared_memory_gib} GiB{default} is not less than the node has "
-            f"({preset.memory_gib} GiB); write less, such as {preset.memory_gib // 2}",
+            f"({preset.memory_gib} GiB); write less, such as {preset.memory_gib // 2}"
         )
+        findings.add("nodes.shared-memory", f"{path}.shared_memory_gib", problem)
     if preset is not None and not preset.gpus and worker.nvidia_config_lines:
-        findings.add(
-            "nodes.nvidia-no-gpu",
-            f"{path}.nvidia_config_lines",
-            f"'{preset.name}' has no GPU; remove them",
-        )
+        problem = f"'{preset.name}' has no GPU; remove them"
+        findings.add("nodes.nvidia-no-gpu", f"{path}.nvidia_config_lines", problem)
     for index, line in enumerate(worker.nvidia_config_lines):
         if not _OPTION.fullmatch(line):
-            findings.add(
-                "nodes.nvidia-line",
-                f"{path}.nvidia_config_lines[{index}]",
-                f"'{line}' is no line of modprobe.d; such as 'options nvidia NVreg_NAME=VALUE'",
+            problem = (
+                f"'{line}' is no line of modprobe.d; such as 'options nvidia NVreg_NAME=VALUE'"
             )
+            findings.add("nodes.nvidia-line", f"{path}.nvidia_config_lines[{index}]", problem)
     if worker.local_nvme is not None:
         place = (spec.nebius.region, worker.platform, worker.preset)
         if preset is not None and place not in LOCAL_NVME:
             known = "; ".join(" ".join(each) for each in sorted(LOCAL_NVME))
-            findings.add(
-                "nodes.local-nvme",
-                f"{path}.local_nvme",
+            problem = (
                 f"'{worker.preset}' of '{worker.platform}' in {spec.nebius.region} has no local "
-                f"NVMe drives (has: {known})",
+                f"NVMe drives (has: {known})"
             )
+            findings.add("nodes.local-nvme", f"{path}.local_nvme", problem)
     has_user_data = worker.nvidia_config_lines or worker.local_nvme is not None
     if has_user_data and not spec.nodes.ssh_users:
-        findings.add(
-            "nodes.user-data-key",
-            "nodes.ssh_users",
-            f"none, but nodes of '{worker.name}' need user data, which should hold an SSH key",
-        )
-
-
-def _check_group_names(spec: StackSpec, findings: Findings) -> None:
-    """A set of more than one group takes `<name>-1` and so on; another set may not be called so."""
-    names = {worker.name: index for index, worker in enumerate(spec.nodes.workers)}
-    for worker in spec.nodes.workers:
-        for number in range(1, -(-worker.max_nodes // NODES_PER_GROUP_MAX)):
-            taken = f"{worker.name}-{number}"
-            if taken in names:
-                findings.add(
-                    "nodes.name-group",
-                    f"nodes.workers[{names[taken]}].name",
-                    f"'{taken}' is node group {number + 1} of '{worker.name}'; rename one",
-                )
+        problem = f"none, but nodes of '{worker.name}' need user data, which should hold an SSH key"
+        findings.add("nodes.user-data-key", "nodes.ssh_users", problem)
 
 
 def _check_users(spec: StackSpec, findings: Findings) -> None:
@@ -261,35 +221,26 @@ def _check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findi
     for at, size_gib, type_ in disks_of(worker, path):
         check_stripes(at, size_gib, type_, findings)
     if worker.image_disk is not None and worker.image_disk.type not in STRIPED:
-        findings.add(
-            "nodes.image-disk-type",
-            f"{path}.image_disk.type",
-            f"'{worker.image_disk.type}' is too slow for images; use {' or '.join(STRIPED)}",
-        )
+        problem = f"'{worker.image_disk.type}' is too slow for images; use {' or '.join(STRIPED)}"
+        findings.add("nodes.image-disk-type", f"{path}.image_disk.type", problem)
     findings.unique("nodes.disk-twice", f"{path}.local_disks", worker.local_disks, key="name")
     taken = VOLUMES | {each.name for each in spec.storage.submounts}
     for index, disk in enumerate(worker.local_disks):
         problem = name_problem(disk.name, longest=_DISK_NAME_MAX)
         findings.add("nodes.disk-name", f"{path}.local_disks[{index}].name", problem)
         if disk.name in taken:
-            findings.add(
-                "nodes.disk-name-taken",
-                f"{path}.local_disks[{index}].name",
+            problem = (
                 f"'{disk.name}' is the name of a submount or of a volume that each pod has; choose "
-                "another",
+                "another"
             )
+            findings.add("nodes.disk-name-taken", f"{path}.local_disks[{index}].name", problem)
         for folder in disk.folders:
             if path_problem(f"/{folder}"):
-                findings.add(
-                    "nodes.disk-folder",
-                    f"{path}.local_disks[{index}].folders",
+                problem = (
                     f"'{folder}' is no plain path in the disk; write it without a leading /, such "
-                    "as tmp",
+                    "as tmp"
                 )
-    _check_disk_paths(spec, worker, path, findings)
-
-
-def _check_disk_paths(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
+                findings.add("nodes.disk-folder", f"{path}.local_disks[{index}].folders", problem)
     storage, taken = spec.storage, dict(shared_mounts(spec))
     if storage.memory is not None:
         taken["storage.memory"] = storage.memory.mount_path
