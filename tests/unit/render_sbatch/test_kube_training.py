@@ -201,6 +201,13 @@ def test_every_text_of_a_job_reaches_its_pods_as_it_is(spec: StackSpec, value: s
     assert {"name": "A", "value": value} in container["env"]
 
 
+@pytest.mark.parametrize("name", ["null", "true", "false"])
+def test_a_name_that_is_a_word_of_yaml_stays_a_name(spec: StackSpec, name: str) -> None:
+    """Without its subdomain the address of the first pod, `null-0.null`, does not resolve."""
+    service, _policy, job = kube_job.service_and_job(pods_of(spec, name=name))
+    assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"] == name
+
+
 def test_the_image_is_the_jobs_own_unless_another_is_named(spec: StackSpec) -> None:
     """enroot divides the registry from the path by '#', Kubernetes by '/'."""
     job = replace(job_of(spec), container="registry.example#team/jobs:v1")
