@@ -49,6 +49,17 @@ def tags(group: dict[str, Any]) -> list[str]:
     return [each["mount_tag"] for each in group["template"]["filesystems"]]
 
 
+def test_a_filesystem_without_an_id_is_no_filesystem_called_by_its_tag() -> None:
+    """The API would be asked for `<jail>`."""
+    spec = load_stack("h100-prod")
+    disks = rendered(spec, "login")["template"]["filesystems"]
+    assert [each["existing_filesystem"]["id"] for each in disks] == [
+        f"filesystem-{each['mount_tag']}" for each in disks
+    ]
+    with pytest.raises(KeyError, match="jail"):
+        node_group_spec(spec, role_of(spec, "login"), subnet_id="subnet", filesystem_ids={})
+
+
 @pytest.mark.feature(
     "S000-70",
     "S000-76",
