@@ -43,7 +43,7 @@ def _job_id(value: object) -> tuple[object, str | None]:
 
 
 JobId = Annotated[str, _job_id]
-"""Empty before its submission, as in the record that the login node keeps; never in a ledger."""
+"""Empty before its submission, as in what the state folder keeps of it; never in a ledger."""
 
 
 class LineError(ValueError):

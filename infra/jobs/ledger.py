@@ -370,11 +370,10 @@ class OpenBooks:
     def write_down(self, entries: Entries, job_id: str) -> bool:
         """Adds the entries of a submission under its number; False: they are there already."""
         named = tuple(replace(entry, job_id=job_id) for entry in entries)
-        known = forecasts(self.file.read().entries)
-        if any((entry.cluster, job_id) in known for entry in named):
-            return False
-        self.file.append(*named)
-        return True
+        is_new = (entries[0].cluster, job_id) not in forecasts(self.file.read().entries)
+        if is_new:
+            self.file.append(*named)
+        return is_new
 
     def tell(self) -> None:
         """Tells the team what is written down; it can wait, so that an error of it is only said."""

@@ -217,7 +217,7 @@ class Submitter(SubmittedJobs):
             )
         if entries:
             self._leave(planned, entries, is_held=hold)
-        result = self._call(command, b"".join(plans))
+        result, was_lost = self._call(command, b"".join(plans))
         said = result.stdout.strip()
         if result.exit_code == _EQUIVALENT:
             number, _, rest = said.partition("|")
@@ -233,8 +233,12 @@ class Submitter(SubmittedJobs):
             self.log(f"{job}: job {number} of the same code and settings {what}; it is taken")
             return made
         if not result.ok:
-            if result.exit_code != _UNKNOWN:
+            # A lost call may still wait for the lock; a signal (128 and more) may follow sbatch.
+            code = result.exit_code
+            if not was_lost and code != _UNKNOWN and code < 128:
                 self._left_file(planned).unlink(missing_ok=True)
+            elif code == _BUSY or code >= 128:
+                result = replace(result, exit_code=_UNKNOWN)
             raise self._refusal(planned, result)
         number = slurm.submitted_id(said.removesuffix(" found"))
         if number != said:
@@ -287,17 +291,17 @@ class Submitter(SubmittedJobs):
         return self._own_file(f"left.{(planned.idempotency_key or '').rpartition(':')[2]}")
 
     def _left(self) -> list[tuple[Submission, Entries, bool]]:
-        """What was sent from here and is not written down; a damaged file is as good as none.
+        """What was sent from here and is not written down; damaged files and copies do not count.
 
         With what the ledger gets, and whether the job was submitted held.
         """
         found: list[tuple[Submission, Entries, bool]] = []
         for path in sorted(self._own_file("left").parent.glob(".submit.left.*")):
             values = read_object(path)
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, TypeError):
                 entries = tuple(map(decode, values.get("entries", ())))
                 made = history.submission_from(values.get("submission", {}))
-                if made is not None and entries:
+                if made is not None and entries and path == self._left_file(made):
                     found.append((made, entries, values.get("is_held", False)))
         return found
 
@@ -330,7 +334,7 @@ class Submitter(SubmittedJobs):
         result = self.connection.run(self._script(planned))
         if not result.ok:
             raise JobsError(
-                f"{planned.job}: {_one_line(result.stderr)}; whether a job came of the submission "
+                f"{planned.job}: {last_words(result.stderr)}; whether a job came of the submission "
                 "that was cut off is not known: try again"
             )
         number = result.stdout.strip()
@@ -344,20 +348,20 @@ class Submitter(SubmittedJobs):
             self.connection.run(shlex.join(["rm", "-f", record]))
             left.unlink(missing_ok=True)
 
-    def _call(self, command: str, stdin: bytes) -> Result:
-        """The answer; the same call again where it was lost, which submits nothing twice."""
-        for _ in range(_MOST_CALLS - 1):
+    def _call(self, command: str, stdin: bytes) -> tuple[Result, bool]:
+        """The answer, and whether one before it was lost; a call again submits nothing twice."""
+        for number in range(_MOST_CALLS - 1):
             try:
-                return self.connection.run(command, stdin=stdin)
+                return self.connection.run(command, stdin=stdin), number > 0
             except ConnectionLostError as lost:
                 self.log(lost.trying_again)
                 reopen(self.connection, patience_s=_PATIENCE_S)
-        return self.connection.run(command, stdin=stdin)
+        return self.connection.run(command, stdin=stdin), True
 
     def _refusal(self, planned: Submission, result: Result) -> JobsError:
         """The error for a submission that was not made."""
         job, stack, said = planned.job, planned.stack, result.stdout.strip()
-        why = _one_line(result.stderr)
+        why = "; ".join(line.strip() for line in result.stderr.splitlines() if line.strip())
         words = {
             _STALE: f"the cluster has code {said} live, and {planned.code_hash} of this checkout "
             f"is not there in full; run `pulumi up --stack {stack}`, or submit with --sync to send "
@@ -442,10 +446,6 @@ class Submitter(SubmittedJobs):
                 file.truncate(0)
                 file.write(f"{os.getpid()}\n".encode())
             yield
-
-
-def _one_line(stderr: str) -> str:
-    return "; ".join(line.strip() for line in stderr.splitlines() if line.strip())
 
 
 def own_name() -> str:

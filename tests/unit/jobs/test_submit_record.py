@@ -194,6 +194,67 @@ def test_the_call_of_a_killed_command_that_began_late_is_found_as_well(
     assert left(state) == [], "after five minutes none begins any more"
 
 
+@pytest.mark.parametrize("wrong", ["nobody gets the lock", "sbatch refuses"])
+def test_a_repeated_call_that_is_refused_forgets_nothing_of_the_first_which_may_still_submit(
+    wrong: str, node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    """The first held the lock or waited for it when its connection was lost."""
+    first: list[str] = []
+
+    def lost(command: str) -> None:
+        if not first:
+            first.append(command)
+            raise LOST("the connection was lost")
+
+    node.at = lost
+    programs = node.folder / "bin"
+    if wrong == "sbatch refuses":
+        node.put("refuses", "sbatch: error: Slurm temporarily unable to accept job\n")
+        said = "unable to accept job"
+    else:
+        (programs / "flock").write_text("#!/bin/sh\nexit 1\n")
+        (programs / "flock").chmod(0o755)
+        said = "another submission holds.*whether a job came of it is not known: the next command"
+    with pytest.raises(JobsError, match=said):
+        call(node, outputs, state)
+    for program in (programs / "flock", node.folder / "refuses"):
+        program.unlink(missing_ok=True)
+    node.run(first[0])
+    here(state, node, outputs).recover()
+    assert (node.names(), booked(state), left(state)) == (["finetune"], ["12"], [])
+
+
+def test_what_a_signal_ended_on_the_login_node_may_have_submitted(
+    node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    """A shell that stays around the script tells its end as an exit status of its own."""
+
+    class Ended:
+        """A login node that kills the script after its sbatch."""
+
+        def run(self, command: str, *, stdin: bytes = b"") -> Result:
+            node.run(command, stdin=stdin)
+            record(node).write_text("")
+            return Result(command=command, exit_code=137, stdout="", stderr="Killed\n")
+
+    with pytest.raises(JobsError, match="Killed; whether a job came of it is not known"):
+        call(Ended(), outputs, state)  # type: ignore[arg-type]
+    here(state, node, outputs).recover()
+    assert (booked(state), left(state)) == (["12"], [])
+
+
+def test_a_copy_of_what_was_left_ends_no_command(
+    node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    call(node, outputs, state)
+    (path,) = left(state)
+    copy = path.with_name(f"{path.name}.sync-conflict-1")
+    copy.write_bytes(path.read_bytes())
+    for _ in range(2):
+        with here(state, node, outputs).alone():
+            assert (booked(state), left(state)) == (["12"], [copy])
+
+
 def test_on_a_full_disk_here_nothing_is_sent_that_could_not_be_found_again(
     node: LoginNode, outputs: StackOutputs, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +367,10 @@ def test_the_record_is_read_as_what_a_stranger_wrote(
     assert (history.submissions(state, "local"), booked(state)) == ((), [])
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"submission": {}}', '{"entries": ["x"]}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"submission": {}}', '{"entries": ["x"]}', '{"entries": 5}', '{"entries": [5]}'],
+)
 def test_what_is_left_here_and_damaged_keeps_nobody_from_submitting(
     text: str, node: LoginNode, outputs: StackOutputs, state: Path
 ) -> None:
