@@ -48,6 +48,8 @@ _PATIENCE_S: Final = 20.0
 _MOST_CALLS: Final = 3
 _LATE_S: Final = 300.0
 """In which the call of a killed command may still begin there: it waits a minute for the lock."""
+_AWAY_S: Final = 31 * 86400.0
+"""In which the stack's name may lead back to the cluster; accounting looks as far back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +311,7 @@ class Submitter(SubmittedJobs):
         """Writes down what came of that which was left, or takes it back for the budget."""
         by_key = {each.idempotency_key: each for each in self.submissions()}
         for planned, entries, is_held in self._left():
-            # Ids start again on a cluster that was made anew, and its jobs are gone.
+            # Ids start again on a cluster that was made anew; one of before may be entered again.
             is_here = planned.cluster == self.outputs.login_host_key
             known = by_key.get(planned.idempotency_key)
             made = known or (self._looked_up(planned) if is_here else None)
@@ -325,7 +327,9 @@ class Submitter(SubmittedJobs):
                         )
                 except OverBudgetError as over:
                     self.log(f"{over}; the command that submitted it was cut off")
-            elif is_here and time.time() < self._left_file(planned).stat().st_mtime + _LATE_S:
+            elif time.time() < self._left_file(planned).stat().st_mtime + (
+                _LATE_S if is_here else _AWAY_S
+            ):
                 continue
             self._forget(planned)
 

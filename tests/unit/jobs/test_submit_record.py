@@ -339,7 +339,23 @@ def test_of_a_cluster_that_was_made_anew_nothing_is_taken(
     call(node, outputs, state)
     anew = replace(outputs, login_host_key="ssh-ed25519 AAAAanew")
     here(state, node, anew, pytest.fail).recover()
-    assert (history.submissions(state, "local"), records(node)) == ((), [])
+    assert (history.submissions(state, "local"), len(left(state))) == ((), 1)
+    os.utime(left(state)[0], (0, 0))
+    here(state, node, anew, pytest.fail).recover()
+    assert (history.submissions(state, "local"), records(node), left(state)) == ((), [], [])
+
+
+def test_a_job_of_a_cluster_is_found_once_the_stack_leads_there_again(
+    node: LoginNode, outputs: StackOutputs, state: Path, tmp_path: Path
+) -> None:
+    """An attached stack went to another cluster and back: the job came to no ledger."""
+    call(node, outputs, state)
+    other = LoginNode(tmp_path / "other")
+    elsewhere = replace(other.outputs(HASH), login_host_key="ssh-ed25519 AAAAother")
+    with here(state, other, elsewhere, pytest.fail).alone():
+        pass
+    here(state, node, outputs).recover()
+    assert (booked(state), left(state)) == (["12"], [])
 
 
 def test_another_machine_takes_nothing_of_a_record_that_is_not_its_own(
