@@ -236,11 +236,8 @@ def _assumed(row: AssumedSpeedSpec) -> Speed:
 
 def _in_place_of(row: AssumedSpeedSpec, measured: Speed) -> Speed:
     """The measurement under the row's name; it keeps a declared prefill that was not measured."""
-    found = replace(
-        measured,
-        scenario=row.scenario,
-        repeats=tuple(_in_place_of(row, e) for e in measured.repeats),
-    )
+    repeats = tuple(_in_place_of(row, each) for each in measured.repeats)
+    found = replace(measured, scenario=row.scenario, batch_size=row.batch_size, repeats=repeats)
     if found.prefill_tokens_per_s is not None or row.prefill_tokens_per_s is None:
         return found
     return replace(

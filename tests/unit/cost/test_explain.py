@@ -145,6 +145,14 @@ def test_a_chat_with_prefill_turns_cache_and_demand_is_explained_exactly():
         assert figure(found, "chat", "USD a chat", "min").value == rows[0].cluster_low_usd
 
 
+def test_a_measured_row_names_the_batch_size_that_its_stack_declares() -> None:
+    spec = load_stack("l40s-dev")
+    found = bill_of(spec, [record(stack="l40s-dev", model=spec.chat.model)])
+    (row,) = [each for each in found.unit_costs.known_chats if each.speed.date is not None]
+    sources = [each.source for each in explain(found, f"chat[{row.speed.scenario}]").inputs]
+    assert f"chat.speeds[{row.speed.scenario}].batch_size" in sources
+
+
 def test_every_rule_of_the_policy_is_explained_with_what_it_compares():
     policy = PolicySpec(
         max_usd_per_hour=Decimal(1),
