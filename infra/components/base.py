@@ -30,7 +30,7 @@ class Part(pulumi.ComponentResource):
         *,
         parent_id: pulumi.Input[str] | None = None,
     ) -> Resource:
-        """A Nebius resource; its API name is its Pulumi name, so it can be found."""
+        """A Nebius resource; API and Pulumi know it by the component's name with `noun`."""
         name = f"{self.pulumi_resource_name}-{noun}".removesuffix("-")
         parent_id = self._spec.nebius.project_id if parent_id is None else parent_id
         return Resource(

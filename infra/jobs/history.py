@@ -20,7 +20,8 @@ from infra import files
 from infra.clients import slurm
 from infra.clients.errors import JobsError, UnknownJobError
 from infra.clients.slurm import Job, Shell
-from infra.jobs.records import parse_object, read_object
+from infra.jobs.records import parse_object
+from stacks.files import read_text
 from stacks.spec.slurm import JobSpec
 
 if TYPE_CHECKING:
@@ -107,7 +108,10 @@ def damaged(state: Path, stack: str) -> tuple[Path, ...]:
 
 def read_submission(path: Path) -> Submission | None:
     """The submission in the file; a damaged one is as good as none."""
-    found = submission_from(read_object(path))
+    try:
+        found = submission_from(json.loads(read_text(path)))
+    except (OSError, ValueError, RecursionError):
+        return None
     return found if found is not None and _ID.fullmatch(found.job_id) else None
 
 

@@ -83,7 +83,7 @@ class JobLedger:
     def locked(
         self, shell: Shell, cluster: str, log: Log = lambda _line: None
     ) -> Generator[OpenBooks]:
-        """The ledger for the caller alone, beside the cluster with this host key."""
+        """The ledger for the caller alone, and `shell` on the cluster with this host key."""
         with self.file.locked() as file:
             yield OpenBooks(ledger=self, file=file, shell=shell, cluster=cluster, log=log)
 
@@ -272,7 +272,7 @@ def check_together(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBooks:
-    """The ledger of a stack while nobody else writes it, beside the cluster that it is of."""
+    """The ledger of a stack while nobody else writes it, and the cluster whose jobs it counts."""
 
     ledger: JobLedger
     file: OpenLedger

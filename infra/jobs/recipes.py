@@ -306,7 +306,7 @@ class Request:
     needs: tuple[str, ...] = ()
     """Jobs whose results it reads."""
     search: SearchCost | None = None
-    """What its trials cost; None: it is of a job."""
+    """What the trials of a search cost; None for a single job."""
 
 
 def prepare(

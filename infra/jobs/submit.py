@@ -47,9 +47,9 @@ _PATIENCE_S: Final = 20.0
 """For a lost connection: signals wait until the submission is decided."""
 _MOST_CALLS: Final = 3
 _LATE_S: Final = 300.0
-"""In which the call of a killed command may still begin there: it waits a minute for the lock."""
+"""How long a killed command's call may still reach sbatch: it waits a minute for the lock there."""
 _AWAY_S: Final = 31 * 86400.0
-"""In which the stack's name may lead back to the cluster; accounting looks as far back."""
+"""How long what went to another cluster is kept, should the stack lead there again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ class Submitter(SubmittedJobs):
     def _book(
         self, books: OpenBooks, entries: Entries, made: Submission, *, decides: bool, is_new: bool
     ) -> bool:
-        """Decides of a job that waits held, and writes it down; whether the ledger lacked it."""
+        """Writes it down, once a job that waits held is let go; whether the ledger had it not."""
         job_id, later = made.job_id, f"the next command of {books.ledger.spec.name} from here"
         if decides and isinstance(entries[0], ForecastEntry):
             waits = f"is submitted and waits held: {later} decides about it"
@@ -345,7 +345,7 @@ class Submitter(SubmittedJobs):
         return self._numbered(planned, slurm.job_id(number)) if number else None
 
     def _forget(self, planned: Submission) -> None:
-        """Where the cluster does not answer, the next command does it."""
+        """Removes the key on the cluster, then the file here; a later command, if none answers."""
         left = self._left_file(planned)
         record = f"{self.outputs.own_path}/submissions/{left.suffix.removeprefix('.')}"
         with contextlib.suppress(JobsError):

@@ -17,7 +17,7 @@ end_with() {
   end 0 "$@"
 }
 
-# Ends with the job that has the key; returns where none came of the record, which is removed. Accounting may keep no
+# Ends with the job that has the key; removes the record and returns where none has. Accounting may keep no
 # comments, but keeps the line of sbatch (SubmitLine, since 21.08), and some have no accounting at all.
 end_with_known() {
   local queued ended since seconds unanswered="timed out|unable to contact|zero bytes|connection|communication"

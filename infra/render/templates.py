@@ -30,7 +30,7 @@ def shell(template: str, **values: object) -> str:
 def manifest(template: str, known: Mapping[str, Any] | None = None, **values: object) -> Any:
     """What a template of YAML says once it is filled in.
 
-    `known`: what may be the engine's to tell, and stands in the file as `<name>`.
+    `known`: values that Pulumi may know only once it has made something; `<name>` stands for each.
     """
     known = known or {}
     found = parse_yaml(_yaml().get_template(template).render(known=known, **values))

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import threading
+import tracemalloc
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -446,3 +447,13 @@ def test_a_cause_that_no_rank_could_write_takes_the_place_of_its_effect_and_noth
             "own",
             {"steps": 3},
         )
+
+
+def test_a_marker_that_a_model_repeats_costs_no_copy_each() -> None:
+    text = "<tool_call>" * 4096
+    tracemalloc.start()
+    try:
+        assert parse_calls(text) is None
+        assert tracemalloc.get_traced_memory()[1] < 40 * len(text)
+    finally:
+        tracemalloc.stop()

@@ -147,6 +147,20 @@ def ends_of(ids: list[int], tokenizer: Any) -> Any:
     return np.concatenate([[0], np.cumsum(sizes[np.array(ids)])])
 
 
+@pytest.mark.parametrize("answer", ["a\n", "b c", "a  ", "\n"])
+def test_a_tokenizer_that_trims_places_learns_the_same_tokens(answer: str) -> None:
+    """As GPT-NeoX's: with a normalizer, so by places, of which white space has no width."""
+    from tokenizers import normalizers, processors
+
+    trimming = make_tokenizer()
+    trimming.backend_tokenizer.normalizer = normalizers.NFC()
+    trimming.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    text = f"user: q\n{answer}"
+    item = Rendered(text=text, spans=((len(text) - len(answer), len(text)),))
+    (expected,), (found,) = (encode(each, [item]) for each in (TEMPLATES["chatml"], trimming))
+    assert found.labels == expected.labels
+
+
 def test_a_token_across_the_edge_of_a_turn_is_refused() -> None:
     tokenizer = make_tokenizer()
     item = Rendered(text="ab", spans=((0, 1),))

@@ -15,6 +15,7 @@ import pytest
 from infra.setup.tools.parts import CHECKER, DATA
 from infra.state import Cache
 from tests.workloads.conftest import EXCERPT
+from workloads.common.exit_codes import DataError
 from workloads.common.tool_calls import ToolCall, render
 from workloads.data.chats import NO_CALL, OPTIONAL, Chat, bfcl_files, read_bfcl, reference_call
 from workloads.evaluate.scores import call_scores
@@ -306,3 +307,14 @@ def test_rows_that_want_no_call_are_divided_like_others(tmp_path: Path) -> None:
     assert [chat.group for chat in chats] == ["f0", "f1", "f2"]
     assert [chat.messages[-1]["content"] for chat in chats] == [NO_CALL] * 3
     assert bfcl_files(tmp_path, ("irrelevance",)) == [path]
+
+
+def test_a_row_of_a_category_with_calls_that_has_none_is_refused(tmp_path: Path) -> None:
+    """It would be learned as one that fits no function."""
+    row = {"id": "simple_0", "question": [[{"role": "user", "content": "?"}]], "function": []}
+    (tmp_path / "possible_answer").mkdir()
+    (tmp_path / "BFCL_v4_simple_python.json").write_text(json.dumps(row))
+    answers = tmp_path / "possible_answer" / "BFCL_v4_simple_python.json"
+    answers.write_text(json.dumps({"id": "simple_0", "ground_truth": []}))
+    with pytest.raises(DataError, match="simple_0 has no possible answer"):
+        read_bfcl(tmp_path, ("simple_python",))

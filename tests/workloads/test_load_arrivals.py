@@ -102,8 +102,11 @@ def test_a_trace_is_read_in_the_order_of_time(tmp_path: Path, ending: str):
     ("name", "text", "words"),
     [
         ("a.csv", "at_s\nnan\n-1\n3\n", r"a.csv:2.at_s: got NaN.*; .*a.csv:3.at_s: got -1"),
-        ("a.csv", "time\n1\n", "a.csv:2.time: unknown key; allowed: at_s, prompt_tokens"),
-        ("a.csv", "at_s\n1,2\n", "a.csv:2.values without a column: unknown key"),
+        ("a.csv", "time\n1\n", "^[^;]*a.csv:1: got the columns time; allowed: at_s, prompt_tokens"),
+        ("a.csv", "at_s,output_token\n1,\n2,\n", "a.csv:1: got the columns at_s, output_token;"),
+        ("a.csv", "", "a.csv:1: got the columns none; "),
+        ("a.csv", "at_s\n1,2\n", "a.csv:2.more values than columns: unknown key"),
+        ("a.jsonl", '{"at_s": -1}\nnope\n', "a.jsonl:1.at_s: got -1.*a.jsonl:2: not JSON"),
         ("a.csv", "at_s\nx\n", 'a.csv:2.at_s: got "x", expected a number'),
         ("a.jsonl", '{"at_s": 1, "tokens": 3}\n', "a.jsonl:1.tokens: unknown key; "),
         ("a.jsonl", "[1]\n", "a.jsonl:1: got .1., expected a mapping"),

@@ -244,7 +244,7 @@ def _time(
 def seconds_of(
     world: World, call: Callable[[], object], iterations: int, wait: Callable[[], object]
 ) -> float:
-    """Return the seconds of one call, begun by all ranks together, which `wait` waits for."""
+    """Return the seconds of one call; `wait` is a barrier, so that all ranks begin at once."""
     world.synchronize()
     wait()
     world.synchronize()

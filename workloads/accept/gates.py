@@ -279,7 +279,7 @@ def hold(
 ) -> Check:
     """Return the check of one number against its limit; without the number it is NOT RUN.
 
-    `reason` says why it is not kept, or not measured.
+    `reason` is told where the limit is broken or nothing was measured.
     """
     outcome: Outcome
     if measured is None:

@@ -204,7 +204,7 @@ class Suite:
         return connectivity.index_of(self.world, self.report.nodes)
 
     def _gathered(self, mine: Any) -> list[Any]:
-        """What the ranks found that looked; None is of one that did not."""
+        """What ranks found, without the None of those that did not look; every rank calls it."""
         return [each for each in self.world.gather(mine) if each is not None]
 
     def _measure_place(self, place: str, path: Path) -> dict[str, Any] | None:

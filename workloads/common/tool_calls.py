@@ -63,12 +63,13 @@ def parse_calls(text: str) -> list[ToolCall] | None:
     A text without any call gives an empty list. Without a marker, a text that starts with a JSON
     object with a name and arguments, or with a list of them, counts as calls.
     """
-    bodies = [text[marker.end() :] for marker in _MARKER.finditer(text)]
-    if not bodies:
+    # Not the texts behind them: a model that repeats its marker would make a copy for each.
+    starts = [marker.end() for marker in _MARKER.finditer(text)]
+    if not starts:
         return (_calls_at_start(text) or []) if BARE.match(text) else []
     calls: list[ToolCall] = []
-    for body in bodies:
-        found = _calls_at_start(body)
+    for start in starts:
+        found = _calls_at_start(text[start:])
         if found is None:
             return None
         calls += found

@@ -323,8 +323,7 @@ def encode(tokenizer: Any, rendered: Sequence[Rendered]) -> TokenRows:
         first, last = int(offsets[number]), int(offsets[number + 1])
         spans = None if ends is None else _by_bytes(ends[first : last + 1] - ends[first], item)
         if spans is None:
-            encoding = backend.encode(item.text, add_special_tokens=False)
-            spans = _by_offsets(encoding.offsets, item)
+            spans = _token_spans(backend.encode(item.text, add_special_tokens=False), item)
         for start, end in spans:
             learned[first + start : first + end] = True
     return TokenRows(input_ids=ids, learned=learned, offsets=offsets)
@@ -370,6 +369,23 @@ def _token_bytes(backend: Any) -> Any:
             sizes = np.zeros(0, dtype=np.int64)
         _SIZES[backend] = found = sizes
     return found if len(found) else None
+
+
+def _token_spans(encoding: Any, item: Rendered) -> list[tuple[int, int]]:
+    """Return the spans in tokens; a white space that the tokenizer gives no width ends one too."""
+    found: list[tuple[int, int]] = []
+    for start, end in item.spans:
+        first = encoding.char_to_token(start)
+        after = len(encoding) if end == len(item.text) else encoding.char_to_token(end)
+        if (
+            first is None
+            or after is None
+            or encoding.token_to_chars(first)[0] != start
+            or encoding.token_to_chars(after - 1)[1] != end
+        ):
+            return _by_offsets(encoding.offsets, item)
+        found.append((first, after))
+    return found
 
 
 def _by_offsets(offsets: Sequence[tuple[int, int]], item: Rendered) -> list[tuple[int, int]]:

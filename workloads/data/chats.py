@@ -330,10 +330,10 @@ def _read_category(folder: Path, category: str) -> Iterator[Chat]:
         return
     answers = {row["id"]: row for row in _lines(possible_answers[0])}
     for row in _lines(questions):
-        answer = answers.get(row["id"])
-        if answer is None:
+        truth = answers.get(row["id"], {}).get("ground_truth")
+        if not truth:
             raise DataError(f"{questions}: {row['id']} has no possible answer")
-        yield _chat(row, answer["ground_truth"])
+        yield _chat(row, truth)
 
 
 def _allowed(value: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:

@@ -73,8 +73,8 @@ class Tokenized:
     num_refused: int = 0
     """Lines of which no chat was made."""
     workers_cpu_s: float = field(default=0.0, compare=False)
-    """CPU seconds of the processes that tokenised; a block's since the one before it, so with that
-    one's sending, the first one's since its tokenizer was there: without interpreter and imports.
+    """CPU seconds of the processes that tokenised. A block counts from the end of the one before,
+    so with sending that one; the first from when its tokenizer was loaded.
     """
 
     def __add__(self, other: Tokenized) -> Tokenized:

@@ -114,7 +114,7 @@ def _record(job: Job, config: EvaluateConfig, result: dict[str, Any]) -> None:
 def _result(
     shared: Context, subject: Subject
 ) -> tuple[dict[str, Measured], dict[str, Any], Header]:
-    """Return the metrics of one model, all that is told of it, and what it was made from."""
+    """Return one model's metrics, its object of the result file, and what it was made from."""
     config, held_out = shared.config, shared.held_out
     log(f"{subject.name}: loading")
     model = subject.load(torch_dtype(config.dtype), shared.here)

@@ -192,9 +192,8 @@ def measure_speed(
 ) -> dict[str, float]:
     """Return how fast the model reads the prompts and writes `num_tokens` for each of them.
 
-    Tokens per second of all streams together, without padding: the median of the runs.
-
-    Streams do not stop at an end of turn, so that both models decode the same number of tokens.
+    Tokens per second of all streams together, without padding: the median of the runs. Streams do
+    not stop at an end of turn, so that both models decode the same number of tokens.
     """
     nothing: frozenset[int] = frozenset()
     runs: list[Generated] = []

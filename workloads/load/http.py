@@ -179,7 +179,7 @@ class HttpClient:
     """Connections to one server, kept and used again."""
 
     def __init__(self, base_url: str, key: str | None = None, *, at: str) -> None:
-        """`at` names what gives the address; ConfigError for an address or a key that cannot be."""
+        """`at` names what gives the address; ConfigError for a bad address or key."""
         parts = urlsplit(base_url)
         try:
             port = parts.port

@@ -125,14 +125,20 @@ def poisson(rate_per_s: float, count: int, seed: int) -> tuple[Arrival, ...]:
 
 
 def read_trace(path: Path) -> tuple[Arrival, ...]:
-    """Return the arrivals of a .csv or .jsonl file in the order of time; every bad row is named."""
+    """Return the arrivals of a .csv or .jsonl file in the order of time; every bad row is named.
+
+    A line that is not JSON ends the reading.
+    """
     problems: list[str] = []
     found: list[Arrival] = []
-    for number, row in _rows(path):
-        try:
-            found.append(parse(Arrival, row, at=f"{path}:{number}"))
-        except ConfigError as error:
-            problems.append(str(error))
+    try:
+        for number, row in _rows(path):
+            try:
+                found.append(parse(Arrival, row, at=f"{path}:{number}"))
+            except ConfigError as error:
+                problems.append(str(error))
+    except DataError as error:
+        problems.append(str(error))
     if problems:
         raise DataError("; ".join(problems[:5]) + (" ..." if len(problems) > 5 else ""))
     if len(found) < 2:
@@ -150,7 +156,13 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"load.open_loop.trace: {path} cannot be read: {error}") from error
-    rows = csv.DictReader(text.splitlines(), restkey="values without a column")
+    rows = csv.DictReader(text.splitlines(), restkey="more values than columns")
+    columns, allowed = rows.fieldnames or (), Arrival.__slots__
+    if not {"at_s"} <= {*columns} <= {*allowed}:
+        raise DataError(
+            f"{path}:1: got the columns {', '.join(columns) or 'none'}; "
+            f"allowed: {', '.join(allowed)}, at_s is needed"
+        )
     for number, row in enumerate(rows, 2):
         yield number, {key: _number(value) for key, value in row.items() if value}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import types
 import typing
@@ -114,11 +115,15 @@ def _name(kind: type) -> str:
     return names.get(kind, f"a {kind.__name__}")
 
 
+_hints = functools.cache(typing.get_type_hints)
+"""A trace may have a million rows of one kind."""
+
+
 def _convert_dataclass(kind: Any, value: Any, at: str, problems: list[str]) -> Any:
     if not isinstance(value, dict):
         return _wrong(at, value, "a mapping", problems)
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     arguments: dict[str, Any] = {}
     before = len(problems)
     for key, item in value.items():

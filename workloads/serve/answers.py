@@ -228,7 +228,7 @@ class RunningChat:
         }
         if not self.request.include_usage:
             return event(self._body(_CHUNK, [choice]))
-        # Null unless every chunk is to tell its choice's tokens.
+        # Null unless continuous_usage_stats asks for it in every chunk.
         asked = self.request.continuous_usage
         usage = self._usage([self.choices[index]]) if asked else None
         return event(self._body(_CHUNK, [choice], usage=usage))

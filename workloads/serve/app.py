@@ -253,6 +253,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the parts as they come."""
+        # Starlette looks for a client that goes while ASGI is below 2.4, as uvicorn's is (2.3).
         try:
             await super().__call__(scope, receive, send)
         finally:

@@ -98,11 +98,11 @@ class Reader(FileSystemReader):
 
 
 AS_NAMED = {"flatten_state_dict": False, "flatten_sharded_tensors": False}
-"""What DCP's planners are told: values are under the names that a checkpoint has."""
+"""Options of DCP's planners: keys are the checkpoint's own names, nothing is flattened."""
 
 
 class Planner(DefaultLoadPlanner):
-    """Loads values of a checkpoint, and no programs."""
+    """Loads a checkpoint without unpickling, which may run code."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Take values that are no tensors; torch's own planner would run what is pickled there."""
@@ -158,7 +158,7 @@ def capture(state: TrainState) -> dict[str, Any]:
 
 
 def places_for(state: TrainState, metadata: Metadata, *, with_rng: bool) -> dict[str, Any]:
-    """Return the mapping that a load fills: live weights, and the optimizer's new tensors."""
+    """Return what a load fills: live weights, and tensors that the optimizer has from now on."""
     saved = metadata.state_dict_metadata
     values: dict[str, Any] = _model_tensors(state.model)
     held = {key for key in saved if key.startswith("model.")}

@@ -95,6 +95,6 @@ def has_values(release: str) -> bool:
 def chart_values(
     spec: StackSpec, release: str, known: Mapping[str, Any] | None = None, **more: Any
 ) -> dict[str, Any]:
-    """The values of a release whose file is in charts/; `known` and `more` as templates have it."""
+    """The values of a release whose file is in charts/; `known` as for a manifest."""
     shared = {**_SHARED, "spec": spec, "volumes": observability_volumes(spec)}
     return templates.manifest(f"{_CHARTS}/{release}.yaml.j2", known, **shared, **more)

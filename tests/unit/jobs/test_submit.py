@@ -268,11 +268,15 @@ def test_a_submission_of_another_shape_is_as_good_as_none(
     assert history.read_submission(path) is None
 
 
-def test_a_damaged_submission_is_as_good_as_none(tmp_path: Path) -> None:
-    folder = history.run_folder(tmp_path, "local", "12")
-    folder.mkdir(parents=True)
-    (folder / "submission.json").write_text('{"stack": "local"')
+@pytest.mark.parametrize("damage", ["cut", "byte"])
+def test_a_damaged_submission_is_as_good_as_none(damage: str, tmp_path: Path) -> None:
+    made = submit(Recorded(), OUTPUTS, "finetune", code_hash=HASH)
+    history.remember(tmp_path, made)
+    path = history.run_folder(tmp_path, "local", "12") / "submission.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9] if damage == "cut" else whole.replace(b"soperator:", b"\xff"))
     assert history.submissions(tmp_path, "local") == ()
+    assert history.damaged(tmp_path, "local") == (path,)
 
 
 def test_a_submission_of_before_keys_had_their_name_is_read(tmp_path: Path) -> None:

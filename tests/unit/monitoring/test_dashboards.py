@@ -197,3 +197,10 @@ def test_the_store_listens_where_jobs_and_the_notifier_look(watched: StackSpec) 
     assert METRICS_IMPORT.endswith(f".svc:{port}/api/v1/import/prometheus")
     notifier = chart_values(watched, "soperator-notifier", {"slack_webhook_url": "url"})
     assert notifier["slack"] == {"webhookUrl": "url"}
+
+
+def test_a_panel_may_have_more_series_than_any_of_ours() -> None:
+    asks = [{f"series {number}": "up"} for number in range(20)]
+    panel = {"title": "t", "unit": "short", "asks": asks}
+    page = replace(dashboards(BURN)[0], panels=[panel]).to_json()
+    assert len({target["refId"] for target in page["panels"][0]["targets"]}) == 20
