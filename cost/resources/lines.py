@@ -140,7 +140,7 @@ _PIECES: Final = {
     Unit.ADDRESS_HOUR: ("address/h", "addresses"),
     Unit.CLUSTER_HOUR: ("cluster/h", "clusters"),
 }
-"""Unit of a price -> its piece and period as printed, and what a quantity is of."""
+"""Unit of a price -> how it is printed behind an amount, and the noun of a quantity."""
 
 
 def _line(

@@ -228,7 +228,9 @@ def deck_answer(
                 }
             )
             planned = f"{state / 10**9:,.1f}", f"{total / 10**9:,.1f}", f"{gpus or 'none'}"
-            cells.append((f"{shape.name} {each}", *(f"{each:,}" for each in said), *planned))
+            cells.append(
+                (f"{shape.name} {each}", f"{said[0]:,}", f"{said[1]:,}", f"{said[2]}", *planned)
+            )
     return Report(
         tables=(
             Table(

@@ -200,7 +200,7 @@ def submitter(
     *,
     sync: bool = False,
 ) -> Submitter:
-    """What submits this checkout's code from here; without it, it puts back what was cut off.
+    """What submits `code` of this checkout; without, it writes down what a killed command sent.
 
     The code is sent first with `sync`, and to an attached cluster, where nobody else delivers.
     """

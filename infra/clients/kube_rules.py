@@ -215,7 +215,7 @@ def file_sources(volume: Mapping[str, Any]) -> Iterator[tuple[str, Object]]:
     """Kind and reference of every Secret and ConfigMap of a pod's volume, projected ones too."""
     for source in (volume.get("projected") or {}).get("sources") or (volume,):
         for field, kind in (("secret", "Secret"), ("configMap", "ConfigMap")):
-            if (given := source.get(field)) is not None:
+            if given := source.get(field):
                 yield kind, given
 
 

@@ -269,13 +269,15 @@ def parts_of_cluster(opens: Opens) -> list[Part]:
 def once(make: Callable[[], tuple[StackOutputs, Shell]]) -> Opens:
     """A connection that is made once; when that fails, every part has the same reason."""
     made: Future[tuple[StackOutputs, Shell]] = Future()
+    making = threading.Lock()
 
     def opens() -> tuple[StackOutputs, Shell]:
-        if not made.done():
-            try:
-                made.set_result(make())
-            except Exception as error:
-                made.set_exception(error)
+        with making:  # a part that was left is still at it in its thread
+            if not made.done():
+                try:
+                    made.set_result(make())
+                except Exception as error:
+                    made.set_exception(error)
         return made.result()
 
     return opens

@@ -291,9 +291,11 @@ def simulate(client: KubeClient, namespace: str, *, databases: bool) -> None:
             _ready(client, item)
     if databases:
         for kind, answer in (("MariaDB", _bring_up), ("Grant", _say_ready)):
+            items: Sequence[Object] = ()
             with suppress(AbsentError):
-                for item in client.list("k8s.mariadb.com/v1alpha1", kind, namespace):
-                    answer(client, item)
+                items = client.list("k8s.mariadb.com/v1alpha1", kind, namespace)
+            for item in items:
+                answer(client, item)
 
 
 def _missing(client: KubeClient, namespace: str) -> list[str]:

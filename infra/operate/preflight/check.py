@@ -27,7 +27,7 @@ class Finding:
     """One answer."""
 
     check: str
-    """What was asked, such as `quotas`; of an answer that does not say, the question's own name."""
+    """What was asked, such as `quotas`; empty: `ask` fills in the question's name."""
     outcome: Outcome
     seen: str
     fix: str | None = None

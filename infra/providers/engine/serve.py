@@ -111,7 +111,7 @@ def _uid_of(peer: str, port: int) -> int | None:
 
 
 def _told(peer_port: int, port: int) -> int | None:
-    """The same from the kernel itself, or None: each read of a table takes it 5 ms.
+    """The owner by one question to the kernel, or None: each read of a table takes it 5 ms.
 
     sock_diag(7): family 4, message 20; after a header of 16 bytes it is inet_diag_req_v2, or
     inet_diag_msg with the state at 1 (1 is ESTABLISHED) and the owner at 64.

@@ -358,7 +358,7 @@ class Api:
 
     @contextmanager
     def explained(self, what: str, absent: str = "check the id") -> Iterator[None]:
-        """Refuses, in a line, what the API refuses in the block; `absent` as `explain` has it."""
+        """Refuses what the API refuses in the block; `absent`: what to do if nothing is there."""
         try:
             yield
         except UnfinishedError as error:

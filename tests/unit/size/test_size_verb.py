@@ -37,6 +37,8 @@ def test_the_rule_of_seed_004_needs_no_model() -> None:
     code, out, _ = run("--rule", "2024-deck")
     assert code == 0
     assert "Llama-2-70b fp32" in out
+    _, out, _ = run("--rule", "2024-deck", "--gpu-mem", "1")
+    assert " 1024 " in out, "GPUs without a comma, in the deck's column as in the planner's"
 
 
 @pytest.mark.feature("S004-15")

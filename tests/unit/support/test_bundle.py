@@ -6,6 +6,8 @@ import stat
 import subprocess
 import tarfile
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -225,6 +227,21 @@ def test_a_login_node_that_does_not_answer_is_asked_once() -> None:
         with pytest.raises(NotRunError, match=r"^login node: no answer$"):
             gather(each)
     assert len(tries) == 1
+
+
+def test_a_slow_connection_is_made_once_for_parts_that_ask_together() -> None:
+    tries: list[int] = []
+
+    def opens() -> tuple[StackOutputs, Any]:
+        tries.append(1)
+        time.sleep(0.2)
+        return OUTPUTS, Shell()
+
+    opened = once(opens)
+    with ThreadPoolExecutor(3) as pool:
+        found = [each.result() for each in [pool.submit(opened) for _ in range(3)]]
+    assert len(tries) == 1
+    assert found == [found[0]] * 3
 
 
 @pytest.mark.usefixtures("public_key_file")
