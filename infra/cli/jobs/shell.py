@@ -115,7 +115,8 @@ def shell(
             cluster=outputs.login_host_key,
             log=output.note,
         )
-        _say(asked, sessions.num_waiting(connection, asked, waits=wait))
+        num_waiting = sessions.num_waiting(connection, asked, waits=wait)  # or a refusal
+        _say(asked, num_waiting)
         is_held = spec.budget is not None and asked.most_usd is not None
         if is_held:
             asked = replace(asked, options=(*asked.options, "--hold"))

@@ -128,7 +128,7 @@ def submit(
         with nullcontext() if dry_run else submitter.alone():
             if trials is not None:
                 plain = plain_search(trials)
-                if not again and not _take_left(requests, trials, submitter, ledger, code):
+                if not again and not _keep_trials_left(requests, trials, submitter, ledger, code):
                     if is_json:
                         output.print_json({"job_id": None, **plain})
                     return
@@ -173,8 +173,8 @@ def submit(
                     output.print_json({"script": text, **plain})
                 else:
                     print(text, end="")
-                if (of := requests[job].search) is not None and of.over is not None:
-                    raise UserError(f"{of.over}; nothing was submitted")
+                if (left := requests[job].search) and left.over is not None:
+                    raise UserError(f"{left.over}; nothing was submitted")
                 return
             if pipeline and not force:
                 cluster = outputs.login_host_key
@@ -188,32 +188,40 @@ def submit(
                     )
 
             sent = history.submit_pipeline(jobs, known, submitter, send, after=after)
-    rows = [{**asdict(each.submission), "is_equivalent": each.is_equivalent} for each in sent]
-    job_id = rows[-1]["job_id"]
     if is_json:
+        rows = [{**asdict(each.submission), "is_equivalent": each.is_equivalent} for each in sent]
         output.print_json({**plain, "submissions": rows} if pipeline else {**rows[0], **plain})
     elif pipeline:
-        output.print_table(
-            ("ID", "JOB", "AFTER", "SUBMITTED"),
-            [
-                (made.job_id, made.job, made.after, "before" if each.is_equivalent else "now")
-                for each in sent
-                for made in (each.submission,)
-            ],
-        )
-        output.note(
-            "Slurm starts each once those before it succeeded, and cancels what waits for one that "
-            f"failed; see: soperator status -s {stack}"
-        )
+        _print_pipeline(sent, stack)
     else:
-        print(job_id)
-        if trials is not None:
-            ranks = f"ranks as trials end: soperator runs leaderboard {job} -s {stack}"
-            output.note(f"{job} is array {job_id}; {ranks}")
-            return
-        if sent[0].is_equivalent:
-            output.note(f"{job}: nothing was submitted; --again submits it once more")
-        output.note(f"{job} is job {job_id}; log: soperator logs {job_id} -s {stack}")
+        _print_job(sent[0], stack, is_search=trials is not None)
+
+
+def _print_pipeline(sent: Sequence[Submitted], stack: str) -> None:
+    output.print_table(
+        ("ID", "JOB", "AFTER", "SUBMITTED"),
+        [
+            (made.job_id, made.job, made.after, "before" if each.is_equivalent else "now")
+            for each in sent
+            for made in (each.submission,)
+        ],
+    )
+    output.note(
+        "Slurm starts each once those before it succeeded, and cancels what waits for one that "
+        f"failed; see: soperator status -s {stack}"
+    )
+
+
+def _print_job(sent: Submitted, stack: str, *, is_search: bool) -> None:
+    job, job_id = sent.submission.job, sent.submission.job_id
+    print(job_id)
+    if is_search:
+        ranks = f"ranks as trials end: soperator runs leaderboard {job} -s {stack}"
+        output.note(f"{job} is array {job_id}; {ranks}")
+        return
+    if sent.is_equivalent:
+        output.note(f"{job}: nothing was submitted; --again submits it once more")
+    output.note(f"{job} is job {job_id}; log: soperator logs {job_id} -s {stack}")
 
 
 def declared(spec: StackSpec, name: str) -> JobSpec:
@@ -227,14 +235,14 @@ def declared(spec: StackSpec, name: str) -> JobSpec:
     )
 
 
-def _take_left(
+def _keep_trials_left(
     requests: dict[str, Request],
     cost: SearchCost,
     submitter: Submitter,
     ledger: JobLedger,
     code: Mapping[str, bytes],
 ) -> bool:
-    """Leaves the array those trials that neither passed nor wait or run; False: there are none."""
+    """Cuts the array to the trials that have not passed, wait or run; False where none is left."""
     search, array = cost.search, requests[cost.search.name]
     numbers = trials_to_submit(search, submitter, array.sets)
     done = len(array.tasks) - len(numbers)
