@@ -6,9 +6,9 @@ Without `--all` the tests with the marker `nightly` are left out, and laws are h
 examples (tests/nightly.py).
 
 `local` has two real Slurm clusters at a time and waits for Slurm's own clocks as often as it
-computes, so it runs from beginning to end beside the two others: `fast`, a process a core, then
-`engine`. Files stay whole in one process: their fixtures are engines and emulators. Every part
-runs, whatever another one found.
+computes, so it runs beside `fast`, a process a core. `engine` follows it with one process more, as
+its tests wait for an engine that waits for an emulator. Files stay whole in one process: their
+fixtures are engines and emulators. Every part runs, whatever another one found.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ def lanes(num_cores: int) -> tuple[tuple[Part, ...], ...]:
     cores = max(1, min(num_cores, _MAX_PROCESSES))
     computing = ("unit", "components", "workloads", "gpu", "browser")
     return (
+        (Part(name="fast", folders=computing, processes=cores),),
         (
-            Part(name="fast", folders=computing, processes=cores),
-            Part(name="engine", folders=("engine",), processes=cores),
+            Part(name="local", folders=("local",), processes=_NUM_CLUSTERS),
+            Part(name="engine", folders=("engine",), processes=min(cores + 1, _MAX_PROCESSES)),
         ),
-        (Part(name="local", folders=("local",), processes=_NUM_CLUSTERS),),
     )
 
 

@@ -28,7 +28,8 @@ _NOT_SHIPPED = "which the project does not ship"
 LONGEST = (
     *("test_demo_recovery", "test_faults", "test_attach", "test_elastic", "test_team"),
     *("test_serve_job", "test_load_job"),
-    *("test_node_life", "test_nfs_life", "test_nebius_engine", "test_cost_preview", "test_drift"),
+    *("test_node_life", "test_destroy_order", "test_orphans", "test_nebius_engine"),
+    *("test_nfs_life", "test_cost_preview", "test_drift"),
     *("test_fault_kills", "test_planted_faults", "test_storage_life", "test_preflight"),
     *("test_train_big", "test_train_methods", "test_checkpoint", "test_train_faults"),
     *("test_train_validation", "test_neighbours", "test_evaluate_models", "test_train"),

@@ -314,7 +314,7 @@ class Stand:
 
     def wait(self, is_met: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
         """Poll until `is_met`; the failure shows every status."""
-        deadline = time.monotonic() + timeout_s
+        deadline, pause_s = time.monotonic() + timeout_s, 0.1
 
         def is_over() -> bool:
             with contextlib.suppress(subprocess.TimeoutExpired):  # of one look over SSH
@@ -327,7 +327,9 @@ class Stand:
                 nodeset = self.messages("NodeSet", "worker")
                 logs = "\n".join(self._last_lines())
                 pytest.fail(f"no {what}; cluster: {cluster}; nodeset: {nodeset}\n{logs}")
-            time.sleep(0.1)
+            time.sleep(pause_s)
+            # A look over SSH costs more than this: what takes a minute is not asked 300 times.
+            pause_s = min(1.25 * pause_s, 1)
 
     def ssh(self, command: str, *options: str) -> subprocess.CompletedProcess[str]:
         """Run a command on the login node, with the host key of the Secret pinned."""
