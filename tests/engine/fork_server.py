@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import signal
 import socket
@@ -44,19 +45,23 @@ _LOADED: Final = (
     "nebius.sdk",
     "nebius.api._registry",
     "jinja2",
-    "pulumi_command.remote.command",
-    "pulumi_kubernetes.core.v1",
-    "pulumi_kubernetes.helm.v4",
-    "pulumi_kubernetes.meta.v1",
+    "pulumi_command",
+    "pulumi_kubernetes",
     "pydantic.type_adapter",
     "typer._adapters",
 )
+
+
+_LAZY: Final = ("command.remote.Command", "kubernetes.core.v1.Secret", "kubernetes.helm.v4.Chart")
+"""Names of SDKs whose modules load when one asks for a name; imported otherwise they lack it."""
 
 
 def serve(path: str) -> None:
     """Forks a process for each connection, until whoever started this one has ended."""
     for name in _LOADED:
         importlib.import_module(name)
+    for name in _LAZY:
+        pkgutil.resolve_name(f"pulumi_{name}".replace(".", ":", 1))
     resource_type.Validator(Schema())  # imports as much again, and parses a grammar
     gc.collect()
     gc.freeze()  # else the first collection of each process makes its own copy of all these pages

@@ -28,6 +28,7 @@ from tests.unit.cost.loads import load_json, write_load
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(pulumi_binary() is None, reason="no pulumi: run `make setup`"),
+    pytest.mark.usefixtures("forks"),
 ]
 STACK = "l40s-dev"
 ROOT = "pulumi:pulumi:Stack"

@@ -38,6 +38,7 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.local,
     pytest.mark.skipif(pulumi_binary() is None, reason="no pulumi: run `make setup`"),
+    pytest.mark.usefixtures("forks"),
 ]
 PROGRAM = """
 import os

@@ -23,6 +23,7 @@ from tests.engine.program_env import Program, running_program
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(pulumi_binary() is None, reason="no pulumi: run `make setup`"),
+    pytest.mark.usefixtures("forks"),
 ]
 FILESYSTEM = "nebius:compute/v1:Filesystem"
 _STACK = "urn:pulumi:local::soperator-stack::soperator:infra:Stack"

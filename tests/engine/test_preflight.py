@@ -24,6 +24,7 @@ from tests.engine.program_env import Program, running_program
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(pulumi_binary() is None, reason="no pulumi: run `make setup`"),
+    pytest.mark.usefixtures("forks"),
 ]
 STACK = "h100-prod"
 PROJECT = "project-e00replaceme"

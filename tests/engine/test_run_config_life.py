@@ -26,6 +26,7 @@ from tests.engine.nebius_project import (
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(pulumi_binary() is None, reason="no pulumi: run `make setup`"),
+    pytest.mark.usefixtures("forks"),
 ]
 _PROGRAM = """
 import json

@@ -16,6 +16,7 @@ from tests.engine.program_env import Answer, Program, running_program
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(pulumi_binary() is None, reason="no pulumi: run `make setup`"),
+    pytest.mark.usefixtures("forks"),
 ]
 STACK = "h200-elastic"
 NFS = """\

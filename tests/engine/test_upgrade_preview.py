@@ -15,6 +15,7 @@ from tests.engine.test_cost_preview import STACK, deploy, exported, text_of
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(pulumi_binary() is None, reason="no pulumi: run `make setup`"),
+    pytest.mark.usefixtures("forks"),
 ]
 Edited = Callable[..., Answer]
 
