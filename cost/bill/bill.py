@@ -20,7 +20,7 @@ from cost.chat.break_even import break_even_part, model_problems
 from cost.chat.unit_costs import Amount, Inputs, Part, PartMaker, listed, unit_costs
 from cost.choose.limits import policy_part, policy_problems
 from cost.prices.book import HOURS_PER_MONTH, PriceBook
-from cost.report.layout import money, number, usd_text
+from cost.report.layout import money, number, picked, usd_text
 from cost.resources.estimate import Estimate, Total, estimate, price_problems
 from cost.run_record import RunRecord
 from cost.runs.runs import pipelines_part, runs, schedules_part
@@ -108,9 +108,8 @@ class Reservation:
 
 def reservations_part(inputs: Inputs) -> Iterable[Part]:
     """Part `reservations`; none where no nodeset has both prices."""
-    is_attached = (
-        inputs.spec.attached is not None
-    )  # a contract has one price, whoever reserves what
+    # A contract has one price, whoever reserves what.
+    is_attached = inputs.spec.attached is not None
     return listed(
         "reservations",
         () if is_attached else tuple(_reservations(inputs.estimate)),
@@ -151,13 +150,13 @@ def _row(each: Reservation) -> tuple[str, ...]:
 
 
 def _plain(each: Reservation) -> dict[str, object]:
+    paths = (
+        "workers=worker.name on_demand_usd_per_node_hour=on_demand_usd_per_hour "
+        "reserved_usd_per_node_hour=reserved_usd_per_hour"
+    )
     share = each.pays_from
-    return {
-        "workers": each.worker.name,
-        "on_demand_usd_per_node_hour": money(each.on_demand_usd_per_hour),
-        "reserved_usd_per_node_hour": money(each.reserved_usd_per_hour),
-        "pays_from_hours_per_month": None if share is None else number(share * HOURS_PER_MONTH),
-    }
+    hours = None if share is None else number(share * HOURS_PER_MONTH)
+    return {**picked(each, paths, money), "pays_from_hours_per_month": hours}
 
 
 PARTS: Final[tuple[PartMaker, ...]] = (

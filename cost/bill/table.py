@@ -13,7 +13,7 @@ from typing import Final
 from cost.bill.bill import Bill
 from cost.chat.speeds import ChatCost, usd_on_basis
 from cost.chat.table import chat_notes, chat_table, speed_text
-from cost.chat.unit_costs import NotKnown, Part, RunCost, UnitCosts
+from cost.chat.unit_costs import NotKnown, RunCost, UnitCosts
 from cost.prices.book import HOURS_PER_MONTH
 from cost.report.layout import (
     GAP,
@@ -25,6 +25,7 @@ from cost.report.layout import (
     money,
     number,
     page,
+    picked,
     render_report,
     rounded,
     small_usd_text,
@@ -179,51 +180,34 @@ def _csv_rows(bill: Bill) -> Iterator[Sequence[object]]:
 def _plain(bill: Bill) -> dict[str, object]:
     return {
         "schema_version": SCHEMA_VERSION,
-        "stack": bill.spec.name,
-        "heading": bill.spec.bill_heading,
-        "price_book": bill.estimate.book.name,
+        **picked(bill, "stack=spec.name heading=spec.bill_heading price_book=estimate.book.name"),
         "components": [_plain_line(line) for line in bill.estimate.components],
         "cost": figures(bill.estimate, bill.unit_costs),
         "chats": [_plain_chat(chat) for chat in bill.unit_costs.known_chats] or None,
         "parts": {part.name: dict(part.plain) for part in bill.parts},
-        "problems": [str(problem) for problem in bill.problems],
+        **picked(bill, "problems"),
         "notes": _notes(bill),
     }
 
 
 def _plain_line(line: CostComponent) -> dict[str, object]:
+    paths = (
+        "id section scope resource=name size price_usd=rate.usd rate.per monthly_low_usd "
+        "monthly_high_usd unknown keys"
+    )
     return {
-        "id": line.id,
-        "section": str(line.section),
-        "scope": str(line.scope),
-        "resource": line.name,
-        "size": line.size,
+        **picked(line, paths, money),
         "price_usd": line.rate and number(line.rate.usd),
-        "per": line.rate and line.rate.per,
-        "monthly_low_usd": money(line.monthly_low_usd),
-        "monthly_high_usd": money(line.monthly_high_usd),
-        "unknown": line.unknown,
-        "keys": list(line.keys),
-        "prices": [
-            {"sku": price.sku, "source": price.source, "date": price.date.isoformat()}
-            for price in line.prices
-        ],
+        "prices": [picked(price, "sku source date") for price in line.prices],
     }
 
 
 def _plain_chat(chat: ChatCost) -> dict[str, object]:
-    return {
-        "scenario": chat.speed.scenario,
-        "tokens_per_s": number(chat.speed.output_tokens_per_s),
-        "tokens_per_day": number(chat.tokens_per_day),
-        "chats_per_day": number(chat.chats_per_day),
-        "cluster_low_usd": number(chat.cluster_low_usd),
-        "cluster_high_usd": number(chat.cluster_high_usd),
-        "serving_usd": number(chat.serving_usd),
-        "answer_s": number(chat.answer_s),
-        "meets_slo": chat.meets_slo,
-        "basis": speed_text(chat),
-    }
+    paths = (
+        "speed.scenario tokens_per_s=speed.output_tokens_per_s tokens_per_day chats_per_day "
+        "cluster_low_usd cluster_high_usd serving_usd answer_s meets_slo"
+    )
+    return {**picked(chat, paths, number), "basis": speed_text(chat)}
 
 
 def _rate(line: CostComponent) -> str:
@@ -255,23 +239,20 @@ def figures(estimate: Estimate, unit_costs: UnitCosts) -> dict[str, object]:
     if chat is None:
         reasons |= dict.fromkeys(("per_chat_usd", "per_1m_tokens_usd"), str(unit_costs.chats))
     return {
-        "hourly_usd": exact_money(estimate.hourly_low_usd),
-        "hourly_high_usd": exact_money(estimate.hourly_high_usd),
-        "monthly_low_usd": money(estimate.monthly_low_usd),
-        "monthly_high_usd": money(estimate.monthly_high_usd),
-        "subtotal_low_usd": money(listed.low_usd),
-        "subtotal_high_usd": money(listed.high_usd),
+        **picked(estimate, "hourly_usd=hourly_low_usd hourly_high_usd"),
+        **picked(estimate, "monthly_low_usd monthly_high_usd", money),
+        **picked(listed, "subtotal_low_usd=low_usd subtotal_high_usd=high_usd", money),
         "is_lower_bound": estimate.is_lower_bound,
         "unpriced": [f"{line.name}: {line.unknown}" for line in estimate.unpriced],
-        "per_run_usd": run and exact_money(run.cluster_usd),
-        "per_1m_tokens_usd": chat and exact_money(chat.cluster_usd_per_1m_tokens),
-        "per_chat_usd": chat and exact_money(chat.cluster_low_usd),
-        "serving_node_per_chat_usd": chat and exact_money(chat.serving_usd),
+        **picked(run, "per_run_usd=cluster_usd"),
+        **picked(
+            chat,
+            "per_1m_tokens_usd=cluster_usd_per_1m_tokens per_chat_usd=cluster_low_usd "
+            "serving_node_per_chat_usd=serving_usd",
+        ),
         "basis": "NOT KNOWN" if chat is None else speed_text(chat),
         "reasons": reasons,
-        "price_book": estimate.book.name,
-        "price_date": estimate.price_date and estimate.price_date.isoformat(),
-        "heading": estimate.spec.bill_heading,
+        **picked(estimate, "price_book=book.name price_date heading=spec.bill_heading"),
     }
 
 
@@ -295,17 +276,39 @@ def render_chats(
     parts = [part for part in bill.parts if part.name == _PART]
     rows = units.known_chats
     table = chat_table(units)
+    notes = (*chat_notes(units), *(note for part in parts for note in part.notes))
+    per_chat = [
+        (row, usd_on_basis(row, shared.usd, shared.days)) for row in rows if shared is not None
+    ]
+
+    def data() -> dict[str, object]:
+        chat = "model context_tokens output_tokens turns cached_share chats_per_day max_answer_s"
+        found = [plain for row in rows if (plain := plain_operating(row)) is not None]
+        usd = {row.speed.scenario: exact_money(usd) for row, usd in per_chat}
+        return {
+            "schema_version": _CHAT_SCHEMA_VERSION,
+            **picked(bill, "stack=spec.name heading=spec.bill_heading"),
+            **picked(units, "is_lower_bound"),
+            "chat": picked(units.chat, chat),
+            "chats": [plain_chat(row) for row in rows],
+            "operating_points": found,
+            **picked(units, "no_operating_points"),
+            "shared_bill": shared and {**picked(shared, "usd days", number), "per_chat_usd": usd},
+            **{part.name: dict(part.plain) for part in parts},
+            "notes": notes,
+        }
+
     return render_report(
         Report(
             heading=bill.spec.bill_heading,
             tables=(
                 *((table,) if table is not None else ()),
-                *((_shared_table(rows, shared),) if shared is not None else ()),
+                *((_shared_table(per_chat, shared),) if shared is not None else ()),
                 *(table for part in parts for table in part.tables),
             ),
-            notes=tuple(_all_chat_notes(units, parts)),
+            notes=notes,
             draw_figures=lambda: tuple(each for part in parts for each in part.draw_figures()),
-            data=lambda: _plain_chats(bill, rows, parts, shared),
+            data=data,
             rows=lambda: headed([plain_chat(row) for row in rows]),
             title=f"Cost per chat of {units.stack_name}",
         ),
@@ -315,106 +318,40 @@ def render_chats(
 
 def plain_chat(row: ChatCost) -> dict[str, object]:
     """One row as plain values: numbers as text, None where there is none."""
-    speed = row.speed
-    return {
-        "scenario": speed.scenario,
-        "basis": str(speed.basis),
-        "date": speed.date and speed.date.isoformat(),
-        "source": speed.source,
-        "output_tokens_per_s": number(speed.output_tokens_per_s),
-        "batch_size": speed.batch_size,
-        "stream_tokens_per_s": number(speed.stream_tokens_per_s),
-        "prefill_tokens_per_s": number(speed.prefill_tokens_per_s),
-        "prefill_basis": speed.prefill_basis and str(speed.prefill_basis),
+    paths = (
+        "speed.scenario speed.basis speed.date speed.source speed.output_tokens_per_s "
+        "speed.batch_size speed.stream_tokens_per_s speed.prefill_tokens_per_s speed.prefill_basis "
+        "tokens_per_day chats_per_day demand_per_day utilisation serving_nodes "
+        "serving_nodes_needed answer_s meets_slo cluster_low_usd cluster_high_usd serving_usd "
+        "cluster_usd_per_1m_tokens serving_usd_per_1m_tokens"
+    )
+    demand = None if row.demand_per_day is None else int(row.demand_per_day)
+    return picked(row, paths) | {
         "tokens_per_day": int(row.tokens_per_day),
-        "chats_per_day": number(row.chats_per_day),
-        "demand_per_day": None if row.demand_per_day is None else int(row.demand_per_day),
-        "utilisation": number(row.utilisation),
-        "serving_nodes": row.serving_nodes,
-        "serving_nodes_needed": row.serving_nodes_needed,
-        "answer_s": number(row.answer_s),
-        "meets_slo": row.meets_slo,
-        "cluster_low_usd": exact_money(row.cluster_low_usd),
-        "cluster_high_usd": exact_money(row.cluster_high_usd),
-        "serving_usd": exact_money(row.serving_usd),
-        "cluster_usd_per_1m_tokens": exact_money(row.cluster_usd_per_1m_tokens),
-        "serving_usd_per_1m_tokens": exact_money(row.serving_usd_per_1m_tokens),
+        "demand_per_day": demand,
     }
 
 
 def plain_operating(row: ChatCost) -> dict[str, object] | None:
     """The load test's point that the row is of; None for any other row."""
-    point, slo = row.speed.operating, row.speed.slo
-    if point is None:
+    if row.speed.operating is None:
         return None
-    figures = {
-        "output_tokens_per_s": point.output_tokens_per_s,
-        "requests_per_s": point.requests_per_s,
-        "goodput_requests_per_s": point.goodput_requests_per_s,
-        "median_ttft_ms": point.ttft.p50_ms,
-        "p99_ttft_ms": point.ttft.p99_ms,
-        "median_tpot_ms": point.tpot.p50_ms,
-        "p99_tpot_ms": point.tpot.p99_ms,
-    }
-    return {
-        "scenario": row.speed.scenario,
-        "concurrency": point.concurrency,
-        **{name: number(value) for name, value in figures.items()},
-        "slo": None if slo is None else str(slo),
-    }
+    paths = (
+        "operating.concurrency operating.output_tokens_per_s operating.requests_per_s "
+        "operating.goodput_requests_per_s median_ttft_ms=operating.ttft.p50_ms "
+        "p99_ttft_ms=operating.ttft.p99_ms median_tpot_ms=operating.tpot.p50_ms "
+        "p99_tpot_ms=operating.tpot.p99_ms slo"
+    )
+    return picked(row.speed, f"scenario {paths}")
 
 
-def _plain_chats(
-    bill: Bill, rows: Sequence[ChatCost], parts: Sequence[Part], shared: SharedBill | None
-) -> dict[str, object]:
-    units = bill.unit_costs
-    chat = units.chat
-    shared_bill = shared and {
-        "usd": number(shared.usd),
-        "days": number(shared.days),
-        "per_chat_usd": {
-            row.speed.scenario: exact_money(usd_on_basis(row, shared.usd, shared.days))
-            for row in rows
-        },
-    }
-    return {
-        "schema_version": _CHAT_SCHEMA_VERSION,
-        "stack": units.stack_name,
-        "heading": bill.spec.bill_heading,
-        "is_lower_bound": units.is_lower_bound,
-        "chat": {
-            "model": chat.model,
-            "context_tokens": chat.context_tokens,
-            "output_tokens": chat.output_tokens,
-            "turns": chat.turns,
-            "cached_share": number(chat.cached_share),
-            "chats_per_day": chat.chats_per_day,
-            "max_answer_s": number(chat.max_answer_s),
-        },
-        "chats": [plain_chat(row) for row in rows],
-        "operating_points": [plain for row in rows if (plain := plain_operating(row)) is not None],
-        "no_operating_points": [str(each) for each in units.no_operating_points],
-        "shared_bill": shared_bill,
-        **{part.name: dict(part.plain) for part in parts},
-        "notes": _all_chat_notes(units, parts),
-    }
-
-
-def _all_chat_notes(units: UnitCosts, parts: Sequence[Part]) -> list[str]:
-    return [*chat_notes(units), *(note for part in parts for note in part.notes)]
-
-
-def _shared_table(rows: Sequence[ChatCost], shared: SharedBill) -> Table:
+def _shared_table(per_chat: Sequence[tuple[ChatCost, Decimal]], shared: SharedBill) -> Table:
     return Table(
         title=f"Cost per chat when {usd_text(shared.usd)} pays for {number(shared.days)} days "
         "at full load",
         headings=("Scenario", "Chats/Day", "Cost/Chat"),
         rows=tuple(
-            (
-                row.speed.scenario,
-                f"{int(row.chats_per_day):,}",
-                small_usd_text(usd_on_basis(row, shared.usd, shared.days)),
-            )
-            for row in rows
+            (row.speed.scenario, f"{int(row.chats_per_day):,}", small_usd_text(usd))
+            for row, usd in per_chat
         ),
     )

@@ -25,7 +25,7 @@ from cost.chat.speeds import (
 from cost.chat.table import MISSES, percent
 from cost.chat.unit_costs import Inputs, NotKnown, Part, UnitCosts
 from cost.prices.book import ApiPrice, ApiPriceBook, PriceBook, UnknownPrice
-from cost.report.layout import GAP, UNKNOWN, Table, small_usd_text, span
+from cost.report.layout import GAP, UNKNOWN, Table, picked, small_usd_text, span
 from cost.resources.lines import node_rate
 from cost.traced import named
 from stacks.errors import Level, Problem
@@ -313,23 +313,21 @@ def break_even_notes(found: BreakEvens, units: UnitCosts) -> list[str]:
 
 def plain_break_even(found: BreakEvens) -> dict[str, object]:
     """The comparisons as plain values: money as text, None where there is none."""
+    paths = (
+        "scenario api_model=api.model api_usd_per_chat=api.usd billing view chats_per_day_low "
+        "chats_per_day_high room_per_day is_reached meets_slo"
+    )
     return {
         "rows": [
             {
-                "scenario": row.scenario,
-                "api_model": row.api.model,
-                "api_usd_per_chat": small_usd_text(row.api.usd).removeprefix("$"),
-                "billing": str(row.billing),
-                "view": str(row.view),
+                **picked(row, paths, lambda usd: small_usd_text(usd).removeprefix("$")),
                 "chats_per_day_low": _whole(row.chats_per_day_low),
                 "chats_per_day_high": _whole(row.chats_per_day_high),
                 "room_per_day": int(row.room_per_day),
-                "is_reached": row.is_reached,
-                "meets_slo": row.meets_slo,
             }
             for row in found.rows
         ],
-        "unpriced": list(found.unpriced),
+        **picked(found, "unpriced"),
     }
 
 

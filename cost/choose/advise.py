@@ -20,6 +20,7 @@ from cost.choose.servers import (
     LENGTH_TOLERANCE,
     LINK_SOURCE,
     PEAKS,
+    SLO_NAMES,
     Ask,
     Basis,
     Estimate,
@@ -43,6 +44,7 @@ from cost.report.layout import (
     headed,
     known_figures,
     number,
+    picked,
     render_report,
     rounded,
     short,
@@ -317,50 +319,40 @@ def heading(advice: Advice) -> str:
 def plain_advice(advice: Advice, notes: Sequence[str] = ()) -> dict[str, object]:
     """The advice as JSON values; numbers with places are text."""
     ask, best = advice.ask, advice.winner
-    promise = ask.promise
+    paths = (
+        "model=shape.name chats_per_day turns input_tokens output_tokens cached_share peak_factor "
+        "peak_answers_per_s region"
+    )
     return {
         "schema_version": SCHEMA_VERSION,
-        "model": ask.shape.name,
-        "chats_per_day": ask.chats_per_day,
-        "turns": ask.turns,
-        "input_tokens": ask.input_tokens,
-        "output_tokens": ask.output_tokens,
-        "cached_share": number(ask.cached_share),
-        "peak_factor": number(ask.peak_factor),
-        "peak_answers_per_s": number(ask.peak_answers_per_s),
-        "region": ask.region,
-        "slo": {
-            "ttft_p99_s": number(promise.ttft_p99_s),
-            "tpot_p99_ms": number(promise.tpot_p99_ms),
-        },
-        "best": None if best is None else best.name,
+        **picked(ask, paths),
+        "slo": picked(ask.promise, " ".join(SLO_NAMES)),
+        **picked(best, "best=name"),
         "candidates": [_plain(each, ask) for each in advice.candidates],
         "notes": list(_notes(advice, notes)),
     }
 
 
 def _plain(each: Candidate, ask: Ask) -> dict[str, object]:
-    load = each.load
+    load, usd = each.load, each.usd_per_chat
+    paths = (
+        "platform preset=preset.name verdict=verdict.label reason basis source region nodes "
+        "servers gpus_per_server=ways"
+    )
+    of_load = (
+        "streams_per_server=streams answers_per_s_per_server=answers_per_s "
+        "output_tokens_per_s_per_server=output_tokens_per_s ttft_p99_s tpot_p99_ms"
+    )
     return {
-        "platform": each.platform,
-        "preset": each.preset.name,
-        "verdict": each.verdict.label,
-        "reason": each.reason,
-        "basis": None if each.verdict is Verdict.ELSEWHERE else str(each.basis),
+        **picked(each, paths),
+        "basis": None if each.verdict is Verdict.ELSEWHERE else each.basis,
         "source": each.source or None,
         "region": each.region or None,
-        "nodes": each.nodes,
-        "servers": each.servers,
-        "gpus_per_server": each.ways,
-        "streams_per_server": load and load.streams,
-        "answers_per_s_per_server": load and number(load.answers_per_s),
-        "output_tokens_per_s_per_server": load and number(load.output_tokens_per_s),
-        "ttft_p99_s": load and number(load.ttft_p99_s),
-        "tpot_p99_ms": load and number(load.tpot_p99_ms),
+        **picked(load, of_load),
         "chats_in_flight": load and number(ask.peak_answers_per_s * load.answer_s),
         "peak_use": number(each.peak_use(ask)),
-        "usd_per_hour": number(each.usd_per_hour),
-        "usd_per_chat": None if each.usd_per_chat is None else f"{each.usd_per_chat:.9f}",
+        **picked(each, "usd_per_hour", number),
+        "usd_per_chat": None if usd is None else f"{usd:.9f}",
     }
 
 

@@ -17,7 +17,7 @@ from typing import Final
 from cost.chat.unit_costs import Inputs, unit_costs
 from cost.choose.limits import Limit, limits
 from cost.prices.book import PriceBook, layered
-from cost.report.layout import Report, Table, money, signed_usd, span, usd_text
+from cost.report.layout import Report, Table, money, picked, signed_usd, span, usd_text
 from cost.resources.estimate import Estimate, estimate
 from cost.run_record import Outcome
 from cost.runs.forecast import Forecast, UnknownRun, forecasts
@@ -507,18 +507,17 @@ def _plain(item: Alternative, before: Estimate) -> dict[str, object]:
     total = item.estimate
     return {
         "changes": [asdict(change) for change in item.candidate.changes],
-        "monthly_low_usd": money(total.monthly_low_usd),
-        "monthly_high_usd": money(total.monthly_high_usd),
+        **picked(total, "monthly_low_usd monthly_high_usd", money),
         "difference_usd": money(total.monthly_high_usd - before.monthly_high_usd),
         "runs": [_plain_run(run) for run in item.runs],
         "broken": [limit.key for limit in item.broken],
         "untold": [limit.key for limit in item.untold],
-        "notes": list(item.candidate.notes),
+        "notes": item.candidate.notes,
     }
 
 
 def _plain_run(run: Forecast | UnknownRun) -> dict[str, object]:
     if isinstance(run, UnknownRun):
         return {"job": run.job, "hours": None, "usd": None, "reason": str(run)}
-    usd = money(run.nodes_usd)
-    return {"job": run.job, "hours": f"{run.hours:.4f}", "usd": usd, "reason": None}
+    hours = f"{run.hours:.4f}"
+    return {"job": run.job, "hours": hours, "usd": money(run.nodes_usd), "reason": None}

@@ -229,9 +229,6 @@ def _fixes(inputs: Inputs, instead: Alternative | None) -> Iterator[str]:
 
 
 def _plain(limit: Limit) -> dict[str, object]:
-    return {
-        **asdict(limit),
-        "why": limit.why or None,
-        "value": None if limit.value is None else f"{limit.value:f}",
-        "most": None if limit.most is None else f"{limit.most:f}",
-    }
+    numbers = {name: getattr(limit, name) for name in ("value", "most")}
+    texts = {name: None if value is None else f"{value:f}" for name, value in numbers.items()}
+    return {**asdict(limit), "why": limit.why or None, **texts}

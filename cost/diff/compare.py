@@ -18,6 +18,7 @@ from cost.report.layout import (
     Report,
     Table,
     number,
+    picked,
     render_report,
     signed_usd,
     small_usd_text,
@@ -198,19 +199,12 @@ def _book(bill: Bill) -> str:
 
 
 def _plain(names: Sequence[str], rows: Sequence[Row]) -> dict[str, object]:
+    found = [picked(row, "name text=cells low_usd high_usd is_lower_bound", number) for row in rows]
     return {
         "schema_version": SCHEMA_VERSION,
-        "stacks": list(names),
-        "rows": [
-            {
-                "name": row.name,
-                "text": list(row.cells),
-                "low_usd": [number(usd) for usd in row.low_usd] or None,
-                "high_usd": [number(usd) for usd in row.high_usd] or None,
-                "is_lower_bound": list(row.is_lower_bound) or None,
-            }
-            for row in rows
-        ],
+        "stacks": names,
+        # A row of text has none of the last three.
+        "rows": [{name: value or None for name, value in row.items()} for row in found],
     }
 
 

@@ -25,6 +25,7 @@ from cost.report.layout import (
     Table,
     money,
     number,
+    picked,
     render_report,
     signed_usd,
     small_usd_text,
@@ -77,29 +78,19 @@ def diff_document(change: Difference, sides: str = "deployed to declared") -> Re
 
 def plain_diff(change: Difference) -> dict[str, object]:
     """The change as plain values: money as text, None where it is unknown."""
+    hourly = change.after.hourly_low_usd - change.before.hourly_low_usd
+    paths = (
+        "before=before.stack after=after.stack is_incomplete "
+        "before_is_lower_bound=before.is_lower_bound after_is_lower_bound=after.is_lower_bound "
+        "before_low_usd=before.low_usd after_low_usd=after.low_usd change_low_usd change_high_usd"
+    )
+    of_amount = "unit=label before_usd after_usd change_usd causes"
     return {
-        "before": change.before.stack,
-        "after": change.after.stack,
-        "is_incomplete": change.is_incomplete,
-        "before_is_lower_bound": change.before.is_lower_bound,
-        "after_is_lower_bound": change.after.is_lower_bound,
-        "before_low_usd": money(change.before.low_usd),
-        "after_low_usd": money(change.after.low_usd),
-        "change_low_usd": money(change.change_low_usd),
-        "change_high_usd": money(change.change_high_usd),
-        "change_hourly_low_usd": number(change.after.hourly_low_usd - change.before.hourly_low_usd),
+        **picked(change, paths, money),
+        "change_hourly_low_usd": number(hourly),
         "changes": [_plain_line(line) for line in change.changes],
-        "amounts": [
-            {
-                "unit": amount.label,
-                "before_usd": number(amount.before_usd),
-                "after_usd": number(amount.after_usd),
-                "change_usd": number(amount.change_usd),
-                "causes": [str(cause) for cause in amount.causes],
-            }
-            for amount in change.amounts
-        ],
-        "num_unchanged": change.num_unchanged,
+        "amounts": [picked(amount, of_amount, number) for amount in change.amounts],
+        **picked(change, "num_unchanged"),
     }
 
 
@@ -184,14 +175,8 @@ def csv_rows(change: Difference) -> Iterator[Sequence[object]]:
 
 
 def _plain_line(line: LineChange) -> dict[str, object]:
-    return {
-        "resource": f"{line.line.section}: {line.line.name}",
-        "before_usd": money(line.before_usd),
-        "after_usd": money(line.after_usd),
-        "change_low_usd": money(line.change_low_usd),
-        "change_high_usd": money(line.change_high_usd),
-        "causes": [str(cause) for cause in line.causes],
-    }
+    amounts = "before_usd after_usd change_low_usd change_high_usd causes"
+    return {"resource": f"{line.line.section}: {line.line.name}", **picked(line, amounts, money)}
 
 
 def _small(usd: Decimal | None, *, is_lower_bound: bool) -> str:

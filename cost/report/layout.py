@@ -12,10 +12,11 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from decimal import ROUND_HALF_UP, Context, Decimal
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, overload
+from typing import Final, cast, overload
 
 from cost.traced import number as traced_number
 from cost.traced import trace_of
@@ -270,6 +271,35 @@ def short(value: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def picked(
+    item: object, paths: str, usd: Callable[[Decimal], str | None] = exact_money
+) -> dict[str, object]:
+    """Attributes of the item as JSON values: `path.to.it` under its last name, or `name=path`.
+
+    None on the way is None. Decimals are text, US dollars (by the name) as `usd` writes them.
+    """
+    found: dict[str, object] = {}
+    for each in paths.split():
+        name, _, path = each.rpartition("=")
+        value = item
+        for step in path.split("."):
+            value = None if value is None else getattr(value, step)
+        name = name or path.rpartition(".")[2]
+        found[name] = _plain(value, usd if "usd" in name else number)
+    return found
+
+
+def _plain(value: object, text: Callable[[Decimal], str | None]) -> object:
+    """The value for JSON; what JSON does not know is in words."""
+    if isinstance(value, Decimal):
+        return text(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, tuple):
+        return [_plain(each, text) for each in cast("tuple[object, ...]", value)]
+    return value if value is None or isinstance(value, int | str) else str(value)
+
+
 # Spreadsheets take the fullwidth forms for the same.
 _FORMULA_STARTS: Final = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?", re.ASCII)
@@ -407,30 +437,18 @@ def render_explanation(found: Explanation, format: Format = Format.TABLE) -> str
             *(_figure_text(figure) for figure in found.figures),
             *found.notes,
         ),
-        data=lambda: plain_explanation(found),
+        data=lambda: {
+            **picked(found, "item title formula"),
+            "inputs": [asdict(each) for each in found.inputs],
+            "figures": [
+                {**picked(each, "name unit expression"), "value": traced_number(each.value)}
+                for each in found.figures
+            ],
+            "notes": found.notes,
+        },
         rows=lambda: _rows(found),
     )
     return render_report(report, format)
-
-
-def plain_explanation(found: Explanation) -> dict[str, object]:
-    """The explanation as JSON values; numbers are text with every digit."""
-    return {
-        "item": found.item,
-        "title": found.title,
-        "formula": found.formula,
-        "inputs": [asdict(each) for each in found.inputs],
-        "figures": [
-            {
-                "name": each.name,
-                "unit": each.unit,
-                "expression": each.expression,
-                "value": traced_number(each.value),
-            }
-            for each in found.figures
-        ],
-        "notes": list(found.notes),
-    }
 
 
 def _figure_text(figure: Figure) -> str:

@@ -15,7 +15,15 @@ from enum import StrEnum
 from typing import Final
 
 from cost.prices.book import HOURS_PER_MONTH
-from cost.report.layout import Format, Report, Table, exact_money, render_report, usd_text
+from cost.report.layout import (
+    Format,
+    Report,
+    Table,
+    exact_money,
+    picked,
+    render_report,
+    usd_text,
+)
 from cost.resources.estimate import Estimate
 from cost.resources.lines import Section
 from cost.runs.invoice import USAGE, Invoice, InvoiceLine
@@ -341,28 +349,18 @@ def _notes(found: Reconciliation) -> Iterator[str]:
 def _plain(found: Reconciliation) -> dict[str, object]:
     return {
         "schema_version": SCHEMA_VERSION,
-        "stack": found.stack_name,
-        "file": found.file,
-        "since": found.since.isoformat(),
-        "until": found.until.isoformat(),
-        "verdict": found.verdict.value,
-        "ours_usd": exact_money(found.ours_usd),
-        "invoice_usd": exact_money(found.theirs_usd),
+        **picked(
+            found, "stack=stack_name file since until verdict ours_usd invoice_usd=theirs_usd"
+        ),
         "products": [_plain_row(row) for row in found.rows],
         "beside_usd": {name: exact_money(usd) for name, usd in found.beside_usd.items()},
-        "notes": list(found.notes),
+        **picked(found, "notes"),
     }
 
 
 def _plain_row(row: ProductRow) -> dict[str, object]:
-    return {
-        "product": row.product.value,
-        "ours_usd": exact_money(row.ours_usd),
-        "invoice_usd": exact_money(row.theirs_usd),
-        "difference_usd": exact_money(row.difference_usd),
-        "verdict": row.verdict.value,
-        "why": row.why or None,
-    }
+    paths = "product ours_usd invoice_usd=theirs_usd difference_usd verdict"
+    return {**picked(row, paths), "why": row.why or None}
 
 
 def _csv_rows(found: Reconciliation) -> Iterator[Sequence[object]]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from cost.chat.unit_costs import Amount, Inputs, Part, listed
 from cost.prices.book import HOURS_PER_MONTH
-from cost.report.layout import UNKNOWN, exact_money, money, number, small_usd_text
+from cost.report.layout import UNKNOWN, money, number, picked, small_usd_text
 from cost.resources.estimate import Estimate, known_sum
 from cost.run_record import RunRecord
 from cost.runs.forecast import (
@@ -183,19 +183,15 @@ def _amount(run: Forecast | UnknownRun, spec: StackSpec) -> Amount:
 
 def plain_run(run: Forecast | UnknownRun) -> dict[str, object]:
     """The run as JSON values; money is text."""
-    common: dict[str, object] = {"job": run.job, "num_nodes": run.num_nodes}
     if isinstance(run, UnknownRun):
-        return {**common, "hours": None, "nodes_usd": None, "reason": run.reason, "fix": run.fix}
-    return {
-        **common,
-        "num_tokens": number(run.num_tokens),
-        "train_tokens_per_s": number(run.speed.tokens_per_s),
-        "basis": str(run.speed),
-        "hours": number(run.hours),
-        "nodes_usd": exact_money(run.nodes_usd),
-        "cluster_share_usd": exact_money(run.cluster_share_usd),
-        "notes": list(run.notes),
-    }
+        return {
+            **picked(run, "job num_nodes"),
+            "hours": None,
+            "nodes_usd": None,
+            **picked(run, "reason fix"),
+        }
+    speed = "train_tokens_per_s=speed.tokens_per_s basis=speed"
+    return picked(run, f"job num_nodes num_tokens {speed} hours nodes_usd cluster_share_usd notes")
 
 
 def _preemption_row(cost: PreemptionCost) -> tuple[str, ...]:
@@ -236,22 +232,15 @@ def _preemption_notes(cost: PreemptionCost) -> list[str]:
 
 
 def _plain_preemption(cost: PreemptionCost) -> dict[str, object]:
-    losses, slowdown = cost.losses, cost.losses.slowdown
-    measured_on = losses.stall.measured_on
-    return {
-        "job": cost.job,
-        "preemptions_per_node_day": number(losses.preemptions_per_node_day),
-        "checkpoint_stall_s": number(losses.stall.seconds),
-        "checkpoint_stall_measured_on": measured_on and measured_on.isoformat(),
-        "restart_s": number(losses.restart_s),
-        "young_interval_s": number(losses.young_s),
-        "daly_interval_s": number(losses.interval_s),
-        "slowdown": slowdown and number(slowdown.factor),
-        "on_demand_usd_per_useful_hour": exact_money(cost.on_demand_usd_per_hour),
-        "preemptible_usd_per_useful_hour": exact_money(cost.preemptible_usd_per_hour),
-        "pays_up_to_per_node_day": number(cost.pays_up_to),
-        "reason": cost.reason,
-    }
+    paths = (
+        "job losses.preemptions_per_node_day checkpoint_stall_s=losses.stall.seconds "
+        "checkpoint_stall_measured_on=losses.stall.measured_on losses.restart_s "
+        "young_interval_s=losses.young_s daly_interval_s=losses.interval_s "
+        "slowdown=losses.slowdown.factor on_demand_usd_per_useful_hour=on_demand_usd_per_hour "
+        "preemptible_usd_per_useful_hour=preemptible_usd_per_hour "
+        "pays_up_to_per_node_day=pays_up_to reason"
+    )
+    return picked(cost, paths)
 
 
 def _minutes(seconds: Decimal) -> str:
@@ -368,10 +357,9 @@ def plain_pipeline(cost: PipelineCost) -> dict[str, object]:
     return {
         "name": cost.name,
         "jobs": [step.job.name for step in cost.steps],
-        "most_hours": number(cost.most_hours),
-        "most_usd": exact_money(cost.most_usd),
+        **picked(cost, "most_hours most_usd"),
         "num_forecast": len(cost.forecasts),
-        "forecast_usd": exact_money(cost.forecast_usd),
+        **picked(cost, "forecast_usd"),
     }
 
 
@@ -465,12 +453,9 @@ def schedule_lines(once: PipelineCost, now: datetime) -> tuple[str, ...]:
 
 
 def _plain(cost: ScheduleCost) -> dict[str, object]:
-    return {
-        "name": cost.once.name,
-        "schedule": cost.schedule,
-        "jobs": [step.job.name for step in cost.once.steps],
-        "times_per_month": number(cost.times_per_month),
-        "most_hours_per_month": number(cost.most_hours),
-        "most_usd_per_month": money(cost.most_usd),
-        "forecast_usd_per_month": money(cost.forecast_usd),
-    }
+    paths = (
+        "times_per_month most_hours_per_month=most_hours most_usd_per_month=most_usd "
+        "forecast_usd_per_month=forecast_usd"
+    )
+    jobs = [step.job.name for step in cost.once.steps]
+    return {**picked(cost, "once.name schedule"), "jobs": jobs, **picked(cost, paths, money)}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from cost.chat.unit_costs import Inputs, Part, listed
-from cost.report.layout import UNKNOWN, Table, exact_money, money, number, small_usd_text
+from cost.report.layout import UNKNOWN, Table, money, picked, small_usd_text
 from cost.resources.estimate import Estimate, known_sum
 from cost.run_record import RunRecord
 from cost.runs.forecast import SECONDS_PER_HOUR, Forecast, UnknownRun, forecast, limit_hours
@@ -150,17 +150,9 @@ def search_line(cost: SearchCost) -> str:
 
 def plain_search(cost: SearchCost) -> dict[str, object]:
     """The search as JSON values; money is text."""
-    return {
-        "name": cost.search.name,
-        "job": cost.job.name,
-        "num_trials": len(cost.runs),
-        "at_once": cost.search.at_once,
-        "most_hours": number(cost.most_hours),
-        "most_usd": exact_money(cost.most_usd),
-        "forecast_usd": exact_money(cost.forecast_usd),
-        "max_usd": exact_money(cost.search.max_usd),
-        "refused": cost.over,
-    }
+    paths = "search.at_once most_hours most_usd forecast_usd search.max_usd refused=over"
+    names = picked(cost, "search.name job=job.name")
+    return {**names, "num_trials": len(cost.runs), **picked(cost, paths)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +185,7 @@ def shifts_part(inputs: Inputs) -> Iterable[Part]:
     if not found:
         return
     costs = {each.partition: _costs(each, rates, inputs) for each in found}
+    paths = "partition num_nodes free_node_hours_per_week clash_hours_per_week"
     yield Part(
         name="shifts",
         tables=tuple(_table(each, costs[each.partition], rates) for each in found),
@@ -204,13 +197,7 @@ def shifts_part(inputs: Inputs) -> Iterable[Part]:
         ),
         plain={
             "shifts": [
-                {
-                    "partition": each.partition,
-                    "num_nodes": each.num_nodes,
-                    "free_node_hours_per_week": number(each.free_node_hours_per_week),
-                    "clash_hours_per_week": number(each.clash_hours_per_week),
-                    "jobs": [_plain(cost) for cost in costs[each.partition]],
-                }
+                {**picked(each, paths), "jobs": [_plain(cost) for cost in costs[each.partition]]}
                 for each in found
             ]
         },
@@ -276,12 +263,8 @@ def _table(each: PartitionShifts, costs: tuple[ShiftCost, ...], rates: Estimate)
 
 
 def _plain(cost: ShiftCost) -> dict[str, object]:
-    return {
-        "job": cost.shift.job.name,
-        "schedule": cost.shift.job.schedule,
-        "hours_per_week": number(cost.shift.hours_per_week),
-        "node_hours_per_week": number(cost.node_hours),
-        "usd_per_week": money(cost.usd),
-        "tokens_per_week": number(cost.tokens),
-        "chats_per_week": number(cost.chats),
-    }
+    paths = (
+        "job=shift.job.name shift.job.schedule shift.hours_per_week node_hours_per_week=node_hours "
+        "usd_per_week=usd tokens_per_week=tokens chats_per_week=chats"
+    )
+    return picked(cost, paths, money)

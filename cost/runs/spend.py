@@ -23,6 +23,7 @@ from cost.report.layout import (
     headed,
     money,
     number,
+    picked,
     render_report,
     rounded,
     usd_text,
@@ -413,11 +414,14 @@ def _known(
 
 
 SCHEMA_VERSION: Final = 1
-_CSV_JOB: Final = (
-    "job", "job_id", "user", "account", "partition", "state", "node_hours", "nodes_usd",
-    "forecast_usd", "padding_usd"
-)  # fmt: skip
-_CSV_COLUMNS: Final = ("stack", "since", "until", "kind", "name", *_CSV_JOB[1:])
+_PLAIN_JOB: Final = (
+    "job=use.name use.job_id use.user use.account use.partition use.state node_hours nodes_usd "
+    "forecast_usd variance padding_usd"
+)
+_CSV_COLUMNS: Final = (
+    *("stack", "since", "until", "kind", "name", "job_id", "user", "account", "partition"),
+    *("state", "node_hours", "nodes_usd", "forecast_usd", "padding_usd"),
+)
 
 
 def render_spend(report: SpendReport, format: Format = Format.TABLE, by: By | None = None) -> str:
@@ -590,71 +594,33 @@ def _notes(report: SpendReport) -> list[str]:
 
 
 def _plain_head(report: SpendReport) -> dict[str, object]:
-    spend, budget = report.spend, report.budget
+    paths = "stack=stack_name since until bill_usd is_lower_bound jobs_usd"
+    budget = report.budget
     return {
         "schema_version": SCHEMA_VERSION,
-        "stack": spend.stack_name,
-        "since": spend.since.isoformat(),
-        "until": spend.until.isoformat(),
-        "bill_usd": exact_money(spend.bill_usd),
-        "is_lower_bound": spend.is_lower_bound,
-        "jobs_usd": exact_money(spend.jobs_usd),
+        **picked(report.spend, paths),
         "budget": budget
         and {
-            "month": budget.month,
+            **picked(budget, "month budget_usd spent_usd reserved_usd left_usd num_unknown"),
             "budget_usd": money(budget.budget_usd),
-            "spent_usd": exact_money(budget.spent_usd),
-            "reserved_usd": exact_money(budget.reserved_usd),
-            "left_usd": exact_money(budget.left_usd),
-            "num_unknown": budget.num_unknown,
         },
-        "notes": list(report.notes),
+        **picked(report, "notes"),
     }
 
 
 def _plain(report: SpendReport) -> dict[str, object]:
     spend = report.spend
+    paths = "idle_usd idle_node_hours idle_share control_plane_usd storage_usd told_twice_usd"
+    of_override = "at job job_id user forecast_usd left_usd"
     return {
         **_plain_head(report),
-        "idle_usd": exact_money(spend.idle_usd),
-        "idle_node_hours": number(spend.idle_node_hours),
-        "idle_share": number(spend.idle_share),
-        "control_plane_usd": exact_money(spend.control_plane_usd),
-        "storage_usd": exact_money(spend.storage_usd),
-        "told_twice_usd": exact_money(spend.told_twice_usd),
-        "padding_usd": exact_money(report.padding_usd),
-        "jobs": [_plain_job(job) for job in spend.jobs],
+        **picked(spend, paths),
+        **picked(report, "padding_usd"),
+        "jobs": [picked(job, _PLAIN_JOB) for job in spend.jobs],
         "users": _plain_groups(spend, lambda use: use.user),
         "accounts": _plain_groups(spend, lambda use: use.account),
         "partitions": _plain_groups(spend, lambda use: use.partition),
-        "overrides": [
-            {
-                "at": entry.at.isoformat(),
-                "job": entry.job,
-                "job_id": entry.job_id,
-                "user": entry.user,
-                "forecast_usd": exact_money(entry.forecast_usd),
-                "left_usd": exact_money(entry.left_usd),
-            }
-            for entry in report.overrides
-        ],
-    }
-
-
-def _plain_job(job: JobSpend) -> dict[str, object]:
-    use = job.use
-    return {
-        "job": use.name,
-        "job_id": use.job_id,
-        "user": use.user,
-        "account": use.account,
-        "partition": use.partition,
-        "state": use.state,
-        "node_hours": number(job.node_hours),
-        "nodes_usd": exact_money(job.nodes_usd),
-        "forecast_usd": exact_money(job.forecast_usd),
-        "variance": number(job.variance),
-        "padding_usd": exact_money(job.padding_usd),
+        "overrides": [picked(entry, of_override) for entry in report.overrides],
     }
 
 
@@ -670,8 +636,9 @@ def _csv_rows(report: SpendReport) -> Iterator[Sequence[object]]:
     yield _CSV_COLUMNS
     period = (spend.stack_name, spend.since.isoformat(), spend.until.isoformat())
     for job in spend.jobs:
-        values = _plain_job(job)
-        yield (*period, "job", *(values[name] for name in _CSV_JOB))
+        values = picked(job, _PLAIN_JOB)
+        del values["variance"]
+        yield (*period, "job", *values.values())
     for name, usd in parts(spend)[1:]:
         yield (*period, "part", name, *[None] * 6, exact_money(usd), None, None)
 

@@ -16,7 +16,7 @@ from math import ceil
 from typing import Final
 
 from cost.prices.book import PriceBook
-from cost.report.layout import Report, Table, usd_text
+from cost.report.layout import Report, Table, picked, usd_text
 from cost.size.choice import Choice, Gpus, Verdict, choices, refuse_more_layers, verdicts
 from cost.size.memory import Serving, cache_bytes_per_token, serving_memory, training_memory
 from cost.size.shape import ModelShape, SizeError, below_one, load_shape, rows
@@ -78,10 +78,8 @@ def training_answer(
             _RESERVE_NOTE,
         ),
         data=lambda: {
-            "model": shape.name,
-            "parameters": shape.parameters,
-            "method": training.method.value,
-            "dtype": training.dtype.value,
+            **picked(shape, "model=name parameters"),
+            **picked(training, "method dtype"),
             "gradient_checkpointing": again,
             "layers": shape.layers,
             "gpus": count,
@@ -134,11 +132,8 @@ def serving_answer(
         ),
         notes=(*_losers(presets), _RESERVE_NOTE),
         data=lambda: {
-            "model": shape.name,
-            "parameters": shape.parameters,
-            "dtype": serving.dtype.value,
-            "streams": serving.streams,
-            "context_tokens": serving.context_tokens,
+            **picked(shape, "model=name parameters"),
+            **picked(serving, "dtype streams context_tokens"),
             "bytes_per_gpu": {**memory.parts, "total": memory.total},
             "presets": [choice_json(each) for each in presets],
         },
@@ -360,21 +355,18 @@ _RESERVE_NOTE = (
 
 def choice_json(choice: Choice) -> dict[str, object]:
     """One preset as plain values; money is text."""
-    values: dict[str, object] = asdict(choice)
-    for name in ("need_bytes", "usable_bytes"):
-        values[f"{name}_per_gpu"] = values.pop(name)
-    usd = choice.usd_per_hour
-    return values | {"usd_per_hour": None if usd is None else f"{usd:f}"}
+    paths = (
+        "platform preset nodes gpus fits runs_here strategy largest_batch reason usd_per_hour "
+        "region need_bytes_per_gpu=need_bytes usable_bytes_per_gpu=usable_bytes"
+    )
+    return picked(choice, paths, lambda usd: f"{usd:f}")
 
 
 def verdict_json(verdict: Verdict) -> dict[str, object]:
     """One strategy as plain values."""
     return {
         **asdict(verdict.sharding),
-        "fits": verdict.fits,
-        "runs_here": verdict.runs_here,
-        "largest_micro_batch": verdict.largest_micro_batch,
-        "reason": verdict.reason,
+        **picked(verdict, "fits runs_here largest_micro_batch reason"),
         "bytes_per_gpu": {**verdict.memory.parts, "total": verdict.memory.total},
         "host_bytes_per_gpu": verdict.memory.host,
     }

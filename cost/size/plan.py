@@ -20,6 +20,7 @@ from datetime import date
 from decimal import Decimal
 from typing import Annotated, Final
 
+from cost.report.layout import picked
 from cost.run_record import Outcome, RunRecord
 from cost.runs.forecast import STEP_METRIC, Forecast, UnknownRun, newest_first, same_run
 from cost.size.choice import Gpus, Verdict, best, least_recomputed, refuse_more_layers, verdicts
@@ -149,44 +150,27 @@ class Plan:
 
     def to_json(self) -> dict[str, object]:
         """The plan as plain values."""
-        training, chosen = self.training, self.chosen
+        chosen = self.chosen
         return {
             "schema_version": SCHEMA_VERSION,
-            "stack": self.stack,
-            "job": self.job,
-            "recipe": self.recipe,
-            "model": self.shape.name,
-            "recipe_model": self.recipe_model,
-            "parameters": self.shape.parameters,
-            "method": training.method.value,
-            "dtype": training.dtype.value,
-            "sequence_length": training.sequence_length,
-            "micro_batch_size": training.micro_batch_size,
-            "gradient_checkpointing": training.recomputed_layers(self.shape.layers),
-            "layers": self.shape.layers,
-            "world_size": self.gpus.count,
+            **picked(self, "stack job recipe model=shape.name recipe_model shape.parameters"),
+            **picked(self.training, "method dtype sequence_length micro_batch_size"),
+            "gradient_checkpointing": self.training.recomputed_layers(self.shape.layers),
+            **picked(self, "shape.layers world_size=gpus.count"),
             "hardware": {
-                "platform": self.worker.platform,
-                "preset": self.worker.preset,
-                "nodes": self.gpus.nodes,
-                "ranks_per_node": self.gpus.per_node,
+                **picked(self.worker, "platform preset"),
+                **picked(self.gpus, "nodes ranks_per_node=per_node"),
                 "usable_gib_per_rank": _gib(self.gpus.usable),
             },
-            "strategy": chosen.sharding.strategy.value,
-            "reshard_after_forward": chosen.sharding.reshard_after_forward,
-            "reason": chosen.reason,
-            "fits": chosen.fits,
-            "runs_here": chosen.runs_here,
-            "largest_micro_batch": chosen.largest_micro_batch,
+            **picked(chosen.sharding, "strategy reshard_after_forward"),
+            **picked(chosen, "reason fits runs_here largest_micro_batch"),
             "memory_gib_per_rank": {
                 **{part: _gib(amount) for part, amount in chosen.memory.parts.items()},
                 "total": _gib(chosen.memory.total),
             },
             "verdicts": [
                 {
-                    "strategy": each.sharding.label,
-                    "fits": each.fits,
-                    "runs_here": each.runs_here,
+                    **picked(each, "strategy=sharding.label fits runs_here"),
                     "total_gib_per_rank": _gib(each.memory.total),
                     "reason": each.reason,
                 }
