@@ -129,6 +129,17 @@ def leaf(value: _Number, name: str = "", source: str = "") -> _Number:
     return _with(value, Trace(value=value, name=name, source=source))
 
 
+def leaves(item: _Value, source: str, **names: str) -> _Value:
+    """The dataclass with each field of `names` that has a number as one given under that name."""
+    values: dict[str, Any] = {field: getattr(item, field) for field in names}
+    new = {
+        field: leaf(each, names[field], source)
+        for field, each in values.items()
+        if each is not None
+    }
+    return replace(cast("Any", item), **new)
+
+
 def trace_of(value: int | Decimal) -> Trace:
     """How the number was computed; one that is not traced is given."""
     return value.trace if isinstance(value, _Traced) else Trace(value=value)

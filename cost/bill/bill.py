@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import Final
 
 from cost.chat.break_even import break_even_part, model_problems
-from cost.chat.unit_costs import Amount, Inputs, Part, PartMaker, listed, unit_costs
+from cost.chat.unit_costs import Amount, BillPart, Inputs, PartMaker, listed, unit_costs
 from cost.choose.limits import policy_part, policy_problems
 from cost.prices.book import HOURS_PER_MONTH, PriceBook
 from cost.report.layout import money, number, picked, usd_text
@@ -106,7 +106,7 @@ class Reservation:
         return self.reserved_usd_per_hour / self.on_demand_usd_per_hour
 
 
-def reservations_part(inputs: Inputs) -> Iterable[Part]:
+def reservations_part(inputs: Inputs) -> Iterable[BillPart]:
     """Part `reservations`; none where no nodeset has both prices."""
     # A contract has one price, whoever reserves what.
     is_attached = inputs.spec.attached is not None
@@ -172,7 +172,7 @@ class Bill(Inputs):
 
     problems: tuple[Problem, ...]
     """Checks of the stack with their US dollars, errors first."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[BillPart, ...] = ()
 
     @property
     def errors(self) -> tuple[Problem, ...]:

@@ -16,16 +16,15 @@ from itertools import groupby
 from cost.bill.bill import Bill
 from cost.chat.break_even import BreakEven, break_even
 from cost.chat.speeds import ChatCost, Speed, chat_cost
-from cost.chat.table import operating_text, speed_text
-from cost.chat.unit_costs import NotKnown, RunCost, unit_costs
+from cost.chat.unit_costs import NotKnown, RunCost, operating_text, speed_text, unit_costs
 from cost.choose.limits import Limit, limits
-from cost.prices.book import HOURS_PER_MONTH, ApiPrice, ApiPriceBook, Price
+from cost.prices.book import HOURS_PER_MONTH, ApiPrice, ApiPriceBook
 from cost.report.layout import Explanation, Figure, Input, known_figures, span
 from cost.resources.estimate import estimate, total_of
 from cost.resources.lines import CostComponent, Scope
 from cost.runs.forecast import Disturbance, Forecast, forecasts
 from cost.runs.runs import SLOWDOWN_SOURCE, preemption_costs
-from cost.traced import leaf, number, traced
+from cost.traced import leaves, number, traced
 from stacks.errors import UserError
 
 _ALIASES = {
@@ -77,7 +76,10 @@ def explanations(bill: Bill) -> Iterator[Explanation]:
 def _traced(bill: Bill) -> Bill:
     """The same bill of numbers that know where they come from."""
     spec = traced(bill.spec)
-    prices = {sku: _traced_price(price) for sku, price in bill.book.prices.items()}
+    prices = {
+        sku: leaves(each, f"{sku}: {each.source}, {each.dated}", usd=f"USD per {each.unit}")
+        for sku, each in bill.book.prices.items()
+    }
     book = replace(bill.book, prices=prices)
     total = estimate(spec, book)
     units = unit_costs(spec, total, bill.records)
@@ -89,20 +91,12 @@ def _traced(bill: Bill) -> Bill:
     )
 
 
-def _traced_price(price: Price) -> Price:
-    source = f"{price.sku}: {price.source}, {price.dated}"
-    return replace(price, usd=leaf(price.usd, f"USD per {price.unit}", source))
-
-
 def _traced_speed(row: ChatCost) -> Speed:
-    speed, prefill = row.speed, row.speed.prefill_tokens_per_s
-    reads = f"prompt tokens read a second, {speed.prefill_basis}"
-    return replace(
-        speed,
-        output_tokens_per_s=leaf(
-            speed.output_tokens_per_s, "output tokens a second", speed_text(row)
-        ),
-        prefill_tokens_per_s=None if prefill is None else leaf(prefill, reads, speed_text(row)),
+    return leaves(
+        row.speed,
+        speed_text(row),
+        output_tokens_per_s="output tokens a second",
+        prefill_tokens_per_s=f"prompt tokens read a second, {row.speed.prefill_basis}",
     )
 
 
@@ -247,15 +241,12 @@ def _break_evens(bill: Bill) -> Iterator[Explanation]:
 
 def _traced_api(price: ApiPrice) -> ApiPrice:
     undated = "undated, read on " if price.is_undated else ""
-    source = f"{price.source}, {undated}{price.date.isoformat()}"
-    cached = price.usd_per_1m_cached_input
-    return replace(
+    return leaves(
         price,
-        usd_per_1m_input=leaf(price.usd_per_1m_input, "USD for 1M input tokens", source),
-        usd_per_1m_cached_input=None
-        if cached is None
-        else leaf(cached, "USD for 1M cached input tokens", source),
-        usd_per_1m_output=leaf(price.usd_per_1m_output, "USD for 1M output tokens", source),
+        f"{price.source}, {undated}{price.date.isoformat()}",
+        usd_per_1m_input="USD for 1M input tokens",
+        usd_per_1m_cached_input="USD for 1M cached input tokens",
+        usd_per_1m_output="USD for 1M output tokens",
     )
 
 

@@ -12,8 +12,7 @@ from typing import Final
 
 from cost.bill.bill import Bill
 from cost.chat.speeds import ChatCost, usd_on_basis
-from cost.chat.table import chat_notes, chat_table, speed_text
-from cost.chat.unit_costs import NotKnown, RunCost, UnitCosts
+from cost.chat.unit_costs import NotKnown, RunCost, UnitCosts, chat_notes, chat_table, speed_text
 from cost.prices.book import HOURS_PER_MONTH
 from cost.report.layout import (
     GAP,
@@ -184,7 +183,7 @@ def _plain(bill: Bill) -> dict[str, object]:
         "components": [_plain_line(line) for line in bill.estimate.components],
         "cost": figures(bill.estimate, bill.unit_costs),
         "chats": [_plain_chat(chat) for chat in bill.unit_costs.known_chats] or None,
-        "parts": {part.name: dict(part.plain) for part in bill.parts},
+        "parts": {part.name: part.data() for part in bill.parts},
         **picked(bill, "problems"),
         "notes": _notes(bill),
     }
@@ -294,7 +293,7 @@ def render_chats(
             "operating_points": found,
             **picked(units, "no_operating_points"),
             "shared_bill": shared and {**picked(shared, "usd days", number), "per_chat_usd": usd},
-            **{part.name: dict(part.plain) for part in parts},
+            **{part.name: part.data() for part in parts},
             "notes": notes,
         }
 

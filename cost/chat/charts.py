@@ -9,8 +9,7 @@ from typing import Final
 
 from cost.chat.break_even import ApiCost
 from cost.chat.speeds import HOURS_PER_DAY, ChatCost, chat_cost
-from cost.chat.table import percent
-from cost.chat.unit_costs import UnitCosts
+from cost.chat.unit_costs import UnitCosts, percent
 from cost.report.charts import Axis, Mark, Scale, Series, line_chart, spread
 from cost.report.layout import Table, short, small_usd_text
 from cost.run_record import LoadCurve, LoadPoint

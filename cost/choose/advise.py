@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Final
 
 from cost.chat.speeds import HOURS_PER_DAY
-from cost.chat.table import percent
+from cost.chat.unit_costs import percent
 from cost.choose.servers import (
     BANDWIDTH_SHARE,
     FLOPS_SHARE,
@@ -52,8 +52,8 @@ from cost.report.layout import (
 )
 from cost.resources.lines import Rate
 from cost.size.choice import cheapest_rate, gib_text, gpu_presets
-from cost.size.training import usable_bytes
-from cost.traced import leaf, traced
+from cost.size.memory import usable_bytes
+from cost.traced import leaf, leaves, traced
 from stacks.catalog import PLATFORMS, Preset
 from stacks.errors import UserError
 
@@ -483,14 +483,15 @@ _ASKED: Final = {
 
 def _traced_server(found: Candidate) -> Server:
     peaks = PEAKS[found.platform]
+    peaks = leaves(
+        peaks,
+        peaks.source,
+        bf16_flops="bf16 operations a second of a GPU",
+        bytes_per_s="bytes a second of a GPU",
+    )
     return Server(
-        peaks=replace(
-            peaks,
-            bf16_flops=leaf(peaks.bf16_flops, "bf16 operations a second of a GPU", peaks.source),
-            bytes_per_s=leaf(peaks.bytes_per_s, "bytes a second of a GPU", peaks.source),
-            link_bytes_per_s=leaf(
-                peaks.link_bytes_per_s, "bytes a second that a GPU sends to the others", LINK_SOURCE
-            ),
+        peaks=leaves(
+            peaks, LINK_SOURCE, link_bytes_per_s="bytes a second that a GPU sends to the others"
         ),
         ways=leaf(found.ways, "GPUs of a server", "the least that are cheapest"),
         usable_bytes=0,

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from cost.chat.unit_costs import Inputs, NotKnown, Part
-from cost.report.layout import Table, number, small_usd_text, usd_text
+from cost.chat.unit_costs import BillPart, Inputs, NotKnown
+from cost.report.layout import Table, number, picked, small_usd_text, usd_text
 from cost.resources.lines import Scope
 from stacks.errors import Level, Problem
 from stacks.spec.cost import PolicyLevel
@@ -169,13 +169,13 @@ def policy_problems(inputs: Inputs) -> tuple[Problem, ...]:
     return tuple(_problem(inputs, limit, instead) for limit in found if limit.is_kept is not True)
 
 
-def policy_part(inputs: Inputs) -> Iterable[Part]:
+def policy_part(inputs: Inputs) -> Iterable[BillPart]:
     """The limits as a table and as plain values; no part where the stack sets none."""
     found = limits(inputs)
     if not found:
         return
     kept = {None: _UNTOLD, True: "yes", False: "BROKEN"}
-    yield Part(
+    yield BillPart(
         name="policy",
         tables=(
             Table(
@@ -197,7 +197,7 @@ def policy_part(inputs: Inputs) -> Iterable[Part]:
             ),
         ),
         notes=tuple(f"{limit.key}: {limit.why}." for limit in found if limit.why),
-        plain={"level": str(inputs.spec.policy.level), "limits": [_plain(item) for item in found]},
+        data=lambda: {**picked(inputs.spec.policy, "level"), "limits": list(map(_plain, found))},
     )
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
-from cost.chat.unit_costs import Amount, Inputs, Part, listed
+from cost.chat.unit_costs import Amount, BillPart, Inputs, listed
 from cost.prices.book import HOURS_PER_MONTH
 from cost.report.layout import UNKNOWN, money, number, picked, small_usd_text
 from cost.resources.estimate import Estimate, known_sum
@@ -51,7 +51,7 @@ class PreemptionCost:
     """Why a figure is missing."""
 
 
-def runs(inputs: Inputs) -> Iterable[Part]:
+def runs(inputs: Inputs) -> Iterable[BillPart]:
     """Parts `runs` and `preemption`; none where nothing trains, or no preemption is declared."""
     found = forecasts(inputs.estimate, inputs.records)
     yield from listed(
@@ -316,7 +316,7 @@ def pipeline_cost(
     return PipelineCost(name=jobs[-1].name, steps=steps)
 
 
-def pipelines_part(inputs: Inputs) -> Iterable[Part]:
+def pipelines_part(inputs: Inputs) -> Iterable[BillPart]:
     """Part `pipelines`; none where no job needs another."""
     found = [
         pipeline_cost(pipeline(inputs.spec, job.name), inputs.estimate, inputs.records)
@@ -407,7 +407,7 @@ def schedule_cost(once: PipelineCost) -> ScheduleCost | None:
     )
 
 
-def schedules_part(inputs: Inputs) -> Iterable[Part]:
+def schedules_part(inputs: Inputs) -> Iterable[BillPart]:
     """Part `schedules`; none where no job is scheduled."""
     spec, rates = inputs.spec, inputs.estimate
     jobs = (pipeline(spec, job.name) for job in spec.jobs if job.schedule is not None)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from cost.chat.unit_costs import Inputs, Part, listed
+from cost.chat.unit_costs import BillPart, Inputs, listed
 from cost.report.layout import UNKNOWN, Table, money, picked, small_usd_text
 from cost.resources.estimate import Estimate, known_sum
 from cost.run_record import RunRecord
@@ -111,7 +111,7 @@ def search_cost(
     )
 
 
-def searches_part(inputs: Inputs) -> Iterable[Part]:
+def searches_part(inputs: Inputs) -> Iterable[BillPart]:
     """Part `searches`; none where the stack declares none."""
     searches = inputs.spec.searches
     found = [search_cost(each, inputs.estimate, inputs.records) for each in searches]
@@ -178,7 +178,7 @@ class ShiftCost:
         return UNKNOWN
 
 
-def shifts_part(inputs: Inputs) -> Iterable[Part]:
+def shifts_part(inputs: Inputs) -> Iterable[BillPart]:
     """Part `shifts`; none where no two scheduled jobs share a partition."""
     rates = inputs.estimate
     found = partition_shifts(inputs.spec)
@@ -186,7 +186,7 @@ def shifts_part(inputs: Inputs) -> Iterable[Part]:
         return
     costs = {each.partition: _costs(each, rates, inputs) for each in found}
     paths = "partition num_nodes free_node_hours_per_week clash_hours_per_week"
-    yield Part(
+    yield BillPart(
         name="shifts",
         tables=tuple(_table(each, costs[each.partition], rates) for each in found),
         notes=(
@@ -195,7 +195,7 @@ def shifts_part(inputs: Inputs) -> Iterable[Part]:
                 "bill all the same."
             ),
         ),
-        plain={
+        data=lambda: {
             "shifts": [
                 {**picked(each, paths), "jobs": [_plain(cost) for cost in costs[each.partition]]}
                 for each in found

@@ -18,20 +18,23 @@ from typing import Final
 from cost.prices.book import PriceBook
 from cost.report.layout import Report, Table, picked, usd_text
 from cost.size.choice import Choice, Gpus, Verdict, choices, refuse_more_layers, verdicts
-from cost.size.memory import Serving, cache_bytes_per_token, serving_memory, training_memory
-from cost.size.shape import ModelShape, SizeError, below_one, load_shape, rows
-from cost.size.training import (
+from cost.size.memory import (
     ABOUT,
     BITS,
     GIB,
     USABLE_PERCENT,
     Dtype,
     Method,
+    Serving,
     Sharding,
     Strategy,
     Training,
+    cache_bytes_per_token,
+    serving_memory,
+    training_memory,
     usable_bytes,
 )
+from cost.size.shape import ModelShape, SizeError, below_one, load_shape, rows
 from stacks.catalog import PLATFORMS
 from stacks.spec import StackSpec
 

@@ -15,27 +15,25 @@ from cost.prices.book import PriceBook, UnknownPrice
 from cost.report.layout import small_usd_text
 from cost.resources.lines import Rate, preset_rate
 from cost.size.memory import (
+    GIB,
+    TRAINED,
+    TRAINED_DTYPES,
+    Dtype,
     Memory,
+    Method,
     Serving,
+    Sharding,
+    Strategy,
+    Training,
     base_bytes,
     largest_micro_batch,
     most_streams,
     serving_memory,
     training_memory,
-)
-from cost.size.shape import LayersError, ModelShape, SizeError
-from cost.size.training import (
-    GIB,
-    TRAINED,
-    TRAINED_DTYPES,
-    Dtype,
-    Method,
-    Sharding,
-    Strategy,
-    Training,
     usable_bytes,
     usable_host_bytes,
 )
+from cost.size.shape import LayersError, ModelShape, SizeError
 from stacks.catalog import PLATFORMS, Preset
 from stacks.spec import StackSpec
 

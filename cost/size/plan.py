@@ -24,17 +24,17 @@ from cost.report.layout import picked
 from cost.run_record import Outcome, RunRecord
 from cost.runs.forecast import STEP_METRIC, Forecast, UnknownRun, newest_first, same_run
 from cost.size.choice import Gpus, Verdict, best, least_recomputed, refuse_more_layers, verdicts
-from cost.size.memory import trained_weights
-from cost.size.shape import LINEAR_MODULES, LayersError, ModelShape, SizeError, load_shape
-from cost.size.training import (
+from cost.size.memory import (
     BYTES_PER_GB,
     GIB,
     Dtype,
     Method,
     Training,
+    trained_weights,
     usable_bytes,
     usable_host_bytes,
 )
+from cost.size.shape import LINEAR_MODULES, LayersError, ModelShape, SizeError, load_shape
 from stacks.catalog import PLATFORMS
 from stacks.files import is_map
 from stacks.machines import workers_of

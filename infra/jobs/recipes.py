@@ -17,8 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from cost.run_record import RunRecord
-from cost.runs.forecast import Forecast, UnknownRun
-from cost.runs.recipes import RecipeError, declared_settings, recipe_of
+from cost.runs.forecast import Forecast, RecipeError, UnknownRun, declared_settings, recipe_of
 from cost.runs.runs import run_lines
 from cost.runs.searches import SearchCost
 from cost.size.plan import Plan, make_plan, saving

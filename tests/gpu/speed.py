@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from cost.size.memory import training_memory
-from cost.size.training import GIB, Sharding
+from cost.size.memory import GIB, Sharding, training_memory
 from tests.gpu.work import (
     KINDS,
     Case,

@@ -11,8 +11,8 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import nn
 
+from cost.size.memory import Dtype, Method, Training
 from cost.size.shape import ModelShape, load_shape
-from cost.size.training import Dtype, Method, Training
 from workloads.common.dist import World
 from workloads.data.token_rows import TokenRows, pack
 from workloads.recipes.train import LoraConfig, TrainConfig

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cost.size.training import Dtype, Method, Training
+from cost.size.memory import Dtype, Method, Training
 from tests.workloads import varlen_kernel
 from tests.workloads.test_plan import batch_of, config_of, tiny
 from workloads.common.dist import world

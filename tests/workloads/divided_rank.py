@@ -32,7 +32,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from cost.size.training import Dtype, Method, Training
+from cost.size.memory import Dtype, Method, Training
 from tests.workloads import varlen_kernel
 from tests.workloads.bytes_of_a_rank import Storages
 from tests.workloads.test_plan import DTYPES, config_of, num_bytes, state_tensors

@@ -17,10 +17,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cost.size import memory, training
-from cost.size.memory import training_memory
+from cost.size import memory
+from cost.size.memory import Dtype, Method, Sharding, Training, training_memory
 from cost.size.shape import LINEAR_MODULES, ModelShape, load_shape, rows
-from cost.size.training import Dtype, Method, Sharding, Training
 from tests.gpu.work import KINDS, hf_config, kind_of
 from tests.nightly import at_night
 from tests.workloads import varlen_kernel
@@ -459,8 +458,8 @@ def _peak_bytes(shape: ModelShape, plan: Training, tmp_path: Path) -> int:
 def test_the_planner_knows_what_the_trainer_can_run() -> None:
     hints = typing.get_type_hints(TrainConfig)
     assert set(typing.get_args(hints["method"])) == {each.value for each in Method}
-    assert set(typing.get_args(hints["dtype"])) == {each.value for each in training.TRAINED_DTYPES}
-    assert set(train_config.STRATEGIES) == {each.value for each in training.TRAINED}
+    assert set(typing.get_args(hints["dtype"])) == {each.value for each in memory.TRAINED_DTYPES}
+    assert set(train_config.STRATEGIES) == {each.value for each in memory.TRAINED}
     assert typing.get_args(hints["strategy"]) == ("auto", *train_config.STRATEGIES)
 
 

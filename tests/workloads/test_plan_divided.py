@@ -16,9 +16,16 @@ import pytest
 import transformers
 
 from cost.size.choice import Gpus, verdicts
-from cost.size.memory import layer_kept, training_memory
+from cost.size.memory import (
+    Dtype,
+    Method,
+    Sharding,
+    Strategy,
+    Training,
+    layer_kept,
+    training_memory,
+)
 from cost.size.shape import ModelShape
-from cost.size.training import Dtype, Method, Sharding, Strategy, Training
 from tests.gpu.work import KINDS, hf_config, kind_of
 from tests.nightly import at_night
 from tests.workloads.ranks import run_ranks

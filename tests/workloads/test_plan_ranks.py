@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import transformers
 
-from cost.size.memory import training_memory
-from cost.size.training import Dtype, Method, Sharding, Strategy, Training
+from cost.size.memory import Dtype, Method, Sharding, Strategy, Training, training_memory
 from tests.gpu.work import KINDS, hf_config
 from tests.nightly import at_night
 from tests.workloads.ranks import run_ranks

@@ -22,10 +22,17 @@ from cost.bill.explain import explain as explanation_of
 from cost.bill.table import SharedBill, bill_page, render, render_chats
 from cost.chat.unit_costs import NotKnown
 from cost.choose.alternatives import alternatives, alternatives_report, parse_shortage
-from cost.diff.compare import render_compare
 from cost.diff.diff import diff
 from cost.diff.snapshot import take
-from cost.diff.table import SIDES, StackChange, comment, csv_rows, plain_diff, render_diff
+from cost.diff.table import (
+    SIDES,
+    StackChange,
+    comment,
+    csv_rows,
+    plain_diff,
+    render_compare,
+    render_diff,
+)
 from cost.prices.book import PRICES_DIR, PriceBook, layered, price_age_problems
 from cost.report.layout import Format, csv_text, page, render_explanation, render_report
 from cost.runs.invoice import Invoice, read_invoice
@@ -329,7 +336,7 @@ def spend(
         if billed is None:
             put(render_spend(report, format, by), output)
             return
-        from cost.runs.reconcile import reconcile, render_reconciliation
+        from cost.runs.invoice import reconcile, render_reconciliation
 
         found = reconcile(ledger.rates, report.spend, billed, tolerance=close)
         put(render_reconciliation(found, format), output)

@@ -16,9 +16,8 @@ from cost.prices.book import PriceBook
 from cost.report.layout import Format, render_explanation, render_report
 from cost.run_record import RunRecord
 from cost.size import answer
-from cost.size.memory import Serving
+from cost.size.memory import Dtype, Method, Serving, Training
 from cost.size.shape import load_shape
-from cost.size.training import Dtype, Method, Training
 from infra.cli import context, output
 from infra.cli.context import OutputOption, StackOption, arg, opt, put
 from infra.jobs.records import load_whole_records

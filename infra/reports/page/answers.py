@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cost.chat.speeds import Basis, ChatCost, chat_cost, mean_interval
-from cost.chat.table import answer_text, lengths_text
-from cost.chat.unit_costs import submit_command
+from cost.chat.unit_costs import answer_text, lengths_text, submit_command
 from cost.report.layout import small_usd_text, span
 from cost.run_record import RunRecord
 from infra.reports.page.quality import SIGNIFICANT_P, bounds, verdict

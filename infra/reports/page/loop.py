@@ -1,7 +1,7 @@
 """The loop closed: quality gained, speed, cost per chat before and after, break-even; also as text.
 
 All from run records; a part that did not run says NOT RUN and how to run it. Dollars are
-cost/chat/finetune.py's, statistics the evaluation's.
+cost/chat/break_even.py's, statistics the evaluation's.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
 
 from cost.bill.table import plain_chat, plain_operating
-from cost.chat.break_even import api_costs
+from cost.chat.break_even import BASE, Finetune, Payback, api_costs, asked_tuned, finetune
 from cost.chat.charts import load_charts, load_table
-from cost.chat.finetune import BASE, Finetune, Payback, asked_tuned, finetune
 from cost.chat.speeds import ChatCost, why_it_prices_nothing
-from cost.chat.table import NO_POINT, answer_text
-from cost.chat.unit_costs import NotKnown, RunCost, submit_command
+from cost.chat.unit_costs import NO_POINT, NotKnown, RunCost, answer_text, submit_command
 from cost.prices.book import ApiPriceBook
 from cost.report.layout import UNKNOWN, Format, Report, Table, render_report, small_usd_text
 from cost.run_record import RunRecord

@@ -19,9 +19,8 @@ from typing import Any, Final
 from cost.report.layout import small_usd_text
 from cost.resources.estimate import Estimate
 from cost.run_record import RunRecord, load_run_records
-from cost.runs.forecast import SECONDS_PER_HOUR
+from cost.runs.forecast import SECONDS_PER_HOUR, recipe_of, with_settings
 from cost.runs.ledger import ActualEntry, Entry, LineError, VersionError, actuals, decode
-from cost.runs.recipes import recipe_of, with_settings
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Carrier
 from infra.jobs import history

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cost.bill.bill import Bill
-from cost.chat.table import lengths_text
-from cost.chat.unit_costs import unit_costs
+from cost.chat.unit_costs import lengths_text, unit_costs
 from cost.report.layout import aligned, small_usd_text, span
 from cost.run_record import Kind, LoadPoint, RunRecord
 from infra.jobs.records import read_object

@@ -29,8 +29,8 @@ from cost.choose.servers import (
 )
 from cost.report.layout import WIDTH, Format
 from cost.size.choice import gpu_presets
+from cost.size.memory import usable_bytes
 from cost.size.shape import load_shape
-from cost.size.training import usable_bytes
 from stacks.errors import UserError
 from tests.nightly import law
 from tests.unit.cost.advices import NODE, advice, ask, candidate, curves, promise

@@ -23,8 +23,7 @@ from cost.chat.speeds import (
     nodes_for,
     usd_on_basis,
 )
-from cost.chat.table import chat_notes, chat_table
-from cost.chat.unit_costs import NotKnown, UnitCosts, unit_costs
+from cost.chat.unit_costs import NotKnown, UnitCosts, chat_notes, chat_table, unit_costs
 from cost.report.layout import WIDTH, Format, Report, render_report
 from stacks.spec.cost import ChatSpec
 from tests.nightly import law

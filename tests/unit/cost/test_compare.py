@@ -9,8 +9,7 @@ from decimal import Decimal
 import pytest
 
 from cost.bill.bill import Bill, bill
-from cost.diff.compare import compare, render_compare
-from cost.diff.table import MARK, MAX_CHARACTERS, StackChange, comment
+from cost.diff.table import MARK, MAX_CHARACTERS, StackChange, comment, compare, render_compare
 from cost.prices.book import layered
 from cost.report.layout import WIDTH, Format
 from cost.resources.lines import Section

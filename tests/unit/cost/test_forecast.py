@@ -211,7 +211,7 @@ def test_the_bill_gets_a_part_for_runs_and_one_for_preemption():
     assert of_runs.tables[0].rows[0][:3] == ("finetune", "4", "14,400,000")
     (amount,) = of_runs.amounts
     assert (amount.name, amount.usd) == ("per_run_usd[finetune]", known(spec).nodes_usd)
-    (plain,) = of_preemption.plain["preemption"]  # type: ignore[misc]
+    (plain,) = of_preemption.data()["preemption"]  # type: ignore[misc]
     assert plain["on_demand_usd_per_useful_hour"] == "18.275200"
     assert float(plain["pays_up_to_per_node_day"]) > 1
 
@@ -233,7 +233,7 @@ def test_the_bill_counts_the_steps_that_a_recipe_bounds_its_run_by(
     recipe = tmp_path / "workloads/recipes" / f"{job_of(spec).recipe}.yaml"
     recipe.parent.mkdir(parents=True)
     recipe.write_text("train: {max_steps: 900}")
-    monkeypatch.setattr("cost.runs.recipes.STACKS_DIR", tmp_path / "stacks")
+    monkeypatch.setattr("cost.runs.forecast.STACKS_DIR", tmp_path / "stacks")
     step = trained(metrics={"train_tokens_per_s": 4000, "train_step_s": 2})
 
     def of_bill(run: RunRecord) -> list[Decimal | None]:

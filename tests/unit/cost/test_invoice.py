@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 
 from cost.report.layout import Format
 from cost.resources.estimate import Estimate, estimate
-from cost.runs.invoice import COLUMNS, Invoice, read_invoice
-from cost.runs.reconcile import (
+from cost.runs.invoice import (
+    COLUMNS,
+    Invoice,
     Product,
     Reconciliation,
     Verdict,
     product_of,
+    read_invoice,
     reconcile,
     render_reconciliation,
 )

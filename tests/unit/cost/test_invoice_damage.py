@@ -14,8 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cost.resources.estimate import estimate
-from cost.runs.invoice import Invoice, read_invoice
-from cost.runs.reconcile import Product, Verdict, reconcile
+from cost.runs.invoice import Invoice, Product, Verdict, read_invoice, reconcile
 from cost.runs.spend import spend
 from infra.cli.main import app
 from stacks.errors import UserError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cost.chat.finetune import finetune
+from cost.chat.break_even import finetune
 from cost.chat.unit_costs import NotKnown, RunCost, unit_costs
 from cost.resources.estimate import Estimate
 from cost.run_record import RunRecord, lineage

@@ -14,8 +14,7 @@ from cost.bill.bill import Bill, bill
 from cost.bill.explain import explain
 from cost.bill.table import render, render_chats
 from cost.chat.speeds import Basis, speeds
-from cost.chat.table import chat_notes
-from cost.chat.unit_costs import NotKnown
+from cost.chat.unit_costs import NotKnown, chat_notes
 from cost.diff.diff import Kind as CauseKind
 from cost.diff.diff import diff
 from cost.diff.snapshot import take, unit_amounts

@@ -136,7 +136,7 @@ def test_the_table_marks_broken_rules_and_fits_the_page():
     assert table.bad_rows == {1, 3}
     text = render_report(Report(heading=None, tables=part.tables, notes=part.notes), Format.TABLE)
     assert max(len(line) for line in text.splitlines()) <= WIDTH
-    assert [item["is_kept"] for item in part.plain["limits"]] == [True, False, True, False, None]
+    assert [item["is_kept"] for item in part.data()["limits"]] == [True, False, True, False, None]
 
 
 def test_the_bill_carries_the_policy_beside_the_other_checks():

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost.bill.bill import Reservation, bill
-from cost.chat.unit_costs import Part
+from cost.chat.unit_costs import BillPart
 from cost.prices.book import layered
 from stacks.spec import StackSpec
 from stacks.spec.cost import ContractPriceSpec
 from tests.unit.cost.conftest import Priced
 
 
-def part_of(spec: StackSpec, *usd_per_gpu_hour: str) -> Part | None:
+def part_of(spec: StackSpec, *usd_per_gpu_hour: str) -> BillPart | None:
     contract = tuple(
         ContractPriceSpec(
             sku="gpu-h100-sxm/gpu/reserved",
@@ -50,7 +50,7 @@ def test_a_reservation_pays_from_its_share_of_the_on_demand_price(h100: StackSpe
     assert part is not None
     (row,) = part.tables[0].rows
     assert row == ("worker", "$36.00/h", "$21.60/h", "$15,768.00", "438 h a month (60%)")
-    assert part.plain["reservations"] == [
+    assert part.data()["reservations"] == [
         {
             "workers": "worker",
             "on_demand_usd_per_node_hour": "36.00",

@@ -35,7 +35,7 @@ def day_and_night(day: str = "10:00:00", night: str = "14:00:00", **serve: int) 
 
 def shifts_of(of: Bill):
     (part,) = (part for part in of.parts if part.name == "shifts")
-    return part.plain["shifts"][0]
+    return part.data()["shifts"][0]
 
 
 def made(spec: StackSpec) -> Bill:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cost.runs.recipes import recipe_of
+from cost.runs.forecast import recipe_of
 from infra.jobs.recipes import search_problems
 from stacks.load import STACKS_DIR, load_stack
 from stacks.spec.slurm import AxisSpec, JobSpec, SearchSpec

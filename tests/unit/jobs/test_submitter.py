@@ -46,7 +46,7 @@ def test_steps_that_the_recipe_bounds_are_the_forecast_once_a_step_was_measured(
 ) -> None:
     """900 steps of 2 s are half an hour; epochs=null counts for nothing, 1,800 given ones do."""
     run = trained(metrics={"train_tokens_per_s": 4000, "train_step_s": 2})
-    monkeypatch.setattr("cost.runs.recipes.STACKS_DIR", tmp_path / "stacks")
+    monkeypatch.setattr("cost.runs.forecast.STACKS_DIR", tmp_path / "stacks")
     of = replace(books(tmp_path), records=(run,))
     job = job_of(of.spec)
     files = dict(code_files(STACKS_DIR.parent, of.spec))

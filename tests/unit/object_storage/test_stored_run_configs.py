@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cost.runs.recipes import recipe_of
+from cost.runs.forecast import recipe_of
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
 from infra.jobs import recipes

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cost.runs.recipes import recipe_of, with_settings
+from cost.runs.forecast import recipe_of, with_settings
 from infra.cli.main import app
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs

@@ -22,9 +22,8 @@ from cost.size.choice import (
     shardings,
     verdicts,
 )
-from cost.size.memory import Serving
+from cost.size.memory import GIB, Dtype, Method, Serving, Strategy, Training, usable_bytes
 from cost.size.shape import SizeError, load_shape
-from cost.size.training import GIB, Dtype, Method, Strategy, Training, usable_bytes
 from stacks.catalog import PLATFORMS
 from stacks.spec.nodes import BootDiskSpec, NodeGroupSpec
 

@@ -8,9 +8,17 @@ import pytest
 
 from cost.report.layout import Format, render_report
 from cost.size.answer import deck_answer
-from cost.size.memory import largest_micro_batch, training_memory
+from cost.size.memory import (
+    GIB,
+    Method,
+    Sharding,
+    Strategy,
+    Training,
+    largest_micro_batch,
+    training_memory,
+    usable_bytes,
+)
 from cost.size.shape import load_shape
-from cost.size.training import GIB, Method, Sharding, Strategy, Training, usable_bytes
 
 PAGE = Path(__file__).parents[3] / "docs" / "sizing.md"
 COLUMNS = (Sharding(), Sharding(strategy=Strategy.FSDP, data=8))

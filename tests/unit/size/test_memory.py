@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from cost.size.choice import Gpus, least_recomputed, verdicts
 from cost.size.memory import (
+    Dtype,
+    Method,
     Serving,
+    Sharding,
+    Strategy,
+    Training,
     base_bytes,
     cache_bytes_per_token,
     greatest,
@@ -22,7 +27,6 @@ from cost.size.memory import (
     training_memory,
 )
 from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError, load_shape
-from cost.size.training import Dtype, Method, Sharding, Strategy, Training
 from tests.nightly import law
 
 KV_HEADS = st.sampled_from([1, 2, 4])

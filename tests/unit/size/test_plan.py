@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from cost.runs.forecast import Forecast, TrainSpeed, UnknownRun
-from cost.runs.recipes import RecipeError, with_settings
+from cost.runs.forecast import Forecast, RecipeError, TrainSpeed, UnknownRun, with_settings
+from cost.size.memory import Dtype, Method, Training
 from cost.size.plan import make_plan, recipe_run
 from cost.size.shape import LINEAR_MODULES, SizeError
-from cost.size.training import Dtype, Method, Training
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Result

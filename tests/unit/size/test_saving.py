@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cost.run_record import RunRecord
-from cost.runs.recipes import recipe_of
+from cost.runs.forecast import recipe_of
 from cost.size.plan import Saving, make_plan, saving
 from infra.jobs.recipes import notice_problems
 from infra.render.delivery import code_files

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cost.size.answer import billions_of, deck_answer, deck_row
+from cost.size.memory import Dtype
 from cost.size.shape import SizeError, load_shape
-from cost.size.training import Dtype
 
 # Slides "LLMs don't fit into a single GPU" of seed 004: weights GB, training GB, GPUs of 40 GB. The
 # deck prints "~1TB" for 1,024.

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from cost.prices.book import PriceBook
 from cost.size.answer import models_answer
+from cost.size.memory import Training
 from cost.size.shape import SizeError, rows
-from cost.size.training import Training
 from infra.cli import context
 from infra.cli.main import app
 
