@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
 
-from infra.operate.conformance.sources import Sources, no_folder
+from infra.operate.conformance.sources import CHECKOUTS, Sources, no_folder
 from infra.state import CHECKOUT, State
 from tests.conformance.conftest import OUTSIDE, SOURCES
 
@@ -201,10 +201,17 @@ def main(arguments: Sequence[str]) -> int:
         for result in _run(group, folder):
             print("\n".join(result.lines()), flush=True)
             results.append(result)
-    _write(results, Sources(Path(folder)).versions() if folder else {})
+    _write(results, checkouts(Sources(Path(folder))) if folder else {})
     if any(result.outcome == "FAIL" for result in results):
         return 1
     return NOT_RUN if any(result.outcome == "NOT RUN" for result in results) else 0
+
+
+def checkouts(sources: Sources) -> dict[str, str]:
+    """Every checkout that is here and what it says of its version."""
+    others = sorted(each.name for each in sources.folder.glob("soperator-*"))
+    said = {name: sources.version(name) for name in dict.fromkeys([*CHECKOUTS, *others])}
+    return {name: version for name, version in said.items() if version is not None}
 
 
 def _run(group: Sequence[Part], folder: str) -> list[Result]:

@@ -6,7 +6,8 @@ import pytest
 
 from infra.clients.kube_rules import name_of
 from infra.operate.conformance.come_up import declared
-from infra.operate.conformance.sources import NotRunError, OutsideError, leaves
+from infra.operate.conformance.sources import NotRunError, OutsideError
+from tests.conformance.chart_values import leaves, without_effect
 from tests.conformance.conftest import STACKS
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]
@@ -25,7 +26,7 @@ def test_every_release_renders_and_every_value_changes_something(
     stack, spec, sources, helm, tmp_path, record_property
 ):
     found = declared(spec(stack), tmp_path)
-    record_property("versions", f"Helm {helm.version()}")
+    record_property("versions", f"Helm {helm.run(['version', '--short']).strip()}")
     idle, num_leaves, num_rendered, num_objects = [], 0, 0, 0
     for release in found.releases:
         try:
@@ -42,7 +43,7 @@ def test_every_release_renders_and_every_value_changes_something(
         num_leaves += len(list(leaves(release.values)))
         idle += [
             f"{release.name}: {leaf.name} = {leaf.value!r}"
-            for leaf in helm.without_effect(chart, release.name, release.namespace, release.values)
+            for leaf in without_effect(helm, chart, release.name, release.namespace, release.values)
             if (release.name, leaf.name) not in WITHOUT_EFFECT
         ]
     record_property("releases", num_rendered)

@@ -17,6 +17,7 @@ import pytest
 from infra.clients.kube_rules import describe
 from infra.operate.conformance.come_up import declared
 from infra.operate.conformance.sources import NotRunError, RenderError
+from tests.conformance.chart_values import without_effect
 from tests.conformance.conftest import NEXT
 from tests.conformance.test_charts import WITHOUT_EFFECT
 
@@ -59,7 +60,7 @@ def values(spec, sources, helm, folder) -> Iterator[tuple[str, str]]:
             continue
         arguments = (chart, release.name, release.namespace, release.values)
         try:
-            for leaf in helm.without_effect(*arguments):
+            for leaf in without_effect(helm, *arguments):
                 if (release.name, leaf.name) not in WITHOUT_EFFECT:
                     yield "value", f"{release.name}: {leaf.name}"
         except RenderError as error:

@@ -11,6 +11,7 @@ from infra.operate.conformance.cluster import ApiServer, Cluster, kubeconfig
 from infra.operate.conformance.come_up import OUTSIDE_GROUPS, declared, definitions
 from infra.operate.conformance.sources import NotRunError, OutsideError, RenderError
 from infra.providers.soperator.crds import apply_crds
+from tests.conformance.chart_values import install
 from tests.ports import free_ports
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]
@@ -64,8 +65,14 @@ def test_every_record_fits(spec, sources, helm, tmp_path, record_property):
                 record_property("not run", str(error))
                 continue
             try:
-                helm.install(
-                    chart, release.name, release.namespace, release.values, kubeconfig=access
+                install(
+                    helm,
+                    chart,
+                    release.name,
+                    release.namespace,
+                    release.values,
+                    folder=tmp_path,
+                    kubeconfig=access,
                 )
             except RenderError as error:
                 # A webhook whose operator does not run: the record is there before.

@@ -255,16 +255,11 @@ class NotReconciledError(Exception):
     """The operator did not come to its end: what is missing, in its own words."""
 
 
-def reconciled(
-    client: KubeClient, namespace: str, *, databases: bool, timeout_s: float = 120.0
-) -> None:
-    """Simulates until the SlurmCluster is available and each NodeSet has its set of pods.
-
-    `databases`: whether MariaDB is nobody else's to bring up here.
-    """
+def reconciled(client: KubeClient, namespace: str, *, timeout_s: float = 120.0) -> None:
+    """Simulates until the SlurmCluster is available and each NodeSet has its set of pods."""
     began = poked = time.monotonic()
     while True:
-        simulate(client, namespace, databases=databases)
+        simulate(client, namespace)
         missing = _missing(client, namespace)
         if not missing:
             return
@@ -281,7 +276,7 @@ def reconciled(
         time.sleep(_LOOK_S)
 
 
-def simulate(client: KubeClient, namespace: str, *, databases: bool) -> None:
+def simulate(client: KubeClient, namespace: str) -> None:
     """One round of answers."""
     for job in client.list("batch/v1", "Job", namespace):
         if not (job.get("status") or {}).get("succeeded"):
@@ -289,13 +284,12 @@ def simulate(client: KubeClient, namespace: str, *, databases: bool) -> None:
     for version, kind in _SETS:
         for item in client.list(version, kind, namespace):
             _ready(client, item)
-    if databases:
-        for kind, answer in (("MariaDB", _bring_up), ("Grant", _say_ready)):
-            items: Sequence[Object] = ()
-            with suppress(AbsentError):
-                items = client.list("k8s.mariadb.com/v1alpha1", kind, namespace)
-            for item in items:
-                answer(client, item)
+    for kind, answer in (("MariaDB", _bring_up), ("Grant", _say_ready)):
+        items: Sequence[Object] = ()
+        with suppress(AbsentError):
+            items = client.list("k8s.mariadb.com/v1alpha1", kind, namespace)
+        for item in items:
+            answer(client, item)
 
 
 def _missing(client: KubeClient, namespace: str) -> list[str]:

@@ -224,7 +224,7 @@ class ComeUp:
         admitted = cluster.accept(own, namespace)
         obstacles += [_refusal(text) for text in admitted.refused]
         try:
-            reconciled(cluster.client, namespace, databases=True)
+            reconciled(cluster.client, namespace)
         except (NotReconciledError, KubeError) as error:
             # One that has ended refuses everything, by its webhooks.
             cause = f"{error}; the operator's last word: {last_word(log)}"

@@ -4,14 +4,13 @@ Owns their names, where each comes from, how its version is read and which chart
 release. Builds and fetches nothing: what is not there, or there in another version, is said by name
 (NotRunError), and whoever asked goes without it.
 
-`Helm.render(...)` renders charts with the program's values, and says which values change nothing.
+`Helm.render(...)` renders charts with the program's values.
 Charts are copied first: a source tree lacks packed subcharts, and what a dependency's condition
 switches off is not needed. Nothing is written into a checkout.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import re
@@ -19,8 +18,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -144,14 +142,6 @@ class Sources:
             return f"a version without {wanted.file}"
         return said or f"a version that {wanted.file} does not say"
 
-    def versions(self) -> dict[str, str]:
-        """Every checkout that is here and what it says of its version."""
-        others = sorted(each.name for each in self.folder.glob("soperator-*"))
-        here = [
-            name for name in dict.fromkeys([*CHECKOUTS, *others]) if (self.folder / name).is_dir()
-        ]
-        return {name: self.version(name) or "" for name in here}
-
     def program(self, name: str) -> Path:
         """A program of upstream."""
         found = self.folder / "bin" / name
@@ -226,32 +216,13 @@ def _of_clone(folder: Path, wanted: Checkout) -> str:
 
 
 _KUBERNETES: Final = "1.33.0"
-# What a kube cluster has that the charts look for.
-_APIS: Final = ("monitoring.coreos.com/v1",)
+_APIS: Final = "monitoring.coreos.com/v1"
+"""What a kube cluster has that the charts look for."""
 _TIMEOUT_S: Final = 120
-
-Path_ = tuple[str | int, ...]
 
 
 class RenderError(Exception):
     """A chart refused the values, in Helm's own words."""
-
-
-class StuckError(RenderError):
-    """Helm did not end in time, which says nothing of a value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaf:
-    """One value of a release that has no values inside."""
-
-    path: Path_
-    value: Any
-
-    @property
-    def name(self) -> str:
-        """The path as people write it: `slurmNodes.login.size`, `nodesets.0.name`."""
-        return ".".join(map(str, self.path))
 
 
 class Helm:
@@ -262,64 +233,23 @@ class Helm:
         self._folder = folder
         self._copies: dict[Path, Path] = {}
 
-    def version(self) -> str:
-        """Helm's own word for its version."""
-        return self._run(["version", "--short"]).strip()
-
     def render(
         self, chart: Path, release: str, namespace: str, values: Mapping[str, Any]
     ) -> list[Object]:
         """The objects of a release, hooks included, those of crds/ not."""
-        return load_all(self.text(self._copy(chart), release, namespace, values))
+        return load_all(self.text(chart, release, namespace, values))
 
     def text(self, chart: Path, release: str, namespace: str, values: Mapping[str, Any]) -> str:
         """What `helm template` prints; RenderError where the chart refuses."""
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(values, file)
             file.flush()
-            apis = [word for api in _APIS for word in ("--api-versions", api)]
-            given = ["--namespace", namespace, "--values", file.name, "--kube-version", _KUBERNETES]
-            return self._run(["template", release, str(chart), *given, *apis])
+            given = ["--namespace", namespace, "--values", file.name]
+            cluster = ["--kube-version", _KUBERNETES, "--api-versions", _APIS]
+            return self.run(["template", release, str(self.copied(chart)), *given, *cluster])
 
-    def install(
-        self,
-        chart: Path,
-        release: str,
-        namespace: str,
-        values: Mapping[str, Any],
-        *,
-        kubeconfig: Path,
-    ) -> None:
-        """Into a cluster, without hooks; RenderError where it refuses, the record may stay."""
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-            json.dump(values, file)
-            file.flush()
-            given = ["--namespace", namespace, "--create-namespace", "--values", file.name]
-            where = ["--kubeconfig", str(kubeconfig), "--no-hooks", "--skip-crds"]
-            self._run(["install", release, str(self._copy(chart)), *given, *where])
-
-    def without_effect(
-        self, chart: Path, release: str, namespace: str, values: Mapping[str, Any]
-    ) -> list[Leaf]:
-        """Values whose change leaves the rendering as it was: unknown names, or used by nothing."""
-        copied = self._copy(chart)
-        base = self.text(copied, release, namespace, values)
-
-        def is_idle(leaf: Leaf) -> bool:
-            try:
-                return self.text(copied, release, namespace, changed(values, leaf)) == base
-            except StuckError:
-                raise
-            except RenderError:
-                # A refused value is one that the chart reads.
-                return False
-
-        every = list(leaves(values))
-        with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
-            idle = list(threads.map(is_idle, every))
-        return [leaf for leaf, is_it in zip(every, idle, strict=True) if is_it]
-
-    def _copy(self, chart: Path) -> Path:
+    def copied(self, chart: Path) -> Path:
+        """A copy of the chart with the subcharts that it needs, made once."""
         if chart not in self._copies:
             target = self._folder / f"{len(self._copies)}-{chart.name}"
             shutil.copytree(chart, target, symlinks=False)
@@ -327,7 +257,8 @@ class Helm:
             self._copies[chart] = target
         return self._copies[chart]
 
-    def _run(self, arguments: list[str]) -> str:
+    def run(self, arguments: list[str]) -> str:
+        """What Helm prints; RenderError where it refuses, or does not end."""
         # Nothing of the user's own Helm: no plugins, no repositories, no cluster.
         places = {f"HELM_{name}_HOME": str(self._folder) for name in ("CACHE", "CONFIG", "DATA")}
         environment = {"PATH": os.environ.get("PATH", ""), "HOME": str(self._folder), **places}
@@ -341,46 +272,13 @@ class Helm:
             )
         except subprocess.TimeoutExpired as error:
             told = f"helm {arguments[0]} did not end within {_TIMEOUT_S} s"
-            raise StuckError(told) from error
+            raise RenderError(told) from error
         except OSError as error:  # such as a program of another architecture
             told = f"program {self._program} cannot be run: {error.strerror}"
             raise NotRunError(told) from error
         if done.returncode:
             raise RenderError(" ".join(done.stderr.split())[-600:])
         return done.stdout
-
-
-def leaves(values: Any, path: Path_ = ()) -> Iterator[Leaf]:
-    """Every value without values inside, empty mappings and lists among them."""
-    if isinstance(values, Mapping) and values:
-        for key, value in values.items():
-            yield from leaves(value, (*path, key))
-    elif isinstance(values, list) and values:
-        for index, value in enumerate(values):
-            yield from leaves(value, (*path, index))
-    elif path:
-        yield Leaf(path=path, value=values)
-
-
-def changed(values: Mapping[str, Any], leaf: Leaf) -> dict[str, Any]:
-    """The values with another one at this leaf, of its own type as far as it has one."""
-    result = copy.deepcopy(dict(values))
-    holder: Any = result
-    for step in leaf.path[:-1]:
-        holder = holder[step]
-    holder[leaf.path[-1]] = _other(leaf.value)
-    return result
-
-
-def _other(value: Any) -> Any:
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, (int, float)):
-        return value + 1
-    if isinstance(value, str):
-        # Charts compare such texts.
-        return {"true": "false", "false": "true"}.get(value, f"{value}zz")
-    return ["zz"] if isinstance(value, list) else {"zz": "zz"}
 
 
 def _settle_dependencies(chart: Path, target: Path) -> None:

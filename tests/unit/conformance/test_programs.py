@@ -12,8 +12,9 @@ from infra.clients.kube import Access
 from infra.operate.conformance import come_up, sources
 from infra.operate.conformance.cluster import Accepted, ApiServer, OperatorError, soperator
 from infra.operate.conformance.come_up import STEPS, ComeUp, Step, declared
-from infra.operate.conformance.sources import Helm, NotRunError, RenderError, Sources, StuckError
+from infra.operate.conformance.sources import Helm, NotRunError, RenderError, Sources
 from stacks.load import load_stack
+from tests.conformance.chart_values import without_effect
 from tests.ports import free_ports
 
 RENDERED = [
@@ -64,7 +65,7 @@ def test_an_operator_that_has_ended_is_not_waited_for(server, tmp_path):
 def test_a_program_that_this_machine_cannot_run_is_not_run(what, server, tmp_path):
     path = program(tmp_path / "it", "no program of any machine\n")
     calls = {
-        "helm": lambda: Helm(path, tmp_path).version(),
+        "helm": lambda: Helm(path, tmp_path).run(["version"]),
         "operator": lambda: start(path, server, tmp_path / "run"),
     }
     with pytest.raises(NotRunError, match="it cannot be run: Exec format error"):
@@ -131,18 +132,12 @@ def test_a_helm_that_hangs_is_named_and_says_nothing_of_a_value(tmp_path, monkey
     helm = Helm(program(tmp_path / "helm", "#!/bin/sh\nexec sleep 600\n"), tmp_path)
     monkeypatch.setattr(sources, "_TIMEOUT_S", 0.1)
     with pytest.raises(RenderError, match=r"^helm version did not end within 0\.1 s$"):
-        helm.version()
-    answers = iter(["base"])
-
-    def text(*_):
-        for answer in answers:
-            return answer
-        raise StuckError("helm template did not end")
-
-    monkeypatch.setattr(Helm, "text", text)
-    monkeypatch.setattr(Helm, "_copy", lambda self, chart: chart)
-    with pytest.raises(StuckError):
-        helm.without_effect(tmp_path, "a", "b", {"c": 1})
+        helm.run(["version"])
+    told, hangs = iter([True]), Helm.text
+    monkeypatch.setattr(Helm, "text", lambda *given: "it" if next(told, False) else hangs(*given))
+    monkeypatch.setattr(Helm, "copied", lambda self, chart: chart)
+    with pytest.raises(RenderError, match=r"^helm template did not end within 0\.1 s$"):
+        without_effect(helm, tmp_path, "a", "b", {"c": 1})
 
 
 @pytest.mark.parametrize(

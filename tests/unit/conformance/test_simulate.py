@@ -50,10 +50,10 @@ def test_a_cluster_is_done_when_the_operator_went_through_all_of_it(
 ) -> None:
     client: Any = Answers(phase, maintenance)
     if is_done:
-        reconciled(client, "soperator", databases=False, timeout_s=0)
+        reconciled(client, "soperator", timeout_s=0)
     else:
         with pytest.raises(NotReconciledError, match="SlurmCluster soperator"):
-            reconciled(client, "soperator", databases=False, timeout_s=0)
+            reconciled(client, "soperator", timeout_s=0)
 
 
 def test_a_database_gets_its_passwords_and_its_word_that_it_is_ready() -> None:
@@ -84,6 +84,6 @@ def test_a_database_gets_its_passwords_and_its_word_that_it_is_ready() -> None:
             patched.append((target["metadata"]["name"], ready["type"], ready["status"]))
 
     client: Any = Database()
-    simulate(client, "soperator", databases=True)
+    simulate(client, "soperator")
     assert made == [("Secret", "root", {"password": "generated"})], "one that is given is there"
     assert patched == [("db", "Ready", "True")]

@@ -19,6 +19,7 @@ from infra.operate.conformance.sources import (
     Sources,
 )
 from stacks.compatibility import SOPERATOR
+from tests.conformance.__main__ import checkouts
 
 
 def git(folder: Path, *words: str) -> str:
@@ -117,7 +118,7 @@ def test_a_checkout_of_another_version_is_as_good_as_none(name, text, tmp_path):
     )
     (folder / wanted.file).write_text(text.replace("4.9.9", wanted.version))
     assert Sources(tmp_path).checkout(name) == folder
-    assert Sources(tmp_path).versions() == {name: wanted.version}
+    assert checkouts(Sources(tmp_path)) == {name: wanted.version}
 
 
 def test_what_is_no_clone_is_not_switched(tmp_path):
@@ -138,7 +139,7 @@ def test_a_clone_whose_files_say_nothing_is_known_by_its_tag(tmp_path):
     clone, sources = tmp_path / "kruise", Sources(tmp_path)
     clone.mkdir()
     cannot = "a version that cannot be read (no git clone)"
-    assert sources.versions() == {"kruise": cannot}
+    assert checkouts(sources) == {"kruise": cannot}
     with pytest.raises(NotRunError) as refused:
         sources.checkout("kruise")
     assert str(refused.value) == (
@@ -187,7 +188,7 @@ def test_the_deployed_version_may_lie_under_its_own_name(other, tmp_path):
     assert sources.soperator("4.1.7") == "soperator-4.1.7"
     assert sources.chart("soperator", "4.1.7") == chart
     assert len(definitions(sources)[0]) == 1
-    assert sources.versions()["soperator-4.1.7"] == "4.1.7"
+    assert checkouts(sources)["soperator-4.1.7"] == "4.1.7"
 
 
 def test_a_checkout_soperator_of_another_version_is_left_as_it_is(tmp_path):
