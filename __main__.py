@@ -7,9 +7,8 @@ from pathlib import Path
 import pulumi
 from pulumi.runtime.config import CONFIG, get_config_env
 
-from cost.bill.bill import bill, left_running_lines
-from cost.bill.table import render
-from cost.diff import snapshot
+from cost.bill.bill import bill, left_running_lines, render
+from cost.diff.diff import cost_outputs
 from cost.diff.table import change
 from cost.prices.book import PriceBookError, price_age_problems
 from infra.clients.passphrase import public_problem
@@ -106,7 +105,7 @@ def main() -> None:
     )
     for name, value in stack.outputs.items():
         pulumi.export(name, value)
-    pulumi.export("cost", snapshot.outputs(stack_bill))
+    pulumi.export("cost", cost_outputs(stack_bill))
     pulumi.export("warnings", warnings)
 
 

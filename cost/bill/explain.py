@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from itertools import groupby
 
 from cost.bill.bill import Bill
-from cost.chat.break_even import BreakEven, break_even
+from cost.chat.break_even import break_even
 from cost.chat.speeds import ChatCost, Speed, chat_cost
 from cost.chat.unit_costs import NotKnown, RunCost, operating_text, speed_text, unit_costs
 from cost.choose.limits import Limit, limits
@@ -225,17 +225,25 @@ def _break_evens(bill: Bill) -> Iterator[Explanation]:
     pairs = groupby(found.rows, key=lambda row: (row.scenario, row.api))
     for (scenario, cost), group in pairs:
         rows = list(group)
+        room, unit = number(rows[0].room_per_day), "chats a day"
+        figures: list[tuple[str, str, Decimal | None]] = [("the API", "USD a chat", cost.usd)]
+        for row in rows:
+            name = f"{row.view}, {row.billing}"
+            figures.append((name, unit, row.chats_per_day_low))
+            if row.usd_per_day_low != row.usd_per_day_high:
+                figures.append((f"{name} at max_nodes", unit, row.chats_per_day_high))
+        notes: list[str] = []
+        if any(not row.is_reached for row in rows):
+            notes.append("More chats a day than there is room for is never.")
+        if bill.unit_costs.is_lower_bound:
+            notes.append("A line is not priced: self-hosting needs at least so many chats a day.")
         yield Explanation(
             item=f"break-even[{scenario}][{cost.model}]",
             title=f"Break-even of {scenario} against {cost.model}",
             words="USD a day of self-hosting / USD a chat of the API = chats a day",
-            figures=known_figures(("the API", "USD a chat", cost.usd), *_even_figures(rows)),
-            others=(
-                Input(
-                    "room, chats a day", number(rows[0].room_per_day), f"explain chat[{scenario}]"
-                ),
-            ),
-            notes=tuple(_even_notes(bill, rows)),
+            figures=known_figures(*figures),
+            others=(Input("room, chats a day", room, f"explain chat[{scenario}]"),),
+            notes=tuple(notes),
         )
 
 
@@ -248,21 +256,6 @@ def _traced_api(price: ApiPrice) -> ApiPrice:
         usd_per_1m_cached_input="USD for 1M cached input tokens",
         usd_per_1m_output="USD for 1M output tokens",
     )
-
-
-def _even_figures(rows: list[BreakEven]) -> Iterator[tuple[str, str, Decimal | None]]:
-    for row in rows:
-        name, unit = f"{row.view}, {row.billing}", "chats a day"
-        yield name, unit, row.chats_per_day_low
-        if row.usd_per_day_low != row.usd_per_day_high:
-            yield f"{name} at max_nodes", unit, row.chats_per_day_high
-
-
-def _even_notes(bill: Bill, rows: list[BreakEven]) -> Iterator[str]:
-    if any(not row.is_reached for row in rows):
-        yield "More chats a day than there is room for is never."
-    if bill.unit_costs.is_lower_bound:
-        yield "A line is not priced: self-hosting needs at least so many chats a day."
 
 
 def _runs(bill: Bill) -> Iterator[Explanation]:

@@ -483,11 +483,11 @@ def _notes(inputs: Inputs, found: Sequence[Alternative]) -> list[str]:
         changes = "; ".join(str(change) for change in item.candidate.changes)
         notes.append(f"{index}: {changes}.")
         notes += [f"{index}: {note}." for note in item.candidate.notes]
-        notes += [
-            f"{index}: {_limit_text(limit)}."
-            for limit in (*item.broken, *item.untold)
-            if limit.key in told
-        ]
+        for limit in (*item.broken, *item.untold):
+            if limit.key in told:
+                state = "not kept" if limit.is_kept is False else "cannot be told"
+                got = f"{limit.got} ({limit.why})" if limit.why else limit.got
+                notes.append(f"{index}: {limit.key} {state}: {got}, allowed is {limit.allowed}.")
     unknown = {run.job: run for item in found for run in item.runs if isinstance(run, UnknownRun)}
     notes += [
         f"Run {job}: {run} (where the table says {NOT_KNOWN})." for job, run in unknown.items()
@@ -495,12 +495,6 @@ def _notes(inputs: Inputs, found: Sequence[Alternative]) -> list[str]:
     book = inputs.book.name
     notes.append(f"Prices: book {book}. Proposed is only what `pulumi preview` would not refuse.")
     return notes
-
-
-def _limit_text(limit: Limit) -> str:
-    state = "not kept" if limit.is_kept is False else "cannot be told"
-    why = f" ({limit.why})" if limit.why else ""
-    return f"{limit.key} {state}: {limit.got}{why}, allowed is {limit.allowed}"
 
 
 def _plain(item: Alternative, before: Estimate) -> dict[str, object]:

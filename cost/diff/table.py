@@ -15,13 +15,21 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Final
 
-from cost.bill.bill import Bill
-from cost.bill.table import render
+from cost.bill.bill import Bill, render
 from cost.chat.unit_costs import Amount
 from cost.choose.limits import limits
-from cost.diff.diff import Cause, Difference, LineChange, diff
+from cost.diff.diff import (
+    CLUSTER_AMOUNTS,
+    Cause,
+    Difference,
+    LineChange,
+    SnapshotError,
+    diff,
+    parse,
+    take,
+    unit_amounts,
+)
 from cost.diff.rollout import Rollout, rollout
-from cost.diff.snapshot import CLUSTER_AMOUNTS, SnapshotError, parse, take, unit_amounts
 from cost.prices.book import HOURS_PER_MONTH
 from cost.report.layout import (
     GAP,
@@ -297,7 +305,13 @@ def comment(stacks: Sequence[StackChange]) -> str:
     same = [each.name for each in stacks if each.is_unchanged]
     head = [MARK, "## Cost of this change", "", *_summary(changed, same)]
     sections = [_section(each) for each in changed]
-    bills = ["" if each.after is None else _full_bill(each.after) for each in changed]
+    bills = [
+        ""
+        if each.after is None
+        else f"<details><summary>Full bill of {each.after.spec.name}</summary>\n\n"
+        f"{render(each.after, Format.MARKDOWN)}\n</details>"
+        for each in changed
+    ]
     steps = [(len(sections), num_bills) for num_bills in range(len(bills), -1, -1)]
     steps += [(num_sections, 0) for num_sections in range(len(sections) - 1, -1, -1)]
     texts = (_joined(head, sections[:shown], bills[:full], len(sections)) for shown, full in steps)
@@ -375,11 +389,6 @@ def _section(each: StackChange) -> str:
     if found is not None:
         changes = render_report(diff_document(found, SIDES), Format.MARKDOWN)
     return "\n".join([*lines, changes])
-
-
-def _full_bill(bill: Bill) -> str:
-    summary = f"<details><summary>Full bill of {bill.spec.name}</summary>"
-    return f"{summary}\n\n{render(bill, Format.MARKDOWN)}\n</details>"
 
 
 def _total(bill: Bill) -> str:

@@ -55,14 +55,13 @@ def preview_s() -> float:
     spec = _spec()
     check(spec)
     started = time.process_time()
-    from cost.bill.bill import bill
-    from cost.bill.table import render
-    from cost.diff import snapshot
+    from cost.bill.bill import bill, render
+    from cost.diff.diff import cost_outputs
     from cost.diff.table import change
     from cost.prices.book import layered
 
     found = bill(spec, layered(spec))
-    outputs = snapshot.outputs(found)
+    outputs = cost_outputs(found)
     text = render(found) + change(found, {"cost": outputs}).render()
     elapsed = time.process_time() - started
     assert "No change in cost." in text
@@ -71,10 +70,9 @@ def preview_s() -> float:
 
 def lines_s() -> float:
     """Seconds from a declaration of 10,000 lines to their totals, their text and their snapshot."""
-    from cost.bill.bill import Bill
-    from cost.bill.table import render
+    from cost.bill.bill import Bill, render
     from cost.chat.unit_costs import unit_costs
-    from cost.diff.snapshot import take
+    from cost.diff.diff import take
     from cost.prices.book import layered
     from cost.resources.estimate import estimate
 

@@ -114,8 +114,7 @@ def _fresh_cloud() -> Iterator[tuple[Path, dict[str, str]]]:
 
 def cost_s(num_sets: int) -> float:
     """Seconds of CPU from a declaration of so many nodesets to its printed bill."""
-    from cost.bill.bill import Bill
-    from cost.bill.table import render
+    from cost.bill.bill import Bill, render
     from cost.chat.unit_costs import unit_costs
     from cost.prices.book import layered
     from cost.resources.estimate import estimate

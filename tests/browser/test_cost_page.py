@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cost.bill.bill import bill
-from cost.bill.table import bill_page
+from cost.bill.bill import bill, bill_page
 from cost.prices.book import layered
 from stacks.load import load_stack
 from stacks.spec.cost import PolicySpec

@@ -39,7 +39,7 @@ _LOADED: Final = (
     "infra.providers.nebius.provider",
     "infra.providers.soperator.__main__",
     "cost.bill.bill",
-    "cost.bill.table",
+    "cost.bill.bill",
     "cost.diff.table",
     "nebius.aio.request",
     "nebius.sdk",

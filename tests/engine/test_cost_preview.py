@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cost.bill.bill import bill
-from cost.diff import snapshot
+from cost.diff.diff import cost_outputs
 from cost.prices.book import layered
 from stacks.load import STACKS_DIR, load_stack
 from tests.engine.nebius_project import pulumi_binary
@@ -39,7 +39,7 @@ DATA = "{name: data, mount_path: /mnt/data, size_gib: 1024}"
 def exported(program: Program) -> dict[str, Any]:
     """The output `cost` of the stack as it is shipped; the test of plain outputs sees it whole."""
     spec = load_stack(STACK, environ=program.environ)
-    return snapshot.outputs(bill(spec, layered(spec)))
+    return cost_outputs(bill(spec, layered(spec)))
 
 
 def deploy(program: Program, outputs: dict[str, Any]) -> None:

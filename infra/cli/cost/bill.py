@@ -17,13 +17,11 @@ from typing import Annotated
 
 import typer
 
-from cost.bill.bill import Bill, bill
+from cost.bill.bill import Bill, SharedBill, bill, bill_page, render, render_chats
 from cost.bill.explain import explain as explanation_of
-from cost.bill.table import SharedBill, bill_page, render, render_chats
 from cost.chat.unit_costs import NotKnown
 from cost.choose.alternatives import alternatives, alternatives_report, parse_shortage
-from cost.diff.diff import diff
-from cost.diff.snapshot import take
+from cost.diff.diff import diff, take
 from cost.diff.table import (
     SIDES,
     StackChange,

@@ -184,7 +184,7 @@ def _prepare(state: Path) -> None:
 
 
 def _bring_up(state: Path, progress: Progress) -> None:
-    from cost.bill.table import render
+    from cost.bill.bill import render
     from infra.setup.demo.summary import month
 
     # What a preview prints: the price comes before anything is made.

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
 
-from cost.bill.table import plain_chat, plain_operating
+from cost.bill.bill import plain_chat, plain_operating
 from cost.chat.break_even import BASE, Finetune, Payback, api_costs, asked_tuned, finetune
 from cost.chat.charts import load_charts, load_table
 from cost.chat.speeds import ChatCost, why_it_prices_nothing

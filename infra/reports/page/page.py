@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from cost.bill.table import document
+from cost.bill.bill import document
 from cost.report.layout import Format, render_report
 from cost.run_record import RunRecord
 from infra.files import fill

@@ -18,8 +18,7 @@ import yaml
 from typer.testing import CliRunner
 
 import stacks.load
-from cost.bill.bill import bill
-from cost.bill.table import render
+from cost.bill.bill import bill, render
 from cost.prices.book import layered
 from cost.report.layout import Format
 from cost.resources.estimate import estimate

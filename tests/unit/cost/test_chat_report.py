@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost.bill.bill import Bill, bill
-from cost.bill.table import SharedBill, render_chats
+from cost.bill.bill import Bill, SharedBill, bill, render_chats
 from cost.prices.book import PriceBook
 from cost.report.layout import WIDTH, Format
 from stacks.spec.cost import AssumedSpeedSpec, ChatSpec

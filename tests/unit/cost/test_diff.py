@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from cost.bill.bill import Bill, bill
-from cost.diff.diff import Difference, LineChange, diff
-from cost.diff.snapshot import parse, plain, take
+from cost.diff.diff import Difference, LineChange, diff, parse, plain, take
 from cost.diff.table import NO_CHANGE, plain_diff, render_diff
 from cost.prices.book import PriceBook, layered
 from cost.report.layout import WIDTH, Format

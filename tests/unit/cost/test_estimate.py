@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 
-from cost.bill.bill import Bill
+from cost.bill.bill import Bill, render
 from cost.bill.bill import bill as make_bill
-from cost.bill.table import render
 from cost.prices.book import PriceBook
 from cost.resources.estimate import Estimate, estimate, price_problems
 from cost.resources.lines import CostComponent

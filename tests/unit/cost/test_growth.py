@@ -7,8 +7,7 @@ import pstats
 
 import pytest
 
-from cost.bill.bill import Bill
-from cost.bill.table import render
+from cost.bill.bill import Bill, render
 from cost.chat.unit_costs import unit_costs
 from cost.prices.book import layered
 from cost.resources.estimate import estimate

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from cost.bill.bill import Bill
 from cost.chat.unit_costs import unit_costs
-from cost.diff.diff import diff
-from cost.diff.snapshot import Snapshot, parse, plain, take
+from cost.diff.diff import Snapshot, diff, parse, plain, take
 from cost.prices.book import HOURS_PER_MONTH, PriceBook
 from cost.resources.estimate import estimate
 from cost.resources.lines import Scope

@@ -8,8 +8,7 @@ from decimal import Decimal
 import pytest
 
 from cost.bill.bill import bill
-from cost.diff.diff import diff
-from cost.diff.snapshot import take
+from cost.diff.diff import diff, take
 from cost.prices.book import PriceBook
 from cost.resources.estimate import estimate
 from cost.resources.lines import CostComponent, Section

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cost.bill.bill import Bill, bill
+from cost.bill.bill import Bill, bill, render, render_chats
 from cost.bill.explain import explain
-from cost.bill.table import render, render_chats
 from cost.chat.speeds import Basis, speeds
 from cost.chat.unit_costs import NotKnown, chat_notes
 from cost.diff.diff import Kind as CauseKind
-from cost.diff.diff import diff
-from cost.diff.snapshot import take, unit_amounts
+from cost.diff.diff import diff, take, unit_amounts
 from cost.prices.book import layered
 from cost.report.layout import Format
 from cost.run_record import RunRecord, RunRecordError, load_run_records, parse_load_curve

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cost.bill.bill import bill
-from cost.diff import snapshot
+from cost.diff.diff import cost_outputs
 from cost.diff.table import Change, change
 from cost.prices.book import layered
 from stacks.load import load_stack
@@ -29,7 +29,7 @@ def spec(public_key_file: Path) -> StackSpec:
 @pytest.fixture
 def to(spec: StackSpec) -> Changed:
     """The change from `spec`, as it was deployed, to another declaration."""
-    outputs = json.loads(json.dumps({"cost": snapshot.outputs(bill(spec, layered(spec)))}))
+    outputs = json.loads(json.dumps({"cost": cost_outputs(bill(spec, layered(spec)))}))
     return lambda after: change(bill(after, layered(after)), outputs)
 
 
@@ -106,7 +106,7 @@ def test_steps_keep_their_order_however_the_engine_hands_its_outputs_over(spec: 
     first = spec.nodes.workers[0]
     sets = (replace(first, name="a"), replace(first, name="b"), replace(first, name="c"))
     two = replace(spec, nodes=replace(spec.nodes, workers=sets))
-    outputs = json.loads(json.dumps({"cost": snapshot.outputs(bill(two, layered(two)))}))
+    outputs = json.loads(json.dumps({"cost": cost_outputs(bill(two, layered(two)))}))
     values = outputs["cost"]["snapshot"]["values"]
     outputs["cost"]["snapshot"]["values"] = dict(reversed(list(values.items())))
     after = bill(replace(two, nodes=replace(two.nodes, paused=True)), layered(two))
@@ -151,7 +151,7 @@ def test_another_subnet_ends_everything(spec: StackSpec, to: Changed):
 
 
 def test_a_deployment_that_remembers_no_versions_is_told_nothing(spec: StackSpec):
-    outputs = json.loads(json.dumps({"cost": snapshot.outputs(bill(spec, layered(spec)))}))
+    outputs = json.loads(json.dumps({"cost": cost_outputs(bill(spec, layered(spec)))}))
     values = outputs["cost"]["snapshot"]["values"]
     for key in [key for key in values if key.startswith("cluster.")]:
         del values[key]

@@ -8,8 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from cost.bill.bill import bill
-from cost.bill.table import render
+from cost.bill.bill import bill, render
 from cost.prices.book import layered
 from cost.report.layout import Format
 from cost.runs.runs import PipelineCost, pipeline_cost, schedule_cost, schedule_lines

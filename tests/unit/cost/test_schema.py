@@ -12,8 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import cost
-from cost.bill.bill import bill
-from cost.bill.table import SCHEMA_VERSION, render
+from cost.bill.bill import SCHEMA_VERSION, bill, render
 from cost.prices.book import PriceBook, layered
 from cost.report.layout import Format
 from stacks.load import load_stack

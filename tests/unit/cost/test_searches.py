@@ -7,8 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from cost.bill.bill import bill
-from cost.bill.table import render
+from cost.bill.bill import bill, render
 from cost.prices.book import layered
 from cost.report.layout import Format
 from cost.runs.forecast import Forecast, UnknownRun

@@ -13,7 +13,7 @@ from decimal import ROUND_HALF_UP, Decimal
 import pytest
 
 from cost.bill.bill import bill as make_bill
-from cost.bill.table import render
+from cost.bill.bill import render
 from cost.chat.speeds import Basis
 from cost.chat.unit_costs import NotKnown, unit_costs
 from cost.prices.book import PriceBook

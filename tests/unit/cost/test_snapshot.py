@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from cost.bill.bill import Bill
-from cost.diff import snapshot
-from cost.diff.diff import diff
-from cost.diff.snapshot import FORMAT, SnapshotError, parse, plain, take
+from cost.diff.diff import FORMAT, SnapshotError, cost_outputs, diff, parse, plain, take
 from cost.diff.table import FIRST_DEPLOYMENT, NO_CHANGE, change
 from tests import SHIPPED
 
@@ -44,13 +42,13 @@ def leaves(value: object) -> Iterator[object]:
 
 
 def test_the_output_holds_plain_values_only(billed: Billed):
-    found = list(leaves(snapshot.outputs(billed("l40s-dev"))))
+    found = list(leaves(cost_outputs(billed("l40s-dev"))))
     assert {type(value) for value in found} <= {str, int, bool, type(None)}
     assert len(found) < 250
 
 
 def test_the_same_stack_has_the_same_output_every_time(billed: Billed):
-    first, second = (snapshot.outputs(billed("l40s-dev")) for _ in range(2))
+    first, second = (cost_outputs(billed("l40s-dev")) for _ in range(2))
     assert first == second
 
 
@@ -67,7 +65,7 @@ def test_a_stack_that_was_never_deployed_has_no_earlier_bill(billed: Billed):
 
 def test_an_unchanged_stack_has_no_change(billed: Billed):
     bill = billed("l40s-dev")
-    outputs = as_the_engine_keeps_it({"cost": snapshot.outputs(bill)})
+    outputs = as_the_engine_keeps_it({"cost": cost_outputs(bill)})
     assert change(bill, outputs).render() == f"{NO_CHANGE}\n"
 
 

@@ -11,9 +11,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from cost.bill.bill import Bill
+from cost.bill.bill import Bill, render
 from cost.bill.bill import bill as make_bill
-from cost.bill.table import render
 from cost.prices.book import layered
 from cost.report.layout import WIDTH, Format, Report, Table, render_report
 from tests import SHIPPED

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cost.bill.table import figures
+from cost.bill.bill import figures
 from cost.chat.speeds import Basis, ChatCost
 from cost.chat.unit_costs import NotKnown, UnitCosts, unit_costs
 from cost.prices.book import PriceBook

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cost.bill.table import render_chats
+from cost.bill.bill import render_chats
 from cost.report.layout import Format
 from infra.reports.page import page
 from infra.reports.page.answers import Answer, answers
