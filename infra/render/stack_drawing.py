@@ -1,23 +1,21 @@
-"""The architecture of a stack as SVG, from its spec alone: boxes, edges, words."""
+"""The architecture of a stack as SVG, from its spec alone: boxes and edges; words are data."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Final, Literal
 
 from infra.render.login import memory_text
+from infra.render.templates import manifest
 from stacks.catalog import GIB
 from stacks.machines import MEMORY, node_groups
 from stacks.spec import StackSpec
-from stacks.spec.cluster import AttachedSpec
-from stacks.spec.nodes import Billing, NodeGroupSpec, WorkerSpec
 from stacks.spec.slurm import SERVE_MODULE
-from stacks.spec.storage import FilesystemSpec, SubmountSpec
 
-Kind = Literal["plain", "gpu", "disk", "outside"]
+Kind = Literal["plain", "gpu", "disk", "outside", "frame"]
 
 LINE_PX: Final = 15
 """Height of a line of text."""
@@ -81,12 +79,6 @@ class Drawing:
     _parts: list[str] = field(default_factory=list[str])
     _width: float = 0
     _height: float = 0
-
-    def frame(self, title: str, x: float, y: float, width: float, height: float) -> None:
-        """A dashed rectangle around what belongs together."""
-        self._grow(x + width, y + height)
-        self._parts.append(_rect("frame", x, y, width, height))
-        self._parts.append(_text("title", x + _PAD_PX, y + 16, title))
 
     def box(self, box: Box) -> None:
         """A box where it says."""
@@ -158,61 +150,86 @@ _ROW: Final = 1000.0
 def stack_svg(spec: StackSpec) -> str:
     """The whole stack as one SVG: people, cluster, node groups, filesystems, what is beside it."""
     drawing = Drawing(f"Architecture of the stack {spec.name}")
+    boxes = _boxes(spec)
     if spec.attached is not None:
-        _flows(drawing, spec, 0, _attached(drawing, spec, spec.attached) + _GAP)
+        placed = _rows([*boxes["login"], *boxes["workers"], *boxes["slurm"]], 0, 0)
+        for box in placed:
+            drawing.box(box)
+        _flows(drawing, spec, 0, placed[-1].bottom + _GAP)
         return drawing.text()
     top = _FRAME_TITLE * 3 + _GAP
     inner = _LEFT + 3 * _GAP
-    # Node groups that run the cluster itself, one box each.
-    around = [(role, group) for role, _, group in node_groups(spec) if role != "worker"]
-    boxes = [Box(title=role, lines=_machine_lines(group)) for role, group in around]
-    services = _rows(boxes, inner, top)
-    workers = _rows(
-        [_worker(each) for each in spec.nodes.workers], inner, services[-1].bottom + _GAP
-    )
-    slurm = _rows(_slurm(spec), inner, workers[-1].bottom + _GAP)
+    services = _rows(boxes["services"], inner, top)
+    workers = _rows(boxes["workers"], inner, services[-1].bottom + _GAP)
+    slurm = _rows(boxes["slurm"], inner, workers[-1].bottom + _GAP)
     cluster_bottom = slurm[-1].bottom + _GAP
-    disks = _rows(_filesystems(spec), inner, cluster_bottom + _ARROW + _FRAME_TITLE)
-    beside = _rows(_beside(spec), inner, disks[-1].bottom + _ARROW + _GAP)
+    disks = _rows(boxes["filesystems"], inner, cluster_bottom + _ARROW + _FRAME_TITLE)
+    beside = _rows(boxes["beside"], inner, disks[-1].bottom + _ARROW + _GAP)
     right = max(box.x + box.width for box in (*services, *workers, *slurm, *disks, *beside)) + _GAP
 
-    nebius = spec.nebius
     bottom = (beside or disks)[-1].bottom + _GAP
-    drawing.frame(
-        f"Nebius project {nebius.project_id}, region {nebius.region}",
-        _LEFT,
-        0,
-        right + _GAP - _LEFT + _GAP,
-        bottom,
+    frames = (
+        (_LEFT, 0, right + _GAP - _LEFT + _GAP, bottom),
+        (
+            _LEFT + _GAP,
+            _FRAME_TITLE,
+            right - _LEFT - _GAP + _GAP,
+            cluster_bottom - _FRAME_TITLE + _GAP / 2,
+        ),
+        (
+            inner - _GAP,
+            2 * _FRAME_TITLE,
+            right - inner + _GAP,
+            cluster_bottom - 2 * _FRAME_TITLE,
+        ),
+        (
+            inner - _GAP,
+            disks[0].y - _FRAME_TITLE,
+            right - inner + _GAP,
+            disks[-1].bottom - disks[0].y + _FRAME_TITLE + _GAP / 2,
+        ),
     )
-    drawing.frame(
-        _network(spec),
-        _LEFT + _GAP,
-        _FRAME_TITLE,
-        right - _LEFT - _GAP + _GAP,
-        cluster_bottom - _FRAME_TITLE + _GAP / 2,
-    )
-    drawing.frame(
-        f"Kubernetes {spec.cluster.kubernetes_version}, etcd {spec.cluster.etcd_size}, Soperator "
-        f"{spec.cluster.soperator_version}, Slurm cluster {spec.cluster.slurm_cluster_name}",
-        inner - _GAP,
-        2 * _FRAME_TITLE,
-        right - inner + _GAP,
-        cluster_bottom - 2 * _FRAME_TITLE,
-    )
-    drawing.frame(
-        "Shared filesystems, over virtiofs",
-        inner - _GAP,
-        disks[0].y - _FRAME_TITLE,
-        right - inner + _GAP,
-        disks[-1].bottom - disks[0].y + _FRAME_TITLE + _GAP / 2,
-    )
+    for box, (x, y, width, height) in zip(boxes["frames"], frames, strict=True):
+        drawing.box(replace(box, x=x, y=y, width=width, height=height))
     for box in (*services, *workers, *slurm, *disks, *beside):
         drawing.box(box)
-    _people(drawing, spec, {box.title: box for box in services})
-    _uses(drawing, spec, workers[0].middle, cluster_bottom, disks, beside)
+    (login,) = (box for box in services if box.title == "login")
+    person, pulumi = boxes["people"]
+    _people(drawing, person, pulumi, login)
+    mounts, copied = workers[0].middle, disks[0].middle
+    under = "mounted where the box says"
+    drawing.arrow(mounts, cluster_bottom, mounts, disks[0].y - _FRAME_TITLE, under)
+    if spec.storage.backup is not None:
+        drawing.arrow(copied, disks[-1].bottom, copied, beside[0].y, "restic, encrypted")
     _flows(drawing, spec, inner, bottom + _GAP)
     return drawing.text()
+
+
+_KINDS: Final[Mapping[str, Kind]] = {
+    "workers": "gpu",
+    "filesystems": "disk",
+    "beside": "disk",
+    "people": "outside",
+    "frames": "frame",
+}
+
+
+def _boxes(spec: StackSpec) -> dict[str, list[Box]]:
+    """What stands in each part of the drawing, not placed yet, out of stack_drawing.yaml.j2."""
+    found = manifest(
+        "stack_drawing.yaml.j2",
+        spec=spec,
+        groups=list(node_groups(spec)),
+        memory=memory_text(spec),
+        MEMORY=MEMORY,
+        GIB=GIB,
+    )
+    boxes: dict[str, list[Box]] = {}
+    for part, texts in found.items():
+        kind: Kind = _KINDS.get(part, "plain")
+        split = [text.rstrip("\n").split("\n") for text in texts or ()]
+        boxes[part] = [Box(title=title, lines=tuple(more), kind=kind) for title, *more in split]
+    return boxes
 
 
 _FLOWS: Final = {
@@ -250,28 +267,6 @@ def _folders(spec: StackSpec, *places: str) -> tuple[str, ...]:
     return tuple(f"{each}: {spec.storage.places.get(each, 'not declared')}" for each in places)
 
 
-def _attached(drawing: Drawing, spec: StackSpec, attached: AttachedSpec) -> float:
-    """What is known of a cluster that others run: its door, nodes, jobs; its lower edge in px."""
-    lines = (f"Slurm {attached.slurm}", f"as {attached.user}", attached.folder)
-    login = Box(title=f"login node {attached.host}", lines=lines)
-    nodes = [
-        Box(
-            title=f"nodeset {each.name}",
-            lines=(
-                f"{each.count} nodes {each.nodes}",
-                f"{each.cpus} CPUs, {each.memory_mib / GIB:,.0f} GiB",
-                f"{each.gpus} GPUs a node, {each.gpus * each.count} in all",
-            ),
-            kind="gpu",
-        )
-        for each in attached.nodesets
-    ]
-    placed = _rows([login, *nodes, *_slurm(spec)[:2]], 0, 0)
-    for box in placed:
-        drawing.box(box)
-    return placed[-1].bottom
-
-
 def _rows(boxes: Sequence[Box], x: float, y: float) -> list[Box]:
     """The boxes beside each other, in rows where there are many; those of a row equally high."""
     placed: list[Box] = []
@@ -291,143 +286,10 @@ def _equally_high(row: Sequence[Box]) -> list[Box]:
     return [replace(box, height=height) for box in row]
 
 
-def _machine_lines(group: NodeGroupSpec) -> tuple[str, ...]:
-    disk = group.boot_disk
-    return (
-        f"{_count(group)} x {group.platform}",
-        group.preset,
-        f"boot disk {disk.size_gib} GiB",
-        str(disk.type),
-    )
-
-
-def _count(group: NodeGroupSpec) -> str:
-    least, most = group.min_nodes, group.max_nodes
-    return str(most) if least == most else f"{least} to {most}"
-
-
-def _worker(worker: WorkerSpec) -> Box:
-    gpus = worker.gpus
-    link = (
-        f"InfiniBand {worker.infiniband_fabric}"
-        if worker.infiniband_fabric
-        else "InfiniBand"
-        if worker.has_fabric
-        else "Ethernet, no InfiniBand"
-    )
-    lines = [
-        *_machine_lines(worker),
-        f"{gpus} GPUs a node, {gpus * worker.max_nodes} in all; {link}",
-        f"slurmd on {worker.name}-0 to {worker.name}-{worker.max_nodes - 1}"
-        if worker.max_nodes > 1
-        else f"slurmd on {worker.name}-0",
-    ]
-    lines += [f"own disk {disk.mount_path}" for disk in worker.local_disks]
-    if worker.billing is not Billing.ON_DEMAND:
-        lines.append(str(worker.billing))
-    return Box(title=f"nodeset {worker.name}", lines=tuple(lines), kind="gpu")
-
-
-def _slurm(spec: StackSpec) -> list[Box]:
-    """What people submit to and what they submit."""
-    partitions = [
-        f"{each.name}: {', '.join(each.nodesets) or 'every nodeset'}"
-        for each in spec.slurm.partitions
-    ]
-    jobs = [
-        f"{job.name}: {job.nodes} x {job.gpus_per_node} GPUs, {job.module}" for job in spec.jobs
-    ]
-    accounting = "slurmdbd and its database" if spec.slurm.accounting else "no accounting"
-    own = spec.storage.memory
-    memory = [f"{MEMORY}: {memory_text(spec)}"]
-    memory += [] if own is None else [f"{own.mount_path}: tmpfs, {own.size_gib} GiB a node"]
-    return [
-        Box(title="Slurm partitions", lines=(*partitions, accounting)),
-        Box(title="Declared jobs", lines=tuple(jobs)),
-        Box(title="In the workers' memory", lines=tuple(memory)),
-    ]
-
-
-def _filesystems(spec: StackSpec) -> list[Box]:
-    storage = spec.storage
-    boxes = [_disk("jail", "/ of login and workers", storage.jail)]
-    boxes += [
-        _disk(each.name, each.mount_path, each, _places(spec, each)) for each in storage.submounts
-    ]
-    boxes.append(_disk("controller spool", "controller only", storage.controller_spool))
-    if storage.accounting is not None:
-        boxes.append(_disk("accounting", "accounting only", storage.accounting))
-    return boxes
-
-
-def _places(spec: StackSpec, submount: SubmountSpec) -> tuple[str, ...]:
-    path = submount.mount_path
-    names = [
-        name
-        for name, where in sorted(spec.storage.places.items())
-        if where == path or where.startswith(f"{path}/")
-    ]
-    return (f"places: {', '.join(names)}",) if names else ()
-
-
-def _disk(
-    title: str, where: str, disk: FilesystemSpec | SubmountSpec, more: tuple[str, ...] = ()
-) -> Box:
-    size = f"existing {disk.existing_id}" if disk.size_gib is None else f"{disk.size_gib:,} GiB"
-    return Box(title=title, lines=(where, size, str(disk.type), *more), kind="disk")
-
-
-def _beside(spec: StackSpec) -> list[Box]:
-    """What the project has beside the cluster."""
-    storage = spec.storage
-    boxes: list[Box] = []
-    if storage.backup is not None:
-        backup = storage.backup
-        kept = f"{backup.keep_daily} daily copies of the jail, {backup.size_gib:,} GiB"
-        boxes.append(Box(title="bucket of backups", lines=(kept,), kind="disk"))
-    if storage.config_bucket_gib is not None:
-        boxes.append(Box(title="bucket of run configs", lines=("one for each run",), kind="disk"))
-    if storage.registry_gib is not None:
-        boxes.append(Box(title="container registry", lines=("images of jobs",), kind="disk"))
-    if spec.nfs is not None:
-        disks = spec.nfs.data_disks
-        lines = (
-            f"{spec.nfs.platform} {spec.nfs.preset}",
-            f"exports {spec.nfs.mount_path}",
-            f"{disks.count} x {disks.size_gib:,} GiB {disks.type}",
-        )
-        boxes.append(Box(title="NFS server", lines=lines, kind="disk"))
-    return boxes
-
-
-def _network(spec: StackSpec) -> str:
-    nebius = spec.nebius
-    if nebius.subnet_id is not None:
-        return f"Existing subnet {nebius.subnet_id}"
-    if nebius.discover_network:
-        return "The only subnet of the project"
-    return "Network and subnet of the stack" if nebius.network_id is None else "Subnet of the stack"
-
-
-def _people(drawing: Drawing, spec: StackSpec, services: dict[str, Box]) -> None:
+def _people(drawing: Drawing, person: Box, pulumi: Box, login: Box) -> None:
     """Who comes in from outside, and by which doors."""
-    login = services["login"]
-    door = f"SSH, port {spec.login.ssh_port}, host key pinned"
-    users = len(spec.soperator.users)
-    lines = (
-        "soperator: submit, logs, status, pull",
-        door,
-        *((f"{users} declared users beside root",) if users else ()),
-    )
-    person = Box(title="you", lines=lines, kind="outside")
     width = _LEFT - 2 * _GAP
     person = replace(person, y=login.y, width=width, height=person.least_height)
-    reach = "public address" if spec.cluster.public_endpoint else "private address only"
-    pulumi = Box(
-        title="pulumi up",
-        lines=("resources over the Nebius API", f"charts over Kubernetes, {reach}"),
-        kind="outside",
-    )
     pulumi = replace(pulumi, y=person.bottom + 2 * _GAP, width=width, height=pulumi.least_height)
     drawing.box(person)
     drawing.box(pulumi)
@@ -436,19 +298,3 @@ def _people(drawing: Drawing, spec: StackSpec, services: dict[str, Box]) -> None
     drawing.line(width, over, login.middle, over)
     drawing.arrow(login.middle, over, login.middle, login.y)
     drawing.arrow(width, pulumi.y + 20, _LEFT, pulumi.y + 20)
-
-
-def _uses(
-    drawing: Drawing,
-    spec: StackSpec,
-    x: float,
-    cluster_bottom: float,
-    disks: Sequence[Box],
-    beside: Sequence[Box],
-) -> None:
-    """Lines from the cluster to what it mounts, and from the jail to its copies."""
-    drawing.arrow(x, cluster_bottom, x, disks[0].y - _FRAME_TITLE, "mounted where the box says")
-    if spec.storage.backup is not None and beside:
-        drawing.arrow(
-            disks[0].middle, disks[-1].bottom, disks[0].middle, beside[0].y, "restic, encrypted"
-        )
