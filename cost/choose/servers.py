@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import ROUND_CEILING, Decimal
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Final
 
 from cost.chat.speeds import SECONDS_PER_DAY
@@ -175,21 +174,19 @@ _BLACKWELL: Final = (
 _L40S: Final = _peaks("362.05", "864", "32", "nvidia.com/en-us/data-center/l40s, read 2026-10-01")
 _B200: Final = _peaks("2250", "8000", "900", _BLACKWELL)
 
-PEAKS: Final[Mapping[str, Peaks]] = MappingProxyType(
-    {
-        "gpu-l40s-a": _L40S,
-        "gpu-l40s-d": _L40S,
-        "gpu-h100-sxm": _peaks(
-            "989.4", "3350", "450", "nvidia.com/en-us/data-center/h100 (SXM), read 2026-10-01"
-        ),
-        "gpu-h200-sxm": _peaks(
-            "989.4", "4800", "450", "nvidia.com/en-us/data-center/h200 (SXM), read 2026-10-01"
-        ),
-        "gpu-b200-sxm": _B200,
-        "gpu-b200-sxm-a": _B200,
-        "gpu-b300-sxm": _B200,
-    }
-)
+PEAKS: Final[Mapping[str, Peaks]] = {
+    "gpu-l40s-a": _L40S,
+    "gpu-l40s-d": _L40S,
+    "gpu-h100-sxm": _peaks(
+        "989.4", "3350", "450", "nvidia.com/en-us/data-center/h100 (SXM), read 2026-10-01"
+    ),
+    "gpu-h200-sxm": _peaks(
+        "989.4", "4800", "450", "nvidia.com/en-us/data-center/h200 (SXM), read 2026-10-01"
+    ),
+    "gpu-b200-sxm": _B200,
+    "gpu-b200-sxm-a": _B200,
+    "gpu-b300-sxm": _B200,
+}
 """By platform of stacks/catalog.py."""
 
 LINK_SOURCE: Final = (

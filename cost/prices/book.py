@@ -115,19 +115,15 @@ class UnknownPrice:
     reason: str
 
 
-_NODE_PARTS: Final[Mapping[str, Unit]] = MappingProxyType(
-    {"gpu": Unit.GPU_HOUR, "vcpu": Unit.VCPU_HOUR, "ram": Unit.GIB_HOUR}
-)
-_SERVICES: Final[Mapping[str, Unit]] = MappingProxyType(
-    {
-        "object-storage/standard": Unit.GIB_MONTH,
-        "object-storage/enhanced-throughput": Unit.GIB_MONTH,
-        "container-registry/storage": Unit.GIB_MONTH,
-        "public-ip": Unit.ADDRESS_HOUR,
-        "public-ip/kubernetes-endpoint": Unit.ADDRESS_HOUR,
-        "mk8s/control-plane": Unit.CLUSTER_HOUR,
-    }
-)
+_NODE_PARTS: Final = {"gpu": Unit.GPU_HOUR, "vcpu": Unit.VCPU_HOUR, "ram": Unit.GIB_HOUR}
+_SERVICES: Final[Mapping[str, Unit]] = {
+    "object-storage/standard": Unit.GIB_MONTH,
+    "object-storage/enhanced-throughput": Unit.GIB_MONTH,
+    "container-registry/storage": Unit.GIB_MONTH,
+    "public-ip": Unit.ADDRESS_HOUR,
+    "public-ip/kubernetes-endpoint": Unit.ADDRESS_HOUR,
+    "mk8s/control-plane": Unit.CLUSTER_HOUR,
+}
 
 
 def _units() -> Mapping[str, Unit]:
@@ -162,7 +158,6 @@ UNITS: Final = _units()
 """SKU -> the unit that it is sold by."""
 
 
-_Head = TypeVar("_Head", bound="SkuHead | NoHead")
 _Row = TypeVar("_Row", bound="DatedRow")
 Money = Annotated[Decimal, between(0, 10**9)]
 """US dollars for one unit."""
@@ -203,11 +198,6 @@ class SkuHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoHead:
-    """Of an entry that has readings and nothing else."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _BookHead:
     name: str
     currency: _Currency
@@ -225,8 +215,10 @@ def read_price_file(path: Path) -> PriceBook:
     decoder = Decoder()
     head, entries = read_head(path, "prices", decoder)
     readings: dict[str, tuple[Price, ...]] = {}
-    found = read_entries(decoder, entries, f"{path}.prices", SkuHead, _PriceRow)
-    for sku, at, entry, rows in found:
+    shared = [each.name for each in fields(SkuHead)]
+    found = read_entries(decoder, entries, f"{path}.prices", _PriceRow, shared)
+    for sku, at, values, rows in found:
+        entry = decoder.record(SkuHead, values, at)
         sold_by = None if entry is None else unit(sku, entry.unit, at, decoder)
         if sold_by is not None and entry is not None:
             readings[sku] = tuple(
@@ -272,15 +264,14 @@ def read_document(path: Path) -> Mapping[str, object]:
 
 
 def read_entries(
-    decoder: Decoder, entries: object, path: str, head: type[_Head], row: type[_Row]
-) -> Iterator[tuple[str, str, _Head | None, list[_Row]]]:
-    """Name, path, head and readings of each entry, which is a reading or lists `readings`."""
+    decoder: Decoder, entries: object, path: str, row: type[_Row], shared: Sequence[str] = ()
+) -> Iterator[tuple[str, str, Mapping[str, object], list[_Row]]]:
+    """Name, path, `shared` values and readings of an entry, which is one or lists `readings`."""
     if not is_map(entries) or not entries:
         decoder.refuse(path, "expected a mapping of what is sold to its price")
         return
     keys = [each.name for each in fields(row)]
-    others = [each.name for each in fields(head)]
-    allowed = (*others, "readings", *keys)
+    allowed = (*shared, "readings", *keys)
     for name, entry in entries.items():
         at = f"{path}.{name}"
         if any_text(name)[1]:  # YAML has keys that are numbers, whatever their type says
@@ -298,8 +289,7 @@ def read_entries(
                 listed = _listed(decoder, entry["readings"], f"{at}.readings")
             found = [_dated(decoder, row, each, place) for place, each in listed]
             rows = [each for each in found if each is not None]
-            rest = {key: entry[key] for key in others if key in entry}
-            yield name, at, decoder.record(head, rest, at), rows
+            yield name, at, {key: entry[key] for key in shared if key in entry}, rows
 
 
 def _listed(decoder: Decoder, rows: object, path: str) -> list[tuple[str, object]]:
@@ -616,7 +606,7 @@ class _ApiRow(DatedRow):
 def _models(path: Path, decoder: Decoder) -> dict[str, tuple[ApiPrice, ...]]:
     _, models = read_head(path, "models", decoder)
     found: dict[str, tuple[ApiPrice, ...]] = {}
-    for name, at, _, rows in read_entries(decoder, models, f"{path}.models", NoHead, _ApiRow):
+    for name, at, _, rows in read_entries(decoder, models, f"{path}.models", _ApiRow):
         model = name.lower()
         if "/" not in model:
             decoder.refuse(at, "expected provider/model, such as openai/gpt-4o-mini")

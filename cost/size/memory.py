@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Final, Literal
 
 from cost.size.shape import LINEAR_MODULES, ModelShape, SizeError, below_one
@@ -214,9 +213,7 @@ USABLE_PERCENT: Final = 92
 # 48 (L40): github.com/QwenLM/Qwen3-VL/issues/2097, 2026-06-04; L40S shows 44.42 in
 # github.com/stepfun-ai/Step-Video-T2V/issues/8, 2025-02-17. 80 (H100): nebius-h100-8gpu-benchmark.
 # 141 (H200), 180 (B200): out-of-memory messages in public logs, read 2026-11-21.
-_SHOWN_GIB: Final[Mapping[int, float]] = MappingProxyType(
-    {48: 44.40, 80: 79.19, 141: 139.72, 180: 178.35}
-)
+_SHOWN_GIB: Final[Mapping[int, float]] = {48: 44.40, 80: 79.19, 141: 139.72, 180: 178.35}
 
 
 def usable_bytes(gpu_memory_gb: int) -> int:
@@ -233,16 +230,13 @@ def usable_host_bytes(memory_gib: int) -> int:
 
 _ADAM_STATES: Final = 2 * 4
 _MASTER: Final = 4
-_DIVIDED: Final[Mapping[Strategy, tuple[str, ...]]] = MappingProxyType(
-    {
-        Strategy.ZERO1: ("optimizer",),
-        Strategy.ZERO2: ("optimizer", "gradients"),
-        Strategy.FSDP: ("optimizer", "gradients", "weights"),
-        Strategy.HSDP: ("optimizer", "gradients", "weights"),
-        Strategy.OFFLOAD: ("optimizer", "gradients", "weights"),
-        Strategy.THREE_D: ("optimizer",),
-    }
-)
+_STATE: Final = ("optimizer", "gradients", "weights")
+_DIVIDED: Final[Mapping[Strategy, tuple[str, ...]]] = {
+    Strategy.ZERO1: _STATE[:1],
+    Strategy.ZERO2: _STATE[:2],
+    **dict.fromkeys((Strategy.FSDP, Strategy.HSDP, Strategy.OFFLOAD), _STATE),
+    Strategy.THREE_D: _STATE[:1],
+}
 """What a strategy divides between the GPUs that see other rows."""
 
 # QLoRA, https://arxiv.org/abs/2305.14314 section 3 (2023-05-23): NF4 in blocks of 64 weights with
