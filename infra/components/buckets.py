@@ -18,6 +18,7 @@ from infra.components.releases import make_releases
 from infra.providers.engine.resources import Expiry, Password, Resource
 from infra.render import backup as render
 from infra.render import delivery
+from infra.render.charts import k8up_chart
 from stacks.spec import StackSpec
 from stacks.spec.storage import BackupSpec
 
@@ -122,9 +123,7 @@ class Backups(_Writer):
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.password = password.password
-        releases = make_releases(
-            self, [render.k8up_chart()], provider=provider, kubeconfig=kubeconfig
-        )
+        releases = make_releases(self, [k8up_chart(spec)], provider=provider, kubeconfig=kubeconfig)
         namespace = spec.cluster.namespace
         mine = pulumi.ResourceOptions(parent=self, provider=provider)
         secret = kubernetes.core.v1.Secret(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from infra.render import names
-from infra.render.charts import Chart, cluster_charts, platform_charts
+from infra.render.charts import cluster_charts, k8up_chart, platform_charts
 from infra.render.names import kube_object
 from infra.render.templates import manifest
 from stacks.spec import StackSpec
@@ -34,26 +34,6 @@ _TIMES: Final = ("schedule", "concurrentRunsAllowed")
 _ID_KEY: Final = "aws-access-key-id"
 _SECRET_KEY: Final = "aws-access-secret-key"  # noqa: S105
 PASSWORD_KEY: Final = "backup-password"  # noqa: S105
-
-
-def k8up_chart() -> Chart:
-    """The operator that makes the copies; its crds/ bring the custom resources."""
-    return Chart(
-        release="k8up",
-        chart="k8up",
-        # What soperator-fluxcd 4.1.7 pins (nebius/soperator, 2026-07-30).
-        version="4.8.*",
-        repository="https://k8up-io.github.io/k8up",
-        namespace="k8up-system",
-        definitions="k8up.io",
-        values={
-            "k8up": {
-                # Only volumes that ask for it, as the jail's claim does: the rest of the namespace
-                # is submounts of terabytes.
-                "skipWithoutAnnotation": True
-            }
-        },
-    )
 
 
 def pod_config_spec() -> dict[str, Any]:
@@ -190,5 +170,5 @@ def namespaces(spec: StackSpec) -> tuple[str, ...]:
         *cluster_charts(spec, allocation_id="", ssh_public_keys=[], slack_webhook_url=""),
     ]
     if spec.storage.backup is not None:
-        charts.append(k8up_chart())
+        charts.append(k8up_chart(spec))
     return tuple(dict.fromkeys((spec.cluster.namespace, *(chart.namespace for chart in charts))))

@@ -56,6 +56,11 @@ def platform_charts(spec: StackSpec) -> tuple[Chart, ...]:
     return tuple(_chart(spec, row, {}) for row in _releases(spec)["platform"])
 
 
+def k8up_chart(spec: StackSpec) -> Chart:
+    """The operator that makes the copies of the jail, of a stack that has them."""
+    return _chart(spec, _releases(spec)["backup"], {})
+
+
 def cluster_charts(
     spec: StackSpec,
     *,

@@ -99,6 +99,13 @@ def test_the_schedule_writes_into_the_bucket_under_the_passwords_own_name(
     assert release.urn in schedule.depends_on
 
 
+def test_k8up_copies_only_volumes_that_ask_for_it(recorder: Recorder) -> None:
+    """Its default is every volume of the namespace, submounts of terabytes among them."""
+    release = recorder.one("kubernetes:helm.sh/v3:Release", "k8up").inputs
+    assert release["values"] == {"k8up": {"skipWithoutAnnotation": True}}
+    assert (release["namespace"], release["createNamespace"]) == ("k8up-system", True)
+
+
 def test_declared_times_and_versions_reach_their_resources(
     deployed: Deploy, load: Callable[[str], StackSpec]
 ) -> None:

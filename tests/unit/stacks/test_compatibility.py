@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from infra.render.backup import k8up_chart
-from infra.render.charts import platform_charts
+from infra.render.charts import k8up_chart, platform_charts
 from stacks.compatibility import KUBERNETES, ROLLOUT, SOPERATOR, numbers, release_of
 from stacks.load import load_stack
 from stacks.spec.cluster import ClusterSpec
@@ -57,7 +56,7 @@ def test_a_version_without_a_row_is_read_as_its_line_or_the_newest_before_it(ask
 def test_every_chart_of_others_has_the_version_of_the_table(name: str, public_key_file: object):
     spec = load_stack(name)
     pins = release_of(spec.cluster.soperator_version).charts
-    charts = (*platform_charts(spec), k8up_chart())
+    charts = (*platform_charts(spec), k8up_chart(spec))
     others = [each for each in charts if each.version != spec.cluster.soperator_version]
     assert others
     assert {each.release: each.version for each in others} == {
