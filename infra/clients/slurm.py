@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cost.runs.ledger import BY_HAND, Occupancy
 from cost.runs.spend import JobUse
@@ -267,21 +267,11 @@ def squeue(output: str) -> tuple[Job, ...]:
     """Jobs of `squeue --noheader --format=SQUEUE_FORMAT`."""
     jobs = []
     for fields in rows_of(output, "squeue", SQUEUE_FORMAT, name=1):
-        job_id, name, state, elapsed, submitted, started, needs, where = fields
+        job_id, name, state, *times, needs, where = fields
         # Of a job that ended without success Slurm may print how, in parentheses.
         is_reason = where.startswith("(") and state not in ACTIVE_STATES
-        jobs.append(
-            Job(
-                id=_id(job_id),
-                name=name,
-                state=state,
-                elapsed=_present(elapsed),
-                submitted=_present(submitted),
-                started=_present(started),
-                needs=_needs(needs),
-                where=None if is_reason else _present(where.strip("()")),
-            )
-        )
+        place = None if is_reason else _present(where.strip("()"))
+        jobs.append(_job(_id(job_id), name, state, times, where=place, needs=_needs(needs)))
     return tuple(jobs)
 
 
@@ -289,22 +279,18 @@ def sacct(output: str) -> tuple[Job, ...]:
     """Jobs of `sacct --noheader --parsable2 --allocations --format=SACCT_FIELDS`."""
     jobs = []
     for fields in rows_of(output, "sacct", SACCT_FIELDS, name=1):
-        job_id, name, state, code, elapsed, submitted, started, ended, where = fields
-        state = _state(state)
-        jobs.append(
-            Job(
-                id=_id(job_id),
-                name=name,
-                state=state,
-                exit_code=None if state in ACTIVE_STATES else _accounted_exit_code(code),
-                elapsed=_present(elapsed),
-                submitted=_present(submitted),
-                started=_present(started),
-                ended=_present(ended),
-                where=_present(where),
-            )
-        )
+        number, name, said, code, *times, where = fields
+        number, state = _id(number), _state(said)
+        status = None if state in ACTIVE_STATES else _accounted_exit_code(code)
+        jobs.append(_job(number, name, state, times, where=_present(where), exit_code=status))
     return tuple(jobs)
+
+
+def _job(job_id: str, name: str, state: str, times: Sequence[str], **more: Any) -> Job:
+    """A job of a list, whose columns elapsed, submit, start and end, if any, follow each other."""
+    columns = ("elapsed", "submitted", "started", "ended")
+    told = dict(zip(columns, map(_present, times), strict=False))
+    return Job(id=job_id, name=name, state=state, **told, **more)
 
 
 def scontrol_job(output: str) -> Job:
