@@ -318,7 +318,7 @@ def _total_row(name: str, total: Total) -> tuple[str, ...]:
 
 def _amount_texts(low: Decimal, high: Decimal) -> tuple[str, str]:
     """US dollars an hour and a month, one figure where both ends are the same."""
-    return span(_hourly(low), _hourly(high), ".."), span(_cents(low), _cents(high), "..")
+    return span(_hourly(low), _hourly(high)), span(_cents(low), _cents(high))
 
 
 def _hourly(usd_per_month: Decimal) -> str:

@@ -133,7 +133,7 @@ def _total(item: str, title: str, lines: tuple[CostComponent, ...]) -> Explanati
             for unit, value in (("USD a month", usd), ("USD an hour", usd / HOURS_PER_MONTH))
         ),
         others=tuple(
-            Input(line.name, span(number(low), number(high), ".."), f"explain {line.id}")
+            Input(line.name, span(number(low), number(high)), f"explain {line.id}")
             for line in lines
             if (low := line.monthly_low_usd) is not None
             and (high := line.monthly_high_usd) is not None

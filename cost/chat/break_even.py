@@ -390,7 +390,7 @@ def _meeting(row: BreakEven | None) -> tuple[str, str]:
         f"{_whole(chats):,}" if row.fits(chats) else NEVER
         for chats in (row.chats_per_day_low, row.chats_per_day_high)
     )
-    return span(low, high, ".."), percent(row.utilisation)
+    return span(low, high), percent(row.utilisation)
 
 
 def _bands(found: BreakEvens, chats: tuple[ChatCost, ...], bound: str) -> Table:

@@ -306,9 +306,7 @@ def chat_table(units: UnitCosts) -> Table | None:
                 *((_reads(row),) if reads else ()),
                 f"{int(row.tokens_per_day):,}",
                 f"{int(row.chats_per_day):,}",
-                span(
-                    small_usd_text(row.cluster_low_usd), small_usd_text(row.cluster_high_usd), ".."
-                ),
+                span(small_usd_text(row.cluster_low_usd), small_usd_text(row.cluster_high_usd)),
                 small_usd_text(row.serving_usd),
                 answer_text(row),
             )
@@ -443,7 +441,7 @@ def _month_note(first: ChatCost) -> str:
     low, high = first.cluster_low_usd * factor, first.cluster_high_usd * factor
     return (
         f"A month of {_SHORT_MONTH_DAYS} days of chats instead of {HOURS_PER_MONTH} hours gives "
-        f"{span(small_usd_text(low), small_usd_text(high), '..')} for {first.speed.scenario}."
+        f"{span(small_usd_text(low), small_usd_text(high))} for {first.speed.scenario}."
     )
 
 

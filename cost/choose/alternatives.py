@@ -464,7 +464,7 @@ def _short(item: Alternative) -> str:
     if worker is None:
         return ", ".join(f"{change.key} {change.after}" for change in item.candidate.changes)
     changed = {change.key.rpartition(".")[2] for change in item.candidate.changes}
-    count = span(str(worker.min_nodes), str(worker.max_nodes), "..")
+    count = span(str(worker.min_nodes), str(worker.max_nodes))
     parts = [
         spec.nebius.region if "region" in changed else "",
         worker.billing if "billing" in changed else "",

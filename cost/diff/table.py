@@ -422,9 +422,14 @@ class Row:
 def compare(bills: Sequence[Bill]) -> tuple[Row, ...]:
     """The figures of the bills beside each other, in the order of a bill."""
     totals = [bill.estimate.total for bill in bills]
+    # A preset a row: many in one cell would push the table over its width.
+    workers = zip_longest(*(_workers(bill.spec) for bill in bills), fillvalue="")
     return (
         _text_row("Region", bills, lambda bill: bill.spec.nebius.region),
-        *_worker_rows(bills),
+        *(
+            Row(name="Workers" if place == 1 else f"Workers ({place})", cells=cells)
+            for place, cells in enumerate(workers, 1)
+        ),
         _text_row("GPUs", bills, lambda bill: _gpus(bill.spec)),
         *_section_rows(bills),
         *(
@@ -497,7 +502,7 @@ def _money_row(name: str, totals: Sequence[Total | None], share: Decimal | int) 
     low, high = [each.low_usd / share for each in sums], [each.high_usd / share for each in sums]
     bounds = tuple(each.is_lower_bound for each in sums)
     texts = [
-        f"{'at least ' if bound else ''}{span(usd_text(least), usd_text(most), '..')}"
+        f"{'at least ' if bound else ''}{span(usd_text(least), usd_text(most))}"
         for least, most, bound in zip(low, high, bounds, strict=True)
     ]
     return Row(
@@ -538,19 +543,12 @@ def _difference(row: Row) -> str:
     return signed_usd(first - second, small_usd_text)
 
 
-def _worker_rows(bills: Sequence[Bill]) -> Iterator[Row]:
-    """Worker nodes, a preset a row: many in one cell would push the table over its width."""
-    columns = [_workers(bill.spec) for bill in bills]
-    for place, cells in enumerate(zip_longest(*columns, fillvalue="")):
-        yield Row(name="Workers" if place == 0 else f"Workers ({place + 1})", cells=cells)
-
-
 def _workers(spec: StackSpec) -> list[str]:
     low, high = Counter[str](), Counter[str]()
     for worker in spec.nodes.workers:
         low[worker.preset] += worker.min_nodes
         high[worker.preset] += worker.max_nodes
-    return [f"{span(str(low[name]), str(high[name]), '..')} x {name}" for name in high]
+    return [f"{span(str(low[name]), str(high[name]))} x {name}" for name in high]
 
 
 def _gpus(spec: StackSpec) -> str:

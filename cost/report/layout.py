@@ -208,7 +208,7 @@ def _html(report: Report) -> str:
     return "\n".join(parts) + "\n"
 
 
-def span(low: str, high: str, to: str) -> str:
+def span(low: str, high: str, to: str = "..") -> str:
     """One text when both ends look the same, else both."""
     return low if low == high else f"{low}{to}{high}"
 
@@ -434,7 +434,11 @@ def render_explanation(found: Explanation, format: Format = Format.TABLE) -> str
         tables=(table,) if table.rows else (),
         notes=(
             f"Formula: {found.formula}.",
-            *(_figure_text(figure) for figure in found.figures),
+            *(
+                f"{each.name and f'{each.name}: '}{each.expression} = {traced_number(each.value)} "
+                f"{each.unit}"
+                for each in found.figures
+            ),
             *found.notes,
         ),
         data=lambda: {
@@ -449,11 +453,6 @@ def render_explanation(found: Explanation, format: Format = Format.TABLE) -> str
         rows=lambda: _rows(found),
     )
     return render_report(report, format)
-
-
-def _figure_text(figure: Figure) -> str:
-    name = f"{figure.name}: " if figure.name else ""
-    return f"{name}{figure.expression} = {traced_number(figure.value)} {figure.unit}"
 
 
 def _rows(found: Explanation) -> list[tuple[object, ...]]:
