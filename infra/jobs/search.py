@@ -17,13 +17,13 @@ from decimal import Decimal
 from typing import Any, Final
 
 from cost.runs.ledger import actuals
-from cost.runs.searches import search_cost
+from cost.runs.searches import search_cost, search_line
 from cost.runs.spend import spend
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import ACTIVE_STATES, FORGOTTEN, Shell, forgotten, refused, rows_of
 from infra.jobs.history import IS_OWN, SubmittedJobs
-from infra.jobs.ledger import JobLedger
+from infra.jobs.ledger import JobLedger, Log
 from infra.jobs.recipes import PreparedJob, Request, prepare
 from infra.render.sbatch import TRIAL_FILE, array_option
 from stacks.spec.slurm import Goal, SearchSpec
@@ -35,8 +35,10 @@ def prepare_search(
     code: Mapping[str, bytes],
     sets: Sequence[str] = (),
     numbers: Sequence[int] | None = None,
+    *,
+    log: Log = lambda _line: None,
 ) -> Request:
-    """The array of these trials, or of all, with what they cost. `sets`: of all trials.
+    """The array of these trials, or of all, with what they cost, logged. `sets`: of all trials.
 
     Every one that no memory holds is refused.
     """
@@ -57,6 +59,7 @@ def prepare_search(
         search_cost(search, ledger.rates, ledger.records, sets, settings),
         runs=tuple(each.run for each in tasks.values()),
     )
+    log(search_line(cost))
     return Request(
         name=search.name,
         sets=tuple(sets),

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 from cost.runs.runs import pipeline_cost, pipeline_line, plain_pipeline, plain_run, schedule_lines
-from cost.runs.searches import SearchCost, plain_search, search_line
+from cost.runs.searches import plain_search
 from cost.size.shape import SizeError
 from infra.cli import context, interrupts, output
 from infra.cli.context import (
@@ -33,7 +33,7 @@ from infra.jobs.history import Submitted
 from infra.jobs.ledger import JobLedger, budget_lines, check_together, lines_together, open_ledger
 from infra.jobs.recipes import Request
 from infra.jobs.search import prepare_search, trials_to_submit
-from infra.jobs.submit import Submitter, check_job
+from infra.jobs.submit import check_job
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 from stacks.schedule import pipeline as pipeline_of
@@ -69,7 +69,7 @@ def prepare(
             if search is None:
                 found[job.name] = recipes.prepare(ledger, job, code, own, log=output.note)
             else:
-                found[search.name] = prepare_search(ledger, search, code, own)
+                found[search.name] = prepare_search(ledger, search, code, own, log=output.note)
         except (JobsError, SizeError) as error:
             problems.append(str(error))
     if problems:
@@ -108,44 +108,53 @@ def submit(
     search = next((each for each in spec.searches if each.name == job), None)
     if search is not None and pipeline:
         raise UserError(f"--pipeline: {job} is a search; submit what its job needs first")
-    jobs: Sequence[JobSpec] = [declared(spec, job if search is None else search.job)]
-    if pipeline:
-        jobs = pipeline_of(spec, job)
-        for each in jobs:
-            check_job(outputs, each.name)
-    by_job = history.settings_by_job(own, jobs, job) if pipeline else {jobs[0].name: own}
+    last = job if search is None else search.job
+    if last not in (each.name for each in spec.jobs):
+        raise UserError(
+            f"{spec.name}: jobs: {last!r} is deployed but no longer declared; run `pulumi up "
+            f"--stack {spec.name}`"
+        )
+    whole = pipeline_of(spec, last)
+    jobs = whole if pipeline else whole[-1:]
+    for each in jobs if pipeline else ():
+        check_job(outputs, each.name)
+    by_job = history.settings_by_job(own, jobs, job) if pipeline else {last: own}
     ledger, code, requests = prepare(spec, jobs, by_job, search)
-    trials = requests[job].search
-    whole = pipeline_of(spec, jobs[-1].name)
+    request = requests[job]
     cost = pipeline_cost(whole, ledger.rates, ledger.records, by_job if pipeline else None)
     schedule = schedule_lines(cost, datetime.now(UTC))
-    if trials is not None:
-        output.note(search_line(trials))
-    elif pipeline:
+    if pipeline:
         output.note(pipeline_line(cost), *schedule)
     with context.connect(outputs, identity) as connection:
         submitter = context.submitter(connection, outputs, ledger, code, sync=sync)
         with nullcontext() if dry_run else submitter.alone():
-            if trials is not None:
-                plain = plain_search(trials)
-                if not again and not _keep_trials_left(requests, trials, submitter, ledger, code):
+            if search is not None and not again:
+                numbers = trials_to_submit(search, submitter, own)
+                if done := len(request.tasks) - len(numbers):
+                    output.note(f"{job}: {done} trials are done or on their way")
+                if not numbers:
+                    output.note(
+                        f"nothing is left: soperator runs leaderboard {job} -s {stack} ranks "
+                        "them; --again submits all once more"
+                    )
                     if is_json:
-                        output.print_json({"job_id": None, **plain})
+                        output.print_json({"job_id": None, **_plain(request)})
                     return
+                if done:
+                    request = requests[job] = prepare_search(
+                        ledger, search, code, own, numbers, log=output.note
+                    )
+            if search is not None:
                 # An array waits for nothing but --after.
-                jobs, known = [replace(jobs[0], name=job, after=())], {job: None}
-                plain = plain_search(requests[job].search or trials)
-            else:
-                known = history.find_equivalent(
-                    jobs,
-                    by_job,
-                    submitter,
-                    again=again,
-                    fits=lambda each: pipeline or after in (None, each.after),
-                )
-                plan = requests[job].tasks[None].plan
-                one = {"forecast": plain_run(requests[job].run), "plan": plan and plan.to_json()}
-                plain = plain_pipeline(cost) if pipeline else one
+                jobs = (replace(jobs[0], name=job, after=()),)
+            known = history.find_equivalent(
+                jobs,
+                by_job,
+                submitter,
+                again=again or search is not None,
+                fits=lambda each: pipeline or after in (None, each.after),
+            )
+            plain = plain_pipeline(cost) if pipeline else _plain(request)
             steps = tuple(each for each in cost.steps if known.get(each.job.name) is None)
             what, usd = f"pipeline to {job}", replace(cost, steps=steps).forecast_usd
             if dry_run:
@@ -158,11 +167,11 @@ def submit(
                             f"{job}: nothing would be submitted: job {same.job_id} counts, unless "
                             "--again"
                         )
-                    if trials is None:
-                        config = requests[job].tasks[None].config
+                    if search is None:
+                        config = request.tasks[None].config
                         plain = {"config": config and json.loads(config), **plain}
                         output.note(*schedule)
-                    output.note(*budget_lines(ledger, requests[job].run, now))
+                    output.note(*budget_lines(ledger, request.run, now))
                 text = history.pipeline_text(
                     jobs,
                     known if pipeline else {job: None},
@@ -173,8 +182,8 @@ def submit(
                     output.print_json({"script": text, **plain})
                 else:
                     print(text, end="")
-                if (left := requests[job].search) and left.over is not None:
-                    raise UserError(f"{left.over}; nothing was submitted")
+                if request.search is not None and request.search.over is not None:
+                    raise UserError(f"{request.search.over}; nothing was submitted")
                 return
             if pipeline and not force:
                 cluster = outputs.login_host_key
@@ -188,73 +197,37 @@ def submit(
                     )
 
             sent = history.submit_pipeline(jobs, known, submitter, send, after=after)
+    rows = [{**asdict(each.submission), "is_equivalent": each.is_equivalent} for each in sent]
     if is_json:
-        rows = [{**asdict(each.submission), "is_equivalent": each.is_equivalent} for each in sent]
         output.print_json({**plain, "submissions": rows} if pipeline else {**rows[0], **plain})
     elif pipeline:
-        _print_pipeline(sent, stack)
-    else:
-        _print_job(sent[0], stack, is_search=trials is not None)
-
-
-def _print_pipeline(sent: Sequence[Submitted], stack: str) -> None:
-    output.print_table(
-        ("ID", "JOB", "AFTER", "SUBMITTED"),
-        [
-            (made.job_id, made.job, made.after, "before" if each.is_equivalent else "now")
-            for each in sent
-            for made in (each.submission,)
-        ],
-    )
-    output.note(
-        "Slurm starts each once those before it succeeded, and cancels what waits for one that "
-        f"failed; see: soperator status -s {stack}"
-    )
-
-
-def _print_job(sent: Submitted, stack: str, *, is_search: bool) -> None:
-    job, job_id = sent.submission.job, sent.submission.job_id
-    print(job_id)
-    if is_search:
-        ranks = f"ranks as trials end: soperator runs leaderboard {job} -s {stack}"
-        output.note(f"{job} is array {job_id}; {ranks}")
-        return
-    if sent.is_equivalent:
-        output.note(f"{job}: nothing was submitted; --again submits it once more")
-    output.note(f"{job} is job {job_id}; log: soperator logs {job_id} -s {stack}")
-
-
-def declared(spec: StackSpec, name: str) -> JobSpec:
-    """The job in the stack file; one that only the deployed stack knows is refused."""
-    for job in spec.jobs:
-        if job.name == name:
-            return job
-    raise UserError(
-        f"{spec.name}: jobs: {name!r} is deployed but no longer declared; run `pulumi up --stack "
-        f"{spec.name}`"
-    )
-
-
-def _keep_trials_left(
-    requests: dict[str, Request],
-    cost: SearchCost,
-    submitter: Submitter,
-    ledger: JobLedger,
-    code: Mapping[str, bytes],
-) -> bool:
-    """Cuts the array to the trials that have not passed, wait or run; False where none is left."""
-    search, array = cost.search, requests[cost.search.name]
-    numbers = trials_to_submit(search, submitter, array.sets)
-    done = len(array.tasks) - len(numbers)
-    if done:
-        output.note(f"{search.name}: {done} trials are done or on their way")
-    if not numbers:
-        output.note(
-            f"nothing is left: soperator runs leaderboard {search.name} -s {ledger.spec.name} "
-            "ranks them; --again submits all once more"
+        output.print_table(
+            ("ID", "JOB", "AFTER", "SUBMITTED"),
+            [
+                (made.job_id, made.job, made.after, "before" if each.is_equivalent else "now")
+                for each in sent
+                for made in (each.submission,)
+            ],
         )
-    elif done:
-        left = prepare_search(ledger, search, code, array.sets, numbers)
-        requests[search.name] = left
-        output.note(search_line(left.search or cost))
-    return bool(numbers)
+        output.note(
+            "Slurm starts each once those before it succeeded, and cancels what waits for one that "
+            f"failed; see: soperator status -s {stack}"
+        )
+    else:
+        job_id = sent[0].submission.job_id
+        print(job_id)
+        told = f"is job {job_id}; log: soperator logs {job_id} -s {stack}"
+        if search is not None:
+            ranks = f"ranks as trials end: soperator runs leaderboard {job} -s {stack}"
+            told = f"is array {job_id}; {ranks}"
+        elif sent[0].is_equivalent:
+            output.note(f"{job}: nothing was submitted; --again submits it once more")
+        output.note(f"{job} {told}")
+
+
+def _plain(request: Request) -> dict[str, object]:
+    """What a program reads of a job or a search before it is submitted."""
+    if request.search is not None:
+        return plain_search(request.search)
+    plan = request.tasks[None].plan
+    return {"forecast": plain_run(request.run), "plan": plan and plan.to_json()}
