@@ -217,13 +217,14 @@ def config_text(recipe: Mapping[str, Any]) -> bytes:
 
 def address(store: Mapping[str, str], recipe: str, content: bytes) -> str:
     """Where `keep` puts it, as `bucket/key`; nothing is asked of the store."""
-    place = _place(store, recipe, content)
-    return f"{place.bucket}/{place.key}"
+    digest = hashlib.sha256(content).hexdigest()[:_HASH_DIGITS]
+    return f"{store['bucket']}/runs/{recipe}/{digest}.json"
 
 
 def keep(store: Mapping[str, str], recipe: str, content: bytes) -> str:
     """Uploads unless it is there; returns `bucket/key`. `store`: the output run_config_store."""
-    place = _place(store, recipe, content)
+    kept = address(store, recipe, content)
+    place = Place(key=kept.partition("/")[2], **store)
     try:
         if place.read() != content:
             place.write(content)
@@ -232,12 +233,7 @@ def keep(store: Mapping[str, str], recipe: str, content: bytes) -> str:
             f"the run's config was not stored: {error}; nothing was submitted: run `pulumi up`, "
             "which renews the key, or submit again"
         ) from error
-    return f"{place.bucket}/{place.key}"
-
-
-def _place(store: Mapping[str, str], recipe: str, content: bytes) -> Place:
-    digest = hashlib.sha256(content).hexdigest()[:_HASH_DIGITS]
-    return Place(key=f"runs/{recipe}/{digest}.json", **store)
+    return kept
 
 
 _IMAGE_DATA: Final = "/opt/soperator/data"

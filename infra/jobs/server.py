@@ -110,7 +110,9 @@ def wait_until_up(
             job = slurm.find(connection, job_id)
             lines.read(connection, job, log)
             if job.finished:
-                raise JobsError(_ended(job, outputs.stack, lines.last))
+                end = outcome(job, outputs.stack, is_server=True)
+                what = f"job {job.id} {job.name} took no requests: {end}"
+                raise JobsError("\n".join([what, *lines.last]))
             if (job.state, job.where) != seen:
                 seen = (job.state, job.where)
                 log(state_line(job))
@@ -262,14 +264,6 @@ class _JobLog:
             if text and not text.startswith('{"schema'):
                 log(f"  {text}")
                 self.last = [*self.last[1 - _LAST_LINES :], text]
-
-
-def _ended(job: Job, stack: str, last: list[str]) -> str:
-    lines = [
-        f"job {job.id} {job.name} took no requests: {outcome(job, stack, is_server=True)}",
-        *last,
-    ]
-    return "\n".join(lines)
 
 
 HOST: Final = "127.0.0.1"

@@ -106,15 +106,6 @@ find . -type f -printf '%s %P\0' 2> /dev/null || :
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pushed:
-    """What one push did."""
-
-    num_files: int
-    num_sent: int
-    sent_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
     local: Path
     name: str
@@ -147,28 +138,35 @@ def destination(places: Mapping[str, str], target: str, *, name: str) -> str:
 
 def push(
     shell: Carrier, source: Path, target: str, *, log: Callable[[str], None], dry_run: bool = False
-) -> Pushed:
-    """Makes the absolute path `target` on the cluster equal to `source`; extra files stay."""
+) -> int:
+    """Makes the absolute path `target` on the cluster equal to `source`; returns the bytes sent.
+
+    Extra files there stay.
+    """
     files = _files(source)
     folder = target if source.is_dir() else str(PurePosixPath(target).parent)
     if source.is_file():
         files = [replace(files[0], name=PurePosixPath(target).name)]
     total = sum(file.size_bytes for file in files)
     log(f"{source}: {len(files)} files, {total / 2**30:.2f} GiB to {target}")
-    if dry_run:
-        return Pushed(num_files=len(files), num_sent=0, sent_bytes=0)
-    free, sizes = _listing(shell, folder)
-    present = _present(shell, folder, [f for f in files if sizes.get(f.name) == f.size_bytes])
-    missing = [file for file in files if present.get(file.name) != file.sha256]
-    needed = sum(file.size_bytes - sizes.get(file.part, 0) for file in missing)
-    if needed > free:
-        raise JobsError(
-            f"{folder}: {free / 2**30:.2f} GiB free, {needed / 2**30:.2f} GiB to send; "
-            "enlarge the filesystem or remove data"
-        )
-    for file in missing:
-        _send(shell, folder, file, have=sizes.get(file.part, 0), log=log)
-    return Pushed(num_files=len(files), num_sent=len(missing), sent_bytes=needed)
+    missing, needed = list[_File](), 0
+    if not dry_run:
+        free, sizes = _listing(shell, folder)
+        present = _present(shell, folder, [f for f in files if sizes.get(f.name) == f.size_bytes])
+        missing = [file for file in files if present.get(file.name) != file.sha256]
+        needed = sum(file.size_bytes - sizes.get(file.part, 0) for file in missing)
+        if needed > free:
+            raise JobsError(
+                f"{folder}: {free / 2**30:.2f} GiB free, {needed / 2**30:.2f} GiB to send; "
+                "enlarge the filesystem or remove data"
+            )
+        for file in missing:
+            _send(shell, folder, file, have=sizes.get(file.part, 0), log=log)
+    log(
+        f"{len(missing)} of {len(files)} files sent, {needed / 2**30:.2f} GiB; the others were "
+        "there already"
+    )
+    return needed
 
 
 def _files(source: Path) -> list[_File]:

@@ -50,12 +50,13 @@ def test_a_pushed_folder_lies_in_its_place_and_a_second_push_sends_nothing(
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "a.jsonl").write_bytes(b'{"user": "q"}\n' * 3_000_000)
     target = destination(cluster.outputs.places, "data", name="rows")
-    done = push(connection, tmp_path / "rows", target, log=lambda _: None)
-    assert done.num_sent == 1
+    said: list[str] = []
+    push(connection, tmp_path / "rows", target, log=said.append)
+    assert said[-1].startswith("1 of 1 files sent")
     arrived = cluster.path(target) / "a.jsonl"
     assert arrived.read_bytes() == (tmp_path / "rows" / "a.jsonl").read_bytes()
-    again = push(connection, tmp_path / "rows", target, log=lambda _: None)
-    assert (again.num_files, again.num_sent) == (1, 0)
+    assert push(connection, tmp_path / "rows", target, log=said.append) == 0
+    assert said[-1].startswith("0 of 1 files sent")
 
 
 def test_the_login_node_fetches_a_gated_model_with_a_token_that_no_process_shows(

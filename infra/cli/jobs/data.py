@@ -62,11 +62,7 @@ def push(
     local = Path(source).expanduser()
     path = transfer.destination(outputs.places, target, name=local.resolve().name)
     with context.connect(outputs, identity) as connection:
-        done = transfer.push(connection, local, path, log=output.note, dry_run=dry_run)
-    output.note(
-        f"{done.num_sent} of {done.num_files} files sent, {done.sent_bytes / 2**30:.2f} GiB; "
-        "the others were there already"
-    )
+        transfer.push(connection, local, path, log=output.note, dry_run=dry_run)
     print(path)
 
 

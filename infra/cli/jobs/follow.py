@@ -174,7 +174,10 @@ def _filesystems(connection: Connection, outputs: StackOutputs, format: Format) 
             (
                 each.path,
                 each.kind or "workers only",
-                *(_gib(size) for size in (each.size_bytes, each.used_bytes, each.free_bytes)),
+                *(
+                    None if size is None else f"{size / 2**30:,.1f}"
+                    for size in (each.size_bytes, each.used_bytes, each.free_bytes)
+                ),
                 None if each.used_percent is None else f"{each.used_percent:.0f} %",
                 each.what if each.node is None else f"{each.what}; {each.node} was asked",
             )
@@ -187,10 +190,6 @@ def _filesystems(connection: Connection, outputs: StackOutputs, format: Format) 
                 f"{each.path}: {each.used_percent:.0f} % full: remove what no job needs, or raise "
                 "its size_gib and run pulumi up"
             )
-
-
-def _gib(size_bytes: int | None) -> str | None:
-    return None if size_bytes is None else f"{size_bytes / 2**30:,.1f}"
 
 
 def logs(
