@@ -119,7 +119,7 @@ def faulty_cluster(folder: Path) -> Iterator[JobsCluster]:
     with running_cluster(folder, public, identity, credential_s=15, partitions=_QUEUES) as made:
         # Looks every minute for nodes that came back in production. The last call is longer than
         # there: on a busy machine two nodes start far apart, and the first would begin alone.
-        quick = {"SOPERATOR_LOOK_EVERY_S": "10", "SOPERATOR_LAST_CALL_S": "20"}
+        quick = {"SOPERATOR_LOOK_EVERY_S": "10", "SOPERATOR_LAST_CALL_S": "60"}
         job = JobSpec(
             name="faults",
             module="workloads.probe",
