@@ -14,7 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,19 +70,29 @@ def _all(descriptor: int, data: bytes) -> None:
 
 
 @contextmanager
-def alone(path: Path, refusal: Exception) -> Iterator[None]:
-    """The lock of a file, which is made, or of a folder that is there; `refusal` where it is held.
+def alone(
+    path: Path, refusal: Exception, waits: Callable[[str], object] | None = None
+) -> Iterator[None]:
+    """The lock of a file, which is made, or of a folder that is there; it dies with its holder.
 
-    It dies with its holder.
+    Where it is held: `refusal`, or, of a file, `waits` gets the number of the process that holds
+    it, and the block begins once that is over.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = os.O_DIRECTORY if path.is_dir() else os.O_CREAT
-    descriptor = os.open(path, os.O_RDONLY | kind, 0o644)
+    descriptor = os.open(path, kind | (os.O_RDWR if waits else os.O_RDONLY), 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise refusal from error
+            if waits is None:
+                raise refusal from error
+            waits(os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if waits is not None:
+            with suppress(OSError):  # a full disk: only who waits would read it
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,14 @@ class StackOutputs:
             "give another with --identity, or declare its public half in login.ssh_public_keys or "
             f"soperator.users and run `pulumi up --stack {self.stack}`"
         )
+
+    def check_job(self, job: str) -> None:
+        """Refuses a job that the stack does not declare, with the nearest name."""
+        if job not in self.jobs:
+            near = get_close_matches(job, self.jobs, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            have = ", ".join(sorted(self.jobs))
+            raise JobsError(f"{self.stack}: jobs: {job!r} is not declared{hint} (has: {have})")
 
     def endpoint(self, identity: Path) -> Endpoint:
         """The login node, opened with the private key `identity`."""

@@ -400,8 +400,7 @@ class OpenBooks:
             if not isinstance(each, OverrideEntry)
             and {(each.cluster, each.job_id), (each.cluster, getattr(each, "array_id", None))} & own
         ]
-        text = Path(__file__).with_name("team_ledger.sh").read_text(encoding="utf-8")
-        script = f"{shell_file('own_folder')}\n{text}"
+        script = f"{shell_file('own_folder')}\n{shell_file('team_ledger', __file__)}"
         words = f"folder={shlex.quote(folder)} alone={'yes' if self.ledger.is_alone else ''}"
         stdin = "".join(f"{line}\n" for line in lines).encode()
         result = self.shell.run(f"{words} bash -c {shlex.quote(script)}", stdin=stdin)

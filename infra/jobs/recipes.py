@@ -302,6 +302,12 @@ class Request:
     """Jobs whose results it reads."""
     search: SearchCost | None = None
     """What the trials of a search cost; None for a single job."""
+    after: str | None = None
+    """Ids of the jobs whose success it waits for, as Slurm takes them: `11` or `11:12`."""
+    nodes: Sequence[str] = ()
+    """What it must run on; none: what Slurm chooses."""
+    reproduces: str | None = None
+    """The run that it repeats."""
 
 
 def prepare(
@@ -361,7 +367,6 @@ def environment(
     request: Request,
     outputs: StackOutputs,
     code_hash: str,
-    *,
     git_revision: str | None,
     store: Mapping[str, str] | None,
     log: Callable[[str], object] | None,

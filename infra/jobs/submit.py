@@ -9,7 +9,6 @@ a job that waits held for the budget. Recipes, plans, data are recipes.py's, mon
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -20,16 +19,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from getpass import getuser
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cost.runs.ledger import ForecastEntry, decode, encode
 from infra import files
 from infra.clients import slurm
 from infra.clients.errors import JobsError, last_words
-from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Connection, ConnectionLostError, Result, reopen
 from infra.jobs import history, ledger, recipes, transfer
 from infra.jobs.history import Submission, Submitted, SubmittedJobs
@@ -39,7 +36,7 @@ from infra.jobs.records import read_object
 from infra.render.names import shell_file
 from stacks.errors import UserError, visible
 
-_NO_DATA, _UNKNOWN, _BUSY, _STALE, _EQUIVALENT, _NO_FOLDER = 66, 72, 74, 75, 76, 77
+_UNKNOWN, _BUSY, _STALE, _EQUIVALENT, _NOT_THERE = 72, 74, 75, 76, 77
 """What submit_once.sh ends with where it has not submitted; _UNKNOWN: where nobody knows."""
 _MOST_BYTES: Final = 128 * 1024 - 1
 """sshd gives the command to a shell as one argument: execve(2), MAX_ARG_STRLEN with its end."""
@@ -91,11 +88,8 @@ class Submitter(SubmittedJobs):
         self,
         request: Request,
         *,
-        after: str | None = None,
         force: bool = False,
-        nodes: Sequence[str] = (),
         once: bool = False,
-        reproduces: str | None = None,
         queued: Callable[[str], None] = lambda _id: None,
     ) -> Submitted:
         """The job in history and ledger; refused where the budget has no room. Call it in `alone`.
@@ -108,14 +102,12 @@ class Submitter(SubmittedJobs):
         if self.sent_code is not None:
             transfer.send(self.connection, self.outputs, self.sent_code)
         oldest = history.oldest_id(self.newest(request.needs)) if once else None
-        planned = self.planned(request, after=after, reproduces=reproduces)
+        planned = self.planned(request)
         cluster = self.outputs.login_host_key
         with self.books().locked(self.connection, cluster, self.log) as books:
             entry = ledger.expected(request.run, cluster, len(request.tasks))
             entries, is_held = books.within_budget(entry, user=own_name(), force=force)
-            made = self.sbatch_once(
-                planned, request, nodes=nodes, oldest=oldest, hold=is_held, entries=entries
-            )
+            made = self.sbatch_once(planned, request, oldest=oldest, hold=is_held, entries=entries)
             is_new = made.idempotency_key == planned.idempotency_key
             if is_new:
                 queued(made.job_id)
@@ -142,15 +134,13 @@ class Submitter(SubmittedJobs):
         with ledger.named(job_id, f"{not_there}: make room, and {later} puts it there"):
             return books.write_down(entries, job_id)
 
-    def planned(
-        self, request: Request, *, after: str | None = None, reproduces: str | None = None
-    ) -> Submission:
+    def planned(self, request: Request) -> Submission:
         """The submission before Slurm has numbered it, under a new idempotency key.
 
         The key is a digest of the inputs, by which other machines find it, and a nonce.
         """
-        check_job(self.outputs, request.name)
-        inputs = [request.name, self.code_hash, list(request.sets), request.array, reproduces]
+        self.outputs.check_job(request.name)
+        inputs = [request.name, self.code_hash, request.sets, request.array, request.reproduces]
         digest = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
         return Submission(
             stack=self.outputs.stack,
@@ -158,11 +148,11 @@ class Submitter(SubmittedJobs):
             job_id="",
             code_hash=self.code_hash,
             sets=request.sets,
-            after=after,
+            after=request.after,
             log_path="",
             submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
             cluster=self.outputs.login_host_key,
-            reproduces=reproduces,
+            reproduces=request.reproduces,
             idempotency_key=f"soperator:{digest}:{secrets.token_hex(6)}",
         )
 
@@ -171,35 +161,24 @@ class Submitter(SubmittedJobs):
         planned: Submission,
         request: Request,
         *,
-        nodes: Sequence[str] = (),
         oldest: int | None = None,
         hold: bool = False,
         entries: Entries = (),
     ) -> Submission:
         """Submits what is planned if the cluster has its code and data; one round trip.
 
-        `nodes`: what it must run on. `oldest`: a job of equal inputs with this id or a later one,
-        which runs or waits, is taken instead. `hold`: it waits to be let go. `entries`: what the
-        ledger gets of it, by whichever command.
+        `oldest`: a job of equal inputs with this id or a later one, which runs or waits, is taken
+        instead. `hold`: it waits to be let go. `entries`: what the ledger gets of it, by whichever
+        command.
         """
-        job, outputs = planned.job, self.outputs
-        tasks = request.tasks.values()
+        job, outputs, tasks = planned.job, self.outputs, request.tasks.values()
         plans = dict.fromkeys(each.plan.to_bytes() for each in tasks if each.plan is not None)
         # Of each group one path must be there, unless the job waits for one that may make it.
         reads = dict.fromkeys(
             "\n".join(recipes.prepared_data(each.job, each.recipe, outputs))
             for each in (tasks if planned.after is None else ())
         )
-        sbatch = slurm.sbatch_command(
-            f"jobs/{job}",
-            recipes.job_args(planned.sets),
-            after=planned.after,
-            export=self._environment(request, self.log),
-            nodes=nodes,
-            array=request.array,
-            comment=planned.idempotency_key,
-            hold=hold,
-        )
+        sbatch = self._sbatch(request, self.log, comment=planned.idempotency_key, hold=hold)
         script = self._script(
             planned,
             oldest="" if oldest is None else str(oldest),
@@ -219,46 +198,17 @@ class Submitter(SubmittedJobs):
             )
         if entries:
             self._leave(planned, entries, is_held=hold)
-        result, was_lost = self._call(command, b"".join(plans))
-        said = result.stdout.strip()
-        if result.exit_code == _EQUIVALENT:
-            number, _, rest = said.partition("|")
-            reason, _, key = rest.partition("|")
-            if key in ("", planned.idempotency_key):  # as a new job's, which may be cancelled
-                raise JobsError(
-                    f"{job}: the login node answered {said!r}, expected an equal job, its state "
-                    "and its own key; look at squeue before you submit again"
-                )
-            made = self._numbered(planned, slurm.job_id(number), key)
-            held = history.held_text(made, reason)
-            what = f"is {held}" if held else "runs or waits"
-            self.log(f"{job}: job {number} of the same code and settings {what}; it is taken")
-            return made
-        if not result.ok:
-            # A lost call may still wait for the lock; a signal (128 and more) may follow sbatch.
-            code = result.exit_code
-            if not was_lost and code != _UNKNOWN and code < 128:
-                self._left_file(planned).unlink(missing_ok=True)
-            elif code == _BUSY or code >= 128:
-                result = replace(result, exit_code=_UNKNOWN)
-            raise self._refusal(planned, result)
-        number = slurm.submitted_id(said.removesuffix(" found"))
-        if number != said:
-            self.log(f"{job}: job {number} came of it all the same ({last_words(result.stderr)})")
-        return self._numbered(planned, number)
+        return self._answered(planned, *self._call(command, b"".join(plans)))
 
-    def dry_run(self, request: Request, *, after: str | None = None) -> str:
+    def dry_run(self, request: Request) -> str:
         """What would be submitted and when Slurm would start it; nothing is queued.
 
         Ids to wait for are only shown: a job that is not submitted yet has none. Code that `submit`
         refuses is named.
         """
-        check_job(self.outputs, request.name)
-        exported = self._environment(request, log=None)
+        self.outputs.check_job(request.name)
+        shown = self._sbatch(request, log=None)
         script, words = f"jobs/{request.name}", recipes.job_args(request.sets)
-        shown = slurm.sbatch_command(
-            script, words, after=after, array=request.array, export=exported
-        )
         tested = slurm.sbatch_command(script, words, array=request.array, test_only=True)
         # Of code that is not there the live one is shown.
         folders = shlex.join(self._releases)
@@ -362,25 +312,45 @@ class Submitter(SubmittedJobs):
                 reopen(self.connection, patience_s=_PATIENCE_S)
         return self.connection.run(command, stdin=stdin), True
 
-    def _refusal(self, planned: Submission, result: Result) -> JobsError:
-        """The error for a submission that was not made."""
-        job, stack, said = planned.job, planned.stack, result.stdout.strip()
+    def _answered(self, planned: Submission, result: Result, was_lost: bool) -> Submission:
+        """What came of the call; of one before it, too, where an answer `was_lost`."""
+        job, code, said = planned.job, result.exit_code, result.stdout.strip()
+        if code == _EQUIVALENT:
+            number, _, rest = said.partition("|")
+            reason, _, key = rest.partition("|")
+            if key in ("", planned.idempotency_key):  # as a new job's, which may be cancelled
+                raise JobsError(
+                    f"{job}: the login node answered {said!r}, expected an equal job, its state "
+                    "and its own key; look at squeue before you submit again"
+                )
+            made = self._numbered(planned, slurm.job_id(number), idempotency_key=key)
+            held = history.held_text(made, reason)
+            what = f"is {held}" if held else "runs or waits"
+            self.log(f"{job}: job {number} of the same code and settings {what}; it is taken")
+            return made
+        if result.ok:
+            number = slurm.submitted_id(said.removesuffix(" found"))
+            if number != said:
+                why = last_words(result.stderr)
+                self.log(f"{job}: job {number} came of it all the same ({why})")
+            return self._numbered(planned, number)
+        # A lost call may still wait for the lock; a signal (128 and more) may follow sbatch.
+        if code >= 128 or (was_lost and code == _BUSY):
+            code = _UNKNOWN
+        elif not was_lost and code != _UNKNOWN:
+            self._left_file(planned).unlink(missing_ok=True)
         why = "; ".join(line.strip() for line in result.stderr.splitlines() if line.strip())
         words = {
             _STALE: f"the cluster has code {said} live, and {planned.code_hash} of this checkout "
-            f"is not there in full; run `pulumi up --stack {stack}`, or submit with --sync to send "
-            "it now",
-            _NO_DATA: f"{said} is not on the cluster, or is empty; prepare it first (soperator "
-            f"submit {job} --pipeline -s STACK submits what {job} needs), bring it with soperator "
-            "data push -s STACK, or name the job that makes it with --after ID; nothing was "
-            "submitted",
-            _NO_FOLDER: f"{last_words(result.stderr)}; nothing was submitted",
+            f"is not there in full; run `pulumi up --stack {planned.stack}`, or submit with --sync "
+            "to send it now",
+            _NOT_THERE: f"{last_words(result.stderr)}; nothing was submitted",
             _BUSY: f"{why}; nothing was submitted: try again",
             _UNKNOWN: f"{why}; whether a job came of it is not known: the next command looks again",
         }
-        if result.exit_code in words:
-            return JobsError(f"{job}: {words[result.exit_code]}")
-        return slurm.refused(f"{job}: sbatch", result)
+        if code in words:
+            raise JobsError(f"{job}: {words[code]}")
+        raise slurm.refused(f"{job}: sbatch", result)
 
     def _script(self, planned: Submission, **variables: str | Sequence[str]) -> str:
         """What runs submit_once.sh for the key; the words of sbatch follow, or it only looks up."""
@@ -389,20 +359,21 @@ class Submitter(SubmittedJobs):
             f"{name}={shlex.quote(value) if isinstance(value, str) else f'({shlex.join(value)})'}"
             for name, value in {**of, "name": planned.job, **variables}.items()
         ]
-        text = Path(__file__).with_name("submit_once.sh").read_text(encoding="utf-8")
-        body = text[text.index("end() {") :]
-        words = [*lines, shell_file("own_folder"), body]
+        words = [*lines, shell_file("own_folder"), shell_file("submit_once", __file__)]
         return f"bash -c {shlex.quote(chr(10).join(words))} submit_once"
 
-    def _environment(self, request: Request, log: ledger.Log | None) -> list[str]:
-        """Variables that the job is submitted with; its configs are stored where `log` is given."""
-        return recipes.environment(
-            request,
-            self.outputs,
-            self.code_hash,
-            git_revision=self.git_revision,
-            store=self.store(),
-            log=log,
+    def _sbatch(self, request: Request, log: ledger.Log | None, **options: Any) -> str:
+        """The command; the configs of what it submits are stored where `log` is given."""
+        store, revision = self.store(), self.git_revision
+        export = recipes.environment(request, self.outputs, self.code_hash, revision, store, log)
+        return slurm.sbatch_command(
+            f"jobs/{request.name}",
+            recipes.job_args(request.sets),
+            after=request.after,
+            nodes=request.nodes,
+            array=request.array,
+            export=export,
+            **options,
         )
 
     @property
@@ -411,13 +382,9 @@ class Submitter(SubmittedJobs):
         paths = dict.fromkeys((self.outputs.own_path, self.outputs.code_path))
         return [f"{path}/releases/{self.code_hash}" for path in paths]
 
-    def _numbered(self, planned: Submission, job_id: str, key: str | None = None) -> Submission:
-        return replace(
-            planned,
-            job_id=job_id,
-            log_path=self.outputs.log_path(planned.job, job_id),
-            idempotency_key=key or planned.idempotency_key,
-        )
+    def _numbered(self, planned: Submission, job_id: str, **others: str) -> Submission:
+        log_path = self.outputs.log_path(planned.job, job_id)
+        return replace(planned, job_id=job_id, log_path=log_path, **others)
 
     def _own_file(self, kind: str) -> Path:
         return self.state / "runs" / self.outputs.stack / f".submit.{kind}"
@@ -425,30 +392,20 @@ class Submitter(SubmittedJobs):
     @contextmanager
     def _locked(self, *, waits: bool) -> Generator[None]:
         """The lock of submissions from this state folder; JobsError where it `waits` for nobody."""
-        path, fix = self._own_file("lock"), "make its folder yours, or set SOPERATOR_STATE"
+        path, told = self._own_file("lock"), f"another submission to {self.outputs.stack} is on its"
+
+        def wait(process: str) -> None:
+            self.log(f"{told} way from here (process {process}); waiting for it")
+
         with contextlib.ExitStack() as closing:
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                file = closing.enter_context(path.open("ab+", buffering=0))
-                fix = "set SOPERATOR_STATE to a folder on a filesystem that has locks"
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as busy:
-                    if not waits:
-                        raise JobsError(f"{path} is held") from busy
-                    file.seek(0)
-                    other = file.read(20).decode(errors="replace").strip()
-                    self.log(
-                        f"another submission to {self.outputs.stack} is on its way from here "
-                        f"(process {other or 'unknown'}); waiting for it"
-                    )
-                    fcntl.flock(file, fcntl.LOCK_EX)
+                refusal = JobsError(f"{path} is held")
+                closing.enter_context(files.alone(path, refusal, wait if waits else None))
             except OSError as error:
-                why = error.strerror or error
+                why, fix = error.strerror or error, "make its folder yours, or set SOPERATOR_STATE"
+                if error.filename is None:  # flock(2) names none
+                    fix = "set SOPERATOR_STATE to a folder on a filesystem that has locks"
                 raise JobsError(f"{path}: {why}; nothing was submitted: {fix}") from error
-            with contextlib.suppress(OSError):  # a full disk: only who waits would read it
-                file.truncate(0)
-                file.write(f"{os.getpid()}\n".encode())
             yield
 
 
@@ -458,13 +415,3 @@ def own_name() -> str:
         return getuser()
     except (KeyError, OSError):
         return str(os.getuid())
-
-
-def check_job(outputs: StackOutputs, job: str) -> None:
-    """Refuses a job that the stack does not declare, with the nearest name."""
-    if job in outputs.jobs:
-        return
-    near = get_close_matches(job, outputs.jobs, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    have = ", ".join(sorted(outputs.jobs))
-    raise JobsError(f"{outputs.stack}: jobs: {job!r} is not declared{hint} (has: {have})")

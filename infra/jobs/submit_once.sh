@@ -70,7 +70,9 @@ install -d -m 700 -o $(id -un) $folder" >&2
 done
 [ ! -d "$data" ] || for group in "${reads[@]}"; do # a login node without the place cannot tell
   while read -r -u 3 path; do [ ! -s "$path" ] || continue 2; done 3<<< "$group"
-  end 66 "${group%%$'\n'*}"
+  echo "${group%%$'\n'*} is not on the cluster, or is empty; prepare it first (soperator submit $name --pipeline -s STACK \
+submits what $name needs), bring it with soperator data push -s STACK, or name the job that makes it with --after ID" >&2
+  end 77
 done
 if [ -n "$oldest" ]; then
   queued=$(squeue --all --me --noheader --format="%F|%r|%k") || end 1

@@ -60,7 +60,7 @@ def kube_object(
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
 
 
-def shell_file(name: str) -> str:
-    """A shell file beside this one without the comment at its head, which is for its readers."""
-    text = Path(__file__).with_name(f"{name}.sh").read_text()
+def shell_file(name: str, beside: str = __file__) -> str:
+    """A shell file beside another without the comment at its head, which is for its readers."""
+    text = Path(beside).with_name(f"{name}.sh").read_text(encoding="utf-8")
     return "\n".join(dropwhile(lambda line: line.startswith("# "), text.splitlines()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +27,6 @@ from infra.files import write
 from infra.jobs.history import Submission
 from infra.jobs.ledger import open_ledger
 from infra.jobs.recipes import Request, prepare
-from infra.jobs.submit import check_job
 from infra.render.delivery import hash_files, pack
 from infra.render.sbatch import hardware_environment, nodesets_of
 from infra.reports.acceptance import certificate, result, run
@@ -122,7 +122,7 @@ def _run(
     """What the jobs measured; None after a dry run."""
     job = run.accept_job(spec)
     outputs = context.caller(spec.name, key)
-    check_job(outputs, job.name)
+    outputs.check_job(job.name)
     ledger = open_ledger(spec, context.state_root(), output.note)
     files = context.local_code(spec.name)
 
@@ -138,7 +138,8 @@ def _run(
 
         def send(batch: run.Batch, nodes: tuple[str, ...]) -> Submission:
             with submitter.alone():
-                return submitter.submit(request(batch), force=force, nodes=nodes).submission
+                asked = replace(request(batch), nodes=nodes)
+                return submitter.submit(asked, force=force).submission
 
         with output.ClusterText(sys.stderr) as shown:
             return run.collect(

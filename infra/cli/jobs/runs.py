@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -34,7 +34,6 @@ from infra.jobs.ledger import budget_lines, open_ledger
 from infra.jobs.recipes import job_args
 from infra.jobs.search import NO_METRIC, Board, runs_of, states_of, usd_by_job
 from infra.jobs.search import leaderboard as board_of
-from infra.jobs.submit import check_job
 from infra.render.delivery import hash_files
 from infra.render.kube_job import how_to_run, pytorch_job, service_and_job, to_yaml, training_pods
 from infra.reports.acceptance import comparison
@@ -141,9 +140,9 @@ def reproduce(
     check_code(run, hash_files(files), context.CHECKOUT, context.state_root())
     sets = settings_of(run, job, files)
     outputs = context.caller(stack, identity)
-    check_job(outputs, job.name)
+    outputs.check_job(job.name)
     ledger, code, requests = prepare(spec, [job], {job.name: sets})
-    request = requests[job.name]
+    request = replace(requests[job.name], reproduces=run.name)
     with context.connect(outputs, identity) as connection:
         if (line := check_data(run, connection)) is not None:
             output.note(line)
@@ -168,9 +167,7 @@ def reproduce(
             # Once it is queued it is written down and named, also where Ctrl-C came in between.
             with interrupts.held():
                 if found is None:
-                    found = submitter.submit(
-                        request, force=force, once=not once_more, reproduces=run.name
-                    ).submission
+                    found = submitter.submit(request, force=force, once=not once_more).submission
                 else:
                     output.note(f"{job.name}: nothing was submitted; --again submits it once more")
                 print(found.job_id, flush=True)

@@ -39,7 +39,6 @@ from infra.jobs import recipes, server
 from infra.jobs.follow import outcome
 from infra.jobs.recipes import job_args
 from infra.jobs.server import DEFAULT_PORT, ChatPage
-from infra.jobs.submit import check_job
 from infra.render.sbatch import chat_profile
 from infra.state import DEFAULT_STACK, Cache
 from stacks.errors import UserError
@@ -69,7 +68,7 @@ def serve(
     job_args(sets or ())
     page_port = server.free_port(port) if open_ else None
     outputs = context.caller(stack, identity)
-    check_job(outputs, wanted.name)
+    outputs.check_job(wanted.name)
     with interrupts.closed_whole() as closing:
         connection = closing.enter_context(context.connect(outputs, identity))
         own = _OwnJob(connection, stack, is_kept=keep)

@@ -33,7 +33,6 @@ from infra.jobs.history import Submitted
 from infra.jobs.ledger import JobLedger, budget_lines, check_together, lines_together, open_ledger
 from infra.jobs.recipes import Request
 from infra.jobs.search import prepare_search, trials_to_submit
-from infra.jobs.submit import check_job
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 from stacks.schedule import pipeline as pipeline_of
@@ -99,7 +98,7 @@ def submit(
 ) -> None:
     """Submit a declared job or search; prints its id, and what it is expected to cost."""
     outputs = context.caller(stack, identity)
-    check_job(outputs, job)
+    outputs.check_job(job)
     if after is not None:
         slurm.job_id(after)
     spec, own, is_json = context.spec(stack), sets or (), format is Format.JSON
@@ -117,7 +116,7 @@ def submit(
     whole = pipeline_of(spec, last)
     jobs = whole if pipeline else whole[-1:]
     for each in jobs if pipeline else ():
-        check_job(outputs, each.name)
+        outputs.check_job(each.name)
     by_job = history.settings_by_job(own, jobs, job) if pipeline else {last: own}
     ledger, code, requests = prepare(spec, jobs, by_job, search)
     request = requests[job]
@@ -175,7 +174,7 @@ def submit(
                 text = history.pipeline_text(
                     jobs,
                     known if pipeline else {job: None},
-                    lambda each, ids: submitter.dry_run(requests[each.name], after=ids),
+                    lambda each, ids: submitter.dry_run(replace(requests[each.name], after=ids)),
                     after=after,
                 )
                 if is_json:
@@ -192,9 +191,8 @@ def submit(
             def send(wanted: JobSpec, ids: str | None) -> Submitted:
                 with interrupts.held():  # until the id is known
                     once = not again and after is None
-                    return submitter.submit(
-                        requests[wanted.name], force=force, after=ids, once=once
-                    )
+                    asked = replace(requests[wanted.name], after=ids)
+                    return submitter.submit(asked, force=force, once=once)
 
             sent = history.submit_pipeline(jobs, known, submitter, send, after=after)
     rows = [{**asdict(each.submission), "is_equivalent": each.is_equivalent} for each in sent]

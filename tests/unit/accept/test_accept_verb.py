@@ -21,12 +21,14 @@ from infra.cli.main import app
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Job
 from infra.jobs.ledger import open_ledger
+from infra.jobs.recipes import Request
 from infra.jobs.submit import Submitter
 from infra.reports.acceptance import certificate, run
 from infra.reports.acceptance.result import STAGES, AcceptError, Profile, given, merge, parse
 from stacks.load import load_stack
 from tests.damage import damaged
 from tests.unit.accept import acceptance
+from tests.unit.jobs.raw import request
 from tests.unit.jobs.test_submit import OUTPUTS
 
 
@@ -180,8 +182,8 @@ def test_its_recipe_is_kept_like_that_of_every_job(
 ) -> None:
     asked: list[dict[str, object]] = []
 
-    def refuse(self: Submitter, _request: object, **options: object) -> None:
-        asked.append({**options, "store": self.store()})
+    def refuse(self: Submitter, request: Request, **_options: object) -> None:
+        asked.append({"nodes": request.nodes, "store": self.store()})
         raise JobsError("enough was seen")
 
     outputs = replace(OUTPUTS, jobs={"accept": ""})
@@ -192,7 +194,7 @@ def test_its_recipe_is_kept_like_that_of_every_job(
         "run_config_store": lambda _outputs: {"bucket": "kept"},
     }.items():
         monkeypatch.setattr(context, name, value)
-    monkeypatch.setattr(module, "prepare", lambda *_words, **_options: None)
+    monkeypatch.setattr(module, "prepare", lambda *_words, **_options: request("accept"))
     monkeypatch.setattr(Submitter, "submit", refuse)
     done = CliRunner().invoke(
         app, ["cluster", "accept", "--stack", "h100-prod", "--identity", str(key)]

@@ -20,6 +20,7 @@ from infra.clients.slurm import Job
 from infra.clients.ssh import Result
 from infra.jobs import follow, history, recipes, transfer
 from infra.jobs.history import Submission, Submitted
+from infra.jobs.recipes import Request
 from infra.jobs.submit import Submitter
 from infra.render.delivery import hash_files
 from infra.setup.demo import runner, serving
@@ -27,6 +28,7 @@ from infra.setup.demo.runner import Runner, Step
 from infra.setup.demo.serving import roles, serve_and_load
 from stacks.errors import UserError
 from stacks.load import load_stack
+from tests.unit.jobs.raw import request
 
 KEY = "ssh-ed25519 AAAA"
 
@@ -124,10 +126,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     monkeypatch.setattr(transfer, "pull", played.pull)
 
     def prepare(_books: object, job: Any, _files: object, sets: tuple[str, ...], **_: Any) -> Any:
-        return job.name, sets
+        return request(job.name, sets=sets)
 
-    def submit(self: Submitter, request: tuple[str, tuple[str, ...]], **_: Any) -> Submitted:
-        made = played.add(*request, self.code_hash)
+    def submit(self: Submitter, asked: Request, **_: Any) -> Submitted:
+        made = played.add(asked.name, asked.sets, self.code_hash)
         return Submitted(submission=made, is_equivalent=False)
 
     monkeypatch.setattr(recipes, "prepare", prepare)

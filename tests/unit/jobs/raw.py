@@ -30,11 +30,25 @@ def submitter(
 
 
 def request(
-    job: str, *, sets: Sequence[str] = (), array: str | None = None, tasks: Any = None
+    job: str,
+    *,
+    sets: Sequence[str] = (),
+    array: str | None = None,
+    tasks: Any = None,
+    after: str | None = None,
+    nodes: Sequence[str] = (),
 ) -> Request:
     """A request of which nothing is known but what sbatch gets."""
     run = UnknownRun(job=job, num_nodes=1, reason="", fix="", at_most_usd=None)
-    return Request(name=job, sets=tuple(sets), run=run, tasks=tasks or {}, array=array)
+    return Request(
+        name=job,
+        sets=tuple(sets),
+        run=run,
+        tasks=tasks or {},
+        array=array,
+        after=after,
+        nodes=nodes,
+    )
 
 
 def submit(
@@ -45,6 +59,7 @@ def submit(
     code_hash: str,
     sets: Sequence[str] = (),
     after: str | None = None,
+    nodes: Sequence[str] = (),
     array: str | None = None,
     tasks: Mapping[int | None, PreparedJob] | None = None,
     store: Mapping[str, str] | None = None,
@@ -52,9 +67,8 @@ def submit(
 ) -> Submission:
     """The submission, once submit_once.sh took it; other options are those of sbatch_once."""
     from_here = submitter(connection, outputs, code_hash=code_hash, store=lambda: store)
-    asked = request(job, sets=sets, array=array, tasks=tasks)
-    planned = from_here.planned(asked, after=after)
-    return from_here.sbatch_once(planned, asked, **options)
+    asked = request(job, sets=sets, array=array, tasks=tasks, after=after, nodes=nodes)
+    return from_here.sbatch_once(from_here.planned(asked), asked, **options)
 
 
 def submit_within_budget(

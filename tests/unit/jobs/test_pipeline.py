@@ -59,7 +59,7 @@ class Queue:
 
     def show(self, wanted: JobSpec, after: str | None) -> str:
         outputs = self.equivalent.outputs
-        return submitter(self, outputs, code_hash=HASH).dry_run(request(wanted.name), after=after)
+        return submitter(self, outputs, code_hash=HASH).dry_run(request(wanted.name, after=after))
 
     def send(self, wanted: JobSpec, after: str | None) -> Submitted:
         number = str(len(self.states) + 1)

@@ -469,17 +469,21 @@ def test_data_that_is_not_there_is_refused_before_the_job_waits_for_a_gpu(
     job = JobSpec(name="finetune", module="workloads.train", recipe="r")
     recipe = {"train": {"dataset": "prepared/x"}}
     tasks = {None: PreparedJob(job=job, run=FINETUNE.run, plan=None, recipe=recipe)}
-    asked = request("finetune", tasks=tasks)
 
     def sent(after: str | None = None) -> str:
-        own = here(tmp_path, node, outputs)
-        return own.sbatch_once(own.planned(asked, after=after), asked).job_id
+        own, asked = here(tmp_path, node, outputs), request("finetune", tasks=tasks, after=after)
+        return own.sbatch_once(own.planned(asked), asked).job_id
 
     assert sent() == "12", "there is no such place here"
     path.parent.mkdir(parents=True)
     path.touch()
-    with pytest.raises(JobsError, match=rf"finetune: {path} is not on the cluster, or is empty"):
+    with pytest.raises(JobsError) as refused:
         sent()
+    assert str(refused.value) == (
+        f"finetune: {path} is not on the cluster, or is empty; prepare it first (soperator submit "
+        "finetune --pipeline -s STACK submits what finetune needs), bring it with soperator data "
+        "push -s STACK, or name the job that makes it with --after ID; nothing was submitted"
+    )
     assert sent(after="11") == "13"
     path.write_bytes(b"PAR1")
     assert sent() == "14"

@@ -88,8 +88,8 @@ def test_the_data_of_the_job_is_looked_for_before_it_is_queued(
     places = {**OUTPUTS.places, "data": "/mnt/data"}
     monkeypatch.setitem(globals(), "OUTPUTS", replace(OUTPUTS, places=places))
     of = books(tmp_path)
-    shell = Recorded(exit_code=66, stdout="/mnt/data/x/tokens_train.parquet\n")
-    with pytest.raises(JobsError, match=r"finetune: /mnt/data/\S+/tokens_train.parquet is not on"):
+    shell = Recorded(exit_code=77, stderr="/mnt/data/x/tokens_train.parquet is not there\n")
+    with pytest.raises(JobsError, match=r"finetune: /mnt/data/\S+ is not there; nothing was subm"):
         sent(of, shell, tmp_path)
     assert "/tokens_train.parquet\n" in shell.submitted
     assert history.submissions(tmp_path, "local") == ()
