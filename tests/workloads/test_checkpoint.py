@@ -548,7 +548,7 @@ def test_a_save_that_fails_between_two_others_does_not_end_the_run(
             run.checkpoints.wait()
         run.checkpoints.save(run.state, 2, loss=1.0)
         # As the next save does it.
-        run.checkpoints._collect(raises=False)
+        run.checkpoints.wait(raises=False)
     assert "the run goes on from memory" in capsys.readouterr().err
     run.train(3)
     run.checkpoints.save(run.state, 3, loss=1.0)

@@ -62,7 +62,6 @@ from workloads.train.run_folder import (
     RunFolder,
     candidates,
     digest,
-    move_aside,
     remove_old,
     was_restarted,
 )
@@ -430,21 +429,12 @@ class FolderCheckpoints:
 
     def save(self, state: TrainState, step: int, *, loss: float | None = None) -> None:
         """Commit `state` as of `step`, in a thread where the recipe wants that."""
-        self._collect(raises=False)
+        self.wait(raises=False)
         stopping = any(self._ranks.gather(bool(self.stop)))
         # Submitted with a smallest number of nodes below its largest, the job may change its size.
         may_resize = os.environ.get(MIN_NODES, "") != os.environ.get(MAX_NODES, "")
         is_elastic = self.due(step) or (stopping and may_resize)
         kind = ELASTIC if is_elastic else SHARDED
-        self._start(state, step, kind, loss=loss, in_background=not stopping)
-
-    def wait(self) -> None:
-        """Return when the last save is committed; CheckpointError when it is not."""
-        self._collect(raises=True)
-
-    def _start(
-        self, state: TrainState, step: int, kind: Kind, *, loss: float | None, in_background: bool
-    ) -> None:
         parent = self.folder.elastic_path if kind is ELASTIC else self.folder.path
         target = parent / f"{kind.prefix}-{step}"
         at(f"saving {target}")
@@ -461,9 +451,11 @@ class FolderCheckpoints:
             marker = Marker(
                 step=step, world_size=world_size, fingerprint=fingerprint, loss=loss, files=files
             )
-            atomic.write_text(scratch / kind.marker, marker.to_json())
+            atomic.write_text(scratch / kind.marker, json.dumps(asdict(marker), indent=1))
             if target.exists():
-                log(f"{target} is damaged; kept as {move_aside(target).name}")
+                # Moved out of the way: nothing here deletes a damaged one.
+                aside = target.rename(target.with_name(f"damaged-{target.name}-{utc_now()}"))
+                log(f"{target} is damaged; kept as {aside.name}")
             scratch.rename(target)
             atomic.fsync_path(parent)
             log(f"saved {target}")
@@ -477,7 +469,7 @@ class FolderCheckpoints:
 
         writer = CommittingWriter(scratch, self._own_files(state, step, kind), commit)
         options = {"storage_writer": writer, "planner": self._planner(kind), **self._for_dcp}
-        if in_background and self.config.background and self._has_room(values):
+        if not stopping and self.config.background and self._has_room(values):
             # DefaultStager of torch 2.11 serves one save only. A cached copy is in pinned memory.
             on_gpu = self.world.device.type == "cuda"
             self._stager = self._stager or BlockingAsyncStager(cache_staged_state_dict=on_gpu)
@@ -545,8 +537,8 @@ class FolderCheckpoints:
             files |= {ELASTIC_METADATA: json.dumps(values, indent=1), FULL_WEIGHTS: whole}
         return files
 
-    def _collect(self, *, raises: bool) -> None:
-        """End the save that runs, if any."""
+    def wait(self, *, raises: bool = True) -> None:
+        """Return when the last save is committed; where it is not, CheckpointError or a line."""
         if self._running is None:
             return
         target, future = self._running

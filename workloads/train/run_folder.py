@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from workloads.common import atomic
@@ -57,10 +57,6 @@ class Marker:
     loss: float | None
     files: dict[str, Digest]
     committed_at: str = field(default_factory=utc_now)
-
-    def to_json(self) -> str:
-        """Return the marker as the text of its file."""
-        return json.dumps(asdict(self), indent=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +123,6 @@ def candidates(folders: Iterable[Path]) -> list[Candidate]:
         if (each := candidate(path)) is not None
     ]
     return sorted(found, key=lambda each: (-each.step, KINDS.index(each.kind), str(each.path)))
-
-
-def move_aside(path: Path) -> Path:
-    """Rename a folder that is in the way, as nothing here deletes a damaged one; its new path."""
-    aside = path.with_name(f"damaged-{path.name}-{utc_now()}")
-    path.rename(aside)
-    return aside
 
 
 def remove_old(
