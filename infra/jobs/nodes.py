@@ -9,7 +9,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -261,10 +261,10 @@ class Filesystem:
     path: str
     what: str
     """What the stack declares behind the path."""
-    kind: str | None
-    size_bytes: int | None
-    used_bytes: int | None
-    free_bytes: int | None
+    kind: str | None = None
+    size_bytes: int | None = None
+    used_bytes: int | None = None
+    free_bytes: int | None = None
     node: str | None = None
     """The worker that was asked; None for the login node."""
 
@@ -293,60 +293,45 @@ def usage(
         return ()
     wanted = {**mounts, TMP: _OF_NODE}
     of_folders = {TMP, *wanted} if are_folders else {TMP}
-    here = _measured(shell, wanted, None, of_folders)
-    rest = [path for path in wanted if path not in here]
-    node, there = None, dict[str, list[str]]()
-    if rest:
-        there = _measured(shell, rest, _ON_A_WORKER, of_folders)
-        node = (there.pop("node", None) or [None])[0]
-    return tuple(
-        _filesystem(path, what, here.get(path) or there.get(path), node if path in there else None)
-        for path, what in wanted.items()
-    )
+    found = _measured(shell, wanted, None, of_folders)
+    if rest := {path: wanted[path] for path in wanted if path not in found}:
+        found |= _measured(shell, rest, _ON_A_WORKER, of_folders)
+    return tuple(found.get(path, Filesystem(path=path, what=wanted[path])) for path in wanted)
 
 
 def _measured(
-    shell: Shell, paths: Iterable[str], where: str | None, of_folders: Collection[str]
-) -> dict[str, list[str]]:
-    """Path -> df's columns, of those that are mounted there; "node" -> who was asked, if told."""
+    shell: Shell, wanted: Mapping[str, str], where: str | None, of_folders: Collection[str]
+) -> dict[str, Filesystem]:
+    """Those of the paths that are mounted there; `where` names the node it chose, None: here."""
     # Each path by itself: df ends with 1 when one of several is missing.
     script = "".join(
         f"echo {shlex.quote(path)}; "
         f"df --block-size=1 --output={_COLUMNS} {shlex.quote(path)} 2>/dev/null | tail -n +2; "
-        for path in paths
+        for path in wanted
     )
     if where is not None:
         script = where.replace("SCRIPT", shlex.quote(script))
     result = shell.run(f"{script} true")
     if not result.ok:
         raise JobsError(f"df: exit {result.exit_code}: {result.stderr.strip() or 'no message'}")
-    found: dict[str, list[str]] = {}
-    path = ""
+    found: dict[str, Filesystem] = {}
+    path, node = "", None
     for line in result.stdout.splitlines():
-        if line in paths:
+        if line in wanted:
             path = line
         elif line.startswith("node "):
-            found["node"] = line.split()[1:]
+            node = None if where is None else line.removeprefix("node ")
         elif line.strip():
             *fields, target = line.split(maxsplit=4)
             # A folder of the jail in a mount's place is not the mount; /tmp may be the root's.
-            if target == path or path in of_folders:
-                found[path] = fields
+            if target != path and path not in of_folders:
+                continue
+            names = ("size_bytes", "used_bytes", "free_bytes")
+            try:
+                kind, *sizes = fields
+                of = dict(zip(names, map(int, sizes), strict=True))
+            except ValueError as error:
+                text = f"df {path}: printed {fields!r}, which is not {_COLUMNS}"
+                raise JobsError(text) from error
+            found[path] = Filesystem(path=path, what=wanted[path], kind=kind, node=node, **of)
     return found
-
-
-def _filesystem(path: str, what: str, fields: list[str] | None, node: str | None) -> Filesystem:
-    try:
-        kind, *sizes = fields or (None, None, None, None)
-        size, used, free = (None if each is None else int(each) for each in sizes)
-    except ValueError as error:
-        raise JobsError(f"df {path}: printed {fields!r}, which is not {_COLUMNS}") from error
-    return Filesystem(
-        path=path,
-        what=what,
-        kind=kind,
-        size_bytes=size,
-        used_bytes=used,
-        free_bytes=free,
-        node=node,
-    )
