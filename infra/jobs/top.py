@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from infra.clients.errors import JobsError
@@ -63,10 +63,10 @@ def samples(lines: Iterable[str]) -> Iterator[NodeSample]:
     """Each node's samples as they are complete; lines of nodes may be mixed."""
     begun: dict[str, tuple[list[Gpu], list[tuple[int, int]]]] = {}
     for line in lines:
-        fields = line.strip().split(",")
-        if len(fields) < 2:
+        cells = line.strip().split(",")
+        if len(cells) < 2:
             continue
-        kind, node, *values = fields
+        kind, node, *values = cells
         gpus, ports = begun.setdefault(node, ([], []))
         try:
             match kind:
@@ -153,16 +153,8 @@ def _gpu(node: str, values: list[str]) -> Gpu:
     index, *rest = values
     # nvidia-smi prints [N/A], [NotSupported] and the like for what a GPU does not tell.
     told = (None if text.startswith("[") else float(text) for text in rest)
-    used_percent, used, memory, power, limit = told
-    return Gpu(
-        node=node,
-        index=int(index),
-        utilization_percent=used_percent,
-        memory_used_mib=used,
-        memory_mib=memory,
-        power_w=power,
-        power_limit_w=limit,
-    )
+    names = [each.name for each in fields(Gpu)[2:]]  # in the order of check_gpu_util.sh
+    return Gpu(node=node, index=int(index), **dict(zip(names, told, strict=True)))
 
 
 def watch(
