@@ -79,8 +79,10 @@ def alone(
     it, and the block begins once that is over.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    kind = os.O_DIRECTORY if path.is_dir() else os.O_CREAT
-    descriptor = os.open(path, kind | (os.O_RDWR if waits else os.O_RDONLY), 0o644)
+    is_file = not path.is_dir()
+    # Over NFS the lock is one of fcntl(2), and EBADF where the file is not open to write: flock(2).
+    how = os.O_RDWR | os.O_CREAT if is_file else os.O_RDONLY | os.O_DIRECTORY
+    descriptor = os.open(path, how, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,7 +91,7 @@ def alone(
                 raise refusal from error
             waits(os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if waits is not None:
+        if is_file:
             with suppress(OSError):  # a full disk: only who waits would read it
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

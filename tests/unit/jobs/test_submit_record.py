@@ -452,6 +452,29 @@ def test_a_state_folder_without_locks_is_refused_in_a_line_that_says_what_to_do(
         pytest.fail("it went on without the lock")
 
 
+def test_over_nfs_what_was_cut_off_is_written_down_and_who_waits_is_told_by_whom(
+    node: LoginNode, outputs: StackOutputs, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS takes no exclusive lock of a file that is open to read alone: flock(2)."""
+    flock, seen = fcntl.flock, list[str]()
+    path = state / "runs" / "local" / ".submit.lock"
+
+    def of_nfs(descriptor: int, operation: int) -> None:
+        mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+        if operation & fcntl.LOCK_EX and mode == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, operation)
+
+    node.cut = Killed
+    with pytest.raises(Killed):
+        call(node, outputs, state)
+    path.write_text("1\n")
+    node.at = lambda _command: seen.append(path.read_text())
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    here(state, node, outputs).recover()
+    assert (booked(state), {*seen}) == (["12"], {f"{os.getpid()}\n"})
+
+
 def test_a_state_folder_that_cannot_be_written_stops_the_submission(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
     said = "nothing was submitted: make its folder yours"
