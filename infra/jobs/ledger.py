@@ -7,12 +7,14 @@ that were there before it leave it room. Amounts are computed in cost/.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from getpass import getuser
 from pathlib import Path
 
 from cost.report.layout import rounded, small_usd_text
@@ -217,6 +219,14 @@ def expected(
     )
 
 
+def own_name() -> str:
+    """Who submits, as this machine knows them; the number where it has no name for them."""
+    try:
+        return getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
 @contextmanager
 def named(job_id: str, what: str) -> Generator[None]:
     """Errors in the block name the job, so that nobody submits it once more and pays double."""
@@ -334,13 +344,11 @@ class OpenBooks:
         charges = [queue_charge(self.ledger.rates, use, now) for use in queue]
         return self.ledger.month(content.entries, now, charges, told)
 
-    def within_budget(
-        self, entry: ForecastEntry, *, user: str, force: bool
-    ) -> tuple[Entries, bool]:
+    def within_budget(self, entry: ForecastEntry, *, force: bool) -> tuple[Entries, bool]:
         """What the ledger gets once the job has its number, and whether it is submitted held.
 
-        Refused where the budget has no room and no `force`. `user`: who asks, as this machine knows
-        them. A held job is decided about once it is queued.
+        Refused where the budget has no room and no `force`. A held job is decided about once it is
+        queued.
         """
         month = self.month(entry.at)
         if month is None:
@@ -360,7 +368,7 @@ class OpenBooks:
             job=entry.job,
             job_id="",
             cluster=entry.cluster,
-            user=user,
+            user=own_name(),
             forecast_usd=usd,
             left_usd=plain(month.left_usd),
             budget_usd=month.budget_usd,

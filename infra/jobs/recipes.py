@@ -22,6 +22,7 @@ from cost.runs.runs import run_lines
 from cost.runs.searches import SearchCost
 from cost.size.plan import Plan, make_plan, saving
 from cost.size.shape import LayersError, SizeError
+from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.objects import Place, StorageError
 from infra.jobs.ledger import JobLedger
@@ -363,15 +364,19 @@ def plan_name(content: bytes) -> str:
     return f"{hashlib.sha256(content).hexdigest()[:16]}.json"
 
 
-def environment(
+def sbatch(
     request: Request,
     outputs: StackOutputs,
     code_hash: str,
     git_revision: str | None,
     store: Mapping[str, str] | None,
     log: Callable[[str], object] | None,
-) -> list[str]:
-    """Variables that a job is submitted with, NAME=VALUE each; None for `log` stores no config."""
+    **options: Any,
+) -> str:
+    """The command that submits it, with its variables; None for `log` stores no config.
+
+    `options`: others of `slurm.sbatch_command`.
+    """
     found = [f"{RELEASE_VARIABLE}={code_hash}"]
     found += [f"SOPERATOR_GIT_REVISION={git_revision}"] if git_revision else []
     for number, each in request.tasks.items():
@@ -385,7 +390,15 @@ def environment(
         if each.plan is not None:
             path = f"{outputs.own_path}/plans/{plan_name(each.plan.to_bytes())}"
             found.append(f"{PLAN_VARIABLE}{suffix}={path}")
-    return found
+    return slurm.sbatch_command(
+        f"jobs/{request.name}",
+        job_args(request.sets),
+        after=request.after,
+        nodes=request.nodes,
+        array=request.array,
+        export=found,
+        **options,
+    )
 
 
 def job_args(sets: Sequence[str]) -> list[str]:

@@ -11,15 +11,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import secrets
 import shlex
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from getpass import getuser
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +30,7 @@ from infra.jobs.history import Submission, Submitted, SubmittedJobs
 from infra.jobs.ledger import Entries, JobLedger, OpenBooks, OverBudgetError
 from infra.jobs.recipes import Request
 from infra.jobs.records import read_object
+from infra.render.delivery import pack
 from infra.render.names import shell_file
 from stacks.errors import UserError, visible
 
@@ -62,14 +60,15 @@ class Submitter(SubmittedJobs):
     sent_code: Mapping[str, bytes] | None = None
     """By path: goes first, where the cluster has not got it; None: somebody else delivers."""
 
-    @contextmanager
+    @contextlib.contextmanager
     def alone(self) -> Generator[None]:
         """No other process of this state folder submits to the stack in the block.
 
         What a killed one submitted is written down first; JobsError where nobody knows of it.
         """
         with self._locked(waits=True):
-            for path in history.damaged(self.state, self.outputs.stack):
+            damaged = [path for path, left in self._left().items() if left is None]
+            for path in (*history.damaged(self.state, self.outputs.stack), *damaged):
                 self.log(f"{path}: damaged, so its job may be submitted once more; remove it")
             self._recover()
             yield
@@ -106,7 +105,7 @@ class Submitter(SubmittedJobs):
         cluster = self.outputs.login_host_key
         with self.books().locked(self.connection, cluster, self.log) as books:
             entry = ledger.expected(request.run, cluster, len(request.tasks))
-            entries, is_held = books.within_budget(entry, user=own_name(), force=force)
+            entries, is_held = books.within_budget(entry, force=force)
             made = self.sbatch_once(planned, request, oldest=oldest, hold=is_held, entries=entries)
             is_new = made.idempotency_key == planned.idempotency_key
             if is_new:
@@ -172,7 +171,7 @@ class Submitter(SubmittedJobs):
         command.
         """
         job, outputs, tasks = planned.job, self.outputs, request.tasks.values()
-        plans = dict.fromkeys(each.plan.to_bytes() for each in tasks if each.plan is not None)
+        plans = [each.plan.to_bytes() for each in tasks if each.plan is not None]
         # Of each group one path must be there, unless the job waits for one that may make it.
         reads = dict.fromkeys(
             "\n".join(recipes.prepared_data(each.job, each.recipe, outputs))
@@ -187,7 +186,6 @@ class Submitter(SubmittedJobs):
             folders=[outputs.places[each] for each in ("logs", "results") if outputs.shared],
             data=outputs.places.get("data", ""),
             reads=[*filter(None, reads)],
-            plans=[f"{len(each)} {recipes.plan_name(each)}" for each in plans],
         )
         command = f"{script} {sbatch}"
         if len(command.encode()) > _MOST_BYTES:
@@ -197,8 +195,15 @@ class Submitter(SubmittedJobs):
                 "searches with fewer trials each"
             )
         if entries:
-            self._leave(planned, entries, is_held=hold)
-        return self._answered(planned, *self._call(command, b"".join(plans)))
+            lines, path = [encode(entry) for entry in entries], self._left_file(planned)
+            left = {"submission": asdict(planned), "entries": lines, "is_held": hold}
+            try:
+                files.write(path, json.dumps(left))
+            except OSError as error:
+                why = error.strerror or error
+                raise JobsError(f"{path}: {why}; nothing was submitted: make room there") from error
+        archive = pack({recipes.plan_name(each): each for each in plans})
+        return self._answered(planned, *self._call(command, archive))
 
     def dry_run(self, request: Request) -> str:
         """What would be submitted and when Slurm would start it; nothing is queued.
@@ -220,8 +225,8 @@ class Submitter(SubmittedJobs):
         if not result.ok:
             raise slurm.refused(f"{request.name}: sbatch --test-only", result)
         release, _, text = result.stdout.partition("\n")
-        stale = ""
-        if (deployed := release.rpartition("/")[2]) != self.code_hash:
+        deployed, stale = release.rpartition("/")[2], ""
+        if deployed != self.code_hash:
             stale = (
                 f"# The cluster has code {deployed}, this checkout is {self.code_hash}: the script "
                 "below is the cluster's, and submit refuses without --sync or pulumi up.\n"
@@ -229,38 +234,31 @@ class Submitter(SubmittedJobs):
         lines = f"# {shown}\n# {result.stderr.strip()}\n{stale}{text}".split("\n")
         return "\n".join(map(visible, lines))
 
-    def _leave(self, planned: Submission, entries: Entries, *, is_held: bool) -> None:
-        """Keeps here what is sent, for whichever command comes after this one."""
-        lines, path = [encode(entry) for entry in entries], self._left_file(planned)
-        left = {"submission": asdict(planned), "entries": lines, "is_held": is_held}
-        try:
-            files.write(path, json.dumps(left))
-        except OSError as error:
-            why = error.strerror or error
-            raise JobsError(f"{path}: {why}; nothing was submitted: make room there") from error
-
     def _left_file(self, planned: Submission) -> Path:
         return self._own_file(f"left.{(planned.idempotency_key or '').rpartition(':')[2]}")
 
-    def _left(self) -> list[tuple[Submission, Entries, bool]]:
-        """What was sent from here and is not written down; damaged files and copies do not count.
+    def _left(self) -> dict[Path, tuple[Submission, Entries, bool] | None]:
+        """What was sent from here and is not written down, by file; None: it is damaged.
 
         With what the ledger gets, and whether the job was submitted held.
         """
-        found: list[tuple[Submission, Entries, bool]] = []
+        found: dict[Path, tuple[Submission, Entries, bool] | None] = {}
         for path in sorted(self._own_file("left").parent.glob(".submit.left.*")):
-            values = read_object(path)
+            values, found[path] = read_object(path), None
             with contextlib.suppress(ValueError, TypeError):
                 entries = tuple(map(decode, values.get("entries", ())))
                 made = history.submission_from(values.get("submission", {}))
-                if made is not None and entries and path == self._left_file(made):
-                    found.append((made, entries, values.get("is_held", False)))
+                if made is not None and entries:
+                    found[path] = made, entries, values.get("is_held", False)
         return found
 
     def _recover(self) -> None:
         """Writes down what came of that which was left, or takes it back for the budget."""
         by_key = {each.idempotency_key: each for each in self.submissions()}
-        for planned, entries, is_held in self._left():
+        for path, left in self._left().items():
+            if left is None or path != self._left_file(left[0]):  # which is a copy
+                continue
+            planned, entries, is_held = left
             # Ids start again on a cluster that was made anew; one of before may be entered again.
             is_here = planned.cluster == self.outputs.login_host_key
             known = by_key.get(planned.idempotency_key)
@@ -277,9 +275,7 @@ class Submitter(SubmittedJobs):
                         )
                 except OverBudgetError as over:
                     self.log(f"{over}; the command that submitted it was cut off")
-            elif time.time() < self._left_file(planned).stat().st_mtime + (
-                _LATE_S if is_here else _AWAY_S
-            ):
+            elif time.time() < path.stat().st_mtime + (_LATE_S if is_here else _AWAY_S):
                 continue
             self._forget(planned)
 
@@ -364,17 +360,8 @@ class Submitter(SubmittedJobs):
 
     def _sbatch(self, request: Request, log: ledger.Log | None, **options: Any) -> str:
         """The command; the configs of what it submits are stored where `log` is given."""
-        store, revision = self.store(), self.git_revision
-        export = recipes.environment(request, self.outputs, self.code_hash, revision, store, log)
-        return slurm.sbatch_command(
-            f"jobs/{request.name}",
-            recipes.job_args(request.sets),
-            after=request.after,
-            nodes=request.nodes,
-            array=request.array,
-            export=export,
-            **options,
-        )
+        code, revision, store = self.code_hash, self.git_revision, self.store()
+        return recipes.sbatch(request, self.outputs, code, revision, store, log, **options)
 
     @property
     def _releases(self) -> list[str]:
@@ -389,7 +376,7 @@ class Submitter(SubmittedJobs):
     def _own_file(self, kind: str) -> Path:
         return self.state / "runs" / self.outputs.stack / f".submit.{kind}"
 
-    @contextmanager
+    @contextlib.contextmanager
     def _locked(self, *, waits: bool) -> Generator[None]:
         """The lock of submissions from this state folder; JobsError where it `waits` for nobody."""
         path, told = self._own_file("lock"), f"another submission to {self.outputs.stack} is on its"
@@ -407,11 +394,3 @@ class Submitter(SubmittedJobs):
                     fix = "set SOPERATOR_STATE to a folder on a filesystem that has locks"
                 raise JobsError(f"{path}: {why}; nothing was submitted: {fix}") from error
             yield
-
-
-def own_name() -> str:
-    """Who submits, as this machine knows them; the number where it has no name for them."""
-    try:
-        return getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())

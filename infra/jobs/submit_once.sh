@@ -1,8 +1,8 @@
 # One sbatch for one idempotency key: bash on the login node runs this after own_folder.sh, the variables that
 # infra/jobs/submit.py sets, and with the words of the sbatch; without words it tells what came of the key. The key's record
 # in the user's own folder is what sbatch says, then its job's id. The lock is held by what sbatch still runs, so a hung one
-# keeps others out. The plans come on standard input, which is read to its end before every exit: else the sender takes it
-# for a lost connection. Exit codes are those of submit.py.
+# keeps others out. The plans come as an archive on standard input, read to its end before every exit: else the sender takes
+# it for a lost connection. Exit codes are those of submit.py.
 end() {
   local code=$1
   shift
@@ -42,13 +42,6 @@ end_with_known() {
   rm -f "$record"
 }
 
-# take BYTES PATH: so much of standard input becomes the file, whole or not at all.
-take() {
-  head -c "$1" > "$2.$$" && [ "$(stat -c %s "$2.$$")" = "$1" ] && mv -fT "$2.$$" "$2" && return
-  rm -f "$2.$$"
-  return 1
-}
-
 umask 077
 record=$own/submissions/${key##*:}
 (own_folder "$own/submissions") || end 77
@@ -80,18 +73,15 @@ if [ -n "$oldest" ]; then
     [[ $comment != "${key%:*}:"* || ! $id =~ ^[0-9]+$ || 10#$id -lt $oldest ]] || end 76 "$id|$reason|$comment"
   done 3<<< "$queued"
 fi
-mkdir -p "$own/plans"
-for plan in "${plans[@]}"; do
-  take "${plan% *}" "$own/plans/${plan#* }" || end 1
-done
+new=$own/.plans # a job that waits keeps its plan whole
+rm -rf "$new" && mkdir -p "$new" "$own/plans" && tar -xz --no-same-owner --no-same-permissions -C "$new" &&
+  find "$new" -type f -exec mv -ft "$own/plans" {} + && rmdir "$new" || end 1
 cd "$code" && : > "$record" && sync "$record" || end 1
 said=$("$@" 2> "$record")
 status=$?
 cat "$record" >&2
-if [ $status != 0 ]; then
-  end_with_known found
-  end 1
-fi
+[ $status = 0 ] || end_with_known found
+[ $status = 0 ] || end 1
 id=$(sed -n '$s/^\([0-9]\+\)\(;.*\)\?$/\1/p' <<< "$said")
 [ -z "$id" ] || end_with "$id"
 end 0 "$said"

@@ -16,15 +16,7 @@ from cost.runs.runs import pipeline_cost, pipeline_line, plain_pipeline, plain_r
 from cost.runs.searches import plain_search
 from cost.size.shape import SizeError
 from infra.cli import context, interrupts, output
-from infra.cli.context import (
-    AgainOption,
-    ForceOption,
-    IdentityOption,
-    StackOption,
-    SyncOption,
-    arg,
-    opt,
-)
+from infra.cli.context import arg, opt
 from infra.cli.output import Format
 from infra.clients import slurm
 from infra.clients.errors import JobsError
@@ -78,7 +70,7 @@ def prepare(
 
 def submit(
     job: Annotated[str, arg("Job or search that the stack declares.")],
-    stack: StackOption = DEFAULT_STACK,
+    stack: context.StackOption = DEFAULT_STACK,
     sets: Annotated[
         list[str] | None,
         opt(
@@ -89,11 +81,11 @@ def submit(
     ] = None,
     pipeline: Annotated[bool, opt("Submit what the job needs as well, in order.")] = False,
     after: Annotated[str | None, opt("Start after this job succeeded.", "ID")] = None,
-    again: AgainOption = False,
-    sync: SyncOption = False,
+    again: context.AgainOption = False,
+    sync: context.SyncOption = False,
     dry_run: Annotated[bool, opt("Show what would run and when; queue nothing.")] = False,
-    force: ForceOption = False,
-    identity: IdentityOption = None,
+    force: context.ForceOption = False,
+    identity: context.IdentityOption = None,
     format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """Submit a declared job or search; prints its id, and what it is expected to cost."""
@@ -190,9 +182,8 @@ def submit(
 
             def send(wanted: JobSpec, ids: str | None) -> Submitted:
                 with interrupts.held():  # until the id is known
-                    once = not again and after is None
                     asked = replace(requests[wanted.name], after=ids)
-                    return submitter.submit(asked, force=force, once=once)
+                    return submitter.submit(asked, force=force, once=not again and after is None)
 
             sent = history.submit_pipeline(jobs, known, submitter, send, after=after)
     rows = [{**asdict(each.submission), "is_equivalent": each.is_equivalent} for each in sent]

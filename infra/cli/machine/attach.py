@@ -19,7 +19,7 @@ from infra.clients.pulumi import attached_outputs
 from infra.clients.ssh import Connection, Endpoint, offered_host_key
 from infra.clients.ssh_key import fingerprint
 from infra.jobs import transfer
-from infra.jobs.submit import own_name
+from infra.jobs.ledger import own_name
 from infra.operate import attach as discovery
 from infra.operate.attach import Found, compress
 from infra.render.delivery import code_files

@@ -85,7 +85,7 @@ def submit_within_budget(
     state = books.file.path.parents[2]
     own = submitter(shell, None, state=state, log=log)  # type: ignore[arg-type]
     with books.locked(shell, entry.cluster, log) as opened:
-        entries, is_held = opened.within_budget(entry, user="anna", force=force)
+        entries, is_held = opened.within_budget(entry, force=force)
         assert is_held or not decides
         made = send()
         own._book(opened, entries, made, decides=decides, is_new=True)

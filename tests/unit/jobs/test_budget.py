@@ -97,7 +97,10 @@ def test_a_job_over_the_budget_is_refused_with_the_numbers_and_not_queued(tmp_pa
     assert len(of.file.read().entries) == 1
 
 
-def test_force_submits_it_and_the_ledger_says_who_and_by_how_much(tmp_path: Path) -> None:
+def test_force_submits_it_and_the_ledger_says_who_and_by_how_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "anna")
     of = books(tmp_path)
     of.file.append(forecast_entry("1", "64", at(9)))
     said = ask(of, Recorded(stdout=EMPTY), force=True)

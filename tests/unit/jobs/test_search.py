@@ -16,7 +16,7 @@ from infra.clients.ssh import Result
 from infra.jobs import history
 from infra.jobs.history import Submission, SubmittedJobs
 from infra.jobs.ledger import JobLedger, open_ledger
-from infra.jobs.recipes import PreparedJob
+from infra.jobs.recipes import PreparedJob, plan_name
 from infra.jobs.search import (
     TaskState,
     TrialRun,
@@ -26,7 +26,7 @@ from infra.jobs.search import (
     states_of,
     trials_to_submit,
 )
-from infra.render.delivery import code_files, hash_files
+from infra.render.delivery import code_files, hash_files, pack
 from stacks.load import STACKS_DIR
 from stacks.rules.jobs import TRIALS_MOST
 from stacks.spec.cost import BudgetSpec
@@ -154,7 +154,8 @@ def test_the_largest_search_is_one_argument_of_a_shell(monkeypatch: pytest.Monke
     submit(cluster, WITH_SEARCH, "lr", code_hash=HASH, tasks=many(TRIALS_MOST), store={})
     assert cluster.asked[-1].count(config) == TRIALS_MOST
     assert len(cluster.asked[-1].encode()) < 128 * 1024
-    assert cluster.stdin[-1] == b"".join(b"%d" % number for number in range(TRIALS_MOST))
+    plans = [b"%d" % number for number in range(TRIALS_MOST)]
+    assert cluster.stdin[-1] == pack({plan_name(each): each for each in plans})
 
 
 def test_a_command_that_no_shell_takes_is_refused_before_it_is_sent(

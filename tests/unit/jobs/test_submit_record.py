@@ -22,6 +22,7 @@ from infra.jobs.history import Submission
 from infra.jobs.ledger import JobLedger
 from infra.jobs.recipes import PreparedJob
 from infra.jobs.submit import Submitter
+from infra.render.delivery import pack
 from stacks.load import StackError
 from stacks.spec.slurm import JobSpec
 from tests.unit.cost.run_stacks import at, forecast_entry
@@ -219,7 +220,7 @@ def test_a_repeated_call_that_is_refused_forgets_nothing_of_the_first_which_may_
         call(node, outputs, state)
     for program in (programs / "flock", node.folder / "refuses"):
         program.unlink(missing_ok=True)
-    node.run(first[0])
+    node.run(first[0], stdin=pack({}))
     here(state, node, outputs).recover()
     assert (node.names(), booked(state), left(state)) == (["finetune"], ["12"], [])
 
@@ -391,9 +392,13 @@ def test_what_is_left_here_and_damaged_keeps_nobody_from_submitting(
     text: str, node: LoginNode, outputs: StackOutputs, state: Path
 ) -> None:
     call(node, outputs, state)
-    left(state)[0].write_text(text)
-    with here(state, node, outputs, pytest.fail).alone():
+    (path,) = left(state)
+    path.write_text(text)
+    lines: list[str] = []
+    here(state, node, outputs, pytest.fail).recover()
+    with here(state, node, outputs, lines.append).alone():
         assert booked(state) == []
+    assert lines == [f"{path}: damaged, so its job may be submitted once more; remove it"]
 
 
 def test_an_answer_that_is_no_number_is_refused(
