@@ -375,14 +375,6 @@ class OpenBooks:
         )
         return (entry, override), False
 
-    def write_down(self, entries: Entries, job_id: str) -> bool:
-        """Adds the entries of a submission under its number; False: they are there already."""
-        named = tuple(replace(entry, job_id=job_id) for entry in entries)
-        is_new = (entries[0].cluster, job_id) not in forecasts(self.file.read().entries)
-        if is_new:
-            self.file.append(*named)
-        return is_new
-
     def tell(self) -> None:
         """Tells the team what is written down; it can wait, so that an error of it is only said."""
         try:
@@ -464,6 +456,14 @@ class OpenBooks:
         slurm.release(shell, job_id)
 
 
+def write_down(file: OpenLedger, entries: Entries, job_id: str) -> bool:
+    """Adds the entries of a submission under its number; False: they are there already."""
+    is_new = (entries[0].cluster, job_id) not in forecasts(file.read().entries)
+    if is_new:
+        file.append(*(replace(entry, job_id=job_id) for entry in entries))
+    return is_new
+
+
 def admit_session(ledger: JobLedger, shell: Shell, asked: Ask, cluster: str, log: Log) -> bool:
     """Decides of a session's held job, and writes it down; False while Slurm has not got it."""
     number = slurm.id_of(shell, asked.name)
@@ -482,7 +482,7 @@ def admit_session(ledger: JobLedger, shell: Shell, asked: Ask, cluster: str, log
     with ledger.locked(shell, cluster, log) as books:
         with named(number, "is the session's, and is ended with it"):
             books.decide(entry, number)
-            books.write_down((entry,), number)
+            write_down(books.file, (entry,), number)
         books.tell()
     return True
 

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from cost.runs.ledger import ForecastEntry, decode, encode
+from cost.runs.ledger import FILE_NAME, ForecastEntry, Ledger, OpenLedger, decode, encode
 from infra import files
 from infra.clients import slurm
 from infra.clients.errors import JobsError, last_words
@@ -111,27 +111,31 @@ class Submitter(SubmittedJobs):
             if is_new:
                 queued(made.job_id)
             try:
-                self._book(books, entries, made, decides=is_new and is_held, is_new=is_new)
+                if is_new and is_held:
+                    self._decide(books, entries, made)
             except OverBudgetError:
                 self._forget(planned)
                 raise
+            self._book(books.file, entries, made, is_new=is_new)
             books.tell()
         self._forget(planned)
         return Submitted(submission=made, is_equivalent=not is_new)
 
-    def _book(
-        self, books: OpenBooks, entries: Entries, made: Submission, *, decides: bool, is_new: bool
-    ) -> bool:
-        """Writes it down, once a job that waits held is let go; whether the ledger had it not."""
-        job_id, later = made.job_id, f"the next command of {books.ledger.spec.name} from here"
-        if decides and isinstance(entries[0], ForecastEntry):
-            waits = f"is submitted and waits held: {later} decides about it"
-            with ledger.named(job_id, waits):
-                books.decide(entries[0], job_id)
+    def _decide(self, books: OpenBooks, entries: Entries, made: Submission) -> None:
+        """Lets a job that waits held go, or takes it back, by the prices of the books."""
+        if isinstance(entries[0], ForecastEntry):
+            later = f"the next command of {made.stack} from here decides about it"
+            with ledger.named(made.job_id, f"is submitted and waits held: {later}"):
+                books.decide(entries[0], made.job_id)
+
+    def _book(self, file: OpenLedger, entries: Entries, made: Submission, *, is_new: bool) -> bool:
+        """Writes it down; whether the ledger had it not."""
         history.remember(self.state, made, is_new=is_new)
-        not_there = "is submitted but not in the ledger"
-        with ledger.named(job_id, f"{not_there}: make room, and {later} puts it there"):
-            return books.write_down(entries, job_id)
+        later = f"the next command of {made.stack} from here puts it there"
+        with ledger.named(
+            made.job_id, f"is submitted but not in the ledger: make room, and {later}"
+        ):
+            return ledger.write_down(file, entries, made.job_id)
 
     def planned(self, request: Request) -> Submission:
         """The submission before Slurm has numbered it, under a new idempotency key.
@@ -265,9 +269,12 @@ class Submitter(SubmittedJobs):
             made = known or (self._looked_up(planned) if is_here else None)
             if made is not None:
                 try:
-                    with self.books().locked(self.connection, made.cluster) as books:
-                        decides = is_held and known is None
-                        is_new = self._book(books, entries, made, decides=decides, is_new=False)
+                    if is_held and known is None:
+                        with self.books().locked(self.connection, made.cluster) as books:
+                            self._decide(books, entries, made)
+                    own = history.run_folder(self.state, made.stack, FILE_NAME)
+                    with Ledger(own).locked() as file:
+                        is_new = self._book(file, entries, made, is_new=False)
                     if is_new or known is None:
                         self.log(
                             f"{made.job}: job {made.job_id} was submitted by a command that was "

@@ -19,16 +19,7 @@ from typing import Annotated
 import typer
 
 from infra.cli import context, interrupts, output
-from infra.cli.context import (
-    CHECKOUT,
-    ForceOption,
-    IdentityOption,
-    SetsOption,
-    StackOption,
-    SyncOption,
-    arg,
-    opt,
-)
+from infra.cli.context import CHECKOUT, arg, opt
 from infra.cli.jobs.submit import prepare, submit
 from infra.cli.output import Format
 from infra.clients import slurm
@@ -49,16 +40,16 @@ _ASK_EVERY_S = 5.0
 
 
 def serve(
-    stack: StackOption = DEFAULT_STACK,
+    stack: context.StackOption = DEFAULT_STACK,
     open_: Annotated[bool, opt("Open the chat page; Ctrl-C closes everything.", "--open")] = False,
     job: Annotated[str | None, opt("Declared server; the only one by default.", "NAME")] = None,
     port: Annotated[int, opt("Port of the page on this machine; 0: any free one.")] = DEFAULT_PORT,
     keep: Annotated[bool, opt("Leave the server running, whatever ends this command.")] = False,
     share: Annotated[bool, opt("With --open: public link, with a password.")] = False,
-    sets: SetsOption = None,
-    sync: SyncOption = False,
-    force: ForceOption = False,
-    identity: IdentityOption = None,
+    sets: context.SetsOption = None,
+    sync: context.SyncOption = False,
+    force: context.ForceOption = False,
+    identity: context.IdentityOption = None,
 ) -> None:
     """Serve a model as a job; with --open talk to it in the browser."""
     if share and not open_:
@@ -209,7 +200,7 @@ def load(
     serve_job: Annotated[
         str | None, arg("Id of the serve job; the newest that runs by default.")
     ] = None,
-    stack: StackOption = DEFAULT_STACK,
+    stack: context.StackOption = DEFAULT_STACK,
     url: Annotated[str | None, opt("Any server up to /v1 instead, asked from here.", "URL")] = None,
     concurrency: Annotated[
         str | None, opt("Streams of the sweep, rising from 1.", "N,N,...")
@@ -222,11 +213,11 @@ def load(
     preset: Annotated[
         str | None, opt("With --url: what the server runs on.", "PLATFORM/PRESET")
     ] = None,
-    sets: SetsOption = None,
-    sync: SyncOption = False,
+    sets: context.SetsOption = None,
+    sync: context.SyncOption = False,
     dry_run: Annotated[bool, opt("Show what would run; ask and queue nothing.")] = False,
-    force: ForceOption = False,
-    identity: IdentityOption = None,
+    force: context.ForceOption = False,
+    identity: context.IdentityOption = None,
     format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """Measure a server under load: by the job `load`, or from here with --url.

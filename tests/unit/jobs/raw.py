@@ -88,7 +88,9 @@ def submit_within_budget(
         entries, is_held = opened.within_budget(entry, force=force)
         assert is_held or not decides
         made = send()
-        own._book(opened, entries, made, decides=decides, is_new=True)
+        if decides:
+            own._decide(opened, entries, made)
+        own._book(opened.file, entries, made, is_new=True)
         opened.tell()
     return made
 

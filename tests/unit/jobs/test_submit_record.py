@@ -22,6 +22,7 @@ from infra.jobs.history import Submission
 from infra.jobs.ledger import JobLedger
 from infra.jobs.recipes import PreparedJob
 from infra.jobs.submit import Submitter
+from infra.operate.prices import LivePriceError
 from infra.render.delivery import pack
 from stacks.load import StackError
 from stacks.spec.slurm import JobSpec
@@ -50,20 +51,28 @@ def state(tmp_path: Path) -> Path:
 
 
 def call(
-    node: LoginNode, outputs: StackOutputs, state: Path, planned: Submission | None = None
+    node: LoginNode,
+    outputs: StackOutputs,
+    state: Path,
+    planned: Submission | None = None,
+    *,
+    hold: bool = False,
 ) -> Submission:
     """One call of the script with its record, as a submission makes it."""
     own = here(state, node, outputs)
     planned = planned or plan(outputs)
     entries = (forecast_entry("", "15", at(8), cluster=outputs.login_host_key),)
-    return own.sbatch_once(planned, FINETUNE, entries=entries)
+    return own.sbatch_once(planned, FINETUNE, entries=entries, hold=hold)
 
 
 def here(
     state: Path, node: Any, outputs: StackOutputs, log: Callable[[str], Any] = print
 ) -> Submitter:
     """What submits from a state folder, and puts back what was cut off."""
-    file, spec = Ledger(state / "runs" / "local" / FILE_NAME), SimpleNamespace(name="local")
+    file, spec = (
+        Ledger(state / "runs" / "local" / FILE_NAME),
+        SimpleNamespace(name="local", attached=None),
+    )
     books = JobLedger(spec=spec, rates=None, file=file, records=())  # type: ignore[arg-type]
     return submitter(node, outputs, state=state, log=log, code_hash=HASH, books=lambda: books)
 
@@ -139,10 +148,10 @@ def test_a_killed_command_is_written_down_from_its_record(
 def test_a_stack_file_that_cannot_be_read_keeps_nobody_from_looking_at_the_cluster(
     node: LoginNode, outputs: StackOutputs, state: Path
 ) -> None:
-    """`logs` and `status` need none; what was cut off is written down once it can be read."""
+    """`logs` and `status` need none; a held job is decided about once it can be read."""
     node.cut = Killed
     with pytest.raises(Killed):
-        call(node, outputs, state)
+        call(node, outputs, state, hold=True)
 
     def damaged() -> JobLedger:
         raise StackError(("Pulumi.local.yaml: no such key",))
@@ -152,7 +161,23 @@ def test_a_stack_file_that_cannot_be_read_keeps_nobody_from_looking_at_the_clust
     assert len(left(state)) == 1
     with pytest.raises(StackError), own.alone():
         pytest.fail("it went on")
+    (node.folder / "held.12").unlink()  # somebody let it go
     here(state, node, outputs).recover()
+    assert (booked(state), left(state)) == (["12"], [])
+
+
+def test_what_was_cut_off_is_written_down_though_prices_cannot_be_read(
+    node: LoginNode, outputs: StackOutputs, state: Path
+) -> None:
+    """They are for a held job alone, and every command passed over it without a word."""
+    node.cut = Killed
+    with pytest.raises(Killed):
+        call(node, outputs, state)
+
+    def damaged() -> JobLedger:
+        raise LivePriceError("prices.json: is damaged")
+
+    replace(here(state, node, outputs), books=damaged).recover()
     assert (booked(state), left(state)) == (["12"], [])
 
 
