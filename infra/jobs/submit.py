@@ -220,11 +220,10 @@ class Submitter(SubmittedJobs):
         script, words = f"jobs/{request.name}", recipes.job_args(request.sets)
         tested = slurm.sbatch_command(script, words, array=request.array, test_only=True)
         # Of code that is not there the live one is shown.
-        folders = shlex.join(self._releases)
         result = self.connection.run(
-            f"cd {shlex.quote(self.outputs.code_path)} && for code in {folders} $(readlink -f "
-            'current); do [ ! -e "$code.whole" ] || break; done; cd "$code" && pwd && '
-            f"cat {script} && {tested}"
+            f"cd {shlex.quote(self.outputs.code_path)} && for code in {shlex.join(self._releases)} "
+            '$(readlink -f current); do [ ! -e "$code.whole" ] || break; done; cd "$code" && pwd '
+            f"&& cat {script} && {tested}"
         )
         if not result.ok:
             raise slurm.refused(f"{request.name}: sbatch --test-only", result)
@@ -327,8 +326,7 @@ class Submitter(SubmittedJobs):
                     "and its own key; look at squeue before you submit again"
                 )
             made = self._numbered(planned, slurm.job_id(number), idempotency_key=key)
-            held = history.held_text(made, reason)
-            what = f"is {held}" if held else "runs or waits"
+            what = f"is {held}" if (held := history.held_text(made, reason)) else "runs or waits"
             self.log(f"{job}: job {number} of the same code and settings {what}; it is taken")
             return made
         if result.ok:

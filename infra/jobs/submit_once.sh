@@ -67,18 +67,15 @@ done
 submits what $name needs), bring it with soperator data push -s STACK, or name the job that makes it with --after ID" >&2
   end 77
 done
-if [ -n "$oldest" ]; then
-  queued=$(squeue --all --me --noheader --format="%F|%r|%k") || end 1
-  while IFS="|" read -r -u 3 id reason comment; do
-    [[ $comment != "${key%:*}:"* || ! $id =~ ^[0-9]+$ || 10#$id -lt $oldest ]] || end 76 "$id|$reason|$comment"
-  done 3<<< "$queued"
-fi
+[ -z "$oldest" ] || queued=$(squeue --all --me --noheader --format="%F|%r|%k") || end 1
+while IFS="|" read -r -u 3 id reason comment; do
+  [[ $comment != "${key%:*}:"* || ! $id =~ ^[0-9]+$ || 10#$id -lt $oldest ]] || end 76 "$id|$reason|$comment"
+done 3<<< "${queued-}"
 new=$own/.plans # a job that waits keeps its plan whole
 rm -rf "$new" && mkdir -p "$new" "$own/plans" && tar -xz --no-same-owner --no-same-permissions -C "$new" &&
   find "$new" -type f -exec mv -ft "$own/plans" {} + && rmdir "$new" || end 1
 cd "$code" && : > "$record" && sync "$record" || end 1
-said=$("$@" 2> "$record")
-status=$?
+said=$("$@" 2> "$record") && status=0 || status=1
 cat "$record" >&2
 [ $status = 0 ] || end_with_known found
 [ $status = 0 ] || end 1
