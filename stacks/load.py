@@ -99,8 +99,10 @@ def load_config(
         elif namespace == PROJECT and key == "name":
             decoder.refuse(f"{name}.name", "unknown key; the file name is the stack's name")
         elif namespace == PROJECT:
+            hint = hints.get(key)
+            is_text = hint is None or hint is str or str in get_args(hint)
             try:
-                values[key] = _from_text(value, text_wanted=_is_text(hints.get(key)))
+                values[key] = _from_text(value, text_wanted=is_text)
             except RecursionError:
                 decoder.refuse(f"{name}.{key}", "JSON that is nested too deep to be read")
         elif get_close_matches(namespace.strip().lower(), [PROJECT], cutoff=0.8):
@@ -249,10 +251,6 @@ def _from_text(value: object, *, text_wanted: bool) -> object:
         return cast("object", json.loads(value, parse_float=Decimal))
     except (ValueError, ArithmeticError):  # no JSON, or a number with more digits than are read
         return value
-
-
-def _is_text(hint: object) -> bool:
-    return hint is None or hint is str or str in get_args(hint)
 
 
 _ONE_OR_MORE: Final = ("after",)

@@ -22,8 +22,6 @@ from stacks.spec.slurm import AccountSpec, SshServiceType
 # Kubernetes' default range of node ports.
 _NODE_PORTS: Final = range(30000, 32768)
 _SSH_PORT: Final = 22
-# nebius.mk8s.v1.ControlPlaneSpec.etcd_cluster_size accepts 0 (default), 1 and 3.
-_ETCD_SIZES: Final = (1, 3)
 # The release of active checks of Soperator 4.1.7 puts objects into this namespace whatever its own,
 # and mounts files of a cluster of this name (templates/run-extensive-check-on-reservations.yaml).
 _SOPERATOR_NAME: Final = "soperator"
@@ -90,7 +88,8 @@ def _check_cluster(spec: StackSpec, findings: Findings) -> None:
     if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?", cluster.soperator_version):
         problem = f"'{cluster.soperator_version}' is not a chart version, such as '4.1.7'"
         findings.add("cluster.soperator-version", "cluster.soperator_version", problem)
-    if cluster.etcd_size not in _ETCD_SIZES:
+    # nebius.mk8s.v1.ControlPlaneSpec.etcd_cluster_size accepts 0 (default), 1 and 3.
+    if cluster.etcd_size not in (1, 3):
         problem = f"{cluster.etcd_size} is not allowed; use 1 or 3"
         findings.add("cluster.etcd-size", "cluster.etcd_size", problem)
     for key, value in (

@@ -12,7 +12,7 @@ from typing import Final
 from stacks.catalog import ALLOWED_CIDRS_MAX, PLATFORMS
 from stacks.compatibility import KUBERNETES, SOPERATOR, SYSTEMS, numbers, release_of
 from stacks.rules import Findings
-from stacks.rules.naming import cidr_problem
+from stacks.rules.naming import cidr_problem, word_problem
 from stacks.schedule import parse_end
 from stacks.spec import StackSpec
 from stacks.spec.cluster import GpuDrivers
@@ -79,7 +79,8 @@ _MATRIX: Final = "nebius mk8s node-group get-compatibility-matrix"
 def check_versions(spec: StackSpec, findings: Findings) -> None:
     """Versions that are known, that this program can deploy, and that go together."""
     _check_soperator(spec, findings)
-    if spec.cluster.os not in SYSTEMS:
+    refused = findings.add("cluster.os-form", "cluster.os", word_problem(spec.cluster.os))
+    if not refused and spec.cluster.os not in SYSTEMS:
         problem = (
             f"'{spec.cluster.os}' is not in {_TABLE} (has: {', '.join(SYSTEMS)}); only "
             f"the API can tell: {_MATRIX}"

@@ -72,3 +72,10 @@ def is_under(path: str, parent: str) -> bool:
     """Whether `path` is `parent` or inside it; both are plain, as path_problem wants them."""
     # Every mount is held against every other one: pathlib takes seconds for hundreds of them.
     return f"{path}/".startswith(f"{parent.rstrip('/')}/")
+
+
+def word_problem(word: str) -> str | None:
+    """Why the text cannot be a name of the API, or None; `<subnet_id>` is a template's place."""
+    if re.fullmatch(r"[0-9A-Za-z._-]+", word):
+        return None
+    return f"{word!r} is no name of the API's; use letters, digits, '.', '_' and '-'"

@@ -18,7 +18,7 @@ from stacks.catalog import (
 from stacks.errors import SpareNodes
 from stacks.machines import ROLES, node_groups
 from stacks.rules import Findings
-from stacks.rules.naming import name_problem
+from stacks.rules.naming import name_problem, word_problem
 from stacks.rules.workers import check_labels, check_workers, stripe_problems
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, BootDiskSpec, MachineSpec, NodeGroupSpec, WorkerSpec
@@ -197,6 +197,7 @@ def _check_fabric(
 ) -> None:
     key, name = f"{path}.infiniband_fabric", worker.infiniband_fabric
     fabric = FABRICS.get(name or "")
+    refused = findings.add("nodes.fabric-form", key, word_problem(name or ""))
     if not allows:
         able = _with_fabric(worker.platform)
         problem = (
@@ -204,13 +205,13 @@ def _check_fabric(
             f"{able and f'use {able} or '}remove the fabric"
         )
         findings.add("nodes.fabric-preset", key, problem)
-    elif fabric is None:
+    elif fabric is None and not refused:
         problem = (
             f"'{name}' is not in stacks/catalog.py (has: {_fabrics(region, worker.platform)}); "
             "only the API can tell"
         )
         findings.add("nodes.fabric-unknown", key, problem)
-    elif fabric.region != region or fabric.platform != worker.platform:
+    elif fabric is not None and (fabric.region != region or fabric.platform != worker.platform):
         here = _fabrics(region, worker.platform) or "none known"
         problem = (
             f"'{name}' is a fabric of {fabric.platform} in {fabric.region}, not of "

@@ -107,7 +107,10 @@ def value_problem(option: tuple[str, Kind], value: str) -> str | None:
     elif kind is Kind.FINITE_TIME:
         fits = bool(slurm_seconds(value))
     elif kind is Kind.PREEMPTION:
-        fits = _is_preemption(value.upper().split(","))
+        modes = value.upper().split(",")
+        with_gang = "GANG" in modes and ("WITHIN" in modes or "PRIORITY" in modes)
+        named = all(mode in (*_PREEMPTIONS, "GANG", "WITHIN", "PRIORITY") for mode in modes)
+        fits = named and sum(mode in _PREEMPTIONS for mode in modes) <= 1 and not with_gang
     else:
         fits = True
     return None if fits else f"give {kind}"
@@ -118,12 +121,6 @@ def _is_number(kind: Kind, value: str) -> bool:
     if found is None or (found[2] and kind is Kind.UINT16):
         return False
     return int(found[1]) * (1024 if found[2] else 1) <= _MOST[kind]
-
-
-def _is_preemption(modes: list[str]) -> bool:
-    with_gang = "GANG" in modes and ("WITHIN" in modes or "PRIORITY" in modes)
-    known = all(mode in (*_PREEMPTIONS, "GANG", "WITHIN", "PRIORITY") for mode in modes)
-    return known and sum(mode in _PREEMPTIONS for mode in modes) <= 1 and not with_gang
 
 
 def preemption_problem(lines: Iterable[tuple[str, str]]) -> str | None:

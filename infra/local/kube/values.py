@@ -100,7 +100,9 @@ class _Merge:
             return {}
         for key in given:
             if key not in tree:
-                self.problems.append(f"{_join(path, key)}: unknown value; {_hint(key, tree)}")
+                near = difflib.get_close_matches(key, tree, n=1)
+                hint = f"did you mean '{near[0]}'?" if near else f"allowed: {', '.join(tree)}"
+                self.problems.append(f"{_join(path, key)}: unknown value; {hint}")
         merged: dict[str, Any] = {}
         for key, node in tree.items():
             value = self._value(node, given, key, _join(path, key))
@@ -146,11 +148,6 @@ def _overlay(default: Any, given: Any) -> Any:
         return given
     merged = {**default, **{key: _overlay(default.get(key), value) for key, value in given.items()}}
     return {key: value for key, value in merged.items() if value is not None}
-
-
-def _hint(key: str, tree: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(key, tree, n=1)
-    return f"did you mean '{near[0]}'?" if near else f"allowed: {', '.join(tree)}"
 
 
 def _join(path: str, key: str) -> str:

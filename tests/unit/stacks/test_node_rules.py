@@ -97,6 +97,8 @@ NODE_ERRORS: list[tuple[Change, str, str]] = [
     (lambda c: worker(c).update(labels={"team": "-"}), "nodes.workers[0].labels.team", "no Kubernetes label"),
     (lambda c: c["nodes"]["login"].update(labels={"slurm.nebius.ai/x": "y"}), "nodes.login.labels.slurm.nebius.ai/x", "label of the charts"),
     (two_sets, "nodes.workers[1].name", "'worker-1' is node group 2 of 'worker'"),
+    (lambda c: c["cluster"].update(os="<subnet_id>"), "cluster.os", "'<subnet_id>' is no name of the API's"),
+    (lambda c: worker(c).update(infiniband_fabric="<subnet_id>"), "nodes.workers[0].infiniband_fabric", "'<subnet_id>' is no name of the API's"),
     (lambda c: worker(c).update(gpu_cluster_id="x", infiniband_fabric=None), "nodes.workers[0].gpu_cluster_id", "starts with 'computegpucluster-'"),
     (lambda c: worker(c).update(gpu_cluster_id="computegpucluster-1"), "nodes.workers[0].gpu_cluster_id", "give one of the two"),
     (lambda c: worker(c).update(gpu_cluster_id="computegpucluster-1", infiniband_fabric=None, preset="1gpu-16vcpu-200gb"), "nodes.workers[0].gpu_cluster_id", "these can: 8gpu-128vcpu-1600gb"),
