@@ -131,10 +131,8 @@ class Submitter(SubmittedJobs):
     def _book(self, file: OpenLedger, entries: Entries, made: Submission, *, is_new: bool) -> bool:
         """Writes it down; whether the ledger had it not."""
         history.remember(self.state, made, is_new=is_new)
-        later = f"the next command of {made.stack} from here puts it there"
-        with ledger.named(
-            made.job_id, f"is submitted but not in the ledger: make room, and {later}"
-        ):
+        later = f"make room, and the next command of {made.stack} from here puts it there"
+        with ledger.named(made.job_id, f"is submitted but not in the ledger: {later}"):
             return ledger.write_down(file, entries, made.job_id)
 
     def planned(self, request: Request) -> Submission:
@@ -318,8 +316,7 @@ class Submitter(SubmittedJobs):
         """What came of the call; of one before it, too, where an answer `was_lost`."""
         job, code, said = planned.job, result.exit_code, result.stdout.strip()
         if code == _EQUIVALENT:
-            number, _, rest = said.partition("|")
-            reason, _, key = rest.partition("|")
+            number, reason, key = [*said.split("|", 2), "", ""][:3]
             if key in ("", planned.idempotency_key):  # as a new job's, which may be cancelled
                 raise JobsError(
                     f"{job}: the login node answered {said!r}, expected an equal job, its state "

@@ -4,11 +4,9 @@
 # keeps others out. The plans come as an archive on standard input, read to its end before every exit: else the sender takes
 # it for a lost connection. Exit codes are those of submit.py.
 end() {
-  local code=$1
-  shift
   cat > /dev/null
-  [ $# = 0 ] || printf "%s\n" "$*"
-  exit "$code"
+  [ $# = 1 ] || printf "%s\n" "${*:2}"
+  exit "$1"
 }
 
 # Writes down the job's id, and ends with it and what follows.
@@ -70,15 +68,14 @@ done
 [ -z "$oldest" ] || queued=$(squeue --all --me --noheader --format="%F|%r|%k") || end 1
 while IFS="|" read -r -u 3 id reason comment; do
   [[ $comment != "${key%:*}:"* || ! $id =~ ^[0-9]+$ || 10#$id -lt $oldest ]] || end 76 "$id|$reason|$comment"
-done 3<<< "${queued-}"
+done 3<<< "${oldest:+$queued}"
 new=$own/.plans # a job that waits keeps its plan whole
 rm -rf "$new" && mkdir -p "$new" "$own/plans" && tar -xz --no-same-owner --no-same-permissions -C "$new" &&
   find "$new" -type f -exec mv -ft "$own/plans" {} + && rmdir "$new" || end 1
 cd "$code" && : > "$record" && sync "$record" || end 1
 said=$("$@" 2> "$record") && status=0 || status=1
 cat "$record" >&2
-[ $status = 0 ] || end_with_known found
-[ $status = 0 ] || end 1
+[ $status = 0 ] || { end_with_known found; end 1; }
 id=$(sed -n '$s/^\([0-9]\+\)\(;.*\)\?$/\1/p' <<< "$said")
 [ -z "$id" ] || end_with "$id"
 end 0 "$said"

@@ -203,8 +203,7 @@ def submit(
             f"failed; see: soperator status -s {stack}"
         )
     else:
-        job_id = sent[0].submission.job_id
-        print(job_id)
+        print(job_id := sent[0].submission.job_id)
         told = f"is job {job_id}; log: soperator logs {job_id} -s {stack}"
         if search is not None:
             ranks = f"ranks as trials end: soperator runs leaderboard {job} -s {stack}"
