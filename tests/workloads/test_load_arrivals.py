@@ -115,6 +115,7 @@ def test_a_trace_is_read_in_the_order_of_time(tmp_path: Path, ending: str):
         ("a.jsonl", '{"at_s": 1}\n', "1 arrivals; a trace needs 2"),
         ("a.txt", "", "is a .csv or a .jsonl file"),
         ("missing.csv", None, "cannot be read"),
+        ("missing.jsonl", None, "missing.jsonl: cannot be read"),
     ],
 )
 def test_a_trace_that_says_no_times_is_refused_by_its_rows(
@@ -122,8 +123,9 @@ def test_a_trace_that_says_no_times_is_refused_by_its_rows(
 ):
     if text is not None:
         (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=words) as refusal:
         read_trace(tmp_path / name)
+    assert str(refusal.value).startswith(f"load.open_loop.trace: {tmp_path}")
 
 
 PROFILE = {

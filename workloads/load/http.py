@@ -180,16 +180,14 @@ class HttpClient:
 
     def __init__(self, base_url: str, key: str | None = None, *, at: str) -> None:
         """`at` names what gives the address; ConfigError for a bad address or key."""
-        parts = urlsplit(base_url)
+        refusal = f"{at} {base_url}: expected http://HOST:PORT/v1, without a user in it"
         try:
+            parts = urlsplit(base_url)
             port = parts.port
-            fits = parts.scheme in ("http", "https") and parts.hostname and not parts.username
-        except ValueError:
-            fits, port = False, None
-        if not fits:
-            raise ConfigError(
-                f"{at} {base_url}: expected http://HOST:PORT/v1, without a user in it"
-            )
+        except ValueError as error:
+            raise ConfigError(f"{refusal}: {error}") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+            raise ConfigError(refusal)
         if key is not None and not (key.isascii() and key.isprintable()):
             raise ConfigError("the API key has characters that no header can carry")
         self._host = parts.hostname or ""

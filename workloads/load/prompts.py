@@ -139,10 +139,11 @@ def read_trace(path: Path) -> tuple[Arrival, ...]:
                 problems.append(str(error))
     except DataError as error:
         problems.append(str(error))
+    if not problems and len(found) < 2:
+        problems.append(f"{path}: {len(found)} arrivals; a trace needs 2 or more")
     if problems:
-        raise DataError("; ".join(problems[:5]) + (" ..." if len(problems) > 5 else ""))
-    if len(found) < 2:
-        raise DataError(f"{path}: {len(found)} arrivals; a trace needs 2 or more")
+        more = " ..." if len(problems) > 5 else ""
+        raise DataError(f"load.open_loop.trace: {'; '.join(problems[:5])}{more}")
     return tuple(sorted(found, key=lambda each: each.at_s))
 
 
@@ -155,7 +156,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"load.open_loop.trace: {path} cannot be read: {error}") from error
+        raise DataError(f"{path} cannot be read: {error}") from error
     rows = csv.DictReader(text.splitlines(), restkey="more values than columns")
     columns, allowed = rows.fieldnames or (), Arrival.__slots__
     if not {"at_s"} <= {*columns} <= {*allowed}:
