@@ -54,7 +54,8 @@ def write(tmp_path: Path) -> Write:
         tuned = "t" * 64 if side == "trained" else None
         values = {**HEADER, "tuned_sha256": tuned, **header}
         (path / "header.json").write_text(json.dumps(values))
-        (path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+        lines = [json.dumps(each, ensure_ascii=False) + "\n" for each in rows]
+        (path / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
         nats = 2.0 if side == "original" else 1.5
         summary = {"num_rows": len(rows), "losses": [[nats * 4, 4], [nats * 9, 9]]}
         (path / "inference_results.json").write_text(json.dumps(summary))
@@ -281,7 +282,7 @@ def test_rows_that_were_edited_under_an_equal_header_are_refused(
     [
         ("header.json", "{", "header.json: is damaged, not JSON"),
         ("header.json", "{}", "header.json: has no header of format 1"),
-        ("rows.jsonl", "{\n", "rows.jsonl:1: is damaged, not JSON"),
+        ("rows.jsonl", "{\n", "rows.jsonl:1: not JSON"),
         ("rows.jsonl", '{"id": "a"}\n', "rows.jsonl:1: is damaged: expected id, category"),
         ("rows.jsonl", "", "rows.jsonl: is damaged: 0 rows, inference_results.json says 4"),
         ("inference_results.json", "[]", "inference_results.json: is damaged: list"),
@@ -316,6 +317,17 @@ def test_damaged_results_are_told_in_one_line_with_their_path(
 
 
 @pytest.mark.feature("S002-56")
+@pytest.mark.parametrize("mark", ["\u0085", "\u2028", "\u2029"])
+def test_an_answer_with_a_line_separator_is_one_row(
+    mark: str, write: Write, compare: Callable[..., int]
+) -> None:
+    """JSON holds them as they are, and str.splitlines() ends a line there."""
+    rows = [{**before, "generated": f"one{mark}two"} for before, _ in ROWS]
+    write("original", rows)
+    write("trained", rows)
+    assert compare() == ExitCode.OK
+
+
 def test_a_folder_that_is_not_there_names_the_jobs(
     compare: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,6 @@ metric has a direction.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import defaultdict
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.common.exit_codes import ConfigError, DataError
-from workloads.data.manifest import read_object
+from workloads.data.manifest import json_lines, read_object
 from workloads.evaluate.resampling import Sampling, interval, mean_of, paired, perplexity_of
 from workloads.evaluate.scores import HIGHER_IS_BETTER
 from workloads.evaluate.subject import Header, differences, read_header
@@ -73,11 +72,7 @@ def read_results(folder: Path) -> Results:
         )
     header_file, rows_file, summary_file = (folder / name for name in (HEADER, ROWS, SUMMARY))
     header = read_header(read_object(header_file), at=header_file)
-    try:
-        lines = rows_file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{rows_file}: cannot be read: {error}") from error
-    rows = [_row(line, at=f"{rows_file}:{number}") for number, line in enumerate(lines, start=1)]
+    rows = [_row(row, at=f"{rows_file}:{number}") for number, row in json_lines(rows_file)]
     summary = read_object(summary_file)
     losses = summary.get("losses")
     if summary.get("num_rows") != len(rows) or not rows:
@@ -92,11 +87,7 @@ def read_results(folder: Path) -> Results:
     )
 
 
-def _row(line: str, *, at: str) -> Mapping[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{at}: is damaged, not JSON: {error}") from error
+def _row(row: Any, *, at: str) -> Mapping[str, Any]:
     scores = row.get("scores") if isinstance(row, dict) else None
     if (
         not isinstance(scores, dict)
