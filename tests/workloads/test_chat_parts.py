@@ -660,9 +660,18 @@ def test_a_question_has_the_server_s_own_name_of_the_model_and_times_from_when_i
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    for url in ("ftp://x/v1", "127.0.0.1:7860", "http://user@host/v1", "http://host:port/v1"):
+    for url in ("ftp://x/v1", "127.0.0.1:7860", "http://host:port/v1"):
         with pytest.raises(ConfigError, match=f"--url {url}: expected http://HOST:PORT/v1"):
             Client([url], None)
+
+
+@pytest.mark.parametrize("user", ["ann:secret", ":secret", "ann"])
+def test_a_user_in_an_address_is_refused_and_its_password_is_not_shown(user: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        Client([f"http://{user}@localhost/v1"], None)
+    assert str(refusal.value) == (
+        "--url http://...@localhost/v1: expected http://HOST:PORT/v1, without a user in it"
+    )
 
 
 @pytest.mark.parametrize(

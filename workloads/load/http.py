@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 import sys
 import time
@@ -180,13 +181,14 @@ class HttpClient:
 
     def __init__(self, base_url: str, key: str | None = None, *, at: str) -> None:
         """`at` names what gives the address; ConfigError for a bad address or key."""
-        refusal = f"{at} {base_url}: expected http://HOST:PORT/v1, without a user in it"
+        shown = re.sub("//[^/]*@", "//...@", base_url)  # no password in a log
+        refusal = f"{at} {shown}: expected http://HOST:PORT/v1, without a user in it"
         try:
             parts = urlsplit(base_url)
             port = parts.port
         except ValueError as error:
             raise ConfigError(f"{refusal}: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
             raise ConfigError(refusal)
         if key is not None and not (key.isascii() and key.isprintable()):
             raise ConfigError("the API key has characters that no header can carry")
