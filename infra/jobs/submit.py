@@ -69,7 +69,8 @@ class Submitter(SubmittedJobs):
         with self._locked(waits=True):
             damaged = [path for path, left in self._left().items() if left is None]
             for path in (*history.damaged(self.state, self.outputs.stack), *damaged):
-                self.log(f"{path}: damaged, so its job may be submitted once more; remove it")
+                again = "so its job may be submitted once more: upgrade, or remove it"
+                self.log(f"{path}: damaged or of a newer version, {again}")
             self._recover()
             yield
 
@@ -211,13 +212,12 @@ class Submitter(SubmittedJobs):
         """What would be submitted and when Slurm would start it; nothing is queued.
 
         Ids to wait for are only shown: a job that is not submitted yet has none. Code that `submit`
-        refuses is named.
+        refuses, as it is not there, is named, and the live one shown.
         """
         self.outputs.check_job(request.name)
         shown = self._sbatch(request, log=None)
         script, words = f"jobs/{request.name}", recipes.job_args(request.sets)
         tested = slurm.sbatch_command(script, words, array=request.array, test_only=True)
-        # Of code that is not there the live one is shown.
         result = self.connection.run(
             f"cd {shlex.quote(self.outputs.code_path)} && for code in {shlex.join(self._releases)} "
             '$(readlink -f current); do [ ! -e "$code.whole" ] || break; done; cd "$code" && pwd '

@@ -70,7 +70,7 @@ while IFS="|" read -r -u 3 id reason comment; do
   [[ $comment != "${key%:*}:"* || ! $id =~ ^[0-9]+$ || 10#$id -lt $oldest ]] || end 76 "$id|$reason|$comment"
 done 3<<< "${oldest:+$queued}"
 new=$own/.plans # a job that waits keeps its plan whole
-rm -rf "$new" && mkdir -p "$new" "$own/plans" && tar -xz --no-same-owner --no-same-permissions -C "$new" &&
+rm -rf "$new" && mkdir -p "$new" "$own/plans" && tar -xzm --no-same-owner --no-same-permissions -C "$new" &&
   find "$new" -type f -exec mv -ft "$own/plans" {} + && rmdir "$new" || end 1
 cd "$code" && : > "$record" && sync "$record" || end 1
 said=$("$@" 2> "$record") && status=0 || status=1

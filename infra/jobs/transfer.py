@@ -52,7 +52,7 @@ flock 9
 if [ ! -e releases/{hash}.whole ]; then
   rm -rf releases/{hash}.part releases/{hash}
   mkdir releases/{hash}.part
-  tar -xz --no-same-owner -C releases/{hash}.part || {{ rm -rf releases/{hash}.part; exit 1; }}
+  tar -xzm --no-same-owner -C releases/{hash}.part || {{ rm -rf releases/{hash}.part; exit 1; }}
   mv -T releases/{hash}.part releases/{hash}
   touch releases/{hash}.whole
 fi

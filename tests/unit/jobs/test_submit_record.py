@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -411,9 +412,17 @@ def test_the_record_is_read_as_what_a_stranger_wrote(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", '{"submission": {}}', '{"entries": ["x"]}', '{"entries": 5}', '{"entries": [5]}'],
+    [
+        "",
+        "[]",
+        '{"submission": {}}',
+        '{"entries": ["x"]}',
+        '{"entries": ["{\\"schema_version\\": 99}"]}',
+        '{"entries": 5}',
+        '{"entries": [5]}',
+    ],
 )
-def test_what_is_left_here_and_damaged_keeps_nobody_from_submitting(
+def test_what_is_left_here_and_unreadable_keeps_nobody_from_submitting(
     text: str, node: LoginNode, outputs: StackOutputs, state: Path
 ) -> None:
     call(node, outputs, state)
@@ -423,7 +432,8 @@ def test_what_is_left_here_and_damaged_keeps_nobody_from_submitting(
     here(state, node, outputs, pytest.fail).recover()
     with here(state, node, outputs, lines.append).alone():
         assert booked(state) == []
-    assert lines == [f"{path}: damaged, so its job may be submitted once more; remove it"]
+    again = "so its job may be submitted once more: upgrade, or remove it"
+    assert lines == [f"{path}: damaged or of a newer version, {again}"]
 
 
 def test_an_answer_that_is_no_number_is_refused(
@@ -540,6 +550,19 @@ def test_data_that_is_not_there_is_refused_before_the_job_waits_for_a_gpu(
     assert sent(after="11") == "13"
     path.write_bytes(b"PAR1")
     assert sent() == "14"
+
+
+def test_plans_are_dated_when_they_came(
+    node: LoginNode, outputs: StackOutputs, tmp_path: Path
+) -> None:
+    """The archive has no times, for equal ones to be equal; a filesystem that clears by age has."""
+    plan = SimpleNamespace(to_bytes=lambda: b"{}")
+    job = JobSpec(name="finetune", module="workloads.train", recipe="r")
+    tasks = {None: PreparedJob(job=job, run=FINETUNE.run, plan=plan, recipe={})}  # type: ignore[arg-type]
+    own, asked = here(tmp_path, node, outputs), request("finetune", tasks=tasks)
+    own.sbatch_once(own.planned(asked), asked)
+    (written,) = (Path(outputs.own_path) / "plans").iterdir()
+    assert (written.read_bytes(), time.time() - written.stat().st_mtime < 3600) == (b"{}", True)
 
 
 @pytest.mark.parametrize("odd", ["a[$(touch $NODE/ran)]", "x", ""])
