@@ -665,7 +665,9 @@ def test_an_address_that_is_none_is_refused() -> None:
             Client([url], None)
 
 
-@pytest.mark.parametrize("user", ["ann:secret", ":secret", "ann"])
+@pytest.mark.parametrize(
+    "user", ["ann:secret", ":secret", "ann", "ann:a/secret", "ann:a#secret", "ann:[secret", "a@b"]
+)
 def test_a_user_in_an_address_is_refused_and_its_password_is_not_shown(user: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         Client([f"http://{user}@localhost/v1"], None)

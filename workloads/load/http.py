@@ -181,14 +181,16 @@ class HttpClient:
 
     def __init__(self, base_url: str, key: str | None = None, *, at: str) -> None:
         """`at` names what gives the address; ConfigError for a bad address or key."""
-        shown = re.sub("//[^/]*@", "//...@", base_url)  # no password in a log
+        shown = re.sub("//.*@", "//...@", base_url)  # no password in a log, nor any part of one
         refusal = f"{at} {shown}: expected http://HOST:PORT/v1, without a user in it"
+        if "@" in base_url:
+            raise ConfigError(refusal)
         try:
             parts = urlsplit(base_url)
             port = parts.port
         except ValueError as error:
             raise ConfigError(f"{refusal}: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(refusal)
         if key is not None and not (key.isascii() and key.isprintable()):
             raise ConfigError("the API key has characters that no header can carry")
