@@ -10,6 +10,7 @@ two marks, with whatever a person wrote left as it is.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -208,14 +209,17 @@ class PackageSource:
         for option, address in (("--index", self.index), ("--extra-index", self.extra_index)):
             if address is None:
                 continue
-            parts = urlsplit(address)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise UserError(f"{option} {address}: write https://HOST/PATH")
-            if parts.username or parts.password:
+            # A view of a feed has an @ in its path.
+            if "@" in address.partition("//")[2].partition("/")[0]:
                 raise UserError(
                     f"{option}: an address with a password in it is seen by everybody in the list "
                     "of processes; put it into ~/.netrc of the login node"
                 )
+            with contextlib.suppress(ValueError):  # brackets that are not closed
+                parts = urlsplit(address)
+                if parts.scheme in ("http", "https") and parts.hostname:
+                    continue
+            raise UserError(f"{option} {address}: write https://HOST/PATH")
         if self.wheelhouse is not None:
             if not self.wheelhouse.startswith("/"):
                 raise UserError(

@@ -11,6 +11,7 @@ needs its cluster.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -43,19 +44,22 @@ def loopback_target() -> str | None:
     """`127.0.0.1:PORT` of the emulator, or None where the real cloud is meant."""
     if not (value := os.environ.get(ENDPOINT_VARIABLE)):
         return None
-    url = urlsplit(value)
-    if url.scheme != "http" or not url.hostname or not url.port or url.path not in ("", "/"):
+    host = port = None
+    with contextlib.suppress(ValueError):  # no port, or brackets that are not closed
+        url = urlsplit(value)
+        if url.scheme == "http" and url.path in ("", "/"):
+            host, port = url.hostname, url.port
+    if not host or not port:
         raise EndpointError(
             f"{ENDPOINT_VARIABLE}: {value!r} is not of the form http://127.0.0.1:PORT; "
             "unset it for the real cloud"
         )
-    if not _is_loopback(url.hostname):
+    if not _is_loopback(host):
         raise EndpointError(
-            f"{ENDPOINT_VARIABLE}: plain text to {url.hostname} is refused, a token would "
+            f"{ENDPOINT_VARIABLE}: plain text to {host} is refused, a token would "
             "travel in clear; only loopback is allowed, unset it for the real cloud"
         )
-    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
-    return f"{host}:{url.port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _is_loopback(host: str) -> bool:

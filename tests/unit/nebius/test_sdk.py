@@ -33,7 +33,17 @@ def test_plain_text_to_anything_but_loopback_is_refused(endpoint, value):
         loopback_target()
 
 
-@pytest.mark.parametrize("value", ["127.0.0.1:17800", "https://127.0.0.1:1", "http://127.0.0.1"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "127.0.0.1:17800",
+        "https://127.0.0.1:1",
+        "http://127.0.0.1",
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:port",
+        "http://[::1:17800",
+    ],
+)
 def test_another_form_is_refused_with_the_right_one(endpoint, value):
     endpoint(value)
     with pytest.raises(EndpointError, match=r"http://127\.0\.0\.1:PORT"):
