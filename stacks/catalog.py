@@ -276,6 +276,12 @@ class Amounts:
     memory_mib: int
     ephemeral_mib: int
 
+    def __str__(self) -> str:
+        return (
+            f"{self.cpu_m / _CORE_M:g} vCPUs, {self.memory_mib / GIB:g} GiB of memory and "
+            f"{self.ephemeral_mib / GIB:g} GiB of disk"
+        )
+
     def less(self, *others: Amounts) -> Amounts:
         """What is left beside the others; may be negative."""
         return Amounts(

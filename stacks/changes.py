@@ -251,11 +251,7 @@ def refused(name: str, before: Mapping[str, str], after: Mapping[str, str]) -> t
     _check_kubernetes(before, after, findings)
     _check_soperator(before, after, findings)
     for key, was, now in shrunk(before, after):
-        problem = (
-            f"{now} GiB, but it was deployed with {was} GiB, and no filesystem shrinks; declare "
-            f"{was} or more, or copy the data to a new one"
-        )
-        findings.add("change.filesystem-shrinks", key, problem)
+        findings.add("change.filesystem-shrinks", key, now=now, was=was)
     return tuple(findings.problems)
 
 
@@ -278,17 +274,23 @@ def _check_kubernetes(
         return
     (major, minor), wanted = numbers(was)[:2], numbers(now)[:2]
     if wanted < (major, minor):
-        problem = (
-            f"'{now}', but the control plane is at {was} and never goes back; declare {was} or "
-            f"{major}.{minor + 1}, or make a new stack and move the filesystems: docs/day-two.md"
+        findings.add(
+            "change.kubernetes-back",
+            KUBERNETES_KEY,
+            now=now,
+            was=was,
+            major=major,
+            next_minor=minor + 1,
         )
-        findings.add("change.kubernetes-back", KUBERNETES_KEY, problem)
     elif wanted != (major, minor + 1):
-        problem = (
-            f"'{now}', but the control plane is at {was} and takes one minor version at a time "
-            f"(kubernetes.io, version skew policy); go to {major}.{minor + 1} first"
+        findings.add(
+            "change.kubernetes-step",
+            KUBERNETES_KEY,
+            now=now,
+            was=was,
+            major=major,
+            next_minor=minor + 1,
         )
-        findings.add("change.kubernetes-step", KUBERNETES_KEY, problem)
 
 
 def _check_soperator(
@@ -304,40 +306,25 @@ def _check_soperator(
         {row.line for row in RELEASES.values() if numbers(was)[:2] < row.line < numbers(now)[:2]}
     ):
         lines = ", ".join(".".join(map(str, line)) for line in skipped)
-        problem = (
-            f"'{now}' skips {lines} after the deployed {was}, a way that nobody has "
-            "published; go line by line"
-        )
-        findings.add("change.soperator-skips", SOPERATOR_KEY, problem)
+        findings.add("change.soperator-skips", SOPERATOR_KEY, now=now, lines=lines, was=was)
     if before.get(KUBERNETES_KEY) not in (None, after.get(KUBERNETES_KEY)):
-        problem = (
-            f"'{now}' comes together with Kubernetes {after.get(KUBERNETES_KEY)}; change one at a "
-            "time, so that a failure has one cause and a way back"
+        findings.add(
+            "change.two-at-once", SOPERATOR_KEY, now=now, kubernetes=after.get(KUBERNETES_KEY)
         )
-        findings.add("change.two-at-once", SOPERATOR_KEY, problem)
 
 
 def _check_way_back(
     old: SoperatorRelease, new: SoperatorRelease, was: str, now: str, findings: Findings
 ) -> None:
     if old.slurm and new.slurm and numbers(new.slurm) < numbers(old.slurm):
-        problem = (
-            f"'{now}' brings Slurm {new.slurm}, which cannot read what the deployed {was} with "
-            f"Slurm {old.slurm} wrote (state of slurmctld, accounting database); keep {was}, or "
-            "make a new stack: docs/day-two.md"
-        )
-        findings.add("change.slurm-back", SOPERATOR_KEY, problem)
+        findings.add("change.slurm-back", SOPERATOR_KEY, now=now, new=new, was=was, old=old)
         return
     slurm = (
         f"Slurm is {old.slurm} in both"
         if old.slurm and old.slurm == new.slurm
         else "no source says which Slurm it has, and an older one reads no newer state"
     )
-    problem = (
-        f"'{now}' is older than the deployed {was}: a way back with the custom resources of {now}, "
-        f"which drops what only {was} knows of; {slurm}"
-    )
-    findings.add("change.soperator-back", SOPERATOR_KEY, problem)
+    findings.add("change.soperator-back", SOPERATOR_KEY, now=now, was=was, slurm=slurm)
 
 
 _KEY: Final = f"{PROJECT}:nodes"

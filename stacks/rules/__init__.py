@@ -1,17 +1,18 @@
 """Rules across fields, one subject per file; check.py runs them. `RULES` has every rule by its id.
 
 What a rule compares is in the file of its subject, which names the rule's id with each finding; its
-level, what holds and who says so are in rules.tsv. docs/rules.md is made from there:
+level, what holds, who says so and the message are in rules.tsv. docs/rules.md is made from there:
 `python -m tests.unit.stacks.reference`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Formatter
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
 from stacks.errors import Level, Problem, SpareGib, SpareNodes
 
@@ -41,23 +42,34 @@ class Rule:
     says: str
     source: str
     """Key of SOURCES, a colon, and the place in it."""
+    message: str
+    """What a finding says, with the names of its values in braces."""
 
 
 def read_rules(text: str) -> Mapping[str, Rule]:
     """Rules by id in the order of the table; ValueError for a repeated id or an unknown source."""
     rules: dict[str, Rule] = {}
     for number, line in enumerate(text.splitlines()[1:], 2):
-        id_, level, says, source = line.split("\t")
+        id_, level, says, source, message = line.split("\t")
         if id_ in rules:
             raise ValueError(f"rules.tsv:{number}: id '{id_}' is used twice; ids are unique")
         if source.partition(":")[0] not in SOURCES:
             have = ", ".join(SOURCES)
             raise ValueError(f"rules.tsv:{number}: '{source}' names no source (has: {have})")
-        rules[id_] = Rule(id=id_, level=Level(level), says=says, source=source)
+        rules[id_] = Rule(id=id_, level=Level(level), says=says, source=source, message=message)
     return MappingProxyType(rules)
 
 
 RULES: Final = read_rules(Path(__file__).with_name("rules.tsv").read_text(encoding="utf-8"))
+
+
+class _Message(Formatter):
+    """Text of a message; a list or a mapping among its values shows its entries."""
+
+    def format_field(self, value: object, format_spec: str) -> str:
+        if isinstance(value, Collection) and not isinstance(value, str):
+            value = ", ".join(map(str, cast("Collection[object]", value)))
+        return format(value, format_spec)
 
 
 @dataclass(slots=True)
@@ -71,47 +83,40 @@ class Findings:
         self,
         rule: str,
         path: str,
-        message: str | None,
+        /,
         *,
         spare_nodes: SpareNodes | None = None,
         spare_gib: SpareGib | None = None,
-    ) -> bool:
-        """Adds a finding of the rule, at the level of the table, if there is one: it has a message.
-
-        Returns whether there is.
-        """
-        if message is None:
-            return False
+        **values: object,
+    ) -> None:
+        """Adds a finding with the level and the message of the table, which names the values."""
         self.problems.append(
             Problem(
                 level=RULES[rule].level,
                 path=f"{self.stack_name}.{path}",
-                message=message,
+                message=_Message().vformat(RULES[rule].message, (), values),
                 rule=rule,
                 spare_nodes=spare_nodes,
                 spare_gib=spare_gib,
             )
         )
-        return True
 
-    def unknown(self, rule: str, path: str, name: str, what: str, known: Iterable[str]) -> None:
+    def add_text(self, rule: str, path: str, message: str | None) -> bool:
+        """Adds what a shared test says, if it says something, and whether it does."""
+        if message is not None:
+            self.add(rule, path, message=message)
+        return message is not None
+
+    def unknown(self, rule: str, path: str, name: str, known: Iterable[str]) -> None:
         """Adds that no such thing is declared, with those that are."""
-        self.add(rule, path, f"'{name}' is not a {what} (has: {', '.join(known) or 'none'})")
+        self.add(rule, path, name=name, known=", ".join(known) or "none")
 
-    def unique(
-        self,
-        rule: str,
-        path: str,
-        entries: Iterable[object],
-        *,
-        key: str = "",
-        advice: str = "names are unique",
-    ) -> None:
+    def unique(self, rule: str, path: str, entries: Iterable[object], *, key: str = "") -> None:
         """Adds each entry of the list that was there, or whose `key` was, if it has one."""
         first: dict[object, str] = {}
         for index, entry in enumerate(entries):
             name: object = getattr(entry, key) if key else entry
             place = f"{path}[{index}].{key}".removesuffix(".")
             if name in first:
-                self.add(rule, place, f"'{name}' is used twice, first by {first[name]}; {advice}")
+                self.add(rule, place, name=name, first=first[name])
             first.setdefault(name, place)

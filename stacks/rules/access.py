@@ -36,7 +36,7 @@ STACK_NAME_MAX: Final = 32
 
 def check_access(spec: StackSpec, findings: Findings) -> None:
     """Names, ids, versions, SSH door and the paths of code and Python."""
-    findings.add("name.stack", "name", name_problem(spec.name, longest=STACK_NAME_MAX))
+    findings.add_text("name.stack", "name", name_problem(spec.name, longest=STACK_NAME_MAX))
     nebius = spec.nebius
     ids = (
         ("tenant_id", nebius.tenant_id, "tenant-"),
@@ -46,94 +46,65 @@ def check_access(spec: StackSpec, findings: Findings) -> None:
     )
     for key, value, prefix in ids:
         if value is not None and not re.fullmatch(f"{prefix}[a-z0-9-]+", value):
-            problem = (
-                f"'{value}' is not an id of this kind; it starts with '{prefix}', and "
-                "lower-case letters, digits and dashes follow"
-            )
-            findings.add("nebius.id-prefix", f"nebius.{key}", problem)
+            findings.add("nebius.id-prefix", f"nebius.{key}", value=value, prefix=prefix)
     if nebius.region not in REGIONS:
-        problem = (
-            f"'{nebius.region}' is not a region (have: {', '.join(REGIONS)}); see stacks/catalog.py"
-        )
-        findings.add("nebius.region", "nebius.region", problem)
+        findings.add("nebius.region", "nebius.region", nebius=nebius, known=REGIONS)
     if nebius.subnet_id is not None and nebius.network_id is None:
-        problem = (
-            "a subnet without its network; give network_id too, or a new network is made unused"
-        )
-        findings.add("nebius.subnet-network", "nebius.subnet_id", problem)
+        findings.add("nebius.subnet-network", "nebius.subnet_id")
     _check_cluster(spec, findings)
     _check_login(spec, findings)
     own = paths_of_one_node(spec)
     for key, path in (("code_path", spec.code_path), ("python_env_path", spec.python_env_path)):
-        findings.add("code.path-form", key, path_problem(path))
+        findings.add_text("code.path-form", key, path_problem(path))
         lies_on = [text for mount, text in own.items() if is_under(path, mount)]
         if lies_on:
-            problem = (
-                f"'{path}' is on {lies_on[0]}; the login node's files would not reach the jobs: "
-                "put it under a submount"
-            )
-            findings.add("code.on-one-node", key, problem)
+            findings.add("code.on-one-node", key, path=path, lies_on=lies_on)
     if not any(is_under(spec.code_path, mount) for mount in (*own, *shared_mounts(spec).values())):
-        problem = (
-            f"'{spec.code_path}' is under no declared submount, so code lies on the jail itself"
-        )
-        findings.add("code.on-jail", "code_path", problem)
+        findings.add("code.on-jail", "code_path", spec=spec)
 
 
 def _check_cluster(spec: StackSpec, findings: Findings) -> None:
     cluster = spec.cluster
     if not re.fullmatch(r"1\.[0-9]{2}", cluster.kubernetes_version):
-        problem = f"'{cluster.kubernetes_version}' is not MAJOR.MINOR, such as '1.33'"
-        findings.add("cluster.kubernetes-version", "cluster.kubernetes_version", problem)
+        findings.add("cluster.kubernetes-version", "cluster.kubernetes_version", cluster=cluster)
     if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?", cluster.soperator_version):
-        problem = f"'{cluster.soperator_version}' is not a chart version, such as '4.1.7'"
-        findings.add("cluster.soperator-version", "cluster.soperator_version", problem)
+        findings.add("cluster.soperator-version", "cluster.soperator_version", cluster=cluster)
     # nebius.mk8s.v1.ControlPlaneSpec.etcd_cluster_size accepts 0 (default), 1 and 3.
     if cluster.etcd_size not in (1, 3):
-        problem = f"{cluster.etcd_size} is not allowed; use 1 or 3"
-        findings.add("cluster.etcd-size", "cluster.etcd_size", problem)
+        findings.add("cluster.etcd-size", "cluster.etcd_size", cluster=cluster)
     for key, value in (
         ("slurm_cluster_name", cluster.slurm_cluster_name),
         ("namespace", cluster.namespace),
     ):
-        if findings.add("cluster.name", f"cluster.{key}", name_problem(value, longest=63)):
+        if findings.add_text("cluster.name", f"cluster.{key}", name_problem(value, longest=63)):
             continue
         if value != _SOPERATOR_NAME and spec.soperator.checks is not ChecksProfile.OFF:
-            problem = (
-                f"'{value}': Soperator's active checks install only where it is "
-                f"'{_SOPERATOR_NAME}'; use that, or set soperator.checks to off"
+            findings.add(
+                "cluster.soperator-name",
+                f"cluster.{key}",
+                value=value,
             )
-            findings.add("cluster.soperator-name", f"cluster.{key}", problem)
     if _TAKEN_NAMESPACES.fullmatch(cluster.namespace):
-        problem = (
-            f"'{cluster.namespace}' is a namespace of Kubernetes or of the charts, and a destroy "
-            "would delete it; choose another"
-        )
-        findings.add("cluster.namespace-taken", "cluster.namespace", problem)
+        findings.add("cluster.namespace-taken", "cluster.namespace", cluster=cluster)
 
 
 def _check_login(spec: StackSpec, findings: Findings) -> None:
     login = spec.login
     if login.service is SshServiceType.NODE_PORT and login.ssh_port not in _NODE_PORTS:
-        problem = (
-            f"{login.ssh_port} is no node port; NodePort allows "
-            f"{_NODE_PORTS.start} to {_NODE_PORTS.stop - 1}"
+        findings.add(
+            "login.node-port",
+            "login.ssh_port",
+            login=login,
+            first=_NODE_PORTS.start,
+            last=_NODE_PORTS.stop - 1,
         )
-        findings.add("login.node-port", "login.ssh_port", problem)
     if login.service is SshServiceType.LOAD_BALANCER and login.ssh_port != _SSH_PORT:
-        problem = (
-            f"{login.ssh_port}: Soperator's LoadBalancer listens on {_SSH_PORT}; "
-            "use that, or service NodePort"
-        )
-        findings.add("login.load-balancer-port", "login.ssh_port", problem)
+        findings.add("login.load-balancer-port", "login.ssh_port", login=login, port=_SSH_PORT)
     if login.allowed_cidrs and login.service is SshServiceType.NODE_PORT:
-        problem = "a NodePort lets everybody in who reaches a node; use service LoadBalancer"
-        findings.add("login.cidrs-unused", "login.allowed_cidrs", problem)
-    findings.unique(
-        "login.cidr-twice", "login.allowed_cidrs", login.allowed_cidrs, advice="give it once"
-    )
+        findings.add("login.cidrs-unused", "login.allowed_cidrs")
+    findings.unique("login.cidr-twice", "login.allowed_cidrs", login.allowed_cidrs)
     for index, cidr in enumerate(login.allowed_cidrs):
-        findings.add("login.cidr-form", f"login.allowed_cidrs[{index}]", cidr_problem(cidr))
+        findings.add_text("login.cidr-form", f"login.allowed_cidrs[{index}]", cidr_problem(cidr))
     check_public_keys(login.ssh_public_keys, "login", findings, rule="login.key-form")
 
 
@@ -142,9 +113,9 @@ def check_public_keys(lines: Sequence[str], path: str, findings: Findings, *, ru
     path = f"{path}.ssh_public_keys"
     if not lines:
         advice = "add 'file:~/.ssh/id_ed25519.pub' or a key line"
-        findings.add(rule, path, f"no key, so nobody could enter; {advice}")
+        findings.add_text(rule, path, f"no key, so nobody could enter; {advice}")
     for index, line in enumerate(lines):
-        findings.add(rule, f"{path}[{index}]", public_key_problem(line))
+        findings.add_text(rule, f"{path}[{index}]", public_key_problem(line))
 
 
 def public_key_problem(line: str) -> str | None:
@@ -175,22 +146,16 @@ def check_teams(spec: StackSpec, findings: Findings) -> None:
     """Qualities of service first, then the accounts that name them."""
     slurm = spec.slurm
     if (slurm.accounts or slurm.qos) and not slurm.accounting:
-        findings.add(
-            "teams.accounting",
-            "slurm.accounts" if slurm.accounts else "slurm.qos",
-            "declared, but slurm.accounting is false, so nothing keeps them; set it to true",
-        )
+        findings.add("teams.accounting", "slurm.accounts" if slurm.accounts else "slurm.qos")
     findings.unique("teams.name-twice", "slurm.qos", slurm.qos, key="name")
     findings.unique("teams.name-twice", "slurm.accounts", slurm.accounts, key="name")
     for index, qos in enumerate(slurm.qos):
         path = f"slurm.qos[{index}]"
         _check_name(qos.name, f"{path}.name", findings, taken=_NORMAL)
         if qos.max_wall is not None and not slurm_seconds(qos.max_wall):
-            problem = f"'{qos.max_wall}' is no Slurm time; write '02:00:00' or '1-00:00:00'"
-            findings.add("teams.wall", f"{path}.max_wall", problem)
+            findings.add("teams.wall", f"{path}.max_wall", qos=qos)
         if not any(qos.name in account.qos for account in spec.slurm.accounts):
-            problem = f"'{qos.name}' is named by no account, so no job can have it"
-            findings.add("teams.qos-unused", f"{path}.name", problem)
+            findings.add("teams.qos-unused", f"{path}.name", qos=qos)
     for index, account in enumerate(slurm.accounts):
         _check_account(spec, account, f"slurm.accounts[{index}]", findings)
 
@@ -200,25 +165,16 @@ def _check_account(spec: StackSpec, account: AccountSpec, path: str, findings: F
     known = [qos.name for qos in spec.slurm.qos]
     for name in account.qos:
         if name not in known and name != _NORMAL:
-            findings.unknown("teams.qos-unknown", f"{path}.qos", name, "QOS", [*known, _NORMAL])
+            findings.unknown("teams.qos-unknown", f"{path}.qos", name, [*known, _NORMAL])
     findings.unique("teams.user-twice", f"{path}.users", account.users)
     users = [user.name for user in spec.soperator.users]
     for name in account.users:
         if name == _ROOT:
-            problem = "root belongs to every account; leave it out"
-            findings.add("teams.root", f"{path}.users", problem)
+            findings.add("teams.root", f"{path}.users")
         elif name not in users:
-            problem = (
-                f"'{name}' is none of soperator.users, so only a user of that name who is in the "
-                "jail already can use the account"
-            )
-            findings.add("teams.user-unknown", f"{path}.users", problem)
+            findings.add("teams.user-unknown", f"{path}.users", name=name)
 
 
 def _check_name(name: str, path: str, findings: Findings, *, taken: str) -> None:
     if not _NAME.fullmatch(name) or name == taken:
-        problem = (
-            f"'{name}' is not a name; use lower-case letters, digits, - and _ from a letter on, at "
-            f"most 40, and not '{taken}'"
-        )
-        findings.add("teams.name", path, problem)
+        findings.add("teams.name", path, name=name, taken=taken)

@@ -61,8 +61,7 @@ def check_jobs(spec: StackSpec, findings: Findings) -> None:
         try:
             expand_nodes(nodeset.nodes)
         except ValueError as error:
-            problem = f"{error}; write what sinfo shows, such as gpu[01-16], or attach once more"
-            findings.add("attached.nodes", f"attached.nodesets[{index}].nodes", problem)
+            findings.add("attached.nodes", f"attached.nodesets[{index}].nodes", error=error)
     findings.unique("jobs.name-twice", "jobs", spec.jobs, key="name")
     for index, job in enumerate(spec.jobs):
         _check_job(spec, job, f"jobs[{index}]", findings)
@@ -77,102 +76,72 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
     for index, partition in enumerate(partitions):
         path = f"slurm.partitions[{index}]"
         problem = name_problem(partition.name, longest=63)
-        findings.add("partitions.name", f"{path}.name", problem)
+        findings.add_text("partitions.name", f"{path}.name", problem)
         for nodeset in partition.nodesets:
             if nodeset not in known:
-                findings.unknown("partitions.refs", f"{path}.nodesets", nodeset, "nodeset", known)
+                findings.unknown("partitions.refs", f"{path}.nodesets", nodeset, known)
         check_line(partition, path, findings, has_accounting=spec.slurm.accounting)
-        findings.unique(
-            "partitions.ref-twice", f"{path}.nodesets", partition.nodesets, advice="name each once"
-        )
+        findings.unique("partitions.ref-twice", f"{path}.nodesets", partition.nodesets)
         if partition.name == HIDDEN and partition.nodesets:
-            problem = "'hidden' must hold all nodes, so it names no nodesets"
-            findings.add("partitions.hidden-all", f"{path}.nodesets", problem)
+            findings.add("partitions.hidden-all", f"{path}.nodesets")
     if not any(partition.name == HIDDEN for partition in partitions):
-        problem = (
-            f"no partition '{HIDDEN}'; Soperator's active checks submit to it: add it, "
-            "with Hidden=YES and no nodesets"
-        )
-        findings.add("partitions.hidden", "slurm.partitions", problem)
+        findings.add("partitions.hidden", "slurm.partitions", hidden=HIDDEN)
     defaults = [part.name for part in partitions if _DEFAULT.search(part.config)]
     if len(defaults) != 1:
         got = f"{', '.join(defaults)} have" if defaults else "none has"
-        problem = f"{got} Default=YES; exactly one partition must"
-        findings.add("partitions.default", "slurm.partitions", problem)
+        findings.add("partitions.default", "slurm.partitions", got=got)
 
 
 def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> None:
-    findings.add("jobs.name", f"{path}.name", name_problem(job.name, longest=63))
+    findings.add_text("jobs.name", f"{path}.name", name_problem(job.name, longest=63))
     if not _MODULE.fullmatch(job.module):
-        problem = f"'{job.module}' is not a module such as 'workloads.train'"
-        findings.add("jobs.module", f"{path}.module", problem)
+        findings.add("jobs.module", f"{path}.module", job=job)
     if not _RECIPE.fullmatch(job.recipe) or job.recipe.endswith(RECIPE_ENDINGS):
-        problem = (
-            f"'{job.recipe}' is not a recipe; give the name of a file in workloads/recipes/ "
-            f"without its ending ({', '.join(RECIPE_ENDINGS)})"
-        )
-        findings.add("jobs.recipe", f"{path}.recipe", problem)
+        findings.add("jobs.recipe", f"{path}.recipe", job=job, known=RECIPE_ENDINGS)
     if not _TIME_LIMIT.fullmatch(job.time_limit):
-        problem = f"'{job.time_limit}' is no Slurm time; write '02:00:00' or '1-00:00:00'"
-        findings.add("jobs.time-form", f"{path}.time_limit", problem)
+        findings.add("jobs.time-form", f"{path}.time_limit", job=job)
     partition = next((part for part in spec.slurm.partitions if part.name == job.partition), None)
     if partition is None:
         have = [part.name for part in spec.slurm.partitions]
-        findings.unknown("jobs.partition", f"{path}.partition", job.partition, "partition", have)
+        findings.unknown("jobs.partition", f"{path}.partition", job.partition, have)
         return
     found = _MAX_TIME.search(partition.config)
     most_s = None if found is None else slurm_seconds(found.group(1))
     asked_s = slurm_seconds(job.time_limit)
     if found is not None and most_s is not None and asked_s is not None and asked_s > most_s:
-        problem = (
-            f"'{job.time_limit}' is over MaxTime={found.group(1)} of partition "
-            f"'{partition.name}', where the job would wait for ever; lower it, or raise MaxTime"
+        findings.add(
+            "jobs.time-over", f"{path}.time_limit", job=job, found=found, partition=partition
         )
-        findings.add("jobs.time-over", f"{path}.time_limit", problem)
     _check_faults(job, path, findings)
     workers = workers_of(spec, partition.name)
     preempted = [worker.name for worker in workers if worker.billing is Billing.PREEMPTIBLE]
     if preempted and job.save_s > PREEMPTION_NOTICE_S:
-        problem = (
-            f"{job.save_s}, but nodes of {', '.join(preempted)} are preemptible and stop "
-            f"{PREEMPTION_NOTICE_S} s after the notice; write {PREEMPTION_NOTICE_S} or less, and "
-            "see that a save takes no longer"
+        findings.add(
+            "jobs.save-notice",
+            f"{path}.save_s",
+            job=job,
+            preempted=preempted,
+            notice_s=PREEMPTION_NOTICE_S,
         )
-        findings.add("jobs.save-notice", f"{path}.save_s", problem)
     if partition.name == HIDDEN:
-        problem = (
-            "'hidden' is for Soperator's active checks, which wait while the job runs; "
-            "use another partition"
-        )
-        findings.add("jobs.hidden", f"{path}.partition", problem)
+        findings.add("jobs.hidden", f"{path}.partition")
     _check_fit(job, workers, path, findings)
 
 
 def _check_faults(job: JobSpec, path: str, findings: Findings) -> None:
     """What the job declares for lost nodes, for its end and for its ranks' environment."""
     if job.least_nodes is not None and not 1 <= job.least_nodes <= job.nodes:
-        problem = f"{job.least_nodes}, but the job has {job.nodes} nodes; write 1 to {job.nodes}"
-        findings.add("jobs.least-nodes", f"{path}.least_nodes", problem)
+        findings.add("jobs.least-nodes", f"{path}.least_nodes", job=job)
     limit_s = slurm_seconds(job.time_limit)
     if limit_s is not None and job.save_s >= limit_s:
-        problem = (
-            f"{job.save_s} of a time limit of {limit_s} s: it would be told to stop as it starts; "
-            "lower it, or raise time_limit"
-        )
-        findings.add("jobs.save-time", f"{path}.save_s", problem)
+        findings.add("jobs.save-time", f"{path}.save_s", job=job, limit_s=limit_s)
     for name, value in job.environment.items():
         if not _VARIABLE.fullmatch(name) or name.startswith(_OWN_VARIABLES) or "\n" in value:
-            problem = (
-                f"'{name}' cannot be set: a name has capitals, digits and _, a value is "
-                f"one line, and {', '.join(_OWN_VARIABLES)}... are the launcher's own"
+            findings.add(
+                "jobs.environment", f"{path}.environment.{name}", name=name, known=_OWN_VARIABLES
             )
-            findings.add("jobs.environment", f"{path}.environment.{name}", problem)
         elif name in _BEFORE_EVERYTHING or name.startswith(_LOADER):
-            problem = (
-                f"'{name}' would be what srun, the launcher and every rank start with, and "
-                "would replace what they need; put programs and libraries into python_env_path"
-            )
-            findings.add("jobs.environment-system", f"{path}.environment.{name}", problem)
+            findings.add("jobs.environment-system", f"{path}.environment.{name}", name=name)
     secret = [
         f"environment.{name}"
         for name, value in job.environment.items()
@@ -181,14 +150,9 @@ def _check_faults(job: JobSpec, path: str, findings: Findings) -> None:
     ]
     args = enumerate(job.args)
     for key in (*secret, *(f"args[{number}]" for number, arg in args if _SECRET_VALUE.search(arg))):
-        problem = (
-            "looks like a secret, and would be in the job's script, which every user of the "
-            "cluster may read; write NAME=value into a file of mode 0600 on the cluster and set "
-            "environment_file to its path"
-        )
-        findings.add("jobs.environment-secret", f"{path}.{key}", problem)
+        findings.add("jobs.environment-secret", f"{path}.{key}")
     if (file := job.environment_file) is not None:
-        findings.add("jobs.environment-file", f"{path}.environment_file", path_problem(file))
+        findings.add_text("jobs.environment-file", f"{path}.environment_file", path_problem(file))
 
 
 def _check_fit(
@@ -202,18 +166,17 @@ def _check_fit(
     most_vcpus = max(preset.vcpus for _, preset in presets)
     cpus = (job.cpus_per_task or 1) * max(1, job.gpus_per_node)
     if job.gpus_per_node > most_gpus:
-        problem = (
-            f"{job.gpus_per_node}, but a node of partition '{job.partition}' has {most_gpus}; "
-            f"write at most {most_gpus}, or take a partition or preset with more GPUs"
-        )
-        findings.add("jobs.gpus", f"{path}.gpus_per_node", problem)
+        findings.add("jobs.gpus", f"{path}.gpus_per_node", job=job, most_gpus=most_gpus)
     elif cpus > most_vcpus:
-        problem = (
-            f"{job.cpus_per_task} for each of {max(1, job.gpus_per_node)} tasks is {cpus} CPUs, "
-            f"but a node has {most_vcpus}; write at most "
-            f"{most_vcpus // max(1, job.gpus_per_node)}, or take a preset with more"
+        findings.add(
+            "jobs.cpus",
+            f"{path}.cpus_per_task",
+            job=job,
+            tasks=max(1, job.gpus_per_node),
+            cpus=cpus,
+            most_vcpus=most_vcpus,
+            most=most_vcpus // max(1, job.gpus_per_node),
         )
-        findings.add("jobs.cpus", f"{path}.cpus_per_task", problem)
     else:
         fitting = sum(
             worker.max_nodes
@@ -221,34 +184,18 @@ def _check_fit(
             if preset.gpus >= job.gpus_per_node and preset.vcpus >= cpus
         )
         if job.nodes > fitting:
-            problem = (
-                f"{job.nodes}, but partition '{job.partition}' has at most {fitting} such nodes; "
-                f"write at most {fitting}, or raise max_nodes of its nodesets"
-            )
-            findings.add("jobs.nodes", f"{path}.nodes", problem)
+            findings.add("jobs.nodes", f"{path}.nodes", job=job, fitting=fitting)
 
 
 def _check_servers(spec: StackSpec, findings: Findings) -> None:
     """What a job that serves, and one that measures a server, cannot do."""
     for index, job in enumerate(spec.jobs):
         if job.is_server and job.nodes != 1:
-            problem = (
-                f"{job.nodes}, but '{job.name}' serves, which one node does; write 1, and submit "
-                "it again for a second server"
-            )
-            findings.add("jobs.server-nodes", f"jobs[{index}].nodes", problem)
+            findings.add("jobs.server-nodes", f"jobs[{index}].nodes", job=job)
         if job.container is not None and not _IMAGE.fullmatch(job.container):
-            problem = (
-                f"'{job.container}' is no image; write [REGISTRY#]IMAGE[:TAG] as enroot does, or "
-                "the path of a .sqsh file"
-            )
-            findings.add("jobs.container", f"jobs[{index}].container", problem)
+            findings.add("jobs.container", f"jobs[{index}].container", job=job)
         if job.is_load_test and job.nodes != 1:
-            problem = (
-                f"{job.nodes}, but '{job.name}' is a load test, which one process does for all its "
-                "streams; write 1"
-            )
-            findings.add("jobs.load-nodes", f"jobs[{index}].nodes", problem)
+            findings.add("jobs.load-nodes", f"jobs[{index}].nodes", job=job)
 
 
 def _check_order(spec: StackSpec, findings: Findings) -> None:
@@ -260,29 +207,17 @@ def _check_order(spec: StackSpec, findings: Findings) -> None:
         for name in job.after:
             other = fewest.get(name, 0)
             if job.least_nodes is not None and other > job.least_nodes:
-                problem = (
-                    f"'{job.name}' starts with {job.least_nodes} nodes, but waits for '{name}', "
-                    f"which waits for {other}; give '{name}' least_nodes: {job.least_nodes}"
+                findings.add(
+                    "jobs.after-nodes", f"jobs[{index}].after", job=job, name=name, other=other
                 )
-                findings.add("jobs.after-nodes", f"jobs[{index}].after", problem)
             if name not in after:
-                findings.unknown("jobs.after", f"jobs[{index}].after", name, "job", after)
-        findings.unique(
-            "jobs.after-twice", f"jobs[{index}].after", job.after, advice="name each once"
-        )
+                findings.unknown("jobs.after", f"jobs[{index}].after", name, after)
+        findings.unique("jobs.after-twice", f"jobs[{index}].after", job.after)
         for name in sorted(servers.intersection(job.after)):
-            problem = (
-                f"'{name}' serves until it is stopped, so '{job.name}' would wait for ever; "
-                "leave it out of `after`"
-            )
-            findings.add("jobs.after-server", f"jobs[{index}].after", problem)
+            findings.add("jobs.after-server", f"jobs[{index}].after", name=name, job=job)
         circle = _circle(job.name, after)
         if circle:
-            problem = (
-                f"{' -> '.join(circle)} is a circle; no job could start: take one of these "
-                "out of an `after`"
-            )
-            findings.add("jobs.circle", f"jobs[{index}].after", problem)
+            findings.add("jobs.circle", f"jobs[{index}].after", circle=" -> ".join(circle))
 
 
 def _circle(start: str, after: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
@@ -307,36 +242,24 @@ def check_schedules(spec: StackSpec, findings: Findings) -> None:
     if not scheduled:
         return
     if spec.attached is not None:
-        problem = (
-            "only `pulumi up` writes schedules into scrontab, and nothing is built of an attached "
-            "cluster; take the key out, and let cron of this machine run soperator submit JOB "
-            f"--stack {spec.name}"
-        )
-        findings.add("jobs.schedule-attached", f"jobs[{scheduled[0]}].schedule", problem)
+        findings.add("jobs.schedule-attached", f"jobs[{scheduled[0]}].schedule", spec=spec)
     for index, line in enumerate(spec.slurm.config_lines):
         if line.lower().startswith("scronparameters"):
-            problem = f"'{line}' is written where a job has a schedule; take it out"
-            findings.add("jobs.schedule-line", f"slurm.config_lines[{index}]", problem)
+            findings.add("jobs.schedule-line", f"slurm.config_lines[{index}]", line=line)
 
 
 def _check_schedule(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> None:
     try:
         cron = parse_cron(job.schedule or "")
     except CronError as error:
-        findings.add("jobs.schedule", path, str(error))
+        findings.add_text("jobs.schedule", path, str(error))
         return
     if not cron.times_per_month:
-        problem = f"'{job.schedule}' never comes; look at its day and month"
-        findings.add("jobs.schedule-never", path, problem)
+        findings.add("jobs.schedule-never", path, job=job)
         return
     gap, longest = cron.shortest_gap, _longest(spec, job)
     if gap is not None and longest is not None and longest > gap:
-        problem = (
-            f"'{job.schedule}' may come {gap} after the last time, but its time limits allow "
-            f"{longest}: while a run is not over, the next one is left out; lower time_limit, or "
-            "schedule it less often"
-        )
-        findings.add("jobs.schedule-overlap", path, problem)
+        findings.add("jobs.schedule-overlap", path, job=job, gap=gap, longest=longest)
 
 
 def _longest(spec: StackSpec, job: JobSpec) -> timedelta | None:
@@ -370,19 +293,14 @@ def check_searches(spec: StackSpec, findings: Findings) -> None:
         problem = name_problem(search.name, longest=63)
         if problem is None and search.name in jobs:
             problem = f"'{search.name}' is a job; submit takes both by name: use another"
-        findings.add("searches.name", f"{path}.name", problem)
+        findings.add_text("searches.name", f"{path}.name", problem)
         if not _METRIC.fullmatch(search.metric):
-            problem = f"'{search.metric}' is no metric of a run record, such as 'last_loss'"
-            findings.add("searches.metric", f"{path}.metric", problem)
+            findings.add("searches.metric", f"{path}.metric", search=search)
         job = jobs.get(search.job)
         if job is None:
-            findings.unknown("searches.job", f"{path}.job", search.job, "job", jobs)
+            findings.unknown("searches.job", f"{path}.job", search.job, jobs)
         elif not job.ends:
-            problem = (
-                f"'{search.job}' ({job.module}) is no job that gives a result of its settings; "
-                "name one that trains or evaluates"
-            )
-            findings.add("searches.job-ends", f"{path}.job", problem)
+            findings.add("searches.job-ends", f"{path}.job", search=search, job=job)
         # Counted first: a grid is made of products, and a slip makes millions.
         if _check_count(search, path, findings):
             _check_settings(search, path, findings)
@@ -402,60 +320,50 @@ def _check_array(spec: StackSpec, search: SearchSpec, findings: Findings) -> Non
     index, most = given[-1]
     count = len(search.settings)
     if count > most:
-        problem = (
-            f"MaxArraySize={most}: search '{search.name}' is an array of {count} trials; give "
-            f"{count} or more, take the line out (Soperator's own is 1024), or declare fewer "
-            "trials"
+        findings.add(
+            "searches.array-size",
+            f"slurm.config_lines[{index}]",
+            most=most,
+            search=search,
+            count=count,
         )
-        findings.add("searches.array-size", f"slurm.config_lines[{index}]", problem)
 
 
 def _check_count(search: SearchSpec, path: str, findings: Findings) -> bool:
     for index, axis in enumerate(search.grid):
         if not axis.values:
-            problem = (
-                f"'{axis.key}' has no value, so the grid has no trial; name some, or take it out"
-            )
-            findings.add("searches.axis-empty", f"{path}.grid[{index}].values", problem)
+            findings.add("searches.axis-empty", f"{path}.grid[{index}].values", axis=axis)
     combined = math.prod(len(axis.values) for axis in search.grid) if search.grid else 0
     count = combined + len(search.trials)
     if 2 <= count <= TRIALS_MOST:
         return True
-    problem = (
-        f"{count:,} trials by grid and trials; give 2 to {TRIALS_MOST}, as one sbatch line holds"
-    )
-    findings.add("searches.count", path, problem)
+    findings.add("searches.count", path, count=count, most=TRIALS_MOST)
     return False
 
 
 def _check_settings(search: SearchSpec, path: str, findings: Findings) -> None:
-    findings.unique(
-        "searches.axis-twice",
-        f"{path}.grid",
-        search.grid,
-        key="key",
-        advice="give all of its values at once",
-    )
+    findings.unique("searches.axis-twice", f"{path}.grid", search.grid, key="key")
     wrong: list[str] = []
     for index, axis in enumerate(search.grid):
         if not _KEY.fullmatch(axis.key):
             problem = f"'{axis.key}' is no setting such as 'train.learning_rate'"
-            findings.add("searches.key", f"{path}.grid[{index}].key", problem)
+            findings.add_text("searches.key", f"{path}.grid[{index}].key", problem)
             wrong.append(axis.key)
     for index, trial in enumerate(search.trials):
         for setting in trial.settings:
             key, equals, _ = setting.partition("=")
             if not equals or not _KEY.fullmatch(key):
                 problem = f"'{setting}' is not key=value, such as 'train.learning_rate=2e-5'"
-                findings.add("searches.key", f"{path}.trials[{index}].settings", problem)
+                findings.add_text("searches.key", f"{path}.trials[{index}].settings", problem)
                 wrong.append(setting)
     if wrong:
         return
     counts = Counter(tuple(sorted(each)) for each in search.settings)
     for settings, number in counts.items():
         if number > 1:
-            problem = (
-                f"{' '.join(settings) or 'no setting'} is {number} trials; each must be another "
-                "run: list it once"
+            findings.add(
+                "searches.trial-twice",
+                path,
+                trial=" ".join(settings) or "no setting",
+                number=number,
             )
-            findings.add("searches.trial-twice", path, problem)

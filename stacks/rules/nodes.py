@@ -36,106 +36,89 @@ def check_nodes(spec: StackSpec, findings: Findings) -> None:
         preset = group.hardware
         advised = VCPUS_ADVISED.get(role)
         if preset is not None and advised is not None and preset.vcpus < advised:
-            problem = (
-                f"'{preset.name}' has {preset.vcpus} vCPUs; Soperator's recipe calls less than "
-                f"{advised} insufficient for {role} nodes"
+            findings.add(
+                "nodes.insufficient", f"{path}.preset", group=group, advised=advised, role=role
             )
-            findings.add("nodes.insufficient", f"{path}.preset", problem)
         check_labels(path, group, findings)
     for index, worker in enumerate(spec.nodes.workers):
         _check_worker(spec, worker, f"nodes.workers[{index}]", findings)
     if not spec.nodes.workers:
-        problem = "no nodeset, so no job could run; declare at least one"
-        findings.add("nodes.no-worker", "nodes.workers", problem)
+        findings.add("nodes.no-worker", "nodes.workers")
     findings.unique("nodes.name-twice", "nodes.workers", spec.nodes.workers, key="name")
     check_workers(spec, findings)
     if spec.slurm.accounting and spec.nodes.accounting is None:
-        problem = "missing, but slurm.accounting is true; declare the group or set it to false"
-        findings.add("nodes.accounting-missing", "nodes.accounting", problem)
+        findings.add("nodes.accounting-missing", "nodes.accounting")
     if not spec.slurm.accounting and spec.nodes.accounting is not None:
-        problem = "declared, but slurm.accounting is false; remove the group or set it to true"
-        findings.add("nodes.accounting-unused", "nodes.accounting", problem)
+        findings.add("nodes.accounting-unused", "nodes.accounting")
 
 
 def check_hardware(region: str, path: str, group: MachineSpec, findings: Findings) -> None:
     """Platform and preset of a machine: known, and offered in the region."""
     if isinstance(group.platform, Alias):
-        problem = f"'{group.platform.written}' is another name of '{group.platform}'; write that"
-        findings.add("nodes.platform-alias", f"{path}.platform", problem)
+        findings.add("nodes.platform-alias", f"{path}.platform", group=group)
     platform = PLATFORMS.get(group.platform)
     if platform is None:
-        problem = (
-            f"'{group.platform}' is not a platform (has: {', '.join(PLATFORMS)}); "
-            "see stacks/catalog.py"
-        )
-        findings.add("nodes.platform", f"{path}.platform", problem)
+        findings.add("nodes.platform", f"{path}.platform", group=group, known=PLATFORMS)
         return
     if group.preset not in platform.presets:
-        problem = (
-            f"'{group.preset}' is not a preset of '{platform.name}' "
-            f"(has: {', '.join(platform.presets)}); see stacks/catalog.py"
-        )
-        findings.add("nodes.preset", f"{path}.preset", problem)
+        findings.add("nodes.preset", f"{path}.preset", group=group, platform=platform)
     if region not in platform.regions:
-        problem = (
-            f"'{platform.name}' is not offered in {region} (is in: {', '.join(platform.regions)})"
-        )
-        findings.add("nodes.platform-region", f"{path}.platform", problem)
+        findings.add("nodes.platform-region", f"{path}.platform", platform=platform, region=region)
 
 
 def _check_boot_disk(role: str, path: str, disk: BootDiskSpec, findings: Findings) -> None:
     if disk.size_gib < BOOT_DISK_MIN_GIB:
-        problem = f"{disk.size_gib} GiB; the API accepts {BOOT_DISK_MIN_GIB} or more"
-        findings.add("nodes.boot-disk-least", f"{path}.size_gib", problem)
-    elif disk.size_gib < BOOT_DISK_ADVISED_GIB[role]:
-        problem = (
-            f"{disk.size_gib} GiB; Soperator's recipe wants {BOOT_DISK_ADVISED_GIB[role]} or more "
-            f"for {role} nodes (images and logs fill less)"
+        findings.add(
+            "nodes.boot-disk-least", f"{path}.size_gib", disk=disk, least=BOOT_DISK_MIN_GIB
         )
-        findings.add("nodes.boot-disk-advised", f"{path}.size_gib", problem)
+    elif disk.size_gib < BOOT_DISK_ADVISED_GIB[role]:
+        findings.add(
+            "nodes.boot-disk-advised",
+            f"{path}.size_gib",
+            disk=disk,
+            advised=BOOT_DISK_ADVISED_GIB[role],
+            role=role,
+        )
     step, most = stripe_problems(disk.size_gib, disk.type)
-    findings.add("nodes.boot-disk-step", f"{path}.size_gib", step)
-    findings.add("nodes.boot-disk-most", f"{path}.size_gib", most)
+    findings.add_text("nodes.boot-disk-step", f"{path}.size_gib", step)
+    findings.add_text("nodes.boot-disk-most", f"{path}.size_gib", most)
 
 
 def _check_counts(role: str, path: str, group: NodeGroupSpec, findings: Findings) -> None:
     if group.min_nodes > group.max_nodes:
-        problem = f"{group.min_nodes} is more than max_nodes ({group.max_nodes})"
-        findings.add("nodes.count-order", f"{path}.min_nodes", problem)
+        findings.add("nodes.count-order", f"{path}.min_nodes", group=group)
     if role != "worker" and group.max_nodes > NODES_PER_GROUP_MAX:
-        problem = f"{group.max_nodes}; a role has one node group, which holds {NODES_PER_GROUP_MAX}"
-        findings.add("nodes.count-most", f"{path}.max_nodes", problem)
+        findings.add("nodes.count-most", f"{path}.max_nodes", group=group, most=NODES_PER_GROUP_MAX)
     if role != "worker" and group.min_nodes == 0:
-        problem = f"0; without a {role} node Soperator does not start"
-        findings.add("nodes.role-empty", f"{path}.min_nodes", problem)
+        findings.add("nodes.role-empty", f"{path}.min_nodes", role=role)
     if role == "system" and 0 < group.min_nodes < SYSTEM_MIN_NODES_ADVISED:
-        problem = (
-            f"{group.min_nodes}; Soperator's recipe wants {SYSTEM_MIN_NODES_ADVISED} system nodes"
+        findings.add(
+            "nodes.system-advised",
+            f"{path}.min_nodes",
+            group=group,
+            advised=SYSTEM_MIN_NODES_ADVISED,
         )
-        findings.add("nodes.system-advised", f"{path}.min_nodes", problem)
     if role in ("controller", "accounting", "nfs") and group.max_nodes > 1:
         spare = group.max_nodes - 1
         findings.add(
             "nodes.spare",
             f"{path}.max_nodes",
-            f"{group.max_nodes} nodes, but Soperator runs one {role} and no backup: "
-            f"{spare} never used; set nodes to 1",
+            group=group,
+            role=role,
+            spare=spare,
             spare_nodes=SpareNodes(role=role, count=spare),
         )
     if role != "worker" and group.billing is Billing.PREEMPTIBLE:
-        problem = f"preemptible: losing a {role} node stops the cluster"
-        findings.add("nodes.preemptible-role", f"{path}.billing", problem)
+        findings.add("nodes.preemptible-role", f"{path}.billing", role=role)
 
 
 def _check_worker(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
     problem = name_problem(worker.name, longest=_NODESET_NAME_MAX)
-    findings.add("nodes.name", f"{path}.name", problem)
+    findings.add_text("nodes.name", f"{path}.name", problem)
     if worker.name in ROLES:
-        problem = f"'{worker.name}' is the node group of a role; rename it"
-        findings.add("nodes.name-role", f"{path}.name", problem)
+        findings.add("nodes.name-role", f"{path}.name", worker=worker)
     elif not worker.name.startswith("worker"):
-        problem = f"'{worker.name}': the jail's ssh config only knows hosts called worker-*"
-        findings.add("nodes.name-worker", f"{path}.name", problem)
+        findings.add("nodes.name-worker", f"{path}.name", worker=worker)
     preset = worker.hardware
     if preset is None:
         return
@@ -152,17 +135,19 @@ def _check_network(
     elif worker.infiniband_fabric is not None:
         _check_fabric(region, worker, preset.allows_gpu_cluster, path, findings)
     elif preset.allows_gpu_cluster and worker.max_nodes > 1:
-        problem = (
-            f"none, so nodes of '{preset.name}' talk over Ethernet; name a fabric "
-            f"({_fabrics(region, worker.platform)})"
+        findings.add(
+            "nodes.no-fabric",
+            f"{path}.infiniband_fabric",
+            worker=worker,
+            known=_fabrics(region, worker.platform),
         )
-        findings.add("nodes.no-fabric", f"{path}.infiniband_fabric", problem)
     elif preset.gpus and not preset.allows_gpu_cluster and worker.max_nodes > 1:
-        problem = (
-            f"'{preset.name}' of '{worker.platform}' cannot join an InfiniBand fabric, so its "
-            f"nodes talk over Ethernet{able and f'; these can: {able}'}"
+        findings.add(
+            "nodes.ethernet",
+            f"{path}.preset",
+            worker=worker,
+            others=able and f"; these can: {able}",
         )
-        findings.add("nodes.ethernet", f"{path}.preset", problem)
 
 
 def _check_gpu_cluster(worker: WorkerSpec, allows: bool, path: str, findings: Findings) -> None:
@@ -170,20 +155,15 @@ def _check_gpu_cluster(worker: WorkerSpec, allows: bool, path: str, findings: Fi
     key, id_ = f"{path}.gpu_cluster_id", worker.gpu_cluster_id or ""
     able = _with_fabric(worker.platform)
     if not id_.startswith("computegpucluster-"):
-        problem = f"'{id_}' is no GPU cluster; its id starts with 'computegpucluster-'"
-        findings.add("nodes.gpu-cluster-id", key, problem)
+        findings.add("nodes.gpu-cluster-id", key, id_=id_)
     if worker.infiniband_fabric is not None:
-        problem = (
-            f"beside infiniband_fabric '{worker.infiniband_fabric}'; the GPU cluster has its own "
-            "fabric: give one of the two"
-        )
-        findings.add("nodes.gpu-cluster-or-fabric", key, problem)
+        findings.add("nodes.gpu-cluster-or-fabric", key, worker=worker)
     if not allows:
         problem = (
             f"'{worker.preset}' of '{worker.platform}' cannot join a GPU cluster"
             f"{able and f'; these can: {able}'}"
         )
-        findings.add("nodes.fabric-preset", key, problem)
+        findings.add_text("nodes.fabric-preset", key, problem)
 
 
 def _with_fabric(platform: str) -> str:
@@ -197,27 +177,29 @@ def _check_fabric(
 ) -> None:
     key, name = f"{path}.infiniband_fabric", worker.infiniband_fabric
     fabric = FABRICS.get(name or "")
-    refused = findings.add("nodes.fabric-form", key, word_problem(name or ""))
+    refused = findings.add_text("nodes.fabric-form", key, word_problem(name or ""))
     if not allows:
         able = _with_fabric(worker.platform)
         problem = (
             f"'{name}': '{worker.preset}' of '{worker.platform}' cannot join a GPU cluster; "
             f"{able and f'use {able} or '}remove the fabric"
         )
-        findings.add("nodes.fabric-preset", key, problem)
+        findings.add_text("nodes.fabric-preset", key, problem)
     elif fabric is None and not refused:
-        problem = (
-            f"'{name}' is not in stacks/catalog.py (has: {_fabrics(region, worker.platform)}); "
-            "only the API can tell"
+        findings.add(
+            "nodes.fabric-unknown", key, name=name, known=_fabrics(region, worker.platform)
         )
-        findings.add("nodes.fabric-unknown", key, problem)
     elif fabric is not None and (fabric.region != region or fabric.platform != worker.platform):
         here = _fabrics(region, worker.platform) or "none known"
-        problem = (
-            f"'{name}' is a fabric of {fabric.platform} in {fabric.region}, not of "
-            f"{worker.platform} in {region} (has: {here})"
+        findings.add(
+            "nodes.fabric-place",
+            key,
+            name=name,
+            fabric=fabric,
+            worker=worker,
+            region=region,
+            here=here,
         )
-        findings.add("nodes.fabric-place", key, problem)
 
 
 def _fabrics(region: str, platform: str) -> str:

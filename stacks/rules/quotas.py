@@ -92,27 +92,21 @@ def _nfs_use(spec: StackSpec) -> Mapping[str, int]:
 
 def check_quotas(spec: StackSpec, findings: Findings) -> None:
     """Every declared quota: an error when the least of the stack is over it, else a warning."""
-    findings.unique("quotas.twice", "quotas", spec.quotas, key="name", advice="give it once")
+    findings.unique("quotas.twice", "quotas", spec.quotas, key="name")
     least, most = quota_use(spec, at_max=False), quota_use(spec, at_max=True)
     for index, quota in enumerate(spec.quotas):
         path = f"quotas[{index}]"
         if quota.name not in _NAMES:
             hint = nearest(quota.name, _NAMES)
-            problem = f"'{quota.name}' is not a quota that we count{hint}"
-            findings.add("quotas.name", f"{path}.name", problem)
+            findings.add("quotas.name", f"{path}.name", quota=quota, hint=hint)
         elif least.get(quota.name, 0) > quota.limit:
-            problem = (
-                f"the stack needs {least[quota.name]} of {quota.name}, but the limit is "
-                f"{quota.limit}; ask for more, or see: soperator cost --stack {spec.name} "
-                "--alternatives"
+            findings.add(
+                "quotas.over", f"{path}.limit", needed=least[quota.name], quota=quota, spec=spec
             )
-            findings.add("quotas.over", f"{path}.limit", problem)
         elif most.get(quota.name, 0) > quota.limit:
-            problem = (
-                f"at max_nodes the stack needs {most[quota.name]} of {quota.name}, but the limit "
-                f"is {quota.limit}: the last nodes would never come"
+            findings.add(
+                "quotas.over-at-most", f"{path}.limit", needed=most[quota.name], quota=quota
             )
-            findings.add("quotas.over-at-most", f"{path}.limit", problem)
 
 
 _PAIRS_MOST: Final = 39_000
@@ -142,31 +136,30 @@ def check_amounts(spec: StackSpec, findings: Findings) -> None:
     """What is too much for one cluster although each part of it would do."""
     num_nodes = sum(spec.nodes.counts(group)[1] for _, _, group in node_groups(spec))
     if num_nodes > CLUSTER_NODES_MOST:
-        problem = (
-            f"{num_nodes:,} nodes in all groups at max_nodes, but Kubernetes holds "
-            f"{CLUSTER_NODES_MOST:,}; lower max_nodes, or declare a second stack"
-        )
-        findings.add("nodes.cluster-most", "nodes", problem)
+        findings.add("nodes.cluster-most", "nodes", count=num_nodes, most=CLUSTER_NODES_MOST)
     num_sets, num_submounts = len(spec.nodes.workers), len(spec.storage.submounts)
     if num_sets * num_submounts > _PAIRS_MOST:
-        problem = (
-            f"{num_sets} sets with {num_submounts} submounts each do not fit the release "
-            f"'nodesets', which Helm keeps in 1 MiB (about {_PAIRS_MOST:,} in all); declare larger "
-            "sets, or folders on fewer filesystems"
+        findings.add(
+            "nodes.sets-and-submounts",
+            "nodes.workers",
+            sets=num_sets,
+            submounts=num_submounts,
+            most=_PAIRS_MOST,
         )
-        findings.add("nodes.sets-and-submounts", "nodes.workers", problem)
     for path, size_gib, large_gib in _sizes(spec):
         if size_gib > large_gib:
-            problem = (
-                f"{size_gib:,} GiB are {size_gib / 1024:,.0f} TiB on one disk; if they are MiB, "
-                f"write {size_gib // 1024}"
+            findings.add(
+                "storage.disk-large",
+                f"{path}.size_gib",
+                gib=size_gib,
+                tib=size_gib / 1024,
+                meant=size_gib // 1024,
             )
-            findings.add("storage.disk-large", f"{path}.size_gib", problem)
     own = (spec.storage.jail, *spec.storage.submounts)
     if len(own) > _FILESYSTEMS_ADVISED:
-        problem = (
-            f"{len(own)} filesystems with the jail on every login and worker node; no source says "
-            f"that a machine takes more than {_FILESYSTEMS_ADVISED}: declare folders on fewer "
-            "filesystems, or ask Nebius support"
+        findings.add(
+            "storage.submounts-many",
+            "storage.submounts",
+            count=len(own),
+            advised=_FILESYSTEMS_ADVISED,
         )
-        findings.add("storage.submounts-many", "storage.submounts", problem)

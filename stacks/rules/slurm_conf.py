@@ -161,38 +161,24 @@ def check_line(
 ) -> None:
     """What stands in slurm.conf behind the name and the nodes."""
     if partition.name == "default":
-        problem = (
-            f"'{partition.name}': slurm.conf takes such a line as defaults of the lines below it, "
-            "not as a partition; choose another name"
-        )
-        findings.add("partitions.name-default", f"{path}.name", problem)
+        findings.add("partitions.name-default", f"{path}.name", partition=partition)
     where = f"{path}.config"
     for word in partition.config.split():
         option, _, value = word.partition("=")
         key = option.lower()
         if not value or not (option.isascii() and option.isalpha()):
-            problem = f"'{word}' is not of the form Option=value, divided by spaces"
-            findings.add("partitions.config-form", where, problem)
+            findings.add("partitions.config-form", where, word=word)
         elif key in _WRITTEN_BY_SOPERATOR:
-            problem = f"'{word}': Soperator writes {option} itself; use name and nodesets"
-            findings.add("partitions.config-own", where, problem)
+            findings.add("partitions.config-own", where, word=word, option=option)
         elif key not in PARTITION:
             near = nearest(option, tuple(name for name, _ in PARTITION.values()))
-            problem = f"'{option}' is no option of a partition, and slurmctld would not start{near}"
-            findings.add("partitions.config-option", where, problem)
+            findings.add("partitions.config-option", where, option=option, near=near)
         elif problem := value_problem(PARTITION[key], value):
-            problem = f"'{word}': slurmctld would not start, or read something else; {problem}"
-            findings.add("partitions.config-value", where, problem)
+            findings.add("partitions.config-value", where, word=word, problem=problem)
         elif value not in _FIRST_QOS[has_accounting].get(key, (value,)):
-            problem = (
-                f"'{word}': no QOS is there when slurmctld first starts (with accounting: normal), "
-                "and at an unknown one it ends, then and for ever; "
-                "use AllowAccounts and slurm.accounts[].qos"
-            )
-            findings.add("partitions.config-qos", where, problem)
+            findings.add("partitions.config-qos", where, word=word)
     if partition.name == HIDDEN and not _IS_HIDDEN.search(partition.config):
-        problem = "'hidden' is shown to users, who may submit to it; add Hidden=YES"
-        findings.add("partitions.hidden-shown", where, problem)
+        findings.add("partitions.hidden-shown", where)
 
 
 # A DNS subdomain, which names Secrets and ConfigMaps.
@@ -211,59 +197,38 @@ def check_verbatim(spec: StackSpec, findings: Findings) -> None:
         names["soperator.sssd.ca_config_map"] = sssd.ca_config_map
     for path, name in names.items():
         if name is not None and not _OBJECT.fullmatch(name):
-            problem = (
-                f"'{name}' names no object of Kubernetes; lower-case letters, digits, - and ., "
-                "from a letter or digit to a letter or digit"
-            )
-            findings.add("verbatim.object-name", path, problem)
+            findings.add("verbatim.object-name", path, name=name)
     lines = spec.slurm.config_lines
     for index, line in enumerate(lines):
         _check_slurm_line(f"slurm.config_lines[{index}]", line, findings)
     pairs = [(found[1], found[2]) for line in lines if (found := _PAIR.fullmatch(line))]
-    findings.add("verbatim.slurm-value", "slurm.config_lines", preemption_problem(pairs))
+    findings.add_text("verbatim.slurm-value", "slurm.config_lines", preemption_problem(pairs))
     for index, worker in enumerate(spec.nodes.workers):
         path = f"nodes.workers[{index}]"
         preset = worker.hardware
         if worker.gres_lines and preset is not None and not preset.gpus:
-            problem = f"'{worker.preset}' has no GPU; remove the lines"
-            findings.add("verbatim.gres-no-gpu", f"{path}.gres_lines", problem)
+            findings.add("verbatim.gres-no-gpu", f"{path}.gres_lines", worker=worker)
         for number, line in enumerate(worker.gres_lines):
             if not _PAIR.fullmatch(line) or "nodename=" in line.lower():
-                problem = (
-                    f"'{line}' is no line of gres.conf for these nodes; write pairs such as "
-                    "'Name=gpu File=/dev/nvidia0 Cores=0-31', without NodeName, which is added"
-                )
-                findings.add("verbatim.gres-line", f"{path}.gres_lines[{number}]", problem)
+                findings.add("verbatim.gres-line", f"{path}.gres_lines[{number}]", line=line)
         if worker.extra is not None and re.search(r"`|\$\(", worker.extra):
-            problem = (
-                f"'{worker.extra}' holds a command, which the shell that fills in variables "
-                "would run; write it without ` and $("
-            )
-            findings.add("verbatim.extra", f"{path}.extra", problem)
+            findings.add("verbatim.extra", f"{path}.extra", worker=worker)
 
 
 def _check_slurm_line(path: str, line: str, findings: Findings) -> None:
     found = _PAIR.fullmatch(line)
     if found is None:
-        problem = (
-            f"'{line}' is no line of slurm.conf; write Name=value, such as "
-            "'PriorityDecayHalfLife=7-0'"
-        )
-        findings.add("verbatim.slurm-line", path, problem)
+        findings.add("verbatim.slurm-line", path, line=line)
     elif found[1].lower() in _OWNED:
-        problem = (
-            f"'{found[1]}' is written from other keys of the stack or by Soperator; remove the line"
-        )
-        findings.add("verbatim.slurm-owned", path, problem)
+        findings.add("verbatim.slurm-owned", path, found=found)
     elif found[1].lower() not in CLUSTER:
         near = nearest(found[1], tuple(name for name, _ in CLUSTER.values()))
-        problem = f"'{found[1]}' is no option of slurm.conf, and slurmctld would not start{near}"
-        findings.add("verbatim.slurm-option", path, problem)
+        findings.add("verbatim.slurm-option", path, found=found, near=near)
     elif not _ONE_VALUE.fullmatch(found[2]):
         problem = (
             f"'{line}' has more than one value; one option a line, spaces within double quotes"
         )
-        findings.add("verbatim.slurm-value", path, problem)
+        findings.add_text("verbatim.slurm-value", path, problem)
     elif problem := value_problem(CLUSTER[found[1].lower()], found[2].strip('"')):
         problem = f"'{line}': slurmctld would not start, or read something else; {problem}"
-        findings.add("verbatim.slurm-value", path, problem)
+        findings.add_text("verbatim.slurm-value", path, problem)

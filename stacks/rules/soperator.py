@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from stacks.catalog import GIB, slurmd_amounts, slurmdbd_amounts
+from stacks.catalog import slurmd_amounts, slurmdbd_amounts
 from stacks.compatibility import release_of
 from stacks.machines import IN_JAIL, checks_know, paths_of_one_node, shared_mounts
 from stacks.rules import Findings
@@ -44,21 +44,17 @@ def check_soperator(spec: StackSpec, findings: Findings) -> None:
     _check_cuda(spec, findings)
     _check_checks(spec, findings)
     if spec.soperator.slack_notifier and spec.soperator.observability is Observability.OFF:
-        problem = (
-            "true, but nothing collects metrics to alert on; set soperator.observability to small"
-        )
-        findings.add("soperator.notifier", "soperator.slack_notifier", problem)
+        findings.add("soperator.notifier", "soperator.slack_notifier")
     _check_alerts(spec, findings)
     files, at = spec.soperator.jail_files, "soperator.jail_files"
     for index, file in enumerate(files):
         _check_file(spec, file, f"{at}[{index}]", findings)
-    findings.unique("soperator.file-twice", at, files, key="path", advice="paths are unique")
+    findings.unique("soperator.file-twice", at, files, key="path")
     size = sum(len(file.content.encode()) for file in files)
     if size > _CONFIG_MAP_BYTES:
-        problem = (
-            f"{size} bytes in all; a ConfigMap holds {_CONFIG_MAP_BYTES}: ship large files as code"
+        findings.add(
+            "soperator.file-size", "soperator.jail_files", size=size, most=_CONFIG_MAP_BYTES
         )
-        findings.add("soperator.file-size", "soperator.jail_files", problem)
     _check_home(spec, findings)
     users = spec.soperator.users
     _check_is_out_of_home(spec, DEPLOYER, "code_path", findings)
@@ -66,11 +62,7 @@ def check_soperator(spec: StackSpec, findings: Findings) -> None:
     for index, user in enumerate(users):
         path = f"soperator.users[{index}]"
         if not _USER_NAME.fullmatch(user.name) or user.name in _TAKEN_USERS:
-            problem = (
-                f"'{user.name}' is no name for a user; use lower-case letters, digits, - and _, at "
-                f"most 32, and none of {', '.join(_TAKEN_USERS)}"
-            )
-            findings.add("soperator.user-name", f"{path}.name", problem)
+            findings.add("soperator.user-name", f"{path}.name", user=user, known=_TAKEN_USERS)
         _check_is_out_of_home(spec, user.name, f"{path}.name", findings)
         check_public_keys(user.ssh_public_keys, path, findings, rule="soperator.user-key")
     _check_room(spec, findings)
@@ -80,18 +72,13 @@ def _check_cuda(spec: StackSpec, findings: Findings) -> None:
     version = spec.soperator.cuda_version
     release = release_of(spec.cluster.soperator_version)
     if release.cuda and version not in release.cuda:
-        problem = (
-            f"'{version}' has no jail image at {release.version} (has: {', '.join(release.cuda)})"
+        findings.add(
+            "soperator.cuda-version", "soperator.cuda_version", version=version, release=release
         )
-        findings.add("soperator.cuda-version", "soperator.cuda_version", problem)
         return
     drivers = re.match(r"cuda(\d+)", spec.cluster.drivers_preset)
     if drivers is not None and int(version.partition(".")[0]) > int(drivers[1]):
-        problem = (
-            f"'{version}' is newer than the drivers of the nodes "
-            f"({spec.cluster.drivers_preset}); take drivers of its major version or an older CUDA"
-        )
-        findings.add("soperator.cuda-drivers", "soperator.cuda_version", problem)
+        findings.add("soperator.cuda-drivers", "soperator.cuda_version", version=version, spec=spec)
 
 
 def _check_checks(spec: StackSpec, findings: Findings) -> None:
@@ -100,31 +87,19 @@ def _check_checks(spec: StackSpec, findings: Findings) -> None:
         return
     workers = spec.nodes.workers
     if not any(checks_know(worker) for worker in workers):
-        problem = (
-            f"'{profile}', but Soperator's GPU checks only know 8 GPUs of H100, H200, B200 or "
-            "B300: none runs here; use essential"
-        )
-        findings.add("soperator.checks-platform", "soperator.checks", problem)
+        findings.add("soperator.checks-platform", "soperator.checks", profile=profile)
     counts = sorted({worker.gpus for worker in workers} - {0})
     if len(counts) > 1:
-        problem = (
-            f"'{profile}': nodes have {', '.join(map(str, counts))} GPUs, and every GPU check asks "
-            f"for {counts[0]}; GPUs beyond that are not checked"
-        )
-        findings.add("soperator.checks-mixed", "soperator.checks", problem)
+        findings.add("soperator.checks-mixed", "soperator.checks", profile=profile, counts=counts)
 
 
 def _check_file(spec: StackSpec, file: JailFileSpec, path: str, findings: Findings) -> None:
-    findings.add("soperator.file-form", f"{path}.path", path_problem(file.path))
+    findings.add_text("soperator.file-form", f"{path}.path", path_problem(file.path))
     if not _MODE.fullmatch(file.mode):
-        problem = f"'{file.mode}' is no mode; write it in octal and quotes, such as '0644'"
-        findings.add("soperator.file-mode", f"{path}.mode", problem)
+        findings.add("soperator.file-mode", f"{path}.mode", file=file)
     owned = next((each for each in _OPERATORS_FOLDERS if is_under(file.path, each)), None)
     if owned is not None:
-        problem = (
-            f"'{file.path}' is under {owned}, which Soperator writes itself; choose another place"
-        )
-        findings.add("soperator.file-owned", f"{path}.path", problem)
+        findings.add("soperator.file-owned", f"{path}.path", file=file, owned=owned)
         return
     has_sssd = spec.soperator.sssd is not None
     mounts = [
@@ -134,26 +109,22 @@ def _check_file(spec: StackSpec, file: JailFileSpec, path: str, findings: Findin
     ]
     hidden = next((mount for mount in mounts if is_under(file.path, mount)), None)
     if hidden is not None:
-        problem = (
-            f"'{file.path}' is under {hidden}: the file would lie in the jail behind that mount, "
-            "where nobody sees it"
-        )
-        findings.add("soperator.file-hidden", f"{path}.path", problem)
+        findings.add("soperator.file-hidden", f"{path}.path", file=file, hidden=hidden)
 
 
 def _check_home(spec: StackSpec, findings: Findings) -> None:
     """The NFS server of `/home` against what else is mounted there."""
     if spec.soperator.nfs_home is None:
         return
-    problem = f"{HOME} lies on a disk that is deleted with the cluster; a submount at {HOME} stays"
-    findings.add("soperator.home-lost", "soperator.nfs_home", problem)
+    findings.add("soperator.home-lost", "soperator.nfs_home", home=HOME)
     for index, submount in enumerate(spec.storage.submounts):
         if is_under(submount.mount_path, HOME) or is_under(HOME, submount.mount_path):
-            problem = (
-                f"'{submount.mount_path}' and the {HOME} of soperator.nfs_home hide each other; "
-                "keep one"
+            findings.add(
+                "soperator.home-twice",
+                f"storage.submounts[{index}].mount_path",
+                submount=submount,
+                home=HOME,
             )
-            findings.add("soperator.home-twice", f"storage.submounts[{index}].mount_path", problem)
 
 
 def _check_is_out_of_home(spec: StackSpec, name: str, path: str, findings: Findings) -> None:
@@ -161,11 +132,9 @@ def _check_is_out_of_home(spec: StackSpec, name: str, path: str, findings: Findi
     where = {"code_path": spec.code_path, "python_env_path": spec.python_env_path}
     where |= {f"storage.places.{key}": value for key, value in spec.storage.places.items()}
     for key in (key for key, value in where.items() if is_under(value, home)):
-        problem = (
-            f"'{name}' would have {home} as home, and with it {key} ({where[key]}), which has to "
-            f"be root's; choose another name, or move that out of {HOME}"
+        findings.add(
+            "soperator.user-home", path, name=name, home=home, key=key, value=where[key], homes=HOME
         )
-        findings.add("soperator.user-home", path, problem)
 
 
 def _check_room(spec: StackSpec, findings: Findings) -> None:
@@ -178,29 +147,15 @@ def _check_room(spec: StackSpec, findings: Findings) -> None:
             preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None
         )
         if not left.is_positive:
-            problem = (
-                f"'{preset.name}' with {worker.boot_disk.size_gib} GiB of boot disk leaves slurmd "
-                f"{_room(left.cpu_m, left.memory_mib, left.ephemeral_mib)}; use a larger preset"
+            findings.add(
+                "nodes.worker-room", f"nodes.workers[{index}].preset", worker=worker, left=left
             )
-            findings.add("nodes.worker-room", f"nodes.workers[{index}].preset", problem)
     group = spec.nodes.accounting
     if group is None or (preset := group.hardware) is None:
         return
     left = slurmdbd_amounts(preset, group.boot_disk.size_gib)
     if not left.is_positive:
-        problem = (
-            f"'{preset.name}' with {group.boot_disk.size_gib} GiB of boot disk leaves slurmdbd "
-            f"{_room(left.cpu_m, left.memory_mib, left.ephemeral_mib)} beside the database; use "
-            "8vcpu-32gb with 128 GiB or more"
-        )
-        findings.add("nodes.accounting-room", "nodes.accounting.preset", problem)
-
-
-def _room(cpu_m: int, memory_mib: int, ephemeral_mib: int) -> str:
-    return (
-        f"{cpu_m / 1000:g} vCPUs, {memory_mib / GIB:g} GiB of memory and "
-        f"{ephemeral_mib / GIB:g} GiB of disk"
-    )
+        findings.add("nodes.accounting-room", "nodes.accounting.preset", group=group, left=left)
 
 
 _DAY_MINUTES: Final = 24 * 60
@@ -220,16 +175,17 @@ def _check_alerts(spec: StackSpec, findings: Findings) -> None:
     if alerts is None:
         return
     if spec.soperator.observability is Observability.OFF:
-        problem = (
-            "given, but nothing collects metrics to alert on; set soperator.observability to "
-            "small, or remove it"
-        )
-        findings.add("soperator.alerts-unseen", "soperator.alerts", problem)
+        findings.add("soperator.alerts-unseen", "soperator.alerts")
     for name, (least, most) in _LIMITS.items():
         value: int = getattr(alerts, name)
         if not least <= value <= most:
-            problem = f"{value} is not between {least} and {most}"
-            findings.add("soperator.alert-limit", f"soperator.alerts.{name}", problem)
+            findings.add(
+                "soperator.alert-limit",
+                f"soperator.alerts.{name}",
+                value=value,
+                least=least,
+                most=most,
+            )
 
 
 assert {*_LIMITS} == {*AlertsSpec.__slots__}, "every limit has a range"

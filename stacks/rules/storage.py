@@ -53,13 +53,11 @@ def check_storage(spec: StackSpec, findings: Findings) -> None:
     _check_filesystems(spec, findings)
     for index, submount in enumerate(spec.storage.submounts):
         path = f"storage.submounts[{index}].name"
-        findings.add("storage.name", path, name_problem(submount.name, longest=_SUBMOUNT_NAME_MAX))
+        findings.add_text(
+            "storage.name", path, name_problem(submount.name, longest=_SUBMOUNT_NAME_MAX)
+        )
         if submount.name in VOLUMES:
-            problem = (
-                f"'{submount.name}' is the name of a volume that each pod has already; choose "
-                "another"
-            )
-            findings.add("storage.name-taken", path, problem)
+            findings.add("storage.name-taken", path, submount=submount)
     _check_mount_paths(spec, findings)
     _check_memory(spec, findings)
     _check_places(spec, findings)
@@ -72,21 +70,16 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
     first: dict[str, str] = {}
     for path, filesystem in _filesystems(spec):
         if (id_ := filesystem.existing_id) in first:
-            problem = f"'{id_}' is used twice, first by {first[id_]}; one filesystem has one mount"
-            findings.add("storage.id-twice", f"{path}.existing_id", problem)
+            findings.add("storage.id-twice", f"{path}.existing_id", id_=id_, first=first[id_])
         elif id_ is not None:
             first[id_] = path
     _check_weka(spec, findings)
     if spec.slurm.accounting and storage.accounting is None:
-        problem = (
-            "missing, but slurm.accounting is true; give size_gib or set slurm.accounting to false"
-        )
-        findings.add("storage.accounting-missing", "storage.accounting", problem)
+        findings.add("storage.accounting-missing", "storage.accounting")
     if not spec.slurm.accounting and storage.accounting is not None:
         findings.add(
             "storage.accounting-unused",
             "storage.accounting",
-            "paid for and unused: slurm.accounting is false",
             spare_gib=SpareGib(
                 sku=f"filesystem/{storage.accounting.type}", count=storage.accounting.size_gib or 0
             ),
@@ -95,20 +88,16 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
         schedules = {"schedule": backup.schedule, "prune_schedule": backup.prune_schedule}
         for key, text in schedules.items():
             problem = _schedule_problem(text)
-            findings.add("storage.backup-schedule", f"storage.backup.{key}", problem)
+            findings.add_text("storage.backup-schedule", f"storage.backup.{key}", problem)
         if storage.purge_on_destroy:
-            problem = (
-                "true, so destroy deletes the bucket of the jail's backups with the jail, and no "
-                "copy is left; set it to false, or copy the bucket away before a destroy"
-            )
-            findings.add("storage.purge-and-backup", "storage.purge_on_destroy", problem)
+            findings.add("storage.purge-and-backup", "storage.purge_on_destroy")
     jail_gib = storage.jail.size_gib
     if storage.backup is not None and jail_gib is not None and storage.backup.size_gib > jail_gib:
         findings.add(
             "storage.backup-size",
             "storage.backup.size_gib",
-            f"{storage.backup.size_gib} GiB a copy, but the jail has {jail_gib} GiB; write "
-            f"{jail_gib} or less",
+            storage=storage,
+            jail_gib=jail_gib,
             spare_gib=SpareGib(
                 sku="object-storage/standard",
                 count=storage.backup.keep_daily * (storage.backup.size_gib - jail_gib),
@@ -132,49 +121,30 @@ def _check_filesystem(
     size_gib, existing_id = filesystem.size_gib, filesystem.existing_id
     if (size_gib is None) == (existing_id is None):
         got = "both" if size_gib is not None else "neither"
-        problem = (
-            f"has {got} of size_gib and existing_id; give size_gib for a new filesystem "
-            "or existing_id for one that exists"
-        )
-        findings.add("storage.size-or-id", path, problem)
+        findings.add("storage.size-or-id", path, got=got)
     if existing_id is not None and not existing_id.startswith("computefilesystem-"):
-        problem = f"'{existing_id}' is no filesystem id; it starts with 'computefilesystem-'"
-        findings.add("storage.id", f"{path}.existing_id", problem)
+        findings.add("storage.id", f"{path}.existing_id", existing_id=existing_id)
     if size_gib is not None and size_gib > LARGE_FILESYSTEM_GIB:
-        problem = f"{size_gib} GiB: over {LARGE_FILESYSTEM_GIB} GiB needs Nebius support first"
-        findings.add("storage.large", f"{path}.size_gib", problem)
+        findings.add(
+            "storage.large", f"{path}.size_gib", size_gib=size_gib, most=LARGE_FILESYSTEM_GIB
+        )
     if filesystem.forbid_deletion and existing_id is not None:
-        problem = (
-            "true, but the stack does not change a filesystem that it has by existing_id; "
-            "remove it and set it on the filesystem itself"
-        )
-        findings.add("storage.forbid-existing", f"{path}.forbid_deletion", problem)
+        findings.add("storage.forbid-existing", f"{path}.forbid_deletion")
     elif filesystem.forbid_deletion and purge:
-        problem = (
-            "true, but storage.purge_on_destroy is true too, so destroy would be refused half-way; "
-            "set one of them to false"
-        )
-        findings.add("storage.forbid-and-purge", f"{path}.forbid_deletion", problem)
+        findings.add("storage.forbid-and-purge", f"{path}.forbid_deletion")
 
 
 def _check_weka(spec: StackSpec, findings: Findings) -> None:
     weka = [path for path, each in _filesystems(spec) if each.type is FilesystemType.WEKA]
     if len(weka) > 1:
-        problem = (
-            f"{len(weka)} filesystems of type weka ({', '.join(weka)}); a cluster can have one"
-        )
-        findings.add("storage.weka-one", "storage", problem)
+        findings.add("storage.weka-one", "storage", count=len(weka), weka=weka)
     small: list[str] = []
     for _, path, group in node_groups(spec) if weka else ():
         preset = group.hardware
         if preset is not None and preset.vcpus < _WEKA_MIN_VCPUS:
             small.append(f"{path} {preset.vcpus}")
     if small:
-        problem = (
-            f"the client of weka wants nodes of {_WEKA_MIN_VCPUS} vCPUs or more, but there are "
-            f"{', '.join(small)}; choose larger presets or network-ssd"
-        )
-        findings.add("storage.weka-vcpus", f"{weka[0]}.type", problem)
+        findings.add("storage.weka-vcpus", f"{weka[0]}.type", least=_WEKA_MIN_VCPUS, small=small)
 
 
 def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
@@ -188,26 +158,22 @@ def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
         mounts.append(("nfs.mount_path", spec.nfs.mount_path))
     findings.unique("storage.name-twice", "storage.submounts", spec.storage.submounts, key="name")
     for index, (key, path) in enumerate(mounts):
-        if findings.add("storage.path-form", key, path_problem(path)):
+        if findings.add_text("storage.path-form", key, path_problem(path)):
             continue
         if path == "/":
-            problem = "'/' is the jail itself; choose a directory in it"
-            findings.add("storage.path-root", key, problem)
+            findings.add("storage.path-root", key)
             continue
         problem = reserved_problem(path)
         if problem and path == MEMORY and key == "storage.memory.mount_path":
             problem += ", or remove storage.memory: Soperator's own is there in any case"
-        findings.add("storage.path-reserved", key, problem)
+        findings.add_text("storage.path-reserved", key, problem)
         for other_index, (other_key, other) in enumerate(mounts):
             if path == other and other_index < index:
-                problem = f"'{path}' is already the path of {other_key}"
-                findings.add("storage.path-twice", key, problem)
+                findings.add("storage.path-twice", key, path=path, other_key=other_key)
             elif path != other and other != "/" and is_under(path, other):
-                problem = (
-                    f"'{path}' lies inside '{other}' of {other_key}; a mount inside a mount can be "
-                    "hidden by it; put them side by side"
+                findings.add(
+                    "storage.path-nested", key, path=path, other=other, other_key=other_key
                 )
-                findings.add("storage.path-nested", key, problem)
 
 
 def _check_memory(spec: StackSpec, findings: Findings) -> None:
@@ -218,31 +184,34 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
         if preset is None:
             continue
         if memory_gib >= preset.memory_gib:
-            problem = (
-                f"{memory_gib} GiB is more than a '{worker.name}' node has "
-                f"({preset.memory_gib} GiB); write less, or take a preset with more memory"
+            findings.add(
+                "storage.memory-size",
+                "storage.memory.size_gib",
+                memory_gib=memory_gib,
+                worker=worker,
             )
-            findings.add("storage.memory-size", "storage.memory.size_gib", problem)
         elif memory_gib + worker.shared_memory_gib > preset.memory_gib:
             findings.add(
                 "storage.memory-both",
                 f"nodes.workers[{index}].shared_memory_gib",
-                f"{worker.shared_memory_gib} GiB and {memory_gib} GiB of storage.memory are more "
-                f"than the node has ({preset.memory_gib} GiB); filling both kills the job; lower "
-                "one, together below what the node has",
+                worker=worker,
+                memory_gib=memory_gib,
             )
         slurmd = slurmd_amounts(
             preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None
         )
         asked_gib, left_gib = slurmd.memory_mib // GIB, preset.memory_gib - memory_gib
         if memory_gib < preset.memory_gib and left_gib < asked_gib:
-            problem = (
-                f"{memory_gib} GiB: files stay there when a job ends, and a full RAM disk "
-                f"leaves {left_gib} GiB of a '{worker.name}' node, so the next job that asks for "
-                f"all {asked_gib} GiB drains it (Soperator's prolog, alloc_mem_used); use "
-                f"{preset.memory_gib - asked_gib} or less, or the job's folder in {MEMORY}"
+            findings.add(
+                "storage.memory-drains",
+                "storage.memory.size_gib",
+                size=memory_gib,
+                left=left_gib,
+                worker=worker,
+                asked=asked_gib,
+                most=preset.memory_gib - asked_gib,
+                folder=MEMORY,
             )
-            findings.add("storage.memory-drains", "storage.memory.size_gib", problem)
 
 
 def _check_places(spec: StackSpec, findings: Findings) -> None:
@@ -250,28 +219,24 @@ def _check_places(spec: StackSpec, findings: Findings) -> None:
     mounts, jail = [*shared_mounts(spec).values()], spec.storage.jail
     for place in PLACES:
         if place not in places:
-            problem = f"missing; recipes name all of: {', '.join(PLACES)}"
-            findings.add("storage.place-missing", f"storage.places.{place}", problem)
+            findings.add("storage.place-missing", f"storage.places.{place}", known=PLACES)
     for place, path in places.items():
         key = f"storage.places.{place}"
         if place not in PLACES:
-            problem = f"unknown place; places are: {', '.join(PLACES)}"
-            findings.add("storage.place-unknown", key, problem)
-        if findings.add("storage.place-form", key, path_problem(path)):
+            findings.add("storage.place-unknown", key, known=PLACES)
+        if findings.add_text("storage.place-form", key, path_problem(path)):
             continue
         if lies_on := [text for mount, text in own.items() if is_under(path, mount)]:
             if place in _SHARED_PLACES:
-                problem = (
-                    f"'{path}' is on {lies_on[0]}, where other nodes do not see it; put it under "
-                    "a submount"
-                )
-                findings.add("storage.place-on-one-node", key, problem)
+                findings.add("storage.place-on-one-node", key, path=path, lies_on=lies_on)
         elif spec.attached is None and not any(is_under(path, mount) for mount in mounts):
-            problem = (
-                f"'{path}' is under no declared mount ({', '.join(mounts)}), so it fills the jail "
-                f"({jail.existing_id or f'{jail.size_gib} GiB'})"
+            findings.add(
+                "storage.place-on-jail",
+                key,
+                path=path,
+                mounts=mounts,
+                size=jail.existing_id or f"{jail.size_gib} GiB",
             )
-            findings.add("storage.place-on-jail", key, problem)
 
 
 def _schedule_problem(text: str) -> str | None:
@@ -301,31 +266,12 @@ def check_nfs(spec: StackSpec, findings: Findings) -> None:
     check_stripes("nfs.boot_disk", nfs.boot_disk.size_gib, nfs.boot_disk.type, findings)
     check_stripes("nfs.data_disks", nfs.data_disks.size_gib, nfs.data_disks.type, findings)
     if spec.soperator.nfs_home is not None:
-        problem = (
-            "beside soperator.nfs_home; one server serves the homes: keep this one, whose disks "
-            "outlive the cluster, or that one"
-        )
-        findings.add("nfs.home-twice", "nfs", problem)
+        findings.add("nfs.home-twice", "nfs")
     if nfs.billing is not Billing.ON_DEMAND:
-        problem = (
-            f"'{nfs.billing}'; a server that is taken away stops every node, and capacity blocks "
-            "hold GPUs only: use on-demand"
-        )
-        findings.add("nfs.billing", "nfs.billing", problem)
+        findings.add("nfs.billing", "nfs.billing", nfs=nfs)
     if nfs.gpus:
-        problem = (
-            f"'{nfs.platform}' has GPUs, which a file server leaves idle; use cpu-d3 or cpu-e2"
-        )
-        findings.add("nfs.gpus", "nfs.platform", problem)
+        findings.add("nfs.gpus", "nfs.platform", nfs=nfs)
     if nfs.data_disks.type is DiskType.NETWORK_SSD_NON_REPLICATED:
-        problem = (
-            "network-ssd-non-replicated keeps one copy: a lost disk takes every file along; "
-            "network-ssd-io-m3 keeps three"
-        )
-        findings.add("nfs.one-copy", "nfs.data_disks.type", problem)
+        findings.add("nfs.one-copy", "nfs.data_disks.type")
     if spec.nodes.nfs is not None and spec.soperator.nfs_home is None:
-        problem = (
-            "is for the server of soperator.nfs_home inside the cluster; this one has a machine "
-            "of its own: remove the group"
-        )
-        findings.add("nfs.node-group", "nodes.nfs", problem)
+        findings.add("nfs.node-group", "nodes.nfs")

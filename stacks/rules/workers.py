@@ -48,16 +48,12 @@ def check_workers(spec: StackSpec, findings: Findings) -> None:
     for index, worker in enumerate(spec.nodes.workers):
         path = f"nodes.workers[{index}]"
         if worker.created_nodes is not None and worker.created_nodes > worker.min_nodes:
-            problem = f"{worker.created_nodes} is more than min_nodes ({worker.min_nodes})"
-            findings.add("nodes.created-order", f"{path}.created_nodes", problem)
+            findings.add("nodes.created-order", f"{path}.created_nodes", worker=worker)
         _check_strategy(worker.strategy, f"{path}.strategy", findings)
         _check_capacity(worker, path, findings)
         for number, feature in enumerate(worker.features):
             if not _FEATURE.fullmatch(feature):
-                problem = (
-                    f"'{feature}' is no feature; one word of letters, digits and _ . - : and ="
-                )
-                findings.add("nodes.feature-form", f"{path}.features[{number}]", problem)
+                findings.add("nodes.feature-form", f"{path}.features[{number}]", feature=feature)
         _check_machine(spec, worker, path, findings)
         _check_disks(spec, worker, path, findings)
     # A set of more than one group takes `<name>-1` and so on; another set may not be called so.
@@ -66,15 +62,16 @@ def check_workers(spec: StackSpec, findings: Findings) -> None:
         for number in range(1, -(-worker.max_nodes // NODES_PER_GROUP_MAX)):
             taken = f"{worker.name}-{number}"
             if taken in names:
-                problem = f"'{taken}' is node group {number + 1} of '{worker.name}'; rename one"
-                findings.add("nodes.name-group", f"nodes.workers[{names[taken]}].name", problem)
+                findings.add(
+                    "nodes.name-group",
+                    f"nodes.workers[{names[taken]}].name",
+                    taken=taken,
+                    number=number + 1,
+                    worker=worker,
+                )
     _check_users(spec, findings)
     if spec.nodes.nfs is not None and spec.soperator.nfs_home is None and spec.nfs is None:
-        problem = (
-            "paid for, but no NFS server runs on it: declare soperator.nfs_home, or have one of "
-            "yours tolerate the taint slurm.nebius.ai/nodeset=nfs"
-        )
-        findings.add("nodes.nfs-server", "nodes.nfs", problem)
+        findings.add("nodes.nfs-server", "nodes.nfs")
 
 
 def check_labels(path: str, group: NodeGroupSpec, findings: Findings) -> None:
@@ -85,20 +82,11 @@ def check_labels(path: str, group: NodeGroupSpec, findings: Findings) -> None:
         is_subdomain = len(prefix) <= _SUBDOMAIN_MAX and _SUBDOMAIN.fullmatch(prefix)
         fits = _LABEL_NAME.fullmatch(name) and (not slash or is_subdomain)
         if not fits or (value and not _LABEL_NAME.fullmatch(value)):
-            problem = (
-                f"'{key}: {value}' is no Kubernetes label; 63 letters, digits and . _ - each, "
-                "from a letter or digit to a letter or digit, before them at most a domain in "
-                "lower case and one /"
-            )
-            findings.add("nodes.label-form", at, problem)
+            findings.add("nodes.label-form", at, key=key, value=value)
         elif key.startswith(_OURS):
-            problem = f"'{key}' is a label of the charts; choose another"
-            findings.add("nodes.label-charts", at, problem)
+            findings.add("nodes.label-charts", at, key=key)
         elif prefix.endswith(_SYSTEM):
-            problem = (
-                f"'{key}': mk8s ignores labels of {' and '.join(_SYSTEM)}; choose another prefix"
-            )
-            findings.add("nodes.label-system", at, problem)
+            findings.add("nodes.label-system", at, key=key, system=" and ".join(_SYSTEM))
 
 
 def _check_strategy(strategy: StrategySpec, path: str, findings: Findings) -> None:
@@ -108,18 +96,12 @@ def _check_strategy(strategy: StrategySpec, path: str, findings: Findings) -> No
     )
     for key, percent, count in pairs:
         if percent is not None and count is not None:
-            problem = f"both {key}_percent and {key}_nodes; give one of the two"
-            findings.add("nodes.strategy-both", f"{path}.{key}_nodes", problem)
+            findings.add("nodes.strategy-both", f"{path}.{key}_nodes", key=key)
         if percent is not None and percent > 100:
-            problem = f"{percent} is no share; use 0 to 100"
-            findings.add("nodes.strategy-percent", f"{path}.{key}_percent", problem)
+            findings.add("nodes.strategy-percent", f"{path}.{key}_percent", percent=percent)
     away, extra = ((percent if count is None else count) for _, percent, count in pairs)
     if away == 0 and not extra:
-        problem = (
-            "no node may be away and none may be there beyond the count, so none could be "
-            "replaced; raise max_unavailable or max_surge"
-        )
-        findings.add("nodes.strategy-still", path, problem)
+        findings.add("nodes.strategy-still", path)
 
 
 def _check_capacity(worker: WorkerSpec, path: str, findings: Findings) -> None:
@@ -130,76 +112,60 @@ def _check_capacity(worker: WorkerSpec, path: str, findings: Findings) -> None:
     at = f"{path}.reservation"
     forbids = reservation.policy is Reservation.FORBID
     if worker.billing is Billing.PREEMPTIBLE and not forbids:
-        problem = (
-            "a preemptible node comes out of no reservation; remove it, or set billing to reserved"
-        )
-        findings.add("nodes.reservation-preemptible", at, problem)
+        findings.add("nodes.reservation-preemptible", at)
     if worker.billing is Billing.RESERVED and forbids:
-        problem = "forbid, but billing is reserved; use auto or strict"
-        findings.add("nodes.reservation-forbidden", f"{at}.policy", problem)
+        findings.add("nodes.reservation-forbidden", f"{at}.policy")
     if forbids and reservation.ids:
-        problem = (
-            "ids of reservations that policy forbid never uses; remove them or use auto or strict"
-        )
-        findings.add("nodes.reservation-ids", f"{at}.ids", problem)
+        findings.add("nodes.reservation-ids", f"{at}.ids")
     for index, id_ in enumerate(reservation.ids):
         if not id_.startswith("capacityblockgroup-"):
-            problem = (
-                f"'{id_}' is no capacity block group; its id starts with 'capacityblockgroup-'"
-            )
-            findings.add("nodes.reservation-id", f"{at}.ids[{index}]", problem)
+            findings.add("nodes.reservation-id", f"{at}.ids[{index}]", id_=id_)
 
 
 def _check_machine(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
     preset = worker.hardware
     if worker.max_pods is not None and worker.max_pods not in MAX_PODS:
-        problem = f"{worker.max_pods}; the API takes {MAX_PODS.start} to {MAX_PODS.stop - 1}"
-        findings.add("nodes.max-pods", f"{path}.max_pods", problem)
+        findings.add(
+            "nodes.max-pods",
+            f"{path}.max_pods",
+            worker=worker,
+            first=MAX_PODS.start,
+            last=MAX_PODS.stop - 1,
+        )
     default = " (the default)" if worker.shared_memory_gib == SHARED_MEMORY_GIB else ""
     if preset is not None and worker.shared_memory_gib >= preset.memory_gib:
-        problem = (
-            f"{worker.shared_memory_gib} GiB{default} is not less than the node has "
-            f"({preset.memory_gib} GiB); write less, such as {preset.memory_gib // 2}"
+        findings.add(
+            "nodes.shared-memory",
+            f"{path}.shared_memory_gib",
+            worker=worker,
+            default=default,
+            half=preset.memory_gib // 2,
         )
-        findings.add("nodes.shared-memory", f"{path}.shared_memory_gib", problem)
     if preset is not None and not preset.gpus and worker.nvidia_config_lines:
-        problem = f"'{preset.name}' has no GPU; remove them"
-        findings.add("nodes.nvidia-no-gpu", f"{path}.nvidia_config_lines", problem)
+        findings.add("nodes.nvidia-no-gpu", f"{path}.nvidia_config_lines", worker=worker)
     for index, line in enumerate(worker.nvidia_config_lines):
         if not _OPTION.fullmatch(line):
-            problem = (
-                f"'{line}' is no line of modprobe.d; such as 'options nvidia NVreg_NAME=VALUE'"
-            )
-            findings.add("nodes.nvidia-line", f"{path}.nvidia_config_lines[{index}]", problem)
+            findings.add("nodes.nvidia-line", f"{path}.nvidia_config_lines[{index}]", line=line)
     if worker.local_nvme is not None:
         place = (spec.nebius.region, worker.platform, worker.preset)
         if preset is not None and place not in LOCAL_NVME:
             known = "; ".join(" ".join(each) for each in sorted(LOCAL_NVME))
-            problem = (
-                f"'{worker.preset}' of '{worker.platform}' in {spec.nebius.region} has no local "
-                f"NVMe drives (has: {known})"
+            findings.add(
+                "nodes.local-nvme", f"{path}.local_nvme", worker=worker, spec=spec, known=known
             )
-            findings.add("nodes.local-nvme", f"{path}.local_nvme", problem)
     has_user_data = worker.nvidia_config_lines or worker.local_nvme is not None
     if has_user_data and not spec.nodes.ssh_users:
-        problem = f"none, but nodes of '{worker.name}' need user data, which should hold an SSH key"
-        findings.add("nodes.user-data-key", "nodes.ssh_users", problem)
+        findings.add("nodes.user-data-key", "nodes.ssh_users", worker=worker)
 
 
 def _check_users(spec: StackSpec, findings: Findings) -> None:
-    findings.unique(
-        "nodes.ssh-user-twice",
-        "nodes.ssh_users",
-        spec.nodes.ssh_users,
-        key="name",
-        advice="give the user all keys at once",
-    )
+    findings.unique("nodes.ssh-user-twice", "nodes.ssh_users", spec.nodes.ssh_users, key="name")
     for index, user in enumerate(spec.nodes.ssh_users):
         path = f"nodes.ssh_users[{index}]"
         problem = name_problem(user.name, longest=_USER_NAME_MAX)
         if user.name in ("root", "nebius"):
             problem = f"'{user.name}' is a user of the image; choose another"
-        findings.add("nodes.ssh-user-name", f"{path}.name", problem)
+        findings.add_text("nodes.ssh-user-name", f"{path}.name", problem)
         check_public_keys(user.ssh_public_keys, path, findings, rule="nodes.ssh-user-key")
 
 
@@ -221,26 +187,24 @@ def _check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findi
     for at, size_gib, type_ in disks_of(worker, path):
         check_stripes(at, size_gib, type_, findings)
     if worker.image_disk is not None and worker.image_disk.type not in STRIPED:
-        problem = f"'{worker.image_disk.type}' is too slow for images; use {' or '.join(STRIPED)}"
-        findings.add("nodes.image-disk-type", f"{path}.image_disk.type", problem)
+        findings.add(
+            "nodes.image-disk-type",
+            f"{path}.image_disk.type",
+            worker=worker,
+            striped=" or ".join(STRIPED),
+        )
     findings.unique("nodes.disk-twice", f"{path}.local_disks", worker.local_disks, key="name")
     taken = VOLUMES | {each.name for each in spec.storage.submounts}
     for index, disk in enumerate(worker.local_disks):
         problem = name_problem(disk.name, longest=_DISK_NAME_MAX)
-        findings.add("nodes.disk-name", f"{path}.local_disks[{index}].name", problem)
+        findings.add_text("nodes.disk-name", f"{path}.local_disks[{index}].name", problem)
         if disk.name in taken:
-            problem = (
-                f"'{disk.name}' is the name of a submount or of a volume that each pod has; choose "
-                "another"
-            )
-            findings.add("nodes.disk-name-taken", f"{path}.local_disks[{index}].name", problem)
+            findings.add("nodes.disk-name-taken", f"{path}.local_disks[{index}].name", disk=disk)
         for folder in disk.folders:
             if path_problem(f"/{folder}"):
-                problem = (
-                    f"'{folder}' is no plain path in the disk; write it without a leading /, such "
-                    "as tmp"
+                findings.add(
+                    "nodes.disk-folder", f"{path}.local_disks[{index}].folders", folder=folder
                 )
-                findings.add("nodes.disk-folder", f"{path}.local_disks[{index}].folders", problem)
     storage, taken = spec.storage, dict(shared_mounts(spec))
     if storage.memory is not None:
         taken["storage.memory"] = storage.memory.mount_path
@@ -260,15 +224,15 @@ def _check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findi
         for other, there in taken.items():
             if problem is None and (is_under(mount_path, there) or is_under(there, mount_path)):
                 problem = f"'{mount_path}' and '{there}' of {other} hide each other; put them apart"
-        findings.add("nodes.disk-path", at, problem)
+        findings.add_text("nodes.disk-path", at, problem)
         taken[at.removesuffix(".mount_path")] = mount_path
 
 
 def check_stripes(path: str, size_gib: int, type_: DiskType, findings: Findings) -> None:
     """Sizes of disks that are made of stripes."""
     step, most = stripe_problems(size_gib, type_)
-    findings.add("nodes.disk-step", f"{path}.size_gib", step)
-    findings.add("nodes.disk-most", f"{path}.size_gib", most)
+    findings.add_text("nodes.disk-step", f"{path}.size_gib", step)
+    findings.add_text("nodes.disk-most", f"{path}.size_gib", most)
 
 
 def stripe_problems(size_gib: int, type_: DiskType) -> tuple[str | None, str | None]:

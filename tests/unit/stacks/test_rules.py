@@ -188,6 +188,9 @@ MISTAKES: list[tuple[str, Change]] = [
 """Rule and a mistake that only it is about, beside those of test_check.py."""
 
 
+FINDINGS = [f"findings.{name}" for name in ("add", "add_text", "unknown", "unique")]
+
+
 def named() -> dict[str, str]:
     """Place -> rule of every finding in stacks/."""
     found: dict[str, str] = {}
@@ -196,7 +199,7 @@ def named() -> dict[str, str]:
             if not isinstance(node, ast.Call):
                 continue
             rules = [word.value for word in node.keywords if word.arg == "rule"]
-            if ast.unparse(node.func) in ("findings.add", "findings.unknown", "findings.unique"):
+            if ast.unparse(node.func) in FINDINGS:
                 rules = node.args[:1]
             for rule in rules:
                 if isinstance(rule, ast.Constant):
@@ -308,11 +311,11 @@ def test_every_rule_has_a_planted_mistake():
 
 
 def test_a_table_with_an_id_twice_or_a_source_that_is_none_is_refused():
-    row = "a.b\terror\tholds\tours: x"
+    row = "a.b\terror\tholds\tours: x\tis wrong"
     with pytest.raises(ValueError, match=r"rules.tsv:3: id 'a.b' is used twice"):
         read_rules(f"head\n{row}\n{row}\n")
     with pytest.raises(ValueError, match="'hearsay: y' names no source"):
-        read_rules("head\na.b\terror\tholds\thearsay: y\n")
+        read_rules("head\na.b\terror\tholds\thearsay: y\tis wrong\n")
 
 
 def test_another_name_of_a_platform_means_the_platform_of_the_api():
