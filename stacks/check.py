@@ -40,7 +40,7 @@ _OF_JOBS: Final = (
 
 def check(spec: StackSpec) -> tuple[Problem, ...]:
     """Every problem of the stack, errors before warnings, each group in the order of the file."""
-    findings = Findings(spec.name)
+    findings = Findings(spec.name, spec)
     for check_subject in _SUBJECTS if spec.attached is None else _OF_JOBS:
         check_subject(spec, findings)
     return tuple(sorted(findings.problems, key=lambda problem: problem.level is Level.WARNING))

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Final, cast
 
 from stacks.errors import Level, Problem, SpareGib, SpareNodes
+from stacks.spec import StackSpec
 
 SOURCES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -43,7 +44,8 @@ class Rule:
     source: str
     """Key of SOURCES, a colon, and the place in it."""
     message: str
-    """What a finding says, with the names of its values in braces."""
+    """What a finding says, with the names of its values in braces: `{value}` is what stands at its
+    path, `{record}` what that is a field of, `{spec}` the stack; the code gives the others."""
 
 
 def read_rules(text: str) -> Mapping[str, Rule]:
@@ -77,6 +79,8 @@ class Findings:
     """Problems in the order in which the rules find them; paths start with the stack's name."""
 
     stack_name: str
+    spec: StackSpec | None = None
+    """The stack that is looked at; None where a change is."""
     problems: list[Problem] = field(default_factory=list[Problem])
 
     def add(
@@ -90,11 +94,14 @@ class Findings:
         **values: object,
     ) -> None:
         """Adds a finding with the level and the message of the table, which names the values."""
+        place = f"{{spec.{path}"
+        message = RULES[rule].message.replace("{value", place)
+        message = message.replace("{record", place.rpartition(".")[0])
         self.problems.append(
             Problem(
                 level=RULES[rule].level,
                 path=f"{self.stack_name}.{path}",
-                message=_Message().vformat(RULES[rule].message, (), values),
+                message=_Message().vformat(message, (), {"spec": self.spec, **values}),
                 rule=rule,
                 spare_nodes=spare_nodes,
                 spare_gib=spare_gib,
@@ -118,5 +125,5 @@ class Findings:
             name: object = getattr(entry, key) if key else entry
             place = f"{path}[{index}].{key}".removesuffix(".")
             if name in first:
-                self.add(rule, place, name=name, first=first[name])
+                self.add(rule, place, first=first[name])
             first.setdefault(name, place)

@@ -46,9 +46,9 @@ def check_access(spec: StackSpec, findings: Findings) -> None:
     )
     for key, value, prefix in ids:
         if value is not None and not re.fullmatch(f"{prefix}[a-z0-9-]+", value):
-            findings.add("nebius.id-prefix", f"nebius.{key}", value=value, prefix=prefix)
+            findings.add("nebius.id-prefix", f"nebius.{key}", prefix=prefix)
     if nebius.region not in REGIONS:
-        findings.add("nebius.region", "nebius.region", nebius=nebius, known=REGIONS)
+        findings.add("nebius.region", "nebius.region", known=REGIONS)
     if nebius.subnet_id is not None and nebius.network_id is None:
         findings.add("nebius.subnet-network", "nebius.subnet_id")
     _check_cluster(spec, findings)
@@ -58,20 +58,20 @@ def check_access(spec: StackSpec, findings: Findings) -> None:
         findings.add_text("code.path-form", key, path_problem(path))
         lies_on = [text for mount, text in own.items() if is_under(path, mount)]
         if lies_on:
-            findings.add("code.on-one-node", key, path=path, lies_on=lies_on)
+            findings.add("code.on-one-node", key, lies_on=lies_on)
     if not any(is_under(spec.code_path, mount) for mount in (*own, *shared_mounts(spec).values())):
-        findings.add("code.on-jail", "code_path", spec=spec)
+        findings.add("code.on-jail", "code_path")
 
 
 def _check_cluster(spec: StackSpec, findings: Findings) -> None:
     cluster = spec.cluster
     if not re.fullmatch(r"1\.[0-9]{2}", cluster.kubernetes_version):
-        findings.add("cluster.kubernetes-version", "cluster.kubernetes_version", cluster=cluster)
+        findings.add("cluster.kubernetes-version", "cluster.kubernetes_version")
     if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?", cluster.soperator_version):
-        findings.add("cluster.soperator-version", "cluster.soperator_version", cluster=cluster)
+        findings.add("cluster.soperator-version", "cluster.soperator_version")
     # nebius.mk8s.v1.ControlPlaneSpec.etcd_cluster_size accepts 0 (default), 1 and 3.
     if cluster.etcd_size not in (1, 3):
-        findings.add("cluster.etcd-size", "cluster.etcd_size", cluster=cluster)
+        findings.add("cluster.etcd-size", "cluster.etcd_size")
     for key, value in (
         ("slurm_cluster_name", cluster.slurm_cluster_name),
         ("namespace", cluster.namespace),
@@ -79,27 +79,19 @@ def _check_cluster(spec: StackSpec, findings: Findings) -> None:
         if findings.add_text("cluster.name", f"cluster.{key}", name_problem(value, longest=63)):
             continue
         if value != _SOPERATOR_NAME and spec.soperator.checks is not ChecksProfile.OFF:
-            findings.add(
-                "cluster.soperator-name",
-                f"cluster.{key}",
-                value=value,
-            )
+            findings.add("cluster.soperator-name", f"cluster.{key}")
     if _TAKEN_NAMESPACES.fullmatch(cluster.namespace):
-        findings.add("cluster.namespace-taken", "cluster.namespace", cluster=cluster)
+        findings.add("cluster.namespace-taken", "cluster.namespace")
 
 
 def _check_login(spec: StackSpec, findings: Findings) -> None:
     login = spec.login
     if login.service is SshServiceType.NODE_PORT and login.ssh_port not in _NODE_PORTS:
         findings.add(
-            "login.node-port",
-            "login.ssh_port",
-            login=login,
-            first=_NODE_PORTS.start,
-            last=_NODE_PORTS.stop - 1,
+            "login.node-port", "login.ssh_port", first=_NODE_PORTS.start, last=_NODE_PORTS.stop - 1
         )
     if login.service is SshServiceType.LOAD_BALANCER and login.ssh_port != _SSH_PORT:
-        findings.add("login.load-balancer-port", "login.ssh_port", login=login, port=_SSH_PORT)
+        findings.add("login.load-balancer-port", "login.ssh_port", port=_SSH_PORT)
     if login.allowed_cidrs and login.service is SshServiceType.NODE_PORT:
         findings.add("login.cidrs-unused", "login.allowed_cidrs")
     findings.unique("login.cidr-twice", "login.allowed_cidrs", login.allowed_cidrs)
@@ -153,9 +145,9 @@ def check_teams(spec: StackSpec, findings: Findings) -> None:
         path = f"slurm.qos[{index}]"
         _check_name(qos.name, f"{path}.name", findings, taken=_NORMAL)
         if qos.max_wall is not None and not slurm_seconds(qos.max_wall):
-            findings.add("teams.wall", f"{path}.max_wall", qos=qos)
+            findings.add("teams.wall", f"{path}.max_wall")
         if not any(qos.name in account.qos for account in spec.slurm.accounts):
-            findings.add("teams.qos-unused", f"{path}.name", qos=qos)
+            findings.add("teams.qos-unused", f"{path}.name")
     for index, account in enumerate(slurm.accounts):
         _check_account(spec, account, f"slurm.accounts[{index}]", findings)
 
@@ -177,4 +169,4 @@ def _check_account(spec: StackSpec, account: AccountSpec, path: str, findings: F
 
 def _check_name(name: str, path: str, findings: Findings, *, taken: str) -> None:
     if not _NAME.fullmatch(name) or name == taken:
-        findings.add("teams.name", path, name=name, taken=taken)
+        findings.add("teams.name", path, taken=taken)

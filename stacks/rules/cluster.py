@@ -24,7 +24,7 @@ def check_cluster(spec: StackSpec, findings: Findings) -> None:
     """One way to a network, who may reach the Kubernetes API, one architecture."""
     nebius, company = spec.nebius, spec.nebius.company_name
     if company is not None and not _COMPANY.fullmatch(company):
-        findings.add("nebius.company-name", "nebius.company_name", company=company)
+        findings.add("nebius.company-name", "nebius.company_name")
     given = [key for key in ("network_id", "subnet_id") if getattr(nebius, key) is not None]
     if nebius.discover_network and given:
         findings.add("nebius.network-choice", "nebius.discover_network", given=" and ".join(given))
@@ -68,7 +68,7 @@ def check_versions(spec: StackSpec, findings: Findings) -> None:
     _check_soperator(spec, findings)
     refused = findings.add_text("cluster.os-form", "cluster.os", word_problem(spec.cluster.os))
     if not refused and spec.cluster.os not in SYSTEMS:
-        findings.add("cluster.os-unknown", "cluster.os", spec=spec, known=SYSTEMS)
+        findings.add("cluster.os-unknown", "cluster.os", known=SYSTEMS)
     _check_kubernetes(spec, findings)
 
 
@@ -78,27 +78,20 @@ def _check_soperator(spec: StackSpec, findings: Findings) -> None:
     row = release_of(version)
     known = SOPERATOR.get(version)
     if known is not None and known.refused is not None:
-        findings.add("cluster.soperator-refused", path, version=version, known=known)
+        findings.add("cluster.soperator-refused", path, known=known)
         return
     if known is None:
-        findings.add("cluster.soperator-unknown", path, version=version, known=SOPERATOR, row=row)
+        findings.add("cluster.soperator-unknown", path, known=SOPERATOR, row=row)
     kubernetes = spec.cluster.kubernetes_version
     if row.kubernetes_min and numbers(kubernetes) < numbers(row.kubernetes_min):
-        findings.add(
-            "cluster.kubernetes-least", "cluster.kubernetes_version", kubernetes=kubernetes, row=row
-        )
+        findings.add("cluster.kubernetes-least", "cluster.kubernetes_version", row=row)
 
 
 def _check_kubernetes(spec: StackSpec, findings: Findings) -> None:
     cluster = spec.cluster
     row = KUBERNETES.get(cluster.kubernetes_version)
     if row is None:
-        findings.add(
-            "cluster.kubernetes-unknown",
-            "cluster.kubernetes_version",
-            cluster=cluster,
-            known=KUBERNETES,
-        )
+        findings.add("cluster.kubernetes-unknown", "cluster.kubernetes_version", known=KUBERNETES)
         return
     if cluster.gpu_drivers is GpuDrivers.OPERATORS:
         return
@@ -108,7 +101,6 @@ def _check_kubernetes(spec: StackSpec, findings: Findings) -> None:
             findings.add(
                 "cluster.drivers",
                 "cluster.drivers_preset",
-                cluster=cluster,
                 platform=platform,
                 known=row.drivers[platform],
             )
@@ -126,13 +118,11 @@ def check_lifetime(spec: StackSpec, findings: Findings) -> None:
     if lifetime.until is None and lifetime.idle_hours is None:
         findings.add("lifetime.empty", "lifetime")
     if lifetime.until is not None and parse_end(lifetime.until) is None:
-        findings.add("lifetime.until", "lifetime.until", lifetime=lifetime)
+        findings.add("lifetime.until", "lifetime.until")
     if lifetime.idle_hours is None:
         return
     if lifetime.idle_hours > _MOST_HOURS:
-        findings.add(
-            "lifetime.idle-hours", "lifetime.idle_hours", lifetime=lifetime, most=_MOST_HOURS
-        )
+        findings.add("lifetime.idle-hours", "lifetime.idle_hours", most=_MOST_HOURS)
     if not spec.slurm.accounting:
         findings.add("lifetime.idle-unseen", "lifetime.idle_hours")
     for index, job in enumerate(spec.jobs):

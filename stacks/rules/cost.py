@@ -13,11 +13,11 @@ def check_chat(spec: StackSpec, findings: Findings) -> None:
     chat = spec.chat
     # An answer is part of the context of the next one, so it must fit as a whole.
     if chat.output_tokens > chat.context_tokens * chat.turns:
-        findings.add("chat.answers-fit", "chat.output_tokens", chat=chat)
+        findings.add("chat.answers-fit", "chat.output_tokens")
     if chat.turns > chat.output_tokens:
-        findings.add("chat.turns", "chat.turns", chat=chat)
+        findings.add("chat.turns", "chat.turns")
     if chat.cached_share > 1:
-        findings.add("chat.cached-share", "chat.cached_share", chat=chat)
+        findings.add("chat.cached-share", "chat.cached_share")
     findings.unique("chat.model-twice", "chat.api_models", chat.api_models)
     _check_serving(spec, findings)
     findings.unique("chat.scenario-twice", "chat.speeds", chat.speeds, key="scenario")
@@ -29,9 +29,7 @@ def check_chat(spec: StackSpec, findings: Findings) -> None:
             and (other.engine, other.batch_size) == (speed.engine, speed.batch_size)
         ]
         if same:
-            findings.add(
-                "chat.speed-twice", f"chat.speeds[{index}].batch_size", speed=speed, same=same
-            )
+            findings.add("chat.speed-twice", f"chat.speeds[{index}].batch_size", same=same)
 
 
 def _check_serving(spec: StackSpec, findings: Findings) -> None:
@@ -39,7 +37,7 @@ def _check_serving(spec: StackSpec, findings: Findings) -> None:
     known = [worker.name for worker in spec.nodes.workers]
     if chat.serving_nodeset is None:
         if chat.serving_nodes > 1:
-            findings.add("chat.serving-nodes-of", "chat.serving_nodes", chat=chat, known=known)
+            findings.add("chat.serving-nodes-of", "chat.serving_nodes", known=known)
         return
     if chat.serving_nodeset not in known:
         place = "chat.serving_nodeset"
@@ -49,7 +47,7 @@ def _check_serving(spec: StackSpec, findings: Findings) -> None:
         worker.max_nodes for worker in spec.nodes.workers if worker.name == chat.serving_nodeset
     )
     if chat.serving_nodes > most:
-        findings.add("chat.serving-nodes-most", "chat.serving_nodes", chat=chat, most=most)
+        findings.add("chat.serving-nodes-most", "chat.serving_nodes", most=most)
 
 
 def check_runs(spec: StackSpec, findings: Findings) -> None:
@@ -69,7 +67,7 @@ def check_runs(spec: StackSpec, findings: Findings) -> None:
             limit = jobs[run.job].time_limit
             limit_s = slurm_seconds(limit)
             if limit_s is not None and busy_s > limit_s:
-                findings.add("runs.time-limit", path, run=run, hours=busy_s / 3600, limit=limit)
+                findings.add("runs.time-limit", path, hours=busy_s / 3600, limit=limit)
     workers = spec.nodes.workers
     preemptible = [worker.name for worker in workers if worker.billing is Billing.PREEMPTIBLE]
     if preemptible and spec.preemption is None:

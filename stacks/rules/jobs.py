@@ -95,11 +95,11 @@ def _check_partitions(spec: StackSpec, findings: Findings) -> None:
 def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> None:
     findings.add_text("jobs.name", f"{path}.name", name_problem(job.name, longest=63))
     if not _MODULE.fullmatch(job.module):
-        findings.add("jobs.module", f"{path}.module", job=job)
+        findings.add("jobs.module", f"{path}.module")
     if not _RECIPE.fullmatch(job.recipe) or job.recipe.endswith(RECIPE_ENDINGS):
-        findings.add("jobs.recipe", f"{path}.recipe", job=job, known=RECIPE_ENDINGS)
+        findings.add("jobs.recipe", f"{path}.recipe", known=RECIPE_ENDINGS)
     if not _TIME_LIMIT.fullmatch(job.time_limit):
-        findings.add("jobs.time-form", f"{path}.time_limit", job=job)
+        findings.add("jobs.time-form", f"{path}.time_limit")
     partition = next((part for part in spec.slurm.partitions if part.name == job.partition), None)
     if partition is None:
         have = [part.name for part in spec.slurm.partitions]
@@ -109,19 +109,13 @@ def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> 
     most_s = None if found is None else slurm_seconds(found.group(1))
     asked_s = slurm_seconds(job.time_limit)
     if found is not None and most_s is not None and asked_s is not None and asked_s > most_s:
-        findings.add(
-            "jobs.time-over", f"{path}.time_limit", job=job, found=found, partition=partition
-        )
+        findings.add("jobs.time-over", f"{path}.time_limit", found=found, partition=partition)
     _check_faults(job, path, findings)
     workers = workers_of(spec, partition.name)
     preempted = [worker.name for worker in workers if worker.billing is Billing.PREEMPTIBLE]
     if preempted and job.save_s > PREEMPTION_NOTICE_S:
         findings.add(
-            "jobs.save-notice",
-            f"{path}.save_s",
-            job=job,
-            preempted=preempted,
-            notice_s=PREEMPTION_NOTICE_S,
+            "jobs.save-notice", f"{path}.save_s", preempted=preempted, notice_s=PREEMPTION_NOTICE_S
         )
     if partition.name == HIDDEN:
         findings.add("jobs.hidden", f"{path}.partition")
@@ -131,10 +125,10 @@ def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> 
 def _check_faults(job: JobSpec, path: str, findings: Findings) -> None:
     """What the job declares for lost nodes, for its end and for its ranks' environment."""
     if job.least_nodes is not None and not 1 <= job.least_nodes <= job.nodes:
-        findings.add("jobs.least-nodes", f"{path}.least_nodes", job=job)
+        findings.add("jobs.least-nodes", f"{path}.least_nodes")
     limit_s = slurm_seconds(job.time_limit)
     if limit_s is not None and job.save_s >= limit_s:
-        findings.add("jobs.save-time", f"{path}.save_s", job=job, limit_s=limit_s)
+        findings.add("jobs.save-time", f"{path}.save_s", limit_s=limit_s)
     for name, value in job.environment.items():
         if not _VARIABLE.fullmatch(name) or name.startswith(_OWN_VARIABLES) or "\n" in value:
             findings.add(
@@ -166,12 +160,11 @@ def _check_fit(
     most_vcpus = max(preset.vcpus for _, preset in presets)
     cpus = (job.cpus_per_task or 1) * max(1, job.gpus_per_node)
     if job.gpus_per_node > most_gpus:
-        findings.add("jobs.gpus", f"{path}.gpus_per_node", job=job, most_gpus=most_gpus)
+        findings.add("jobs.gpus", f"{path}.gpus_per_node", most_gpus=most_gpus)
     elif cpus > most_vcpus:
         findings.add(
             "jobs.cpus",
             f"{path}.cpus_per_task",
-            job=job,
             tasks=max(1, job.gpus_per_node),
             cpus=cpus,
             most_vcpus=most_vcpus,
@@ -184,18 +177,18 @@ def _check_fit(
             if preset.gpus >= job.gpus_per_node and preset.vcpus >= cpus
         )
         if job.nodes > fitting:
-            findings.add("jobs.nodes", f"{path}.nodes", job=job, fitting=fitting)
+            findings.add("jobs.nodes", f"{path}.nodes", fitting=fitting)
 
 
 def _check_servers(spec: StackSpec, findings: Findings) -> None:
     """What a job that serves, and one that measures a server, cannot do."""
     for index, job in enumerate(spec.jobs):
         if job.is_server and job.nodes != 1:
-            findings.add("jobs.server-nodes", f"jobs[{index}].nodes", job=job)
+            findings.add("jobs.server-nodes", f"jobs[{index}].nodes")
         if job.container is not None and not _IMAGE.fullmatch(job.container):
-            findings.add("jobs.container", f"jobs[{index}].container", job=job)
+            findings.add("jobs.container", f"jobs[{index}].container")
         if job.is_load_test and job.nodes != 1:
-            findings.add("jobs.load-nodes", f"jobs[{index}].nodes", job=job)
+            findings.add("jobs.load-nodes", f"jobs[{index}].nodes")
 
 
 def _check_order(spec: StackSpec, findings: Findings) -> None:
@@ -207,14 +200,12 @@ def _check_order(spec: StackSpec, findings: Findings) -> None:
         for name in job.after:
             other = fewest.get(name, 0)
             if job.least_nodes is not None and other > job.least_nodes:
-                findings.add(
-                    "jobs.after-nodes", f"jobs[{index}].after", job=job, name=name, other=other
-                )
+                findings.add("jobs.after-nodes", f"jobs[{index}].after", name=name, other=other)
             if name not in after:
                 findings.unknown("jobs.after", f"jobs[{index}].after", name, after)
         findings.unique("jobs.after-twice", f"jobs[{index}].after", job.after)
         for name in sorted(servers.intersection(job.after)):
-            findings.add("jobs.after-server", f"jobs[{index}].after", name=name, job=job)
+            findings.add("jobs.after-server", f"jobs[{index}].after", name=name)
         circle = _circle(job.name, after)
         if circle:
             findings.add("jobs.circle", f"jobs[{index}].after", circle=" -> ".join(circle))
@@ -245,7 +236,7 @@ def check_schedules(spec: StackSpec, findings: Findings) -> None:
         findings.add("jobs.schedule-attached", f"jobs[{scheduled[0]}].schedule", spec=spec)
     for index, line in enumerate(spec.slurm.config_lines):
         if line.lower().startswith("scronparameters"):
-            findings.add("jobs.schedule-line", f"slurm.config_lines[{index}]", line=line)
+            findings.add("jobs.schedule-line", f"slurm.config_lines[{index}]")
 
 
 def _check_schedule(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> None:
@@ -255,11 +246,11 @@ def _check_schedule(spec: StackSpec, job: JobSpec, path: str, findings: Findings
         findings.add_text("jobs.schedule", path, str(error))
         return
     if not cron.times_per_month:
-        findings.add("jobs.schedule-never", path, job=job)
+        findings.add("jobs.schedule-never", path)
         return
     gap, longest = cron.shortest_gap, _longest(spec, job)
     if gap is not None and longest is not None and longest > gap:
-        findings.add("jobs.schedule-overlap", path, job=job, gap=gap, longest=longest)
+        findings.add("jobs.schedule-overlap", path, gap=gap, longest=longest)
 
 
 def _longest(spec: StackSpec, job: JobSpec) -> timedelta | None:
@@ -295,12 +286,12 @@ def check_searches(spec: StackSpec, findings: Findings) -> None:
             problem = f"'{search.name}' is a job; submit takes both by name: use another"
         findings.add_text("searches.name", f"{path}.name", problem)
         if not _METRIC.fullmatch(search.metric):
-            findings.add("searches.metric", f"{path}.metric", search=search)
+            findings.add("searches.metric", f"{path}.metric")
         job = jobs.get(search.job)
         if job is None:
             findings.unknown("searches.job", f"{path}.job", search.job, jobs)
         elif not job.ends:
-            findings.add("searches.job-ends", f"{path}.job", search=search, job=job)
+            findings.add("searches.job-ends", f"{path}.job", job=job)
         # Counted first: a grid is made of products, and a slip makes millions.
         if _check_count(search, path, findings):
             _check_settings(search, path, findings)
@@ -332,7 +323,7 @@ def _check_array(spec: StackSpec, search: SearchSpec, findings: Findings) -> Non
 def _check_count(search: SearchSpec, path: str, findings: Findings) -> bool:
     for index, axis in enumerate(search.grid):
         if not axis.values:
-            findings.add("searches.axis-empty", f"{path}.grid[{index}].values", axis=axis)
+            findings.add("searches.axis-empty", f"{path}.grid[{index}].values")
     combined = math.prod(len(axis.values) for axis in search.grid) if search.grid else 0
     count = combined + len(search.trials)
     if 2 <= count <= TRIALS_MOST:

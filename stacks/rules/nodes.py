@@ -36,9 +36,7 @@ def check_nodes(spec: StackSpec, findings: Findings) -> None:
         preset = group.hardware
         advised = VCPUS_ADVISED.get(role)
         if preset is not None and advised is not None and preset.vcpus < advised:
-            findings.add(
-                "nodes.insufficient", f"{path}.preset", group=group, advised=advised, role=role
-            )
+            findings.add("nodes.insufficient", f"{path}.preset", advised=advised, role=role)
         check_labels(path, group, findings)
     for index, worker in enumerate(spec.nodes.workers):
         _check_worker(spec, worker, f"nodes.workers[{index}]", findings)
@@ -55,27 +53,24 @@ def check_nodes(spec: StackSpec, findings: Findings) -> None:
 def check_hardware(region: str, path: str, group: MachineSpec, findings: Findings) -> None:
     """Platform and preset of a machine: known, and offered in the region."""
     if isinstance(group.platform, Alias):
-        findings.add("nodes.platform-alias", f"{path}.platform", group=group)
+        findings.add("nodes.platform-alias", f"{path}.platform")
     platform = PLATFORMS.get(group.platform)
     if platform is None:
-        findings.add("nodes.platform", f"{path}.platform", group=group, known=PLATFORMS)
+        findings.add("nodes.platform", f"{path}.platform", known=PLATFORMS)
         return
     if group.preset not in platform.presets:
-        findings.add("nodes.preset", f"{path}.preset", group=group, platform=platform)
+        findings.add("nodes.preset", f"{path}.preset", platform=platform)
     if region not in platform.regions:
         findings.add("nodes.platform-region", f"{path}.platform", platform=platform, region=region)
 
 
 def _check_boot_disk(role: str, path: str, disk: BootDiskSpec, findings: Findings) -> None:
     if disk.size_gib < BOOT_DISK_MIN_GIB:
-        findings.add(
-            "nodes.boot-disk-least", f"{path}.size_gib", disk=disk, least=BOOT_DISK_MIN_GIB
-        )
+        findings.add("nodes.boot-disk-least", f"{path}.size_gib", least=BOOT_DISK_MIN_GIB)
     elif disk.size_gib < BOOT_DISK_ADVISED_GIB[role]:
         findings.add(
             "nodes.boot-disk-advised",
             f"{path}.size_gib",
-            disk=disk,
             advised=BOOT_DISK_ADVISED_GIB[role],
             role=role,
         )
@@ -86,24 +81,18 @@ def _check_boot_disk(role: str, path: str, disk: BootDiskSpec, findings: Finding
 
 def _check_counts(role: str, path: str, group: NodeGroupSpec, findings: Findings) -> None:
     if group.min_nodes > group.max_nodes:
-        findings.add("nodes.count-order", f"{path}.min_nodes", group=group)
+        findings.add("nodes.count-order", f"{path}.min_nodes")
     if role != "worker" and group.max_nodes > NODES_PER_GROUP_MAX:
-        findings.add("nodes.count-most", f"{path}.max_nodes", group=group, most=NODES_PER_GROUP_MAX)
+        findings.add("nodes.count-most", f"{path}.max_nodes", most=NODES_PER_GROUP_MAX)
     if role != "worker" and group.min_nodes == 0:
         findings.add("nodes.role-empty", f"{path}.min_nodes", role=role)
     if role == "system" and 0 < group.min_nodes < SYSTEM_MIN_NODES_ADVISED:
-        findings.add(
-            "nodes.system-advised",
-            f"{path}.min_nodes",
-            group=group,
-            advised=SYSTEM_MIN_NODES_ADVISED,
-        )
+        findings.add("nodes.system-advised", f"{path}.min_nodes", advised=SYSTEM_MIN_NODES_ADVISED)
     if role in ("controller", "accounting", "nfs") and group.max_nodes > 1:
         spare = group.max_nodes - 1
         findings.add(
             "nodes.spare",
             f"{path}.max_nodes",
-            group=group,
             role=role,
             spare=spare,
             spare_nodes=SpareNodes(role=role, count=spare),
@@ -116,9 +105,9 @@ def _check_worker(spec: StackSpec, worker: WorkerSpec, path: str, findings: Find
     problem = name_problem(worker.name, longest=_NODESET_NAME_MAX)
     findings.add_text("nodes.name", f"{path}.name", problem)
     if worker.name in ROLES:
-        findings.add("nodes.name-role", f"{path}.name", worker=worker)
+        findings.add("nodes.name-role", f"{path}.name")
     elif not worker.name.startswith("worker"):
-        findings.add("nodes.name-worker", f"{path}.name", worker=worker)
+        findings.add("nodes.name-worker", f"{path}.name")
     preset = worker.hardware
     if preset is None:
         return
@@ -136,18 +125,10 @@ def _check_network(
         _check_fabric(region, worker, preset.allows_gpu_cluster, path, findings)
     elif preset.allows_gpu_cluster and worker.max_nodes > 1:
         findings.add(
-            "nodes.no-fabric",
-            f"{path}.infiniband_fabric",
-            worker=worker,
-            known=_fabrics(region, worker.platform),
+            "nodes.no-fabric", f"{path}.infiniband_fabric", known=_fabrics(region, worker.platform)
         )
     elif preset.gpus and not preset.allows_gpu_cluster and worker.max_nodes > 1:
-        findings.add(
-            "nodes.ethernet",
-            f"{path}.preset",
-            worker=worker,
-            others=able and f"; these can: {able}",
-        )
+        findings.add("nodes.ethernet", f"{path}.preset", others=able and f"; these can: {able}")
 
 
 def _check_gpu_cluster(worker: WorkerSpec, allows: bool, path: str, findings: Findings) -> None:
@@ -155,9 +136,9 @@ def _check_gpu_cluster(worker: WorkerSpec, allows: bool, path: str, findings: Fi
     key, id_ = f"{path}.gpu_cluster_id", worker.gpu_cluster_id or ""
     able = _with_fabric(worker.platform)
     if not id_.startswith("computegpucluster-"):
-        findings.add("nodes.gpu-cluster-id", key, id_=id_)
+        findings.add("nodes.gpu-cluster-id", key)
     if worker.infiniband_fabric is not None:
-        findings.add("nodes.gpu-cluster-or-fabric", key, worker=worker)
+        findings.add("nodes.gpu-cluster-or-fabric", key)
     if not allows:
         problem = (
             f"'{worker.preset}' of '{worker.platform}' cannot join a GPU cluster"
@@ -186,20 +167,10 @@ def _check_fabric(
         )
         findings.add_text("nodes.fabric-preset", key, problem)
     elif fabric is None and not refused:
-        findings.add(
-            "nodes.fabric-unknown", key, name=name, known=_fabrics(region, worker.platform)
-        )
+        findings.add("nodes.fabric-unknown", key, known=_fabrics(region, worker.platform))
     elif fabric is not None and (fabric.region != region or fabric.platform != worker.platform):
         here = _fabrics(region, worker.platform) or "none known"
-        findings.add(
-            "nodes.fabric-place",
-            key,
-            name=name,
-            fabric=fabric,
-            worker=worker,
-            region=region,
-            here=here,
-        )
+        findings.add("nodes.fabric-place", key, fabric=fabric, region=region, here=here)
 
 
 def _fabrics(region: str, platform: str) -> str:

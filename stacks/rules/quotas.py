@@ -98,15 +98,11 @@ def check_quotas(spec: StackSpec, findings: Findings) -> None:
         path = f"quotas[{index}]"
         if quota.name not in _NAMES:
             hint = nearest(quota.name, _NAMES)
-            findings.add("quotas.name", f"{path}.name", quota=quota, hint=hint)
+            findings.add("quotas.name", f"{path}.name", hint=hint)
         elif least.get(quota.name, 0) > quota.limit:
-            findings.add(
-                "quotas.over", f"{path}.limit", needed=least[quota.name], quota=quota, spec=spec
-            )
+            findings.add("quotas.over", f"{path}.limit", needed=least[quota.name])
         elif most.get(quota.name, 0) > quota.limit:
-            findings.add(
-                "quotas.over-at-most", f"{path}.limit", needed=most[quota.name], quota=quota
-            )
+            findings.add("quotas.over-at-most", f"{path}.limit", needed=most[quota.name])
 
 
 _PAIRS_MOST: Final = 39_000
@@ -151,7 +147,6 @@ def check_amounts(spec: StackSpec, findings: Findings) -> None:
             findings.add(
                 "storage.disk-large",
                 f"{path}.size_gib",
-                gib=size_gib,
                 tib=size_gib / 1024,
                 meant=size_gib // 1024,
             )

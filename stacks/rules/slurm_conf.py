@@ -161,7 +161,7 @@ def check_line(
 ) -> None:
     """What stands in slurm.conf behind the name and the nodes."""
     if partition.name == "default":
-        findings.add("partitions.name-default", f"{path}.name", partition=partition)
+        findings.add("partitions.name-default", f"{path}.name")
     where = f"{path}.config"
     for word in partition.config.split():
         option, _, value = word.partition("=")
@@ -197,7 +197,7 @@ def check_verbatim(spec: StackSpec, findings: Findings) -> None:
         names["soperator.sssd.ca_config_map"] = sssd.ca_config_map
     for path, name in names.items():
         if name is not None and not _OBJECT.fullmatch(name):
-            findings.add("verbatim.object-name", path, name=name)
+            findings.add("verbatim.object-name", path)
     lines = spec.slurm.config_lines
     for index, line in enumerate(lines):
         _check_slurm_line(f"slurm.config_lines[{index}]", line, findings)
@@ -207,18 +207,18 @@ def check_verbatim(spec: StackSpec, findings: Findings) -> None:
         path = f"nodes.workers[{index}]"
         preset = worker.hardware
         if worker.gres_lines and preset is not None and not preset.gpus:
-            findings.add("verbatim.gres-no-gpu", f"{path}.gres_lines", worker=worker)
+            findings.add("verbatim.gres-no-gpu", f"{path}.gres_lines")
         for number, line in enumerate(worker.gres_lines):
             if not _PAIR.fullmatch(line) or "nodename=" in line.lower():
-                findings.add("verbatim.gres-line", f"{path}.gres_lines[{number}]", line=line)
+                findings.add("verbatim.gres-line", f"{path}.gres_lines[{number}]")
         if worker.extra is not None and re.search(r"`|\$\(", worker.extra):
-            findings.add("verbatim.extra", f"{path}.extra", worker=worker)
+            findings.add("verbatim.extra", f"{path}.extra")
 
 
 def _check_slurm_line(path: str, line: str, findings: Findings) -> None:
     found = _PAIR.fullmatch(line)
     if found is None:
-        findings.add("verbatim.slurm-line", path, line=line)
+        findings.add("verbatim.slurm-line", path)
     elif found[1].lower() in _OWNED:
         findings.add("verbatim.slurm-owned", path, found=found)
     elif found[1].lower() not in CLUSTER:

@@ -62,7 +62,7 @@ def check_soperator(spec: StackSpec, findings: Findings) -> None:
     for index, user in enumerate(users):
         path = f"soperator.users[{index}]"
         if not _USER_NAME.fullmatch(user.name) or user.name in _TAKEN_USERS:
-            findings.add("soperator.user-name", f"{path}.name", user=user, known=_TAKEN_USERS)
+            findings.add("soperator.user-name", f"{path}.name", known=_TAKEN_USERS)
         _check_is_out_of_home(spec, user.name, f"{path}.name", findings)
         check_public_keys(user.ssh_public_keys, path, findings, rule="soperator.user-key")
     _check_room(spec, findings)
@@ -72,13 +72,11 @@ def _check_cuda(spec: StackSpec, findings: Findings) -> None:
     version = spec.soperator.cuda_version
     release = release_of(spec.cluster.soperator_version)
     if release.cuda and version not in release.cuda:
-        findings.add(
-            "soperator.cuda-version", "soperator.cuda_version", version=version, release=release
-        )
+        findings.add("soperator.cuda-version", "soperator.cuda_version", release=release)
         return
     drivers = re.match(r"cuda(\d+)", spec.cluster.drivers_preset)
     if drivers is not None and int(version.partition(".")[0]) > int(drivers[1]):
-        findings.add("soperator.cuda-drivers", "soperator.cuda_version", version=version, spec=spec)
+        findings.add("soperator.cuda-drivers", "soperator.cuda_version")
 
 
 def _check_checks(spec: StackSpec, findings: Findings) -> None:
@@ -87,19 +85,19 @@ def _check_checks(spec: StackSpec, findings: Findings) -> None:
         return
     workers = spec.nodes.workers
     if not any(checks_know(worker) for worker in workers):
-        findings.add("soperator.checks-platform", "soperator.checks", profile=profile)
+        findings.add("soperator.checks-platform", "soperator.checks")
     counts = sorted({worker.gpus for worker in workers} - {0})
     if len(counts) > 1:
-        findings.add("soperator.checks-mixed", "soperator.checks", profile=profile, counts=counts)
+        findings.add("soperator.checks-mixed", "soperator.checks", counts=counts)
 
 
 def _check_file(spec: StackSpec, file: JailFileSpec, path: str, findings: Findings) -> None:
     findings.add_text("soperator.file-form", f"{path}.path", path_problem(file.path))
     if not _MODE.fullmatch(file.mode):
-        findings.add("soperator.file-mode", f"{path}.mode", file=file)
+        findings.add("soperator.file-mode", f"{path}.mode")
     owned = next((each for each in _OPERATORS_FOLDERS if is_under(file.path, each)), None)
     if owned is not None:
-        findings.add("soperator.file-owned", f"{path}.path", file=file, owned=owned)
+        findings.add("soperator.file-owned", f"{path}.path", owned=owned)
         return
     has_sssd = spec.soperator.sssd is not None
     mounts = [
@@ -109,7 +107,7 @@ def _check_file(spec: StackSpec, file: JailFileSpec, path: str, findings: Findin
     ]
     hidden = next((mount for mount in mounts if is_under(file.path, mount)), None)
     if hidden is not None:
-        findings.add("soperator.file-hidden", f"{path}.path", file=file, hidden=hidden)
+        findings.add("soperator.file-hidden", f"{path}.path", hidden=hidden)
 
 
 def _check_home(spec: StackSpec, findings: Findings) -> None:
@@ -120,10 +118,7 @@ def _check_home(spec: StackSpec, findings: Findings) -> None:
     for index, submount in enumerate(spec.storage.submounts):
         if is_under(submount.mount_path, HOME) or is_under(HOME, submount.mount_path):
             findings.add(
-                "soperator.home-twice",
-                f"storage.submounts[{index}].mount_path",
-                submount=submount,
-                home=HOME,
+                "soperator.home-twice", f"storage.submounts[{index}].mount_path", home=HOME
             )
 
 
@@ -132,9 +127,7 @@ def _check_is_out_of_home(spec: StackSpec, name: str, path: str, findings: Findi
     where = {"code_path": spec.code_path, "python_env_path": spec.python_env_path}
     where |= {f"storage.places.{key}": value for key, value in spec.storage.places.items()}
     for key in (key for key, value in where.items() if is_under(value, home)):
-        findings.add(
-            "soperator.user-home", path, name=name, home=home, key=key, value=where[key], homes=HOME
-        )
+        findings.add("soperator.user-home", path, home=home, key=key, there=where[key], homes=HOME)
 
 
 def _check_room(spec: StackSpec, findings: Findings) -> None:
@@ -147,15 +140,13 @@ def _check_room(spec: StackSpec, findings: Findings) -> None:
             preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None
         )
         if not left.is_positive:
-            findings.add(
-                "nodes.worker-room", f"nodes.workers[{index}].preset", worker=worker, left=left
-            )
+            findings.add("nodes.worker-room", f"nodes.workers[{index}].preset", left=left)
     group = spec.nodes.accounting
     if group is None or (preset := group.hardware) is None:
         return
     left = slurmdbd_amounts(preset, group.boot_disk.size_gib)
     if not left.is_positive:
-        findings.add("nodes.accounting-room", "nodes.accounting.preset", group=group, left=left)
+        findings.add("nodes.accounting-room", "nodes.accounting.preset", left=left)
 
 
 _DAY_MINUTES: Final = 24 * 60
@@ -180,11 +171,7 @@ def _check_alerts(spec: StackSpec, findings: Findings) -> None:
         value: int = getattr(alerts, name)
         if not least <= value <= most:
             findings.add(
-                "soperator.alert-limit",
-                f"soperator.alerts.{name}",
-                value=value,
-                least=least,
-                most=most,
+                "soperator.alert-limit", f"soperator.alerts.{name}", least=least, most=most
             )
 
 

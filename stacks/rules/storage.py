@@ -57,7 +57,7 @@ def check_storage(spec: StackSpec, findings: Findings) -> None:
             "storage.name", path, name_problem(submount.name, longest=_SUBMOUNT_NAME_MAX)
         )
         if submount.name in VOLUMES:
-            findings.add("storage.name-taken", path, submount=submount)
+            findings.add("storage.name-taken", path)
     _check_mount_paths(spec, findings)
     _check_memory(spec, findings)
     _check_places(spec, findings)
@@ -70,7 +70,7 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
     first: dict[str, str] = {}
     for path, filesystem in _filesystems(spec):
         if (id_ := filesystem.existing_id) in first:
-            findings.add("storage.id-twice", f"{path}.existing_id", id_=id_, first=first[id_])
+            findings.add("storage.id-twice", f"{path}.existing_id", first=first[id_])
         elif id_ is not None:
             first[id_] = path
     _check_weka(spec, findings)
@@ -123,11 +123,9 @@ def _check_filesystem(
         got = "both" if size_gib is not None else "neither"
         findings.add("storage.size-or-id", path, got=got)
     if existing_id is not None and not existing_id.startswith("computefilesystem-"):
-        findings.add("storage.id", f"{path}.existing_id", existing_id=existing_id)
+        findings.add("storage.id", f"{path}.existing_id")
     if size_gib is not None and size_gib > LARGE_FILESYSTEM_GIB:
-        findings.add(
-            "storage.large", f"{path}.size_gib", size_gib=size_gib, most=LARGE_FILESYSTEM_GIB
-        )
+        findings.add("storage.large", f"{path}.size_gib", most=LARGE_FILESYSTEM_GIB)
     if filesystem.forbid_deletion and existing_id is not None:
         findings.add("storage.forbid-existing", f"{path}.forbid_deletion")
     elif filesystem.forbid_deletion and purge:
@@ -169,11 +167,9 @@ def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
         findings.add_text("storage.path-reserved", key, problem)
         for other_index, (other_key, other) in enumerate(mounts):
             if path == other and other_index < index:
-                findings.add("storage.path-twice", key, path=path, other_key=other_key)
+                findings.add("storage.path-twice", key, other_key=other_key)
             elif path != other and other != "/" and is_under(path, other):
-                findings.add(
-                    "storage.path-nested", key, path=path, other=other, other_key=other_key
-                )
+                findings.add("storage.path-nested", key, other=other, other_key=other_key)
 
 
 def _check_memory(spec: StackSpec, findings: Findings) -> None:
@@ -184,17 +180,11 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
         if preset is None:
             continue
         if memory_gib >= preset.memory_gib:
-            findings.add(
-                "storage.memory-size",
-                "storage.memory.size_gib",
-                memory_gib=memory_gib,
-                worker=worker,
-            )
+            findings.add("storage.memory-size", "storage.memory.size_gib", worker=worker)
         elif memory_gib + worker.shared_memory_gib > preset.memory_gib:
             findings.add(
                 "storage.memory-both",
                 f"nodes.workers[{index}].shared_memory_gib",
-                worker=worker,
                 memory_gib=memory_gib,
             )
         slurmd = slurmd_amounts(
@@ -205,7 +195,6 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
             findings.add(
                 "storage.memory-drains",
                 "storage.memory.size_gib",
-                size=memory_gib,
                 left=left_gib,
                 worker=worker,
                 asked=asked_gib,
@@ -268,9 +257,9 @@ def check_nfs(spec: StackSpec, findings: Findings) -> None:
     if spec.soperator.nfs_home is not None:
         findings.add("nfs.home-twice", "nfs")
     if nfs.billing is not Billing.ON_DEMAND:
-        findings.add("nfs.billing", "nfs.billing", nfs=nfs)
+        findings.add("nfs.billing", "nfs.billing")
     if nfs.gpus:
-        findings.add("nfs.gpus", "nfs.platform", nfs=nfs)
+        findings.add("nfs.gpus", "nfs.platform")
     if nfs.data_disks.type is DiskType.NETWORK_SSD_NON_REPLICATED:
         findings.add("nfs.one-copy", "nfs.data_disks.type")
     if spec.nodes.nfs is not None and spec.soperator.nfs_home is None:

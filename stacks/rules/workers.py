@@ -48,12 +48,12 @@ def check_workers(spec: StackSpec, findings: Findings) -> None:
     for index, worker in enumerate(spec.nodes.workers):
         path = f"nodes.workers[{index}]"
         if worker.created_nodes is not None and worker.created_nodes > worker.min_nodes:
-            findings.add("nodes.created-order", f"{path}.created_nodes", worker=worker)
+            findings.add("nodes.created-order", f"{path}.created_nodes")
         _check_strategy(worker.strategy, f"{path}.strategy", findings)
         _check_capacity(worker, path, findings)
         for number, feature in enumerate(worker.features):
             if not _FEATURE.fullmatch(feature):
-                findings.add("nodes.feature-form", f"{path}.features[{number}]", feature=feature)
+                findings.add("nodes.feature-form", f"{path}.features[{number}]")
         _check_machine(spec, worker, path, findings)
         _check_disks(spec, worker, path, findings)
     # A set of more than one group takes `<name>-1` and so on; another set may not be called so.
@@ -65,7 +65,6 @@ def check_workers(spec: StackSpec, findings: Findings) -> None:
                 findings.add(
                     "nodes.name-group",
                     f"nodes.workers[{names[taken]}].name",
-                    taken=taken,
                     number=number + 1,
                     worker=worker,
                 )
@@ -82,7 +81,7 @@ def check_labels(path: str, group: NodeGroupSpec, findings: Findings) -> None:
         is_subdomain = len(prefix) <= _SUBDOMAIN_MAX and _SUBDOMAIN.fullmatch(prefix)
         fits = _LABEL_NAME.fullmatch(name) and (not slash or is_subdomain)
         if not fits or (value and not _LABEL_NAME.fullmatch(value)):
-            findings.add("nodes.label-form", at, key=key, value=value)
+            findings.add("nodes.label-form", at, key=key, text=value)
         elif key.startswith(_OURS):
             findings.add("nodes.label-charts", at, key=key)
         elif prefix.endswith(_SYSTEM):
@@ -98,7 +97,7 @@ def _check_strategy(strategy: StrategySpec, path: str, findings: Findings) -> No
         if percent is not None and count is not None:
             findings.add("nodes.strategy-both", f"{path}.{key}_nodes", key=key)
         if percent is not None and percent > 100:
-            findings.add("nodes.strategy-percent", f"{path}.{key}_percent", percent=percent)
+            findings.add("nodes.strategy-percent", f"{path}.{key}_percent")
     away, extra = ((percent if count is None else count) for _, percent, count in pairs)
     if away == 0 and not extra:
         findings.add("nodes.strategy-still", path)
@@ -119,40 +118,33 @@ def _check_capacity(worker: WorkerSpec, path: str, findings: Findings) -> None:
         findings.add("nodes.reservation-ids", f"{at}.ids")
     for index, id_ in enumerate(reservation.ids):
         if not id_.startswith("capacityblockgroup-"):
-            findings.add("nodes.reservation-id", f"{at}.ids[{index}]", id_=id_)
+            findings.add("nodes.reservation-id", f"{at}.ids[{index}]")
 
 
 def _check_machine(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
     preset = worker.hardware
     if worker.max_pods is not None and worker.max_pods not in MAX_PODS:
         findings.add(
-            "nodes.max-pods",
-            f"{path}.max_pods",
-            worker=worker,
-            first=MAX_PODS.start,
-            last=MAX_PODS.stop - 1,
+            "nodes.max-pods", f"{path}.max_pods", first=MAX_PODS.start, last=MAX_PODS.stop - 1
         )
     default = " (the default)" if worker.shared_memory_gib == SHARED_MEMORY_GIB else ""
     if preset is not None and worker.shared_memory_gib >= preset.memory_gib:
         findings.add(
             "nodes.shared-memory",
             f"{path}.shared_memory_gib",
-            worker=worker,
             default=default,
             half=preset.memory_gib // 2,
         )
     if preset is not None and not preset.gpus and worker.nvidia_config_lines:
-        findings.add("nodes.nvidia-no-gpu", f"{path}.nvidia_config_lines", worker=worker)
+        findings.add("nodes.nvidia-no-gpu", f"{path}.nvidia_config_lines")
     for index, line in enumerate(worker.nvidia_config_lines):
         if not _OPTION.fullmatch(line):
-            findings.add("nodes.nvidia-line", f"{path}.nvidia_config_lines[{index}]", line=line)
+            findings.add("nodes.nvidia-line", f"{path}.nvidia_config_lines[{index}]")
     if worker.local_nvme is not None:
         place = (spec.nebius.region, worker.platform, worker.preset)
         if preset is not None and place not in LOCAL_NVME:
             known = "; ".join(" ".join(each) for each in sorted(LOCAL_NVME))
-            findings.add(
-                "nodes.local-nvme", f"{path}.local_nvme", worker=worker, spec=spec, known=known
-            )
+            findings.add("nodes.local-nvme", f"{path}.local_nvme", known=known)
     has_user_data = worker.nvidia_config_lines or worker.local_nvme is not None
     if has_user_data and not spec.nodes.ssh_users:
         findings.add("nodes.user-data-key", "nodes.ssh_users", worker=worker)
@@ -199,7 +191,7 @@ def _check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findi
         problem = name_problem(disk.name, longest=_DISK_NAME_MAX)
         findings.add_text("nodes.disk-name", f"{path}.local_disks[{index}].name", problem)
         if disk.name in taken:
-            findings.add("nodes.disk-name-taken", f"{path}.local_disks[{index}].name", disk=disk)
+            findings.add("nodes.disk-name-taken", f"{path}.local_disks[{index}].name")
         for folder in disk.folders:
             if path_problem(f"/{folder}"):
                 findings.add(
