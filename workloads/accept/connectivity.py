@@ -17,7 +17,7 @@ from typing import Final
 from workloads.accept import collectives
 from workloads.accept.collectives import Transfer
 from workloads.accept.gates import Check, Gates, fact, hold, not_run
-from workloads.accept.readiness import NodeFacts
+from workloads.accept.readiness import UP, NodeFacts
 from workloads.accept.report import Node, ProgramError, name_of, nodes_of
 from workloads.common.dist import World
 from workloads.common.launch import free_port
@@ -284,13 +284,10 @@ class Wire:
 def devices_of(facts: Sequence[NodeFacts]) -> tuple[str, ...]:
     """Return the InfiniBand devices that every node has up."""
     ups = [
-        {port.device for port in node.ports if (port.link_layer, port.state) == _UP}
+        {port.device for port in node.ports if (port.link_layer, port.state) == UP}
         for node in facts
     ]
     return tuple(sorted(set.intersection(*ups))) if ups else ()
-
-
-_UP: Final = ("InfiniBand", "ACTIVE")
 
 
 def index_of(world: World, nodes: Sequence[Node]) -> int | None:

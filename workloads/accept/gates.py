@@ -305,17 +305,20 @@ def hold(
 
 def fact(
     id: str,
-    is_true: bool,
+    is_true: bool | None,
     *,
     subject: str,
     reason: str,
     nodes: Iterable[str] = (),
     context: Mapping[str, Any] | None = None,
 ) -> Check:
-    """Return the check of something that is so or not; `reason` says what is wrong."""
+    """Return the check of something that is so or not; `reason` says what is wrong.
+
+    None: nothing was compared, which is NOT RUN, and `reason` says why.
+    """
     return Check(
         id=id,
-        outcome="PASS" if is_true else "FAIL",
+        outcome="NOT_RUN" if is_true is None else "PASS" if is_true else "FAIL",
         subject=subject,
         nodes=tuple(nodes),
         context=context or {},
@@ -325,7 +328,7 @@ def fact(
 
 def not_run(id: str, reason: str, *, subject: str, nodes: Iterable[str] = ()) -> Check:
     """Return a check that could not be made."""
-    return Check(id=id, outcome="NOT_RUN", subject=subject, nodes=tuple(nodes), reason=reason)
+    return fact(id, None, reason=reason, subject=subject, nodes=nodes)
 
 
 def overall(checks: Iterable[Check]) -> Outcome:

@@ -6,17 +6,18 @@ Each node is asked once; nvidia-smi answers in `-q -x` and `topo -m`.
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from xml.etree import ElementTree
 
-from workloads.accept.gates import Check, Expected, fact, not_run
+from workloads.accept.gates import Check, Expected, fact
 from workloads.accept.report import ProgramError, node_name
 from workloads.common.record import package_versions
 
@@ -143,6 +144,8 @@ def _throttled(gpu: ElementTree.Element) -> tuple[str, ...]:
 
 
 INFINIBAND = Path("/sys/class/infiniband")
+UP: Final = ("InfiniBand", "ACTIVE")
+"""Link layer and state of a port that carries something."""
 _TIMEOUT_S = 120
 
 
@@ -207,6 +210,29 @@ def read_ports(folder: Path) -> tuple[Port, ...]:
     return tuple(found)
 
 
+_COMPARED: Final[tuple[tuple[str, str, Callable[[Any, Any], bool], str], ...]] = (
+    ("model", "model", lambda said, wanted: wanted in said, "got {said}, expected {wanted}"),
+    ("model", "memory_gib", operator.ge, "under {wanted} GiB"),
+    (
+        "driver",
+        "driver",
+        lambda said, wanted: _number(said) >= _number(wanted),
+        "driver {said} is older than {wanted}: set cluster.nvidia_driver",
+    ),
+    ("ecc", "ecc", operator.ge, "ECC is off: nvidia-smi -e 1 and a reset"),
+    ("ecc", "uncorrected", operator.eq, "{said} uncorrected errors: drain the node"),
+    ("ecc", "pending_remap", operator.eq, "rows wait to be remapped: reset the GPU"),
+    ("pcie", "pcie_gen", operator.ge, "PCIe {said}, expected {wanted}"),
+    ("pcie", "pcie_width", operator.ge, "{said} lanes, expected {wanted}"),
+    ("heat", "throttled", operator.eq, "{said}"),
+)
+"""Question, field of Gpu, whether it is as expected, and what is told where it is not."""
+_SOUND: Final[dict[str, Any]] = {"uncorrected": 0, "pending_remap": False, "throttled": ()}
+"""What is expected of every GPU; all else is its class's."""
+_Answer = tuple[bool | None, str]
+"""Whether it is as expected, None where nothing was compared, and what is told unless it is."""
+
+
 def judge(facts: Sequence[NodeFacts], expected: Expected, gpus_per_node: int) -> list[Check]:
     """Return the checks of all nodes; `gpus_per_node` is what the preset declares."""
     checks: list[Check] = []
@@ -218,87 +244,74 @@ def judge(facts: Sequence[NodeFacts], expected: Expected, gpus_per_node: int) ->
 
 
 def _node_checks(node: NodeFacts, expected: Expected, gpus_per_node: int) -> list[Check]:
-    at = {"subject": node.name, "nodes": (node.name,)}
-    names = ("model", "driver", "ecc", "pcie", "heat")
-    if not node.gpus:
-        why = "; ".join(node.errors) or "nvidia-smi lists no GPU"
-        return [
-            fact("readiness.gpus", False, reason=f"0 of {gpus_per_node} GPUs: {why}", **at),
-            *(not_run(f"readiness.{name}", "no GPU to ask", **at) for name in names),
-        ]
     found = len(node.gpus)
-    reason = f"{found} of {gpus_per_node} GPUs"
-    checks = [fact("readiness.gpus", found == gpus_per_node, reason=reason, **at)]
-    wrong = sorted({gpu.model for gpu in node.gpus if (expected.model or "") not in gpu.model})
-    small = [gpu.index for gpu in node.gpus if (gpu.memory_gib or 0) < (expected.memory_gib or 0)]
-    reason = f"got {', '.join(wrong)}" if wrong else f"GPU {small}: under {expected.memory_gib} GiB"
-    checks.append(
-        fact("readiness.model", not wrong and not small, reason=f"{reason}; {expected.model}", **at)
-    )
-    driver = node.gpus[0].driver
-    is_new = not expected.driver or _number(driver) >= _number(expected.driver)
-    reason = f"driver {driver} is older than {expected.driver}: set cluster.nvidia_driver"
-    checks.append(fact("readiness.driver", is_new, reason=reason, **at))
-    checks.append(_each("readiness.ecc", node, lambda gpu: _ecc_trouble(gpu, expected)))
-    checks.append(_each("readiness.pcie", node, lambda gpu: _pcie_trouble(gpu, expected)))
-    checks.append(_each("readiness.heat", node, lambda gpu: ", ".join(gpu.throttled)))
-    if found > 1 and expected.nvlinks:
-        thin = {pair: links for pair, links in node.nvlinks.items() if links < expected.nvlinks}
-        said = ", ".join(f"{pair} has {links}" for pair, links in sorted(thin.items())[:4])
-        is_known = bool(node.nvlinks)
-        reason = f"{expected.nvlinks} NVLinks a pair expected; {said}"
-        checks.append(
-            fact("readiness.nvlink", not thin, reason=reason, **at)
-            if is_known
-            else not_run("readiness.nvlink", "; ".join(node.errors) or "no topology", **at)
+    why = "" if found else f": {'; '.join(node.errors) or 'nvidia-smi lists no GPU'}"
+    answers: dict[str, list[_Answer]] = {
+        "gpus": [(found == gpus_per_node, f"{found} of {gpus_per_node} GPUs{why}")]
+    }
+    for question, name, holds, wrong in _COMPARED:
+        of = answers.setdefault(question, [] if found else [(None, "no GPU to ask")])
+        for gpu in node.gpus:
+            of += _compare(gpu, name, expected, holds, wrong)
+    answers["nvlink"] = _nvlinks(node, expected) if found > 1 else []
+    ports, answers["infiniband"] = _infiniband(node, expected)
+    return [
+        fact(
+            f"readiness.{question}",
+            held := next(
+                each for each in (False, None, True) if each in {is_so for is_so, _ in of}
+            ),
+            subject=node.name,
+            nodes=(node.name,),
+            reason="; ".join(dict.fromkeys(text for is_so, text in of if is_so is held)),
+            context=ports if question == "infiniband" else None,
         )
-    checks.append(_infiniband(node, expected))
-    return checks
-
-
-def _each(id: str, node: NodeFacts, trouble: Any) -> Check:
-    said = [f"GPU {gpu.index}: {text}" for gpu in node.gpus if (text := trouble(gpu))]
-    return fact(id, not said, subject=node.name, nodes=(node.name,), reason="; ".join(said))
-
-
-def _ecc_trouble(gpu: Gpu, expected: Expected) -> str:
-    if expected.ecc and gpu.ecc is not True:
-        return "ECC is off: nvidia-smi -e 1 and a reset"
-    if gpu.uncorrected:
-        return f"{gpu.uncorrected} uncorrected errors: drain the node"
-    return "rows wait to be remapped: reset the GPU" if gpu.pending_remap else ""
-
-
-def _pcie_trouble(gpu: Gpu, expected: Expected) -> str:
-    if expected.pcie_gen and (gpu.pcie_gen or 0) < expected.pcie_gen:
-        return f"PCIe {gpu.pcie_gen}, expected {expected.pcie_gen}"
-    if expected.pcie_width and (gpu.pcie_width or 0) < expected.pcie_width:
-        return f"{gpu.pcie_width} lanes, expected {expected.pcie_width}"
-    return ""
-
-
-def _infiniband(node: NodeFacts, expected: Expected) -> Check:
-    """Ports that are up at their rate; where none is expected, finding one is no failure."""
-    rate = expected.infiniband_gbit_per_s or 0
-    good = [
-        port
-        for port in node.ports
-        if port.link_layer == "InfiniBand" and port.state == "ACTIVE" and port.gbit_per_s >= rate
+        for question, of in answers.items()
+        if of  # what expects nothing asks nothing
     ]
-    wanted = expected.infiniband_ports or 0
-    bad = [f"{port.device} {port.state} {port.gbit_per_s:g}" for port in node.ports]
+
+
+def _compare(
+    gpu: Gpu, name: str, expected: Expected, holds: Callable[[Any, Any], bool], wrong: str
+) -> list[_Answer]:
+    said, wanted = getattr(gpu, name), _SOUND.get(name, getattr(expected, name, None))
+    if not wanted and name not in _SOUND:
+        return _unexpected(name, wanted)
+    text = wrong.format(said=", ".join(said) if name == "throttled" else said, wanted=wanted)
+    is_so = name in _SOUND if said is None else holds(said, wanted)
+    # A node has one driver.
+    return [(is_so, text if name == "driver" else f"GPU {gpu.index}: {text}")]
+
+
+def _unexpected(name: str, wanted: object) -> list[_Answer]:
+    """What is told where nothing is expected: by 0 or false none is to be had, and more is fine."""
+    why = f"no gates say what to expect: give expected.{name} in a file of accept.gates"
+    return [(None, why)] if wanted is None else []
+
+
+def _nvlinks(node: NodeFacts, expected: Expected) -> list[_Answer]:
+    wanted = expected.nvlinks
+    if not wanted:
+        return _unexpected("nvlinks", wanted)
+    if not node.nvlinks:
+        return [(None, "; ".join(node.errors) or "no topology")]
+    thin = [f"{pair} has {links}" for pair, links in sorted(node.nvlinks.items()) if links < wanted]
+    return [(not thin, f"{wanted} NVLinks a pair expected; {', '.join(thin[:4])}")]
+
+
+def _infiniband(node: NodeFacts, expected: Expected) -> tuple[dict[str, int], list[_Answer]]:
+    """How many ports are up at their rate, and are expected; the answer."""
+    wanted, rate = expected.infiniband_ports, expected.infiniband_gbit_per_s or 0
+    if not wanted:
+        return {}, _unexpected("infiniband_ports", wanted)
+    ups = [port for port in node.ports if (port.link_layer, port.state) == UP]
+    good = sum(port.gbit_per_s >= rate for port in ups)
+    ports = [f"{port.device} {port.state} {port.gbit_per_s:g}" for port in node.ports]
     reason = (
-        f"{len(good)} of {wanted} InfiniBand ports are up at {rate:g} Gbit/s "
-        f"({', '.join(bad) or 'none is there'}): see ibstat, and infiniband_fabric in the stack"
+        f"{good} of {wanted} InfiniBand ports are up at {rate:g} Gbit/s "
+        f"({', '.join(ports) or 'none is there'}): see ibstat, and infiniband_fabric in the stack"
     )
-    return fact(
-        "readiness.infiniband",
-        len(good) >= wanted,
-        subject=node.name,
-        nodes=(node.name,),
-        reason=reason,
-        context={"ports": len(good), "expected": wanted},
-    )
+    return {"ports": good, "expected": wanted}, [(good >= wanted, reason)]
 
 
 def _same_software(node: NodeFacts, first: NodeFacts) -> Check:

@@ -160,8 +160,25 @@ def test_a_port_that_is_down_or_slow_fails_where_infiniband_is_expected() -> Non
     down = replace(node.ports[0], state="DOWN")
     failed = _failed(judge([replace(node, ports=(down, *node.ports[1:]))], H100, 2))
     assert "7 of 8 InfiniBand ports are up" in str(failed["readiness.infiniband"])
-    none_expected = Expected(model="H100", infiniband_ports=0)
-    assert _failed(judge([replace(node, ports=())], none_expected, 2)) == {}
+
+
+@pytest.mark.feature("S000-03", "S001-04")
+def test_what_no_gates_expect_is_not_run_and_what_is_not_to_be_had_is_no_question() -> None:
+    """A platform of a user's own file passed model, driver, ECC, PCIe and InfiniBand unseen."""
+    asked = {"model", "driver", "ecc", "pcie", "nvlink", "infiniband"}
+    unknown = {check.id: check for check in judge([_node()], Expected(), 2)}
+    assert {name for name, check in unknown.items() if check.outcome == "NOT_RUN"} == {
+        f"readiness.{name}" for name in asked
+    }
+    assert "give expected.nvlinks in a file" in str(unknown["readiness.nvlink"].reason)
+    broken = parse_xml(_xml().replace("<dram_uncorrectable>0", "<dram_uncorrectable>3"))
+    found = {each.id: each for each in judge([replace(_node(), gpus=broken)], Expected(), 2)}
+    assert found["readiness.ecc"].outcome == "FAIL", "an error is one whatever was expected"
+    none = replace(H100, infiniband_ports=0, nvlinks=0)
+    for node in (_node(), replace(_node(), ports=(), nvlinks={})):
+        checks = judge([node], none, 2)
+        assert _failed(checks) == {}
+        assert not {"readiness.nvlink", "readiness.infiniband"} & {check.id for check in checks}
 
 
 def test_nodes_with_different_software_are_told_apart() -> None:
