@@ -40,7 +40,7 @@ class Gpu:
     """Highest generation that GPU and slot share: an idle GPU lowers the one in use."""
     pcie_width: int | None
     """Lanes in use."""
-    throttled: tuple[str, ...]
+    throttled: tuple[str, ...] | None
     """Reasons of heat or power supply for which it runs slower now."""
 
 
@@ -128,19 +128,15 @@ def _uncorrected(gpu: ElementTree.Element) -> int | None:
     return sum(known) if known else None
 
 
-def _throttled(gpu: ElementTree.Element) -> tuple[str, ...]:
-    reasons = [
-        *gpu.findall("clocks_event_reasons/*"),
-        *gpu.findall("clocks_throttle_reasons/*"),
-    ]
-    return tuple(
-        fault
-        for fault in _FAULTS
-        if any(
-            each.tag.endswith(f"reason_{fault}") and (each.text or "").strip() == "Active"
-            for each in reasons
-        )
-    )
+def _throttled(gpu: ElementTree.Element) -> tuple[str, ...] | None:
+    said = {
+        name: (each.text or "").strip()
+        for kind in ("event", "throttle")
+        for each in gpu.findall(f"clocks_{kind}_reasons/*")
+        if (name := each.tag.removeprefix(f"clocks_{kind}_reason_")) in _FAULTS
+    }
+    known = set(said.values()) & {"Active", "Not Active"}
+    return tuple(name for name in _FAULTS if said.get(name) == "Active") if known else None
 
 
 INFINIBAND = Path("/sys/class/infiniband")
@@ -277,10 +273,13 @@ def _compare(
     said, wanted = getattr(gpu, name), _SOUND.get(name, getattr(expected, name, None))
     if not wanted and name not in _SOUND:
         return _unexpected(name, wanted)
+    if said in (None, ""):
+        # Not every GPU can remap rows; and without ECC none has errors to count.
+        is_asked = name != "pending_remap" and (name != "uncorrected" or expected.ecc is not False)
+        return [(None, f"GPU {gpu.index}: the driver does not say: {name}")] if is_asked else []
     text = wrong.format(said=", ".join(said) if name == "throttled" else said, wanted=wanted)
-    is_so = name in _SOUND if said is None else holds(said, wanted)
     # A node has one driver.
-    return [(is_so, text if name == "driver" else f"GPU {gpu.index}: {text}")]
+    return [(holds(said, wanted), text if name == "driver" else f"GPU {gpu.index}: {text}")]
 
 
 def _unexpected(name: str, wanted: object) -> list[_Answer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,40 @@ def test_one_thing_that_is_wrong_fails_its_own_question(
     failed = _failed(judge([node], H100, 2))
     assert list(failed) == [f"readiness.{check}"]
     assert reason in str(failed[f"readiness.{check}"])
+
+
+@pytest.mark.parametrize(
+    ("element", "name", "check"),
+    [
+        ("product_name", "model", "model"),
+        ("total", "memory_gib", "model"),
+        ("driver_version", "driver", "driver"),
+        ("current_ecc", "ecc", "ecc"),
+        ("dram_uncorrectable", "uncorrected", "ecc"),
+        ("max_link_gen", "pcie_gen", "pcie"),
+        ("current_link_width", "pcie_width", "pcie"),
+        ("clocks_event_reason_hw_slowdown", "throttled", "heat"),
+    ],
+)
+def test_what_the_driver_does_not_say_is_not_run_and_says_so(
+    element: str, name: str, check: str
+) -> None:
+    """It was `ECC is off` and `PCIe None, expected 5`; heat and errors passed."""
+    text = re.sub(f"<{element}>[^<]*<", f"<{element}>N/A<", _xml())
+    if name == "throttled":
+        text = re.sub(r"(_slowdown>)(Not )?Active<", r"\1N/A<", text)
+    if name == "uncorrected":
+        text = re.sub(r"(_uncorrectable[a-z_]*>)\d+<", r"\1N/A<", text)
+    node = replace(_node(), gpus=parse_xml(text))
+    (found,) = (each for each in judge([node], H100, 2) if each.outcome != "PASS")
+    assert (found.id, found.outcome) == (f"readiness.{check}", "NOT_RUN")
+    assert f"GPU 0: the driver does not say: {name}" in str(found.reason)
+
+
+def test_a_gpu_without_ecc_has_no_errors_to_count_where_none_is_expected() -> None:
+    text = re.sub(r"<(current_ecc|[a-z_]*_uncorrectable[a-z_]*)>[^<]*<", r"<\1>N/A<", _xml())
+    checks = judge([replace(_node(), gpus=parse_xml(text))], replace(H100, ecc=False), 2)
+    assert _failed(checks) == {}
 
 
 @pytest.mark.feature("S000-03", "S001-04")
