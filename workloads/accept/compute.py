@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -9,8 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from workloads.accept.collectives import seconds_of
-from workloads.accept.gates import Check, Gates, fact, hold, not_run
-from workloads.accept.readiness import NodeFacts
+from workloads.accept.gates import Answer, Check, Gates, fact, hold, settle
+from workloads.accept.readiness import NodeFacts, compare
 from workloads.accept.report import Node, name_of
 from workloads.accept.training import make_trainer
 from workloads.common.dist import World
@@ -199,32 +200,23 @@ def judge_soak(
         checks.append(
             hold("soak.drift", soak.drift_percent, limit, subject=subject, nodes=everywhere)
         )
-    earlier = {(node.name, gpu.index): gpu for node in before for gpu in node.gpus}
+    expected = gates.hardware.expected
+    used = {node.name for node in nodes if node.gpus}
     for node in after:
-        if not node.gpus and any(name == node.name for name, _ in earlier):
-            checks.append(
-                not_run("soak.gpus", "; ".join(node.errors), subject=node.name, nodes=(node.name,))
-            )
-        said = [
-            f"GPU {gpu.index}: {what}"
-            for gpu in node.gpus
-            if (what := _new_trouble(earlier.get((node.name, gpu.index)), gpu))
+        earlier = {gpu.index: gpu for each in before if each.name == node.name for gpu in each.gpus}
+        found, were = len(node.gpus), len(earlier)
+        answers: list[Answer] = [
+            (found >= were, f"{found} of {were} GPUs are left: drain the node")
         ]
-        if node.gpus:
-            checks.append(
-                fact(
-                    "soak.gpus",
-                    not said,
-                    subject=node.name,
-                    nodes=(node.name,),
-                    reason="; ".join(said),
-                )
+        if not found:
+            answers = [(None, "; ".join(node.errors) or "nvidia-smi lists no GPU")]
+        for gpu in node.gpus:
+            was = (earlier[gpu.index].uncorrected or 0) if gpu.index in earlier else 0
+            said = f"{(gpu.uncorrected or 0) - was} new uncorrected ECC errors: drain the node"
+            answers += compare(
+                gpu, "uncorrected", expected, lambda now, _, was=was: now <= was, said
             )
+            answers += compare(gpu, "throttled", expected, operator.eq, "slowed down by {said}")
+        if found or were or node.name in used:
+            checks.append(settle("soak.gpus", answers, subject=node.name))
     return checks
-
-
-def _new_trouble(before: Any, after: Any) -> str:
-    more = (after.uncorrected or 0) - ((before.uncorrected or 0) if before else 0)
-    if more > 0:
-        return f"{more} new uncorrected ECC errors: drain the node"
-    return f"slowed down by {', '.join(after.throttled)}" if after.throttled else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -329,6 +329,20 @@ def fact(
 def not_run(id: str, reason: str, *, subject: str, nodes: Iterable[str] = ()) -> Check:
     """Return a check that could not be made."""
     return fact(id, None, reason=reason, subject=subject, nodes=nodes)
+
+
+Answer = tuple[bool | None, str]
+"""Whether something is so, None where nothing was compared, and what is told unless it is."""
+
+
+def settle(
+    id: str, answers: Sequence[Answer], *, subject: str, context: Mapping[str, Any] | None = None
+) -> Check:
+    """Return the check of a node that several answers make: the worst counts, and is told."""
+    worst = next(each for each in (False, None, True) if each in {is_so for is_so, _ in answers})
+    said = dict.fromkeys(text for is_so, text in answers if is_so is worst)
+    at = {"subject": subject, "nodes": (subject,)}
+    return fact(id, worst, reason="; ".join(said), context=context, **at)
 
 
 def overall(checks: Iterable[Check]) -> Outcome:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from workloads.accept.gates import Check, Expected, fact
+from workloads.accept.gates import Answer, Check, Expected, fact, settle
 from workloads.accept.report import ProgramError, node_name
 from workloads.common.record import package_versions
 
@@ -225,8 +225,6 @@ _COMPARED: Final[tuple[tuple[str, str, Callable[[Any, Any], bool], str], ...]] =
 """Question, field of Gpu, whether it is as expected, and what is told where it is not."""
 _SOUND: Final[dict[str, Any]] = {"uncorrected": 0, "pending_remap": False, "throttled": ()}
 """What is expected of every GPU; all else is its class's."""
-_Answer = tuple[bool | None, str]
-"""Whether it is as expected, None where nothing was compared, and what is told unless it is."""
 
 
 def judge(facts: Sequence[NodeFacts], expected: Expected, gpus_per_node: int) -> list[Check]:
@@ -242,24 +240,20 @@ def judge(facts: Sequence[NodeFacts], expected: Expected, gpus_per_node: int) ->
 def _node_checks(node: NodeFacts, expected: Expected, gpus_per_node: int) -> list[Check]:
     found = len(node.gpus)
     why = "" if found else f": {'; '.join(node.errors) or 'nvidia-smi lists no GPU'}"
-    answers: dict[str, list[_Answer]] = {
+    answers: dict[str, list[Answer]] = {
         "gpus": [(found == gpus_per_node, f"{found} of {gpus_per_node} GPUs{why}")]
     }
     for question, name, holds, wrong in _COMPARED:
         of = answers.setdefault(question, [] if found else [(None, "no GPU to ask")])
         for gpu in node.gpus:
-            of += _compare(gpu, name, expected, holds, wrong)
+            of += compare(gpu, name, expected, holds, wrong)
     answers["nvlink"] = _nvlinks(node, expected) if found > 1 else []
     ports, answers["infiniband"] = _infiniband(node, expected)
     return [
-        fact(
+        settle(
             f"readiness.{question}",
-            held := next(
-                each for each in (False, None, True) if each in {is_so for is_so, _ in of}
-            ),
+            of,
             subject=node.name,
-            nodes=(node.name,),
-            reason="; ".join(dict.fromkeys(text for is_so, text in of if is_so is held)),
             context=ports if question == "infiniband" else None,
         )
         for question, of in answers.items()
@@ -267,9 +261,10 @@ def _node_checks(node: NodeFacts, expected: Expected, gpus_per_node: int) -> lis
     ]
 
 
-def _compare(
+def compare(
     gpu: Gpu, name: str, expected: Expected, holds: Callable[[Any, Any], bool], wrong: str
-) -> list[_Answer]:
+) -> list[Answer]:
+    """Return whether what a GPU says under `name` holds; `wrong` is told where it does not."""
     said, wanted = getattr(gpu, name), _SOUND.get(name, getattr(expected, name, None))
     if not wanted and name not in _SOUND:
         return _unexpected(name, wanted)
@@ -282,13 +277,13 @@ def _compare(
     return [(holds(said, wanted), text if name == "driver" else f"GPU {gpu.index}: {text}")]
 
 
-def _unexpected(name: str, wanted: object) -> list[_Answer]:
+def _unexpected(name: str, wanted: object) -> list[Answer]:
     """What is told where nothing is expected: by 0 or false none is to be had, and more is fine."""
     why = f"no gates say what to expect: give expected.{name} in a file of accept.gates"
     return [(None, why)] if wanted is None else []
 
 
-def _nvlinks(node: NodeFacts, expected: Expected) -> list[_Answer]:
+def _nvlinks(node: NodeFacts, expected: Expected) -> list[Answer]:
     wanted = expected.nvlinks
     if not wanted:
         return _unexpected("nvlinks", wanted)
@@ -298,19 +293,20 @@ def _nvlinks(node: NodeFacts, expected: Expected) -> list[_Answer]:
     return [(not thin, f"{wanted} NVLinks a pair expected; {', '.join(thin[:4])}")]
 
 
-def _infiniband(node: NodeFacts, expected: Expected) -> tuple[dict[str, int], list[_Answer]]:
+def _infiniband(node: NodeFacts, expected: Expected) -> tuple[dict[str, int], list[Answer]]:
     """How many ports are up at their rate, and are expected; the answer."""
-    wanted, rate = expected.infiniband_ports, expected.infiniband_gbit_per_s or 0
+    wanted, rate = expected.infiniband_ports, expected.infiniband_gbit_per_s
     if not wanted:
         return {}, _unexpected("infiniband_ports", wanted)
     ups = [port for port in node.ports if (port.link_layer, port.state) == UP]
-    good = sum(port.gbit_per_s >= rate for port in ups)
+    good = sum(port.gbit_per_s >= (rate or 0) for port in ups)
     ports = [f"{port.device} {port.state} {port.gbit_per_s:g}" for port in node.ports]
     reason = (
-        f"{good} of {wanted} InfiniBand ports are up at {rate:g} Gbit/s "
+        f"{good} of {wanted} InfiniBand ports are up at {rate or 0:g} Gbit/s "
         f"({', '.join(ports) or 'none is there'}): see ibstat, and infiniband_fabric in the stack"
     )
-    return {"ports": good, "expected": wanted}, [(good >= wanted, reason)]
+    answers = [(good >= wanted, reason), *_unexpected("infiniband_gbit_per_s", rate)]
+    return {"ports": good, "expected": wanted}, answers
 
 
 def _same_software(node: NodeFacts, first: NodeFacts) -> Check:

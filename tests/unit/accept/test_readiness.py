@@ -209,6 +209,8 @@ def test_what_no_gates_expect_is_not_run_and_what_is_not_to_be_had_is_no_questio
     broken = parse_xml(_xml().replace("<dram_uncorrectable>0", "<dram_uncorrectable>3"))
     found = {each.id: each for each in judge([replace(_node(), gpus=broken)], Expected(), 2)}
     assert found["readiness.ecc"].outcome == "FAIL", "an error is one whatever was expected"
+    some = replace(H100, infiniband_gbit_per_s=None)
+    assert list(_failed(judge([_node()], some, 2))) == ["readiness.infiniband"]
     none = replace(H100, infiniband_ports=0, nvlinks=0)
     for node in (_node(), replace(_node(), ports=(), nvlinks={})):
         checks = judge([node], none, 2)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from workloads.accept import compute, connectivity, training
 from workloads.accept.compute import Soak
 from workloads.accept.connectivity import Pair, rounds
 from workloads.accept.gates import gates_for
+from workloads.accept.readiness import NodeFacts, parse_xml
 from workloads.accept.report import Node, table
 from workloads.accept.training import Point, base_of, efficiency_percent, points_of, stragglers
 from workloads.common.dist import World
@@ -196,6 +199,60 @@ def test_a_soak_that_slows_down_or_sums_wrongly_fails() -> None:
         check.id: check.outcome for check in compute.judge_soak(warm, [], [], _nodes(1), H100)
     }
     assert outcomes == {"soak.values": "FAIL", "soak.drift": "FAIL"}
+
+
+_SMI = (Path(__file__).parent / "recorded" / "smi_2xh100.xml").read_text()
+
+
+def _facts(text: str | None) -> list[NodeFacts]:
+    gpus = () if text is None else parse_xml(text)
+    errors = ("nvidia-smi: no answer",) if text is None else ()
+    return [NodeFacts(name="worker-0", gpus=gpus, nvlinks={}, ports=(), versions={}, errors=errors)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "outcome", "reason"),
+    [
+        (_SMI, _SMI, "PASS", None),
+        (
+            _SMI,
+            _SMI.replace("<dram_uncorrectable>0", "<dram_uncorrectable>3"),
+            "FAIL",
+            "GPU 0: 3 new uncorrected ECC errors: drain the node",
+        ),
+        (
+            _SMI,
+            _SMI.replace("hw_thermal_slowdown>Not Active", "hw_thermal_slowdown>Active"),
+            "FAIL",
+            "GPU 0: slowed down by hw_thermal_slowdown",
+        ),
+        # One GPU fell off the bus; it passed.
+        (_SMI, _SMI[: _SMI.rindex("<gpu ")] + "</nvidia_smi_log>", "FAIL", "1 of 2 GPUs are left"),
+        # Nobody read what would have shown; it passed, or was not there.
+        (
+            _SMI,
+            re.sub(r"uncorrectable([a-z_]*)>0", r"uncorrectable\1>N/A", _SMI),
+            "NOT_RUN",
+            "say: u",
+        ),
+        (
+            _SMI,
+            re.sub(r"_slowdown>(Not )?Active", "_slowdown>N/A", _SMI),
+            "NOT_RUN",
+            "say: throttled",
+        ),
+        (_SMI, None, "NOT_RUN", "no answer"),
+        (None, None, "NOT_RUN", "no answer"),
+    ],
+)
+def test_a_soak_passes_the_gpus_that_were_looked_at_and_are_as_before(
+    before: str | None, after: str | None, outcome: str, reason: str | None
+) -> None:
+    soak = Soak(seconds=60, round_s=(1.0, 1.0, 1.0), wrong_rounds=0)
+    checks = compute.judge_soak(soak, _facts(before), _facts(after), _nodes(1), H100)
+    (found,) = (check for check in checks if check.id == "soak.gpus")
+    assert (found.outcome, found.nodes) == (outcome, ("worker-0",))
+    assert reason is None or reason in str(found.reason)
 
 
 @pytest.mark.feature("S004-26")
