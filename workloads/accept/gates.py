@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -53,13 +52,13 @@ class Gate:
     at_most: float | None = None
     wire: Wire | None = None
     """Instead of `at_least`, for what a network port must carry."""
-    scope: str | None = None
-    """`node` or `cluster`: ranks of one node, or of several; None is both."""
+    scope: Literal["node", "cluster"] | None = None
+    """Ranks of one node, or of several; None is both."""
     nodes: int | None = None
     """This number of nodes only."""
     least_nodes: int | None = None
-    algorithm: str | None = None
-    """`nvls` or `ring`: what NCCL may use; NVLS needs more than 4 GPUs on a node."""
+    algorithm: Literal["nvls", "ring"] | None = None
+    """What NCCL may use; NVLS needs more than 4 GPUs on a node."""
     from_bytes: int = 0
     """Smallest message that the limit speaks of."""
     models: tuple[str, ...] = ()
@@ -137,12 +136,19 @@ class HardwareClass:
 
     name: str
     platforms: tuple[str, ...] = ()
+    """Empty: any, in a file of accept.gates."""
     gpus_per_node: tuple[int, ...] = ()
     """Empty: any number."""
     expected: Expected = field(default_factory=Expected)
     gates: tuple[Gate, ...] = ()
     certifies: str = ""
     """What passing means, and what it does not."""
+
+    def fits(self, platform: str | None, gpus_per_node: int) -> bool:
+        """Whether it speaks of nodes of this platform with so many GPUs."""
+        return (not self.platforms or platform in self.platforms) and (
+            not self.gpus_per_node or gpus_per_node in self.gpus_per_node
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,32 +202,39 @@ class Gates:
 
 
 def gates_for(platform: str | None, gpus_per_node: int, extra: Path | None = None) -> Gates:
-    """Return the limits of this hardware; without GPUs those of a CPU rehearsal."""
-    file = _read(FILE)
+    """Return the limits of this hardware; without GPUs those of a CPU rehearsal.
+
+    What classes of `extra` say of it wins: each limit, what is expected, what passing certifies.
+    """
+    ours = _read(FILE)
+    file = ours if extra is None else _read(extra)
     wanted = platform if gpus_per_node else "cpu"
-    for hardware in file.classes:
-        fits = not hardware.gpus_per_node or gpus_per_node in hardware.gpus_per_node
-        if wanted in hardware.platforms and fits:
-            break
-    else:
+    shipped, own = (
+        [each for each in of.classes if each.fits(wanted, gpus_per_node)] for of in (ours, file)
+    )
+    if not own:
         known = ", ".join(
             f"{name} with {'/'.join(map(str, each.gpus_per_node)) or 'any number of'} GPUs"
             for each in file.classes
             for name in each.platforms
         )
-        if extra is None:
-            raise ConfigError(
-                f"no gates for platform '{platform}' with {gpus_per_node} GPUs a node (has: "
-                f"{known}); name a file of gates in accept.gates"
-            )
-        hardware = HardwareClass(name=f"{platform} with {gpus_per_node} GPUs a node")
-    sources = dict(file.sources)
-    if extra is not None:
-        own = _read(extra)
-        sources |= own.sources
-        rows = tuple(row for each in own.classes for row in each.gates)
-        hardware = dataclasses.replace(hardware, gates=hardware.gates + rows)
-    return Gates(hardware=hardware, sources=sources)
+        what = "name a file of gates in accept.gates"
+        if extra is not None:
+            what = f"name it in platforms and gpus_per_node of {extra}, or leave them out"
+        raise ConfigError(
+            f"no gates for platform '{wanted}' with {gpus_per_node} GPUs a node (has: {known}); "
+            f"{what}"
+        )
+    hardware = shipped[0] if shipped else HardwareClass(name=own[0].name)
+    for each in [] if extra is None else own:
+        given = {name: value for name, value in asdict(each.expected).items() if value is not None}
+        hardware = replace(
+            hardware,
+            expected=replace(hardware.expected, **given),
+            gates=hardware.gates + each.gates,
+            certifies=each.certifies or hardware.certifies,
+        )
+    return Gates(hardware=hardware, sources={**ours.sources, **file.sources})
 
 
 @cache
@@ -235,13 +248,18 @@ def _read(path: Path) -> _File:
         name: parse(Source, value, at=f"{path.stem}.sources.{name}")
         for name, value in file.sources.items()
     }
-    shipped = {} if path == FILE else _read(FILE).sources
-    missing = sorted(
-        {row.source for each in file.classes for row in each.gates} - set(sources) - set(shipped)
-    )
+    shipped = file if path == FILE else _read(FILE)
+    rows = [row for each in file.classes for row in each.gates]
+    missing = sorted({row.source for row in rows} - set(sources) - set(shipped.sources))
     if missing:
         raise ConfigError(f"{path}: sources: {', '.join(missing)} missing; say where it is from")
-    return dataclasses.replace(file, sources=sources)
+    checks = {row.check for each in shipped.classes for row in each.gates}
+    if unknown := sorted({row.check for row in rows} - checks):
+        allowed = ", ".join(sorted(checks))
+        raise ConfigError(
+            f"{path}: check: nothing measures {', '.join(unknown)}; allowed: {allowed}"
+        )
+    return replace(file, sources=sources)
 
 
 Outcome = Literal["PASS", "FAIL", "NOT_RUN"]

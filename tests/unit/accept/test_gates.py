@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,59 @@ def test_own_limits_win_and_need_a_source(tmp_path: Path) -> None:
         gates_for("gpu-h100-sxm", 8, own_without)
 
 
+_OWN = """
+schema_version: 1
+sources: {}
+classes:
+  - {name: 8x B200, platforms: [gpu-b200-sxm], gpus_per_node: [8], certifies: B200 by contract,
+     expected: {model: B200, memory_gib: 179, ecc: true, driver: "570"},
+     gates: [{check: compute.gemm, at_least: 1500, unit: TFLOP/s, source: project}]}
+  - {name: newer, platforms: [gpu-h100-sxm], expected: {driver: "580", nvlinks: 0},
+     gates: [{check: compute.gemm, at_least: 720, unit: TFLOP/s, source: project}]}
+"""
+
+
+@pytest.mark.feature("S001-14")
+def test_own_classes_speak_of_their_hardware_and_what_they_expect_wins(tmp_path: Path) -> None:
+    """`expected`, `certifies`, `platforms` and `gpus_per_node` of an own file changed nothing."""
+    own = tmp_path / "own.yaml"
+    own.write_text(_OWN)
+    found = gates_for("gpu-b200-sxm", 8, own).hardware
+    assert (found.name, found.certifies) == ("8x B200", "B200 by contract")
+    assert found.expected == module.Expected(model="B200", memory_gib=179, ecc=True, driver="570")
+    assert [row.at_least for row in found.gates] == [1500]
+    ours, mixed = gates_for("gpu-h100-sxm", 8).hardware, gates_for("gpu-h100-sxm", 8, own).hardware
+    assert mixed.expected == replace(ours.expected, driver="580", nvlinks=0)
+    assert (mixed.name, mixed.certifies) == (ours.name, ours.certifies)
+    assert [row.at_least for row in mixed.gates if row not in ours.gates] == [720]
+    for platform, gpus in (("gpu-b200-sxm", 4), ("gpu-h200-sxm", 8), ("gpu-h100-sxm", 0)):
+        with pytest.raises(
+            ConfigError, match="with 8 GPUs, gpu-h100-sxm with any number of GPUs"
+        ) as no:
+            gates_for(platform, gpus, own)
+        assert f"gpus_per_node of {own}" in str(no.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("check: compute.gem,", "nothing measures compute.gem; allowed: collectives.all_gather, "),
+        ("check: storage.data,", "nothing measures storage.data; allowed: "),
+        ("check: compute.gemm, scope: nodes,", "expected one of node, cluster"),
+        ("check: compute.gemm, algorithm: tree,", "expected one of nvls, ring"),
+        ("check: compute.gemm, least: 3,", "unknown key"),
+    ],
+)
+def test_a_limit_that_nothing_would_be_held_against_is_refused(
+    wrong: str, said: str, tmp_path: Path
+) -> None:
+    """A slip in its name, and the cluster passed as if there were no limit."""
+    own = tmp_path / "own.yaml"
+    own.write_text(_OWN.replace("check: compute.gemm,", wrong))
+    with pytest.raises(ConfigError, match=said):
+        gates_for("gpu-h100-sxm", 8, own)
+
+
 def test_hardware_without_gates_is_refused_with_what_there_is() -> None:
     with pytest.raises(ConfigError, match="no gates for platform 'gpu-b200-sxm' with 8 GPUs"):
         gates_for("gpu-b200-sxm", 8)
@@ -176,7 +230,8 @@ def test_a_row_gives_one_limit_alone(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text(
         "schema_version: 1\nsources: {}\n"
-        "classes: [{name: x, gates: [{check: a, at_least: 1, at_most: 2, source: project}]}]\n"
+        "classes: [{name: x, gates: "
+        "[{check: soak.drift, at_least: 1, at_most: 2, source: project}]}]\n"
     )
     with pytest.raises(ConfigError, match="give exactly one of at_least, at_most and wire"):
         gates_for("gpu-h100-sxm", 8, own)
