@@ -166,7 +166,7 @@ def _blocks(config: StorageConfig) -> tuple[int, int]:
 def _write(path: Path, index: int, block: int, blocks: int) -> tuple[float, bool]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with _opened(path, flags, block) as (file, buffer, is_direct):
-        buffer.write(random.Random(index).randbytes(block))
+        buffer.write(_payload(index, block))
         began = time.perf_counter()
         for number in range(blocks):
             _STAMP.pack_into(buffer, 0, index, number)
@@ -177,13 +177,21 @@ def _write(path: Path, index: int, block: int, blocks: int) -> tuple[float, bool
 
 
 def _read(path: Path, owner: int, block: int, blocks: int) -> tuple[float, int]:
+    """Seconds of reading alone, and how many blocks are not what their owner wrote."""
+    expected = bytearray(_payload(owner, block))
     with _opened(path, os.O_RDONLY, block) as (file, buffer, _):
-        wrong = 0
-        began = time.perf_counter()
+        wrong, seconds = 0, 0.0
         for number in range(blocks):
+            began = time.perf_counter()
             got = os.readv(file, [buffer])
-            wrong += got != block or _STAMP.unpack_from(buffer, 0) != (owner, number)
-        return time.perf_counter() - began, wrong
+            seconds += time.perf_counter() - began
+            _STAMP.pack_into(expected, 0, owner, number)
+            wrong += got != block or buffer[:] != expected
+        return seconds, wrong
+
+
+def _payload(owner: int, block: int) -> bytes:
+    return random.Random(owner).randbytes(block)
 
 
 def _random(path: Path, config: StorageConfig, size: int) -> list[float]:

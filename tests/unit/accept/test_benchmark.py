@@ -146,19 +146,23 @@ def test_a_place_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
+@pytest.mark.parametrize("offset", [0, 16, 100_003, 256 * 1024 - 1])
 def test_blocks_of_another_content_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    offset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At the stamp, right behind it, anywhere and at the end: only the stamp was looked at."""
     write = storage._write
 
-    def forget_the_last_block(path: Path, index: int, block: int, blocks: int):
+    def damage_the_last_block(path: Path, index: int, block: int, blocks: int):
         found = write(path, index, block, blocks)
         with path.open("r+b") as file:
-            file.seek((blocks - 1) * block)
-            file.write(b"\0" * 16)
+            file.seek((blocks - 1) * block + offset)
+            was = file.read(1)
+            file.seek(-1, 1)
+            file.write(bytes([was[0] ^ 1]))
         return found
 
-    monkeypatch.setattr(storage, "_write", forget_the_last_block)
+    monkeypatch.setattr(storage, "_write", damage_the_last_block)
     found = _measure(tmp_path)
     assert found["wrong_blocks"] == 1
     (check,) = storage.judge([found], {})
