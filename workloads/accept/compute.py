@@ -78,16 +78,47 @@ def _gemm(world: World, config: ComputeConfig) -> tuple[float, bool]:
 
     size = config.matrix_size
     dtype = torch.bfloat16 if world.device.type == "cuda" else torch.float32
-    left = torch.full((size, size), 0.5, dtype=dtype, device=world.device)
-    right = torch.full((size, size), 2.0, dtype=dtype, device=world.device)
-    out = torch.empty_like(left)
+    left, right, product = known_product(size, dtype, world.device)
+    out = torch.full_like(left, -1)
+    # Parts of a sum may be whole numbers that bf16 cannot hold: they are added in fp32.
+    cublas: Any = torch.backends.cuda.matmul
+    usual = cublas.allow_bf16_reduced_precision_reduction
+    cublas.allow_bf16_reduced_precision_reduction = False
     torch.matmul(left, right, out=out)
-    is_right = bool((out == float(size)).all())
+    cublas.allow_bf16_reduced_precision_reduction = usual
+    is_right = torch.equal(out, product)
+    del product
     # A GPU is faster on constants: they flip few bits and take little power.
     left.normal_()
     right.normal_()
     seconds = _seconds(world, lambda: torch.matmul(left, right, out=out), config.iterations)
     return 2 * size**3 / seconds / 1e12, is_right
+
+
+def known_product(size: int, dtype: Any, device: Any) -> tuple[Any, Any, Any]:
+    """Return two matrices of varied whole numbers and their product, known without multiplying.
+
+    The left one is drawn, but for two columns that bring the sum of each row, weighed as the right
+    one's rows are, to a number from 1 to 15; the right one's columns have factors from 1 to 17. The
+    product is at most 255 and all sums are whole, so bf16 and fp32 hold it in whatever order it is
+    added: an element, a tile or an order that is wrong shows.
+    """
+    import torch
+
+    draw = torch.Generator(device).manual_seed(0)
+
+    def odd(*shape: int) -> torch.Tensor:
+        return 2 * torch.randint(-2, 2, shape, generator=draw, device=device).to(dtype) + 1
+
+    index = torch.arange(size, device=device)
+    # Periods that no tile has.
+    sums, factors = (index % 15 + 1).to(dtype), (index % 17 + 1).to(dtype)
+    left, weights = odd(size, size), odd(size)
+    weights[-2], weights[-1] = 64, 1
+    rest = sums - (left[:, :-2] * weights[:-2]).sum(1, dtype=torch.float32)
+    left[:, -1] = rest % 64
+    left[:, -2] = (rest / 64).floor()
+    return left, weights.outer(factors), sums.outer(factors)
 
 
 def _copy(world: World, config: ComputeConfig) -> float:
