@@ -307,7 +307,6 @@ def read_benchmark(values: Mapping[str, Any], name: str) -> Recorded:
                 batch=details["batch_size"],
                 sequence=details["seq_length"],
                 dtype="fp32",
-                loss=None,
             ),
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:

@@ -42,7 +42,7 @@ class Point:
     dtype: str
     step_s: tuple[float, ...] = ()
     """Rank 0's time of each step; empty where nobody kept them."""
-    loss: float | None = 0.0
+    loss: float | None = None
     """Of the last step; None where nobody kept it."""
 
     @property
@@ -178,8 +178,10 @@ def judge(
 
 
 def _loss(points: Sequence[Point]) -> Check:
-    lost = (each for each in points if each.loss is not None and not math.isfinite(each.loss))
-    bad = [point.ranks for point in lost]
+    kept = [(point.ranks, point.loss) for point in points if point.loss is not None]
+    if points and not kept:
+        return not_run("training.loss", "nobody kept the loss", subject="all points")
+    bad = [ranks for ranks, loss in kept if not math.isfinite(loss)]
     reason = "no point was measured" if not points else f"not finite on {bad} ranks"
     return fact("training.loss", bool(points) and not bad, subject="all points", reason=reason)
 

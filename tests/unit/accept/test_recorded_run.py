@@ -84,6 +84,7 @@ def test_what_it_did_not_measure_is_not_run() -> None:
     checks = _checks(_runs())
     assert [check.outcome for check in checks["connectivity.pairs"]] == ["NOT_RUN"]
     assert [check.outcome for check in checks["readiness.gpus"]] == ["NOT_RUN"]
+    assert [check.outcome for check in checks["training.loss"]] == ["NOT_RUN"]
 
 
 def test_two_nodes_without_one_have_no_efficiency() -> None:
