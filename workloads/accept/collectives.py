@@ -95,7 +95,7 @@ PROGRAMS: Final = {
     "reduce_scatter": "reduce_scatter_perf",
     "send_recv": "sendrecv_perf",
 }
-_PART_BYTES = 16
+PART_BYTES = 16
 """Of each rank: the programs round a message down to parts of this size (src/all_gather.cu)."""
 _NUMBER = r"[\d.]+(?:e[+-]?\d+)?"
 # size count type redop root | time algbw busbw #wrong, out of place, then in place. Collectives
@@ -111,9 +111,11 @@ _ROW = re.compile(
 _TABLE_HEAD: Final = "out-of-place"
 
 
-def aligned(num_bytes: int, ranks: int) -> int:
-    """Return the least message of `num_bytes` or more that the programs do not round down."""
-    part = _PART_BYTES * ranks
+def aligned(num_bytes: int, part: int) -> int:
+    """Return the least message of `num_bytes` or more that is whole parts.
+
+    A limit speaks of a size and more: a message that was rounded down would have none.
+    """
     return -(-num_bytes // part) * part
 
 
@@ -198,24 +200,15 @@ def _sweep_group(
     found: list[Transfer] = []
     for op in BUS_FACTORS:
         for size_mb in config.sizes_mb:
-            elements = elements_of(size_mb, len(ranks))
+            num_bytes = aligned(size_mb * 10**6, _ITEM_BYTES * len(ranks))
             mine: tuple[float, int] | None = None
             if world.rank in ranks:
-                mine = _time(world, op, elements, ranks, shift, config, group)
+                mine = _time(world, op, num_bytes // _ITEM_BYTES, ranks, shift, config, group)
             took_s, wrong = zip(*(each for each in world.gather(mine) if each), strict=True)
-            num_bytes = elements * _ITEM_BYTES
             found.append(
                 transfer(op, len(ranks), num_bytes, max(took_s), wrong=sum(wrong), **placed)
             )
     return found
-
-
-def elements_of(size_mb: int, ranks: int) -> int:
-    """Return the elements of a message: equal parts for all ranks, and no byte less than asked.
-
-    A limit speaks of a size and more: a message that was rounded down would have none.
-    """
-    return -(-size_mb * 10**6 // (_ITEM_BYTES * ranks)) * ranks
 
 
 def _time(

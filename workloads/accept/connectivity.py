@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +17,7 @@ from workloads.accept import collectives
 from workloads.accept.collectives import Transfer
 from workloads.accept.gates import Check, Gates, fact, hold, not_run
 from workloads.accept.readiness import UP, NodeFacts
-from workloads.accept.report import Node, ProgramError, name_of, nodes_of
+from workloads.accept.report import Node, ProgramError, nodes_of
 from workloads.common.dist import World
 from workloads.common.launch import free_port
 
@@ -76,7 +75,7 @@ def run_nccl_tests(
         if path is None:
             raise ProgramError(f"{folder / name}: not there; build nccl-tests there")
         for size_mb in sizes_mb:
-            size = str(collectives.aligned(size_mb * 10**6, ranks))
+            size = str(collectives.aligned(size_mb * 10**6, collectives.PART_BYTES * ranks))
             each = "1" if launcher else str(gpus)
             try:
                 text = _output([*launcher, path, "-b", size, "-e", size, "-g", each], own, end)
@@ -106,19 +105,6 @@ def _output(words: Sequence[str], environment: Mapping[str, str], end_s: float) 
             process.kill()
 
 
-def waiting_room(world: World) -> World:
-    """Return the same ranks over gloo: who waits there keeps no GPU busy, as NCCL's waits do."""
-    import torch
-    import torch.distributed as dist
-
-    if not world.is_distributed:
-        return world
-    if world.device.type == "cuda":
-        torch.cuda.empty_cache()  # the programs are other processes, and need the memory
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=3 * TIMEOUT_S))
-    return replace(world, device=torch.device("cpu"), group=group)
-
-
 _ELEMENTS = 4_000_000
 _REPEATS = 4
 
@@ -136,21 +122,14 @@ class Pair:
 
 def rounds(ranks: Sequence[int]) -> list[list[tuple[int, int]]]:
     """Return rounds in which every pair of ranks meets once (the circle method)."""
-    circle: list[int | None] = list(ranks)
-    if len(circle) % 2:
-        circle.append(None)
+    # Whom the rank -1 meets has a rest.
+    circle = [*ranks, *[-1] * (len(ranks) % 2)]
+    half = len(circle) // 2
     found: list[list[tuple[int, int]]] = []
     for _ in range(len(circle) - 1):
-        half = len(circle) // 2
         couples = zip(circle[:half], reversed(circle[half:]), strict=True)
-        found.append(
-            [
-                (min(one, other), max(one, other))
-                for one, other in couples
-                if one is not None and other is not None
-            ]
-        )
-        circle = [circle[0], circle[-1], *circle[1:-1]]
+        found.append([(min(each), max(each)) for each in couples if -1 not in each])
+        circle.insert(1, circle.pop())
     return found
 
 
@@ -246,8 +225,8 @@ def judge_pairs(
 def _kinds(pairs: Sequence[Pair], nodes: Sequence[Node]) -> dict[str, list[Pair]]:
     kinds: dict[str, list[Pair]] = {}
     for pair in pairs:
-        is_inside = name_of(nodes, pair.one) == name_of(nodes, pair.other)
-        kinds.setdefault("inside nodes" if is_inside else "between nodes", []).append(pair)
+        kind = "inside" if len(nodes_of(nodes, (pair.one, pair.other))) == 1 else "between"
+        kinds.setdefault(f"{kind} nodes", []).append(pair)
     return kinds
 
 
@@ -373,6 +352,7 @@ def _start(folder: Path, device: str, port: int) -> subprocess.Popen[bytes]:
 def _write(folder: Path, device: str, one: str, other: str, port: int) -> Wire:
     """What the client says; a server that does not listen yet is asked again."""
     end = time.monotonic() + ANSWER_S
+    found = Wire(device=device, one=one, other=other, gbit_per_s=None)
     words = [*_words(folder, device, port), other]
     while True:
         try:
@@ -380,16 +360,15 @@ def _write(folder: Path, device: str, one: str, other: str, port: int) -> Wire:
                 words, capture_output=True, text=True, timeout=_RUN_S, check=False
             )
         except subprocess.TimeoutExpired:
-            error = f"{PROGRAM} did not end in {_RUN_S} s"
-            return Wire(device=device, one=one, other=other, gbit_per_s=None, error=error)
+            return replace(found, error=f"{PROGRAM} did not end in {_RUN_S} s")
         text = done.stdout + done.stderr
         if not _NO_SERVER.search(text) or time.monotonic() >= end:
             break
         time.sleep(_PAUSE_S)
     try:
-        return Wire(device=device, one=one, other=other, gbit_per_s=parse(text))
+        return replace(found, gbit_per_s=parse(text))
     except ProgramError as why:
-        return Wire(device=device, one=one, other=other, gbit_per_s=None, error=str(why))
+        return replace(found, error=str(why))
 
 
 def _words(folder: Path, device: str, port: int) -> list[str]:

@@ -13,7 +13,6 @@ from workloads.recipes.reader import parse, read_mapping, require
 
 FILE = Path(__file__).with_name("gates.yaml")
 SCHEMA_VERSION = 1
-_BITS_PER_BYTE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +33,6 @@ class Wire:
     """Rate of one port as its maker prints it, in 10^9 bits a second."""
     share: float
     ports: int = 1
-
-    @property
-    def gb_per_s(self) -> float:
-        """The share in 10^9 bytes a second: bits over 8, all ports together."""
-        return self.gbit_per_s / _BITS_PER_BYTE * self.ports * self.share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +93,8 @@ class Limit:
 
     def holds(self, value: float) -> bool:
         """Whether the value keeps the limit; the limit itself does, and what is no number not."""
-        if self.at_least is not None:
-            return value >= self.at_least
-        assert self.at_most is not None
-        return value <= self.at_most
+        least, most = self.at_least, self.at_most
+        return (least is None or value >= least) and (most is None or value <= most)
 
     def says(self) -> str:
         """Return the limit in words: `at least 350`."""
@@ -167,8 +159,7 @@ class Gates:
 
     def limit(self, check: str, **conditions: Any) -> Limit | None:
         """The limit of a check under these conditions; None: measured only. Later rows win."""
-        found = [row for row in self.hardware.gates if row.check == check]
-        rows = [row for row in found if row.counts(conditions)]
+        rows = self._rows(check, conditions)
         if not rows:
             return None
         # Where NCCL's way is not known, the lowest limit counts: the other needs NVLS. A last row
@@ -179,22 +170,22 @@ class Gates:
 
     def least_bytes(self, check: str, **conditions: Any) -> int | None:
         """Smallest message that a limit of the check speaks of; None where no size has one."""
-        rows = [row for row in self.hardware.gates if row.check == check]
-        return min((row.from_bytes for row in rows if row.counts(conditions)), default=None)
+        return min((row.from_bytes for row in self._rows(check, conditions)), default=None)
+
+    def _rows(self, check: str, conditions: Mapping[str, Any]) -> list[Gate]:
+        return [row for row in self.hardware.gates if row.check == check and row.counts(conditions)]
 
     def _limit(self, row: Gate) -> Limit:
-        source = self.sources[row.source]
-        note = row.note
-        if row.wire is not None:
-            wire = row.wire
-            said = (
-                f"{wire.share:.0%} of {wire.ports} x {wire.gbit_per_s:g} Gbit/s / {_BITS_PER_BYTE}"
-            )
+        source, at_least, unit, note = self.sources[row.source], row.at_least, row.unit, row.note
+        if wire := row.wire:
+            # Bits over 8, all ports together.
+            at_least, unit = wire.gbit_per_s / 8 * wire.ports * wire.share, "GB/s"
+            said = f"{wire.share:.0%} of {wire.ports} x {wire.gbit_per_s:g} Gbit/s / 8"
             note = f"{said}; {note}" if note else said
         return Limit(
-            at_least=row.wire.gb_per_s if row.wire else row.at_least,
+            at_least=at_least,
             at_most=row.at_most,
-            unit="GB/s" if row.wire else row.unit,
+            unit=unit,
             source=f"{source.what}, {source.url}",
             date=source.date,
             note=note,
@@ -287,11 +278,10 @@ class Check:
 def hold(
     id: str,
     measured: float | None,
-    limit: Limit | None,
+    limit: Limit,
     *,
     subject: str,
     nodes: Iterable[str] = (),
-    unit: str = "",
     context: Mapping[str, Any] | None = None,
     reason: str | None = None,
 ) -> Check:
@@ -299,26 +289,10 @@ def hold(
 
     `reason` is told where the limit is broken or nothing was measured.
     """
-    outcome: Outcome
-    if measured is None:
-        outcome, reason = "NOT_RUN", reason or "not measured"
-    elif limit is None:
-        raise AssertionError(f"{id}: a check needs a limit; what has none is a measurement")
-    elif limit.holds(measured):
-        outcome, reason = "PASS", None
-    else:
-        outcome, reason = "FAIL", reason or f"{limit.says()} {unit}".rstrip()
-    return Check(
-        id=id,
-        outcome=outcome,
-        subject=subject,
-        nodes=tuple(nodes),
-        measured=measured,
-        unit=unit or ("" if limit is None else limit.unit),
-        limit=limit,
-        context=context or {},
-        reason=reason,
-    )
+    is_kept = None if measured is None else limit.holds(measured)
+    why = reason or ("not measured" if measured is None else limit.says())
+    found = fact(id, is_kept, subject=subject, nodes=nodes, context=context, reason=why)
+    return replace(found, measured=measured, unit=limit.unit, limit=limit)
 
 
 def fact(

@@ -44,6 +44,12 @@ class Gpu:
     """Reasons of heat or power supply for which it runs slower now."""
 
 
+_ANSWERS: Final[dict[str | None, bool]] = {
+    "Enabled": True,
+    "Disabled": False,
+    "Yes": True,
+    "No": False,
+}
 _FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
@@ -63,12 +69,12 @@ def parse_xml(text: str) -> tuple[Gpu, ...]:
         Gpu(
             index=index,
             model=_text(gpu, "product_name") or "",
-            memory_gib=_mib(_text(gpu, "fb_memory_usage/total")),
+            memory_gib=(mib := _whole(_text(gpu, "fb_memory_usage/total"))) and mib / 1024,
             driver=driver,
             cuda=cuda,
-            ecc=_is(_text(gpu, "ecc_mode/current_ecc"), "Enabled"),
+            ecc=_ANSWERS.get(_text(gpu, "ecc_mode/current_ecc")),
             uncorrected=_uncorrected(gpu),
-            pending_remap=_is(_text(gpu, "remapped_rows/remapped_row_pending"), "Yes"),
+            pending_remap=_ANSWERS.get(_text(gpu, "remapped_rows/remapped_row_pending")),
             pcie_gen=_whole(_text(gpu, "pci/pci_gpu_link_info/pcie_gen/max_link_gen")),
             pcie_width=_whole(_text(gpu, "pci/pci_gpu_link_info/link_widths/current_link_width")),
             throttled=_throttled(gpu),
@@ -109,23 +115,13 @@ def _whole(text: str | None) -> int | None:
     return int(digits[0]) if digits else None
 
 
-def _mib(text: str | None) -> float | None:
-    mib = _whole(text)
-    return None if mib is None else mib / 1024
-
-
-def _is(text: str | None, yes: str) -> bool | None:
-    return None if text in (None, "", "[N/A]", "N/A") else text == yes
-
-
 def _uncorrected(gpu: ElementTree.Element) -> int | None:
     counts = [
-        _whole(node.text)
+        count
         for node in gpu.findall("ecc_errors/volatile/*")
-        if "uncorrectable" in node.tag
+        if "uncorrectable" in node.tag and (count := _whole(node.text)) is not None
     ]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+    return sum(counts) if counts else None
 
 
 def _throttled(gpu: ElementTree.Element) -> tuple[str, ...] | None:
@@ -192,18 +188,15 @@ def ask_node(*, infiniband: Path = INFINIBAND) -> NodeFacts:
 
 def read_ports(folder: Path) -> tuple[Port, ...]:
     """Return the ports under /sys/class/infiniband; none where there is no such folder."""
-    found: list[Port] = []
-    for path in sorted(folder.glob("*/ports/*")):
-        rate = re.match(r"[\d.]+", _read(path / "rate"))
-        found.append(
-            Port(
-                device=path.parents[1].name,
-                state=_read(path / "state").rpartition(" ")[2],
-                gbit_per_s=float(rate[0]) if rate else 0.0,
-                link_layer=_read(path / "link_layer"),
-            )
+    return tuple(
+        Port(
+            device=path.parents[1].name,
+            state=_read(path / "state").rpartition(" ")[2],
+            gbit_per_s=float((re.match(r"[\d.]+", _read(path / "rate")) or "0")[0]),
+            link_layer=_read(path / "link_layer"),
         )
-    return tuple(found)
+        for path in sorted(folder.glob("*/ports/*"))
+    )
 
 
 _COMPARED: Final[tuple[tuple[str, str, Callable[[Any, Any], bool], str], ...]] = (
@@ -341,15 +334,8 @@ def declared_gpus(ranks_on_node: int) -> int:
 def _versions() -> dict[str, str]:
     import torch
 
-    versions = {
-        name: text for name, text in package_versions().items() if name in ("python", "torch")
-    }
-    versions["cuda"] = torch.version.cuda or "none"
-    if torch.cuda.is_available():
-        import torch.cuda.nccl
-
-        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return versions
+    known = {"cuda": torch.version.cuda or "none", **package_versions()}
+    return {name: known[name] for name in ("python", "torch", "cuda", "nccl") if name in known}
 
 
 def _nvidia_smi(*words: str) -> str:

@@ -39,8 +39,12 @@ _STAMP = struct.Struct("<QQ")
 def targets(places: Mapping[str, Path], mounts: Sequence[str]) -> dict[str, Path]:
     """Return what is measured, by name: the places, and each mount that no place lies on."""
     paths = [Path(each) for each in mounts]
-    measured = {_deepest(place, paths) for place in places.values()}
     found = dict(places)
+    measured = {
+        max(over, key=lambda each: len(each.parts))
+        for place in places.values()
+        if (over := [each for each in paths if place.is_relative_to(each)])
+    }
     for path in paths:
         if path in measured:
             continue
@@ -51,11 +55,6 @@ def targets(places: Mapping[str, Path], mounts: Sequence[str]) -> dict[str, Path
             name = f"mount_{name}"
         found[name] = own_folder(path)
     return found
-
-
-def _deepest(place: Path, mounts: Sequence[Path]) -> Path | None:
-    over = [each for each in mounts if place.is_relative_to(each)]
-    return max(over, key=lambda each: len(each.parts), default=None)
 
 
 def measure_place(

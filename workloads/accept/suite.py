@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from workloads.accept import collectives, compute, connectivity, readiness, storage, training
 from workloads.accept.collectives import BUS_FACTORS, Transfer
 from workloads.accept.gates import Check, Gates, exit_code, gates_for, not_run, overall
@@ -97,7 +99,9 @@ class Suite:
         rows = collectives.sweep(self.world, nodes, config) if self.world.is_distributed else []
         gpus = len(nodes[0].ranks)
         if config.nccl_tests is not None and self.config.device == "gpu":
-            room = connectivity.waiting_room(self.world)
+            torch.cuda.empty_cache()  # the programs are other processes, and need the memory
+            # Who waits over gloo keeps no GPU busy, as NCCL's waits do.
+            room = self.world.apart(3 * connectivity.TIMEOUT_S)
             said = self._nccl_tests(config.nccl_tests, gpus) if self.world.is_main else None
             found, whys = room.broadcast(said)
             rows += found
@@ -179,12 +183,11 @@ class Suite:
     def training(self) -> None:
         """Throughput, scaling and stragglers."""
         points, work = training.measure(self.world, self.config.training, self.report.nodes)
-        found = training.stragglers(work)
         self.report.measurements["training"] = {
             "points": [point.to_json() for point in points],
             "own_work_s": work,
         }
-        self.report.checks += training.judge(points, found, self.report.nodes, self.report.gates)
+        self.report.checks += training.judge(points, work, self.report.nodes, self.report.gates)
 
     def soak(self) -> None:
         """The same for a while."""
@@ -274,9 +277,6 @@ def _gpus_per_node(config: AcceptConfig, nodes: Sequence[Node]) -> int:
 class Recorded:
     """One recorded run."""
 
-    nodes: int
-    ranks: int
-    device: str
     rows: tuple[Transfer, ...]
     point: Point
 
@@ -294,9 +294,6 @@ def read_benchmark(values: Mapping[str, Any], name: str) -> Recorded:
         rate = float(trained["metric_value"])
         tokens = details["batch_size"] * details["seq_length"] * ranks * details["num_steps"]
         return Recorded(
-            nodes=nodes,
-            ranks=ranks,
-            device=cluster["gpu_model"],
             rows=tuple(_row(row, ranks, nodes) for row in rows),
             point=Point(
                 ranks=ranks,
@@ -339,19 +336,15 @@ def node_names(nodes: int) -> tuple[str, ...]:
     return tuple(f"gpu-node-{index}" for index in range(nodes))
 
 
-def latest(runs: Sequence[Recorded]) -> Recorded:
-    """Return the run on the most ranks: the one that asks to be accepted."""
-    return max(runs, key=lambda run: run.ranks)
-
-
 def judge_recorded(runs: Sequence[Recorded], gates: Gates) -> list[Check]:
-    """Return the checks of what the runs measured; what nobody measured is NOT RUN."""
-    widest = latest(runs)
-    per_node = widest.ranks // widest.nodes
-    names = node_names(widest.nodes)
-    nodes = table([(name, widest.device, None) for name in names for _ in range(per_node)])
+    """Return the checks of what the runs measured; what nobody measured is NOT RUN.
+
+    The run on the most ranks is the one that asks to be accepted.
+    """
+    *_, widest = points = sorted((run.point for run in runs), key=lambda point: point.ranks)
+    names, per_node = node_names(widest.nodes), widest.ranks // widest.nodes
+    nodes = table([(name, "", None) for name in names for _ in range(per_node)])
     rows = [row for run in runs for row in run.rows]
-    points = sorted((run.point for run in runs), key=lambda point: point.ranks)
     subject = f"{len(nodes)} nodes"
     missing = ("readiness.gpus", "connectivity.pairs", "collectives.send_recv", "storage.places")
     return [
@@ -371,8 +364,8 @@ def judge_files(arguments: Sequence[str]) -> ExitCode:
     parser.add_argument("--platform", required=True)
     options = parser.parse_args(arguments)
     try:
-        runs = [read_benchmark(_read_object(path), str(path)) for path in options.judge]
-        widest = latest(runs)
+        runs = [read_benchmark(_json(path), str(path)) for path in options.judge]
+        widest = max((run.point for run in runs), key=lambda point: point.ranks)
         checks = judge_recorded(runs, gates_for(options.platform, widest.ranks // widest.nodes))
     except WorkloadError as error:
         log(str(error))
@@ -384,11 +377,8 @@ def judge_files(arguments: Sequence[str]) -> ExitCode:
     return exit_code(outcome)
 
 
-def _read_object(path: Path) -> dict[str, object]:
+def _json(path: Path) -> Any:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise DataError(f"{path}: holds a {type(values).__name__}, expected an object")
-    return values

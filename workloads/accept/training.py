@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -75,17 +75,6 @@ class Point:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
-    """One rank's own work beside that of all."""
-
-    rank: int
-    median_s: float
-    slowdown_percent: float
-    """Over the median of all ranks."""
-    worst_s: float = field(default=0.0)
-
-
 def base_of(points: Sequence[Point], point: Point) -> Point | None:
     """Return what a point is compared with: one node for several, else the fewest ranks."""
     fewer = [each for each in points if each.ranks < point.ranks]
@@ -100,29 +89,24 @@ def efficiency_percent(base: Point, point: Point) -> float:
     return 100 * point.tokens_per_s_per_rank / base.tokens_per_s_per_rank
 
 
-def stragglers(work_s: Sequence[Sequence[float]]) -> list[Straggler]:
-    """Return each rank's slowdown from the times of its own work, without waiting for others."""
+def slowdowns_percent(work_s: Sequence[Sequence[float]]) -> list[float]:
+    """Return how much slower than usual each rank's own work is, without waiting for others."""
     medians = [statistics.median(times) for times in work_s]
     # The lower one of an even number: of two ranks the faster one is usual.
     usual = statistics.median_low(medians)
-    return [
-        Straggler(
-            rank=rank,
-            median_s=median,
-            slowdown_percent=100 * (median / usual - 1),
-            worst_s=max(work_s[rank]),
-        )
-        for rank, median in enumerate(medians)
-    ]
+    return [100 * (median / usual - 1) for median in medians]
 
 
 def judge(
     points: Sequence[Point],
-    found: Sequence[Straggler],
+    work_s: Sequence[Sequence[float]],
     nodes: Sequence[Node],
     gates: Gates,
 ) -> list[Check]:
-    """Return: the loss is a number, tokens a second of each GPU, efficiency, stragglers."""
+    """Return: the loss is a number, tokens a second of each GPU, efficiency, stragglers.
+
+    `work_s` has the times of each rank's own work.
+    """
     checks = [_loss(points)]
     everywhere = [node.name for node in nodes]
     for point in points:
@@ -174,7 +158,7 @@ def judge(
                 **at,
             )
         )
-    return [*checks, *_straggler_checks(found, nodes, gates)]
+    return [*checks, *_straggler_checks(work_s, nodes, gates)]
 
 
 def _loss(points: Sequence[Point]) -> Check:
@@ -191,27 +175,27 @@ def _several(count: int, thing: str) -> str:
 
 
 def _straggler_checks(
-    found: Sequence[Straggler], nodes: Sequence[Node], gates: Gates
+    work_s: Sequence[Sequence[float]], nodes: Sequence[Node], gates: Gates
 ) -> list[Check]:
     limit = gates.limit("training.straggler_slowdown")
     if limit is None:
         return []
-    if len(found) < 2:
+    if len(work_s) < 2:
         return [not_run("training.straggler_slowdown", "fewer than two ranks", subject="no ranks")]
-    slow = [each for each in found if not limit.holds(each.slowdown_percent)]
-    worst = max(found, key=lambda each: each.slowdown_percent)
+    slower = slowdowns_percent(work_s)
+    worst, *_ = ranks = sorted(range(len(slower)), key=lambda rank: -slower[rank])
+    slow = [rank for rank in ranks if not limit.holds(slower[rank])]
     said = ", ".join(
-        f"rank {each.rank} on {name_of(nodes, each.rank)} +{each.slowdown_percent:.0f} %"
-        for each in sorted(slow, key=lambda each: -each.slowdown_percent)[:8]
+        f"rank {rank} on {name_of(nodes, rank)} +{slower[rank]:.0f} %" for rank in slow[:8]
     )
     return [
         hold(
             "training.straggler_slowdown",
-            worst.slowdown_percent,
+            slower[worst],
             limit,
-            subject=f"rank {worst.rank} on {name_of(nodes, worst.rank)}",
-            nodes=sorted({name_of(nodes, each.rank) for each in slow or [worst]}),
-            context={"median_s": worst.median_s, "worst_s": worst.worst_s},
+            subject=f"rank {worst} on {name_of(nodes, worst)}",
+            nodes=sorted({name_of(nodes, rank) for rank in slow or [worst]}),
+            context={"median_s": statistics.median(work_s[worst]), "worst_s": max(work_s[worst])},
             reason=f"{said}: drain what is slow, then look at clocks, heat and ECC",
         )
     ]

@@ -68,8 +68,7 @@ def report(
         found.checks += collectives.judge(rows, gates, "nvls")
     if "training" in stages:
         found.measurements["training"] = {"points": [each.to_json() for each in points]}
-        work = training.stragglers([[0.1]] * 16)
-        found.checks += training.judge(points, work, nodes, gates)
+        found.checks += training.judge(points, [[0.1]] * 16, nodes, gates)
     asked = {check.id.partition(".")[0] for check in found.checks}
     for stage in stages:
         if stage not in asked:

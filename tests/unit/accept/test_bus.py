@@ -11,8 +11,8 @@ from workloads.accept.collectives import (
     BUS_FACTORS,
     Transfer,
     algorithm,
+    aligned,
     arithmetic_trouble,
-    elements_of,
     judge,
     parse,
     transfer,
@@ -135,7 +135,7 @@ def _row(num_bytes: int, busbw: float, source: str = "torch", wrong: int | None 
 
 @pytest.mark.parametrize("ranks", [8, 16, 24, 48, 56])
 def test_a_message_has_equal_parts_and_no_byte_less_than_asked(ranks: int) -> None:
-    num_bytes = 4 * elements_of(8000, ranks)
+    num_bytes = aligned(8 * 10**9, 4 * ranks)
     assert num_bytes % (4 * ranks) == 0
     assert 0 <= num_bytes - 8 * 10**9 < 4 * ranks
 

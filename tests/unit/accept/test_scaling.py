@@ -19,7 +19,13 @@ from workloads.accept.connectivity import Pair, rounds
 from workloads.accept.gates import gates_for
 from workloads.accept.readiness import NodeFacts, parse_xml
 from workloads.accept.report import Node, table
-from workloads.accept.training import Point, base_of, efficiency_percent, points_of, stragglers
+from workloads.accept.training import (
+    Point,
+    base_of,
+    efficiency_percent,
+    points_of,
+    slowdowns_percent,
+)
 from workloads.common.dist import World
 from workloads.recipes.accept import (
     AcceptConfig,
@@ -97,7 +103,7 @@ def test_efficiency_is_to_be_90_percent_on_whole_nodes(platform: str, nodes: int
 @pytest.mark.feature("S001-50", "S001-59", "S002-81", "S004-26")
 def test_efficiency_is_judged_at_each_point() -> None:
     points = [_point(1, 40000), _point(8, 39000), _point(16, 34000, 2)]
-    checks = training.judge(points, stragglers([[1.0]] * 16), _nodes(2), H100)
+    checks = training.judge(points, [[1.0]] * 16, _nodes(2), H100)
     found = [check for check in checks if check.id == "training.scaling_efficiency"]
     assert [check.outcome for check in found] == ["PASS", "FAIL"]
     assert found[1].measured == pytest.approx(100 * 34 / 39)
@@ -109,7 +115,7 @@ def test_efficiency_is_judged_at_each_point() -> None:
 def test_more_than_all_ranks_can_do_says_that_the_base_was_held_up_and_passes_nothing() -> None:
     """A base at half speed made a cluster that lost a third of its work look perfect."""
     points = [_point(8, 20000), _point(16, 27000, 2)]
-    checks = training.judge(points, stragglers([[1.0]] * 16), _nodes(2), H100)
+    checks = training.judge(points, [[1.0]] * 16, _nodes(2), H100)
     (found,) = [check for check in checks if check.id == "training.scaling_efficiency"]
     assert found.outcome == "NOT_RUN"
     assert "135 % is more than 16 ranks can do: the 8 that it is compared" in str(found.reason)
@@ -126,11 +132,10 @@ def test_a_loss_that_is_no_number_fails() -> None:
 def test_a_slow_rank_is_found_and_its_node_named() -> None:
     work = [[0.1, 0.1, 0.11] for _ in range(16)]
     work[11] = [0.1, 0.125, 0.13]
-    found = stragglers(work)
-    assert found[11].slowdown_percent == pytest.approx(25)
+    assert slowdowns_percent(work)[11] == pytest.approx(25)
     (check,) = (
         check
-        for check in training.judge([_point(16, 40000, 2)], found, _nodes(2), H100)
+        for check in training.judge([_point(16, 40000, 2)], work, _nodes(2), H100)
         if check.id == "training.straggler_slowdown"
     )
     assert check.outcome == "FAIL"
@@ -141,7 +146,7 @@ def test_a_slow_rank_is_found_and_its_node_named() -> None:
 def test_one_slow_step_is_no_straggler() -> None:
     work = [[0.1, 0.1, 0.1] for _ in range(16)]
     work[3] = [0.1, 0.1, 9.0]
-    assert max(each.slowdown_percent for each in stragglers(work)) == 0
+    assert max(slowdowns_percent(work)) == 0
 
 
 def test_a_slow_link_is_blamed_on_the_node_that_all_slow_pairs_share() -> None:
