@@ -188,21 +188,6 @@ _KEY_DAYS: Final = 365
 """Life of the upload's access key; the first `up` in its last quarter makes the next."""
 
 
-class StoredObject(pulumi.CustomResource):
-    """One object of a bucket; another content needs another key."""
-
-    key: pulumi.Output[str]
-
-    def __init__(
-        self, name: str, *, opts: pulumi.ResourceOptions, **properties: pulumi.Input[str]
-    ) -> None:
-        """`properties` are the plugin's inputs, which it checks."""
-        secret = pulumi.ResourceOptions(additional_secret_outputs=["secret_access_key"])
-        super().__init__(
-            "soperator:storage:Object", name, properties, pulumi.ResourceOptions.merge(opts, secret)
-        )
-
-
 class RunConfigs(_Writer):
     """The recipes of the stack's jobs and its own config, under keys that carry their hash.
 
@@ -241,17 +226,26 @@ class RunConfigs(_Writer):
         configs = delivery.run_configs(root, spec)
         self.keys = delivery.config_keys(configs)
         for path, content in configs.items():
-            StoredObject(
-                f"{name}-config-{PurePosixPath(path).stem}",
-                endpoint=bucket.status.apply(
+            wanted = {
+                "endpoint": bucket.status.apply(
                     lambda status: delivery.endpoint(status["domain_name"])
                 ),
-                region=spec.nebius.region,
-                bucket=bucket.metadata.apply(lambda metadata: metadata["name"]),
-                key=self.keys[path],
-                content=content.decode(),
-                access_key_id=key.status.apply(lambda status: status["aws_access_key_id"]),
-                secret_access_key=key.status.apply(lambda status: status["secret"]),
-                opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
+                "region": spec.nebius.region,
+                "bucket": bucket.metadata.apply(lambda metadata: metadata["name"]),
+                "key": self.keys[path],
+                "content": content.decode(),
+                "access_key_id": key.status.apply(lambda status: status["aws_access_key_id"]),
+                "secret_access_key": key.status.apply(lambda status: status["secret"]),
+            }
+            # Another content needs another key.
+            pulumi.CustomResource(
+                "soperator:storage:Object",
+                f"{name}-config-{PurePosixPath(path).stem}",
+                wanted,
+                pulumi.ResourceOptions(
+                    parent=self,
+                    retain_on_delete=True,
+                    additional_secret_outputs=["secret_access_key"],
+                ),
             )
         self.register_outputs({"keys": self.keys})

@@ -15,27 +15,6 @@ _MADE_ANEW = "of this stack installed it; made anew over its own objects"
 _CHANGED_AGAIN = "was killed while it changed it; changed again from its last whole revision"
 
 
-class CustomResources(pulumi.CustomResource):
-    """Definitions of a chart's crds/, upgraded before the release of its version."""
-
-    def __init__(
-        self,
-        chart: Chart,
-        *,
-        kubeconfig: pulumi.Input[str],
-        opts: pulumi.ResourceOptions | None = None,
-    ) -> None:
-        properties = {
-            "chart": chart.chart,
-            **({} if chart.repository is None else {"repository": chart.repository}),
-            "version": chart.version,
-            "group": chart.definitions,
-            "kubeconfig": kubeconfig,
-        }
-        name = f"{chart.release}-custom-resources"
-        super().__init__("soperator:kube:CustomResources", name, properties, opts)
-
-
 def make_releases(
     parent: pulumi.Resource,
     charts: Iterable[Chart],
@@ -60,8 +39,21 @@ def make_releases(
     for chart in charts:
         definitions: list[pulumi.Resource] = []
         if chart.definitions is not None:
-            opts = pulumi.ResourceOptions(parent=parent)
-            definitions = [CustomResources(chart, kubeconfig=kubeconfig, opts=opts)]
+            wanted = {
+                "chart": chart.chart,
+                **({} if chart.repository is None else {"repository": chart.repository}),
+                "version": chart.version,
+                "group": chart.definitions,
+                "kubeconfig": kubeconfig,
+            }
+            definitions.append(
+                pulumi.CustomResource(
+                    "soperator:kube:CustomResources",
+                    f"{chart.release}-custom-resources",
+                    wanted,
+                    pulumi.ResourceOptions(parent=parent),
+                )
+            )
         made[chart.release] = kubernetes.helm.v3.Release(
             chart.release,
             kubernetes.helm.v3.ReleaseArgs(
@@ -94,35 +86,26 @@ def make_releases(
 def _dropping(
     kubeconfig: pulumi.Input[str], what: Literal["drop_unknown", "drop_unfinished"], told: str
 ) -> Callable[[pulumi.ResourceHookArgs], Awaitable[None]]:
-    """Runs where the engine is about to make or change a release, and in no preview."""
+    """Takes records of Helm away where the engine is about to make or change a release."""
 
     async def drop(args: pulumi.ResourceHookArgs) -> None:
-        if await _drop(kubeconfig, args, what):
-            pulumi.log.info(f"release {(args.new_inputs or {})['name']}: an earlier run {told}")
+        # Here, because a preview needs none of it.
+        from infra.clients import kube
+
+        content = await pulumi.Output.from_input(kubeconfig).future()
+        release = {key: (args.new_inputs or {})[key] for key in ("name", "namespace")}
+        client = kube.KubeClient(kube.read_kubeconfig(str(content)))
+        try:
+            gone = await asyncio.to_thread(
+                getattr(kube, what),
+                client,
+                pulumi.get_stack(),
+                release=release["name"],
+                namespace=release["namespace"],
+            )
+        finally:
+            client.close()
+        if gone:
+            pulumi.log.info(f"release {release['name']}: an earlier run {told}")
 
     return drop
-
-
-async def _drop(
-    kubeconfig: pulumi.Input[str],
-    args: pulumi.ResourceHookArgs,
-    what: Literal["drop_unknown", "drop_unfinished"],
-) -> list[str]:
-    """Names of the records of Helm that went."""
-    # Here, because a preview needs none of it.
-    from infra.clients import kube
-    from infra.clients.kube import KubeClient, read_kubeconfig
-
-    content = await pulumi.Output.from_input(kubeconfig).future()
-    inputs = args.new_inputs or {}
-    client = KubeClient(read_kubeconfig(str(content)))
-    try:
-        return await asyncio.to_thread(
-            getattr(kube, what),
-            client,
-            pulumi.get_stack(),
-            release=inputs["name"],
-            namespace=inputs["namespace"],
-        )
-    finally:
-        client.close()

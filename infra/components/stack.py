@@ -22,7 +22,7 @@ from infra.components.kube_cluster import (
 )
 from infra.components.soperator import Login, Monitoring, SlurmCluster, Soperator
 from infra.components.storage import Filesystems, NfsServer, Registry
-from infra.providers.engine.resources import KeyPair, StateGuard, StateId
+from infra.providers.engine.resources import KeyPair, OwnResource
 from infra.render.login import job_commands, members, mounts, nodesets, ssh_command
 from infra.render.values.slurm_cluster import is_stopped
 from stacks.spec import StackSpec
@@ -49,9 +49,13 @@ class Stack(pulumi.ComponentResource):
         super().__init__("soperator:infra:Stack", name, opts=labels)
         mine = pulumi.ResourceOptions(parent=self)
         self._company = spec.nebius.company_name
-        self._state = StateId(
-            f"{name}-state", project_id=spec.nebius.project_id, stack=name, opts=mine
-        )
+        # A random id of the state; refused where another state has resources of the stack.
+        whose = {
+            "project_id": spec.nebius.project_id,
+            "stack": name,
+            "project": pulumi.get_project(),
+        }
+        self._state = OwnResource("soperator:cloud:StateId", f"{name}-state", whose, mine)
         network = Network(name, spec, mine)
         filesystems = Filesystems(name, spec, mine)
         buckets = Buckets(name, spec, mine)
@@ -179,12 +183,12 @@ class Stack(pulumi.ComponentResource):
             )
         )
         inner += [each for each in (configs, backups, login) if each is not None]
-        StateGuard(
+        # Refuses to be deleted once another state has resources of the stack.
+        OwnResource(
+            "soperator:cloud:StateGuard",
             f"{name}-guard",
-            project_id=spec.nebius.project_id,
-            stack=name,
-            state_id=self._state.id,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=inner),
+            {**whose, "state_id": self._state.id},
+            pulumi.ResourceOptions(parent=self, depends_on=inner),
         )
         port = spec.login.ssh_port
         self.outputs = {

@@ -5,7 +5,7 @@ jail = Resource("nebius:compute/v1:Filesystem", "jail",
                 spec={"type": "network-ssd", "size_gibibytes": 1024})
 jail.id, jail.status["state"]
 
-The own ones: key pairs, passwords, ends of credentials and the id of a state.
+The own ones with outputs: key pairs, passwords and ends of credentials.
 """
 
 from __future__ import annotations
@@ -105,34 +105,3 @@ class Expiry(OwnResource):
     ) -> None:
         properties = {"days": days, "version": version, "at": None}
         super().__init__("soperator:time:Expiry", name, properties, opts)
-
-
-class StateId(OwnResource):
-    """A random id of the stack's state; refused where another state has resources of the stack."""
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        project_id: str,
-        stack: str,
-        opts: pulumi.ResourceOptions | None = None,
-    ) -> None:
-        own = {"project_id": project_id, "stack": stack, "project": pulumi.get_project()}
-        super().__init__("soperator:cloud:StateId", name, own, opts)
-
-
-class StateGuard(OwnResource):
-    """Refuses to be deleted once another state has resources of the stack."""
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        project_id: str,
-        stack: str,
-        state_id: pulumi.Input[str],
-        opts: pulumi.ResourceOptions | None = None,
-    ) -> None:
-        own = {"project_id": project_id, "stack": stack, "project": pulumi.get_project()}
-        super().__init__("soperator:cloud:StateGuard", name, {**own, "state_id": state_id}, opts)
