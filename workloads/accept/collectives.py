@@ -225,7 +225,7 @@ def _time(
 
     call, results = _prepare(world, op, elements, ranks, shift, group)
     call()
-    wrong = sum(int((tensor != value).sum()) for tensor, value in results)
+    wrong = sum(int((tensor != values).sum()) for tensor, values in results)
     for tensor, _ in results:
         tensor.zero_()  # what is summed again and again must stay finite
     for _ in range(config.warmup):
@@ -250,30 +250,27 @@ def seconds_of(
 
 def _prepare(
     world: World, op: str, elements: int, ranks: Sequence[int], shift: int, group: Any
-) -> tuple[Callable[[], object], list[tuple[Any, float]]]:
-    """The call, and each tensor that it fills with the value that its first run leaves there."""
+) -> tuple[Callable[[], object], list[tuple[Any, Any]]]:
+    """The call, and each tensor that it fills with the values that its first run leaves there."""
     import torch
     import torch.distributed as dist
 
     num, place = len(ranks), ranks.index(world.rank)
-    part = elements // num
-
-    def full(count: int, value: float) -> torch.Tensor:
-        return torch.full((count,), value, device=world.device)
-
+    part, total = elements // num, num * (num + 1) / 2
+    message = varied(elements, world.device)
     if op == "all_reduce":
-        tensor = full(elements, place + 1.0)
-        return lambda: dist.all_reduce(tensor, group=group), [(tensor, num * (num + 1) / 2)]
+        sent, summed = message + (place + 1), message.mul_(num).add_(total)
+        return lambda: dist.all_reduce(sent, group=group), [(sent, summed)]
     if op == "all_gather":
-        into, own = full(elements, -1.0), full(part, place + 1.0)
-        parts = [(each, index + 1.0) for index, each in enumerate(into.split(part))]
-        return lambda: dist.all_gather_into_tensor(into, own, group=group), parts
+        own, got = message[:part] + (place + 1), torch.full_like(message, -1)
+        parts = [(each, message[:part] + (rank + 1)) for rank, each in enumerate(got.split(part))]
+        return lambda: dist.all_gather_into_tensor(got, own, group=group), parts
     if op == "reduce_scatter":
-        whole, own = full(elements, place + 1.0), full(part, -1.0)
-        total = num * (num + 1) / 2
-        return lambda: dist.reduce_scatter_tensor(own, whole, group=group), [(own, total)]
+        sent, mine = message + (place + 1), message[place * part :][:part] * num + total
+        own = torch.full_like(mine, -1)
+        return lambda: dist.reduce_scatter_tensor(own, sent, group=group), [(own, mine)]
+    sent, got = message + (place + 1), torch.full_like(message, -1)
     to, came = ranks[(place + shift) % num], ranks[(place - shift) % num]
-    sent, got = full(elements, float(world.rank)), full(elements, -1.0)
 
     def exchange() -> None:
         for request in dist.batch_isend_irecv(
@@ -281,7 +278,17 @@ def _prepare(
         ):
             request.wait()
 
-    return exchange, [(got, float(came))]
+    return exchange, [(got, message.add_(ranks.index(came) + 1))]
+
+
+def varied(count: int, device: Any) -> Any:
+    """Return whole numbers in fp32 that no two parts of a message have alike.
+
+    From 0 to 250, a period that is prime: sums over 5,000 ranks are exact in any order.
+    """
+    import torch
+
+    return torch.arange(251.0, device=device).repeat(-(-count // 251))[:count]
 
 
 def judge(rows: Sequence[Transfer], gates: Gates, way: str | None) -> list[Check]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from workloads.accept import collectives, connectivity
 from workloads.accept.collectives import (
     BUS_FACTORS,
     Transfer,
@@ -19,6 +25,8 @@ from workloads.accept.collectives import (
 )
 from workloads.accept.gates import gates_for
 from workloads.accept.report import ProgramError
+from workloads.common.dist import World
+from workloads.recipes.accept import CollectivesConfig
 
 GB_8 = 8 * 10**9
 RECORDED = Path(__file__).parent / "recorded"
@@ -138,6 +146,56 @@ def test_a_message_has_equal_parts_and_no_byte_less_than_asked(ranks: int) -> No
     num_bytes = aligned(8 * 10**9, 4 * ranks)
     assert num_bytes % (4 * ranks) == 0
     assert 0 <= num_bytes - 8 * 10**9 < 4 * ranks
+
+
+def _two_ranks(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Tensor]) -> World:
+    """Rank 0 of two, whose messages to itself come `spoil`ed; 1 is what the other's have more."""
+
+    def into(tensor: Tensor, right: Tensor) -> None:
+        tensor.copy_(spoil(right))
+
+    def scatter(own: Tensor, whole: Tensor, group: object = None) -> None:
+        own.copy_(spoil(2 * whole + 1)[: len(own)])
+
+    def exchange(operations: Any) -> list[Any]:
+        sent, got = operations
+        into(got.tensor, sent.tensor + 1)
+        return []
+
+    for name, replaced in {
+        "barrier": lambda **_: None,
+        "all_reduce": lambda tensor, **_: into(tensor, 2 * tensor + 1),
+        "all_gather_into_tensor": lambda got, own, **_: into(got, torch.cat([own, own + 1])),
+        "reduce_scatter_tensor": scatter,
+        "P2POp": lambda _op, tensor, *_: SimpleNamespace(tensor=tensor),
+        "batch_isend_irecv": exchange,
+    }.items():
+        monkeypatch.setattr(torch.distributed, name, replaced)
+    return World(rank=0, local_rank=0, world_size=2, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("op", [*BUS_FACTORS, "pair"])
+@pytest.mark.parametrize(
+    ("spoil", "is_right"),
+    [
+        (lambda right: right, True),
+        (lambda right: right.roll(4), False),  # parts in another order
+        (lambda right: right.roll(len(right) // 2), False),
+        (lambda right: right.index_fill(0, torch.tensor([3]), 0), False),
+        (lambda right: right * 0 - 1, False),  # nothing came
+    ],
+)
+def test_messages_whose_parts_are_elsewhere_or_missing_are_wrong(
+    op: str, spoil: Callable[[Tensor], Tensor], is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All elements had one value: a part in the place of another was right."""
+    world = _two_ranks(monkeypatch, spoil)
+    if op == "pair":
+        assert connectivity._meet(world, 0, 1, 1000).is_right is is_right
+        return
+    config = CollectivesConfig(iterations=1, warmup=0)
+    _, wrong = collectives._time(world, op, 1000, (0, 1), 1, config, None)
+    assert (wrong == 0) is is_right
 
 
 def test_sizes_below_every_limit_are_not_run() -> None:
