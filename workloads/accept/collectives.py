@@ -122,7 +122,10 @@ def aligned(num_bytes: int, part: int) -> int:
 def parse(text: str, *, op: str, ranks: int) -> tuple[Transfer, ...]:
     """Return the rows, by size; of out-of-place and in-place the slower one counts."""
     rows = [
-        _transfer(match, op, ranks) for line in text.splitlines() if (match := _ROW.search(line))
+        _transfer(match, op, ranks)
+        for line in text.splitlines()
+        if (match := _ROW.search(line)) and int(match["size"])
+        if float(match["time"]) or float(match["time2"])
     ]
     if not rows:
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
@@ -136,12 +139,12 @@ def parse(text: str, *, op: str, ranks: int) -> tuple[Transfer, ...]:
         raise ProgramError(
             f"{PROGRAMS[op]}: {len(rows)} rows and no 'Avg bus bandwidth': it ended before the last"
         )
-    return tuple(row for row in rows if row.bytes and row.time_s)
+    return tuple(rows)
 
 
 def _transfer(match: re.Match[str], op: str, ranks: int) -> Transfer:
     slower = "2" if float(match["time2"]) > float(match["time"]) else ""
-    wrong = match[f"wrong{slower}"]
+    wrong = [int(float(each)) for each in match.group("wrong", "wrong2") if each != "N/A"]
     return Transfer(
         op=op,
         ranks=ranks,
@@ -149,7 +152,7 @@ def _transfer(match: re.Match[str], op: str, ranks: int) -> Transfer:
         time_s=float(match[f"time{slower}"]) / 1e6,
         algbw_gb_per_s=float(match[f"algbw{slower}"]),
         busbw_gb_per_s=float(match[f"busbw{slower}"]),
-        wrong=None if wrong == "N/A" else int(float(wrong)),
+        wrong=sum(wrong) if wrong else None,
         source="nccl-tests",
     )
 

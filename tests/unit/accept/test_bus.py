@@ -104,13 +104,24 @@ def test_output_that_was_cut_short_is_no_result() -> None:
     text = _text("nccl_all_reduce_a6000.txt")
     with pytest.raises(ProgramError, match="4 rows and no 'Avg bus bandwidth'"):
         parse(text.partition("# Out of bounds")[0], op="all_reduce", ranks=2)
+    with pytest.raises(ProgramError, match="no row of results; its last line: # Avg bus"):
+        parse("4 1 float sum 0 0 0 0 0 0 0 0\n# Avg bus bandwidth : 0\n", op="all_reduce", ranks=2)
     with pytest.raises(ProgramError, match="no row of results; its last line: no NCCL"):
         parse("something\nno NCCL\n", op="all_reduce", ranks=2)
 
 
-def test_elements_that_arrive_wrong_fail_whatever_the_speed() -> None:
-    text = _text("nccl_all_reduce_a6000.txt").replace("47.48      0\n", "47.48      7\n")
-    rows = parse(text, op="all_reduce", ranks=2)
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("47.48   47.48      0\n", "47.48   47.48      7\n"),
+        ("47.49   47.49      0   180902", "47.49   47.49      7   180902"),
+    ],
+)
+def test_elements_that_arrive_wrong_fail_whatever_the_speed(edit: tuple[str, str]) -> None:
+    """Those of the faster column were lost with its time."""
+    sound = _text("nccl_all_reduce_a6000.txt")
+    rows = parse(sound.replace(*edit), op="all_reduce", ranks=2)
+    assert sum(row.wrong or 0 for row in rows) == 7
     placed = [replace(row, nodes=("worker-0",)) for row in rows]
     checks = {check.id: check for check in judge(placed, gates_for("gpu-l40s-d", 2), None)}
     assert checks["collectives.values"].outcome == "FAIL"
