@@ -40,7 +40,13 @@ def main(job: Job) -> None:
     job.record.metrics |= metrics(report)
     for line in check_lines(report.checks):
         log(line)
-    _raise(report)
+    if report.outcome == "PASS":
+        return
+    bad = [check for check in report.checks if check.outcome == report.outcome]
+    names = ", ".join(dict.fromkeys(check.id for check in bad))
+    if report.outcome == "FAIL":
+        raise NotAcceptedError(f"{len(bad)} of {len(report.checks)} checks failed: {names}")
+    raise NotRunError(f"not accepted: {len(bad)} checks were not run: {names or 'a stage'}")
 
 
 def metrics(report: Report) -> dict[str, float]:
@@ -57,17 +63,6 @@ def metrics(report: Report) -> dict[str, float]:
     if rates and all(row["is_direct"] for row in rates):
         found["chkpt_write_gb_per_s"] = sum(row["write_gb_per_s"] for row in rates)
     return found
-
-
-def _raise(report: Report) -> None:
-    outcome = report.outcome
-    if outcome == "PASS":
-        return
-    bad = [check for check in report.checks if check.outcome == outcome]
-    names = ", ".join(dict.fromkeys(check.id for check in bad))
-    if outcome == "FAIL":
-        raise NotAcceptedError(f"{len(bad)} of {len(report.checks)} checks failed: {names}")
-    raise NotRunError(f"not accepted: {len(bad)} checks were not run: {names or 'a stage'}")
 
 
 def run() -> NoReturn:

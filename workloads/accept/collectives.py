@@ -166,11 +166,8 @@ def algorithm(gpus_on_node: int, environment: Mapping[str, str] = os.environ) ->
     """Return `nvls` or `ring`: what NCCL may use for all-reduce inside such a node."""
     named = environment.get("NCCL_ALGO", "").upper()
     names = named.removeprefix("^").split(",")
-    if named.startswith("^"):
-        is_named_off = "NVLS" in names
-    else:
-        is_named_off = bool(named) and not any("NVLS" in name for name in names)
-    is_off = environment.get("NCCL_NVLS_ENABLE") == "0" or is_named_off
+    allowed = "NVLS" not in names if named.startswith("^") else not named or "NVLS" in named
+    is_off = environment.get("NCCL_NVLS_ENABLE") == "0" or not allowed
     return "ring" if is_off or gpus_on_node <= _NVLS_OVER else "nvls"
 
 

@@ -30,9 +30,11 @@ def measure_compute(world: World, config: ComputeConfig) -> list[dict[str, Any]]
     rates = {
         "gemm_tflops": gemm,
         # Bytes read and written by a copy inside the memory of the device, over its time.
-        "hbm_gb_per_s": _copy(world, config),
+        "hbm_gb_per_s": 2 * _copied_gb_per_s(world, config, pinned=False),
         # From pinned memory; None on CPU.
-        "host_to_device_gb_per_s": _from_host(world, config),
+        "host_to_device_gb_per_s": _copied_gb_per_s(world, config, pinned=True)
+        if world.device.type == "cuda"
+        else None,
         # Whether the product has the value that it must have.
         "is_right": is_right,
     }
@@ -121,24 +123,13 @@ def known_product(size: int, dtype: Any, device: Any) -> tuple[Any, Any, Any]:
     return left, weights.outer(factors), sums.outer(factors)
 
 
-def _copy(world: World, config: ComputeConfig) -> float:
+def _copied_gb_per_s(world: World, config: ComputeConfig, *, pinned: bool) -> float:
     import torch
 
-    source = torch.empty(config.copy_mb * 10**6 // 4, device=world.device).fill_(1.0)
-    into = torch.empty_like(source)
-    seconds = _seconds(world, lambda: into.copy_(source), config.iterations)
-    return 2 * source.numel() * 4 / seconds / 1e9
-
-
-def _from_host(world: World, config: ComputeConfig) -> float | None:
-    import torch
-
-    if world.device.type != "cuda":
-        return None
-    source = torch.empty(config.copy_mb * 10**6 // 4, pin_memory=True)
-    into = torch.empty(source.shape, device=world.device)
-    seconds = _seconds(world, lambda: into.copy_(source, non_blocking=True), config.iterations)
-    return source.numel() * 4 / seconds / 1e9
+    into = torch.empty(config.copy_mb * 10**6 // 4, device=world.device)
+    source = torch.empty(into.shape, pin_memory=True) if pinned else torch.ones_like(into)
+    seconds = _seconds(world, lambda: into.copy_(source, non_blocking=pinned), config.iterations)
+    return into.numel() * 4 / seconds / 1e9
 
 
 def _seconds(world: World, call: Callable[[], object], iterations: int) -> float:

@@ -206,7 +206,7 @@ def judge_pairs(
         best = max(pair.gb_per_s for pair in members)
         slow = min(members, key=lambda pair: pair.gb_per_s)
         bad = [pair for pair in members if not limit.holds(pair.gb_per_s / best)]
-        blamed = _blamed(bad, nodes) if bad else ()
+        of = [set(nodes_of(nodes, (pair.one, pair.other))) for pair in bad]
         said = ", ".join(f"{pair.one}-{pair.other} {pair.gb_per_s:.2f} GB/s" for pair in bad[:4])
         checks.append(
             hold(
@@ -214,7 +214,8 @@ def judge_pairs(
                 slow.gb_per_s / best,
                 limit,
                 subject=f"slowest pair {kind}: ranks {slow.one} and {slow.other}",
-                nodes=blamed,
+                # Those in every slow pair; where no node is in all, those of all of them.
+                nodes=sorted(set.intersection(*of) or set.union(*of)) if of else (),
                 context={"gb_per_s": slow.gb_per_s, "fastest_gb_per_s": best},
                 reason=f"{said}; the fastest has {best:.2f}",
             )
@@ -228,13 +229,6 @@ def _kinds(pairs: Sequence[Pair], nodes: Sequence[Node]) -> dict[str, list[Pair]
         kind = "inside" if len(nodes_of(nodes, (pair.one, pair.other))) == 1 else "between"
         kinds.setdefault(f"{kind} nodes", []).append(pair)
     return kinds
-
-
-def _blamed(bad: Sequence[Pair], nodes: Sequence[Node]) -> tuple[str, ...]:
-    """The nodes that are in every slow pair; where no node is in all, those of all of them."""
-    sets = [set(nodes_of(nodes, (pair.one, pair.other))) for pair in bad]
-    common = set.intersection(*sets)
-    return tuple(sorted(common or set.union(*sets)))
 
 
 PROGRAM: Final = "ib_write_bw"
@@ -284,7 +278,8 @@ def measure_ports(
         server, port = None, None
         if index is not None:
             port = free_port()
-            server = _start(folder, device, port)
+            words, silent = _words(folder, device, port), subprocess.DEVNULL
+            server = subprocess.Popen(words, stdout=silent, stderr=silent)
         try:
             ports = [each for each in world.gather(port) if each is not None]
             mine = None
@@ -341,12 +336,6 @@ def judge_ports(wires: Sequence[Wire], gates: Gates) -> list[Check]:
             reason=f"{said}: look at its cable and ibstat",
         ),
     ]
-
-
-def _start(folder: Path, device: str, port: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        _words(folder, device, port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
 
 
 def _write(folder: Path, device: str, one: str, other: str, port: int) -> Wire:

@@ -211,7 +211,8 @@ def gates_for(platform: str | None, gpus_per_node: int, extra: Path | None = Non
         )
         what = "name a file of gates in accept.gates"
         if extra is not None:
-            what = f"name it in platforms and gpus_per_node of {extra}, or leave them out"
+            what = f"name it in platforms and gpus_per_node of {extra}, or leave them out; "
+            what += "SOPERATOR_PLATFORM says which it is"
         raise ConfigError(
             f"no gates for platform '{wanted}' with {gpus_per_node} GPUs a node (has: {known}); "
             f"{what}"

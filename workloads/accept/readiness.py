@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from workloads.accept.gates import Answer, Check, Expected, fact, settle
+from workloads.accept.gates import Answer, Check, Expected, settle
 from workloads.accept.report import ProgramError, node_name
 from workloads.common.record import package_versions
 
@@ -310,14 +310,8 @@ def _same_software(node: NodeFacts, first: NodeFacts) -> Check:
         # A node without a GPU has no driver to compare: it failed already.
         if mine.get(name) != version and (name != "driver" or node.gpus)
     ]
-    return fact(
-        "readiness.software",
-        not different,
-        subject=node.name,
-        nodes=(node.name,),
-        reason="; ".join(different),
-        context=mine,
-    )
+    answers: list[Answer] = [(not different, "; ".join(different))]
+    return settle("readiness.software", answers, subject=node.name, context=mine)
 
 
 def _software(node: NodeFacts) -> dict[str, str]:
