@@ -35,7 +35,7 @@ from cost.prices.book import (
 )
 from infra import files
 from infra.providers.nebius.api import Api, ApiError, explain
-from infra.providers.nebius.resource_type import Validator
+from infra.providers.nebius.resource_type import shared_validator
 from infra.providers.nebius.sdk import loopback_target
 from infra.render.names import filesystems
 from stacks.catalog import STRIPED_DISK_STEP_GIB
@@ -229,7 +229,7 @@ class _Calculator:
     def __init__(self) -> None:
         self.api = Api()
         self._service = self.api.schema.services[_SERVICE]
-        self._validator = Validator(self.api.schema)
+        self._validator = shared_validator(self.api.schema)
 
     def ask_all(self, asked: Sequence[Wanted]) -> list[Any]:
         """For each resource the costs of an hour, or why there are none.

@@ -12,7 +12,7 @@ import sys
 SERVER = "TESTS_FORK_SERVER"
 """Variable with the path of the server's socket."""
 VARIABLES = (SERVER, "PYTHONWARNINGS")
-_MODULES = ("infra.cli.main", "infra.providers.", "infra.local.plugins.")
+_MODULES = ("infra.cli.main", "infra.local.nebius_api", "infra.local.plugins.", "infra.providers.")
 
 
 class Forked(Warning):
@@ -51,5 +51,6 @@ def _hand_over(path: str, module: str, arguments: list[str]) -> None:
 _words = sys.orig_argv
 if SERVER in os.environ and "-m" in _words:
     _place = _words.index("-m") + 1
-    if _words[_place].startswith(_MODULES):
+    # An emulator of whoever asks (`--anywhere`) outlives the command that starts it.
+    if _words[_place].startswith(_MODULES) and "--anywhere" not in _words:
         _hand_over(os.environ[SERVER], _words[_place], _words[_place + 1 :])

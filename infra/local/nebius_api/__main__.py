@@ -107,7 +107,7 @@ class Emulator:
     """The last calls, for tests: method, key, mask and code."""
 
     def __post_init__(self) -> None:
-        self.schema = Schema()
+        self.schema = Schema.shared()
         self.store = Store(self.folder, self.schema)
         self.faults = errors.Faults(self.folder)
         self.troubles = Troubles(self.folder)

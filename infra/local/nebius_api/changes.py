@@ -22,7 +22,7 @@ from nebius.base.fieldmask_parser import parse as parse_mask
 from infra.local.nebius_api import errors
 from infra.local.nebius_api.states import GIB, check_quota, set_state
 from infra.local.nebius_api.store import Operation, Store
-from infra.providers.nebius.resource_type import Validator, size_bytes
+from infra.providers.nebius.resource_type import shared_validator, size_bytes
 from infra.providers.nebius.schema import (
     OPERATION,
     Schema,
@@ -414,7 +414,7 @@ class Changes:
 
     def __post_init__(self) -> None:
         self._schema = self._store.schema
-        self._validator = Validator(self._schema)
+        self._validator = shared_validator(self._schema)
 
     def get(self, id_: str) -> Any:
         """The resource of this id; refused where there is none."""

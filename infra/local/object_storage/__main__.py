@@ -402,7 +402,7 @@ class _Handler(BaseHTTPRequestHandler):
 def main() -> int:
     """Serves until SIGTERM or SIGINT."""
     options = _parser().parse_args()
-    storage = ObjectStorage(Access(options.cloud, Schema()), Objects(options.state))
+    storage = ObjectStorage(Access(options.cloud, Schema.shared()), Objects(options.state))
     try:
         server = make_server(storage, options.port)
     except OSError as error:

@@ -57,7 +57,7 @@ class Cloud:
     """The API that the environment names, for the length of one pre-flight check."""
 
     def __init__(self, *, within_s: float) -> None:
-        self.schema = Schema()
+        self.schema = Schema.shared()
         self.given_up = threading.Event()
         """Set when the time is over: nothing is asked again."""
         self._api = Api(self.schema, self.given_up, call_s=within_s, back_off_s=(0.2,))

@@ -316,7 +316,7 @@ class UnfinishedError(Exception):
 class Api:
     """The API that the environment names."""
 
-    schema: Schema = field(default_factory=Schema)
+    schema: Schema = field(default_factory=Schema.shared)
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _: KW_ONLY
     call_s: float = _CALL_S

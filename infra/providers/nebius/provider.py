@@ -46,7 +46,7 @@ class NebiusProvider(Provider):
 
     @cached_property
     def _schema(self) -> Schema:
-        return Schema()
+        return Schema.shared()
 
     @cached_property
     def _api(self) -> Api:

@@ -108,7 +108,8 @@ _validating = threading.Lock()
 
 
 @cache
-def _validator(schema: Schema) -> Validator:
+def shared_validator(schema: Schema) -> Validator:
+    """The one of the schema in this process."""
     return Validator(schema)
 
 
@@ -175,7 +176,7 @@ class ResourceType:
         """Nebius's own validation rules, but for those that a value known later may satisfy."""
         later = [path.replace("[", ".").replace("]", "") for path in unknown]
         with _validating:
-            found = _validator(self.schema).violations(request)
+            found = shared_validator(self.schema).violations(request)
         return [
             (path, reason)
             for path, reason in found

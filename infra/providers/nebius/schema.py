@@ -110,6 +110,12 @@ class Schema:
         self._extensions = {name: extension(f"nebius.{name}") for name in _OPTIONS}
         self._api_service_name = extension("nebius.api_service_name")
 
+    @classmethod
+    @cache
+    def shared(cls) -> Schema:
+        """The one of this process."""
+        return cls()
+
     @cached_property
     def methods(self) -> dict[str, MethodDescriptor]:
         """Path of a call, `/package.Service/Method` -> its method."""

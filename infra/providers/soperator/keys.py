@@ -163,7 +163,7 @@ class _OfState(Provider):
 
     @cached_property
     def _api(self) -> Api:
-        return Api(Schema(), self.cancelled)
+        return Api(Schema.shared(), self.cancelled)
 
 
 class StateIdProvider(_OfState):
@@ -195,7 +195,7 @@ class StateIdProvider(_OfState):
     def _ask(self, inputs: Values, own: str | None = None) -> None:
         # A preview needs no cloud: where none answers, the pre-flight check has said so.
         with contextlib.suppress(ApiError, EndpointError):
-            short = Api(Schema(), self.cancelled, call_s=_ASK_S, back_off_s=())
+            short = Api(Schema.shared(), self.cancelled, call_s=_ASK_S, back_off_s=())
             _refuse_second(short, inputs, own)
 
 

@@ -130,7 +130,7 @@ class TeardownProvider(Provider):
 
     @cached_property
     def _api(self) -> Api:
-        return Api(Schema(), self.cancelled)
+        return Api(Schema.shared(), self.cancelled)
 
 
 CSI_DRIVER: Final = "compute.csi.nebius.com"

@@ -29,7 +29,7 @@ from infra import files
 from infra.clients import pulumi
 from infra.clients.errors import JobsError
 from infra.providers.nebius.api import Api, ApiError, explain
-from infra.providers.nebius.resource_type import Validator
+from infra.providers.nebius.resource_type import shared_validator
 from stacks.errors import UserError
 
 
@@ -42,7 +42,7 @@ class Calls:
 
     def __init__(self) -> None:
         self._api = Api()
-        self._rules = Validator(self._api.schema)
+        self._rules = shared_validator(self._api.schema)
 
     def get(self, service: str, method: str, **fields: Any) -> Any:
         """The answer of one call, such as `iam.v2.ProjectService` `Get`."""
