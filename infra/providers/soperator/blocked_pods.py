@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from infra.clients import kube_rules
@@ -61,7 +62,7 @@ _WORDS: Final = {
 """A kind for a person, and for `kubectl create`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Cause:
     """What keeps pods from starting, for a person, and what to do."""
 
@@ -137,8 +138,7 @@ class _Look:
         self._client = client
         self._namespace = namespace
         self._node_labels = node_labels
-        self._lists: dict[str, list[Object]] = {}
-        self._gets: dict[str, Object | None] = {}
+        self._list, self._get = cache(client.list), cache(self._read)
 
     def causes(self, pod: Object) -> Iterator[Cause]:
         """Every cause that is seen in the pod's specification and status."""
@@ -158,15 +158,14 @@ class _Look:
             if _PASSING.search(match["why"]):
                 continue
             about = event["involvedObject"]
-            place = {"name": about["name"], "namespace": self._namespace}
-            owner = self._get(about["apiVersion"], about["kind"], place)
+            owner = self._get(about["apiVersion"], about["kind"], about["name"], self._namespace)
             if owner is None or owner["metadata"]["uid"] != about.get("uid") or _is_full(owner):
                 continue
             if _told_at(event) < _changed_at(owner):
                 continue  # the event is of a time that is over
             what = f"the API server refuses it: {match['why']}"
             advice = f"the message names the field: correct it in the stack file, {_AGAIN}"
-            yield match["pod"], Cause(what=what, advice=advice, blamed="declaration")
+            yield match["pod"], Cause(what, advice, "declaration")
 
     def _files(self, spec: Object) -> Iterator[Cause]:
         for volume in spec.get("volumes") or ():
@@ -176,24 +175,20 @@ class _Look:
 
     def _keys(self, kind: str, given: Mapping[str, Any]) -> Iterator[Cause]:
         name = given.get("secretName") or given.get("name", "")
-        found = self._get("v1", kind, {"name": name, "namespace": self._namespace})
-        blamed = f"{kind} {name}"
+        found = self._get("v1", kind, name, self._namespace)
         word, argument = _WORDS[kind]
         kubectl = f"kubectl -n {self._namespace}"
         if found is None:
             make = f"{kubectl} create {argument} {name} --from-file=KEY=FILE, {_AGAIN}"
-            yield Cause(
-                what=f'{word} "{name}" does not exist',
-                advice=f"{_OF_THE_STACK}{make}",
-                blamed=blamed,
-            )
+            what = f'{word} "{name}" does not exist'
+            yield Cause(what, f"{_OF_THE_STACK}{make}", f"{kind} {name}")
             return
         keys = {*(found.get("data") or ()), *(found.get("binaryData") or ())}
         missing = [item["key"] for item in given.get("items") or () if item["key"] not in keys]
         if missing:
             what = f'{word} "{name}" has no key {", ".join(missing)}'
             add = f"{kubectl} edit {kind.lower()} {name}, {_AGAIN}"
-            yield Cause(what=what, advice=f"{_OF_THE_STACK}{add}", blamed=blamed)
+            yield Cause(what, f"{_OF_THE_STACK}{add}", f"{kind} {name}")
 
     def _claims(self, pod: Object) -> Iterator[Cause]:
         for volume in pod["spec"].get("volumes") or ():
@@ -202,8 +197,7 @@ class _Look:
             name = (volume.get("persistentVolumeClaim") or {}).get("claimName", name)
             if name is None:
                 continue
-            place = {"name": name, "namespace": self._namespace}
-            claim = self._get("v1", "PersistentVolumeClaim", place)
+            claim = self._get("v1", "PersistentVolumeClaim", name, self._namespace)
             if claim is not None:
                 if claim.get("status", {}).get("phase") != "Bound":
                     yield from self._unbound(claim, self._anew(pod, name))
@@ -211,9 +205,7 @@ class _Look:
                 make = f"make it: kubectl -n {self._namespace} create -f FILE"
                 shows = f"helm -n {self._namespace} get manifest RELEASE shows that of a chart"
                 advice = f"{make} ({shows}), {_AGAIN}"
-                yield Cause(
-                    what=f"claim {name} does not exist", advice=advice, blamed=f"claim {name}"
-                )
+                yield Cause(f"claim {name} does not exist", advice, f"claim {name}")
 
     def _anew(self, pod: Object, claim: str) -> str:
         """How an unbound claim of the pod gets another specification."""
@@ -232,26 +224,20 @@ class _Look:
 
     def _unbound(self, claim: Object, anew: str) -> Iterator[Cause]:
         wanted, name = claim["spec"], claim["metadata"]["name"]
+        blamed = f"claim {name}"
         class_name = wanted.get("storageClassName", "")
         asks = f"{'+'.join(wanted['accessModes'])} of class {class_name or 'none'}"
         for event in self._list("v1", "Event", self._namespace):
             about = event["involvedObject"]
             failed = event.get("reason") == "ProvisioningFailed" and about.get("name") == name
             if failed and not _PASSING.search(event["message"]):
-                yield Cause(
-                    what=f"claim {name} ({asks}) gets no disk: {event['message']}",
-                    advice="correct what the message names: a quota in the project; what the claim "
-                    f"asks for: {anew}",
-                    blamed=f"claim {name}",
-                )
-        known = self._get("storage.k8s.io/v1", "StorageClass", {"name": class_name})
+                what = f"claim {name} ({asks}) gets no disk: {event['message']}"
+                correct = "correct what the message names: a quota in the project; what the claim"
+                yield Cause(what, f"{correct} asks for: {anew}", blamed)
+        known = self._get("storage.k8s.io/v1", "StorageClass", class_name, None)
         if class_name and known is None:
             what = f"claim {name} asks for storage class {class_name}, which does not exist"
-            yield Cause(
-                what=what,
-                advice=f"kubectl get storageclass lists those there are; {anew}",
-                blamed=f"claim {name}",
-            )
+            yield Cause(what, f"kubectl get storageclass lists those there are; {anew}", blamed)
         if known is None or known["provisioner"] != kube_rules.MANUAL:
             return  # its disk is on its way
         size = wanted["resources"]["requests"]["storage"]
@@ -264,12 +250,8 @@ class _Look:
         free = "; ".join(
             f"{each['metadata']['name']} {reason}" for each, reason in misfits if reason
         )
-        yield Cause(
-            what=f"claim {name} ({asks}, {size}) fits no volume; free of this class: "
-            f"{free or 'none'}",
-            advice=anew,
-            blamed=f"claim {name}",
-        )
+        what = f"claim {name} ({asks}, {size}) fits no volume; free of this class: {free or 'none'}"
+        yield Cause(what, anew, blamed)
 
     def _placement(self, pod: Object) -> Iterator[Cause]:
         scheduled = kube_rules.condition(pod, "PodScheduled")
@@ -285,20 +267,20 @@ class _Look:
                 words = ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
                 what = f"no node group of the stack makes nodes with {words}"
                 advice = f"correct names and labels of `nodes` in the stack file, {_AGAIN}"
-                yield Cause(what=what, advice=advice, blamed=f"nodes {words}")
+                yield Cause(what, advice, f"nodes {words}")
             return  # a node is on its way
         kept = [untolerated(each, spec) for each in matching]
         if all(each and not any(one.startswith(_SYSTEM_TAINTS) for one in each) for each in kept):
             what = f"it does not tolerate {kept[0][0]} of node {matching[0]['metadata']['name']}"
             advice = f"correct `taints` of `nodes` in the stack file, {_AGAIN}"
-            yield Cause(what=what, advice=advice, blamed=f"taint {kept[0][0]}")
+            yield Cause(what, advice, f"taint {kept[0][0]}")
         for key in _SIZES:
             asked = sum((_asked(each, key) for each in spec["containers"]), quantity(None))
             most = max(quantity(each["status"]["allocatable"].get(key)) for each in matching)
             if asked > most:
                 what = f"it asks for {float(asked):g} of {key}, its nodes have {float(most):g}"
                 advice = f"declare a larger preset in the stack file, {_AGAIN}"
-                yield Cause(what=what, advice=advice, blamed=f"size {key}")
+                yield Cause(what, advice, f"size {key}")
 
     def _containers(self, pod: Object) -> Iterator[Cause]:
         status, name = pod.get("status", {}), pod["metadata"]["name"]
@@ -308,12 +290,12 @@ class _Look:
                 reason, message = waiting.get("reason", ""), waiting.get("message", "")
                 if reason in _PULLS and not _PASSING.search(message):
                     what = f"image {each['image']} cannot be pulled: {message or reason}"
-                    yield Cause(what=what, advice=_IMAGE, blamed=f"image {each['image']}")
+                    yield Cause(what, _IMAGE, f"image {each['image']}")
                 elif reason in _BROKEN:
                     what = f"container {each['name']} cannot be made: {message or reason}"
                     shows = f"kubectl -n {self._namespace} describe pod {name} shows why"
-                    blamed = f"container {each['name']}"
-                    yield Cause(what=what, advice=f"{shows}; correct that, {_AGAIN}", blamed=blamed)
+                    advice = f"{shows}; correct that, {_AGAIN}"
+                    yield Cause(what, advice, f"container {each['name']}")
                 elif (
                     reason == "CrashLoopBackOff"
                     and each.get("restartCount", 0) >= _LOOPS
@@ -323,19 +305,11 @@ class _Look:
                     code = f" with exit code {ended['exitCode']}" if "exitCode" in ended else ""
                     logs = f"kubectl -n {self._namespace} logs {name} -c {each['name']} --previous"
                     what = f"container {each['name']} ends again and again{code}"
-                    yield Cause(what=what, advice=f"see {logs}", blamed=f"end of {each['name']}")
+                    yield Cause(what, f"see {logs}", f"end of {each['name']}")
 
-    def _list(self, version: str, kind: str, namespace: str | None) -> list[Object]:
-        if kind not in self._lists:
-            self._lists[kind] = self._client.list(version, kind, namespace)
-        return self._lists[kind]
-
-    def _get(self, version: str, kind: str, place: Mapping[str, str]) -> Object | None:
-        key = f"{version}/{kind}/{place['name']}"
-        if key not in self._gets:
-            target = {"apiVersion": version, "kind": kind, "metadata": dict(place)}
-            self._gets[key] = self._client.get(target)
-        return self._gets[key]
+    def _read(self, version: str, kind: str, name: str, namespace: str | None) -> Object | None:
+        place = {"name": name, **({} if namespace is None else {"namespace": namespace})}
+        return self._client.get({"apiVersion": version, "kind": kind, "metadata": place})
 
 
 def _is_slurms(pod: Object, cluster: str) -> bool:
