@@ -28,6 +28,16 @@ _LIMITS: Final = (
 _EMULATOR: Final = "start it with `soperator local up` or `soperator env --offline`"
 GONE: Final = "check the id, or run `pulumi refresh` if it was deleted outside Pulumi"
 """Advice where the state of a stack names the id."""
+_ADVICE: Final = {
+    "ALREADY_EXISTS": "rename this one, delete the other, or take it over with `pulumi import`",
+    "PERMISSION_DENIED": "ask an administrator of the project for the role `editor`",
+    "ABORTED": "another change is running; run the same command again when it has finished",
+    **dict.fromkeys(
+        ("INTERNAL", "UNKNOWN"),
+        "run the same command again; if it stays, give support the request id",
+    ),
+}
+"""gRPC code -> what to do."""
 _GIB: Final = 1 << 30
 _SILENT: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 
@@ -86,25 +96,9 @@ def explain(
             advice += ', or, of the embedded cloud, eval "$(soperator env)"'
         return f"{what}: the token is not accepted ({failure.message}); {advice}"
     told = "; ".join(tell(kind, value) for kind, value in failure.reasons) or failure.message
-    return f"{what}: {_finish(failure, told, absent)}"
-
-
-def _finish(failure: ApiError, told: str, absent: str) -> str:
-    match failure.code:
-        case "NOT_FOUND":
-            advice = absent
-        case "ALREADY_EXISTS":
-            advice = "rename this one, delete the other, or take it over with `pulumi import`"
-        case "PERMISSION_DENIED":
-            advice = "ask an administrator of the project for the role `editor`"
-        case "ABORTED":
-            advice = "another change is running; run the same command again when it has finished"
-        case "INTERNAL" | "UNKNOWN":
-            advice = "run the same command again; if it stays, give support the request id"
-        case _:
-            advice = ""
+    advice = {"NOT_FOUND": absent, **_ADVICE}.get(failure.code)
     request = f" (request {failure.request_id})" if failure.request_id else ""
-    return f"{told}; {advice}{request}" if advice else told
+    return f"{what}: {told}; {advice}{request}" if advice else f"{what}: {told}"
 
 
 def service_errors(schema: Schema, status: Any) -> tuple[tuple[str, Any], ...]:
