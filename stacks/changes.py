@@ -229,12 +229,7 @@ NODE_KEYS: Final = (
 """Config keys, and what is inside of them, that a deployment must remember."""
 _STAGES: Final = {"system": 0, "controller": 1, "login": 1, "accounting": 1, "nfs": 1}
 _WORKERS: Final = 2
-_FILESYSTEMS: Final = (
-    "storage.jail",
-    "storage.controller_spool",
-    "storage.accounting",
-    "storage.submounts[",
-)
+_FILESYSTEMS: Final = (*_FIXED, _SUBMOUNT)
 
 
 def stage_of(role: str | None) -> int:

@@ -26,20 +26,12 @@ class Level(StrEnum):
     WARNING = "warning"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpareNodes:
-    """Nodes that a warning calls unused; cost/ puts a price on them."""
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """Nodes or GiB of storage that a warning calls unused; cost/ puts a price on them."""
 
-    role: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpareGib:
-    """GiB of storage that a warning calls unused; cost/ puts a price on them."""
-
-    sku: str
-    """As price books name it, such as `filesystem/network-ssd`."""
+    what: str
+    """Role of the nodes, or the storage as price books name it: `filesystem/network-ssd`."""
     count: int
 
 
@@ -54,8 +46,7 @@ class Problem:
     """Id of the rule that found it, in stacks/rules/rules.tsv; empty where cost/ found it."""
     usd_per_month: Decimal | None = None
     """What the finding costs; None when there is no money in it or cost/ has not priced it yet."""
-    spare_nodes: SpareNodes | None = None
-    spare_gib: SpareGib | None = None
+    spare: Spare | None = None
 
     def __str__(self) -> str:
         price = "" if self.usd_per_month is None else f" (${self.usd_per_month:,.2f} per month)"

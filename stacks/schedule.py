@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Final
 
 from stacks.load import StackError
+from stacks.machines import workers_of
 from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec
 
@@ -87,7 +88,7 @@ _FIELDS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Cron:
     """A schedule as sets of numbers."""
 
@@ -163,15 +164,9 @@ def parse_cron(text: str) -> Cron:
     if problems:
         raise CronError(f"'{text}': {'; '.join(problems)}")
     minutes, hours, days, months, weekdays = found
-    return Cron(
-        minutes=minutes,
-        hours=hours,
-        days=days,
-        months=months,
-        weekdays=frozenset(number % 7 for number in weekdays),
-        # A step makes of the star a restriction: Slurm has the flag of the bare one only.
-        either_day="*" not in (fields[2], fields[4]),
-    )
+    weekdays = frozenset(number % 7 for number in weekdays)
+    # A step makes of the star a restriction: Slurm has the flag of the bare one only.
+    return Cron(minutes, hours, days, months, weekdays, "*" not in (fields[2], fields[4]))
 
 
 def _numbers(text: str, field: _Field) -> frozenset[int]:
@@ -297,12 +292,7 @@ def _is_readable(job: JobSpec) -> bool:
 
 
 def _shifts(spec: StackSpec, name: str, jobs: list[JobSpec]) -> PartitionShifts:
-    nodesets = next((each.nodesets for each in spec.slurm.partitions if each.name == name), None)
-    num_nodes = sum(
-        worker.min_nodes
-        for worker in spec.nodes.workers
-        if nodesets is not None and (not nodesets or worker.name in nodesets)
-    )
+    num_nodes = sum(worker.min_nodes for worker in workers_of(spec, name))
     changes: dict[datetime, int] = defaultdict(int)
     shifts: list[Shift] = []
     for job in jobs:

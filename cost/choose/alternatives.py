@@ -74,14 +74,14 @@ def _without_spare_nodes(spec: StackSpec) -> Iterator[Candidate]:
     """Without the nodes that stacks.check calls unused."""
     nodes, changes = spec.nodes, list[Change]()
     for problem in check(spec):
-        spare = problem.spare_nodes
-        group: NodeGroupSpec | None = None if spare is None else getattr(nodes, spare.role)
+        spare = problem.spare
+        group: NodeGroupSpec | None = None if spare is None else getattr(nodes, spare.what, None)
         if spare is None or group is None:
             continue
         count = group.max_nodes - spare.count
         slim = replace(group, min_nodes=min(group.min_nodes, count), max_nodes=count)
-        nodes = replace(nodes, **{spare.role: slim})
-        changes += _changed(f"nodes.{spare.role}.nodes", group.max_nodes, count)
+        nodes = replace(nodes, **{spare.what: slim})
+        changes += _changed(f"nodes.{spare.what}.nodes", group.max_nodes, count)
     if changes:
         yield Candidate(
             spec=replace(spec, nodes=nodes), changes=tuple(changes), notes=(), worker=None

@@ -230,17 +230,15 @@ def price_problems(
 
 
 def _priced_problem(problem: Problem, spec: StackSpec, book: PriceBook) -> Problem:
-    if problem.spare_gib is not None:
-        price = book.find(problem.spare_gib.sku, Unit.GIB_MONTH)
-        if isinstance(price, UnknownPrice):
-            return problem
-        return replace(problem, usd_per_month=problem.spare_gib.count * price.usd)
-    spare = problem.spare_nodes
-    group: NodeGroupSpec | None = None if spare is None else getattr(spec.nodes, spare.role)
-    if spare is None or group is None:
+    if (spare := problem.spare) is None:
         return problem
-    one_node = node_month_usd(group, book)
-    return problem if one_node is None else replace(problem, usd_per_month=spare.count * one_node)
+    group: NodeGroupSpec | None = getattr(spec.nodes, spare.what, None)
+    if group is not None:
+        usd = node_month_usd(group, book)
+    else:
+        price = book.find(spare.what, Unit.GIB_MONTH)
+        usd = None if isinstance(price, UnknownPrice) else price.usd
+    return problem if usd is None else replace(problem, usd_per_month=spare.count * usd)
 
 
 def node_month_usd(group: NodeGroupSpec, book: PriceBook) -> Decimal | None:

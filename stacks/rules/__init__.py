@@ -14,7 +14,7 @@ from string import Formatter
 from types import MappingProxyType
 from typing import Final, cast
 
-from stacks.errors import Level, Problem, SpareGib, SpareNodes
+from stacks.errors import Level, Problem, Spare
 from stacks.spec import StackSpec
 
 SOURCES: Final[Mapping[str, str]] = MappingProxyType(
@@ -83,16 +83,7 @@ class Findings:
     """The stack that is looked at; None where a change is."""
     problems: list[Problem] = field(default_factory=list[Problem])
 
-    def add(
-        self,
-        rule: str,
-        path: str,
-        /,
-        *,
-        spare_nodes: SpareNodes | None = None,
-        spare_gib: SpareGib | None = None,
-        **values: object,
-    ) -> None:
+    def add(self, rule: str, path: str, /, *, spare: Spare | None = None, **values: object) -> None:
         """Adds a finding with the level and the message of the table, which names the values."""
         place = f"{{spec.{path}"
         message = RULES[rule].message.replace("{value", place)
@@ -103,8 +94,7 @@ class Findings:
                 path=f"{self.stack_name}.{path}",
                 message=_Message().vformat(message, (), {"spec": self.spec, **values}),
                 rule=rule,
-                spare_nodes=spare_nodes,
-                spare_gib=spare_gib,
+                spare=spare,
             )
         )
 

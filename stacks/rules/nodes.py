@@ -15,7 +15,7 @@ from stacks.catalog import (
     Alias,
     Preset,
 )
-from stacks.errors import SpareNodes
+from stacks.errors import Spare
 from stacks.machines import ROLES, node_groups
 from stacks.rules import Findings
 from stacks.rules.naming import name_problem, word_problem
@@ -94,8 +94,8 @@ def _check_counts(role: str, path: str, group: NodeGroupSpec, findings: Findings
             "nodes.spare",
             f"{path}.max_nodes",
             role=role,
-            spare=spare,
-            spare_nodes=SpareNodes(role=role, count=spare),
+            unused=spare,
+            spare=Spare(role, spare),
         )
     if role != "worker" and group.billing is Billing.PREEMPTIBLE:
         findings.add("nodes.preemptible-role", f"{path}.billing", role=role)

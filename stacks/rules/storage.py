@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from stacks.catalog import GIB, LARGE_FILESYSTEM_GIB, slurmd_amounts
-from stacks.errors import SpareGib
+from stacks.errors import Spare
 from stacks.machines import MEMORY, VOLUMES, node_groups, paths_of_one_node, shared_mounts
 from stacks.rules import Findings
 from stacks.rules.naming import is_under, name_problem, path_problem, reserved_problem
@@ -80,9 +80,7 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
         findings.add(
             "storage.accounting-unused",
             "storage.accounting",
-            spare_gib=SpareGib(
-                sku=f"filesystem/{storage.accounting.type}", count=storage.accounting.size_gib or 0
-            ),
+            spare=Spare(f"filesystem/{storage.accounting.type}", storage.accounting.size_gib or 0),
         )
     if (backup := storage.backup) is not None:
         schedules = {"schedule": backup.schedule, "prune_schedule": backup.prune_schedule}
@@ -98,9 +96,9 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
             "storage.backup.size_gib",
             storage=storage,
             jail_gib=jail_gib,
-            spare_gib=SpareGib(
-                sku="object-storage/standard",
-                count=storage.backup.keep_daily * (storage.backup.size_gib - jail_gib),
+            spare=Spare(
+                "object-storage/standard",
+                storage.backup.keep_daily * (storage.backup.size_gib - jail_gib),
             ),
         )
 

@@ -12,6 +12,7 @@ from cost.prices.book import PriceBook
 from cost.resources.estimate import Estimate, estimate, price_problems
 from cost.resources.lines import CostComponent
 from stacks.check import check
+from stacks.errors import Spare
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing
 from stacks.spec.storage import SubmountSpec
@@ -126,7 +127,7 @@ def test_the_second_controller_node_is_warned_about_with_its_price(
     """0.0992 x 730 + 128 x 0.071: Soperator runs one slurmctld and no backup."""
     spec, _ = priced("l40s-dev")
     problems = price_problems(check(spec), spec, PriceBook.load(spec.prices))
-    (problem,) = [problem for problem in problems if problem.spare_nodes is not None]
+    (problem,) = [problem for problem in problems if problem.spare == Spare("controller", 1)]
     assert problem.usd_per_month == Decimal("81.504")
     assert str(problem).endswith("set nodes to 1 ($81.50 per month)")
     assert len(problems) == len(check(spec))
