@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from workloads.accept.collectives import seconds_of
+from workloads.accept.collectives import seconds_of, varied
 from workloads.accept.gates import Answer, Check, Gates, fact, hold, settle
 from workloads.accept.readiness import NodeFacts, compare
 from workloads.accept.report import Node, name_of
@@ -181,12 +181,13 @@ def measure_soak(world: World, config: Any, soak_s: float) -> Soak:
         for _ in range(_STEPS_OF_A_ROUND):
             loss, _ = trainer.step()
         value = world.sum([float(world.rank + 1), float(torch.isfinite(loss))])
-        ones = torch.ones(_ELEMENTS, device=world.device)
+        message = varied(_ELEMENTS, world.device)
+        summed = message * world.world_size
         if world.is_distributed:
             import torch.distributed as dist
 
-            dist.all_reduce(ones)
-        is_right = bool((ones == world.world_size).all())
+            dist.all_reduce(message)
+        is_right = torch.equal(message, summed)
         is_right &= value == [world.world_size * (world.world_size + 1) / 2, world.world_size]
         # Each rank looks at its own copy: one that arrived wrong there is wrong.
         wrong += world.sum([float(not is_right)])[0] > 0

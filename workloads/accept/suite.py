@@ -84,10 +84,12 @@ class Suite:
         folders = self.world.gather(
             folder if folder and shutil.which(connectivity.PROGRAM, path=str(folder)) else None
         )
-        if None in folders and perftest != ON_PATH:
-            why = f"{folder}/{connectivity.PROGRAM} is not on every node"
-            self.report.checks.append(not_run("connectivity.wires", why, subject="all ports"))
         if folder is None or None in folders or not devices:
+            why = f"{folder}/{connectivity.PROGRAM} is not on every node"
+            if None not in folders:
+                why = "no InfiniBand device is up on every node"
+            if perftest != ON_PATH:
+                self.report.checks.append(not_run("connectivity.wires", why, subject="all ports"))
             return
         found = connectivity.measure_ports(self.world, self.report.nodes, devices, folder)
         self.report.measurements["wires"] = [asdict(wire) for wire in found]
@@ -153,6 +155,12 @@ class Suite:
         rows = compute.measure_compute(self.world, self.config.compute)
         self.report.measurements["compute"] = rows
         self.report.checks += compute.judge_compute(rows, self.report.nodes, self.report.gates)
+        gpus = _gpus_per_node(self.config, self.report.nodes)
+        self.report.checks += [
+            not_run("compute.values", why, subject=node.name, nodes=(node.name,))
+            for node in self.report.nodes
+            if node.gpus < gpus and (why := f"{node.gpus} of {gpus} GPUs had a rank")
+        ]
 
     def storage(self) -> None:
         """Each place, all nodes at once."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from workloads.accept import connectivity
+from workloads.accept import compute, connectivity
 from workloads.accept.collectives import PROGRAMS
 from workloads.accept.connectivity import Wire, devices_of, judge_ports, measure_ports, parse
-from workloads.accept.gates import gates_for
+from workloads.accept.gates import gates_for, overall
 from workloads.accept.readiness import NodeFacts, Port
 from workloads.accept.report import Node, ProgramError, Report
 from workloads.accept.suite import Suite
@@ -174,6 +174,25 @@ def test_a_named_folder_without_the_program_passes_nothing(tmp_path: Path) -> No
     (check,) = suite.report.checks
     assert (check.id, check.outcome) == ("connectivity.wires", "NOT_RUN")
     assert check.reason == f"{tmp_path}/ib_write_bw is not on every node"
+    (tmp_path / connectivity.PROGRAM).chmod(0o755)
+    suite.facts, suite.report.checks = (replace(suite.facts[0], ports=()),), []
+    suite._wires(str(tmp_path))
+    (check,) = suite.report.checks
+    assert (check.outcome, check.reason) == ("NOT_RUN", "no InfiniBand device is up on every node")
+
+
+def test_gpus_that_no_rank_worked_on_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of eight whose job had one rank passed all that each GPU does alone."""
+    monkeypatch.setenv("SOPERATOR_PRESET", "8gpu-128vcpu-1600gb")
+    row = {"gemm_tflops": 740.0, "hbm_gb_per_s": 3000.0, "host_to_device_gb_per_s": 55.0}
+    rows = [{"rank": 0, **row, "is_right": True}]
+    monkeypatch.setattr(compute, "measure_compute", lambda *_: rows)
+    for gpus, outcome in ((1, "NOT_RUN"), (8, "PASS")):
+        suite = _suite(None, AcceptConfig(), [replace(_nodes("worker-0")[0], gpus=gpus)])
+        suite.compute()
+        assert overall(suite.report.checks) == outcome
+        reasons = {check.reason for check in suite.report.checks}
+        assert ("1 of 8 GPUs had a rank" in reasons) == (gpus == 1)
 
 
 @pytest.mark.feature("S001-14")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -354,6 +355,34 @@ def test_a_sum_that_arrived_wrong_on_any_rank_is_wrong() -> None:
     assert compute.measure_soak(World(**here), tiny, 0).wrong_rounds == 0
     found = compute.measure_soak(_BesideAWrongRank(**here), tiny, 0)
     assert found.wrong_rounds == len(found.round_s) == 3
+
+
+class _Distributed(World):
+    """One rank that asks the others, who are none."""
+
+    @property
+    def is_distributed(self) -> bool:
+        return True
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+
+@pytest.mark.parametrize(("shift", "wrong"), [(0, 0), (4, 3)])
+def test_a_sum_whose_parts_are_elsewhere_is_wrong(
+    shift: int, wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All elements of the soak's message were 1."""
+
+    def reduce(tensor: torch.Tensor, **_: Any) -> None:
+        tensor.copy_(tensor.roll(shift) if tensor.numel() > 8 else tensor)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", reduce)
+    tiny = TrainingConfig(
+        name="tiny", vocabulary=8, width=4, layers=1, heads=1, sequence=2, batch=1
+    )
+    here = _Distributed(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
+    assert compute.measure_soak(here, tiny, 0).wrong_rounds == wrong
 
 
 @pytest.mark.feature("S001-49")
