@@ -320,9 +320,8 @@ def _software(node: NodeFacts) -> dict[str, str]:
 
 def declared_gpus(ranks_on_node: int) -> int:
     """Return the GPUs that the preset gives a node, else one for each rank."""
-    preset = os.environ.get("SOPERATOR_PRESET", "")
-    number, found, _ = preset.partition("gpu-")
-    return int(number) if found and number.isdigit() else ranks_on_node
+    preset = re.match(r"(\d+)gpu-", os.environ.get("SOPERATOR_PRESET", ""))
+    return int(preset[1]) if preset else ranks_on_node
 
 
 def _versions() -> dict[str, str]:

@@ -30,8 +30,7 @@ _MB = 10**6
 _KIB = 1024
 PRIVATE_PLACES = ("scratch",)
 """Places that each node has for itself."""
-BARRIERS = 5
-"""How often a node waits for the others on one place."""
+_TIMES_TOGETHER = 5
 _STAMP = struct.Struct("<QQ")
 """Node and block, at the head of each block."""
 
@@ -63,12 +62,19 @@ def measure_place(
     config: StorageConfig,
     *,
     run: str,
-    node: str,
-    index: int,
-    num_nodes: int,
+    nodes: Sequence[str],
+    index: int | None,
     together: Callable[[], None],
-) -> dict[str, Any]:
-    """Return one node's rates on one place; `together` waits for the other nodes."""
+) -> dict[str, Any] | None:
+    """Return one node's rates on one place; `together` waits for all ranks.
+
+    `index` is the node that this rank measures, in `nodes`; None: it waits for those that do.
+    """
+    if index is None:
+        for _ in range(_TIMES_TOGETHER):
+            together()
+        return None
+    num_nodes = len(nodes)
     block, blocks = _blocks(config)
     folder = atomic.own_folder(path / f".accept-{run}", below=path)
     mine, theirs = folder / f"{index}.data", folder / f"{(index + 1) % num_nodes}.data"
@@ -92,7 +98,7 @@ def measure_place(
         "place": place,
         "path": str(path),
         "filesystem": filesystem_of(path),
-        "node": node,
+        "node": nodes[index],
         # Whether O_DIRECT worked; else the page cache was in the way.
         "is_direct": is_direct,
         # Whether the neighbour's file was there.

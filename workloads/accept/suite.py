@@ -176,7 +176,16 @@ class Suite:
             if whys := self._gathered(trouble):
                 left_out[place] = whys[0]
             else:
-                rows += self._gathered(self._measure_place(place, path))
+                found = storage.measure_place(
+                    place,
+                    path,
+                    config,
+                    run=job_id(),
+                    nodes=[node.name for node in self.report.nodes],
+                    index=self._index,
+                    together=self.world.barrier,
+                )
+                rows += self._gathered(found)
         if not rows and not left_out:
             self.report.checks.append(
                 not_run(
@@ -217,24 +226,6 @@ class Suite:
     def _gathered(self, mine: Any) -> list[Any]:
         """What ranks found, without the None of those that did not look; every rank calls it."""
         return [each for each in self.world.gather(mine) if each is not None]
-
-    def _measure_place(self, place: str, path: Path) -> dict[str, Any] | None:
-        """This node's rates; its first rank measures, the others wait."""
-        index, nodes = self._index, self.report.nodes
-        if index is None:
-            for _ in range(storage.BARRIERS):
-                self.world.barrier()
-            return None
-        return storage.measure_place(
-            place,
-            path,
-            self.config.storage,
-            run=job_id(),
-            node=nodes[index].name,
-            index=index,
-            num_nodes=len(nodes),
-            together=self.world.barrier,
-        )
 
 
 def run_suite(

@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -57,12 +57,7 @@ class Point:
 
     def workload(self) -> dict[str, Any]:
         """Return what must be the same before two points are compared."""
-        return {
-            "model": self.model,
-            "batch": self.batch,
-            "sequence": self.sequence,
-            "dtype": self.dtype,
-        }
+        return {name: getattr(self, name) for name in ("model", "batch", "sequence", "dtype")}
 
     def to_json(self) -> dict[str, Any]:
         """Return the point as plain values."""
@@ -344,19 +339,12 @@ def _point(trainer: Trainer, num_ranks: int, nodes: Sequence[Node], group: Any) 
         now = time.perf_counter()
         times.append(now - last)
         last = now
-    seconds = last - began
-    if num_ranks > 1:
-        # The slowest rank's time, and the tokens of all.
-        total = torch.tensor([float(tokens)], dtype=torch.float64, device=world.device)
-        longest = torch.tensor([seconds], dtype=torch.float64, device=world.device)
-        dist.all_reduce(total, group=group)
-        dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=group)
-        tokens, seconds = int(total.item()), float(longest.item())
+    found = replace(world, group=group, world_size=num_ranks).gather((tokens, last - began))
     return Point(
         ranks=num_ranks,
         nodes=sum(min(node.ranks) < num_ranks for node in nodes),
-        tokens=tokens,
-        seconds=seconds,
+        tokens=sum(tokens for tokens, _ in found),
+        seconds=max(seconds for _, seconds in found),  # the slowest rank's
         model=config.name,
         batch=config.batch,
         sequence=config.sequence,

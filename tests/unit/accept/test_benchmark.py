@@ -123,16 +123,15 @@ def test_as_a_script_it_hides_no_module_behind_its_neighbours() -> None:
 
 
 def _measure(folder: Path, index: int = 0, num_nodes: int = 1) -> dict[str, Any]:
-    return measure_place(
-        "data",
-        folder,
-        SMALL,
-        run="1",
-        node=f"worker-{index}",
-        index=index,
-        num_nodes=num_nodes,
-        together=lambda: None,
-    )
+    nodes = [f"worker-{each}" for each in range(num_nodes)]
+    waits: list[None] = []
+    at = {"run": "1", "nodes": nodes, "together": lambda: waits.append(None)}
+    found = measure_place("data", folder, SMALL, index=index, **at)
+    assert found is not None
+    times = len(waits)
+    assert measure_place("data", folder, SMALL, index=None, **at) is None
+    assert len(waits) == 2 * times > 0, "a rank that measures nothing waits as often"
+    return found
 
 
 def test_a_place_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
