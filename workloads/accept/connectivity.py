@@ -175,11 +175,11 @@ def judge_pairs(
 ) -> list[Check]:
     """Return: all nodes and pairs were reached, and no pair is slow for its kind."""
     reached = nodes_of(nodes, [0, *(rank for pair in pairs for rank in (pair.one, pair.other))])
-    right = [pair for pair in pairs if pair.is_right]
-    wanted = world_size * (world_size - 1) // 2
-    wrong = [f"{pair.one}-{pair.other}" for pair in pairs if not pair.is_right]
+    wrong = [(pair.one, pair.other) for pair in pairs if not pair.is_right]
+    right, wanted = len(pairs) - len(wrong), world_size * (world_size - 1) // 2
     everywhere = tuple(node.name for node in nodes)
-    said = f"{len(right)} of {wanted} pairs" + (f"; wrong: {', '.join(wrong[:8])}" if wrong else "")
+    subject = f"{right} of {wanted} pairs"
+    said = "; wrong: " + ", ".join(f"{one}-{other}" for one, other in wrong[:8]) if wrong else ""
     checks = [
         fact(
             "connectivity.nodes",
@@ -190,19 +190,18 @@ def judge_pairs(
         ),
         fact(
             "connectivity.pairs",
-            len(right) == wanted,
-            subject=f"{len(right)} of {wanted} pairs",
-            nodes=nodes_of(
-                nodes,
-                [rank for pair in pairs if not pair.is_right for rank in (pair.one, pair.other)],
-            ),
-            reason=said,
+            right == wanted,
+            subject=subject,
+            nodes=nodes_of(nodes, [rank for pair in wrong for rank in pair]),
+            reason=subject + said,
         ),
     ]
     limit = gates.limit("connectivity.pair_share")
     if limit is None or not pairs:
         return checks
     for kind, members in _kinds(pairs, nodes).items():
+        if len(members) == 1:
+            continue  # the only one has no other to be held against
         best = max(pair.gb_per_s for pair in members)
         slow = min(members, key=lambda pair: pair.gb_per_s)
         bad = [pair for pair in members if not limit.holds(pair.gb_per_s / best)]

@@ -161,6 +161,8 @@ def test_a_slow_link_is_blamed_on_the_node_that_all_slow_pairs_share() -> None:
     (slow,) = (check for check in checks if check.outcome == "FAIL")
     assert (slow.id, slow.nodes) == ("connectivity.pair_share", ("worker-2",))
     assert slow.measured == pytest.approx(0.25)
+    alone = connectivity.judge_pairs(pairs[:1], nodes[:2], 2, H100)
+    assert [check.id for check in alone] == ["connectivity.nodes", "connectivity.pairs"]
 
 
 @pytest.mark.feature("S001-47")
