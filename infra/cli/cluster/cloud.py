@@ -27,7 +27,7 @@ from infra.clients.slurm import Shell
 from infra.local.engine import PROJECT
 from infra.operate.orphans import known_ids, usd_per_month
 from infra.operate.preflight.ask import WITHIN_S, credential_problem
-from infra.operate.preflight.check import Cloud
+from infra.operate.preflight.supply import Cloud
 from infra.operate.prices import price_book
 from infra.operate.support_bundle import Redactor, write_bundle
 from infra.operate.support_parts import known, once, parts_here, parts_of_cluster, parts_of_kube

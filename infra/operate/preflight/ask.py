@@ -21,7 +21,7 @@ from typing import Final
 import urllib3
 
 from infra.operate.preflight import supply
-from infra.operate.preflight.check import (
+from infra.operate.preflight.supply import (
     KINDS,
     Cloud,
     Finding,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from infra.operate.preflight.ask import ask, refusal
-from infra.operate.preflight.check import Outcome
+from infra.operate.preflight.supply import Outcome
 from infra.providers.nebius.adoption import discovered
 from stacks.catalog import PLATFORMS
 from stacks.spec import StackSpec

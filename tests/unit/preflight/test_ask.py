@@ -11,8 +11,7 @@ import pytest
 
 from infra.operate.preflight import ask as questions
 from infra.operate.preflight.ask import QUESTIONS, ask, doubts, in_short, refusal
-from infra.operate.preflight.check import Cloud, Finding, Outcome, Owner, not_checked
-from infra.operate.preflight.supply import ask_quotas
+from infra.operate.preflight.supply import Cloud, Finding, Outcome, Owner, ask_quotas, not_checked
 from infra.providers.soperator.teardown import CLAIM_LABEL
 from stacks.rules.quotas import quota_use
 from stacks.spec import StackSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.operate.preflight.ask import ask, wanted_names
-from infra.operate.preflight.check import KINDS, Finding, Outcome
+from infra.operate.preflight.supply import KINDS, Finding, Outcome
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from tests.unit.preflight.conftest import PROJECT

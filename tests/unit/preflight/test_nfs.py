@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from infra.operate.preflight.ask import ask
-from infra.operate.preflight.check import Finding, Outcome
+from infra.operate.preflight.supply import Finding, Outcome
 from stacks.rules.quotas import quota_use
 from stacks.spec import StackSpec
 from stacks.spec.nodes import BootDiskSpec, DataDisksSpec, NfsSpec
