@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.local.nebius_api import store
-from infra.local.nebius_api.store import Store
+from infra.local.nebius_api import states
+from infra.local.nebius_api.states import Store
 from infra.providers.nebius.schema import Schema
 from infra.state import Cache
 
@@ -72,8 +72,8 @@ def credentials(bucket: str) -> dict[str, str]:
     """Access key id and secret of the bucket's account."""
     key = _key(bucket)
     return {
-        "access_key_id": store.key_id(key),
-        "secret_access_key": store.secret(key),
+        "access_key_id": states.key_id(key),
+        "secret_access_key": states.secret(key),
     }
 
 

@@ -26,8 +26,17 @@ from infra.clients.errors import AbsentError
 from infra.clients.kube import KubeClient
 from infra.clients.kube_rules import Scheduler, condition, kubernetes_time
 from infra.local import process
-from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of, secret_data
-from infra.local.reconcile.volumes import Places, UnboundError, bound_volume, filesystem_folder
+from infra.local.reconcile.snapshot import (
+    Object,
+    Places,
+    Snapshot,
+    UnboundError,
+    annotation,
+    bound_volume,
+    filesystem_folder,
+    name_of,
+    secret_data,
+)
 from infra.local.slurm import pod as pods
 from infra.local.slurm.pod import Mount, PodSpec
 from infra.render.names import kube_object

@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.local import engine, offline
-from infra.local.nebius_api.states import seed
-from infra.local.nebius_api.store import Store
+from infra.local.nebius_api.states import Store, seed
 from infra.providers.nebius.schema import Schema
 from infra.state import CHECKOUT, Cache, State
 from stacks.files import parse_yaml

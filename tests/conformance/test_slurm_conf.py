@@ -17,9 +17,8 @@ from infra.clients.kube_rules import Object, name_of
 from infra.local.kube.values import Release
 from infra.local.plugins.kubernetes_release import CHART_VERSION, render
 from infra.local.reconcile.planner import make_plan
-from infra.local.reconcile.snapshot import Snapshot
-from infra.local.reconcile.volumes import Places
-from infra.local.slurm.conf import render_gres_conf, render_slurm_conf
+from infra.local.reconcile.snapshot import Places, Snapshot
+from infra.local.slurm.daemons import render_gres_conf, render_slurm_conf
 from infra.operate.conformance.come_up import declared
 from infra.operate.conformance.sources import NotRunError, OutsideError
 from infra.state import Ports

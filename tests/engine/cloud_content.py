@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from infra.local.nebius_api.store import Store
+from infra.local.nebius_api.states import Store
 
 Content = dict[str, Any]
 _FLEETING = ("created_at", "updated_at", "resource_version", "id")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from infra.local.nebius_api.errors import Faults
-from infra.local.nebius_api.store import Store
+from infra.local.nebius_api.states import Store
 from infra.providers.nebius.schema import Schema
 from infra.state import Cache
 from tests.engine.cloud_content import Content, content, unfinished

@@ -14,7 +14,7 @@ import pytest
 
 from infra.local import offline
 from infra.local.nebius_api.errors import Faults
-from infra.local.nebius_api.store import Store
+from infra.local.nebius_api.states import Store
 from infra.providers.nebius.schema import Schema
 from infra.state import Cache, State
 from stacks.load import STACKS_DIR

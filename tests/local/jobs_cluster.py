@@ -25,10 +25,10 @@ from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import ROOT, Connection
 from infra.jobs import follow, transfer
 from infra.jobs.history import Submission
-from infra.local.slurm import conf, daemons
+from infra.local.slurm import daemons
 from infra.local.slurm import pod as pods
 from infra.local.slurm.cluster import SlurmRuntime
-from infra.local.slurm.conf import Partition, SlurmSettings, WorkerNode
+from infra.local.slurm.daemons import Partition, SlurmSettings, WorkerNode
 from infra.local.slurm.pod import Mount, PodSpec, SlurmSetup
 from infra.render.delivery import hash_files, schedule_script
 from infra.render.login import activate_script, members, places_script, users_script
@@ -186,14 +186,14 @@ def _daemons(
         mounts.append(Mount(path="/opt/soperator/venv", source=Path(sys.prefix), read_only=True))
         if str(prefix).startswith(("/root", "/home", "/mnt", "/srv")):
             mounts.append(Mount(path=str(prefix), source=prefix, read_only=True))
-        if name == conf.CONTROLLER:
-            mounts.append(Mount(path=conf.CONTROLLER_SPOOL, source=_made(folder / "spool")))
+        if name == daemons.CONTROLLER:
+            mounts.append(Mount(path=daemons.CONTROLLER_SPOOL, source=_made(folder / "spool")))
         return PodSpec(name=name, argv=(), jail=_made(folder / "jail"), mounts=tuple(mounts))
 
     reads = (*shared.read("sshd_config"), *shared.host_key_texts())
     return [
-        daemons.slurmctld(settings, pod(conf.CONTROLLER), configuration),
-        daemons.sshd(ssh_port, pod(conf.LOGIN), reads, settings.setup),
+        daemons.slurmctld(settings, pod(daemons.CONTROLLER), configuration),
+        daemons.sshd(ssh_port, pod(daemons.LOGIN), reads, settings.setup),
         *(
             daemons.slurmd(settings, worker, pod(worker.name), configuration)
             for worker in settings.workers

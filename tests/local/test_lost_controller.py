@@ -16,7 +16,7 @@ from infra.clients import slurm
 from infra.clients.ssh import Connection
 from infra.jobs import nodes
 from infra.jobs.follow import in_words
-from infra.local.slurm import conf
+from infra.local.slurm import daemons
 from infra.local.slurm import pod as pods
 from tests.local.jobs_cluster import JobsCluster, running_cluster
 
@@ -42,10 +42,10 @@ def test_a_job_whose_start_the_controller_forgot_is_told_with_its_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str, said: str
 ) -> None:
     """The job is submitted again and runs, once its node is taken back."""
-    settings = conf.render_slurm_conf
-    assert without in (Path(conf.__file__).parent / "slurm.conf.j2").read_text()
+    settings = daemons.render_slurm_conf
+    assert without in (Path(daemons.__file__).parent / "slurm.conf.j2").read_text()
     monkeypatch.setattr(
-        conf, "render_slurm_conf", lambda given: settings(given).replace(without, "")
+        daemons, "render_slurm_conf", lambda given: settings(given).replace(without, "")
     )
     identity = tmp_path / "id"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", identity], check=True)
@@ -80,8 +80,8 @@ def _forget_its_start(cluster: JobsCluster, root: Connection, job_id: str, since
     shutil.copy(saved, kept)
     assert slurm.find(root, job_id).state == "PENDING"
     _until(lambda: slurm.find(root, job_id).state == "RUNNING", "the job's start")
-    cluster.lose(conf.CONTROLLER)
-    _until(lambda: not pods.processes(cluster.runtime.folder, conf.CONTROLLER), "the loss")
+    cluster.lose(daemons.CONTROLLER)
+    _until(lambda: not pods.processes(cluster.runtime.folder, daemons.CONTROLLER), "the loss")
     shutil.copy(kept, saved)
     slurmd = [
         pid

@@ -46,8 +46,7 @@ from infra.local.nebius_api import changes, errors
 from infra.local.nebius_api.changes import rpc_status
 from infra.local.nebius_api.errors import ApiError
 from infra.local.nebius_api.hooks import HOOKS, UNAUTHENTICATED_METHODS, Call
-from infra.local.nebius_api.states import plant_project, seed, used_in
-from infra.local.nebius_api.store import Store
+from infra.local.nebius_api.states import Store, plant_project, seed, used_in
 from infra.providers.nebius.schema import OPERATIONS, Schema, is_resource
 from infra.providers.nebius.sdk import TOKEN_VARIABLE
 

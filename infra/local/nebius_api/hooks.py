@@ -20,10 +20,9 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import MethodDescriptor
 from jwt.types import Options
 
-from infra.local.nebius_api import store
+from infra.local.nebius_api import states
 from infra.local.nebius_api.errors import ApiError, bad_request, unauthenticated
-from infra.local.nebius_api.states import GIB
-from infra.local.nebius_api.store import Store
+from infra.local.nebius_api.states import GIB, Store
 from infra.providers.nebius.resource_type import size_bytes
 from infra.providers.nebius.schema import Schema, enum_word
 from stacks.catalog import PLATFORMS, find_preset
@@ -267,9 +266,9 @@ def _profile(call: Call) -> Any:
 
 def _secret(call: Call) -> Any:
     key = call.store.resources[call.request.id]
-    answer = call.answer(secret=store.secret(key.metadata.id))
+    answer = call.answer(secret=states.secret(key.metadata.id))
     if hasattr(answer, "aws_access_key_id"):
-        answer.aws_access_key_id = store.key_id(key.metadata.id)
+        answer.aws_access_key_id = states.key_id(key.metadata.id)
     return answer
 
 

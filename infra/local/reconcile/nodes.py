@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from infra.clients.kube import KubeClient
 from infra.clients.kube_rules import GPU_RESOURCE, condition
-from infra.local.reconcile.snapshot import TOPOLOGY_LABELS, Object, annotation, name_of
-from infra.local.reconcile.volumes import FILESYSTEMS
+from infra.local.reconcile.snapshot import FILESYSTEMS, TOPOLOGY_LABELS, Object, annotation, name_of
 from infra.render.names import kube_object
 from stacks.catalog import PLATFORMS
 

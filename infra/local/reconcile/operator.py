@@ -25,8 +25,15 @@ from infra.local.reconcile.plan import (
 )
 from infra.local.reconcile.planner import DATABASE, make_plan
 from infra.local.reconcile.pods import Pods
-from infra.local.reconcile.snapshot import Snapshot, name_of, write_jail_files
-from infra.local.reconcile.volumes import Held, Places, Volume, bound_volume
+from infra.local.reconcile.snapshot import (
+    Held,
+    Places,
+    Snapshot,
+    Volume,
+    bound_volume,
+    name_of,
+    write_jail_files,
+)
 from infra.local.slurm import daemons
 from infra.local.slurm.cluster import SlurmRuntime
 from infra.local.slurm.daemons import Daemon

@@ -13,9 +13,8 @@ from typing import Any, Final
 from infra.clients.kube_rules import condition, kubernetes_time
 from infra.local.process import PORT_IN_USE, tells_of_use
 from infra.local.reconcile.pod_specs import PodSet
-from infra.local.reconcile.snapshot import Object, name_of
-from infra.local.reconcile.volumes import Held, Volume
-from infra.local.slurm.conf import SlurmSettings, WorkerNode
+from infra.local.reconcile.snapshot import Held, Object, Volume, name_of
+from infra.local.slurm.daemons import SlurmSettings, WorkerNode
 
 DATABASE_POD: Final = "acct-db-0"
 

@@ -24,27 +24,25 @@ from infra.local.reconcile.plan import (
 from infra.local.reconcile.pod_specs import PodSet
 from infra.local.reconcile.pods import active, is_elastic, pod_object, shown_name
 from infra.local.reconcile.snapshot import (
-    Object,
-    Snapshot,
-    annotation,
-    name_of,
-    secret_data,
-    slurm_settings,
-    topology_problem,
-)
-from infra.local.reconcile.volumes import (
     Held,
+    Object,
     Places,
+    Snapshot,
     UnboundError,
     Volume,
+    annotation,
     check_claim,
     check_files,
     check_subpaths,
     claims,
+    name_of,
     own_source,
     resolve,
+    secret_data,
+    slurm_settings,
+    topology_problem,
 )
-from infra.local.slurm.conf import ACCOUNTING, CONTROLLER, CONTROLLER_SPOOL, LOGIN, WorkerNode
+from infra.local.slurm.daemons import ACCOUNTING, CONTROLLER, CONTROLLER_SPOOL, LOGIN, WorkerNode
 from infra.state import Ports
 from stacks.machines import JAIL_UPPER, MEMORY
 

@@ -17,8 +17,14 @@ from infra.clients.kube_rules import describe, file_sources, kubernetes_time
 from infra.local.process import tells_of_use
 from infra.local.reconcile.plan import Plan, PodPlan, kept_time
 from infra.local.reconcile.pod_specs import KRUISE, MADE, PodSet
-from infra.local.reconcile.snapshot import Object, Snapshot, annotation, name_of
-from infra.local.reconcile.volumes import Held, is_made_on_demand
+from infra.local.reconcile.snapshot import (
+    Held,
+    Object,
+    Snapshot,
+    annotation,
+    is_made_on_demand,
+    name_of,
+)
 from infra.local.slurm.pod import Request
 from infra.render.names import kube_object
 

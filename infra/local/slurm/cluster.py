@@ -19,8 +19,7 @@ from typing import Final
 
 from infra.local import process
 from infra.local.slurm import pod as pods
-from infra.local.slurm.conf import CONTROLLER, LOGIN
-from infra.local.slurm.daemons import Daemon, SharedFolder
+from infra.local.slurm.daemons import CONTROLLER, LOGIN, Daemon, SharedFolder
 
 _PREFIX: Final = "slurm-"
 _MUNGED: Final = "slurm-munged"

@@ -19,7 +19,7 @@ from rich.console import Console
 from infra.cli import output
 from infra.local.process import LocalError
 from infra.setup.tools import parts
-from infra.setup.tools.step import Progress, SetupError, Step
+from infra.setup.tools.parts import Progress, SetupError, Step
 from infra.state import Cache, State
 
 

@@ -15,8 +15,7 @@ from infra.local.reconcile.nodes import node_objects
 from infra.local.reconcile.plan import PodPlan
 from infra.local.reconcile.planner import make_plan
 from infra.local.reconcile.pods import pod_object
-from infra.local.reconcile.snapshot import Snapshot
-from infra.local.reconcile.volumes import Places
+from infra.local.reconcile.snapshot import Places, Snapshot
 from infra.render.login import host_key_files
 from infra.state import Ports
 from tests.local.slurm_stand import (

@@ -11,9 +11,8 @@ from infra.local.reconcile.nodes import NodeGroup, grown
 from infra.local.reconcile.plan import Plan, nodeset_status
 from infra.local.reconcile.planner import make_plan
 from infra.local.reconcile.pods import abandoned, power_states
-from infra.local.reconcile.snapshot import Snapshot, slurm_settings, write_jail_files
-from infra.local.reconcile.volumes import Places
-from infra.local.slurm.conf import render_slurm_conf
+from infra.local.reconcile.snapshot import Places, Snapshot, slurm_settings, write_jail_files
+from infra.local.slurm.daemons import render_slurm_conf
 from infra.local.slurm.pod import Request
 from infra.state import Ports
 from tests.unit.kube.samples import CLUSTER, NODESETS, one, rendered

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.slurm import conf
-from infra.local.slurm.conf import Partition, SlurmSettings, WorkerNode
+from infra.local.slurm import daemons
+from infra.local.slurm.daemons import Partition, SlurmSettings, WorkerNode
 from infra.local.slurm.pod import SlurmSetup
 
 STATIC = "CPUs=64 Boards=1 SocketsPerBoard=1 CoresPerSocket=32 ThreadsPerCore=2 Gres=gpu:l40s:2"
@@ -70,42 +70,42 @@ Golden = Callable[[str, str], None]
 
 
 def test_slurm_conf_of_the_local_stack(golden: Golden) -> None:
-    golden("local/slurm.conf", conf.render_slurm_conf(settings()))
+    golden("local/slurm.conf", daemons.render_slurm_conf(settings()))
 
 
 def test_gres_conf_of_the_local_stack(golden: Golden) -> None:
-    golden("local/gres.conf", conf.render_gres_conf(settings().workers))
+    golden("local/gres.conf", daemons.render_gres_conf(settings().workers))
 
 
 def test_slurmdbd_conf_of_the_local_stack(golden: Golden) -> None:
-    golden("local/slurmdbd.conf", conf.render_slurmdbd_conf(settings(), "password"))
+    golden("local/slurmdbd.conf", daemons.render_slurmdbd_conf(settings(), "password"))
 
 
 def test_sshd_config_of_the_local_stack(golden: Golden) -> None:
-    golden("local/sshd_config", conf.render_sshd_config(30022, 1, "/usr/sbin:/usr/bin"))
+    golden("local/sshd_config", daemons.render_sshd_config(30022, 1, "/usr/sbin:/usr/bin"))
 
 
 def test_without_structured_partitions_there_are_no_node_lines() -> None:
-    text = conf.render_slurm_conf(replace(settings(), declares_nodes=False))
+    text = daemons.render_slurm_conf(replace(settings(), declares_nodes=False))
     assert "NodeName=" not in text
 
 
 def test_state_and_features_of_the_static_line_are_stripped() -> None:
     worker = replace(settings().workers[0], static="CPUs=4 State=FUTURE Features=x Feature=y")
-    text = conf.render_slurm_conf(replace(settings(), workers=(worker,)))
+    text = daemons.render_slurm_conf(replace(settings(), workers=(worker,)))
     assert "FUTURE" not in text
     assert "Feature" not in text
 
 
 def test_a_set_is_named_once_with_its_nodes_and_partitions_name_it() -> None:
-    text = conf.render_slurm_conf(settings())
+    text = daemons.render_slurm_conf(settings())
     assert "NodeSet=worker Nodes=worker-0,worker-1\n" in text
     assert "PartitionName=cpu Nodes=cpu State=UP\n" in text
 
 
 def test_slurms_waits_are_the_operators_unless_tests_shorten_them() -> None:
-    real = conf.render_slurm_conf(settings())
-    fast = conf.render_slurm_conf(
+    real = daemons.render_slurm_conf(settings())
+    fast = daemons.render_slurm_conf(
         replace(settings(), setup=replace(settings().setup, fast_times=True))
     )
     for key in ("KillWait", "SlurmdTimeout"):
@@ -116,7 +116,7 @@ def test_slurms_waits_are_the_operators_unless_tests_shorten_them() -> None:
 
 
 def test_debians_slurm_gets_no_line_that_it_refuses() -> None:
-    text = conf.render_slurm_conf(replace(settings(), setup=SlurmSetup()))
+    text = daemons.render_slurm_conf(replace(settings(), setup=SlurmSetup()))
     assert "MetricsType" not in text
     assert "ReconfigFlags" not in text
 
@@ -134,17 +134,17 @@ def test_a_slurm_from_source_gets_no_line_that_its_version_refuses(
     version: str, has_metrics: bool, cgroup_conf: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SlurmSetup, "version", version)
-    assert ("MetricsType" in conf.render_slurm_conf(settings())) is has_metrics
-    assert conf.render_cgroup_conf(settings().setup) == cgroup_conf
+    assert ("MetricsType" in daemons.render_slurm_conf(settings())) is has_metrics
+    assert daemons.render_cgroup_conf(settings().setup) == cgroup_conf
 
 
 def test_nothing_is_private_as_in_the_real_file() -> None:
     """Its metrics would go, says the operator; sleeping nodes of 22.05 are not listed then."""
-    assert "PrivateData" not in conf.render_slurm_conf(settings())
+    assert "PrivateData" not in daemons.render_slurm_conf(settings())
 
 
 def test_custom_configuration_comes_last() -> None:
-    text = conf.render_slurm_conf(replace(settings(), custom="PrivateData=jobs\n"))
+    text = daemons.render_slurm_conf(replace(settings(), custom="PrivateData=jobs\n"))
     assert text.endswith("PrivateData=jobs\n")
 
 
@@ -160,11 +160,11 @@ def test_custom_configuration_comes_last() -> None:
 def test_gpus_are_read_from_the_gres_of_the_static_line(
     static: str, expected: tuple[str | None, int]
 ) -> None:
-    assert conf.gpus(static) == expected
+    assert daemons.gpus(static) == expected
 
 
 def test_a_pod_knows_the_names_that_it_would_know_on_the_cloud() -> None:
-    address, *names = conf.render_hosts(settings()).split()
+    address, *names = daemons.render_hosts(settings()).split()
     assert address == "127.0.0.1"
     assert {
         "worker-1",

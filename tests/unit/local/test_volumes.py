@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from infra.local.kube.values import MADE_FOLDERS
-from infra.local.reconcile.snapshot import Snapshot
-from infra.local.reconcile.volumes import (
+from infra.local.reconcile.snapshot import (
     FILESYSTEMS,
     Places,
+    Snapshot,
     UnboundError,
     own_source,
     resolve,

@@ -265,7 +265,7 @@ def test_a_key_keeps_its_secret_in_the_state_where_reads_do_not_show_it(provider
     }
     id_, state = iam(provider, "v2", "AccessKey", "project-e00p", **spec)
     secret = state["status"]["secret"]
-    monkeypatch.setattr("infra.local.nebius_api.store.secret", lambda id_: "")
+    monkeypatch.setattr("infra.local.nebius_api.states.secret", lambda id_: "")
     token = "nebius:iam/v2:AccessKey"
     metadata = {"parent_id": "project-e00p", "name": "the-accesskey"}
     inputs = of_state({"metadata": metadata, "spec": spec}, "a" * 16)

@@ -9,7 +9,7 @@ import pytest
 
 from infra.local.nebius_api.__main__ import Emulator
 from infra.local.nebius_api.errors import ApiError
-from infra.local.nebius_api.store import IDEMPOTENCY_S
+from infra.local.nebius_api.states import IDEMPOTENCY_S
 from infra.providers.nebius.schema import Schema
 from infra.state import CHECKOUT, Cache
 

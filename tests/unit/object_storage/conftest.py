@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.local.object_storage.__main__ import REGION, Objects, ObjectStorage, make_server
-from infra.local.object_storage.access import Access
+from infra.local.object_storage.__main__ import REGION, Access, Objects, ObjectStorage, make_server
 from tests.object_cloud import ObjectCloud, credentials, object_cloud
 
 BUCKETS = ("copies", "configs")

@@ -13,8 +13,7 @@ import obstore
 import pytest
 from obstore.exceptions import PermissionDeniedError
 
-from infra.local.object_storage.__main__ import REGION, Objects, ObjectStorage, make_server
-from infra.local.object_storage.access import Access
+from infra.local.object_storage.__main__ import REGION, Access, Objects, ObjectStorage, make_server
 from tests.object_cloud import PROJECT, credentials, object_cloud
 from tests.unit.object_storage.conftest import Storage
 

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from infra.setup.tools import parts
-from infra.setup.tools.step import Progress, SetupError
+from infra.setup.tools.parts import Progress, SetupError
 from infra.state import PULUMI_VERSION, Cache, State
 
 ARCHIVE = f"/releases/sdk/pulumi-v{PULUMI_VERSION}-linux-x64.tar.gz"

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from infra.setup.tools import parts
-from infra.setup.tools.step import Progress, SetupError
+from infra.setup.tools.parts import Progress, SetupError
 
 _NAME = "example.com/greeting"
 _MODULE = f"{_NAME}@v1.0.0"

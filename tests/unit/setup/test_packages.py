@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from infra.setup.tools import parts
-from infra.setup.tools.step import Progress, SetupError
+from infra.setup.tools.parts import Progress, SetupError
 
 _NAME = "soperator-helper"
 _DEB = f"{_NAME}_1.0_all.deb"

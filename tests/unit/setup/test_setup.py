@@ -13,7 +13,7 @@ from rich.console import Console
 
 from infra.setup.tools import __main__ as setup
 from infra.setup.tools import parts
-from infra.setup.tools.step import Progress, SetupError, Step, whole_folder
+from infra.setup.tools.parts import Progress, SetupError, Step, whole_folder
 from infra.state import CHECKOUT, Cache
 
 
