@@ -2,7 +2,8 @@
 
 Two nets, as each has holes: values that are known to be secret, in each form in which tools print
 them, and what looks like a secret wherever it stands. Uploads nothing: who sends it has read the
-list first.
+list first. Each part is gathered by itself: one that cannot be had costs no other.
+All of it reads only. Secrets and ConfigMaps of Kubernetes are not read.
 """
 
 from __future__ import annotations
@@ -12,15 +13,447 @@ import hashlib
 import io
 import json
 import os
+import platform
 import re
+import shlex
+import subprocess
+import sys
 import tarfile
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import datetime
+from importlib.metadata import distributions
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
-from infra.operate.support_parts import NotRunError, Part, gather
+from infra.clients.kube import KubeClient, Object
+from infra.clients.pulumi import StackOutputs
+from infra.clients.slurm import Shell
+from infra.render.values.pods import LOGS, MONITORING
+from infra.state import CHECKOUT, DEFAULT_STACK, State
+from stacks.load import STACKS_DIR
+from stacks.spec import StackSpec
+
+
+class NotRunError(Exception):
+    """This part could not be gathered; the reason in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What to gather, and under which name."""
+
+    name: str
+    """Path in the bundle."""
+    says: str
+    """What it is, for the list."""
+    gather: Callable[[], str]
+    """Its text; NotRunError where it cannot be had."""
+    limit_s: float = 120.0
+    """Seconds; a filesystem or a machine that hangs does not hold the other parts."""
+
+
+def gather(part: Part) -> str:
+    """The part; NotRunError whatever goes wrong with it: the others are worth more then."""
+    answer: Future[str] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(part.gather())
+        except Exception as error:
+            answer.set_exception(error)
+
+    # What hangs in a read cannot be ended; as a daemon it does not keep the program.
+    thread = threading.Thread(target=work, name=part.name, daemon=True)
+    thread.start()
+    thread.join(part.limit_s)
+    if not answer.done():
+        raise NotRunError(f"no end within {part.limit_s:g} s")
+    try:
+        return answer.result()
+    except Exception as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise NotRunError(lines[0]) from error
+
+
+def output_of(command: Sequence[str], *, environ: Mapping[str, str], timeout_s: float) -> str:
+    """What a command prints, with its exit status; a status of failure is news too."""
+    try:
+        done = subprocess.run(
+            list(command),
+            cwd=CHECKOUT,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise NotRunError(f"{command[0]}: not on PATH; run `make setup`") from error
+    except subprocess.TimeoutExpired as error:
+        raise NotRunError(f"no end within {timeout_s:g} s") from error
+    return f"{done.stdout}\nexit status {done.returncode}\n"
+
+
+_QUICK_S: Final = 60.0
+_PREVIEW_S: Final = 180.0
+_PLAIN: Final = ("--non-interactive", "--color=never")
+_OK: Final = "\nexit status 0\n"
+_TAIL_BYTES: Final = 64 * 1024
+_NUM_LOGS: Final = 20
+_NUM_RUNS: Final = 5
+_HIDDEN_LINE: Final = re.compile(r"^\s*(?:encryptionsalt|encryptedkey|secretsprovider|-? *secure):")
+
+
+def parts_here(
+    stack: str, state: State, environ: Mapping[str, str], *, preview: bool
+) -> list[Part]:
+    """What can be had without the cluster."""
+
+    def ran(*command: str, timeout_s: float = _QUICK_S) -> str:
+        return output_of(command, environ=environ, timeout_s=timeout_s)
+
+    def own(*words: str) -> str:
+        return ran(sys.executable, "-m", "infra.cli.main", *words)
+
+    def stack_says(*words: str) -> str:
+        return succeeded(ran("pulumi", "stack", *words, "--stack", stack, *_PLAIN))
+
+    parts = [
+        Part(
+            "versions.txt", "programs and packages", lambda: versions() + ran("pulumi", "version")
+        ),
+        Part("revision.txt", "commit of the checkout", lambda: ran("git", "log", "-1", "--stat")),
+        Part("changes.txt", "files changed since", lambda: ran("git", "status", "--short")),
+        Part("stack.yaml", "stack file without secrets", lambda: stack_file(stack)),
+        Part("doctor.txt", "tools, rules, project", lambda: own("doctor", "--stack", stack)),
+        Part("cost.txt", "bill", lambda: own("cost", "--stack", stack)),
+        Part("outputs.json", "outputs", lambda: stack_says("output", "--json")),
+        Part("resources.json", "resources by URN and id", lambda: resources(stack_says("export"))),
+        Part("history.txt", "updates of the stack", lambda: stack_says("history")),
+        Part("runs.txt", "newest submissions and records", lambda: runs(state.runs(stack))),
+        Part("demo_logs.txt", "ends of the demo's output", lambda: tails(state.root / "demo")),
+    ]
+    if stack == DEFAULT_STACK:
+        parts += [
+            Part("local.txt", "parts of the embedded cloud", lambda: own("local", "status")),
+            Part("local_logs.txt", "ends of its logs", lambda: tails(state.local)),
+        ]
+    if preview:
+        parts.append(
+            Part(
+                "preview.txt",
+                "what `pulumi up` would do",
+                lambda: ran("pulumi", "preview", "--stack", stack, *_PLAIN, timeout_s=_PREVIEW_S),
+                limit_s=_PREVIEW_S + _QUICK_S,
+            )
+        )
+    return parts
+
+
+def versions() -> str:
+    """Python, machine, and every package of this environment."""
+    packages = sorted({f"{each.name} {each.version}" for each in distributions()})
+    lines = [f"python {platform.python_version()}", f"machine {platform.platform()}", *packages]
+    return "\n".join(lines) + "\n"
+
+
+def stack_file(stack: str) -> str:
+    """The stack file without what the engine encrypted, and what encrypts it."""
+    path = STACKS_DIR / f"Pulumi.{stack}.yaml"
+    if not path.is_file():
+        raise NotRunError(f"stacks/{path.name}: there is no such file")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return "".join(f"{line}\n" for line in lines if not _HIDDEN_LINE.match(line))
+
+
+def succeeded(text: str) -> str:
+    """What the engine said; a stack that it does not have is no part."""
+    said = text.removesuffix(_OK)
+    if said == text:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        raise NotRunError(next((line for line in lines if line.startswith("error:")), lines[0]))
+    return said
+
+
+def resources(text: str) -> str:
+    """What the state holds, by name: inputs and outputs stay here, secrets are among them."""
+    deployment = json.loads(text[text.index("{") : text.rindex("}") + 1])["deployment"]
+    found = [
+        {name: each[name] for name in ("urn", "id", "created", "modified") if name in each}
+        for each in deployment.get("resources", [])
+    ]
+    pending = [each.get("type") for each in deployment.get("pending_operations", [])]
+    return json.dumps({"resources": found, "pending_operations": pending}, indent=1) + "\n"
+
+
+def runs(folder: Path) -> str:
+    """Submissions and run records of the newest jobs, and the end of the ledger."""
+    if not folder.is_dir():
+        return "nothing was submitted from this checkout\n"
+    found = sorted(folder.glob("*/*.json"), key=lambda path: path.stat().st_mtime)
+    names = {"submission.json", "run_record.json"}
+    newest = [path for path in found if path.name in names][-2 * _NUM_RUNS :]
+    return _joined([*newest, *folder.glob("ledger.jsonl")], folder)
+
+
+def tails(folder: Path) -> str:
+    """The ends of the newest logs below a folder."""
+    logs = [
+        path
+        for path in folder.rglob("*")
+        if path.suffix in {".log", ".out", ".txt"} and path.is_file() and not path.is_symlink()
+    ]
+    if not logs:
+        return "there are no logs\n"
+    newest = sorted(logs, key=lambda path: path.stat().st_mtime)[-_NUM_LOGS:]
+    return _joined(newest, folder)
+
+
+def _joined(paths: list[Path], folder: Path) -> str:
+    return "".join(f"==> {path.relative_to(folder)} <==\n{_tail(path)}\n" for path in paths)
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        start = max(0, path.stat().st_size - _TAIL_BYTES)
+        file.seek(start)
+        text = file.read().decode(errors="replace")
+    # Of a line without its begin nobody can say whether it was called a secret.
+    return text.partition("\n")[2] if start else text
+
+
+_NUM_JOB_LOGS: Final = 5
+_NUM_LINES: Final = 200
+_FIELDS: Final = (
+    "JobID,JobName,User,Partition,State,ExitCode,Submit,Start,End,AllocTRES,MaxRSS,NodeList"
+)
+_COMMANDS: Final = {
+    "slurm/nodes.txt": ("nodes with their states", "sinfo -N -l; sinfo -R; scontrol show nodes"),
+    "slurm/queue.txt": ("queue", "squeue --all --long; squeue --start; sprio --long"),
+    "slurm/jobs.txt": ("details of known jobs", "scontrol show jobs"),
+    "slurm/accounting.txt": (
+        "jobs of the last day",
+        f"sacct --allusers --duplicates --starttime=now-1days --parsable2 --format={_FIELDS}",
+    ),
+    "slurm/config.txt": ("configuration", "scontrol show config; scontrol show partitions"),
+    "slurm/disks.txt": ("filesystems", "df -h; df -i; findmnt --list"),
+}
+
+
+Opens = Callable[[], tuple[StackOutputs, Shell]]
+"""Opens the connection at the first part that needs it, and remembers that it could not."""
+
+
+def parts_of_cluster(opens: Opens) -> list[Part]:
+    """What Slurm and the login node say."""
+
+    def ask(command: str) -> Callable[[], str]:
+        def answer() -> str:
+            _, shell = opens()
+            # Every command runs, whatever became of the one before it.
+            result = shell.run(f"( {command} ) 2>&1")
+            return f"{result.stdout}{result.stderr}\nexit status {result.exit_code}\n"
+
+        return answer
+
+    def logs() -> str:
+        outputs, shell = opens()
+        folder = shlex.quote(outputs.places["logs"])
+        # Without the links that trainings have beside their logs.
+        newest = f"find {folder} -maxdepth 1 -name '*.log' -type f -print0 | xargs -0r ls -1t"
+        ends = f'head -n {_NUM_JOB_LOGS} | while read -r f; do tail -v -n {_NUM_LINES} "$f"; done'
+        result = shell.run(f"{newest} | {ends}")
+        return result.stdout or f"{outputs.places['logs']}: no log of a job\n"
+
+    parts = [Part(name, says, ask(command)) for name, (says, command) in _COMMANDS.items()]
+    return [*parts, Part("slurm/logs.txt", "ends of the newest logs", logs)]
+
+
+def once(make: Callable[[], tuple[StackOutputs, Shell]]) -> Opens:
+    """A connection that is made once; when that fails, every part has the same reason."""
+    made: Future[tuple[StackOutputs, Shell]] = Future()
+    making = threading.Lock()
+
+    def opens() -> tuple[StackOutputs, Shell]:
+        with making:  # a part that was left is still at it in its thread
+            if not made.done():
+                try:
+                    made.set_result(make())
+                except Exception as error:
+                    made.set_exception(error)
+        return made.result()
+
+    return opens
+
+
+_KEPT: Final = (
+    "name",
+    "namespace",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "finalizers",
+    "labels",
+)
+_SLURM: Final = "slurm.nebius.ai"
+_STATUS: Final = (
+    ("kube/nodes.json", "nodes", "v1", "Node"),
+    ("kube/claims.json", "claims of disks", "v1", "PersistentVolumeClaim"),
+    ("kube/clusters.json", "Slurm clusters", f"{_SLURM}/v1", "SlurmCluster"),
+    ("kube/nodesets.json", "nodesets", f"{_SLURM}/v1alpha1", "NodeSet"),
+    ("kube/checks.json", "active checks", f"{_SLURM}/v1alpha1", "ActiveCheck"),
+)
+
+
+def parts_of_kube(spec: Callable[[], StackSpec], client: Callable[[], KubeClient]) -> list[Part]:
+    """What the API server says of the objects of this stack; an invalid stack file costs two."""
+
+    def ours(kind: str) -> list[Object]:
+        names = {spec().cluster.namespace, MONITORING, LOGS}
+        return [
+            each
+            for each in client().list("v1", kind)
+            if (name := each["metadata"].get("namespace", "")) in names or name.endswith("-system")
+        ]
+
+    def events() -> str:
+        return _lines(sorted((_event(each) for each in ours("Event")), key=lambda line: line[0]))
+
+    def pods() -> str:
+        return _lines(_pod(each) for each in ours("Pod"))
+
+    def statuses(version: str, kind: str) -> Callable[[], str]:
+        return lambda: json.dumps(
+            [_status(each) for each in client().list(version, kind)], indent=1
+        )
+
+    return [
+        Part("kube/version.txt", "version of the API", lambda: client().version()),
+        Part("kube/events.txt", "events of our namespaces", events),
+        Part("kube/pods.txt", "pods and why they wait", pods),
+        *(Part(name, says, statuses(*kind)) for name, says, *kind in _STATUS),
+    ]
+
+
+def _event(each: Object) -> tuple[str, ...]:
+    about = each.get("involvedObject") or {}
+    when = each.get("lastTimestamp") or each.get("eventTime") or ""
+    what = f"{about.get('kind', '')}/{about.get('namespace', '')}/{about.get('name', '')}"
+    message = " ".join(str(each.get("message", "")).split())
+    return (when, str(each.get("type", "")), what, str(each.get("reason", "")), message)
+
+
+def _pod(each: Object) -> tuple[str, ...]:
+    status: dict[str, Any] = each.get("status") or {}
+    waits = [
+        f"{one['name']}: restarts {one.get('restartCount', 0)}, {_state(one.get('state') or {})}"
+        for key in ("initContainerStatuses", "containerStatuses")
+        for one in status.get(key) or []
+    ]
+    reasons = [
+        f"{one['type']}: {one.get('reason', '')} {one.get('message', '')}".strip()
+        for one in status.get("conditions") or []
+        if one.get("status") != "True"
+    ]
+    meta = each["metadata"]
+    node = str((each.get("spec") or {}).get("nodeName", ""))
+    phase = str(status.get("phase", ""))
+    return (f"{meta['namespace']}/{meta['name']}", phase, node, *waits, *reasons)
+
+
+def _state(state: dict[str, Any]) -> str:
+    (name, detail), *_ = [*state.items(), ("unknown", {})]
+    words = [str(detail[key]) for key in ("reason", "exitCode", "message") if key in detail]
+    return " ".join([name, *words])
+
+
+def _status(each: Object) -> dict[str, Any]:
+    metadata = {name: each["metadata"][name] for name in _KEPT if name in each["metadata"]}
+    return {"metadata": metadata, "status": each.get("status")}
+
+
+def _lines(rows: Iterable[tuple[str, ...]]) -> str:
+    return "".join(" | ".join(row) + "\n" for row in rows)
+
+
+_WORDS: Final = (
+    *("TOKEN", "PASSPHRASE", "PASSWORD", "SECRET", "API_KEY", "ACCESS_KEY", "KEY_FILE"),
+    *("CREDENTIAL", "WEBHOOK"),
+)
+_FILES_OF: Final = ("_FILE", "_PATH")
+_LONGEST_BYTES: Final = 64 * 1024
+
+
+def known(state: State, environ: Mapping[str, str]) -> set[str]:
+    """Every secret value that this machine holds for its stacks."""
+    found = set(_environment(environ))
+    files = [state.passphrase]
+    files += [path for path in (state.root / "ssh").glob("*") if "PRIVATE KEY" in _read(path)]
+    cloud = state.root / "cloud"
+    # What the engine keeps there has its secrets encrypted: its lines are names and ids.
+    files += [
+        path
+        for path in cloud.rglob("*")
+        if path.is_file() and path.relative_to(cloud).parts[1:2] != ("pulumi",)
+    ]
+    for path in files:
+        found |= set(_secrets_of(_read(path)))
+    return {each for each in found if each.strip()}
+
+
+def _environment(environ: Mapping[str, str]) -> Iterator[str]:
+    for name, value in environ.items():
+        if "PUBLIC" in name.upper() or not _is_secret(name, _WORDS):
+            continue
+        if name.upper().endswith(_FILES_OF) or value.startswith("/"):
+            yield from _secrets_of(_read(Path(value)))
+        if not name.upper().endswith(_FILES_OF):
+            yield value
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes()[:_LONGEST_BYTES].decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _secrets_of(text: str) -> Iterator[str]:
+    """Secret values of a JSON file; any other whole, and the values of its lines `NAME=value`."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if isinstance(found, dict | list):
+        yield from _named(found)
+    else:
+        yield text
+        for line in text.splitlines():
+            name, equals, value = line.removeprefix("export ").partition("=")
+            if equals and _is_secret(name):
+                yield value.strip().strip("'\"")
+
+
+def _named(value: Any, name: str = "") -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _named(each, str(key))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _named(each, name)
+    elif isinstance(value, str) and _is_secret(name):
+        yield value
+
+
+def _is_secret(name: str, words: Sequence[str] = (*_WORDS, "KEY")) -> bool:
+    return any(word in name.upper() for word in words)
+
 
 MARK: Final = "[REDACTED]"
 _SHORTEST: Final = 6

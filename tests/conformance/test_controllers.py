@@ -14,7 +14,7 @@ import pytest
 
 from infra.clients.kube_rules import Object, name_of
 from infra.local.kube import api_server
-from infra.operate.conformance import pod_checks
+from infra.operate.conformance import come_up
 from infra.operate.conformance.cluster import ApiServer, Cluster, Running, last_word, running
 from infra.operate.conformance.come_up import ComeUp, definitions
 from infra.operate.conformance.sources import NotRunError
@@ -192,10 +192,10 @@ def test_the_database_becomes_a_set_whose_claim_binds(
             return cluster.client.list("apps/v1", "StatefulSet", namespace)
 
         until("the database's set", lambda: bool(live()), child)
-    sets = pod_checks.pods_of(live())
-    assert not pod_checks.refused(cluster.client, sets).obstacles
+    sets = come_up.pods_of(live())
+    assert not come_up.refused(cluster.client, sets).obstacles
     volumes = [each for each in way.live if each["kind"] in ("PersistentVolume", "StorageClass")]
-    bound = pod_checks.unbound(sets, volumes, way.declared.nodes)
+    bound = come_up.unbound(sets, volumes, way.declared.nodes)
     record_property("claims of MariaDB", bound.count)
     assert bound.count
     assert not bound.obstacles, "\n".join(map(str, bound.obstacles))
@@ -221,12 +221,12 @@ def test_k8up_makes_a_job_of_a_backup(way, sources, cluster, tmp_path, record_pr
             return cluster.client.list("batch/v1", "Job", namespace)
 
         until("a job of the backup", lambda: bool(jobs()), child)
-    made = pod_checks.pods_of(jobs())
+    made = come_up.pods_of(jobs())
     (wanted,) = [each for each in way.declared.own if each["kind"] == "PodConfig"]
     for job in made:
         for toleration in wanted["spec"]["template"]["spec"]["tolerations"]:
             assert toleration in job.spec["tolerations"]
-    assert not pod_checks.refused(cluster.client, made).obstacles
-    keys = pod_checks.missing_keys(made, cluster.client.list("v1", "Secret", namespace))
+    assert not come_up.refused(cluster.client, made).obstacles
+    keys = come_up.missing_keys(made, cluster.client.list("v1", "Secret", namespace))
     record_property("jobs of k8up", len(made))
     assert not [one for one in keys.obstacles if "ServiceAccount" not in one.cause]

@@ -27,7 +27,7 @@ from infra.local.kube.api_server import install_crds
 from infra.local.kube.values import Object, Release
 from infra.local.plugins.kubernetes_release import CHART_VERSION, render
 from infra.local.process import LocalError, alive
-from infra.local.reconcile.nodes import NodeGroup, reconcile_nodes
+from infra.local.reconcile.__main__ import NodeGroup, reconcile_nodes
 from infra.local.slurm import pod as pods
 from infra.render.login import host_key_files
 from infra.render.values.slurm_cluster import slurm_cluster_values

@@ -6,7 +6,7 @@ import pytest
 
 from infra.clients.kube import KubeClient
 from infra.local.kube import api_server
-from infra.operate.conformance import pod_checks
+from infra.operate.conformance import come_up
 from tests.local.kube_server import config_in
 from tests.unit.conformance.recorded import objects, one
 
@@ -26,7 +26,7 @@ def client(tmp_path_factory):
 
 
 def test_pods_as_recorded_are_taken(client):
-    looked = pod_checks.refused(client, pod_checks.pods_of(objects()))
+    looked = come_up.refused(client, come_up.pods_of(objects()))
     assert (looked.count, looked.obstacles) == (2, ())
 
 
@@ -37,6 +37,6 @@ def test_a_path_that_the_operator_mounts_itself_is_refused(client):
     spec["volumes"].append({"name": "memory", "emptyDir": {"medium": "Memory"}})
     mount = {"name": "memory", "mountPath": "/mnt/jail.upper/mnt/memory"}
     spec["containers"][0]["volumeMounts"].append(mount)
-    (obstacle,) = pod_checks.refused(client, pod_checks.pods_of(found)).obstacles
+    (obstacle,) = come_up.refused(client, come_up.pods_of(found)).obstacles
     assert obstacle.subject == "pods of StatefulSet soperator/worker-fabric"
     assert 'Invalid value: "/mnt/jail.upper/mnt/memory": must be unique' in obstacle.cause

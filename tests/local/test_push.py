@@ -16,7 +16,7 @@ from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Connection
 from infra.jobs.transfer import destination, fetch, push
-from infra.operate.support_parts import gather, parts_of_cluster
+from infra.operate.support_bundle import gather, parts_of_cluster
 from infra.render.delivery import code_files
 from infra.state import CHECKOUT
 from tests.local.jobs_cluster import JobsCluster, running_cluster

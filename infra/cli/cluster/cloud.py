@@ -29,8 +29,15 @@ from infra.operate.orphans import known_ids, usd_per_month
 from infra.operate.preflight.ask import WITHIN_S, credential_problem
 from infra.operate.preflight.supply import Cloud
 from infra.operate.prices import price_book
-from infra.operate.support_bundle import Redactor, write_bundle
-from infra.operate.support_parts import known, once, parts_here, parts_of_cluster, parts_of_kube
+from infra.operate.support_bundle import (
+    Redactor,
+    known,
+    once,
+    parts_here,
+    parts_of_cluster,
+    parts_of_kube,
+    write_bundle,
+)
 from infra.providers.nebius.adoption import (
     CLUSTER,
     STATE_ID,

@@ -173,7 +173,7 @@ def _prepare(state: Path) -> None:
     from infra.cli.machine import env
     from infra.local import cloud
     from infra.setup.demo import runner
-    from infra.setup.demo.serving import roles
+    from infra.setup.demo.runner import roles
 
     runner.remember(state / "demo" / "before.json")
     env.prepare()
@@ -217,8 +217,7 @@ def _run_jobs(
     from infra.clients.pulumi import read_outputs
     from infra.jobs.ledger import open_ledger
     from infra.render.delivery import hash_files
-    from infra.setup.demo.runner import Runner, run_chain
-    from infra.setup.demo.serving import roles, serve_and_load
+    from infra.setup.demo.runner import Runner, roles, run_chain, serve_and_load
     from stacks.schedule import slurm_seconds
 
     outputs = read_outputs(_STACK, _environ())

@@ -5,29 +5,495 @@
 Three loops: nodes (Nebius API -> Kubernetes nodes), operator (custom resources -> daemons) and k8up
 (backups and restores -> restic). Also starts the services again when they end. Daemons outlive it
 on purpose. A loop that finds nothing to do comes back later and later, up to two seconds: an idle
-stack costs little.
+stack costs little. The local stack has no controller-manager: binding of claims, the end of deleted
+claims, volumes and namespaces are done here. No kubelet stands behind the nodes.
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
+import hashlib
+import json
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from infra import files
+from infra.clients.errors import AbsentError
 from infra.clients.kube import KubeClient
+from infra.clients.kube_rules import GPU_RESOURCE, condition
 from infra.local.cloud import Cloud, start_services
 from infra.local.k8up import K8up
-from infra.local.reconcile.nodes import grown, read_groups, read_projects, reconcile_nodes
-from infra.local.reconcile.operator import Operator, log
-from infra.local.reconcile.pods import POWER_STATE
-from infra.local.slurm.pod import SlurmSetup
+from infra.local.reconcile import pods
+from infra.local.reconcile.planner import DATABASE, make_plan
+from infra.local.reconcile.pods import (
+    POWER_STATE,
+    Plan,
+    PodPlan,
+    Pods,
+    cluster_status,
+    nodeset_status,
+    refused_status,
+)
+from infra.local.reconcile.snapshot import (
+    FILESYSTEMS,
+    TOPOLOGY_LABELS,
+    Held,
+    Object,
+    Places,
+    Snapshot,
+    Volume,
+    annotation,
+    bound_volume,
+    name_of,
+    write_jail_files,
+)
+from infra.local.slurm import daemons
+from infra.local.slurm.cluster import SlurmRuntime
+from infra.local.slurm.daemons import Daemon
+from infra.local.slurm.pod import Mount, PodSpec, SlurmSetup, forget, is_hidden, requests
+from infra.render.names import NODESET_NAME_LABEL, kube_object
 from infra.state import Cache, Ports, State
+from stacks.catalog import PLATFORMS
+
+GROUP_LABEL: Final = "local.soperator/node-group"
+_APPLIED: Final = "local.soperator/applied"
+_MANAGER: Final = "mk8s"
+_MAX_PODS: Final = 110
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """One ready node group."""
+
+    id: str
+    num_nodes: int
+    platform: str
+    preset: str
+    max_nodes: int = 0
+    """To how many nodes it grows by itself; below num_nodes it has a fixed count."""
+    labels: dict[str, str] = field(default_factory=dict)
+    taints: tuple[dict[str, str], ...] = ()
+    filesystems: tuple[tuple[str, str], ...] = ()
+    """Mount tag and filesystem id of each attached filesystem."""
+    gpu_cluster: str = ""
+
+
+def node_objects(groups: Iterable[NodeGroup]) -> list[Object]:
+    """The nodes of the groups, named after their group."""
+    return [_node(group, index) for group in groups for index in range(group.num_nodes)]
+
+
+def grown(groups: Iterable[NodeGroup], power_states: Iterable[Object]) -> list[NodeGroup]:
+    """The groups as the autoscaler of the cloud makes them for the pods that are powered up."""
+    wanted: dict[str, int] = {}
+    for state in power_states:
+        spec = state["spec"]
+        wanted[spec["nodeSetRef"]] = len(spec.get("activeNodes") or ())
+    return [
+        replace(
+            group,
+            num_nodes=max(
+                group.num_nodes,
+                min(group.max_nodes, wanted.get(group.labels.get(NODESET_NAME_LABEL, ""), 0)),
+            ),
+        )
+        for group in groups
+    ]
+
+
+def reconcile_nodes(client: KubeClient, groups: Iterable[NodeGroup], nodes: list[Object]) -> bool:
+    """Apply the nodes that differ from `nodes`, the live ones, and remove those without a group.
+
+    True if anything was to do.
+    """
+    ours = [each for each in nodes if GROUP_LABEL in (each["metadata"].get("labels") or {})]
+    live = {name_of(node): node for node in ours}
+    changed = False
+    for node in node_objects(groups):
+        found = live.pop(name_of(node), None)
+        if found is None or not _is_current(found, node):
+            changed = True
+            status = node.pop("status")
+            client.apply(node, field_manager=_MANAGER)
+            # Admission puts a not-ready taint on every new node; a second apply takes it off.
+            client.apply(node, field_manager=_MANAGER)
+            named = kube_object("v1", "Node", name_of(node), status=status)
+            client.apply_status(named, field_manager=_MANAGER)
+    for node in live.values():
+        client.delete(node)
+    return changed or bool(live)
+
+
+def read_groups(sdk: Any, projects: Sequence[str]) -> tuple[list[NodeGroup], bool]:
+    """The node groups that run in every mk8s cluster of the projects, and whether more will.
+
+    A group is on its way then, or a cluster waits for its first one.
+    """
+    from nebius.api.nebius.mk8s import v1 as mk8s
+
+    clusters, groups = mk8s.ClusterServiceClient(sdk), mk8s.NodeGroupServiceClient(sdk)
+    found: list[NodeGroup] = []
+    in_motion = False
+    for project in projects:
+        for cluster in clusters.list(mk8s.ListClustersRequest(parent_id=project)).wait().items:
+            request = mk8s.ListNodeGroupsRequest(parent_id=cluster.metadata.id)
+            items = groups.list(request).wait().items
+            running = [_group(item) for item in items if item.status.state.name == "RUNNING"]
+            in_motion = in_motion or not items or len(running) < len(items)
+            found += running
+    return sorted(found, key=lambda group: group.id), in_motion
+
+
+def read_projects(sdk: Any) -> list[str]:
+    """Ids of every project that the emulator has."""
+    from nebius.api.nebius.iam import v2 as iam
+
+    tenants = iam.TenantServiceClient(sdk).list(iam.ListTenantsRequest()).wait().items
+    projects = iam.ProjectServiceClient(sdk)
+    return [
+        project.metadata.id
+        for tenant in tenants
+        for project in projects.list(iam.ListProjectsRequest(parent_id=tenant.metadata.id))
+        .wait()
+        .items
+    ]
+
+
+def _group(item: Any) -> NodeGroup:
+    template = item.spec.template
+    return NodeGroup(
+        id=item.metadata.id,
+        num_nodes=item.status.target_node_count,
+        platform=template.resources.platform,
+        preset=template.resources.preset,
+        max_nodes=item.spec.autoscaling.max_node_count if item.spec.autoscaling else 0,
+        labels=dict(template.metadata.labels),
+        taints=tuple(
+            # NO_SCHEDULE is NoSchedule to Kubernetes.
+            {
+                "key": taint.key,
+                "value": taint.value,
+                "effect": taint.effect.name.title().replace("_", ""),
+            }
+            for taint in template.taints
+        ),
+        filesystems=tuple(
+            (attached.mount_tag, attached.existing_filesystem.id)
+            for attached in template.filesystems
+        ),
+        gpu_cluster=template.gpu_cluster.id if template.gpu_cluster else "",
+    )
+
+
+def _node(group: NodeGroup, index: int) -> Object:
+    preset = PLATFORMS[group.platform].presets[group.preset]
+    capacity = {
+        "cpu": str(preset.vcpus),
+        "memory": f"{preset.memory_gib}Gi",
+        "pods": str(_MAX_PODS),
+    }
+    if preset.gpus:
+        capacity[GPU_RESOURCE] = str(preset.gpus)
+    name = f"{group.id}-{index}"
+    labels = {
+        **group.labels,
+        GROUP_LABEL: group.id,
+        "kubernetes.io/hostname": name,
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": "amd64",
+    }
+    if group.gpu_cluster:
+        labels |= dict.fromkeys(TOPOLOGY_LABELS, group.gpu_cluster)
+    attached = ",".join(f"{tag}={id_}" for tag, id_ in group.filesystems)
+    status = {
+        "capacity": capacity,
+        "allocatable": capacity,
+        "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+        "conditions": [{"type": "Ready", "status": "True", "reason": "NodeGroupRunning"}],
+    }
+    metadata = {"labels": labels, "annotations": {FILESYSTEMS: attached}}
+    spec = {"taints": [dict(taint) for taint in group.taints]}
+    node = kube_object("v1", "Node", name, metadata=metadata, spec=spec, status=status)
+    text = json.dumps(node, sort_keys=True)
+    node["metadata"]["annotations"][_APPLIED] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return node
+
+
+def _is_current(found: Object, wanted: Object) -> bool:
+    taints = (found.get("spec") or {}).get("taints") or []
+    return (
+        annotation(found, _APPLIED) == annotation(wanted, _APPLIED)
+        and len(taints) == len(wanted["spec"]["taints"])
+        and bool(condition(found, "Ready"))
+    )
+
+
+def bind_claims(client: KubeClient, snapshot: Snapshot) -> None:
+    """Mark claims and the volumes that name them as bound, and volumes whose claim is gone.
+
+    The uid is written into every bound volume's claimRef (GetBindVolumeToClaim of
+    k8s.io/component-helpers v0.36, storage/volume/pv_helpers.go).
+    """
+    _release_abandoned(client, snapshot)
+    for claim in snapshot.all("PersistentVolumeClaim"):
+        if (claim.get("status") or {}).get("phase") == "Bound":
+            continue
+        volume = bound_volume(claim, snapshot)
+        if volume is None:
+            continue
+        if not (volume["spec"].get("claimRef") or {}).get("uid"):
+            reference = {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "namespace": claim["metadata"]["namespace"],
+                "name": name_of(claim),
+                "uid": claim["metadata"]["uid"],
+            }
+            client.merge_patch(volume, {"spec": {"claimRef": reference}})
+            volume["spec"]["claimRef"] = reference
+        client.merge_patch(claim, {"spec": {"volumeName": name_of(volume)}})
+        capacity = {"accessModes": volume["spec"]["accessModes"]}
+        capacity["capacity"] = volume["spec"]["capacity"]
+        client.merge_patch(claim, {"status": {"phase": "Bound", **capacity}}, subresource="status")
+        client.merge_patch(volume, {"status": {"phase": "Bound"}}, subresource="status")
+
+
+def _release_abandoned(client: KubeClient, snapshot: Snapshot) -> None:
+    """Tell which volumes lost their claim: one that is made anew has another uid, and waits.
+
+    syncVolume of pkg/controller/volume/persistentvolume/pv_controller.go (Kubernetes v1.36), of
+    volumes that are retained; one whose claimRef lost its uid is there for the name again.
+    """
+    claims = {claim["metadata"]["uid"] for claim in snapshot.by_kind["PersistentVolumeClaim"]}
+    for volume in snapshot.all("PersistentVolume"):
+        uid = (volume["spec"].get("claimRef") or {}).get("uid")
+        phase = (volume.get("status") or {}).get("phase")
+        if uid is not None and uid not in claims:
+            wanted = "Released"
+        elif uid is None and phase == "Released":
+            wanted = "Available"
+        else:
+            continue
+        if phase != wanted:
+            client.merge_patch(volume, {"status": {"phase": wanted}}, subresource="status")
+            volume["status"] = {**(volume.get("status") or {}), "phase": wanted}
+
+
+def release_deleted(client: KubeClient, snapshot: Snapshot) -> None:
+    """Let go of deleted claims and volumes: their pods are gone by now."""
+    for kind in ("PersistentVolumeClaim", "PersistentVolume"):
+        for item in snapshot.by_kind.get(kind, []):
+            if "deletionTimestamp" in item["metadata"] and item["metadata"].get("finalizers"):
+                with suppress(AbsentError):  # gone meanwhile
+                    client.merge_patch(item, {"metadata": {"finalizers": None}})
+
+
+def end_namespaces(client: KubeClient, snapshot: Snapshot) -> None:
+    """Delete what deleted namespaces hold, then let them end."""
+    for namespace in snapshot.by_kind.get("Namespace", []):
+        if "deletionTimestamp" not in namespace["metadata"]:
+            continue
+        held = client.objects_in(name_of(namespace))
+        for item in held:
+            if "deletionTimestamp" not in item["metadata"] or item["kind"] == "Pod":
+                # No kubelet ends a pod's grace.
+                client.delete(item, grace_s=0 if item["kind"] == "Pod" else None)
+        if not held:
+            client.finalize_namespace(namespace)
+
+
+@dataclass(slots=True)
+class Operator:
+    """The operator of one state folder."""
+
+    client: KubeClient
+    state: State
+    cache: Cache
+    ports: Ports
+    setup: SlurmSetup
+    runtime: SlurmRuntime = field(init=False)
+    _places: Places = field(init=False)
+    _seen: frozenset[str] = field(init=False, default=frozenset())
+
+    def __post_init__(self) -> None:
+        folder = self.state.local / "slurm"
+        self.runtime = SlurmRuntime(folder, self.state.run)
+        self._places = Places(
+            filesystems=self.state.local / "filesystems", pods=self.runtime.pods_folder
+        )
+
+    def step(self) -> bool:
+        """One pass over everything; True while there is something to do."""
+        snapshot = Snapshot.read(self.client)
+        bind_claims(self.client, snapshot)
+        if self._power(snapshot):
+            return True
+        plan = make_plan(
+            snapshot, places=self._places, ports=self.ports, worker_port=self._worker_port
+        )
+        if plan.cluster is not None and (jail := plan.cluster.pods["controller"].jail) is not None:
+            write_jail_files(snapshot, plan.cluster.source, jail)
+        pods = Pods(self.client)
+        # First the objects: what the API server refuses does not run.
+        plan = _without(plan, pods.keep(plan, snapshot))
+        waiting = self.runtime.converge(self._daemons(plan))
+        pods.tell(plan, waiting, snapshot, self.runtime.restarts)
+        self._report(plan, waiting)
+        release_deleted(self.client, snapshot)
+        end_namespaces(self.client, snapshot)
+        seen, self._seen = self._seen, snapshot.versions()
+        return self._seen != seen or any(waiting.values())
+
+    def _power(self, snapshot: Snapshot) -> bool:
+        """Takes Slurm's requests into the API server; True where that changed anything."""
+        asked = requests(self.runtime.shared.folder)
+        changed = pods.power_states(snapshot, asked)
+        for state in changed:
+            self.client.apply(state, field_manager="power-manager")
+        forget(asked)
+        gone = pods.abandoned(snapshot)
+        for state in gone:
+            self.client.delete(state)
+        return bool(changed or gone)
+
+    def _daemons(self, plan: Plan) -> list[Daemon]:
+        if plan.cluster is None:
+            return []
+        cluster, shared = plan.cluster, self.runtime.shared
+        settings = replace(cluster.settings, setup=self.setup)
+        shared.prepare()
+        shared.write_cluster(settings)
+        port = cluster.ssh_port
+        shared.write_ssh(port, cluster.authorized_keys, cluster.host_keys, self.setup)
+        configuration = shared.read("slurm.conf", "gres.conf")
+        made: list[Daemon] = []
+        pods = {
+            role: self._pod(planned, brings_image=role == "login")
+            for role, planned in cluster.pods.items()
+        }
+        if (pod := pods.get("accounting")) is not None:
+            if (own := pods["database"]) is not None:
+                made.append(daemons.mariadb(settings, own, DATABASE))
+            made.append(daemons.slurmdbd(settings, pod, shared.read("slurmdbd.conf")))
+        if (pod := pods["controller"]) is not None:
+            made.append(daemons.slurmctld(settings, pod, configuration))
+        if (pod := pods["login"]) is not None:
+            reads = (*shared.read("sshd_config"), *shared.host_key_texts())
+            made.append(daemons.sshd(port, pod, reads, self.setup))
+        for nodeset in plan.nodesets:
+            workers = {worker.name: worker for worker in nodeset.workers}
+            for planned in nodeset.pods:
+                if (pod := self._pod(planned, brings_image=True)) is not None:
+                    worker = workers[planned.name]
+                    made.append(daemons.slurmd(settings, worker, pod, configuration))
+        return made
+
+    def _pod(self, plan: PodPlan, *, brings_image: bool = False) -> PodSpec | None:
+        """The pod with its volumes made; None while it waits."""
+        if plan.problem or plan.jail is None:
+            return None
+        plan.jail.mkdir(parents=True, exist_ok=True)
+        mounts = [_mount(path, volume) for path, volume in plan.mounts]
+        if brings_image:
+            mounts += _image_mounts(self.cache)
+        return PodSpec(name=plan.name, argv=(), jail=plan.jail, mounts=tuple(mounts))
+
+    def _report(self, plan: Plan, waiting: dict[str, str]) -> None:
+        reports = [
+            (
+                item.source,
+                nodeset_status(
+                    item, waiting, cluster_runs=plan.cluster is not None, stopped=plan.stopped
+                ),
+            )
+            for item in plan.nodesets
+        ]
+        reports += [(source, refused_status(source, reason)) for source, reason in plan.refused]
+        if plan.cluster is not None:
+            reports.append((plan.cluster.source, cluster_status(plan.cluster, waiting)))
+        for source, status in reports:
+            live = source.get("status") or {}
+            if any(live.get(key) != value for key, value in status.items()):
+                place = name_of(source), source["metadata"]["namespace"]
+                new = kube_object(source["apiVersion"], source["kind"], *place, status=status)
+                with suppress(AbsentError):  # deleted meanwhile
+                    self.client.apply_status(new, field_manager="soperator")
+
+    def _worker_port(self, worker: str) -> int:
+        """The worker's port; kept, so that other nodesets come and go without a restart."""
+        path = self.runtime.folder / "worker-ports.json"
+        known: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+        if worker not in known:
+            taken = set(known.values())
+            known[worker] = next(index for index in range(len(taken) + 1) if index not in taken)
+            files.write(path, json.dumps(known, indent=1) + "\n")
+        return self.ports.slurmd(known[worker])
+
+
+def _without(plan: Plan, refused: Mapping[str, str]) -> Plan:
+    """The plan in which the refused pods, given with the reason by name, do not run."""
+
+    def held(pod: PodPlan) -> PodPlan:
+        if pod.name not in refused:
+            return pod
+        return replace(pod, problem=refused[pod.name], held=Held.CREATING)
+
+    if plan.cluster is None or not refused:
+        return plan
+    pods = {role: held(pod) for role, pod in plan.cluster.pods.items()}
+    return replace(
+        plan,
+        cluster=replace(plan.cluster, pods=pods),
+        nodesets=tuple(
+            replace(each, pods=tuple(held(pod) for pod in each.pods)) for each in plan.nodesets
+        ),
+    )
+
+
+def _mount(path: str, volume: Volume) -> Mount:
+    """The mount of a volume, with its folder and files made."""
+    if volume.folder is None:
+        return Mount(path=path, tmpfs_bytes=volume.tmpfs_bytes)
+    volume.folder.mkdir(parents=True, exist_ok=True)
+    for name in volume.made_folders:
+        made = volume.folder / name
+        made.mkdir(parents=True, exist_ok=True)
+        made.chmod(0o1777)
+    for name, content in volume.files:
+        file = volume.folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists() or file.read_bytes() != content:
+            file.write_bytes(content)
+            file.chmod(volume.file_mode)
+    return Mount(path=path, source=volume.folder)
+
+
+def _image_mounts(cache: Cache) -> Sequence[Mount]:
+    """What the jail image brings: Python environment, model and data of the cache, read-only."""
+    mounts: list[Mount] = []
+    try:
+        environment = cache.workloads_venv
+    except FileNotFoundError:  # no lock file: this checkout has no workloads
+        environment = None
+    if environment is not None and environment.is_dir():
+        mounts.append(Mount(path="/opt/soperator/venv", source=environment, read_only=True))
+        python = environment / "bin" / "python"
+        prefix = python.resolve().parents[1]  # of the Python that the environment was made with
+        if python.exists() and is_hidden(prefix):
+            mounts.append(Mount(path=str(prefix), source=prefix, read_only=True))
+    for name, folder in (("models", cache.models), ("data", cache.data)):
+        if folder.is_dir():
+            mounts.append(Mount(path=f"/opt/soperator/{name}", source=folder, read_only=True))
+    return mounts
+
 
 _BUSY_INTERVAL_S: Final = 0.3
 _IDLE_INTERVAL_S: Final = 2.0
@@ -92,7 +558,7 @@ def _repeat(step: Callable[[], object], stopped: threading.Event) -> None:
         except Exception as error:  # a loop that ends heals nothing any more
             text = f"{type(error).__name__}: {error}"
             if text != last:
-                log(text)
+                print(text, file=sys.stderr, flush=True)
             last, pause = text, _AFTER_ERROR_S
         stopped.wait(pause)
 

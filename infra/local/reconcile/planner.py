@@ -13,16 +13,19 @@ from typing import Any, Final
 
 from infra.clients.kube_rules import Scheduler, quantity
 from infra.local.reconcile import pod_specs
-from infra.local.reconcile.plan import (
+from infra.local.reconcile.pod_specs import PodSet
+from infra.local.reconcile.pods import (
     DATABASE_POD,
     ClusterPlan,
     NodeSetPlan,
     Plan,
     PodPlan,
+    active,
+    is_elastic,
     notes,
+    pod_object,
+    shown_name,
 )
-from infra.local.reconcile.pod_specs import PodSet
-from infra.local.reconcile.pods import active, is_elastic, pod_object, shown_name
 from infra.local.reconcile.snapshot import (
     Held,
     Object,

@@ -5,7 +5,7 @@ operator runs while a block does. Its environment and switches are those of the 
 chart renders, but for ports and leader election.
 
 Jobs are marked complete, sets and the database ready, so that the operator goes on. No pod runs:
-whether they could is asked of the same objects by infra/operate/conformance/pod_checks.py.
+whether they could is asked of the same objects by infra/operate/conformance/come_up.py.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from cost.run_record import Kind, LoadPoint, RunRecord
 from infra.jobs.records import read_object
 from infra.reports.page import training
 from infra.reports.page.quality import bounds, evaluation_rows, samples
-from infra.setup.demo.serving import roles
+from infra.setup.demo.runner import roles
 from stacks.spec import StackSpec
 
 _SHOWN = ("perplexity", "function_name_accuracy", "argument_accuracy", "rougeL")

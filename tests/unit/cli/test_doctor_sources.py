@@ -16,8 +16,7 @@ from infra.cli.main import app
 from infra.clients.kube import Access
 from infra.local.kube import api_server
 from infra.operate.conformance.cluster import ApiServer
-from infra.operate.conformance.come_up import STEPS, ComeUp, Step
-from infra.operate.conformance.pod_checks import Obstacle
+from infra.operate.conformance.come_up import STEPS, ComeUp, Obstacle, Step
 from infra.operate.conformance.sources import Sources
 from infra.state import Ports
 from stacks.errors import UserError

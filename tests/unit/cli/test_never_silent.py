@@ -23,7 +23,7 @@ from infra.cli.cluster import accept
 from infra.cli.cluster import cloud as in_cloud
 from infra.cli.machine import local
 from infra.local import cloud, offline
-from infra.operate.support_parts import Part
+from infra.operate.support_bundle import Part
 from infra.reports.acceptance import certificate
 from infra.reports.acceptance.result import AcceptError
 from infra.setup.demo import runner

@@ -9,28 +9,28 @@ from __future__ import annotations
 import pytest
 
 from infra.clients.kube_rules import name_of
-from infra.operate.conformance import pod_checks
+from infra.operate.conformance import come_up
 from tests.unit.conformance.recorded import NODES, host_keys, objects, one
 
 
 @pytest.mark.feature("S000-01", "S000-13")
 def test_as_recorded_every_pod_would_run():
     found = objects()
-    every = pod_checks.pods_of(found)
+    every = come_up.pods_of(found)
     assert {name_of(each.owner) for each in every} == {
         "login",
         "worker-fabric",
         "soperator-acct-db",
     }
-    assert pod_checks.missing_keys(every, found).obstacles == ()
-    assert pod_checks.unplaced(every, NODES).obstacles == ()
+    assert come_up.missing_keys(every, found).obstacles == ()
+    assert come_up.unplaced(every, NODES).obstacles == ()
 
 
 def test_a_host_key_under_one_name_keeps_login_and_workers_away():
     """C1."""
     found = [each for each in objects() if each["kind"] != "Secret"]
     found.append(host_keys(["ssh_host_ed25519_key", "ssh_host_ed25519_key.pub"]))
-    looked = pod_checks.missing_keys(pod_checks.pods_of(found), found)
+    looked = come_up.missing_keys(come_up.pods_of(found), found)
     assert len(looked.obstacles) == 8
     assert str(looked.obstacles[0]) == (
         "pods of StatefulSet soperator/login: Secret 'login-host-keys' has no key "
@@ -44,13 +44,13 @@ def test_a_database_that_asks_for_another_mode_gets_no_volume():
     database = one("MariaDB", "soperator-acct-db", found)
     template = database["spec"]["storage"]["volumeClaimTemplate"]
     template["accessModes"] = ["ReadWriteOnce"]
-    (obstacle,) = pod_checks.unbound(pod_checks.pods_of(found), found, NODES).obstacles
+    (obstacle,) = come_up.unbound(come_up.pods_of(found), found, NODES).obstacles
     assert str(obstacle) == (
         "PersistentVolumeClaim soperator/storage-soperator-acct-db-0: no volume of class "
         "'slurm-local-pv' for ReadWriteOnce: accounting-pv is ReadWriteMany, not ReadWriteOnce"
     )
     template["accessModes"] = ["ReadWriteMany"]
-    assert pod_checks.unbound(pod_checks.pods_of(found), found, NODES).obstacles == ()
+    assert come_up.unbound(come_up.pods_of(found), found, NODES).obstacles == ()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_volume_is_bound_by_kubernetes_own_rules(change, cause):
     template = one("MariaDB", "soperator-acct-db", found)["spec"]["storage"]["volumeClaimTemplate"]
     template["accessModes"] = ["ReadWriteMany"]
     change(one("PersistentVolume", "accounting-pv", found)["spec"])
-    (obstacle,) = pod_checks.unbound(pod_checks.pods_of(found), found, NODES).obstacles
+    (obstacle,) = come_up.unbound(come_up.pods_of(found), found, NODES).obstacles
     assert cause in obstacle.cause
 
 
@@ -86,7 +86,7 @@ def test_a_class_of_disks_serves_no_claim_of_several_nodes():
     template |= {"accessModes": ["ReadWriteMany"], "storageClassName": "disks"}
     made = {"kind": "StorageClass", "metadata": {"name": "disks"}}
     found.append({**made, "provisioner": "compute.csi.nebius.com"})
-    (obstacle,) = pod_checks.unbound(pod_checks.pods_of(found), found, NODES).obstacles
+    (obstacle,) = come_up.unbound(come_up.pods_of(found), found, NODES).obstacles
     assert obstacle.cause == "class 'disks' makes disks of one node, not ReadWriteMany"
 
 
@@ -107,7 +107,7 @@ def test_what_a_binder_passes_over_is_named(change, cause):
     template = one("MariaDB", "soperator-acct-db", found)["spec"]["storage"]["volumeClaimTemplate"]
     template["accessModes"] = ["ReadWriteMany"]
     change(template, one("PersistentVolume", "accounting-pv", found))
-    (obstacle,) = pod_checks.unbound(pod_checks.pods_of(found), found, NODES).obstacles
+    (obstacle,) = come_up.unbound(come_up.pods_of(found), found, NODES).obstacles
     assert cause in obstacle.cause
 
 
@@ -116,7 +116,7 @@ def test_a_volume_serves_one_claim():
     database = one("MariaDB", "soperator-acct-db", found)
     database["spec"]["storage"]["volumeClaimTemplate"]["accessModes"] = ["ReadWriteMany"]
     database["spec"]["replicas"] = 2
-    (obstacle,) = pod_checks.unbound(pod_checks.pods_of(found), found, NODES).obstacles
+    (obstacle,) = come_up.unbound(come_up.pods_of(found), found, NODES).obstacles
     assert obstacle.subject.endswith("storage-soperator-acct-db-1")
 
 
@@ -124,7 +124,7 @@ def test_a_pod_that_no_declared_node_takes_is_named():
     found = objects()
     spec = one("StatefulSet", "login", found)["spec"]["template"]["spec"]
     spec["tolerations"] = []
-    (obstacle,) = pod_checks.unplaced(pod_checks.pods_of(found), NODES).obstacles
+    (obstacle,) = come_up.unplaced(come_up.pods_of(found), NODES).obstacles
     assert obstacle.subject == "pods of StatefulSet soperator/login"
 
 
@@ -133,9 +133,7 @@ def test_a_volume_of_another_node_than_the_pods_is_named():
     volume = one("PersistentVolume", "jail-pv", found)["spec"]
     rule = volume["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"][0]
     rule |= {"key": "slurm.nebius.ai/nodeset", "operator": "In", "values": ["login"]}
-    causes = [
-        str(each) for each in pod_checks.unbound(pod_checks.pods_of(found), found, NODES).obstacles
-    ]
+    causes = [str(each) for each in come_up.unbound(come_up.pods_of(found), found, NODES).obstacles]
     assert (
         "pods of StatefulSet soperator/worker-fabric: no node that takes them has all of their "
         "volumes"
@@ -161,9 +159,7 @@ def test_what_a_container_takes_from_elsewhere_must_be_there(need, cause):
     found = objects()
     spec = one("StatefulSet", "login", found)["spec"]["template"]["spec"]
     spec["containers"][0].update(need)
-    causes = [
-        each.cause for each in pod_checks.missing_keys(pod_checks.pods_of(found), found).obstacles
-    ]
+    causes = [each.cause for each in come_up.missing_keys(come_up.pods_of(found), found).obstacles]
     assert causes == ([] if cause is None else [cause])
 
 
@@ -175,5 +171,5 @@ def test_a_missing_key_of_a_file_that_is_mounted_alone_is_named():
     spec["containers"][0]["volumeMounts"].append(mount)
     metadata = {"name": "image-storage", "namespace": "soperator"}
     found.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"a": ""}})
-    (obstacle,) = pod_checks.missing_keys(pod_checks.pods_of(found), found).obstacles
+    (obstacle,) = come_up.missing_keys(come_up.pods_of(found), found).obstacles
     assert obstacle.cause == "ConfigMap 'image-storage' has no key 'daemon.json' (has: a)"

@@ -23,9 +23,8 @@ from infra.jobs.history import Submission, Submitted
 from infra.jobs.recipes import Request
 from infra.jobs.submit import Submitter
 from infra.render.delivery import hash_files
-from infra.setup.demo import runner, serving
-from infra.setup.demo.runner import Runner, Step
-from infra.setup.demo.serving import roles, serve_and_load
+from infra.setup.demo import runner
+from infra.setup.demo.runner import Runner, Step, roles, serve_and_load
 from stacks.errors import UserError
 from stacks.load import load_stack
 from tests.unit.jobs.raw import request
@@ -188,7 +187,7 @@ def test_the_adapter_of_the_fine_tune_is_served_asked_and_the_server_ended(
     assert served.sets == ("serve.adapter=/mnt/chkpt/finetune/2/final", "serve.port=0")
     assert loaded.sets[0] == 'load.target.serve_job="1"'
     assert loaded.sets[-1] == "load.sweep=[1]"
-    assert serving.read(tmp_path) is None
+    assert runner.read_mark(tmp_path) is None
 
 
 def test_a_second_run_submits_nothing(demo: Demo, cluster: Slurm) -> None:

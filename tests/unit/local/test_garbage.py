@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from infra.clients.kube import KubeClient
-from infra.local.reconcile.operator import bind_claims
+from infra.local.reconcile.__main__ import bind_claims
 from infra.local.reconcile.snapshot import Object, Snapshot
 from tests.unit.local.test_volumes import claim, volume
 

@@ -11,10 +11,9 @@ import pytest
 
 from infra.local.kube.values import Release
 from infra.local.plugins.kubernetes_release import render
-from infra.local.reconcile.nodes import node_objects
-from infra.local.reconcile.plan import PodPlan
+from infra.local.reconcile.__main__ import node_objects
 from infra.local.reconcile.planner import make_plan
-from infra.local.reconcile.pods import pod_object
+from infra.local.reconcile.pods import PodPlan, pod_object
 from infra.local.reconcile.snapshot import Places, Snapshot
 from infra.render.login import host_key_files
 from infra.state import Ports

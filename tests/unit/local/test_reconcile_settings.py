@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from infra.local.reconcile.nodes import NodeGroup, grown
-from infra.local.reconcile.plan import Plan, nodeset_status
+from infra.local.reconcile.__main__ import NodeGroup, grown
 from infra.local.reconcile.planner import make_plan
-from infra.local.reconcile.pods import abandoned, power_states
+from infra.local.reconcile.pods import Plan, abandoned, nodeset_status, power_states
 from infra.local.reconcile.snapshot import Places, Snapshot, slurm_settings, write_jail_files
 from infra.local.slurm.daemons import render_slurm_conf
 from infra.local.slurm.pod import Request

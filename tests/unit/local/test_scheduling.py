@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infra.clients.kube_rules import Scheduler, quantity
-from infra.local.reconcile.nodes import NodeGroup, node_objects
+from infra.local.reconcile.__main__ import NodeGroup, node_objects
 
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 RULES = {"nodeSelector": {"role": "worker"}, "tolerations": [{**TAINT, "operator": "Equal"}]}

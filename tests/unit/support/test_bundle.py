@@ -20,15 +20,18 @@ from infra.cli.main import app
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Result as Answer
-from infra.operate.support_bundle import INDEX, MARK, Redactor, write_bundle
-from infra.operate.support_parts import (
+from infra.operate.support_bundle import (
+    INDEX,
+    MARK,
     NotRunError,
     Part,
+    Redactor,
     gather,
     once,
     output_of,
     parts_of_cluster,
     parts_of_kube,
+    write_bundle,
 )
 from stacks.errors import UserError
 from stacks.load import load_stack

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.operate import support_parts as collect
-from infra.operate.support_parts import NotRunError
+from infra.operate import support_bundle as collect
+from infra.operate.support_bundle import NotRunError
 from infra.state import State
 
 SECRET = "planted-secret-value"

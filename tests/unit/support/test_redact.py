@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.operate.support_bundle import MARK, Redactor
-from infra.operate.support_parts import known
+from infra.operate.support_bundle import MARK, Redactor, known
 from infra.state import State
 from tests.nightly import at_night
 
