@@ -61,6 +61,7 @@ KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 StrictModes no
 UsePAM no
+KexAlgorithms -sntrup761*
 {"AcceptEnv *" if accept_env else ""}
 PidFile none
 Subsystem sftp internal-sftp
