@@ -109,7 +109,7 @@ def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> 
     most_s = None if found is None else slurm_seconds(found.group(1))
     asked_s = slurm_seconds(job.time_limit)
     if found is not None and most_s is not None and asked_s is not None and asked_s > most_s:
-        findings.add("jobs.time-over", f"{path}.time_limit", found=found, partition=partition)
+        findings.add("jobs.time-over", f"{path}.time_limit", found=found)
     _check_faults(job, path, findings)
     workers = workers_of(spec, partition.name)
     preempted = [worker.name for worker in workers if worker.billing is Billing.PREEMPTIBLE]
@@ -233,7 +233,7 @@ def check_schedules(spec: StackSpec, findings: Findings) -> None:
     if not scheduled:
         return
     if spec.attached is not None:
-        findings.add("jobs.schedule-attached", f"jobs[{scheduled[0]}].schedule", spec=spec)
+        findings.add("jobs.schedule-attached", f"jobs[{scheduled[0]}].schedule")
     for index, line in enumerate(spec.slurm.config_lines):
         if line.lower().startswith("scronparameters"):
             findings.add("jobs.schedule-line", f"slurm.config_lines[{index}]")

@@ -16,7 +16,7 @@ from stacks.catalog import BOOT_DISK_LARGE_GIB, DISK_LARGE_GIB, PLATFORMS
 from stacks.errors import nearest
 from stacks.machines import node_groups
 from stacks.rules import Findings
-from stacks.rules.workers import disks_of
+from stacks.rules.nodes import disks_of
 from stacks.spec import StackSpec, nodes
 from stacks.spec.decode import CLUSTER_NODES_MOST
 from stacks.spec.storage import DiskType, FilesystemType

@@ -13,8 +13,7 @@ from stacks.errors import Spare
 from stacks.machines import MEMORY, VOLUMES, node_groups, paths_of_one_node, shared_mounts
 from stacks.rules import Findings
 from stacks.rules.naming import is_under, name_problem, path_problem, reserved_problem
-from stacks.rules.nodes import check_hardware
-from stacks.rules.workers import check_stripes
+from stacks.rules.nodes import check_hardware, check_stripes
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing
 from stacks.spec.storage import (
@@ -94,8 +93,6 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
         findings.add(
             "storage.backup-size",
             "storage.backup.size_gib",
-            storage=storage,
-            jail_gib=jail_gib,
             spare=Spare(
                 "object-storage/standard",
                 storage.backup.keep_daily * (storage.backup.size_gib - jail_gib),
@@ -180,11 +177,7 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
         if memory_gib >= preset.memory_gib:
             findings.add("storage.memory-size", "storage.memory.size_gib", worker=worker)
         elif memory_gib + worker.shared_memory_gib > preset.memory_gib:
-            findings.add(
-                "storage.memory-both",
-                f"nodes.workers[{index}].shared_memory_gib",
-                memory_gib=memory_gib,
-            )
+            findings.add("storage.memory-both", f"nodes.workers[{index}].shared_memory_gib")
         slurmd = slurmd_amounts(
             preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None
         )
