@@ -72,13 +72,7 @@ def _run(options: argparse.Namespace) -> ExitCode:
             report.write(options.output)
 
     with world() as here:
-        report = run_suite(
-            here,
-            recipe.accept,
-            Places(),
-            platform=options.platform,
-            write=write,
-        )
+        report = run_suite(here, recipe.accept, Places(), platform=options.platform, write=write)
     for line in check_lines(report.checks):
         log(line)
     log(report.outcome.replace("_", " "))

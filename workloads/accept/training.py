@@ -128,31 +128,21 @@ def judge(
         if base is None or base.workload() != point.workload():
             why = "another model, batch or sequence" if base else "no point with fewer ranks"
             checks.append(not_run(check, f"{why}: nothing to compare with", **at))
-            continue
-        measured = efficiency_percent(base, point)
-        if measured > _PLAUSIBLE_PERCENT:
+        elif (measured := efficiency_percent(base, point)) > _PLAUSIBLE_PERCENT:
             why = (
                 f"{measured:.0f} % is more than {point.ranks} ranks can do: the {base.ranks} that "
                 "it is compared with were held up; measure again"
             )
             checks.append(not_run(check, why, **at))
-            continue
-        said = (
-            f"{point.tokens_per_s_per_rank:,.0f} tokens/s of each rank, "
-            f"{base.tokens_per_s_per_rank:,.0f} with {base.ranks} ranks: "
-            f"{point.ranks / base.ranks:g} times the ranks do "
-            f"{point.tokens_per_s / base.tokens_per_s:.2f} times the work"
-        )
-        checks.append(
-            hold(
-                check,
-                measured,
-                limit,
-                context={**context, "base_ranks": base.ranks},
-                reason=said,
-                **at,
+        else:
+            said = (
+                f"{point.tokens_per_s_per_rank:,.0f} tokens/s of each rank, "
+                f"{base.tokens_per_s_per_rank:,.0f} with {base.ranks} ranks: "
+                f"{point.ranks / base.ranks:g} times the ranks do "
+                f"{point.tokens_per_s / base.tokens_per_s:.2f} times the work"
             )
-        )
+            also = {**context, "base_ranks": base.ranks}
+            checks.append(hold(check, measured, limit, context=also, reason=said, **at))
     return [*checks, *_straggler_checks(work_s, nodes, gates)]
 
 
