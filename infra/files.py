@@ -15,6 +15,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,4 +137,9 @@ def fill(
     path: Path, filters: Mapping[str, Callable[..., Any]] | None = None, /, **values: Any
 ) -> str:
     """The text of a template; equal values give equal bytes."""
-    return environment(path.parent, filters).get_template(path.name).render(values)
+    made = environment(path.parent, filters) if filters else _environment(path.parent)
+    return made.get_template(path.name).render(values)
+
+
+_environment = cache(environment)
+"""Keeps what it compiled: the reconciler fills in Slurm's files in each of its passes."""

@@ -135,6 +135,11 @@ class KubeClient:
         found = self._request("GET", path, params=params)
         return [{"apiVersion": api_version, "kind": kind, **item} for item in found["items"]]
 
+    def revision(self) -> str:
+        """What the last change of any object is called: lists have the revision of etcd's store."""
+        found = self._request("GET", "/api/v1/namespaces", params={"limit": "1"})
+        return found["metadata"]["resourceVersion"]
+
     def delete(self, target: Object, *, grace_s: int | None = None) -> bool:
         """Ask for the object's end; False if it is gone already."""
         options: Object = {"propagationPolicy": "Background"}

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from infra import files
-from infra.state import PORT_SETTING, listeners
+from infra.state import PORT_SETTING, listeners, told_owner
 from stacks.errors import UserError
 
 
@@ -37,7 +37,7 @@ _IN_USE: Final = "is in use by another program"
 
 def is_listening(port: int) -> bool:
     """Whether a server listens on 127.0.0.1:port, without disturbing it by a connection."""
-    return bool(listeners(_HOST, port))
+    return told_owner(port) is not None or bool(listeners(_HOST, port))
 
 
 def is_free(port: int) -> bool:

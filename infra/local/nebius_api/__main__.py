@@ -351,7 +351,18 @@ class Server(grpc.GenericRpcHandler):
 
 def main() -> int:
     """Serves until SIGTERM or SIGINT."""
-    options = _parser().parse_args()
+    parser = argparse.ArgumentParser(prog="python -m infra.local.nebius_api")
+    parser.add_argument("--state", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--latency", type=float, default=0.3, help="seconds of each operation")
+    endpoint = os.environ.get("SOPERATOR_LOCAL_KUBE_ENDPOINT", _KUBE_ENDPOINT)
+    parser.add_argument("--kube-endpoint", default=endpoint, metavar="URL")
+    ca_file = os.environ.get("SOPERATOR_LOCAL_KUBE_CA_FILE")
+    parser.add_argument("--kube-ca", default=ca_file, metavar="FILE")
+    storage = os.environ.get("SOPERATOR_LOCAL_OBJECT_STORAGE")
+    parser.add_argument("--object-storage", default=storage, metavar="HOST:PORT")
+    parser.add_argument("--anywhere", action="store_true", help="every project, no limits")
+    options = parser.parse_args()
     emulator = Emulator(
         folder=options.state,
         latency_s=options.latency,
@@ -379,21 +390,6 @@ async def _serve(emulator: Emulator, port: int) -> None:
     print(f"nebius api ready on http://127.0.0.1:{bound}, {services} services", flush=True)
     await stopped.wait()
     await server.stop(grace=1)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m infra.local.nebius_api")
-    parser.add_argument("--state", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
-    parser.add_argument("--latency", type=float, default=0.3, help="seconds of each operation")
-    endpoint = os.environ.get("SOPERATOR_LOCAL_KUBE_ENDPOINT", _KUBE_ENDPOINT)
-    parser.add_argument("--kube-endpoint", default=endpoint, metavar="URL")
-    ca_file = os.environ.get("SOPERATOR_LOCAL_KUBE_CA_FILE")
-    parser.add_argument("--kube-ca", default=ca_file, metavar="FILE")
-    storage = os.environ.get("SOPERATOR_LOCAL_OBJECT_STORAGE")
-    parser.add_argument("--object-storage", default=storage, metavar="HOST:PORT")
-    parser.add_argument("--anywhere", action="store_true", help="every project, no limits")
-    return parser
 
 
 if __name__ == "__main__":

@@ -572,7 +572,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 def main() -> int:
     """Serves until SIGTERM or SIGINT."""
-    options = _parser().parse_args()
+    parser = argparse.ArgumentParser(prog="python -m infra.local.object_storage")
+    parser.add_argument("--state", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--cloud", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    options = parser.parse_args()
     storage = ObjectStorage(Access(options.cloud, Schema.shared()), Objects(options.state))
     try:
         server = make_server(storage, options.port)
@@ -586,14 +590,6 @@ def main() -> int:
     with server:
         server.serve_forever(poll_interval=0.1)
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m infra.local.object_storage")
-    parser.add_argument("--state", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--cloud", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
-    return parser
 
 
 if __name__ == "__main__":

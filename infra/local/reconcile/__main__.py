@@ -321,7 +321,7 @@ class Operator:
     setup: SlurmSetup
     runtime: SlurmRuntime = field(init=False)
     _places: Places = field(init=False)
-    _seen: frozenset[str] = field(init=False, default=frozenset())
+    _last: Snapshot = field(init=False, default_factory=Snapshot)
 
     def __post_init__(self) -> None:
         folder = self.state.local / "slurm"
@@ -332,7 +332,8 @@ class Operator:
 
     def step(self) -> bool:
         """One pass over everything; True while there is something to do."""
-        snapshot = Snapshot.read(self.client)
+        last = self._last
+        snapshot = self._last = Snapshot.read(self.client, last)
         bind_claims(self.client, snapshot)
         if self._power(snapshot):
             return True
@@ -349,8 +350,7 @@ class Operator:
         self._report(plan, waiting)
         release_deleted(self.client, snapshot)
         end_namespaces(self.client, snapshot)
-        seen, self._seen = self._seen, snapshot.versions()
-        return self._seen != seen or any(waiting.values())
+        return snapshot is not last or any(waiting.values())
 
     def _power(self, snapshot: Snapshot) -> bool:
         """Takes Slurm's requests into the API server; True where that changed anything."""
@@ -504,7 +504,14 @@ _AFTER_ERROR_S: Final = 1.0
 
 def main() -> int:
     """Loop until SIGTERM or SIGINT."""
-    options = _parser().parse_args()
+    parser = argparse.ArgumentParser(prog="python -m infra.local.reconcile")
+    parser.add_argument("--state", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "--without-nodes",
+        action="store_true",
+        help="leave the nodes and the services alone (for tests that make nodes of their own)",
+    )
+    options = parser.parse_args()
     cloud = Cloud(
         state=State(options.state), cache=Cache.from_environ(), ports=Ports.from_environ()
     )
@@ -561,17 +568,6 @@ def _repeat(step: Callable[[], object], stopped: threading.Event) -> None:
                 print(text, file=sys.stderr, flush=True)
             last, pause = text, _AFTER_ERROR_S
         stopped.wait(pause)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m infra.local.reconcile")
-    parser.add_argument("--state", type=Path, required=True, metavar="DIR")
-    parser.add_argument(
-        "--without-nodes",
-        action="store_true",
-        help="leave the nodes and the services alone (for tests that make nodes of their own)",
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -49,11 +49,16 @@ class Snapshot:
     """Objects by kind."""
 
     by_kind: dict[str, list[Object]] = field(default_factory=dict)
+    revision: str = ""
 
     @classmethod
-    def read(cls, client: KubeClient) -> Snapshot:
-        """The live objects."""
-        return cls.of(item for version, kind in _KINDS for item in client.list(version, kind))
+    def read(cls, client: KubeClient, last: Snapshot) -> Snapshot:
+        """The live objects: those of the last time where nothing at all has changed since."""
+        revision = client.revision()  # first, so that what changes meanwhile is read again
+        if revision == last.revision:
+            return last
+        objects = (item for version, kind in _KINDS for item in client.list(version, kind))
+        return replace(cls.of(objects), revision=revision)
 
     @classmethod
     def of(cls, objects: Iterable[Object]) -> Snapshot:
@@ -64,11 +69,6 @@ class Snapshot:
         for items in by_kind.values():
             items.sort(key=lambda item: (item["metadata"].get("namespace", ""), name_of(item)))
         return cls(by_kind=by_kind)
-
-    def versions(self) -> frozenset[str]:
-        """Name and version of every object: two equal sets are the same objects, unchanged."""
-        heads = (item["metadata"] for items in self.by_kind.values() for item in items)
-        return frozenset(f"{head['uid']} {head['resourceVersion']}" for head in heads)
 
     def all(self, kind: str, namespace: str | None = None) -> list[Object]:
         """Objects of a kind that are not being deleted, of one namespace or of all."""

@@ -5,13 +5,10 @@ Reads and writes the engine's wire values, so that a Provider sees plain ones.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import signal
-import socket
-import struct
 import sys
 import threading
 import time
@@ -39,7 +36,7 @@ from infra.providers.engine.provider import (
     reveal,
     unmarshal,
 )
-from infra.state import ESTABLISHED, tcp_ends, tcp_sockets
+from infra.state import ESTABLISHED, tcp_ends, tcp_sockets, told_owner
 from stacks.errors import UserError, visible
 
 
@@ -102,28 +99,11 @@ def _uid_of(peer: str, port: int) -> int | None:
         theirs, ours = tcp_ends(host, int(peer_port)), tcp_ends(_HOST, port)
     except (OSError, ValueError):  # no address of IPv4: none that can reach us
         return None
-    if (uid := _told(int(peer_port), port)) is not None:
+    if (uid := told_owner(int(peer_port), port)) is not None:
         return uid
     for own, far, uid in tcp_sockets(ESTABLISHED):
         if own.endswith(theirs) and far.endswith(ours):
             return uid
-    return None
-
-
-def _told(peer_port: int, port: int) -> int | None:
-    """The owner by one question to the kernel, or None: each read of a table takes it 5 ms.
-
-    sock_diag(7): family 4, message 20; after a header of 16 bytes it is inet_diag_req_v2, or
-    inet_diag_msg with the state at 1 (1 is ESTABLISHED) and the owner at 64.
-    """
-    host = socket.inet_aton(_HOST).ljust(16, b"\0")
-    ask = struct.pack("!BBxxIHH", socket.AF_INET, socket.IPPROTO_TCP, 0, peer_port, port)
-    ask += host + host + bytes(4) + b"\xff" * 8  # any interface, any cookie
-    with contextlib.suppress(OSError, struct.error):
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as kernel:
-            kernel.send(struct.pack("=IHHII", 16 + len(ask), 20, 1, 0, 0) + ask)
-            kind, state, uid = struct.unpack_from("=4xH11xB62xI", kernel.recv(4096))
-        return uid if (kind, state) == (20, 1) else None
     return None
 
 

@@ -67,3 +67,29 @@ def test_a_claim_that_is_on_its_way_out_still_has_its_volume() -> None:
     leaving["metadata"]["deletionTimestamp"] = "2026-11-22T10:00:00Z"
     bind(leaving, kept)
     assert kept["status"]["phase"] == "Bound"
+
+
+def test_objects_are_listed_again_once_anything_has_changed() -> None:
+    kept = claim()
+
+    class Client:
+        """An API server that says how often it was asked for a list."""
+
+        revision_now, num_lists = "7", 0
+
+        def revision(self) -> str:
+            return self.revision_now
+
+        def list(self, version: str, kind: str) -> list[Object]:
+            self.num_lists += 1
+            return [kept] if kind == "PersistentVolumeClaim" else []
+
+    server = Client()
+    client = cast(KubeClient, server)
+    first = Snapshot.read(client, Snapshot())
+    again, asked = Snapshot.read(client, first), server.num_lists
+    server.revision_now = "8"
+    other = Snapshot.read(client, again)
+    assert (again is first, other is first) == (True, False)
+    assert asked * 2 == server.num_lists
+    assert first.all("PersistentVolumeClaim") == other.all("PersistentVolumeClaim") == [kept]

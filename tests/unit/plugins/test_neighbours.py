@@ -104,9 +104,9 @@ def test_a_connection_that_its_user_closed_is_nobodys():
             assert serve._uid_of(peer, port) == os.geteuid()
 
 
-@pytest.mark.parametrize("away", ["_told", "tcp_sockets"])
+@pytest.mark.parametrize("away", ["told_owner", "tcp_sockets"])
 def test_a_caller_is_known_by_the_kernels_answer_and_by_its_tables_alone(away, monkeypatch):
-    monkeypatch.setattr(serve, away, lambda *_: None if away == "_told" else [])
+    monkeypatch.setattr(serve, away, lambda *_: None if away == "told_owner" else [])
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
