@@ -682,6 +682,7 @@ def test_a_user_in_an_address_is_refused_and_its_password_is_not_shown(user: str
         ("http://localhost:70000/v1", "Port out of range 0-65535"),
         ("http://localhost:http/v1", "Port could not be cast to integer value as 'http'"),
         ("http://[::1/v1", "Invalid IPv6 URL"),
+        ("http://localhost:0/v1", "port 0; allowed: 1 to 65535"),
     ],
 )
 def test_an_address_that_cannot_be_read_is_refused_with_the_reason(url: str, reason: str) -> None:

@@ -188,6 +188,8 @@ class HttpClient:
         try:
             parts = urlsplit(base_url)
             port = parts.port
+            if port == 0:
+                raise ValueError("port 0; allowed: 1 to 65535")
         except ValueError as error:
             raise ConfigError(f"{refusal}: {error}") from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
