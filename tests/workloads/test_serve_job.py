@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -306,6 +307,17 @@ def test_a_port_that_is_taken_is_refused_with_its_number(places: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use"):
             listen(serve_config(port=port))
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [("no-such-host.invalid", ".+"), ("192.0.2.1", "Cannot assign requested address")],
+)
+def test_a_host_that_is_not_here_is_refused_by_its_name(host: str, reason: str) -> None:
+    """No other port helps, which was the advice."""
+    refusal = f"^serve.host: {re.escape(host)}: {reason}; name an address of this machine"
+    with pytest.raises(ConfigError, match=refusal):
+        server.listen(serve_config(host=host, port=0))
 
 
 @another_user.as_root

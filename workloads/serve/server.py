@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import http.client
 import importlib.util
 import json
@@ -135,7 +136,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def listen(config: ServeConfig) -> socket.socket:
-    """Return the socket, which listens; a port that is taken is refused with its number."""
+    """Return the socket, which listens; a host that is not here, or a taken port, is refused."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         # It listens at once: a port that is only bound, any user takes who sets SO_REUSEADDR too.
@@ -145,10 +146,12 @@ def listen(config: ServeConfig) -> socket.socket:
     except OSError as error:
         # Without the address, which create_server adds.
         reason = (error.strerror or str(error)).partition(" (while ")[0]
-        raise ConfigError(
-            f"serve.port: {config.host}:{config.port}: {reason}; "
-            "choose another port, or 0 for any free one"
-        ) from error
+        number = error.errno or 0  # below 0: getaddrinfo's
+        said = f"serve.host: {config.host}: {reason}; name an address of this machine"
+        if number >= 0 and number != errno.EADDRNOTAVAIL:
+            said = f"serve.port: {config.host}:{config.port}: {reason}; choose another port, or 0"
+            said += " for any free one"
+        raise ConfigError(said) from error
 
 
 def drain_s(config: ServeConfig) -> float:
