@@ -320,6 +320,17 @@ def test_a_host_that_is_not_here_is_refused_by_its_name(host: str, reason: str) 
         server.listen(serve_config(host=host, port=0))
 
 
+@pytest.mark.parametrize(
+    ("host", "is_loopback"),
+    [
+        *((each, True) for each in ("127.0.0.1", "127.8.0.1", "::1", "localhost")),
+        *((each, False) for each in ("127.example.com", "127.0.0.1.example.com", "0.0.0.0", "::")),
+    ],
+)
+def test_a_name_that_begins_like_loopback_is_not_loopback(host: str, is_loopback: bool) -> None:
+    assert serve_config(host=host).is_loopback is is_loopback
+
+
 @another_user.as_root
 def test_nobody_takes_the_port_of_a_server_that_still_loads() -> None:
     """Its weights take minutes, and then it would tell an address of somebody else."""

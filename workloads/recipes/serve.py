@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Literal
 
 from workloads.recipes.reader import require, require_least, require_over
 
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 AUTO = "auto"
 MAX_TOP_LOGPROBS = 20
 """OpenAI's limit; https://platform.openai.com/docs/api-reference/chat/create (2026-11-21)."""
@@ -116,4 +116,12 @@ class ServeConfig:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        return self.host in LOOPBACK_HOSTS or self.host.startswith("127.")
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it is localhost or an address of loopback; a name may only begin like one."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

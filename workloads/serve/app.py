@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -26,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from workloads.common.exit_codes import DataError
-from workloads.recipes.serve import Limits, ServeConfig
+from workloads.recipes.serve import Limits, ServeConfig, is_loopback
 from workloads.serve import scheduler
 from workloads.serve.answers import Choice, Mailbox, RunningChat
 from workloads.serve.metrics import ServeMetrics
@@ -345,10 +344,9 @@ class VllmGuard(KeyGuard):
 
 def _is_loopback(host: str) -> bool:
     try:
-        name = urlsplit(f"//{host}").hostname or ""
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return False
-    return name in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", name) is not None
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
