@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +281,25 @@ def test_headers_differ_where_models_rows_or_prompts_do() -> None:
         assert len(differences(original, header(tuned_sha256="t", **{name: "other"}))) == 1
     assert differences(trained, trained) == ["the original results are of a trained model"]
     assert differences(original, original) == ["the trained results are of the original model"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["evaluate/generate.py", "evaluate/scores.py", "evaluate/subject.py", "common/tool_calls.py"],
+)
+def test_other_code_of_answers_or_scores_is_another_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Rows scored by other rules were compared as if by the same."""
+    from workloads.evaluate import subject
+
+    folder = shutil.copytree(Path(subject.__file__).parents[1], tmp_path / "workloads")
+    monkeypatch.setattr(subject, "__file__", str(folder / "evaluate" / "subject.py"))
+    before = subject.code_sha256.__wrapped__()
+    assert before == subject.code_sha256.__wrapped__()
+    with (folder / name).open("a") as file:
+        file.write("# other\n")
+    assert subject.code_sha256.__wrapped__() != before
 
 
 def test_a_model_without_weights_has_no_hash(tmp_path: Path) -> None:

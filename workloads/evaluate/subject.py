@@ -109,11 +109,10 @@ def prompts_sha256(prompts: Sequence[Sequence[int]]) -> str:
 
 @cache
 def code_sha256() -> str:
-    """Return the hash of what turns prompts into answers and losses."""
-    digest = hashlib.sha256()
-    for name in ("generate.py", "subject.py"):
-        digest.update(f"{name}:{sha256(Path(__file__).with_name(name))}\n".encode())
-    return digest.hexdigest()
+    """Return the hash of what turns prompts into answers and losses, and these into scores."""
+    names = ("generate.py", "scores.py", "subject.py", "../common/tool_calls.py")
+    hashes = (f"{name}:{sha256(Path(__file__).parent / name)}\n" for name in names)
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def _short(value: Any) -> str:
