@@ -394,6 +394,32 @@ def test_one_model_is_neither_compared_with_itself_nor_given_an_adapter(
         _wait(is_left_alone, "nobody looks for a page that was closed")
 
 
+_LATE_FRAMES = """const draw = window.requestAnimationFrame.bind(window);
+window.requestAnimationFrame = (then) => draw((now) => setTimeout(then, 1000, now));"""
+
+
+def test_a_setting_is_not_written_over_by_what_the_page_draws_late(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """About one in 40 tabs lost the limit that was set as soon as its fold was open."""
+    with (
+        _page_of_one_model(tmp_path / "chat.jsonl") as address,
+        contextlib.closing(browser.new_context()) as context,
+    ):
+        context.add_init_script(_LATE_FRAMES)
+        page = context.new_page()
+        page.goto(address)
+        page.get_by_role("button", name="System prompt, sampling, tools").click()
+        limit = page.get_by_label("Tokens of an answer, at most")
+        limit.fill("12")
+        page.wait_for_timeout(3000)  # longer than a frame takes here
+        expect(limit).to_have_value("12")
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Export JSON").click()
+        settings = json.loads(Path(download.value.path()).read_text())["settings"]
+        assert settings["max_tokens"] == 12
+
+
 def _wait(is_so: Callable[[], bool], what: str) -> None:
     deadline_s = time.monotonic() + _WAIT_MS / 1000
     while not is_so():

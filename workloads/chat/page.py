@@ -246,7 +246,10 @@ class Page:
                 vote: gr.Button(text, visible=False, elem_id=f"vote-{vote}", min_width=90)
                 for vote, text in VOTES.items()
             }
-        with gr.Accordion("System prompt, sampling, tools", open=False, elem_id="settings"):
+        # Open until `_opened` closes it: Gradio makes the controls of a closed one when it opens,
+        # and a frame later writes its own values over what was set meanwhile.
+        title = "System prompt, sampling, tools"
+        with gr.Accordion(title, visible="hidden", elem_id="settings") as self._fold:
             self._system = gr.Textbox(
                 start.system, label="System prompt", lines=2, elem_id="system"
             )
@@ -282,7 +285,7 @@ class Page:
             *(self._send, self._stop, *self._votes.values(), self._notice, self._arms),
         ]
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        self.blocks.load(self._opened, [self._kept], [*controls, *shown], **quiet)
+        self.blocks.load(self._opened, [self._kept], [*controls, self._fold, *shown], **quiet)
         # It never ends: Gradio closes a page's stream of answers when no event is under way, and
         # one that is sent as it closes is lost. The timer starts it anew when a connection broke.
         looks: dict[str, Any] = {"trigger_mode": "once", "concurrency_limit": None, **quiet}
@@ -316,7 +319,8 @@ class Page:
         right["value"], share["value"] = chosen.right, chosen.share_percent
         adapter["value"] = self._whole(chosen.left) != chosen.left
         shown = self._show(self._dialogue.view(conversation, chosen), chosen)
-        return [_name(chosen), left, right, share, adapter, *values, *shown]
+        fold = gr.update(open=False, visible=True)
+        return [_name(chosen), left, right, share, adapter, *values, fold, *shown]
 
     def _arrange(self, mode: str, left: str) -> list[dict[str, Any]]:
         """What of the controls a mode needs: one model alone has its adapter as a switch."""
