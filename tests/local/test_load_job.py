@@ -31,7 +31,7 @@ from tests.unit.jobs.raw import submit
 from tests.workloads.conftest import RECIPE
 from workloads.data import __main__ as prepare_data
 from workloads.evaluate import compare_models
-from workloads.evaluate.comparison import ROWS
+from workloads.evaluate.compare_models import ROWS
 from workloads.job import run_job
 
 pytestmark = pytest.mark.local

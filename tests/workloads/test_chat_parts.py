@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from workloads.chat import conversation as conversations
 from workloads.chat import dialogue as dialogues
-from workloads.chat.arms import Arms, table, wilson
 from workloads.chat.client import (
     Client,
     Model,
@@ -30,12 +29,15 @@ from workloads.chat.client import (
     server_models,
 )
 from workloads.chat.dialogue import (
+    Arms,
     Dialogue,
     Settings,
     SettingsError,
     View,
     parse_tools,
     restored_settings,
+    table,
+    wilson,
 )
 from workloads.chat.page import PageGuard, host_name
 from workloads.common.exit_codes import ConfigError, NotRunError

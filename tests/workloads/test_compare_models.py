@@ -13,8 +13,13 @@ import pytest
 
 from workloads.common.exit_codes import ExitCode
 from workloads.evaluate.__main__ import category_of
-from workloads.evaluate.compare_models import main, percent
-from workloads.evaluate.comparison import change_percent, improvement_percent, spread
+from workloads.evaluate.compare_models import (
+    change_percent,
+    improvement_percent,
+    main,
+    percent,
+    spread,
+)
 from workloads.evaluate.subject import FORMAT
 
 HEADER: dict[str, Any] = {

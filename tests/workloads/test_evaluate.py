@@ -12,7 +12,7 @@ import pytest
 
 from workloads.common.exit_codes import ExitCode
 from workloads.data.chats import text_of
-from workloads.evaluate.comparison import comparison
+from workloads.evaluate.compare_models import comparison
 
 
 @pytest.mark.feature("S000-45", "S000-46", "S000-47")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from workloads.data.chats import Chat
-from workloads.evaluate.comparison import metric_report
+from workloads.evaluate.compare_models import metric_report
 from workloads.evaluate.generate import ModelRows
 from workloads.evaluate.held_out import HeldOut
 from workloads.evaluate.resampling import Sampling

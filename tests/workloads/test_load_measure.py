@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.nightly import law
 from workloads.load.client import REJECTED, TIMEOUT, Sample
 from workloads.load.measure import Loop, Point, Spread, keeps, percentile, point
-from workloads.load.report import (
+from workloads.load.run import (
     batch_speeds,
     operating_point,
     operating_rate,

@@ -17,8 +17,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from workloads.chat.arms import Arms
 from workloads.chat.client import Client, catalog
+from workloads.chat.dialogue import Arms
 from workloads.common import exit_codes
 from workloads.common.log import log
 from workloads.load.client import KEY_VARIABLE

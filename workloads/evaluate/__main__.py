@@ -26,7 +26,7 @@ from workloads.common.log import log, tell
 from workloads.common.models import torch_dtype
 from workloads.common.places import Places
 from workloads.data.chats import Chat
-from workloads.evaluate.comparison import HEADER, ROWS, SUMMARY, change_percent, comparison
+from workloads.evaluate.compare_models import HEADER, ROWS, SUMMARY, change_percent, comparison
 from workloads.evaluate.held_out import Context, HeldOut, context, prompt_hash
 from workloads.evaluate.resampling import Measured, Sampling, interval, paired
 from workloads.evaluate.scores import measured, row_scores

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 
 from workloads.common.log import log
-from workloads.evaluate.compare_models import lines, render
-from workloads.evaluate.comparison import report
+from workloads.evaluate.compare_models import lines, render, report
 from workloads.evaluate.resampling import Sampling
 from workloads.job import Job, end, run_job, section
 from workloads.recipes.evaluate import EvaluateConfig

@@ -84,8 +84,7 @@ def main(job: Job) -> None:
     _describe(job, config)
     from workloads.load import report
     from workloads.load.client import ChatClient
-    from workloads.load.report import record_metrics
-    from workloads.load.run import LoadTest
+    from workloads.load.run import LoadTest, record_metrics
 
     server = find_server(config.target, job.places)
     client = ChatClient(

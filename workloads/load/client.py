@@ -223,7 +223,7 @@ _MAX_RETRY_AFTER_S = 3600.0
 _CONTROL_TIMEOUT_S = 30.0
 
 
-# `owned_by` of GET /v1/models: ours (workloads/serve/answers.py), and vLLM's
+# `owned_by` of GET /v1/models: ours (workloads/serve/app.py), and vLLM's
 # (vllm/entrypoints/openai, ModelCard.owned_by; read 2026-11-21).
 _ENGINES = {"soperator-stack": "transformers", "vllm": "vllm"}
 

@@ -27,9 +27,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from workloads.common.exit_codes import DataError
 from workloads.recipes.serve import Limits, ServeConfig, is_loopback
 from workloads.serve import scheduler
-from workloads.serve.answers import Choice, Mailbox, RunningChat
 from workloads.serve.metrics import ServeMetrics
-from workloads.serve.protocol import ApiError, ChatRequest, bad_request, parse_chat, prompt_ids
+from workloads.serve.protocol import (
+    ApiError,
+    ChatRequest,
+    Choice,
+    Mailbox,
+    RunningChat,
+    bad_request,
+    parse_chat,
+    prompt_ids,
+)
 from workloads.serve.sampling import Form, GrammarError, Grammars
 from workloads.serve.text import ToolStream
 
