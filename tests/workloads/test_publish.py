@@ -24,7 +24,7 @@ from workloads.common.exit_codes import PreemptedError, WorkloadError
 from workloads.common.publish import Publisher
 from workloads.recipes.serve import ServeConfig
 from workloads.serve import server
-from workloads.serve.metrics import ServeMetrics
+from workloads.serve.metrics import ServeMetrics, Watch
 from workloads.serve.scheduler import Load
 from workloads.train.measure import Ledger, StepResult
 
@@ -79,7 +79,7 @@ def serve_metrics() -> ServeMetrics:
     load = Load(num_running=1, num_waiting=0, kv_used_tokens=2, kv_total_tokens=8)
     use = {"memory_used_bytes": 1.0, "memory_total_bytes": 2.0, "utilization_ratio": 0.5}
     metrics = ServeMetrics(lambda: load, lambda: 3, lambda: {"0": use})
-    watch = metrics.watch("m", 4)
+    watch = Watch(metrics, "m", 4)
     watch.saw(2)
     watch.end("finished")
     return metrics

@@ -42,7 +42,7 @@ from workloads.serve import server
 from workloads.serve import weights as weights_module
 from workloads.serve.__main__ import main, recipe_arguments
 from workloads.serve.app import VllmGuard
-from workloads.serve.metrics import ServeMetrics
+from workloads.serve.metrics import ServeMetrics, Watch
 from workloads.serve.weights import Weights, find_weights
 from workloads.train.run_folder import EVALUATED, point
 
@@ -681,7 +681,7 @@ def test_one_notice_by_two_signals_drains_vllm_and_the_same_again_ends_it(
 def test_percentiles_of_two_answers_are_not_below_their_median() -> None:
     metrics = ServeMetrics(lambda: None, lambda: 0)  # type: ignore[arg-type, return-value]
     for tokens in (2, 3):
-        watch = metrics.watch("m", 1)
+        watch = Watch(metrics, "m", 1)
         for _ in range(tokens):
             watch.saw(1)
         watch.end("finished")

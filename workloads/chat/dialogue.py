@@ -326,7 +326,8 @@ def answer_messages(answer: Mapping[str, Any], *, hides_name: bool) -> Shown:
     if not shown:
         shown.append(_said("(an empty answer)" if is_over else "..."))
     if is_over and (line := caption(answer)):
-        who = "name shown after your vote" if hides_name else _who(answer)
+        adapter = {True: ", adapter on", False: ", adapter off"}.get(answer["is_tuned"], "")
+        who = "name shown after your vote" if hides_name else f"{answer['model']}{adapter}"
         shown.append(_said(f"*{_plain(line)}*\n\n*{_plain(who)}*"))
     return shown
 
@@ -375,11 +376,6 @@ def _said(text: str) -> dict[str, Any]:
 def _fold(title: str, text: str, status: str | None) -> dict[str, Any]:
     metadata = {"title": title, **({"status": status} if status else {})}
     return {"role": "assistant", "content": text, "metadata": metadata}
-
-
-def _who(answer: Mapping[str, Any]) -> str:
-    adapter = {True: ", adapter on", False: ", adapter off"}.get(answer["is_tuned"], "")
-    return f"{answer['model']}{adapter}"
 
 
 def _plain(text: str) -> str:

@@ -152,13 +152,12 @@ class Context:
 
     def header(self, subject: Subject, *, precision: str = "bf16") -> Header:
         """Return the header of one model's rows; rank 0 reads all its weights once."""
-        return self.here.broadcast(self._header(subject, precision) if self.here.is_main else None)
-
-    def _header(self, subject: Subject, precision: str) -> Header:
+        if not self.here.is_main:
+            return self.here.broadcast(None)
         config, tuned_dir = self.config, subject.tuned_dir
         rows = hashlib.sha256(b"".join(chat.to_line() for chat in self.held_out.chats))
         rows.update(TokenRows.of(self.held_out.examples).digest.encode())
-        return Header(
+        header = Header(
             format=FORMAT,
             model=subject.model_dir.name,
             base_sha256=model_sha256(subject.model_dir),
@@ -173,6 +172,7 @@ class Context:
             },
             code_sha256=code_sha256(),
         )
+        return self.here.broadcast(header)
 
 
 def _prompt(tokenizer: Any, chat: Chat, template: Mapping[str, Any]) -> str | None:

@@ -11,8 +11,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from functools import cache
-from types import MappingProxyType
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -64,9 +63,8 @@ def _value_matches(value: Any, *, detail: Mapping[str, Any], allowed: Sequence[A
             return value in allowed
         if item_type is dict:
             return any(_dicts_match(value, item) for item in given)
-        return _standard_items(value) in [
-            _standard_items(item) for item in allowed if isinstance(item, list)
-        ]
+        lists = [[*map(_standard, item)] for item in allowed if isinstance(item, list)]
+        return [*map(_standard, value)] in lists
     if is_variable:
         return value in allowed
     if expected is dict:
@@ -99,10 +97,6 @@ def _dict_matches(value: Mapping[str, Any], allowed: Mapping[str, Sequence[Any]]
         if key not in allowed or _standard(item) not in [_standard(x) for x in allowed[key]]:
             return False
     return all(key in value or OPTIONAL in values for key, values in allowed.items())
-
-
-def _standard_items(values: Sequence[Any]) -> list[Any]:
-    return [_standard(value) for value in values]
 
 
 def _standard(value: Any) -> Any:
@@ -320,28 +314,14 @@ def bleu_parts(reference: str, generated: str) -> list[float]:
 
 def bleu_of(parts: Any) -> Measured:
     """Return corpus BLEU (0 to 100) over rows of `bleu_parts`."""
-    return Measured(rows=np.asarray(parts, dtype=np.float64), value_of=_bleu_values)
+    values_of = partial(np.apply_along_axis, _corpus_bleu, -1)
+    return Measured(rows=np.asarray(parts, dtype=np.float64), value_of=values_of)
 
 
-def _bleu_values(sums: Array) -> Array:
-    flat = sums.reshape(-1, sums.shape[-1])
-    values = [_corpus_bleu([round(value) for value in row]) for row in flat.tolist()]
-    return np.array(values).reshape(sums.shape[:-1])
-
-
-def _corpus_bleu(sums: Sequence[int]) -> float:
-    from sacrebleu.metrics.bleu import BLEU
-
-    sys_len, ref_len, *counts = sums
-    made = BLEU.compute_bleu(
-        # sacrebleu changes these lists where it smooths.
-        correct=list(counts[:_BLEU_ORDERS]),
-        total=list(counts[_BLEU_ORDERS:]),
-        sys_len=sys_len,
-        ref_len=ref_len,
-        smooth_method="exp",
-    )
-    return made.score
+def _corpus_bleu(sums: Array) -> float:
+    sys_len, ref_len, *counts = map(round, sums.tolist())
+    correct, total = counts[:_BLEU_ORDERS], counts[_BLEU_ORDERS:]
+    return _bleu().compute_bleu(correct, total, sys_len, ref_len, smooth_method="exp").score
 
 
 @cache
@@ -363,27 +343,14 @@ def _f1(common: int, given: int, wanted: int) -> float:
     return 2 * common / (given + wanted) if common else 0.0
 
 
-HIGHER_IS_BETTER: Final[Mapping[str, bool]] = MappingProxyType(
-    {
-        "perplexity": False,
-        "bleu": True,
-        "exact_match": True,
-        "token_f1": True,
-        "rouge1": True,
-        "rouge2": True,
-        "rougeL": True,
-        "repeated_4gram_share": False,
-        "invented_share": False,
-        "term_recall": True,
-        "function_name_accuracy": True,
-        "argument_name_accuracy": True,
-        "argument_accuracy": True,
-        "relevance_accuracy": True,
-        "call_parse_failure": False,
-    }
-)
+HIGHER_IS_BETTER: Final[Mapping[str, bool]] = {
+    "bleu": True, "exact_match": True, "token_f1": True, "term_recall": True,
+    "rouge1": True, "rouge2": True, "rougeL": True,
+    "function_name_accuracy": True, "argument_name_accuracy": True,
+    "argument_accuracy": True, "relevance_accuracy": True, "call_parse_failure": False,
+    "perplexity": False, "repeated_4gram_share": False, "invented_share": False
+}  # fmt: skip
 """Metrics with a direction; the length of an answer has none."""
-AVERAGED = MappingProxyType({"message_length": "message_length_avg"})
 
 
 def row_scores(held_out: HeldOut, rows: ModelRows) -> list[dict[str, float]]:
@@ -409,11 +376,6 @@ def measured(held_out: HeldOut, rows: ModelRows) -> dict[str, Measured]:
     scores = row_scores(held_out, rows)
     for name in dict.fromkeys(name for each in scores for name in each):
         values = [each[name] for each in scores if name in each]
-        made[AVERAGED.get(name, name)] = mean_of(values)
-    made["bleu"] = bleu_of(
-        [
-            bleu_parts(reference, generated)
-            for reference, generated in zip(held_out.references, rows.generated, strict=True)
-        ]
-    )
+        made["message_length_avg" if name == "message_length" else name] = mean_of(values)
+    made["bleu"] = bleu_of([*map(bleu_parts, held_out.references, rows.generated)])
     return made

@@ -17,8 +17,9 @@ from workloads.common.exit_codes import ConfigError, WorkloadError
 from workloads.common.hardware import Hardware
 from workloads.common.log import log
 from workloads.job import Job, argument_parser, end, recipe_words, run_job, section
-from workloads.load.client import find_server
-from workloads.load.prompts import read_profile, with_profile
+from workloads.load import run
+from workloads.load.client import ChatClient, find_server
+from workloads.load.prompts import Rows, Words, load_tokenizer, read_profile, with_profile
 from workloads.recipes.load import LoadConfig
 
 DEFAULT_RECIPE = "smollm2_135m_load_cpu"
@@ -82,48 +83,43 @@ def main(job: Job) -> None:
     """Measure, write load.json, fill the record; a verdict that fails is an error."""
     config = with_profile(section(job.recipe, LoadConfig), read_profile())
     _describe(job, config)
-    from workloads.load import report
-    from workloads.load.client import ChatClient
-    from workloads.load.run import LoadTest, record_metrics
-
     server = find_server(config.target, job.places)
     client = ChatClient(
         server.url, server.key, timeout_s=config.timeout_s, ignore_eos=config.ignore_eos
     )
     trace = config.open_loop.trace
     trace_path = None if trace is None else job.places.expand(trace, at="load.open_loop.trace")
-    test = LoadTest(config, client, _prompts(job, config), trace_path)
+    test = run.LoadTest(config, client, _prompts(job, config), trace_path)
     found = test.found
     try:
         asyncio.run(test.run())
     finally:
-        text = json.dumps(report.to_json(found, config, server.url), indent=2)
+        text = json.dumps(run.to_json(found, config, server.url), indent=2)
         job.keep("load", RESULT_FILE, text + "\n")
         if server.adapter_dir is not None:
             job.record.artifacts["adapter_dir"] = server.adapter_dir
         job.record.engine = found.engine
-        job.record.metrics |= record_metrics(found.points)
+        job.record.metrics |= run.record_metrics(found.points)
         job.record.metrics["client_cpu_percent"] = 100 * found.cpu_share
         if found.points:
-            for line in [*report.table(found).splitlines(), report.summary(found, config)]:
+            for line in [*run.table(found).splitlines(), run.summary(found, config)]:
                 log(line)
-    if report.errors_verdict(found, config) == report.FAIL:
+    if run.errors_verdict(found, config) == run.FAIL:
         raise WorkloadError(
             f"{found.errors} of {found.samples} requests failed, load.max_error_share is "
             f"{config.max_error_share:g}; the first: {found.first_error}"
         )
-    if config.require_slo and report.slo_verdict(found, config) == report.FAIL:
+    if config.require_slo and run.slo_verdict(found, config) == run.FAIL:
         raise WorkloadError("no point keeps load.slo; lower the load or choose a faster preset")
 
 
 def _describe(job: Job, config: LoadConfig) -> None:
     """Put the server's hardware and engine into the record, and keep the settings in force."""
-    target = config.target
     # Of the client's own node nothing is said: a speed is the server's.
     job.record.hardware = Hardware(
-        platform=target.platform,
-        preset=target.preset,
-        device=target.preset or "not known",
+        platform=config.target.platform,
+        preset=config.target.preset,
+        device=config.target.preset or "not known",
         num_nodes=1,
         num_gpus_declared=0,
     )
@@ -131,20 +127,16 @@ def _describe(job: Job, config: LoadConfig) -> None:
     job.keep("config", "config.json", json.dumps(recipe, indent=2, default=dict) + "\n")
 
 
-def _prompts(job: Job, config: LoadConfig):
-    from workloads.load.prompts import Rows, Words, load_tokenizer
-
+def _prompts(job: Job, config: LoadConfig) -> Rows | Words:
     prompts = config.prompts
     if prompts.rows is not None:
         if prompts.tokenizer is not None:
             raise ConfigError("load.prompts: rows and tokenizer exclude each other; keep one")
         return Rows(job.places.expand(prompts.rows, at="load.prompts.rows"), config.seed)
     name = prompts.tokenizer or job.recipe.model
-    is_folder = name.startswith(("/", "{"))
-    at = "load.prompts.tokenizer"
+    is_folder, at = name.startswith(("/", "{")), "load.prompts.tokenizer"
     folder = job.places.expand(name, at=at) if is_folder else job.places.model_dir(name)
-    mean = config.prompt_tokens.mean or 0
-    cached_tokens = int(mean * (prompts.cached_share or 0))
+    cached_tokens = int((config.prompt_tokens.mean or 0) * (prompts.cached_share or 0))
     return Words(load_tokenizer(folder), config.seed, cached_tokens)
 
 

@@ -111,7 +111,14 @@ def find_server(
             "load.target: no server; give --url http://HOST:PORT/v1, or the id of a running serve "
             "job as --serve-job"
         )
-    key = environment.get(KEY_VARIABLE) or (None if key_file is None else _read_key(key_file))
+    key = environment.get(KEY_VARIABLE) or None
+    if not key and key_file is not None:
+        try:
+            key = key_file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"load.target.api_key_file: {key_file} cannot be read: {error}"
+            ) from error
     return Server(url=url.rstrip("/"), key=key, adapter_dir=adapter_dir)
 
 
@@ -131,13 +138,6 @@ def _endpoint(path: Path) -> tuple[str, Path | None, str | None]:
     host = f"[{host}]" if ":" in host else host
     url = f"http://{host}:{port}/v1"
     return url, Path(key_file) if key_file else None, values.get("adapter_dir")
-
-
-def _read_key(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"load.target.api_key_file: {path} cannot be read: {error}") from error
 
 
 _COUNTERS = ("serve_requests_total", "vllm:request_success_total")
@@ -299,7 +299,17 @@ class ChatClient:
         is_measured: bool = True,
     ) -> Sample:
         """Return what came of one chat; never raises for what the server does."""
-        body = json.dumps(self._request(messages, output_tokens)).encode()
+        request: dict[str, Any] = {
+            "model": self.model,
+            "messages": messages,
+            "max_tokens": output_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self._ignore_eos:
+            request["ignore_eos"] = True
+        body = json.dumps(request).encode()
         now_s = time.perf_counter()
         sample = Sample(
             intended_s=now_s if intended_s is None else intended_s,
@@ -325,17 +335,6 @@ class ChatClient:
         sample.output_tokens = len(events.times_s)
         _count(sample, events.usage)
         return sample
-
-    def _request(self, messages: list[Message], output_tokens: int) -> dict[str, Any]:
-        values: dict[str, Any] = {
-            "model": self.model,
-            "messages": messages,
-            "max_tokens": output_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        return values | ({"ignore_eos": True} if self._ignore_eos else {})
 
 
 def _served(card: Mapping[str, Any], base_tokens: object) -> ServedModel:

@@ -254,11 +254,9 @@ def single_speeds(one: Point) -> Speeds | None:
     if not one.output_tokens_per_s or one.ttft is None:
         return None
     answer_s = one.mean_output_tokens / one.output_tokens_per_s
-    if one.tpot is None or one.mean_uncached_tokens is None or one.tpot.mean_ms <= 0:
-        return Speeds(output_tokens_per_s=one.output_tokens_per_s, prefill_tokens_per_s=None)
-    write_s = one.mean_output_tokens * one.tpot.mean_ms / 1000
+    write_s = one.mean_output_tokens * (one.tpot.mean_ms if one.tpot else 0.0) / 1000
     read_s = answer_s - write_s
-    if read_s <= 0 or not one.mean_uncached_tokens:
+    if write_s <= 0 or read_s <= 0 or not one.mean_uncached_tokens:
         return Speeds(output_tokens_per_s=one.output_tokens_per_s, prefill_tokens_per_s=None)
     return Speeds(
         output_tokens_per_s=one.mean_output_tokens / write_s,
@@ -301,7 +299,11 @@ def record_metrics(points: Sequence[Point]) -> dict[str, float | int]:
         found |= _named("", single)
     best = operating_point(points)
     if best is not None:
-        found |= _latencies(best)
+        for name in ("ttft", "tpot", "itl", "e2e"):
+            if (spread := getattr(best, name)) is not None:
+                found[f"median_{name}_ms"] = spread.p50_ms
+                found[f"p90_{name}_ms"] = spread.p90_ms
+                found[f"p99_{name}_ms"] = spread.p99_ms
         found |= {
             "operating_concurrency": best.concurrency or 0,
             "operating_output_tokens_per_s": best.output_tokens_per_s,
@@ -319,22 +321,8 @@ def record_metrics(points: Sequence[Point]) -> dict[str, float | int]:
     return found
 
 
-def _named(prefix: str, speeds: Speeds) -> dict[str, float | int]:
-    found: dict[str, float | int] = {f"{prefix}output_tokens_per_s": speeds.output_tokens_per_s}
-    if speeds.prefill_tokens_per_s is not None:
-        found[f"{prefix}prefill_tokens_per_s"] = speeds.prefill_tokens_per_s
-    return found
-
-
-def _latencies(best: Point) -> dict[str, float | int]:
-    found: dict[str, float | int] = {}
-    for name in ("ttft", "tpot", "itl", "e2e"):
-        spread = getattr(best, name)
-        if spread is not None:
-            found[f"median_{name}_ms"] = spread.p50_ms
-            found[f"p90_{name}_ms"] = spread.p90_ms
-            found[f"p99_{name}_ms"] = spread.p99_ms
-    return found
+def _named(prefix: str, speeds: Speeds) -> dict[str, float]:
+    return {f"{prefix}{name}": each for name, each in asdict(speeds).items() if each is not None}
 
 
 SCHEMA_VERSION = 1

@@ -34,18 +34,18 @@ from workloads.serve.weights import (
 )
 
 DEFAULT_RECIPE = "smollm2_135m_serve_cpu"
-# Flag -> recipe key.
-_FOLDERS = {"adapter": "serve.adapter", "merged": "serve.merged", "checkpoint": "serve.checkpoint"}
-_VALUES = {"host": "serve.host", "port": "serve.port", "engine": "serve.engine"}
+_FLAGS = ("adapter", "merged", "checkpoint", "host", "port", "engine")
+"""Each is short for the key of its name in the section serve."""
 
 
 def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
     """Return the command line in recipe form: `--recipe NAME --set key=value ...`."""
     parser = argument_parser("serve", required=False)
     parser.add_argument("--base", help="model of the place model, or its folder")
-    parser.add_argument("--adapter", "--finetune", help="LoRA adapter: base and tuned are served")
-    parser.add_argument("--merged", help="folder of a whole model")
-    parser.add_argument("--checkpoint", help="final/, or checkpoint-N of a run")
+    text = "LoRA adapter: base and tuned are served"
+    parser.add_argument("--adapter", "--finetune", type=_folder, help=text)
+    parser.add_argument("--merged", type=_folder, help="folder of a whole model")
+    parser.add_argument("--checkpoint", type=_folder, help="final/, or checkpoint-N of a run")
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     parser.add_argument("--engine", choices=("auto", "transformers", "vllm"))
@@ -54,16 +54,12 @@ def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
     sets: list[tuple[str, Any]] = []
     if options.base:
         is_folder = options.base.startswith((".", "/"))
-        model = _absolute(options.base) if is_folder else options.base
+        model = _folder(options.base) if is_folder else options.base
         sets += [("model", model), ("serve.adapter", None)]
     elif options.adapter and not options.recipe and (base := _declared_base(options.adapter)):
         sets.append(("model", base))
-    for flag, key in _FOLDERS.items():
-        if value := getattr(options, flag):
-            sets.append((key, _absolute(value)))
-    for flag, key in _VALUES.items():
-        if (value := getattr(options, flag)) is not None:
-            sets.append((key, value))
+    values = ((f"serve.{flag}", getattr(options, flag)) for flag in _FLAGS)
+    sets += [(key, value) for key, value in values if value is not None]
     if options.no_thinking:
         sets.append(("serve.thinking", False))
     return recipe_words(options, DEFAULT_RECIPE, sets)
@@ -132,8 +128,8 @@ def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
     server.serve(job, config, weights, key, listener, ready)
 
 
-def _absolute(folder: str) -> str:
-    return folder if folder.startswith("{place:") else str(Path(folder).resolve())
+def _folder(text: str) -> str | None:
+    return str(Path(text).resolve()) if text and not text.startswith("{place:") else text or None
 
 
 def _declared_base(adapter: str) -> str | None:

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -27,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from workloads.common.exit_codes import DataError
 from workloads.recipes.serve import Limits, ServeConfig, is_loopback
 from workloads.serve import scheduler
-from workloads.serve.metrics import ServeMetrics
+from workloads.serve.metrics import ServeMetrics, Watch
 from workloads.serve.protocol import (
     ApiError,
     ChatRequest,
@@ -38,7 +39,7 @@ from workloads.serve.protocol import (
     parse_chat,
     prompt_ids,
 )
-from workloads.serve.sampling import Form, GrammarError, Grammars
+from workloads.serve.sampling import GrammarError, Grammars
 from workloads.serve.text import ToolStream
 
 if TYPE_CHECKING:
@@ -65,16 +66,6 @@ class ChatServer:
         self._mailbox = Mailbox()
         self._seeds = random.Random(self.config.seed)
         self._created = int(time.time())
-
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        return [
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
-            Route("/v1/models", self.models),
-            Route("/v1/models/{name:path}", self.model),
-            Route("/health", self.health),
-            Route("/metrics", self.metrics_page),
-        ]
 
     async def health(self, request: Request) -> Response:
         """Whether requests are taken."""
@@ -103,11 +94,10 @@ class ChatServer:
         asked = parse_chat(body, self.config.limits, self.config.template_options)
         if asked.model not in self._names:
             raise self._unknown_model(asked.model)
-        make = self._generation
         if len(body) > _LONG_BODY_BYTES or not asked.form.is_free:
-            generation = await asyncio.to_thread(make, asked)
+            generation = await asyncio.to_thread(self._generation, asked)
         else:
-            generation = make(asked)
+            generation = self._generation(asked)
         running = self._submit(asked, generation)
         if asked.stream:
             return EventStream(running.stream(), running.cancel)
@@ -179,31 +169,30 @@ class ChatServer:
 
     def _submit(self, asked: ChatRequest, first: scheduler.Generation) -> RunningChat:
         """Hand all choices to the engine; each of them has a seed of its own."""
-        seeds = [first.sampling.seed + index for index in range(asked.num_choices)]
+        constraint, sampling = first.constraint, first.sampling
         generations = [first] + [
             replace(
                 first,
-                sampling=replace(first.sampling, seed=seed),
-                constraint=first.constraint and first.constraint.copy(),
+                sampling=replace(sampling, seed=sampling.seed + index),
+                constraint=constraint and constraint.copy(),
             )
-            for seed in seeds[1:]
+            for index in range(1, asked.num_choices)
         ]
         queue: asyncio.Queue[tuple[int, scheduler.Delta]] = asyncio.Queue()
         num_prompt_tokens = len(first.prompt_ids)
+        form = asked.form
+        takes_objects = form.schema is None or not self._grammars.has_text_marker
+        tools = partial(ToolStream, is_parallel=form.is_parallel, takes_objects=takes_objects)
         choices = [
             Choice(
-                watch=self._metrics.watch(asked.model, num_prompt_tokens),
-                tools=self._tools(asked.form) if asked.tools else None,
+                watch=Watch(self._metrics, asked.model, num_prompt_tokens),
+                tools=tools() if asked.tools else None,
             )
             for _ in generations
         ]
+        sinks = [self._mailbox.sink(queue, index) for index in range(len(generations))]
         try:
-            self._engine.submit(
-                [
-                    (generation, self._mailbox.sink(queue, index))
-                    for index, generation in enumerate(generations)
-                ]
-            )
+            self._engine.submit([*zip(generations, sinks, strict=True)])
         except (scheduler.QueueFullError, scheduler.StoppingError) as error:
             self._metrics.refused(asked.model)
             if isinstance(error, scheduler.StoppingError):
@@ -226,15 +215,17 @@ class ChatServer:
             timeout_s=self.config.limits.request_timeout_s,
         )
 
-    def _tools(self, form: Form) -> ToolStream:
-        takes_objects = form.schema is None or not self._grammars.has_text_marker
-        return ToolStream(is_parallel=form.is_parallel, takes_objects=takes_objects)
-
 
 def make_app(server: ChatServer, *, api_key: str | None) -> Starlette:
     """Return the ASGI application."""
     return Starlette(
-        routes=server.routes(),
+        routes=[
+            Route("/v1/chat/completions", server.chat, methods=["POST"]),
+            Route("/v1/models", server.models),
+            Route("/v1/models/{name:path}", server.model),
+            Route("/health", server.health),
+            Route("/metrics", server.metrics_page),
+        ],
         middleware=[Middleware(KeyGuard, api_key=api_key, is_loopback=server.config.is_loopback)],
         exception_handlers=dict.fromkeys((ApiError, HTTPException, Exception), _answer_error),
     )

@@ -130,10 +130,6 @@ class ServeMetrics:
         """Return the page that Prometheus reads."""
         return generate_latest(self._registry)
 
-    def watch(self, model: str, num_prompt_tokens: int) -> Watch:
-        """Return the clock of one answer."""
-        return Watch(self, model, num_prompt_tokens)
-
     def refused(self, model: str) -> None:
         """Count a request that got no row."""
         self.num_refused += 1

@@ -2,8 +2,8 @@
 
 What has no effect here is refused, not ignored; answers are put together while the engine writes.
 https://platform.openai.com/docs/api-reference/chat/create and .../chat/object (2026-11-21). Beyond
-it, as vLLM has them: `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos`,
-`stream_options.continuous_usage_stats`, `chat_template_kwargs`.
+it, as vLLM has them: `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`,
+`ignore_eos`, `stream_options.continuous_usage_stats`, `chat_template_kwargs`.
 """
 
 from __future__ import annotations
@@ -421,24 +421,22 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
 
-    def read(self, delta: Delta) -> tuple[str, list[CallPart], bool]:
+    def take(self, delta: Delta) -> tuple[str, list[CallPart], bool]:
         """Return a delta's text, its parts of calls, and whether the choice is whole."""
         if self.tools is None:
             return delta.text, [], delta.finish is not None
         text, parts = self.tools.push(delta.text)
-        if delta.finish is None and not self.tools.is_over:
-            return text, parts, False
-        rest, more = self.tools.finish()
-        return text + rest, parts + more, True
-
-    def take(self, parts: Sequence[CallPart]) -> None:
-        """Put parts to the calls that they belong to."""
+        is_over = delta.finish is not None or self.tools.is_over
+        if is_over:
+            rest, more = self.tools.finish()
+            text, parts = text + rest, parts + more
         for part in parts:
             if part.name is not None:
                 self.calls.append(part)
             else:
                 call = self.calls[part.index]
                 self.calls[part.index] = replace(call, arguments=call.arguments + part.arguments)
+        return text, parts, is_over
 
 
 def event(value: dict[str, Any]) -> bytes:
@@ -541,8 +539,7 @@ class RunningChat:
                 raise ApiError(
                     status=_STATUS[failure.code], message=failure.message, code=failure.code
                 )
-            text, parts, is_over = choice.read(delta)
-            choice.take(parts)
+            text, parts, is_over = choice.take(delta)
             if is_over and delta.finish is None:
                 self.end(index)
             if is_over:

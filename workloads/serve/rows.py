@@ -8,6 +8,7 @@ Shapes: R rows, H key-value heads, T tokens of the pass, S tokens seen, D head s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,11 +95,11 @@ class RowCache(Cache):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.num_rows = num_rows
         self.length = -(-context_tokens // _ALIGNMENT) * _ALIGNMENT
         self._spot = Spot()
         self._device = device
-        shape = (num_rows, _num_kv_heads(config), self.length, _head_size(config))
+        num_heads, head_size = _heads(config)
+        shape = (num_rows, num_heads, self.length, head_size)
         options = {"dtype": dtype, "device": device}
         self._blocks = [
             _Layer(shape, options=options, spot=self._spot) for _ in range(config.num_hidden_layers)
@@ -154,7 +155,7 @@ class RowCache(Cache):
 
 def bytes_per_row(config: Any, *, context_tokens: int, dtype: torch.dtype) -> int:
     """Return the bytes of keys and values of one row."""
-    per_token = 2 * config.num_hidden_layers * _num_kv_heads(config) * _head_size(config)
+    per_token = 2 * config.num_hidden_layers * math.prod(_heads(config))
     return per_token * context_tokens * dtype.itemsize
 
 
@@ -178,12 +179,11 @@ def check_model(config: Any, *, context_tokens: int) -> None:
         )
 
 
-def _num_kv_heads(config: Any) -> int:
-    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-
-
-def _head_size(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+def _heads(config: Any) -> tuple[int, int]:
+    """Return how many heads have keys and values, and the size of one."""
+    all_heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // all_heads
+    return getattr(config, "num_key_value_heads", None) or all_heads, size
 
 
 def split_rows(layer: Any, adapter: str, tuned: Callable[[], Sequence[int] | None]) -> None:

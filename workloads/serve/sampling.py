@@ -212,11 +212,6 @@ class RowSampler:
         self._counts: Counter[int] = Counter()
 
     @property
-    def is_greedy(self) -> bool:
-        """Whether the most likely token is taken."""
-        return self.sampling.temperature == 0
-
-    @property
     def changes_logits(self) -> bool:
         """Whether a token is not chosen from the model's logits as they are."""
         return self.has_penalty or self._constraint is not None or self._num_before_stop > 0
@@ -268,7 +263,7 @@ def sample(logits_BV: torch.Tensor, rows: Sequence[RowSampler]) -> list[int | Ex
         try:
             if sampler.changes_logits:
                 sampler.adjust(logits_BV[row])
-            if not sampler.is_greedy:
+            if sampler.sampling.temperature:  # at 0 the most likely token is taken
                 numbers[row] = sampler.number
         except Exception as error:
             faults[row] = error

@@ -184,9 +184,21 @@ def consolidated(found: Candidate, *, model_dir: Path, places: Places) -> Path:
     target = places.path("results") / job_id() / f"served-{found.path.name}"
     with atomic.new_directory(target, replace=True) as partial:
         if config.has_adapters:
-            _write_adapter(partial, weights, model_dir=model_dir, config=config)
+            import torch
+
+            from workloads.train.model import build_empty_model
+
+            model = build_empty_model(model_dir, config, device=torch.device("cpu"))
+            # A model without weights does not know which folder it is of; the adapter must say it.
+            model.peft_config["default"].base_model_name_or_path = str(model_dir)
+            model.save_pretrained(partial, state_dict=weights)
         else:
-            _write_model(partial, weights, found=found, config=config)
+            from safetensors.torch import save_file
+
+            dtype = torch_dtype(config.dtype)
+            whole = {name: weight.to(dtype).contiguous() for name, weight in weights.items()}
+            save_file(whole, partial / FULL_WEIGHTS, metadata={"format": "pt"})
+            shutil.copyfile(found.path / CONFIG, partial / CONFIG)
     log(f"weights of {found.path} put together in {target}")
     return target
 
@@ -223,30 +235,6 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 
     values = read(folder, places, no_dist=True)
     return {key.removeprefix(_PREFIX): value for key, value in values.items()}
-
-
-def _write_adapter(
-    target: Path, weights: dict[str, torch.Tensor], *, model_dir: Path, config: TrainConfig
-) -> None:
-    import torch
-
-    from workloads.train.model import build_empty_model
-
-    model = build_empty_model(model_dir, config, device=torch.device("cpu"))
-    # A model without weights does not know which folder it is of; the adapter must say it.
-    model.peft_config["default"].base_model_name_or_path = str(model_dir)
-    model.save_pretrained(target, state_dict=weights)
-
-
-def _write_model(
-    target: Path, weights: dict[str, torch.Tensor], *, found: Candidate, config: TrainConfig
-) -> None:
-    from safetensors.torch import save_file
-
-    dtype = torch_dtype(config.dtype)
-    whole = {name: weight.to(dtype).contiguous() for name, weight in weights.items()}
-    save_file(whole, target / FULL_WEIGHTS, metadata={"format": "pt"})
-    shutil.copyfile(found.path / CONFIG, target / CONFIG)
 
 
 def forget_cached(folder: Path) -> None:
