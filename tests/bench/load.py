@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.bench import machine
 from workloads.load.client import ChatClient
-from workloads.load.measure import Chat, closed_loop, point
+from workloads.load.run import Chat, closed_loop, point
 from workloads.recipes.load import Slo
 
 RESULT = Path(__file__).with_name("load.json")

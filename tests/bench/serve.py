@@ -100,9 +100,8 @@ def _measure(rounds: int) -> dict[str, list[float]]:
     import torch
 
     from workloads.common.models import load_model, load_tokenizer
-    from workloads.serve.engine import Runner, TransformersEngine
+    from workloads.serve.engine import RowCache, Runner, TransformersEngine
     from workloads.serve.protocol import prompt_ids
-    from workloads.serve.rows import RowCache
     from workloads.serve.scheduler import Scheduler
 
     sys.setswitchinterval(0.0005)

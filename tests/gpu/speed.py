@@ -112,8 +112,7 @@ def generation(case: Case, device: torch.device) -> dict[str, Any]:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    from workloads.serve.engine import Runner, TransformersEngine
-    from workloads.serve.rows import RowCache
+    from workloads.serve.engine import RowCache, Runner, TransformersEngine
     from workloads.serve.scheduler import Delta, Generation, Sampling, Scheduler
 
     model = random_model(case, device)

@@ -12,9 +12,8 @@ import uvicorn
 
 from workloads.recipes.serve import Limits, ServeConfig
 from workloads.serve.app import ChatServer, make_app
-from workloads.serve.engine import Runner, TransformersEngine
+from workloads.serve.engine import AdapterRows, RowCache, Runner, TransformersEngine
 from workloads.serve.metrics import ServeMetrics
-from workloads.serve.rows import AdapterRows, RowCache
 from workloads.serve.sampling import Grammars
 from workloads.serve.scheduler import Chunk, Delta, Generation, Move, Sampling, Scheduler
 from workloads.serve.scheduler import Sequence as Running

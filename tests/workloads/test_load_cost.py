@@ -16,8 +16,7 @@ from stacks.load import load_stack
 from tests.workloads.test_load_measure import at
 from workloads.common.hardware import Hardware
 from workloads.common.record import RunRecord
-from workloads.load.measure import Point
-from workloads.load.run import Found, operating_point, record_metrics, to_json
+from workloads.load.run import Found, Point, operating_point, record_metrics, to_json
 from workloads.recipes.load import LoadConfig
 
 CONTEXT, OUTPUT = 8000.0, 2000.0

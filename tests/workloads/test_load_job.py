@@ -23,8 +23,8 @@ from workloads.job import run_job
 from workloads.load.__main__ import main, recipe_arguments
 from workloads.load.client import ChatClient, Sample
 from workloads.load.http import ChatEvents, HttpError
-from workloads.load.measure import Chat, closed_loop, open_loop, percentile
 from workloads.load.prompts import Arrival
+from workloads.load.run import Chat, closed_loop, open_loop, percentile
 
 CHAT = Chat(messages=[{"role": "user", "content": "hello"}], output_tokens=4)
 SLACK_S = 10.0

@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 
 from tests.nightly import law
 from workloads.load.client import REJECTED, TIMEOUT, Sample
-from workloads.load.measure import Loop, Point, Spread, keeps, percentile, point
 from workloads.load.run import (
+    Loop,
+    Point,
+    Spread,
     batch_speeds,
+    keeps,
     operating_point,
     operating_rate,
+    percentile,
+    point,
     record_metrics,
     single_speeds,
 )

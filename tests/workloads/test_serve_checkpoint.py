@@ -15,7 +15,7 @@ from workloads.common.models import load_model
 from workloads.common.places import Places
 from workloads.recipes.reader import parse
 from workloads.recipes.serve import ServeConfig
-from workloads.serve import rows as row_parts
+from workloads.serve import engine as row_parts
 from workloads.serve.weights import Weights, find_weights
 
 SMALL = ("train.sequence_length=1600", "train.overlong=drop", "train.max_steps=2")

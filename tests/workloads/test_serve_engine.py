@@ -15,10 +15,9 @@ from tests.workloads.serve_stand import Collected, asking, real_engine, scripted
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.common.models import load_model, load_tokenizer
 from workloads.evaluate.subject import load_tuned
-from workloads.serve import rows as row_parts
+from workloads.serve import engine as row_parts
 from workloads.serve import sampling
-from workloads.serve.engine import TransformersEngine, batches
-from workloads.serve.rows import RowCache
+from workloads.serve.engine import RowCache, TransformersEngine, batches
 from workloads.serve.sampling import RowSampler
 from workloads.serve.scheduler import Generation, Sampling, StoppingError
 from workloads.serve.text import TextStream

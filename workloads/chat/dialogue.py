@@ -36,7 +36,7 @@ from workloads.chat.client import (
 from workloads.chat.conversation import Conversation, Mode, Vote, answer_of
 from workloads.common.exit_codes import ConfigError
 from workloads.common.log import log
-from workloads.load.measure import percentile
+from workloads.load.run import percentile
 
 Key = tuple[str, Mode]
 """Model and mode of an arm."""
