@@ -179,13 +179,12 @@ class ChatServer:
             for index in range(1, asked.num_choices)
         ]
         queue: asyncio.Queue[tuple[int, scheduler.Delta]] = asyncio.Queue()
-        num_prompt_tokens = len(first.prompt_ids)
         form = asked.form
         takes_objects = form.schema is None or not self._grammars.has_text_marker
         tools = partial(ToolStream, is_parallel=form.is_parallel, takes_objects=takes_objects)
         choices = [
             Choice(
-                watch=Watch(self._metrics, asked.model, num_prompt_tokens),
+                watch=Watch(self._metrics, asked.model, len(first.prompt_ids)),
                 tools=tools() if asked.tools else None,
             )
             for _ in generations
@@ -200,18 +199,12 @@ class ChatServer:
             text = f"{error}; try again later"
             raise ApiError(status=429, message=text, code="queue_full") from error
 
-        def cancel() -> None:
-            for generation, choice in zip(generations, choices, strict=True):
-                self._engine.cancel(generation.number)
-                choice.watch.end("cancelled")
-
         return RunningChat(
             request=asked,
-            num_prompt_tokens=num_prompt_tokens,
+            engine=self._engine,
+            generations=generations,
             queue=queue,
             choices=choices,
-            cancel=cancel,
-            end=lambda index: self._engine.cancel(generations[index].number),
             timeout_s=self.config.limits.request_timeout_s,
         )
 

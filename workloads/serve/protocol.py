@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response
 
@@ -25,8 +25,11 @@ from workloads.data.chats import read_openai
 from workloads.recipes.serve import MAX_TOP_LOGPROBS, Limits
 from workloads.serve.metrics import Watch
 from workloads.serve.sampling import Form
-from workloads.serve.scheduler import Delta, Sampling, Sink, TokenLogprob
+from workloads.serve.scheduler import Delta, Generation, Sampling, Sink, TokenLogprob
 from workloads.serve.text import CallPart, ToolStream
+
+if TYPE_CHECKING:
+    from workloads.serve.engine import TransformersEngine
 
 RETRY_AFTER_S = 2
 """What a client that met a full queue or a stopping server is told to wait."""
@@ -502,15 +505,19 @@ class RunningChat:
     """A request that the engine has taken; it is read once, by `whole` or by `stream`."""
 
     request: ChatRequest
-    num_prompt_tokens: int
+    engine: TransformersEngine
+    generations: Sequence[Generation]
     queue: asyncio.Queue[tuple[int, Delta]]
-    choices: list[Choice]
-    cancel: Callable[[], None]
-    end: Callable[[int], None]
-    """Ends the writing of one choice that is whole already."""
+    choices: Sequence[Choice]
     timeout_s: float
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def cancel(self) -> None:
+        """End the writing of all choices; nobody reads them."""
+        for generation, choice in zip(self.generations, self.choices, strict=True):
+            self.engine.cancel(generation.number)
+            choice.watch.end("cancelled")
 
     async def _deltas(self) -> AsyncIterator[tuple[int, Delta, str, list[CallPart]]]:
         """Yield what comes until all choices have ended: text that is no call, parts of calls."""
@@ -541,7 +548,7 @@ class RunningChat:
                 )
             text, parts, is_over = choice.take(delta)
             if is_over and delta.finish is None:
-                self.end(index)
+                self.engine.cancel(self.generations[index].number)
             if is_over:
                 still_open.remove(index)
                 tools = choice.tools
@@ -626,8 +633,5 @@ class RunningChat:
     def _usage(self, choices: Sequence[Choice]) -> dict[str, int]:
         """Return the tokens read and written."""
         written = sum(choice.watch.num_tokens for choice in choices)
-        return {
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": written,
-            "total_tokens": self.num_prompt_tokens + written,
-        }
+        read = len(self.generations[0].prompt_ids)
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
