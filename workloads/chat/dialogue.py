@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any, Final, cast, get_args
@@ -451,11 +452,10 @@ class Dialogue:
         before = self.view(conversation, settings)
         try:
             request = settings.request()
+            if not text.strip():
+                raise SettingsError("Write a question first.")
         except SettingsError as error:
             yield replace(before, notice=str(error))
-            return
-        if not text.strip():
-            yield replace(before, notice="Write a question first.")
             return
         role = "tool" if is_result and conversations.has_open_calls(conversation) else "user"
         models = self._columns(conversation, settings)
@@ -464,31 +464,23 @@ class Dialogue:
             "columns": [each.label for each in models],
             "settings": asdict(settings),
         }
+        has_adapter = [partner(self.models, each.label) is not None for each in models]
         replies = [
             Reply(
                 model=each.label,
-                is_tuned=None
-                if partner(self.models, each.label) is None
-                else each.base is not None,
+                is_tuned=each.base is not None if has else None,
                 began_s=time.perf_counter(),
             )
-            for each in models
+            for each, has in zip(models, has_adapter, strict=True)
         ]
         hides = _hides(conversation, settings)
         changed = asyncio.Event()
         running = self._running[conversation["id"]] = _RunningAnswers()
+        said = partial(conversations.messages, system=settings.system, role=role, text=text)
         asking = [
             asyncio.create_task(
                 self.client.ask(
-                    model,
-                    {
-                        **request,
-                        "messages": conversations.messages(
-                            conversation, index, system=settings.system, role=role, text=text
-                        ),
-                    },
-                    reply,
-                    changed.set,
+                    model, {**request, "messages": said(conversation, index)}, reply, changed.set
                 )
             )
             for index, (model, reply) in enumerate(zip(models, replies, strict=True))
@@ -530,9 +522,8 @@ class Dialogue:
         for reply in replies:
             reply.finish = reply.finish or "stopped"
         answers = [reply.to_json() for reply in replies]
-        self._held.setdefault(conversation["id"], []).extend(
-            (answer, settings.mode) for answer in answers
-        )
+        held = self._held.setdefault(conversation["id"], [])
+        held += [(answer, settings.mode) for answer in answers]
         if not hides:
             self.leave(conversation)
         after = conversations.add_turn(conversation, text, answers, role=role)
