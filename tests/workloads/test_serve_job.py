@@ -37,7 +37,7 @@ from workloads.common.places import WEIGHTS, Places, filesystem_of, stage
 from workloads.job import run_job
 from workloads.recipes import load_recipe
 from workloads.recipes.reader import parse
-from workloads.recipes.serve import ServeConfig
+from workloads.recipes.serve import ServeConfig, is_loopback
 from workloads.serve import server
 from workloads.serve import weights as weights_module
 from workloads.serve.__main__ import main, recipe_arguments
@@ -321,14 +321,14 @@ def test_a_host_that_is_not_here_is_refused_by_its_name(host: str, reason: str) 
 
 
 @pytest.mark.parametrize(
-    ("host", "is_loopback"),
+    ("host", "is_here_alone"),
     [
         *((each, True) for each in ("127.0.0.1", "127.8.0.1", "::1", "localhost")),
         *((each, False) for each in ("127.example.com", "127.0.0.1.example.com", "0.0.0.0", "::")),
     ],
 )
-def test_a_name_that_begins_like_loopback_is_not_loopback(host: str, is_loopback: bool) -> None:
-    assert serve_config(host=host).is_loopback is is_loopback
+def test_a_name_that_begins_like_loopback_is_not_loopback(host: str, is_here_alone: bool) -> None:
+    assert is_loopback(host) is is_here_alone
 
 
 @another_user.as_root

@@ -113,14 +113,9 @@ class ServeConfig:
         )
         require_least(self, 0, "drain_s")
 
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
-        return is_loopback(self.host)
-
 
 def is_loopback(host: str) -> bool:
-    """Whether it is localhost or an address of loopback; a name may only begin like one."""
+    """Whether only this machine reaches it: localhost, or an address; a name may begin like one."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -219,7 +219,9 @@ def make_app(server: ChatServer, *, api_key: str | None) -> Starlette:
             Route("/health", server.health),
             Route("/metrics", server.metrics_page),
         ],
-        middleware=[Middleware(KeyGuard, api_key=api_key, is_loopback=server.config.is_loopback)],
+        middleware=[
+            Middleware(KeyGuard, api_key=api_key, is_loopback=is_loopback(server.config.host))
+        ],
         exception_handlers=dict.fromkeys((ApiError, HTTPException, Exception), _answer_error),
     )
 

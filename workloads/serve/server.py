@@ -43,7 +43,7 @@ from workloads.common.publish import Publisher
 from workloads.common.tool_calls import OWN_FORM
 from workloads.data.chat_template import call_form
 from workloads.job import Job
-from workloads.recipes.serve import ServeConfig
+from workloads.recipes.serve import ServeConfig, is_loopback
 from workloads.serve.app import HAS_KEY, ON_LOOPBACK, ChatServer, VllmGuard, make_app
 from workloads.serve.engine import Loaded, TransformersEngine, load
 from workloads.serve.metrics import ServeMetrics, gpu_reader
@@ -370,7 +370,7 @@ def run_vllm(
         # What vLLM compiles beside its model lies by default where any user may have put a program.
         home = os.environ.get("HOME") or private  # a container's user may have none
         kernels = {"TORCHINDUCTOR_CACHE_DIR": f"{home}/.cache/torchinductor"}
-        told = {"VLLM_API_KEY": key} | ({ON_LOOPBACK: "1"} if config.is_loopback else {})
+        told = {"VLLM_API_KEY": key} | ({ON_LOOPBACK: "1"} if is_loopback(config.host) else {})
         # Its ranks, all on this node, run what they are sent: they meet by a file and sockets in
         # TMPDIR, and gloo listens on loopback.
         told |= {"TMPDIR": private, "GLOO_SOCKET_IFNAME": "lo"}
