@@ -502,6 +502,7 @@ def test_what_a_page_elsewhere_can_send_is_refused(
         body = json.dumps({"model": "tiny", "messages": say("hello")}).encode()
         answer = server.post(body, **headers)
         assert (answer[0], answer[1]["error"]["code"]) == (status, "forbidden")
+        assert answer[1]["error"]["type"] == "invalid_request_error"
         assert text in answer[1]["error"]["message"]
         assert server.engine.load().num_running == 0
         for host in ("localhost", f"127.0.0.1:{server.port}", "[::1]:1"):

@@ -52,7 +52,8 @@ class ApiError(Exception):
         return {
             "error": {
                 "message": self.message,
-                "type": _TYPES.get(self.status, "server_error"),
+                "type": _TYPES.get(self.status)
+                or ("server_error" if self.status >= 500 else "invalid_request_error"),
                 "param": self.param,
                 "code": self.code,
             }
@@ -66,16 +67,7 @@ class ApiError(Exception):
         return {"www-authenticate": "Bearer"} if self.status == 401 else {}
 
 
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "invalid_request_error",
-    405: "invalid_request_error",
-    408: "invalid_request_error",
-    413: "invalid_request_error",
-    429: "rate_limit_error",
-    504: "timeout_error",
-}
+_TYPES = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
 
 
 def bad_request(message: str, param: str | None, code: str = "invalid_value") -> ApiError:
