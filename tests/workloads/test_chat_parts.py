@@ -678,23 +678,6 @@ def test_a_user_in_an_address_is_refused_and_its_password_is_not_shown(user: str
     )
 
 
-@pytest.mark.parametrize(
-    ("url", "reason"),
-    [
-        ("http://localhost:70000/v1", "Port out of range 0-65535"),
-        ("http://localhost:http/v1", "Port could not be cast to integer value as 'http'"),
-        ("http://[::1/v1", "Invalid IPv6 URL"),
-        ("http://localhost:0/v1", "port 0; allowed: 1 to 65535"),
-    ],
-)
-def test_an_address_that_cannot_be_read_is_refused_with_the_reason(url: str, reason: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        Client([url], None)
-    assert str(refusal.value) == (
-        f"--url {url}: expected http://HOST:PORT/v1, without a user in it: {reason}"
-    )
-
-
 TOKEN = "of-this-page"
 COOKIE = f"soperator-chat-7861={TOKEN}"
 OWN = {"host": "127.0.0.1:7861", "cookie": COOKIE}

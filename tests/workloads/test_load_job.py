@@ -19,10 +19,11 @@ import pytest
 
 from tests.bench.stand_in import Behaviour, StandIn, running
 from tests.ports import free_ports
+from workloads.common.exit_codes import ConfigError
 from workloads.job import run_job
 from workloads.load.__main__ import main, recipe_arguments
 from workloads.load.client import ChatClient, Sample
-from workloads.load.http import ChatEvents, HttpError
+from workloads.load.http import ChatEvents, HttpClient, HttpError
 from workloads.load.prompts import Arrival
 from workloads.load.run import Chat, closed_loop, open_loop, percentile
 
@@ -422,3 +423,20 @@ def test_a_serve_job_is_found_by_its_endpoint_and_its_key(load: RunLoad, tmp_pat
     code, record, _ = load("--serve-job", "13")
     assert code == 2
     assert "is that job a running server that has come up?" in record["reason"]
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://localhost:70000/v1", "Port out of range 0-65535"),
+        ("http://localhost:http/v1", "Port could not be cast to integer value as 'http'"),
+        ("http://[::1/v1", "Invalid IPv6 URL"),
+        ("http://localhost:0/v1", "port 0; allowed: 1 to 65535"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_refused_with_the_reason(url: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        HttpClient(url, at="--url")
+    assert str(refusal.value) == (
+        f"--url {url}: expected http://HOST:PORT/v1, without a user in it: {reason}"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -16,9 +17,11 @@ import pytest
 
 from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
 from tests.workloads.serve_stand import WAIT_S, ScriptedPasses, scripted_engine, serving
-from workloads.recipes.serve import Limits, ServeConfig
+from workloads.common.exit_codes import ConfigError
+from workloads.recipes.serve import Limits, ServeConfig, is_loopback
 from workloads.serve.engine import TransformersEngine
 from workloads.serve.scheduler import Generation
+from workloads.serve.server import listen
 
 WEATHER: Any = {
     "type": "function",
@@ -508,6 +511,28 @@ def test_what_a_page_elsewhere_can_send_is_refused(
         for host in ("localhost", f"127.0.0.1:{server.port}", "[::1]:1"):
             assert server.post(body, Host=host)[0] == 200
         assert server.post(body, Origin=f"http://{server.host}:{server.port}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [("no-such-host.invalid", ".+"), ("192.0.2.1", "Cannot assign requested address")],
+)
+def test_a_host_that_is_not_here_is_refused_by_its_name(host: str, reason: str) -> None:
+    """No other port helps, which was the advice."""
+    refusal = f"^serve.host: {re.escape(host)}: {reason}; name an address of this machine"
+    with pytest.raises(ConfigError, match=refusal):
+        listen(ServeConfig(host=host, port=0))
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here_alone"),
+    [
+        *((each, True) for each in ("127.0.0.1", "127.8.0.1", "::1", "localhost")),
+        *((each, False) for each in ("127.example.com", "127.0.0.1.example.com", "0.0.0.0", "::")),
+    ],
+)
+def test_a_name_that_begins_like_loopback_is_not_loopback(host: str, is_here_alone: bool) -> None:
+    assert is_loopback(host) is is_here_alone
 
 
 ASK = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import pwd
-import re
 import shutil
 import signal
 import socket
@@ -37,7 +36,7 @@ from workloads.common.places import WEIGHTS, Places, filesystem_of, stage
 from workloads.job import run_job
 from workloads.recipes import load_recipe
 from workloads.recipes.reader import parse
-from workloads.recipes.serve import ServeConfig, is_loopback
+from workloads.recipes.serve import ServeConfig
 from workloads.serve import server
 from workloads.serve import weights as weights_module
 from workloads.serve.__main__ import main, recipe_arguments
@@ -307,28 +306,6 @@ def test_a_port_that_is_taken_is_refused_with_its_number(places: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use"):
             listen(serve_config(port=port))
-
-
-@pytest.mark.parametrize(
-    ("host", "reason"),
-    [("no-such-host.invalid", ".+"), ("192.0.2.1", "Cannot assign requested address")],
-)
-def test_a_host_that_is_not_here_is_refused_by_its_name(host: str, reason: str) -> None:
-    """No other port helps, which was the advice."""
-    refusal = f"^serve.host: {re.escape(host)}: {reason}; name an address of this machine"
-    with pytest.raises(ConfigError, match=refusal):
-        server.listen(serve_config(host=host, port=0))
-
-
-@pytest.mark.parametrize(
-    ("host", "is_here_alone"),
-    [
-        *((each, True) for each in ("127.0.0.1", "127.8.0.1", "::1", "localhost")),
-        *((each, False) for each in ("127.example.com", "127.0.0.1.example.com", "0.0.0.0", "::")),
-    ],
-)
-def test_a_name_that_begins_like_loopback_is_not_loopback(host: str, is_here_alone: bool) -> None:
-    assert is_loopback(host) is is_here_alone
 
 
 @another_user.as_root
