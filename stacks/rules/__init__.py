@@ -45,7 +45,8 @@ class Rule:
     """Key of SOURCES, a colon, and the place in it."""
     message: str
     """What a finding says, with the names of its values in braces: `{value}` is what stands at its
-    path, `{record}` what that is a field of, `{spec}` the stack; the code gives the others."""
+    path, `{record}` what that is a field of, `{spec}` the stack; the code gives the others, and
+    both under keys of the user's own, such as labels, which no field of a format names."""
 
 
 def read_rules(text: str) -> Mapping[str, Rule]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections import defaultdict
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import pytest
@@ -210,6 +213,28 @@ def named() -> dict[str, str]:
 def test_every_finding_names_a_rule_of_the_table():
     """A finding of another name has no row in docs/rules.md: add one to rules.tsv."""
     assert {where: rule for where, rule in named().items() if rule not in RULES} == {}
+
+
+def given() -> dict[str, list[set[str]]]:
+    """Rule -> the values that each of its findings gives to the message."""
+    shared = {"add_text": {"message"}, "unknown": {"name", "known"}, "unique": {"first"}}
+    found: dict[str, list[set[str]]] = defaultdict(list)
+    for path in {*(STACKS_DIR / "rules").glob("*.py"), STACKS_DIR / "changes.py"}:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in FINDINGS:
+                words = {str(word.arg) for word in node.keywords} - {"spare"}
+                if isinstance(node.args[0], ast.Constant):
+                    kind = ast.unparse(node.func).removeprefix("findings.")
+                    found[str(node.args[0].value)].append(shared.get(kind, words))
+    return found
+
+
+def test_a_message_shows_what_its_findings_give_and_nothing_else():
+    """A value that no code gives ends the check; one that no message shows is given for nothing."""
+    for rule, calls in given().items():
+        fields = {field for _, field, _, _ in Formatter().parse(RULES[rule].message) if field}
+        shown = {re.split(r"[.\[]", field)[0] for field in fields} - {"value", "record", "spec"}
+        assert calls == [shown] * len(calls), rule
 
 
 def test_every_rule_of_the_table_is_in_the_code():
