@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from google.protobuf.descriptor import ServiceDescriptor
 
@@ -181,12 +181,6 @@ PACES: Final[dict[str, Pace]] = {
 OTHER: Final = Pace(deadline_s=30 * _MINUTE, source=_OURS)
 
 
-class Say(Protocol):
-    """Shows one line; a passing one is progress and not kept."""
-
-    def __call__(self, line: str, *, passing: bool = False) -> None: ...
-
-
 @dataclass(eq=False)
 class Watch:
     """What one wait has told so far."""
@@ -195,7 +189,8 @@ class Watch:
     """Such as `create NodeGroup 'worker'`."""
     kind: InitVar[str]
     _schema: Schema
-    _say: Say
+    _say: Callable[..., None]
+    """Shows one line; with `passing=True` it is progress and not kept."""
     _look: Callable[[str], Any | None] = lambda _id: None
     """Fetches the resource of an id."""
     _clock: Callable[[], float] = time.monotonic

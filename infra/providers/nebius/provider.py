@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 from infra.providers.engine.provider import (
@@ -72,11 +72,8 @@ class NebiusProvider(Provider):
         """Creates, or adopts what an earlier run created and this state does not know."""
         kind = self._type(type_)
         if preview:
-            return "", {
-                **inputs,
-                "metadata": {**inputs["metadata"], "id": UNKNOWN},
-                "status": UNKNOWN,
-            }
+            metadata = {**inputs["metadata"], "id": UNKNOWN}
+            return "", {**inputs, "metadata": metadata, "status": UNKNOWN}
         what = f"create {_describe(kind, inputs)}"
         with self._api.explained(what, GONE):
             namesake = find_namesake(self._api, kind, inputs)
@@ -141,7 +138,7 @@ class NebiusProvider(Provider):
             metadata = {**old_state.get("metadata", {}), **new["metadata"]}
             return {**old_state, **new, "metadata": metadata}
         what = f"update {_describe(kind, new)}"
-        self._refuse_taken(self._seen(kind, id, what), new, what)
+        self._seen(kind, id, new, what)
         request = kind.update_request(id, adoption.add(new, urn))
         mask = kind.reset_mask(request)
         started, watch = False, self._watch(kind, urn, what)
@@ -166,9 +163,8 @@ class NebiusProvider(Provider):
         """What the API has, and the declaration as it would have to be for it."""
         kind = self._type(type_)
         what = f"read {kind.name} {id}"
-        found = self._seen(kind, id, what)
         # The label of another state in this one would let a destroy delete it.
-        self._refuse_taken(found, inputs, what)
+        found = self._seen(kind, id, inputs, what)
         if found is None:
             return None
         values = _with_told(kind, state, plain(self._schema, found))
@@ -178,29 +174,23 @@ class NebiusProvider(Provider):
         """Deletes and waits; a resource that is gone is no error."""
         kind = self._type(type_)
         what = f"delete {_describe(kind, state)} {id}"
-        self._refuse_taken(self._seen(kind, id, what), state, what)
+        self._seen(kind, id, state, what)
         with self._api.explained(what, GONE):
             # The engine names no resource here: the line itself does.
             remove(self._api, kind, id, self._watch(kind, "", what))
 
-    def _seen(self, kind: ResourceType, id_: str, what: str) -> Any | None:
-        """What is there now, or None."""
+    def _seen(self, kind: ResourceType, id_: str, values: Values, what: str) -> Any | None:
+        """What is there now, or None; refused where another state of the stack has taken it."""
         with self._api.explained(what, GONE):
-            return self._api.find(kind.service, id=id_)
-
-    def _refuse_taken(self, found: Any | None, values: Values, what: str) -> None:
-        """Refuses to touch what another state of the stack has taken over since."""
+            found = self._api.find(kind.service, id=id_)
         declared = values.get("metadata", {}).get("labels") or {}
         if found is not None and (taken := adoption.other_state(found.metadata.labels, declared)):
             raise ProviderError(f"{what}: {found.metadata.id}, {taken}")
+        return found
 
     def _watch(self, kind: ResourceType, urn: str, what: str) -> Watch:
         """Tells the user at the resource how a wait goes."""
-
-        def say(line: str, *, passing: bool = False) -> None:
-            self.engine.info(urn, line, passing=passing)
-
-        prefix = self._schema.kind(kind.resource)
+        prefix, say = self._schema.kind(kind.resource), partial(self.engine.info, urn)
         return Watch(
             what, prefix, self._schema, say, lambda id_: self._api.find(kind.service, id=id_)
         )
