@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn, cast
 
 import torch
@@ -21,8 +22,9 @@ from workloads.train.measure import LossCurve, StepResult
 from workloads.train.model import base_dtype, choose_attention, low_activations, prepare_model
 from workloads.train.run import StopRequest
 from workloads.train.strategy import (
+    autocast,
     build_optimizer,
-    build_precision,
+    build_scaler,
     compile_layers,
     spread_ddp,
     use_liger,
@@ -230,17 +232,16 @@ def trainer_of(config: TrainConfig, task: CausalLm, device: torch.device, curve:
     compile_layers(model, config, device)
     strategy = spread_ddp(task.loss(model, device), model, world)
     optimizer = build_optimizer(strategy.trained, lr=config.learning_rate, weight_decay=0.0)
-    precision = build_precision(config, device)
     assert config.max_steps is not None
     return Trainer(
         config=config,
         task=task,
         strategy=strategy,
-        precision=precision,
+        forward=partial(autocast, config, device),
         state=TrainState(
             model=model,
             optimizer=optimizer,
-            scaler=precision.scaler,
+            scaler=build_scaler(config, device),
             strategy="ddp",
             world=world,
             progress=Progress(

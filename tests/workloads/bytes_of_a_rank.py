@@ -19,8 +19,8 @@ from tests.workloads import varlen_kernel
 from tests.workloads.test_plan import batch_of, config_of, tiny
 from workloads.common.dist import world
 from workloads.train.inputs import Run
-from workloads.train.model import AssistantLoss, build_empty_model, build_model
-from workloads.train.strategy import build_optimizer, build_precision, build_strategy
+from workloads.train.model import AssistantLoss, build_model
+from workloads.train.strategy import autocast, build_optimizer, build_strategy
 
 
 class Storages(TorchDispatchMode):
@@ -64,7 +64,6 @@ def main() -> None:
     plan = Training(**settings)
     config, shape = config_of(plan), tiny("qwen3", vocab=vocab, layers=4)
     varlen_kernel.as_on_a_gpu()
-    precision = build_precision(config, torch.device("cpu"))
     with world() as here:
         planned: Any = SimpleNamespace(strategy=strategy, reshard_after_forward=reshards)
         job: Any = None
@@ -75,8 +74,7 @@ def main() -> None:
             strategy=strategy,
             plan=planned,
             task=SimpleNamespace(
-                build=lambda device: build_model(folder, config, device=device),
-                build_empty=lambda device: build_empty_model(folder, config, device=device),
+                build=lambda device, **more: build_model(folder, config, device=device, **more),
                 loss=lambda model, _: AssistantLoss(model, chunk_tokens=plan.logits_chunk_tokens),
             ),
         )
@@ -87,7 +85,7 @@ def main() -> None:
         def step() -> None:
             for index in range(plan.gradient_accumulation):
                 with spread.accumulate(last=index == plan.gradient_accumulation - 1):
-                    with precision.forward():
+                    with autocast(config, torch.device("cpu")):
                         loss = spread.module(batch)
                     loss.backward()
             optimizer.step()

@@ -12,6 +12,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from workloads.common.dist import world
 from workloads.data.token_rows import Batch
 from workloads.recipes.train import TrainConfig
 from workloads.train.model import attention_inputs, build_model, chunked_loss
-from workloads.train.strategy import build_precision
+from workloads.train.strategy import autocast
 
 CPU = torch.device("cpu")
 _BY_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
@@ -378,8 +379,7 @@ def main() -> None:
     config, chunk_tokens = config_of(plan), plan.logits_chunk_tokens
     varlen_kernel.as_on_a_gpu()
     # The base of adapters has fewer bits than they; elsewhere there is one type.
-    precision = build_precision(config, CPU)
-    forward: Any = precision.forward if config.has_adapters else contextlib.nullcontext
+    forward: Any = partial(autocast, config, CPU) if config.has_adapters else contextlib.nullcontext
     with world() as here:
         mesh = init_device_mesh("cpu", (*ways.values(),), mesh_dim_names=(*ways,))
         batches = batches_of(plan, vocab, data=ways["data"])

@@ -29,7 +29,7 @@ from workloads.job import run_job
 from workloads.recipes.reader import parse
 from workloads.recipes.train import TrainConfig
 from workloads.serve.weights import consolidated
-from workloads.train.model import build_empty_model
+from workloads.train.model import build_model
 from workloads.train.run_folder import Candidate, RunFolder, candidate, digest
 
 
@@ -472,7 +472,7 @@ def test_a_model_that_brings_a_program_is_refused_and_nobody_is_asked(
     load = {
         "model": lambda: load_model(folder, dtype=torch.float32, device=cpu),
         "tokenizer": lambda: load_tokenizer(folder),
-        "shape": lambda: build_empty_model(folder, config, device=cpu),
+        "shape": lambda: build_model(folder, config, device=cpu, empty=True),
     }
     with pytest.raises((DataError, ValueError), match=r"trust_remote_code"):
         load[part]()

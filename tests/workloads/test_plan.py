@@ -29,7 +29,7 @@ from workloads.recipes import train as train_config
 from workloads.recipes.train import LoraConfig, TrainConfig
 from workloads.train.inputs import PLAN_VARIABLE, checked_plan, choose_strategy, read_plan
 from workloads.train.model import AssistantLoss, build_model, low_activations, recomputed_layers
-from workloads.train.strategy import build_optimizer, build_precision
+from workloads.train.strategy import autocast, build_optimizer
 
 CPU = torch.device("cpu")
 DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP32: torch.float32}
@@ -87,7 +87,7 @@ def varlen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loss_of(model: Any, plan: Training, batch: Batch) -> torch.Tensor:
     """Returns the loss of a forward pass as the trainer does it."""
-    with build_precision(config_of(plan), CPU).forward():
+    with autocast(config_of(plan), CPU):
         return AssistantLoss(model, chunk_tokens=plan.logits_chunk_tokens)(batch)
 
 

@@ -25,8 +25,8 @@ from workloads.train import measure
 from workloads.train.loop import Stream, Trainer, learning_rate_factor
 from workloads.train.strategy import (
     Strategy,
+    autocast,
     build_optimizer,
-    build_precision,
     spread_fsdp,
 )
 
@@ -371,7 +371,7 @@ def test_trained_weights_in_fp32_compute_in_the_type_of_the_recipe(
 ) -> None:
     values: Any = {"method": method, "dtype": dtype}
     config = TrainConfig(dataset="x", max_steps=1, learning_rate=1.0, **values)
-    with build_precision(config, torch.device("cpu")).forward():
+    with autocast(config, torch.device("cpu")):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is computes
 
 
@@ -393,7 +393,7 @@ def test_shards_are_gathered_in_the_type_of_the_recipe_and_summed_in_fp32(
     monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda *_, **__: None)
     model = torch.nn.Module()
     model.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
-    task = SimpleNamespace(build_empty=lambda _: model, loss=lambda made, _: made)
+    task = SimpleNamespace(build=lambda *_, **__: model, loss=lambda made, _: made)
     config = TrainConfig(dataset="x", max_steps=1, learning_rate=1.0, method="full", dtype=dtype)
     cpu = torch.device("cpu")
     run: Any = SimpleNamespace(config=config, task=task, strategy="fsdp", keeps_gathered=False)
@@ -449,10 +449,10 @@ def test_other_schedules_fall_in_a_line_and_not_at_all() -> None:
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_an_epoch_is_every_row_once_however_many_ranks_share_them(world_size: int) -> None:
     """Of ten rows and four a step, two epochs end in the fifth step."""
-    made: Any = SimpleNamespace(stream=SimpleNamespace(packs=range(10)), _rows_per_step=4)
+    made: Any = SimpleNamespace(stream=SimpleNamespace(packs=range(10)))
 
     def is_due(step: int) -> bool:
-        progress = SimpleNamespace(position=4 * (step + 1))
+        progress = SimpleNamespace(position=4 * (step + 1), rows_per_step=4)
         made.state = SimpleNamespace(
             progress=progress, world=SimpleNamespace(world_size=world_size)
         )

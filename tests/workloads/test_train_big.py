@@ -96,7 +96,6 @@ def spread(folder, settings, here):
     strategy.build_outline = outline
     task = types.SimpleNamespace(
         build=lambda device, **more: model.build_model(folder, settings, device=device, **more),
-        build_empty=lambda device: model.build_empty_model(folder, settings, device=device),
         loss=lambda made, _: model.AssistantLoss(made),
     )
     run = inputs.Run(
@@ -205,8 +204,9 @@ with world(cpu_threads=1) as here:
         for kind, reshards in (("ddp", True), ("fsdp", True), ("hsdp", True), ("hsdp", False)):
             settings = config(method, dtype="fp32", lora=LoraConfig(rank=4))
             task = types.SimpleNamespace(
-                build=lambda device: model.build_model(folder, settings, device=device),
-                build_empty=lambda device: model.build_empty_model(folder, settings, device=device),
+                build=lambda device, **more: model.build_model(
+                    folder, settings, device=device, **more
+                ),
                 loss=lambda made, _: model.AssistantLoss(made),
             )
             plan = types.SimpleNamespace(strategy=kind, reshard_after_forward=reshards)
@@ -318,7 +318,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.workloads.test_train_big import CPU, config
-from workloads.train.model import build_empty_model, build_outline
+from workloads.train.model import build_model, build_outline
 from workloads.train.strategy import _read_parts, repeated_layers
 
 folder, method, num_ranks = Path(sys.argv[1]), sys.argv[2], 8
@@ -331,7 +331,7 @@ print("source", len(files), adapters, grown)
 for rank in (0, 3, 7):
     read = largest = 0
     dist.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())
-    empty = build_empty_model(folder, settings, device=CPU)
+    empty = build_model(folder, settings, device=CPU, empty=True)
     mesh = init_device_mesh("cpu", (num_ranks,))
     for each in (*repeated_layers(empty), empty):
         fully_shard(each, mesh=mesh)
@@ -434,7 +434,7 @@ finish.save_file = save
 
 with world(cpu_threads=1) as here:
     task = types.SimpleNamespace(
-        build_empty=lambda device: model.build_empty_model(source, settings, device=device),
+        build=lambda device, **more: model.build_model(source, settings, device=device, **more),
         loss=lambda made, _: model.AssistantLoss(made),
         save_preprocessor=lambda partial: (partial / "tokenizer.json").write_text("x"),
     )

@@ -382,7 +382,7 @@ def test_a_base_of_four_bits_is_prepared_to_the_bits_of_pefts_own_function(
     import transformers
 
     from workloads.train.model import build_model, four_bit_options
-    from workloads.train.strategy import build_precision
+    from workloads.train.strategy import autocast
 
     cpu, kind = torch.device("cpu"), {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     ids = torch.randint(0, 200, (1, 64), generator=torch.Generator().manual_seed(0))
@@ -412,7 +412,7 @@ def test_a_base_of_four_bits_is_prepared_to_the_bits_of_pefts_own_function(
             weight.data.normal_(std=0.1, generator=random)
         for layer in model.get_base_model().model.layers:
             layer.register_forward_hook(lambda _module, _given, found: between.add(found.dtype))
-        with build_precision(config, cpu).forward():
+        with autocast(config, cpu):
             loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         return [loss, *(weight.grad for weight in trained)], between
@@ -436,7 +436,7 @@ def test_norms_of_a_base_of_four_bits_give_the_bits_of_fp32_ones(
     """
     pytest.importorskip("bitsandbytes")
     from workloads.train.model import build_model
-    from workloads.train.strategy import build_precision
+    from workloads.train.strategy import autocast
 
     cpu = torch.device("cpu")
     ids = torch.randint(0, 200, (1, 64), generator=torch.Generator().manual_seed(0))
@@ -460,7 +460,7 @@ def test_norms_of_a_base_of_four_bits_give_the_bits_of_fp32_ones(
             if fp32_norms:
                 norm.weight.data = norm.weight.data.float()
                 norm.register_forward_hook(lambda _, given, found: found.to(given[0].dtype))
-        with build_precision(config, cpu).forward():
+        with autocast(config, cpu):
             loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         return [loss, *(weight.grad for weight in trained)]

@@ -27,7 +27,7 @@ from infra.state import CHECKOUT
 from tests.nightly import at_night
 from tests.workloads.test_data import example_of
 from workloads.common.dist import World
-from workloads.common.exit_codes import ExitCode
+from workloads.common.exit_codes import ExitCode, NotRunError, WorkloadError
 from workloads.data.token_rows import collate, pack
 from workloads.recipes.train import GateConfig, TrainConfig
 from workloads.train import finish
@@ -44,7 +44,7 @@ from workloads.train.model import (
     prepare_model,
     summed_loss,
 )
-from workloads.train.strategy import build_optimizer, build_precision, spread_fsdp
+from workloads.train.strategy import autocast, build_optimizer, build_scaler, spread_fsdp
 
 CONFIG = TrainConfig(dataset="x", max_steps=1, learning_rate=0.1)
 
@@ -67,12 +67,11 @@ def test_only_fp16_has_a_loss_scale_and_weights_of_two_types_compute_in_one(
     dtype: str, method: str, is_mixed: bool
 ) -> None:
     config = replace(CONFIG, dtype=dtype, method=method)
-    precision = build_precision(config, torch.device("cpu"))
-    assert precision.scaler.is_enabled() == (dtype == "fp16")
-    with precision.forward():
+    assert build_scaler(config, torch.device("cpu")).is_enabled() == (dtype == "fp16")
+    with autocast(config, torch.device("cpu")):
         assert torch.is_autocast_enabled("cpu") == is_mixed
     # FSDP2 gathers the weights of full training in 16 bits itself.
-    with build_precision(config, torch.device("cpu"), kind="fsdp").forward():
+    with autocast(config, torch.device("cpu"), kind="fsdp"):
         assert torch.is_autocast_enabled("cpu") == (is_mixed and method == "lora")
 
 
@@ -83,13 +82,13 @@ def test_full_training_in_bf16_sums_gradients_in_fp32_and_keeps_small_updates(
     """The sum of 32 gradients in bf16 was 0.6 % off; and 1e-6 is below any weight's rounding."""
     config, cpu = replace(CONFIG, method="full", dtype="bf16"), torch.device("cpu")
     model = low_activations(build_model(model_dir, config, device=cpu), config)
-    loss, precision = AssistantLoss(model), build_precision(config, cpu)
+    loss = AssistantLoss(model)
     weight = model.model.layers[0].mlp.up_proj.weight
     whole = torch.zeros_like(weight, dtype=torch.float64)
     for number in range(32):
         batch = packed_batch()
         batch.input_ids_BT.random_(0, 200, generator=torch.Generator().manual_seed(number))
-        with precision.forward():
+        with autocast(config, cpu):
             value = loss(batch)
         (gradient,) = torch.autograd.grad(value, [weight], retain_graph=True)
         whole += gradient.double()
@@ -122,15 +121,15 @@ def test_a_step_that_overflows_in_fp16_is_left_out_and_the_next_has_half_the_sca
 
     It is clipped between `unscale_` and `step`: without its scale.
     """
-    precision = build_precision(replace(CONFIG, dtype="fp16"), torch.device("cpu"))
-    scaler = precision.scaler
+    config, cpu = replace(CONFIG, dtype="fp16"), torch.device("cpu")
+    scaler = build_scaler(config, cpu)
     layer = nn.Linear(1, 1, bias=False)
     nn.init.ones_(layer.weight)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.25)
 
     def step() -> tuple[float, float, float]:
         optimizer.zero_grad()
-        with precision.forward():
+        with autocast(config, cpu):
             loss = layer(torch.ones(1, 1)).sum()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -261,9 +260,7 @@ def test_shards_are_gathered_in_the_declared_type_and_gradients_summed_in_fp32(
 
     monkeypatch.setattr("torch.distributed.fsdp.fully_shard", divide)
     monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda *_, **__: None)
-    task = SimpleNamespace(
-        build=lambda *_, **__: model, build_empty=lambda _: model, loss=lambda each, _: each
-    )
+    task = SimpleNamespace(build=lambda *_, **__: model, loss=lambda each, _: each)
     run: Any = SimpleNamespace(
         config=replace(CONFIG, dtype=dtype), task=task, strategy="fsdp", keeps_gathered=False
     )
@@ -386,7 +383,7 @@ def test_the_gate_tells_pass_fail_and_not_run_apart(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.safetensors").unlink()
     found = finish.judge(GateConfig(), final=tmp_path, metrics={}, is_gpu=True)
     assert {each.name: each.outcome for each in found}["final/"] == "FAIL"
-    with pytest.raises(finish.GateError, match="holds no weights"):
+    with pytest.raises(WorkloadError, match="holds no weights"):
         finish.refuse_failed(found)
 
 
@@ -400,7 +397,7 @@ def test_a_bound_that_nobody_measured_is_no_pass(tmp_path: Path) -> None:
 
     on_gpu = judged(is_gpu=True, last_loss=0.4)
     assert finish.verdict(on_gpu) == "NOT RUN"
-    with pytest.raises(finish.GateNotRunError, match="tokens/s/GPU not measured") as refused:
+    with pytest.raises(NotRunError, match="tokens/s/GPU not measured") as refused:
         finish.refuse_failed(on_gpu)
     assert refused.value.exit_code is ExitCode.NOT_RUN
     # Declared for GPUs: a CPU has nothing to judge.

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from workloads.common.exit_codes import DataError
 from workloads.common.tool_calls import CallForm, ToolCall, parse_calls
 from workloads.data.chats import (
@@ -304,8 +306,6 @@ _SIZES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 def encode(tokenizer: Any, rendered: Sequence[Rendered]) -> TokenRows:
     """Return one row a rendered chat; the tokenizer library runs on all CPUs unless told not to."""
-    import numpy as np
-
     backend = tokenizer.backend_tokenizer
     texts = [item.text for item in rendered]
     sizes = _token_bytes(backend)
@@ -351,8 +351,6 @@ def _by_bytes(ends: Any, item: Rendered) -> list[tuple[int, int]] | None:
 
 def _token_bytes(backend: Any) -> Any:
     """Return the bytes of every token of a byte-level tokenizer as an array; None for others."""
-    import numpy as np
-
     found = _SIZES.get(backend)
     if found is None:
         from tokenizers import decoders
@@ -390,8 +388,6 @@ def _token_spans(encoding: Any, item: Rendered) -> list[tuple[int, int]]:
 
 def _by_offsets(offsets: Sequence[tuple[int, int]], item: Rendered) -> list[tuple[int, int]]:
     """Return the spans in tokens by the place of every token: some tokenizers trim white space."""
-    import numpy as np
-
     firsts, lasts = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     found: list[tuple[int, int]] = []
     for start, end in item.spans:

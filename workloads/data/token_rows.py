@@ -12,11 +12,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
+
 from workloads.common.exit_codes import DataError
 from workloads.data.manifest import read_manifest, read_object, sha256
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 
@@ -48,16 +49,12 @@ class TokenRows(Sequence[Example]):
     @classmethod
     def cut_at(cls, input_ids: Any, learned: Any, lengths: Any) -> TokenRows:
         """Return rows of these lengths, one after another in the flat arrays."""
-        import numpy as np
-
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         return cls(input_ids=input_ids, learned=learned, offsets=offsets)
 
     @classmethod
     def joined(cls, parts: Sequence[TokenRows]) -> TokenRows:
         """Return the rows of all parts; none of no part."""
-        import numpy as np
-
         return cls.cut_at(
             np.concatenate([np.zeros(0, np.int32), *(part.input_ids for part in parts)]),
             np.concatenate([np.zeros(0, np.bool_), *(part.learned for part in parts)]),
@@ -67,8 +64,6 @@ class TokenRows(Sequence[Example]):
     @classmethod
     def of(cls, examples: Iterable[Example]) -> TokenRows:
         """Return the rows of `examples`; a TokenRows stays what it is."""
-        import numpy as np
-
         if isinstance(examples, TokenRows):
             return examples
         rows = list(examples)
@@ -93,8 +88,6 @@ class TokenRows(Sequence[Example]):
 
     def arrays(self, index: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Return the token ids and the labels of row `index`, both int32."""
-        import numpy as np
-
         first, last = self.offsets[index], self.offsets[index + 1]
         ids = self.input_ids[first:last]
         return ids, np.where(self.learned[first:last], ids, np.int32(IGNORED))
@@ -117,15 +110,11 @@ class TokenRows(Sequence[Example]):
 
     def select(self, keep: np.ndarray[Any, Any]) -> TokenRows:
         """Return the rows where `keep` (bool, one a row) is true."""
-        import numpy as np
-
         tokens = np.repeat(keep, self.lengths)
         return self.cut_at(self.input_ids[tokens], self.learned[tokens], self.lengths[keep])
 
     def cut(self, limit: int) -> TokenRows:
         """Return the rows with at most `limit` tokens each."""
-        import numpy as np
-
         lengths = np.minimum(self.lengths, limit)
         stays = np.arange(self.num_tokens) - np.repeat(self.offsets[:-1], self.lengths) < limit
         return self.cut_at(self.input_ids[stays], self.learned[stays], lengths)
@@ -141,7 +130,6 @@ class TokenRows(Sequence[Example]):
 
 def write_parquet(path: Path, parts: Iterable[TokenRows]) -> None:
     """Write the rows of all parts; row groups are as many rows however they come."""
-    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -189,8 +177,6 @@ def read_parquet(path: Path) -> TokenRows:
 
 
 def _group(file: Any, number: int, path: Path) -> TokenRows:
-    import numpy as np
-
     table = file.read_row_group(number, columns=["input_ids", "labels"]).combine_chunks()
     ids_column, labels_column = (table[name].combine_chunks() for name in COLUMNS[:2])
     ids = ids_column.flatten().to_numpy().astype(np.int32)
@@ -319,7 +305,6 @@ def pack(examples: Sequence[Example], *, sequence_length: int) -> list[Pack]:
 
 def collate(packs: Sequence[Pack], *, pad_id: int, multiple: int = 1) -> Batch:
     """Return one micro batch; rows are padded to the longest of them, up to a `multiple`."""
-    import numpy as np
     import torch
 
     length = -(-max(pack.num_tokens for pack in packs) // multiple) * multiple

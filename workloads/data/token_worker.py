@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from workloads.common.exit_codes import DataError
 from workloads.common.models import load_tokenizer
 from workloads.data.chat_template import ChatRenderer, call_form, check_tokenizer, encode
@@ -184,8 +186,6 @@ class TokenWorker:
 
 def _cut(rows: TokenRows, limit: int, num_long: int) -> tuple[TokenRows, int, int]:
     """Return rows of at most `limit` tokens; those without a label left are dropped."""
-    import numpy as np
-
     short = rows.cut(limit)
     # The first token of a row is never predicted.
     labels = np.concatenate([[0], np.cumsum(short.learned)])

@@ -186,9 +186,9 @@ def consolidated(found: Candidate, *, model_dir: Path, places: Places) -> Path:
         if config.has_adapters:
             import torch
 
-            from workloads.train.model import build_empty_model
+            from workloads.train.model import build_model
 
-            model = build_empty_model(model_dir, config, device=torch.device("cpu"))
+            model = build_model(model_dir, config, device=torch.device("cpu"), empty=True)
             # A model without weights does not know which folder it is of; the adapter must say it.
             model.peft_config["default"].base_model_name_or_path = str(model_dir)
             model.save_pretrained(partial, state_dict=weights)

@@ -435,7 +435,7 @@ class FolderCheckpoints:
         may_resize = os.environ.get(MIN_NODES, "") != os.environ.get(MAX_NODES, "")
         is_elastic = self.due(step) or (stopping and may_resize)
         kind = ELASTIC if is_elastic else SHARDED
-        parent = self.folder.elastic_path if kind is ELASTIC else self.folder.path
+        parent = self.folder.folders(self.folder.name)[is_elastic]
         target = parent / f"{kind.prefix}-{step}"
         at(f"saving {target}")
         self._began_s = began_s = time.monotonic()

@@ -41,8 +41,9 @@ from workloads.train.run_folder import RunFolder
 from workloads.train.strategy import (
     Strategy,
     all_weights,
+    autocast,
     build_optimizer,
-    build_precision,
+    build_scaler,
     build_strategy,
     say_what_is_trained,
     settle,
@@ -52,14 +53,6 @@ from workloads.train.strategy import (
 from workloads.train.tasks import Task
 
 Outcome = Literal["PASS", "FAIL", "NOT RUN"]
-
-
-class GateError(WorkloadError):
-    """The run ended well and missed a bound that its recipe declares."""
-
-
-class GateNotRunError(NotRunError):
-    """The run ended well, and nobody knows whether it keeps a bound that its recipe declares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,23 +108,20 @@ def verdict(found: Sequence[Criterion]) -> Outcome:
 
 
 def refuse_failed(found: Sequence[Criterion]) -> None:
-    """Raise GateError when a criterion failed, GateNotRunError when one was not measured."""
+    """Raise WorkloadError when a criterion failed, NotRunError when one was not measured."""
     outcome = verdict(found)
     if outcome == "PASS":
         return
     said = [
         f"{each.name} {each.detail}" for each in found if each.outcome == outcome and each.is_needed
     ]
-    error = GateError if outcome == "FAIL" else GateNotRunError
+    error = WorkloadError if outcome == "FAIL" else NotRunError
     raise error(f"gate: {'; '.join(said)}; the model is saved, the bounds are in train.gate")
-
-
-ORIGINAL, MERGED = "original", "merged"
 
 
 def save_original(run_dir: Path, model_dir: Path | None, model: Any, task: Task) -> Path:
     """Copy the model as it was before the first step to `original/`; once, also after a resume."""
-    target = run_dir / ORIGINAL
+    target = run_dir / "original"
     if target.exists():
         return target
     at(f"writing {target}")
@@ -218,7 +208,7 @@ def write_merged(run_dir: Path, *, model_dir: Path, adapter: Path, config: Train
 
     at(f"merging {adapter} into its model")
     dtype, cpu = torch_dtype(config.dtype), torch.device("cpu")
-    target = run_dir / MERGED
+    target = run_dir / "merged"
     # The base is read again in 16 bits: a merge into 4-bit weights would round the adapter away.
     with atomic.new_directory(target, replace=True) as partial:
         beside = shutil.ignore_patterns("adapter_*", "README.md")
@@ -284,14 +274,10 @@ def headline(metrics: Mapping[str, float]) -> list[str]:
     """Return training time, throughput and GPU memory; NOT RUN where one was not measured."""
     a_rank = metrics.get("train_tokens_per_s_per_gpu")
     also = "" if a_rank is None else f", {a_rank:,.1f} a rank"
+    rate, few = f"tokens/s{also}", "fewer than two steps were trained"
     lines = (
         ("training time", "train_time_s", "s", "not a step was trained"),
-        (
-            "throughput",
-            "train_tokens_per_s",
-            f"tokens/s{also}",
-            "fewer than two steps were trained",
-        ),
+        ("throughput", "train_tokens_per_s", rate, few),
         ("GPU memory", "peak_gpu_memory_gib", "GiB a GPU", "this job had no GPU"),
     )
     return [
@@ -309,10 +295,10 @@ def train_and_finish(run: Run, here: World, stop: StopRequest) -> None:
     optimizer = build_optimizer(
         strategy.trained, lr=config.learning_rate, weight_decay=config.weight_decay
     )
-    precision = build_precision(config, here.device, kind=strategy.kind)
+    forward = partial(autocast, config, here.device, kind=strategy.kind)
 
     def blank_loss() -> torch.Tensor:
-        with precision.forward():
+        with forward():
             return strategy.module(task.collate([]).to(here.device))
 
     settle(strategy.module, blank_loss)
@@ -320,7 +306,7 @@ def train_and_finish(run: Run, here: World, stop: StopRequest) -> None:
     state = TrainState(
         model=strategy.model,
         optimizer=optimizer,
-        scaler=precision.scaler,
+        scaler=build_scaler(config, here.device),
         strategy=strategy.kind,
         world=here,
         progress=Progress(
@@ -370,7 +356,7 @@ def train_and_finish(run: Run, here: World, stop: StopRequest) -> None:
             config=config,
             task=task,
             strategy=strategy,
-            precision=precision,
+            forward=forward,
             state=state,
             num_steps=num_steps,
             checkpoints=checkpoints,
@@ -411,7 +397,7 @@ def _events(job: Job) -> Any:
 
 
 def finish(run: Run, here: World, trainer: Trainer, folder: RunFolder) -> None:
-    """Put the run's figures in its record and write what it leaves; GateError comes last."""
+    """Put the run's figures in its record and write what it leaves; its gate is judged last."""
     config, job, strategy = run.config, run.job, trainer.strategy
     progress, ledger, checkpoints = trainer.state.progress, trainer.ledger, trainer.checkpoints
     metrics = job.record.metrics
@@ -464,7 +450,7 @@ def _validated(trainer: Trainer) -> dict[str, float | int]:
 
 
 def _write(run: Run, here: World, folder: RunFolder) -> None:
-    """Write merged weights, summary and gate; rank 0 only. Raises GateError last."""
+    """Write merged weights, summary and gate, which is judged last; rank 0 only."""
     config, job = run.config, run.job
     kind = "adapter_dir" if config.has_adapters else "model_dir"
     job.record.artifacts[kind] = str(folder.final)

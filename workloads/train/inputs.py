@@ -339,9 +339,10 @@ class Run:
     @property
     def keeps_gathered(self) -> bool:
         """Whether layers that FSDP2 gathered stay for the backward pass, as their plan has it."""
-        if self.plan is None or self.plan.strategy != self.strategy:
-            return False
-        return not self.plan.reshard_after_forward
+        plan = self.plan
+        return (
+            plan is not None and plan.strategy == self.strategy and not plan.reshard_after_forward
+        )
 
 
 if __name__ == "__main__":

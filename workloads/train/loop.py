@@ -12,8 +12,8 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +25,7 @@ from workloads.common.exit_codes import HungError, NonFiniteLossError, Preempted
 from workloads.common.log import log
 from workloads.recipes.train import TrainConfig
 from workloads.train import measure
-from workloads.train.strategy import Precision, Strategy
+from workloads.train.strategy import Strategy
 from workloads.train.tasks import Task
 
 if TYPE_CHECKING:
@@ -204,7 +204,8 @@ class Trainer:
     config: TrainConfig
     task: Task
     strategy: Strategy
-    precision: Precision
+    forward: Callable[[], torch.autocast]
+    """Gives the context of a forward pass."""
     state: TrainState
     num_steps: int
     checkpoints: FolderCheckpoints
@@ -230,21 +231,24 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the last step; a stop request saves and raises PreemptedError."""
-        state = self.state
-        every, every_epochs = self.config.checkpoint_every, self.config.checkpoint_every_epochs
+        state, config = self.state, self.config
         if state.progress.validated.digest != self.task.eval_digest:
             found = Validated(digest=self.task.eval_digest)
             state.progress = replace(state.progress, validated=found)
         # A stop leaves the validation of its step to the run that goes on.
         self._validate(done=state.progress.step >= self.num_steps or self.has_stopped_early)
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows") as worker:
-            waiting = worker.submit(self._batches, state.progress.position)
+
+            def read_ahead(position: int) -> Future[list[Any]]:
+                batches = self._batches(self.stream, position, state.progress.rows_per_step)
+                return worker.submit(list, batches)
+
+            waiting = read_ahead(state.progress.position)
             while state.progress.step < self.num_steps and not self.has_stopped_early:
                 with self.ledger.spend("data_wait"):
                     batches = waiting.result()
                 # The next step's rows are put together while this one computes.
-                position = state.progress.position + self._rows_per_step
-                waiting = worker.submit(self._batches, position)
+                waiting = read_ahead(state.progress.position + state.progress.rows_per_step)
                 result, stop, late = self._step(batches)
                 self.ledger.add(result)
                 self._report(result)
@@ -253,7 +257,8 @@ class Trainer:
                 if done or not stop:
                     is_best, stop = self._validate(done=done)
                     done = done or self.has_stopped_early
-                due = self.checkpoints.due(state.progress.step) or self._falls(every, every_epochs)
+                due = self._falls(config.checkpoint_every, config.checkpoint_every_epochs)
+                due = due or self.checkpoints.due(state.progress.step)
                 if stop or done or is_best or due or late:
                     with self.ledger.spend("checkpoint"):
                         self.checkpoints.save(state, state.progress.step, loss=result.loss)
@@ -266,10 +271,6 @@ class Trainer:
                     )
 
     @property
-    def _rows_per_step(self) -> int:
-        return self.state.progress.rows_per_step
-
-    @property
     def has_stopped_early(self) -> bool:
         """Whether validations have found nothing better for as long as the recipe has patience."""
         patience = self.config.eval and self.config.eval.patience
@@ -277,11 +278,11 @@ class Trainer:
 
     def _falls(self, every: int | None, every_epochs: int | None) -> bool:
         """Whether an interval, in epochs where these are given, ends with the last step."""
-        position = self.state.progress.position
+        now = self.state.progress
         if every_epochs is None:
-            return bool(every) and self.state.progress.step % every == 0
+            return bool(every) and now.step % every == 0
         rows = every_epochs * len(self.stream.packs)
-        return position // rows > (position - self._rows_per_step) // rows
+        return now.position // rows > (now.position - now.rows_per_step) // rows
 
     def _validate(self, *, done: bool) -> tuple[bool, bool]:
         """Validate where that is due; whether the weights are the best, and whether to stop."""
@@ -316,13 +317,12 @@ class Trainer:
         num_labels = 0.0
         module.eval()
         try:
-            for mine in self._dealt(stream, 0, len(rows)):
+            for batch in self._batches(stream, 0, len(rows)):
                 self.watchdog.beat(f"validation after step {self.state.progress.step}")
                 if stops and world.sum([float(bool(self.stop))])[0]:
                     return None
-                batch = self.task.collate(mine)
                 num_labels += batch.num_label_tokens
-                with self.precision.forward():
+                with self.forward():
                     total += module(batch.to(world.device))
         finally:
             self.strategy.train()
@@ -330,19 +330,12 @@ class Trainer:
         self._check_finite(f"held-out rows after step {self.state.progress.step}", loss_sum, 0.0)
         return loss_sum / num_labels
 
-    def _batches(self, position: int) -> list[Any]:
-        dealt = self._dealt(self.stream, position, self._rows_per_step)
-        return [self.task.collate(rows) for rows in dealt]
-
-    def _dealt(self, stream: Stream, position: int, num_rows: int) -> list[list[Any]]:
-        world = self.state.world
-        return stream.micro_batches(
-            position,
-            rank=world.rank,
-            world_size=world.world_size,
-            micro_batch_size=self.config.micro_batch_size,
-            num_rows=num_rows,
-        )
+    def _batches(self, stream: Stream, position: int, num_rows: int) -> Iterator[Any]:
+        """Yield this rank's micro batches; nothing is read before the first is asked for."""
+        world, size = self.state.world, self.config.micro_batch_size
+        ranks = {"rank": world.rank, "world_size": world.world_size}
+        dealt = stream.micro_batches(position, num_rows=num_rows, micro_batch_size=size, **ranks)
+        yield from map(self.task.collate, dealt)
 
     def _step(self, batches: list[Any]) -> tuple[measure.StepResult, bool, bool]:
         """Train one step; its figures, whether a rank was told to stop, whether a save is late."""
@@ -361,7 +354,7 @@ class Trainer:
         total = torch.zeros((), dtype=torch.float64, device=world.device)
         for index, batch in enumerate(batches):
             with self.strategy.accumulate(last=index == len(batches) - 1):
-                with self.precision.forward():
+                with self.forward():
                     loss = self.strategy.module(batch.to(world.device))
                 state.scaler.scale(loss * scale).backward()
             total += loss.detach()
@@ -380,7 +373,7 @@ class Trainer:
         state.scaler.step(state.optimizer)
         state.scaler.update()
         self.strategy.zero_gradients()
-        position = state.progress.position + self._rows_per_step
+        position = state.progress.position + state.progress.rows_per_step
         if self.stream.end is not None:  # the last step may be short, and the run be prolonged
             position = min(position, self.stream.end)
         state.progress = replace(state.progress, step=step + 1, position=position)

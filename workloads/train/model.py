@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy, interpolate
 from workloads.common.exit_codes import ConfigError
 from workloads.common.log import log
 from workloads.common.models import load_model, stored_tensors, torch_dtype
+from workloads.data.token_rows import IGNORED
 from workloads.recipes.train import TrainConfig
 
 _TASK_TYPES = {
@@ -37,8 +38,7 @@ def attach_lora(model: Any, config: TrainConfig) -> Any:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     modules = config.lora.target_modules
-    is_classifier = config.task in ("text_classification", "image_classification")
-    head = [_HEAD] if is_classifier else None
+    head = [_HEAD] if config.task.endswith("_classification") else None
     torch.manual_seed(config.seed)
     try:
         adapted = peft.get_peft_model(
@@ -61,7 +61,7 @@ def attach_lora(model: Any, config: TrainConfig) -> Any:
         if weight.requires_grad:  # a classifier's head too, which peft leaves in 16 bits
             weight.data = weight.data.float()
     if config.dtype != "fp32":
-        # Precision.forward's autocast brings input and adapter together. peft would do it by an
+        # autocast' autocast brings input and adapter together. peft would do it by an
         # fp32 copy of each adapted layer's input, which stays for the backward pass.
         for layer in adapted.modules():
             if isinstance(layer, BaseTunerLayer):
@@ -69,10 +69,9 @@ def attach_lora(model: Any, config: TrainConfig) -> Any:
     return adapted
 
 
-Attention = Literal["varlen", "sdpa"]
-
-
-def choose_attention(config: TrainConfig, device: torch.device, shape: Any) -> Attention:
+def choose_attention(
+    config: TrainConfig, device: torch.device, shape: Any
+) -> Literal["varlen", "sdpa"]:
     """Return the attention of this run on `device` for a model of the transformers config `shape`.
 
     varlen: torch's kernel for packed rows, which computes each document alone. sdpa: a dense mask
@@ -228,9 +227,6 @@ def use_liger(model: Any, config: TrainConfig, device: torch.device) -> Any:
     return model
 
 
-IGNORED = -100
-
-
 def summed_loss(logits_NV: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
     """Return the cross entropy in fp32, summed over labels that are not IGNORED."""
     return cross_entropy(logits_NV.float(), labels_N, ignore_index=IGNORED, reduction="sum")
@@ -327,8 +323,16 @@ class _ChunkedLoss(torch.autograd.Function):
         return hidden, None, weight, bias, None
 
 
-def build_model(model_dir: Path, config: TrainConfig, *, device: torch.device) -> Any:
-    """Return the model ready to train: frozen base with fp32 adapters, or all weights."""
+def build_model(
+    model_dir: Path, config: TrainConfig, *, device: torch.device, empty: bool = False
+) -> Any:
+    """Return the model ready to train: frozen base with fp32 adapters, or all weights.
+
+    `empty`: without memory for its weights, to be divided between ranks.
+    """
+    if empty:
+        with torch.device("meta"):
+            return prepare_model(_blank(model_dir, config, device)[0], config)
     _, options = _shape(model_dir, config, device)
     if config.method == "qlora":
         options |= four_bit_options(options["dtype"])
@@ -365,12 +369,6 @@ def build_outline(
     if sorted(read.values()) != sorted(weights):  # each, and once
         return None
     return model, {name: (stored[tensor][0], tensor) for name, tensor in read.items()}
-
-
-def build_empty_model(model_dir: Path, config: TrainConfig, *, device: torch.device) -> Any:
-    """Return the same model without memory for its weights, to be divided between ranks."""
-    with torch.device("meta"):
-        return prepare_model(_blank(model_dir, config, device)[0], config)
 
 
 def _blank(model_dir: Path, config: TrainConfig, device: torch.device) -> tuple[Any, Any]:

@@ -71,57 +71,53 @@ class StopRequest:
 
 def train(job: Job) -> None:
     """Train, write the final weights and point `latest` at them."""
-    config = section(job.recipe, TrainConfig)
     # From here on a signal has its code and record: reading data and weights can take minutes.
     with StopRequest() as stop:
-        _prepare_and_train(job, config, stop)
-
-
-def _prepare_and_train(job: Job, config: TrainConfig, stop: StopRequest) -> None:
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name
-        # Rows change their length: blocks that grow leave no holes between them.
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    # Paths first: a missing one is told before torch is imported and a GPU is taken.
-    model, places = job.recipe.model, job.places
-    model_dir, dataset = inputs.find_inputs(model, config, places)
-    places.path(config.keep_in)
-    rank, _, world_size = environment_rank()
-    read = inputs.read_plan()
-    plan = inputs.checked_plan(read, model=model, config=config, world_size=world_size)
-    if config.gradient_checkpointing is None:
-        again = 0 if plan is None else plan.gradient_checkpointing
-        log(f"train.gradient_checkpointing: {again}, {'by the' if plan else 'without a'} plan")
-        config = replace(config, gradient_checkpointing=again)
-    strategy = inputs.choose_strategy(plan, config)
-    inputs.check_node(config, strategy)
-    if config.save_original and model_dir is None and strategy != "ddp":
-        raise ConfigError(
-            f"train.save_original: got true with {model}, which no file holds, under {strategy}, "
-            "which divides it; use strategy ddp"
+        config = section(job.recipe, TrainConfig)
+        if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name
+            # Rows change their length: blocks that grow leave no holes between them.
+            os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        # Paths first: a missing one is told before torch is imported and a GPU is taken.
+        model, places = job.recipe.model, job.places
+        model_dir, dataset = inputs.find_inputs(model, config, places)
+        places.path(config.keep_in)
+        rank, _, world_size = environment_rank()
+        read = inputs.read_plan()
+        plan = inputs.checked_plan(read, model=model, config=config, world_size=world_size)
+        if config.gradient_checkpointing is None:
+            again = 0 if plan is None else plan.gradient_checkpointing
+            log(f"train.gradient_checkpointing: {again}, {'by the' if plan else 'without a'} plan")
+            config = replace(config, gradient_checkpointing=again)
+        strategy = inputs.choose_strategy(plan, config)
+        inputs.check_node(config, strategy)
+        if config.save_original and model_dir is None and strategy != "ddp":
+            raise ConfigError(
+                f"train.save_original: got true with {model}, which no file holds, under "
+                f"{strategy}, which divides it; use strategy ddp"
+            )
+        task = _open(job, config, model_dir=model_dir, dataset=dataset)
+        if rank == 0:
+            # The run's settings, and its plan, beside the record: they are pulled with it.
+            values = {"recipe": job.recipe.name, "model": model, "train": asdict(config)}
+            job.keep("config", "config.json", f"{json.dumps(values, indent=2, default=str)}\n")
+            if plan is not None:
+                job.keep("plan", inputs.PLAN_FILE, plan.path.read_text(encoding="utf-8"))
+            if dataset and task.data_file:  # so that it can be run again with the same
+                job.record.artifacts["data_file"] = str(dataset / task.data_file.name)
+                job.record.data_hash = sha256(task.data_file)
+        run = inputs.Run(
+            job=job, config=config, task=task, model_dir=model_dir, strategy=strategy, plan=plan
         )
-    task = _open(job, config, model_dir=model_dir, dataset=dataset)
-    if rank == 0:
-        # The run's settings, and its plan, beside the record: they are pulled with it.
-        values = {"recipe": job.recipe.name, "model": model, "train": asdict(config)}
-        job.keep("config", "config.json", f"{json.dumps(values, indent=2, default=str)}\n")
-        if plan is not None:
-            job.keep("plan", inputs.PLAN_FILE, plan.path.read_text(encoding="utf-8"))
-        if dataset and task.data_file:  # so that it can be run again with the same
-            job.record.artifacts["data_file"] = str(dataset / task.data_file.name)
-            job.record.data_hash = sha256(task.data_file)
-    run = inputs.Run(
-        job=job, config=config, task=task, model_dir=model_dir, strategy=strategy, plan=plan
-    )
-    timeout_s, backend = config.checkpoint.timeout_s, config.ddp_backend
-    with world(cpu_threads=config.cpu_threads, timeout_s=timeout_s, backend=backend) as here:
-        also = "train.method: lora and " if config.method == "qlora" else ""  # which has no fp32
-        remedy = f"{also}train.dtype: fp32"
-        job.record.hardware = hardware.detect_for(config.dtype, remedy=remedy)
-        # Ranks with other held-out rows would wait for each other, some in a validation.
-        inputs.refuse_other_rows(here, task.digest + task.eval_digest)
-        from workloads.train.finish import train_and_finish
+        timeout_s, backend = config.checkpoint.timeout_s, config.ddp_backend
+        with world(cpu_threads=config.cpu_threads, timeout_s=timeout_s, backend=backend) as here:
+            qlora = "train.method: lora and " if config.method == "qlora" else ""  # has no fp32
+            remedy = f"{qlora}train.dtype: fp32"
+            job.record.hardware = hardware.detect_for(config.dtype, remedy=remedy)
+            # Ranks with other held-out rows would wait for each other, some in a validation.
+            inputs.refuse_other_rows(here, task.digest + task.eval_digest)
+            from workloads.train.finish import train_and_finish
 
-        train_and_finish(run, here, stop)
+            train_and_finish(run, here, stop)
 
 
 def _open(job: Job, config: TrainConfig, *, model_dir: Path | None, dataset: Path | None) -> Task:

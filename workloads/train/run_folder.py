@@ -163,15 +163,14 @@ class RunFolder:
     """Slurm's job id: it comes again with a new cluster, when the checkpoints are still there."""
     name: str
 
+    def folders(self, run: str = "") -> tuple[Path, Path]:
+        """Return where a run of this job, or each of them, is: itself, its elastic checkpoints."""
+        return self.chkpt / self.job / run, self.elastic / self.job / run
+
     @property
     def path(self) -> Path:
         """Folder of this run below the place chkpt."""
-        return self.chkpt / self.job / self.name
-
-    @property
-    def elastic_path(self) -> Path:
-        """Folder of this run's elastic checkpoints."""
-        return self.elastic / self.job / self.name
+        return self.folders(self.name)[0]
 
     @property
     def final(self) -> Path:
@@ -188,7 +187,7 @@ class RunFolder:
 
         After a restart that is what it saved itself, whatever it started from at first.
         """
-        own = self._of_run(self._last_own()) if restarted else []
+        own = candidates(self.folders(self._last_and_next()[0])) if restarted else []
         if self.is_explicit:
             named = candidate(Path(self.resume))
             if named is None:
@@ -199,11 +198,10 @@ class RunFolder:
             return [*own, named]
         if self.resume in ("never", "requeue"):
             return own
-        jobs = {self.chkpt / self.job, self.elastic / self.job}
         # Not glob, for which a folder that cannot be listed is empty: all would be trained anew.
-        there = [path for folder in jobs if folder.is_dir() for path in folder.iterdir()]
+        there = [path for job in {*self.folders()} if job.is_dir() for path in job.iterdir()]
         runs = {path.name for path in there if path.is_dir() and not path.is_symlink()}
-        earlier = [each for run in sorted(runs) for each in self._of_run(run)]
+        earlier = [each for run in sorted(runs) for each in candidates(self.folders(run))]
         everything = [*dict.fromkeys([*own, *earlier])]
         same = [each for each in everything if _fingerprint(each) in (fingerprint, None)]
         # Where only runs with other settings are left, the refusal says so.
@@ -212,30 +210,23 @@ class RunFolder:
 
     def settled(self, start: Path | None, *, restarted: bool) -> RunFolder:
         """Return the folder to write to: its own again after a restart, else an unused one."""
-        last = self._last_own()
-        if self._is_used(last) and not (restarted and (start is None or start.parent.name == last)):
-            number = last.removeprefix(self.own_id).removeprefix("-")
-            last = f"{self.own_id}-{int(number or 1) + 1}"
-        settled = replace(self, name=last)
-        for run in (settled.path, settled.elastic_path):
+        name, unused = self._last_and_next()
+        if self._is_used(name) and not (restarted and (start is None or start.parent.name == name)):
+            name = unused
+        for run in self.folders(name):
             atomic.refuse_foreign(run.parent)
             atomic.refuse_foreign(run)
-        return settled
+        return replace(self, name=name)
 
-    def _of_run(self, name: str) -> list[Candidate]:
-        return candidates([self.chkpt / self.job / name, self.elastic / self.job / name])
+    def _last_and_next(self) -> tuple[str, str]:
+        """The names of this job id, `12`, `12-2`, `12-3`: the last one in use, and its next."""
+        names = [self.own_id, f"{self.own_id}-2"]
+        while self._is_used(names[-1]):
+            names.append(f"{self.own_id}-{len(names) + 1}")
+        return names[-2], names[-1]
 
-    def _last_own(self) -> str:
-        """The folder of this job id with the highest number: `12`, then `12-2`, `12-3`."""
-        last, number = self.own_id, 2
-        while self._is_used(f"{self.own_id}-{number}"):
-            last = f"{self.own_id}-{number}"
-            number += 1
-        return last
-
-    def _is_used(self, name: str) -> bool:
-        folders = (self.chkpt / self.job / name, self.elastic / self.job / name)
-        return any(folder.is_dir() and any(folder.iterdir()) for folder in folders)
+    def _is_used(self, run: str) -> bool:
+        return any(each.is_dir() and any(each.iterdir()) for each in self.folders(run))
 
 
 def run_folder(places: Places, *, resume: str, keep_in: str) -> RunFolder:

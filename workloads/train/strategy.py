@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,28 +29,21 @@ from workloads.train.model import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
-    """What a forward pass runs in.
+def autocast(config: TrainConfig, device: torch.device, *, kind: str = "ddp") -> torch.autocast:
+    """Return the context of a forward pass: the number types of a run whose strategy is of `kind`.
 
     bf16, fp16: frozen weights in 16 bits, trained ones in fp32, which compute in 16 under autocast;
-    FSDP2 gathers its fp32 shards in bf16 instead. fp16 has a loss scale, as it has no room for
-    small gradients. fp32: all in fp32.
+    FSDP2 gathers its fp32 shards in bf16 instead. fp32: all in fp32.
     """
-
-    scaler: torch.amp.GradScaler
-    """Passes the loss, its gradients and the optimizer's step on but in fp16 runs."""
-    forward: Callable[[], torch.autocast]
-    """Gives the context of a forward pass: autocast where trained weights have more bits."""
-
-
-def build_precision(config: TrainConfig, device: torch.device, *, kind: str = "ddp") -> Precision:
-    """Return the number types of a run whose strategy is of `kind`."""
-    scaler = torch.amp.GradScaler(device.type, enabled=config.dtype == "fp16")
     mixed = config.dtype != "fp32" and (config.has_adapters or kind == "ddp")
     # Each weight is used once: a cache would hold those of checkpointed layers for nothing.
     types = {"dtype": torch_dtype(config.dtype), "enabled": mixed, "cache_enabled": False}
-    return Precision(scaler=scaler, forward=partial(torch.autocast, device.type, **types))
+    return torch.autocast(device.type, **types)
+
+
+def build_scaler(config: TrainConfig, device: torch.device) -> torch.amp.GradScaler:
+    """Return the loss scale of fp16, without room for small gradients; none for other types."""
+    return torch.amp.GradScaler(device.type, enabled=config.dtype == "fp16")
 
 
 def build_optimizer(
@@ -181,7 +173,7 @@ def spread_fsdp(run: Run, here: World) -> Strategy:
             "use strategy ddp"
         )
     config, task, offload = run.config, run.task, run.strategy == "offload"
-    empty = use_liger(task.build_empty(here.device), config, here.device)
+    empty = use_liger(task.build(here.device, empty=True), config, here.device)
     compile_layers(empty, config, here.device)
     module: Any = task.loss(empty, here.device)
     parts = here.world_size

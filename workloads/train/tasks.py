@@ -26,7 +26,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from workloads.common.exit_codes import ConfigError, DataError
+from workloads.common.models import load_tokenizer
 from workloads.data import token_rows
 from workloads.data.manifest import json_lines
 from workloads.data.token_rows import IGNORED, Pack
@@ -68,24 +71,21 @@ class CausalLm:
             )
         self._config, self.model_dir = config, model_dir
         self.data_file: Path | None = dataset / "tokens_train.parquet"
-        self.rows, self.digest, self.num_dropped = self._read(self.data_file, model_dir)
+        self.rows, self.digest, self.num_dropped = self._read(self.data_file)
         self.eval_rows: Sequence[Pack] = ()
         self.eval_digest = ""
         if config.eval is not None:
             with held_out():
-                self.eval_rows, self.eval_digest, _ = self._read(
-                    dataset / "tokens_test.parquet", model_dir, last=config.eval.rows
-                )
+                path, last = dataset / "tokens_test.parquet", config.eval.rows
+                self.eval_rows, self.eval_digest, _ = self._read(path, last=last)
         self._pad_id: int | None = None
         self._multiple = 1
 
-    def _read(
-        self, path: Path, model_dir: Path, *, last: int | None = None
-    ) -> tuple[Sequence[Pack], str, int]:
+    def _read(self, path: Path, *, last: int | None = None) -> tuple[Sequence[Pack], str, int]:
         """Return a file's rows, or the `last` ones, their hash, and how many were too long."""
         config, examples = self._config, token_rows.read_parquet(path)
         limit = config.sequence_length
-        token_rows.check_tokens(path, examples, model_dir=model_dir)
+        token_rows.check_tokens(path, examples, model_dir=self.model_dir)
         fits = examples.lengths <= limit
         num_dropped = len(examples) - int(fits.sum())
         if num_dropped and config.overlong == "refuse":
@@ -111,19 +111,12 @@ class CausalLm:
         """Return the tokens of a row."""
         return row.num_tokens
 
-    def build(self, device: torch.device) -> Any:
-        """Return the model ready to train."""
+    def build(self, device: torch.device, *, empty: bool = False) -> Any:
+        """Return the model ready to train; `empty`: on the meta device, without its weights."""
         from workloads.train import model
 
         self._read_tokenizer()
-        return model.build_model(self.model_dir, self._config, device=device)
-
-    def build_empty(self, device: torch.device) -> Any:
-        """Return the same model on the meta device."""
-        from workloads.train import model
-
-        self._read_tokenizer()
-        return model.build_empty_model(self.model_dir, self._config, device=device)
+        return model.build_model(self.model_dir, self._config, device=device, empty=empty)
 
     def loss(self, model: Any, device: torch.device) -> torch.nn.Module:
         """Return a module whose forward gives the loss of a batch, summed over its labels."""
@@ -154,8 +147,6 @@ class CausalLm:
         self._read_tokenizer().save_pretrained(folder)
 
     def _read_tokenizer(self) -> Any:
-        from workloads.common.models import load_tokenizer
-
         tokenizer = load_tokenizer(self.model_dir)
         self._pad_id = tokenizer.pad_token_id
         return tokenizer
@@ -185,8 +176,6 @@ def rows(config: TrainConfig, seed: int) -> list[Any]:
 
 def _image(task: str, quadrant: int, draw: random.Random) -> Row:
     """Return noise with one bright quadrant, by which it is classified, segmented or boxed."""
-    import numpy as np
-
     side = 8 if task == "image_classification" else 32
     half = side // 2
     noise = np.random.default_rng(draw.randrange(2**32))
@@ -218,12 +207,10 @@ _SEGFORMER = {
     "decoder_hidden_size": 32,
 }
 _YOLOS = {**_ENCODER, "image_size": [32, 32], "patch_size": 16, "num_detection_tokens": 2}
+_WORDS = {"vocab_size": VOCABULARY}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "generated/bert": (
-        "BertConfig",
-        {**_ENCODER, "vocab_size": VOCABULARY, "max_position_embeddings": 64},
-    ),
-    "generated/t5": ("T5Config", {**_T5, "vocab_size": VOCABULARY, "decoder_start_token_id": 0}),
+    "generated/bert": ("BertConfig", {**_ENCODER, **_WORDS, "max_position_embeddings": 64}),
+    "generated/t5": ("T5Config", {**_T5, **_WORDS, "decoder_start_token_id": 0}),
     "generated/vit": ("ViTConfig", {**_ENCODER, "image_size": 8, "patch_size": 4}),
     "generated/segformer": ("SegformerConfig", _SEGFORMER),
     "generated/yolos": ("YolosConfig", _YOLOS),
@@ -311,8 +298,6 @@ class SmallTask:
             return _read_images(path, self._config.task), 0
         if self.model_dir is None:
             raise ConfigError(f"model: a generated one has no tokenizer for {path}; name a folder")
-        from workloads.common.models import load_tokenizer
-
         tokenizer = load_tokenizer(self.model_dir)
         found: list[Row] = []
         num_dropped = 0
@@ -349,20 +334,17 @@ class SmallTask:
         """Return the tokens of a row; 1 for an image."""
         return len(row.inputs) if isinstance(row.inputs, tuple) else 1
 
-    def build(self, device: torch.device) -> Any:
-        """Return the model ready to train."""
-        return self._ready(device).to(device)
-
-    def build_empty(self, device: torch.device) -> Any:
-        """Return the same model on the meta device."""
+    def build(self, device: torch.device, *, empty: bool = False) -> Any:
+        """Return the model ready to train; `empty`: on the meta device, without its weights."""
         import torch
 
-        del device
+        if not empty:
+            return self._ready(empty=False).to(device)
         with torch.device("meta"):
-            return self._ready(None)
+            return self._ready(empty=True)
 
-    def _ready(self, device: torch.device | None) -> Any:
-        """Return the model with adapters and checkpointing; on no device, without its weights."""
+    def _ready(self, *, empty: bool) -> Any:
+        """Return the model with adapters and checkpointing."""
         import torch
         import transformers
 
@@ -374,7 +356,7 @@ class SmallTask:
         kind: Any = getattr(transformers, AUTO_CLASSES[config.task])
         dtype = models.base_dtype(config)
         torch.manual_seed(config.seed)  # a classifier of a folder's model has a new head
-        if self.model_dir is not None and device is not None:
+        if self.model_dir is not None and not empty:
             folder |= {"use_safetensors": True}
             model = kind.from_pretrained(self.model_dir, dtype=dtype, **folder)
         else:
@@ -429,14 +411,10 @@ class SmallTask:
     def save_preprocessor(self, folder: Path) -> None:
         """Write the tokenizer, where the model has one."""
         if self.model_dir is not None and self._config.task not in OF_IMAGES:
-            from workloads.common.models import load_tokenizer
-
             load_tokenizer(self.model_dir).save_pretrained(folder)
 
 
 def _greatest(rows: Sequence[Row]) -> int:
-    import numpy as np
-
     return max((int(np.max(row.labels)) for row in rows if len(row.labels)), default=0)
 
 
@@ -450,8 +428,6 @@ def _digest(rows: Sequence[Row]) -> str:
 
 
 def _read_images(path: Path, task: str) -> list[Row]:
-    import numpy as np
-
     try:
         with np.load(path, allow_pickle=False) as file:
             pixels, labels = file["pixel_values"], file["labels"]
@@ -485,8 +461,6 @@ def _read_images(path: Path, task: str) -> list[Row]:
 
 def _targets(task: str, labels: Any, boxes: Any) -> dict[str, Any]:
     """Return labels and boxes of one image; ValueError for what is no class or lies outside."""
-    import numpy as np
-
     if task == "image_classification":
         return {"labels": (_class(labels.item()),)}
     if task == "semantic_segmentation":
