@@ -295,6 +295,16 @@ def test_an_error_leaves_the_earlier_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["result"]
 
 
+def test_others_may_read_a_folder_that_is_made_for_them(tmp_path: Path) -> None:
+    """Safetensors writes 0600, and a job of another user evaluates."""
+    with atomic.new_directory(tmp_path / "final", readable=True) as partial:
+        (partial / "more").mkdir(0o700)
+        for path in (partial / "a", partial / "more" / "b"):
+            path.touch(0o600)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "final").rglob("*")}
+    assert modes == {"a": 0o644, "more": 0o755, "b": 0o644}
+
+
 CALL = ToolCall(name="f", arguments={"a": 1, "b": "it's"})
 
 

@@ -119,7 +119,8 @@ def test_training_says_what_it_is_at_where_it_takes_long(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A save that the run's end waits for, and the weights after it, have no step's line."""
-    from workloads.train import checkpoint, finish
+    from workloads.common import atomic
+    from workloads.train import checkpoint
 
     def slow(target: Any, name: str) -> None:
         real = getattr(target, name)
@@ -132,7 +133,7 @@ def test_training_says_what_it_is_at_where_it_takes_long(
 
     assert run("prepare-data")[0] == ExitCode.OK
     slow(checkpoint, "dcp_save")
-    slow(finish, "_open_to_readers")
+    slow(atomic, "new_directory")
     monkeypatch.setattr("workloads.job.TRAIN_QUIET_S", QUIET_S)
     lines = Lines(monkeypatch)
     sets = ("train.max_steps=1", "train.checkpoint.background=false")

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from workloads.common import atomic
 from workloads.job import end, run_job
-from workloads.train import finish
 from workloads.train.run import train
 
 _SIGNALS = {"hang": signal.SIGSTOP, "killed": signal.SIGKILL, "first killed": signal.SIGKILL}
 _scale = torch.amp.GradScaler.scale
-_open_to_readers = finish._open_to_readers
+_new_directory = atomic.new_directory
 _steps = 0
 
 
@@ -36,15 +38,17 @@ def scale_with_a_fault(self: torch.amp.GradScaler, loss: Any) -> Any:
     return _scale(self, loss)
 
 
-def open_to_readers_slowly(folder: Path) -> None:
-    """Do it on the rank that writes, after longer than any collective may take."""
-    time.sleep(1.6 * float(os.environ["TRAIN_TIMEOUT_S"]))
-    _open_to_readers(folder)
+@contextlib.contextmanager
+def new_directory_slowly(path: Path, **options: bool) -> Iterator[Path]:
+    """Take longer on the rank that writes than any collective may take."""
+    with _new_directory(path, **options) as partial:
+        yield partial
+        time.sleep(1.6 * float(os.environ["TRAIN_TIMEOUT_S"]))
 
 
 if __name__ == "__main__":
     if os.environ["TRAIN_FAULT"] == "slow export":
-        finish._open_to_readers = open_to_readers_slowly
+        atomic.new_directory = new_directory_slowly
         end(run_job("train", train))
     torch.amp.GradScaler.scale = scale_with_a_fault  # type: ignore[method-assign]
     end(run_job("train", train))

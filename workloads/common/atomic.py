@@ -113,11 +113,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
+def new_directory(path: Path, *, replace: bool = False, readable: bool = False) -> Iterator[Path]:
     """Yield a scratch folder beside `path` that becomes `path` when the block ends well.
 
     An error removes the scratch folder. With `replace` an existing folder is exchanged; without it
-    an existing one is an error, as nothing here deletes results.
+    an existing one is an error, as nothing here deletes results. With `readable` other users may
+    read what is in it: safetensors writes 0600, and a job that evaluates may be another user's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_foreign(path)
@@ -128,6 +129,8 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     try:
         with writing(path):
             yield partial
+        for each in partial.rglob("*") if readable else ():
+            each.chmod(0o755 if each.is_dir() else 0o644)
         for folder, _, names in os.walk(partial):
             for name in names:
                 fsync_path(Path(folder) / name)

@@ -66,11 +66,9 @@ def convert(source: Path, destination: Path) -> None:
     clean.tie_weights()
     clean.generation_config = packed.generation_config
 
-    with atomic.new_directory(destination, replace=True) as folder:
+    with atomic.new_directory(destination, replace=True, readable=True) as folder:
         clean.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        for path in folder.iterdir():
-            path.chmod(0o644)  # safetensors writes 0600; jobs may run as another user
     num_parameters = sum(parameter.numel() for parameter in clean.parameters())
     log(f"wrote {destination}: {num_parameters / 1e6:.1f}M parameters, bf16")
 

@@ -190,7 +190,10 @@ def _csv(file: Path) -> Iterator[tuple[int, Any]]:
     with _long_fields(), file.open(encoding="utf-8-sig", errors=_KEEP_BYTES, newline="") as source:
         lines: list[str] = []  # of the row that is read now
         rows = csv.DictReader(_remembered(source, lines), strict=True)
-        num_columns = _num_columns(rows, file)
+        try:
+            num_columns = len(rows.fieldnames or ())
+        except csv.Error as error:
+            raise DataError(f"{file}:1: the header cannot be read as CSV: {error}") from error
         while True:
             lines.clear()
             try:
@@ -230,13 +233,6 @@ def _remembered(source: TextIO, lines: list[str]) -> Iterator[str]:
     for line in source:
         lines.append(line)
         yield line
-
-
-def _num_columns(rows: csv.DictReader[str], file: Path) -> int:
-    try:
-        return len(rows.fieldnames or ())
-    except csv.Error as error:
-        raise DataError(f"{file}:1: the header cannot be read as CSV: {error}") from error
 
 
 class Rejects:
@@ -397,11 +393,8 @@ def convert(
         try:
             if isinstance(row, BadRow):
                 raise DataError(row.reason)
-            chat = (
-                row
-                if isinstance(row, Chat)
-                else from_row(row, source.format, at=at, keep=source.keep)
-            )
+            form, keep = source.format, source.keep
+            chat = row if isinstance(row, Chat) else from_row(row, form, at=at, keep=keep)
             chats.write(chat.to_line())
             num_chats += 1
         except (DataError, *UNREADABLE) as error:

@@ -157,8 +157,6 @@ def split_file(
 
 
 def _keys(path: Path, stratify_by: str | None) -> tuple[list[Key], array[int]]:
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; convert the raw rows first")
     keys: list[Key] = []
     offsets = array("q")
     with path.open("rb") as lines:

@@ -67,7 +67,7 @@ def tokenize_file(
         for block in blocks:
             done += block.done
             for each in block.refused:
-                rejects.add(each.at, each.reason, each.line)
+                rejects.add(*each)
             yield block.rows
 
     write_parquet(output, rows())
@@ -83,8 +83,6 @@ def tokenize_file(
 
 def _tasks(source: Path) -> Iterator[Task]:
     """Yield the file in blocks of lines; the block does not depend on the number of workers."""
-    if not source.is_file():
-        raise DataError(f"{source}: no such file; split the chats first")
     with source.open("rb") as lines:
         offset = size_bytes = 0
         first = 1

@@ -51,16 +51,6 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """A line whose chat has no token rows: one that cannot be read, or the template refuses."""
-
-    at: str
-    """file:line."""
-    reason: str
-    line: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenized:
     """What was made of chats and what was left out."""
 
@@ -106,7 +96,9 @@ class Block:
 
     rows: TokenRows
     done: Tokenized
-    refused: tuple[Refused, ...]
+    refused: tuple[tuple[str, str, str], ...]
+    """file:line, reason and text of each line whose chat has no token rows: it cannot be read, or
+    the template refuses it."""
 
 
 class TokenWorker:
@@ -129,13 +121,13 @@ class TokenWorker:
             for number, line in enumerate(lines, start=task.first_line)
             if line.strip()
         }
-        refused: tuple[Refused, ...] = ()
+        refused: tuple[tuple[str, str, str], ...] = ()
         try:
             rows, owners = self._encode([parse_line(line, at=at) for at, line in numbered.items()])
         except DataError:
             refused = tuple(self._refused(numbered))
-            for each in refused:
-                del numbered[each.at]
+            for at, *_ in refused:
+                del numbered[at]
             rows, owners = self._encode([parse_line(line, at=at) for at, line in numbered.items()])
         rows, num_dropped, num_cut = self._limit(rows, owners)
         counted_s, self._counted_s = self._counted_s, time.process_time()
@@ -151,13 +143,13 @@ class TokenWorker:
         )
         return Block(rows=rows, done=done, refused=refused)
 
-    def _refused(self, numbered: Mapping[str, bytes]) -> Iterator[Refused]:
+    def _refused(self, numbered: Mapping[str, bytes]) -> Iterator[tuple[str, str, str]]:
         """Yield the lines that have no rows, each tried alone."""
         for at, line in numbered.items():
             try:
                 self._encode([parse_line(line, at=at)])
             except DataError as error:
-                yield Refused(at=at, reason=str(error), line=line.decode(errors="replace"))
+                yield at, str(error), line.decode(errors="replace")
 
     def _encode(self, chats: list[Chat]) -> tuple[TokenRows, list[str]]:
         """Return the token rows of `chats`, and the id of each row's chat."""

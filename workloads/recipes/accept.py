@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from workloads.recipes.reader import require, require_least, require_over
 
@@ -14,9 +14,7 @@ ON_PATH = "PATH"
 StageName = Literal[
     "readiness", "connectivity", "collectives", "compute", "storage", "training", "soak"
 ]
-STAGES: tuple[StageName, ...] = (
-    "readiness", "connectivity", "collectives", "compute", "storage", "training", "soak"
-)  # fmt: skip
+STAGES: tuple[StageName, ...] = get_args(StageName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,7 @@ def save_original(run_dir: Path, model_dir: Path | None, model: Any, task: Task)
     if target.exists():
         return target
     at(f"writing {target}")
-    with atomic.new_directory(target) as partial:
+    with atomic.new_directory(target, readable=True) as partial:
         if model_dir is None:
             # Made here, so it is tiny: a copy without its adapters is what there was before them.
             base = copy.deepcopy(model).unload() if hasattr(model, "peft_config") else model
@@ -133,7 +133,6 @@ def save_original(run_dir: Path, model_dir: Path | None, model: Any, task: Task)
             task.save_preprocessor(partial)
         else:
             shutil.copytree(model_dir, partial, dirs_exist_ok=True)
-        _open_to_readers(partial)
     log(f"original model in {target}")
     return target
 
@@ -179,12 +178,11 @@ def write_final(
         if index:
             atomic.write_text(partial / "model.safetensors.index.json", index)
         task.save_preprocessor(partial)
-        _open_to_readers(partial)
         folder.close()
 
     apart = here.apart()  # to write a file takes longer than a step may
     with contextlib.ExitStack() as folder:
-        new = atomic.new_directory(target, replace=True)
+        new = atomic.new_directory(target, replace=True, readable=True)
         partial = apart.agree(lambda: folder.enter_context(new))
         # transformers first, which removes files that it did not write; then as many at a time as
         # there are ranks. What stops one is raised on all.
@@ -210,7 +208,7 @@ def write_merged(run_dir: Path, *, model_dir: Path, adapter: Path, config: Train
     dtype, cpu = torch_dtype(config.dtype), torch.device("cpu")
     target = run_dir / "merged"
     # The base is read again in 16 bits: a merge into 4-bit weights would round the adapter away.
-    with atomic.new_directory(target, replace=True) as partial:
+    with atomic.new_directory(target, replace=True, readable=True) as partial:
         beside = shutil.ignore_patterns("adapter_*", "README.md")
         shutil.copytree(adapter, partial, ignore=beside, dirs_exist_ok=True)
         if (outline := build_outline(model_dir, config, device=cpu)) is not None:
@@ -224,7 +222,6 @@ def write_merged(run_dir: Path, *, model_dir: Path, adapter: Path, config: Train
             base = load_model(model_dir, dtype=dtype, device=cpu)
             model: Any = peft.PeftModel.from_pretrained(base, adapter)
             model.merge_and_unload().to(dtype).save_pretrained(partial)
-        _open_to_readers(partial)
     log(f"merged model in {target}")
     return target
 
@@ -262,12 +259,6 @@ def merge_files(
         names = {tensor: path.name for path, tensor in weights.values()}
         index = {"metadata": {"total_size": size}, "weight_map": names}
         atomic.write_text(partial / "model.safetensors.index.json", json.dumps(index))
-
-
-def _open_to_readers(folder: Path) -> None:
-    """Let other users read: safetensors writes 0600, and evaluate may run as another user."""
-    for path in folder.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def headline(metrics: Mapping[str, float]) -> list[str]:
