@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from tests.workloads.conftest import EXCERPT, make_tokenizer
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.data.chat_template import encode, prompt_text, render
 from workloads.data.chats import calls_of, read_bfcl
-from workloads.data.token_rows import IGNORED, Example, collate, pack, read_parquet
+from workloads.data.token_rows import IGNORED, Example, Pack, TokenRows, collate, pack, read_parquet
 
 CHAT = (
     {"role": "system", "content": "Be brief."},
@@ -96,12 +98,25 @@ def example_of(length: int, first: int = 0) -> Example:
     return Example(input_ids=ids, labels=(IGNORED,) * half + ids[half:])
 
 
+def rows_of(examples: Sequence[Example]) -> TokenRows:
+    """Returns the flat arrays of `examples`."""
+    ids = np.array([i for each in examples for i in each.input_ids], dtype=np.int32)
+    labels = np.array([label for each in examples for label in each.labels], dtype=np.int32)
+    lengths = [len(each.input_ids) for each in examples]
+    return TokenRows.cut_at(ids, labels != IGNORED, lengths)
+
+
+def examples_of(packed: Pack) -> list[Example]:
+    """Returns the examples that share a row."""
+    return [packed.rows[index] for index in packed.indices]
+
+
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40))
 @law(60)
 def test_packing_keeps_every_example_once_and_no_row_overflows(lengths: list[int]) -> None:
     examples = [example_of(length, first=i) for i, length in enumerate(lengths)]
-    packs = pack(examples, sequence_length=40)
-    packed = [example for row in packs for example in row.examples]
+    packs = pack(rows_of(examples), sequence_length=40)
+    packed = [example for row in packs for example in examples_of(row)]
     assert sorted(packed, key=repr) == sorted(examples, key=repr)
     assert all(row.num_tokens <= 40 for row in packs)
     # Best fit never opens a row while two rows could be one.
@@ -112,11 +127,11 @@ def test_packing_keeps_every_example_once_and_no_row_overflows(lengths: list[int
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=12))
 @law(40)
 def test_positions_restart_and_no_document_sees_or_predicts_another(lengths: list[int]) -> None:
-    packs = pack([example_of(length) for length in lengths], sequence_length=30)
+    packs = pack(rows_of([example_of(length) for length in lengths]), sequence_length=30)
     batch = collate(packs, pad_id=0, multiple=32)
     for row, packed in enumerate(packs):
         start = 0
-        for example in packed.examples:
+        for example in examples_of(packed):
             end = start + len(example.input_ids)
             assert batch.position_ids_BT[row, start:end].tolist() == list(range(end - start))
             mask = batch.mask_B1TT[row, 0]
@@ -134,7 +149,8 @@ def test_positions_restart_and_no_document_sees_or_predicts_another(lengths: lis
     for packed in packs:
         start = ends[-1]
         ends += [
-            start + end for end in itertools.accumulate(len(e.input_ids) for e in packed.examples)
+            start + end
+            for end in itertools.accumulate(len(e.input_ids) for e in examples_of(packed))
         ]
         ends += [start + 32] * (ends[-1] < start + 32)  # padding is a document
     assert batch.document_ends.tolist() == ends
@@ -145,7 +161,7 @@ def test_positions_restart_and_no_document_sees_or_predicts_another(lengths: lis
 
 def test_an_example_longer_than_the_row_is_refused() -> None:
     with pytest.raises(DataError, match="41 tokens do not fit sequence_length 40"):
-        pack([example_of(41)], sequence_length=40)
+        pack(rows_of([example_of(41)]), sequence_length=40)
 
 
 def test_packed_rows_give_the_logits_and_the_loss_of_single_rows(model: Any) -> None:
@@ -154,16 +170,16 @@ def test_packed_rows_give_the_logits_and_the_loss_of_single_rows(model: Any) -> 
     from workloads.train.model import AssistantLoss
 
     examples = [example_of(length, first=length) for length in (9, 17, 5, 11)]
-    packs = pack(examples, sequence_length=24)
+    packs = pack(rows_of(examples), sequence_length=24)
     assert len(packs) < len(examples)
     loss = AssistantLoss(model)
     with torch.no_grad():
         packed = collate(packs, pad_id=0, multiple=26)
-        singles = [collate(pack([e], sequence_length=24), pad_id=0) for e in examples]
+        singles = [collate(pack(rows_of([e]), sequence_length=24), pad_id=0) for e in examples]
         torch.testing.assert_close(loss(packed), sum(loss(batch) for batch in singles))
         for row, content in enumerate(packs):
             start = 0
-            for example in content.examples:
+            for example in examples_of(content):
                 alone = model(torch.tensor([example.input_ids])).logits[0]
                 together = model(
                     input_ids=packed.input_ids_BT[row : row + 1],

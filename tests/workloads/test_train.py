@@ -485,9 +485,9 @@ class Row:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_the_stream_gives_every_row_once_an_epoch_at_any_world_size(world_size: int) -> None:
-    from tests.workloads.test_data import example_of
+    from tests.workloads.test_data import example_of, rows_of
 
-    packs = pack([example_of(10, first=i) for i in range(12)], sequence_length=10)
+    packs = pack(rows_of([example_of(10, first=i) for i in range(12)]), sequence_length=10)
     stream = Stream(packs=packs, seed=3)
     seen = []
     for position in range(0, 24, 4):

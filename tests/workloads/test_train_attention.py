@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.workloads import varlen_kernel
-from tests.workloads.test_data import example_of
+from tests.workloads.test_data import example_of, rows_of
 from workloads.common.exit_codes import ConfigError
 from workloads.data.token_rows import Batch, collate, pack
 from workloads.recipes.train import LoraConfig, TrainConfig
@@ -52,7 +52,7 @@ def varlen(monkeypatch: pytest.MonkeyPatch) -> None:
 def packed_batch(*, multiple: int = 1) -> Batch:
     """Returns two rows of two documents each, of different lengths."""
     examples = [example_of(size, first=first) for first, size in enumerate((9, 5, 7, 4))]
-    return collate(pack(examples, sequence_length=14), pad_id=0, multiple=multiple)
+    return collate(pack(rows_of(examples), sequence_length=14), pad_id=0, multiple=multiple)
 
 
 def model_of(kind: str, attention: str, **more: Any) -> Any:
@@ -223,7 +223,7 @@ def test_compiled_layers_are_one_graph_over_rows_of_any_length() -> None:
     compile_layers(model, replace(config, compile=True), CPU)
     graphs = []
     for sizes in ((9, 5, 7, 4), (90, 50, 7), (200, 3), (60,), (33, 100, 40, 2, 8)):
-        rows = pack([example_of(size) for size in sizes], sequence_length=256)
+        rows = pack(rows_of([example_of(size) for size in sizes]), sequence_length=256)
         loss = AssistantLoss(model)(collate(rows, pad_id=0, multiple=128))
         loss.backward()
         graphs.append(counters["stats"]["unique_graphs"])

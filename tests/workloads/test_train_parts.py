@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from infra.state import CHECKOUT
 from tests.nightly import at_night
-from tests.workloads.test_data import example_of
+from tests.workloads.test_data import example_of, rows_of
 from workloads.common.dist import World
 from workloads.common.exit_codes import ExitCode, NotRunError, WorkloadError
 from workloads.data.token_rows import collate, pack
@@ -52,7 +52,7 @@ CONFIG = TrainConfig(dataset="x", max_steps=1, learning_rate=0.1)
 def packed_batch() -> Any:
     """Returns two rows of two documents each, of different lengths."""
     examples = [example_of(size, first=first) for first, size in enumerate((9, 5, 7, 4))]
-    return collate(pack(examples, sequence_length=14), pad_id=0)
+    return collate(pack(rows_of(examples), sequence_length=14), pad_id=0)
 
 
 @pytest.mark.feature("S000-32", "S003-40", "S004-17")

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TokenRows(Sequence[Example]):
+class TokenRows:
     """Tokenised conversations over flat arrays; an Example is made when one is asked for."""
 
     input_ids: np.ndarray[Any, Any]
@@ -61,26 +61,10 @@ class TokenRows(Sequence[Example]):
             np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)]),
         )
 
-    @classmethod
-    def of(cls, examples: Iterable[Example]) -> TokenRows:
-        """Return the rows of `examples`; a TokenRows stays what it is."""
-        if isinstance(examples, TokenRows):
-            return examples
-        rows = list(examples)
-        ids = np.array([i for row in rows for i in row.input_ids], dtype=np.int32)
-        labels = np.array([label for row in rows for label in row.labels], dtype=np.int32)
-        return cls.cut_at(ids, labels != IGNORED, [len(row.input_ids) for row in rows])
-
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Example:
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         ids, labels = self.arrays(index % len(self))
@@ -200,11 +184,6 @@ class Pack:
     num_tokens: int
     """Tokens of the row that are not padding."""
 
-    @property
-    def examples(self) -> tuple[Example, ...]:
-        """The examples, made anew each time."""
-        return tuple(self.rows[index] for index in self.indices)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -267,9 +246,8 @@ class Batch:
         return Batch(**values | moved)
 
 
-def pack(examples: Sequence[Example], *, sequence_length: int) -> list[Pack]:
+def pack(rows: TokenRows, *, sequence_length: int) -> list[Pack]:
     """Return rows of at most `sequence_length` tokens by best-fit decreasing; deterministic."""
-    rows = TokenRows.of(examples)
     lengths: list[int] = rows.lengths.tolist()
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     packs: list[list[int]] = []

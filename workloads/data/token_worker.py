@@ -154,7 +154,7 @@ class TokenWorker:
     def _encode(self, chats: list[Chat]) -> tuple[TokenRows, list[str]]:
         """Return the token rows of `chats`, and the id of each row's chat."""
         if not chats:
-            return TokenRows.of([]), []
+            return TokenRows.joined([]), []
         rendered = self._renderer.render([c.messages for c in chats], [c.functions for c in chats])
         owners = [chat.id for chat, pieces in zip(chats, rendered, strict=True) for _ in pieces]
         return encode(self._tokenizer, [piece for pieces in rendered for piece in pieces]), owners

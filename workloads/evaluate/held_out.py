@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from workloads.common.dist import World
 from workloads.common.exit_codes import DataError
 from workloads.common.log import log
@@ -18,7 +20,7 @@ from workloads.common.places import Places
 from workloads.data.chat_template import as_answer, prompt_text, render
 from workloads.data.chats import Chat, iter_jsonl, read_jsonl, text_of
 from workloads.data.manifest import read_manifest, read_object, sha256
-from workloads.data.token_rows import Example, TokenRows, read_parquet
+from workloads.data.token_rows import TokenRows, read_parquet
 from workloads.evaluate.resampling import Sampling
 from workloads.evaluate.subject import (
     FORMAT,
@@ -114,7 +116,7 @@ class HeldOut:
     chats: Sequence[Chat]
     prompts: Sequence[Sequence[int]]
     """Token ids up to the last assistant turn."""
-    examples: Sequence[Example]
+    examples: TokenRows
     pad_id: int
     overlap: Mapping[str, Sequence[str]]
     """Ids of rows that a training set has too, by its folder; empty unless forced."""
@@ -156,7 +158,7 @@ class Context:
             return self.here.broadcast(None)
         config, tuned_dir = self.config, subject.tuned_dir
         rows = hashlib.sha256(b"".join(chat.to_line() for chat in self.held_out.chats))
-        rows.update(TokenRows.of(self.held_out.examples).digest.encode())
+        rows.update(self.held_out.examples.digest.encode())
         header = Header(
             format=FORMAT,
             model=subject.model_dir.name,
@@ -212,7 +214,8 @@ def context(job: Job, config: EvaluateConfig, here: World, tuned_dir: Path | Non
     chats = read_jsonl(dataset / CHATS)[: config.num_rows]
     asked = [(chat, text) for chat in chats if (text := _prompt(tokenizer, chat, template))]
     chats = [chat for chat, _ in asked]
-    examples = read_parquet(dataset / TOKENS)[: config.num_perplexity_rows]
+    examples = read_parquet(dataset / TOKENS)
+    examples = examples.select(np.arange(len(examples)) < config.num_perplexity_rows)
     if not chats or not examples:
         raise DataError(f"{dataset}: the test split is empty; raise data.test_ratio")
     found = overlapping(chats, training_sets(dataset, tuned_dir, job.places))

@@ -219,7 +219,7 @@ class RunFolder:
         return replace(self, name=name)
 
     def _last_and_next(self) -> tuple[str, str]:
-        """The names of this job id, `12`, `12-2`, `12-3`: the last one in use, and its next."""
+        """The last name in use of this job id (`12`, `12-2`, `12-3`), else its first; the next."""
         names = [self.own_id, f"{self.own_id}-2"]
         while self._is_used(names[-1]):
             names.append(f"{self.own_id}-{len(names) + 1}")

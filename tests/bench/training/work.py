@@ -35,16 +35,19 @@ class Work:
 
 def token_rows(count: int) -> Any:
     """Return `count` chats of random tokens, most of them short; the second half is learned."""
-    from workloads.data.token_rows import IGNORED, Example, TokenRows
+    import numpy as np
+
+    from workloads.data.token_rows import TokenRows
 
     draw = random.Random(0)
     known = json.loads((model_dir() / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    rows: list[Example] = []
+    rows: list[TokenRows] = []
     for _ in range(count):
         length = min(LIMIT_TOKENS, max(8, int(draw.lognormvariate(3.7, 0.7))))
-        ids = tuple(draw.randrange(3, min(40_000, known)) for _ in range(length))
-        rows.append(Example(input_ids=ids, labels=(IGNORED,) * (length // 2) + ids[length // 2 :]))
-    return TokenRows.of(rows)
+        ids = [draw.randrange(3, min(40_000, known)) for _ in range(length)]
+        is_second = np.arange(length) >= length // 2
+        rows.append(TokenRows.cut_at(np.array(ids, dtype=np.int32), is_second, [length]))
+    return TokenRows.joined(rows)
 
 
 def rows_in_order(work: Work) -> list[dict[str, list[int]]]:
