@@ -74,9 +74,12 @@ def describe(recipe: Recipe, ranks: int | None = None) -> Iterator[str]:
     if (held := config.eval) is not None:
         every = f"{held.every} steps" if held.every else f"{held.every_epochs} epochs"
         yield f"validation  every {every} on up to {held.rows} held-out rows"
-    entry = find(recipe.model)
-    described = entry.lines() if entry else ["licence unrecorded: read it before you train on it"]
-    yield from (f"model       {line}" for line in described)
+    if (entry := find(recipe.model)) is None:
+        yield "model       licence unrecorded: read it before you train on it"
+    else:
+        yield "model       {name}: {licence}, {use}; {source}, {read_on}".format_map(entry)
+        yield f"model       safeguards: {entry['safeguards']}"
+        yield f"model       trainability: {entry['trainability']}"
     if plan is None:
         yield from _lines_without_plan(recipe, config, rows)
         return
