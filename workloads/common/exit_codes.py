@@ -116,7 +116,7 @@ _CPU_OOM_TEXT = ("DefaultCPUAllocator", "can't allocate memory", "not enough mem
 _DISTRIBUTED_TEXT = ("gloo", "NCCL", "Connection closed by peer", "ProcessGroup", "TCPStore")
 # Of them, those that say that nobody died: the peers did not come (gloo, NCCL's watchdog).
 _HUNG_TEXT = ("Timed out waiting", "Watchdog caught collective operation timeout")
-_DATA_LOADER_TEXT = ("DataLoader worker",)
+_DATA_LOADER_TEXT = "DataLoader worker"
 
 
 _FULL = {errno.ENOSPC: "No space left on device", errno.EDQUOT: "Disk quota exceeded"}
@@ -155,18 +155,16 @@ def exit_code_of(error: BaseException) -> ExitCode:
     text = str(error)
     if "AcceleratorError" in names:
         return ExitCode.DEVICE
-    if names & {"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"}:
-        is_hung = any(part in text for part in _HUNG_TEXT)
-        return ExitCode.HUNG if is_hung else ExitCode.DISTRIBUTED
-    if isinstance(error, RuntimeError):
-        if any(part in text for part in _DATA_LOADER_TEXT):
+    is_lost = bool(names & {"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
+    if isinstance(error, RuntimeError) and not is_lost:
+        if _DATA_LOADER_TEXT in text:
             return ExitCode.DATA_LOADER
         if any(part in text for part in _CPU_OOM_TEXT):
             return ExitCode.OUT_OF_MEMORY
-        if any(part in text for part in _DISTRIBUTED_TEXT):
-            is_hung = any(part in text for part in _HUNG_TEXT)
-            return ExitCode.HUNG if is_hung else ExitCode.DISTRIBUTED
-    return ExitCode.FAILED
+        is_lost = any(part in text for part in _DISTRIBUTED_TEXT)
+    if is_lost and any(part in text for part in _HUNG_TEXT):
+        return ExitCode.HUNG
+    return ExitCode.DISTRIBUTED if is_lost else ExitCode.FAILED
 
 
 def reason_of(error: BaseException) -> str:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -48,6 +48,7 @@ from workloads.common.log import at, log
 from workloads.common.record import utc_now
 from workloads.recipes.train import CheckpointConfig
 from workloads.train.loop import Progress, TrainState, Validated
+from workloads.train.run import StopRequest
 from workloads.train.run_folder import (
     CONFIG,
     ELASTIC,
@@ -66,9 +67,6 @@ from workloads.train.run_folder import (
     was_restarted,
 )
 from workloads.train.strategy import trained_weights, whole_weights
-
-if TYPE_CHECKING:
-    from workloads.train.run import StopRequest
 
 METADATA = ".metadata"
 MIN_NODES, MAX_NODES = "SOPERATOR_MIN_NODES", "SOPERATOR_MAX_NODES"

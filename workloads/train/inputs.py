@@ -15,10 +15,10 @@ from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.common import atomic
-from workloads.common.dist import environment_rank
+from workloads.common.dist import World, environment_rank
 from workloads.common.exit_codes import (
     ConfigError,
     DataError,
@@ -36,10 +36,6 @@ from workloads.recipes import load_recipe
 from workloads.recipes.reader import parse, require
 from workloads.recipes.train import STRATEGIES, TrainConfig
 from workloads.train.tasks import GENERATED, Task, is_generated
-
-if TYPE_CHECKING:
-    from workloads.common.dist import World
-
 
 INPUTS_VARIABLE = "SOPERATOR_INPUTS"
 
