@@ -15,11 +15,10 @@ from cost.resources.lines import SKU as OBJECT_STORAGE
 from cost.resources.lines import preset_rate
 from infra.clients import pulumi
 from infra.providers.nebius.adoption import BUCKET, CLUSTER, NODE_GROUP, Owned
-from infra.providers.nebius.resource_type import SIZES
+from infra.providers.nebius.resource_type import GIB, SIZES
 from stacks.errors import UserError
 from stacks.spec.nodes import Billing
 
-_GIB: Final = 1 << 30
 _FILESYSTEM: Final = "nebius:compute/v1:Filesystem"
 _DISK: Final = "nebius:compute/v1:Disk"
 _INSTANCE: Final = "nebius:compute/v1:Instance"
@@ -46,7 +45,7 @@ def _bucket(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
         for part in (counter.get("counters", {}), counter.get("non_current_counters", {}))
         for name in ("simple_objects_size", "multipart_objects_size", "inflight_parts_size")
     )
-    return _times(Decimal(bytes_held) / _GIB, book.find(OBJECT_STORAGE, Unit.GIB_MONTH))
+    return _times(Decimal(bytes_held) / GIB, book.find(OBJECT_STORAGE, Unit.GIB_MONTH))
 
 
 def _address(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
@@ -75,7 +74,7 @@ def _times(quantity: Decimal | int, price: Price | UnknownPrice) -> Decimal | No
 
 
 def _gib(spec: Mapping[str, Any]) -> Decimal:
-    return Decimal(sum(spec.get(name, 0) * unit for name, unit in SIZES.items())) / _GIB
+    return Decimal(sum(spec.get(name, 0) * unit for name, unit in SIZES.items())) / GIB
 
 
 _PRICED: Final[Mapping[str, Callable[[Mapping[str, Any], PriceBook], Decimal | None]]] = {

@@ -20,8 +20,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 from nebius.base.fieldmask_parser import parse as parse_mask
 
 from infra.local.nebius_api import errors
-from infra.local.nebius_api.states import GIB, Operation, Store, check_quota, set_state
-from infra.providers.nebius.resource_type import shared_validator, size_bytes
+from infra.local.nebius_api.states import Operation, Store, check_quota, set_state
+from infra.providers.nebius.resource_type import GIB, shared_validator, size_bytes
 from infra.providers.nebius.schema import (
     OPERATION,
     Schema,

@@ -22,8 +22,8 @@ from jwt.types import Options
 
 from infra.local.nebius_api import states
 from infra.local.nebius_api.errors import ApiError, bad_request, unauthenticated
-from infra.local.nebius_api.states import GIB, Store
-from infra.providers.nebius.resource_type import size_bytes
+from infra.local.nebius_api.states import Store
+from infra.providers.nebius.resource_type import GIB, size_bytes
 from infra.providers.nebius.schema import Schema, enum_word
 from stacks.catalog import PLATFORMS, find_preset
 from stacks.files import parse_yaml

@@ -21,10 +21,11 @@ from typing import Any, Final, Literal
 from google.protobuf import json_format
 
 from infra.local.nebius_api.errors import refusal
-from infra.providers.nebius.resource_type import enum_name, size_bytes
+from infra.operate.preflight.supply import used_by
+from infra.providers.nebius.resource_type import GIB, size_bytes
 from infra.providers.nebius.schema import OPERATION, Schema, enum_word
-from stacks.catalog import FABRICS, PLATFORMS, find_preset
-from stacks.rules.quotas import ADDRESSES_PER_NODE
+from stacks.catalog import FABRICS, PLATFORMS
+from stacks.rules.quotas import gpu_quota
 
 
 def key_id(resource_id: str) -> str:
@@ -166,9 +167,6 @@ class Store:
         self._database.close()
 
 
-GIB: Final = 1 << 30
-
-
 def num_nodes(group: Any) -> int:
     """Nodes that a node group starts with."""
     if group.spec.WhichOneof("size") == "fixed_node_count":
@@ -176,66 +174,19 @@ def num_nodes(group: Any) -> int:
     return group.spec.autoscaling.min_node_count
 
 
-def gpu_quota(platform: str) -> str:
-    """Name of the GPU quota of a platform: `gpu-h100-sxm` -> `compute.instance.gpu.h100`."""
-    return f"compute.instance.gpu.{platform.split('-')[1]}"
-
-
-def used_by(schema: Schema, resource: Any) -> Counter[str]:
-    """Quota name -> amount (bytes, GPUs, vCPUs or a count)."""
-    spec: Any = getattr(resource, "spec", None)
-    match schema.kind(resource.DESCRIPTOR):
-        case "computedisk":
-            return _sized("compute.disk", spec)
-        case "computefilesystem":
-            return _sized("compute.filesystem", spec)
-        case "computegpucluster":
-            return Counter({"compute.gpucluster.count": 1})
-        case "computeinstance":
-            return _machine(spec)
-        case "mk8scluster":
-            return Counter({"mk8s.cluster.count": 1})
-        case "mk8snodegroup":
-            nodes = num_nodes(resource)
-            one = _machine(spec.template) + _sized("compute.disk", spec.template.boot_disk)
-            one["vpc.allocation.count"] = ADDRESSES_PER_NODE
-            return Counter({quota: nodes * amount for quota, amount in one.items()})
-        case "vpcallocation":
-            return Counter({"vpc.allocation.count": 1})
-        case _:
-            return Counter()
-
-
-def _sized(what: str, spec: Any) -> Counter[str]:
-    """Use of a disk or filesystem."""
-    kind = enum_name(spec, "type")
-    return Counter({f"{what}.count": 1, f"{what}.size.{kind}": size_bytes(spec)})
-
-
-def _machine(spec: Any) -> Counter[str]:
-    """Use of one machine without its disks."""
-    used = Counter({"compute.instance.count": 1})
-    preset = find_preset(spec.resources.platform, spec.resources.preset)
-    if preset is not None and not preset.gpus:
-        used["compute.instance.non-gpu.vcpu"] = preset.vcpus
-    elif preset is not None and not spec.reservation_policy.reservation_ids:
-        used[gpu_quota(spec.resources.platform)] = preset.gpus
-    return used
-
-
 def used_in(store: Store, project: str) -> Counter[str]:
     """Everything that a project uses."""
     total: Counter[str] = Counter()
     for resource in list(store.resources.values()):
         if store.project_of(resource.metadata.id) == project:
-            total += used_by(store.schema, resource)
+            total += used_by(store.schema, resource, num_nodes)
     return total
 
 
 def check_quota(store: Store, new: Any, old: Any | None = None) -> None:
     """Refuses a resource, or its growth, beyond a quota of its project."""
-    wanted = used_by(store.schema, new)
-    had = Counter() if old is None else used_by(store.schema, old)
+    wanted = used_by(store.schema, new, num_nodes)
+    had = Counter() if old is None else used_by(store.schema, old, num_nodes)
     if not wanted:
         return
     project = store.project_of(new.metadata.parent_id)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -20,7 +20,7 @@ from typing import Any, Final
 from cost.report.layout import aligned
 from infra.providers.nebius import adoption
 from infra.providers.nebius.api import Api
-from infra.providers.nebius.resource_type import enum_name, size_bytes
+from infra.providers.nebius.resource_type import GIB, enum_name, size_bytes
 from infra.providers.nebius.schema import Schema, enum_word
 from infra.providers.nebius.sdk import shared_sdk
 from infra.providers.soperator.teardown import CLAIM_LABEL
@@ -238,7 +238,6 @@ _FIX: Final = (
     "ask for more in the console under Administration, Limits (docs.nebius.com/overview/limits), "
     "or see: soperator cost --stack {stack} --alternatives"
 )
-_GIB: Final = 1 << 30
 
 
 def ask_quotas(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
@@ -286,23 +285,54 @@ def _own_node_groups(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[An
 
 def _own_use(cloud: Cloud, spec: StackSpec, owner: Owner) -> Mapping[str, int]:
     """Quota name -> GiB, GPUs, vCPUs or a count that our resources use now."""
-    used: Counter[str] = Counter()
-    for kind in ("filesystem", "disk"):
-        for one in _own(cloud, spec, owner, kind):
-            used[f"compute.{kind}.count"] += 1
-            used[f"compute.{kind}.size.{_type(one.spec)}"] += _gib(one.spec)
-    for machine in _own(cloud, spec, owner, "machine"):
-        used["compute.instance.count"] += 1
-        preset = find_preset(machine.spec.resources.platform, machine.spec.resources.preset)
-        if preset is not None and not preset.gpus:
-            used["compute.instance.non-gpu.vcpu"] += preset.vcpus
-    used["compute.gpucluster.count"] = len(list(_own(cloud, spec, owner, "GPU cluster")))
-    used["vpc.allocation.count"] = len(list(_own(cloud, spec, owner, "address")))
-    used["mk8s.cluster.count"] = len(list(_own(cloud, spec, owner, "cluster")))
+    kinds = ("filesystem", "disk", "machine", "GPU cluster", "address", "cluster")
+    own = [one for kind in kinds for one in _own(cloud, spec, owner, kind)]
     groups = list(_own_node_groups(cloud, spec, owner))
-    for group in groups:
-        used += _group_use(group)
-    return used + _claimed_use(cloud, spec, groups)
+    used: Counter[str] = Counter()
+    for one in [*own, *groups]:
+        used += used_by(cloud.schema, one, _num_nodes)
+    gib = {name: round(amount / GIB) for name, amount in used.items() if ".size." in name}
+    return Counter({**used, **gib}) + _claimed_use(cloud, spec, groups)
+
+
+_COUNTED: Final = {
+    "computegpucluster": "compute.gpucluster.count",
+    "mk8scluster": "mk8s.cluster.count",
+    "vpcallocation": "vpc.allocation.count",
+}
+
+
+def used_by(schema: Schema, resource: Any, num_nodes: Callable[[Any], int]) -> Counter[str]:
+    """Quota name -> bytes, GPUs, vCPUs or a count; `num_nodes` tells those of a node group."""
+    kind, spec = schema.kind(resource.DESCRIPTOR), getattr(resource, "spec", None)
+    match kind:
+        case "computedisk" | "computefilesystem":
+            return _sized(f"compute.{kind.removeprefix('compute')}", spec)
+        case "computeinstance":
+            return _machine(spec)
+        case "mk8snodegroup":
+            template, nodes = resource.spec.template, num_nodes(resource)
+            one = _machine(template) + _sized("compute.disk", template.boot_disk)
+            one["vpc.allocation.count"] = ADDRESSES_PER_NODE
+            return Counter({quota: nodes * amount for quota, amount in one.items()})
+        case _:
+            return Counter([_COUNTED[kind]] if kind in _COUNTED else [])
+
+
+def _sized(what: str, spec: Any) -> Counter[str]:
+    """Use of a disk or filesystem."""
+    return Counter({f"{what}.count": 1, f"{what}.size.{enum_name(spec, 'type')}": size_bytes(spec)})
+
+
+def _machine(spec: Any) -> Counter[str]:
+    """Use of one machine without its disks."""
+    used = Counter({"compute.instance.count": 1})
+    preset = find_preset(spec.resources.platform, spec.resources.preset)
+    if preset is not None and not preset.gpus:
+        used["compute.instance.non-gpu.vcpu"] = preset.vcpus
+    elif preset is not None and not spec.reservation_policy.reservation_ids:
+        used[gpu_quota(spec.resources.platform)] = preset.gpus
+    return used
 
 
 def _claimed_use(cloud: Cloud, spec: StackSpec, groups: list[Any]) -> Counter[str]:
@@ -322,8 +352,9 @@ def _claimed_use(cloud: Cloud, spec: StackSpec, groups: list[Any]) -> Counter[st
     there: Counter[str] = Counter()
     for disk in cloud.list(KINDS["disk"], spec.nebius.project_id):
         if disk.metadata.labels.get(CLAIM_LABEL) == spec.cluster.namespace:
-            there[_type(disk.spec)] += 1
-            there[f"GiB {_type(disk.spec)}"] += _gib(disk.spec)
+            kind = enum_name(disk.spec, "type")
+            there[kind] += 1
+            there[f"GiB {kind}"] += round(size_bytes(disk.spec) / GIB)
     used: Counter[str] = Counter()
     for kind, amount in (declared & there).items():
         size_of = kind.removeprefix("GiB ")
@@ -335,30 +366,9 @@ def _nodeset(group: Any) -> str:
     return group.spec.template.metadata.labels.get(NODESET_NAME_LABEL, "")
 
 
-def _group_use(group: Any) -> Counter[str]:
-    template, nodes = group.spec.template, _num_nodes(group)
-    used = Counter({"compute.instance.count": nodes, "compute.disk.count": nodes})
-    used["vpc.allocation.count"] = ADDRESSES_PER_NODE * nodes
-    used[f"compute.disk.size.{_type(template.boot_disk)}"] = nodes * _gib(template.boot_disk)
-    preset = find_preset(template.resources.platform, template.resources.preset)
-    if preset is not None and not preset.gpus:
-        used["compute.instance.non-gpu.vcpu"] = nodes * preset.vcpus
-    elif preset is not None and not template.reservation_policy.reservation_ids:
-        used[gpu_quota(template.resources.platform)] = nodes * preset.gpus
-    return used
-
-
 def _num_nodes(group: Any) -> int:
     """Nodes that a node group has or is about to have."""
     return int(group.status.target_node_count)
-
-
-def _type(disk: Any) -> str:
-    return enum_name(disk, "type")
-
-
-def _gib(disk: Any) -> int:
-    return round(size_bytes(disk) / (1 << 30))
 
 
 def _allowances(cloud: Cloud, spec: StackSpec) -> dict[str, tuple[int, int]]:
@@ -369,7 +379,7 @@ def _allowances(cloud: Cloud, spec: StackSpec) -> dict[str, tuple[int, int]]:
         if own.region not in ("", spec.nebius.region) or not own.HasField("limit"):
             continue
         name = allowance.metadata.name
-        scale = _GIB if ".size." in name else 1
+        scale = GIB if ".size." in name else 1
         found[name] = (-(-status.usage // scale), own.limit // scale)
     return found
 

@@ -84,11 +84,13 @@ def _path(field: Any) -> str:
 Values = dict[str, Any]
 _METADATA: Final = ("parent_id", "name", "labels")
 """Metadata that a user declares; the rest is the server's."""
+GIB: Final = 1 << 30
+"""Bytes."""
 SIZES: Final = {
     "size_bytes": 1,
     "size_kibibytes": 1 << 10,
     "size_mebibytes": 1 << 20,
-    "size_gibibytes": 1 << 30,
+    "size_gibibytes": GIB,
 }
 """Fields that say one size in different units: bytes of one."""
 
