@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from infra import files
 from infra.clients.errors import JobsError
@@ -28,13 +28,11 @@ _PART: Final = re.compile(
     rf"^{re.escape(_BEGIN)}(?P<digest>[0-9a-f]{{16}})\)\n(?P<text>.*?)^{re.escape(_END)}\n",
     re.DOTALL | re.MULTILINE,
 )
-_PRICES: Final = "nebius"
 _SLURM_NAME: Final = re.compile(r"[^a-z0-9]+")
 
 
 def found_text(door: Endpoint, place: str, found: Found) -> str:
     """The lines of `soperator-stack:attached` with comments for what only a person reads."""
-    names = nodeset_names(found.nodesets)
     accounts = ", ".join(
         f"{each.account} ({', '.join(each.qos)})" if each.qos else each.account
         for each in found.associations
@@ -44,52 +42,26 @@ def found_text(door: Endpoint, place: str, found: Found) -> str:
         f"{'' if each.problem is None else f'; takes no file: {each.problem}'})"
         for each in found.folders
     ]
-    kept = "kept" if found.has_accounting else "not kept, so only what runs or was pulled is known"
     default = f" (default {found.default_account})" if found.default_account else ""
-    lines = [
-        f"# Slurm {found.version} of {found.host}; Python {found.python_version}",
-        f"# accounting {kept}",
-        f"# accounts with their QOS: {accounts or 'none needed'}{default}",
-        f"# enforced of them: {', '.join(sorted(found.enforces)) or 'nothing'}",
-        f"# folders of yours: {'; '.join(folders)}",
-        *(f"# quota: {each.strip()}" for each in found.quota),
-        f"# host key {fingerprint(door.host_key)}",
-        "soperator-stack:attached:",
-        *(
-            f"  {name}: {json.dumps(value)}"
-            for name, value in (
-                ("host", door.host),
-                ("port", door.port),
-                ("user", door.user),
-                ("host_key", door.host_key),
-                ("identity", str(door.identity)),
-                ("folder", place),
-                ("python", found.python),
-                ("slurm", found.version),
-                ("accounting", found.has_accounting),
-            )
-        ),
-        "  nodesets:",
-        *(
-            f"    - {_nodeset(name, each)}"
-            for name, each in zip(names, found.nodesets, strict=True)
-        ),
-        "  partitions:",
-    ]
-    for each in found.partitions:
-        of = [
-            n
-            for n, nodes in zip(names, found.nodesets, strict=True)
-            if each.name in nodes.partitions
-        ]
-        limits = f"name: {json.dumps(each.name)}, nodesets: {json.dumps(of)}"
-        limits += f", default: {json.dumps(each.default)}, max_time: {json.dumps(each.max_time)}"
-        limits += ", whole_nodes: true" if each.whole_nodes else ""
-        who = "" if each.accounts is None else f" accounts {', '.join(sorted(each.accounts))}"
-        who += "" if each.qos is None else f" QOS {', '.join(each.qos)}"
-        state = "" if each.is_up else " not up"
-        lines.append(f"    - {{{limits}}}{f'  #{who}{state}' if who or state else ''}")
-    return "".join(f"  {line}\n" for line in lines)
+    nodesets = list(zip(nodeset_names(found.nodesets), found.nodesets, strict=True))
+    return _filled(
+        "attached_found.yaml.j2",
+        door=door,
+        place=place,
+        found=found,
+        accounts=accounts,
+        default=default,
+        folders=folders,
+        host_key=fingerprint(door.host_key),
+        nodesets=nodesets,
+        names_in=lambda partition: [n for n, each in nodesets if partition in each.partitions],
+        compress=compress,
+    )
+
+
+def _filled(template: str, **values: Any) -> str:
+    path = Path(__file__).with_name(template)
+    return files.fill(path, {"json": json.dumps}, **values).removesuffix("\n") + "\n"
 
 
 def nodeset_names(nodesets: Sequence[FoundNodeset]) -> tuple[str, ...]:
@@ -113,17 +85,6 @@ def nodeset_names(nodesets: Sequence[FoundNodeset]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _nodeset(name: str, nodeset: FoundNodeset) -> str:
-    text = (
-        f"name: {name}, nodes: {json.dumps(compress(nodeset.nodes))}, count: {len(nodeset.nodes)}"
-    )
-    text += f", cpus: {nodeset.cpus}, memory_mib: {nodeset.memory_mib}"
-    if nodeset.gpus:
-        text += f", gpus: {nodeset.gpus}"
-        text += "" if nodeset.gpu_type is None else f", gpu_type: {json.dumps(nodeset.gpu_type)}"
-    return f"{{{text}}}"
-
-
 def _own_text(found: Found, charge: Charge) -> str:
     """What the user changes: account, prices, jobs, the reference chat, a budget."""
     names = nodeset_names(found.nodesets)
@@ -133,35 +94,17 @@ def _own_text(found: Found, charge: Charge) -> str:
         if charge.partition in each.partitions
     ]
     served, nodes = max(usable, key=lambda each: (each[1].gpus, each[1].cpus))
-    gpus = f", gpus_per_node: {min(1, nodes.gpus)}" if nodes.gpus else ""
-    cpus = ", cpus_per_task: 1" if not nodes.gpus else ""
-    two = min(2, len(nodes.nodes))
-    where = f"partition: {json.dumps(charge.partition)}"
     chosen = {"account": charge.account, "qos": charge.qos}
-    named = {name: value for name, value in chosen.items() if value is not None}
     platform, preset = attached_hardware(nodes.gpu_type, nodes.gpus, nodes.cpus, nodes.memory_mib)
-    return f"""\
-  # Yours from here; every key is in docs/stack.md, every step in docs/attach.md.
-  # Of every job and session; without account or qos Slurm takes your default ones.
-  soperator-stack:charge: {json.dumps(named)}
-  # UNPRICED, as nobody said what a node costs (to runs and prices the largest is {platform} {preset}).
-  # Say it by one of these forms for each nodeset; totals are lower bounds until all have a price:
-  #   - {{nodeset: {served}, platform: gpu-h100-sxm, preset: 8gpu-128vcpu-1600gb}}
-  #   - {{nodeset: {served}, usd_per_node_hour: 20.00, source: "contract 12", date: "2026-11-01"}}
-  #   - {{nodeset: {served}, usd_per_gpu_hour: 2.50, source: "contract 12", date: "2026-11-01"}}
-  soperator-stack:node_prices: []
-  soperator-stack:jobs:
-    - {{name: look, module: workloads.look, recipe: look, {where}, time_limit: "00:05:00"}}
-    - {{name: prepare-data, module: workloads.data, recipe: bfcl_smollm2, {where}, time_limit: "00:20:00"}}
-    - {{name: finetune, module: workloads.train, recipe: smollm2_135m_lora_2xcpu, {where}, nodes: {two}{gpus}{cpus}, time_limit: "00:30:00", after: prepare-data}}
-    - {{name: evaluate, module: workloads.evaluate, recipe: bfcl_smollm2, {where}{gpus}{cpus}, time_limit: "00:30:00", after: finetune}}
-    - {{name: serve, module: workloads.serve, recipe: smollm2_135m_serve_cpu, {where}{gpus}, cpus_per_task: 2, time_limit: "02:00:00"}}
-    - {{name: load, module: workloads.load, recipe: smollm2_135m_load_cpu, {where}, time_limit: "00:30:00"}}
-    - {{name: accept, module: workloads.accept, recipe: {"accept_gpu" if nodes.gpus else "accept_cpu"}, {where}, nodes: {two}{gpus}{cpus}, time_limit: "00:30:00", restarts: 0}}
-  soperator-stack:chat: {{model: SmolLM2-135M-Instruct, context_tokens: 8000, output_tokens: 2000, serving_nodeset: {served}}}
-  # soperator-stack:budget: {{usd_per_month: 100}}
-  soperator-stack:prices: {_PRICES}
-"""  # noqa: E501
+    return _filled(
+        "attached_own.yaml.j2",
+        charge={name: value for name, value in chosen.items() if value is not None},
+        partition=charge.partition,
+        nodes=nodes,
+        served=served,
+        platform=platform,
+        preset=preset,
+    )
 
 
 def write(
