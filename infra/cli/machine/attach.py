@@ -24,7 +24,7 @@ from infra.operate import attach as discovery
 from infra.operate.attach import Found, compress
 from infra.render.delivery import code_files
 from infra.render.names import shell_file
-from infra.setup.project import attached_file
+from infra.setup.project import stack_file
 from infra.state import CHECKOUT
 from stacks import load
 from stacks.errors import UserError
@@ -96,7 +96,7 @@ def attach(
                 f"{at}: {last_words(made.stderr)}; name a folder of yours that all nodes see with "
                 "--folder"
             )
-        path, is_update, spec = attached_file.write(
+        path, is_update, spec = stack_file.write_attached(
             load.STACKS_DIR, name, door, place, seen, charge
         )
         files = code_files(CHECKOUT, spec)
@@ -113,7 +113,7 @@ def _known(name: str) -> AttachedSpec | None:
     path = load.STACKS_DIR / f"Pulumi.{name}.yaml"
     if not path.is_file():
         return None
-    attached_file.part_of(path, path.read_text(encoding="utf-8", errors="replace"))
+    stack_file.part_of(path, path.read_text(encoding="utf-8", errors="replace"))
     return load.load_stack(name, load.STACKS_DIR).attached
 
 
@@ -176,7 +176,7 @@ def _folder(given: str | None, known: AttachedSpec | None, found: Found, name: s
 
 def _say(found: Found, spec: StackSpec, path: Path, *, is_update: bool) -> None:
     assert spec.attached is not None
-    names = attached_file.nodeset_names(found.nodesets)
+    names = stack_file.nodeset_names(found.nodesets)
     for name, each in zip(names, found.nodesets, strict=True):
         gpus = f", {each.gpus} GPUs ({each.gpu_type or 'no type'})" if each.gpus else ""
         memory = f"{each.memory_mib / 1024:,.0f} GiB" if each.memory_mib else "memory not counted"

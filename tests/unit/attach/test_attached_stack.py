@@ -40,8 +40,8 @@ from infra.operate.sessions import ask
 from infra.render.delivery import code_files
 from infra.render.sbatch import render_sbatch, render_search
 from infra.render.stack_drawing import stack_svg
-from infra.setup.project import attached_file
-from infra.setup.project.attached_file import write
+from infra.setup.project import stack_file
+from infra.setup.project.stack_file import write_attached
 from infra.state import CHECKOUT
 from stacks.check import check
 from stacks.errors import UserError
@@ -67,7 +67,7 @@ Parts = dict[str, tuple[str, ...]]
 
 def attached(folder: Path, **parts: tuple[str, ...]) -> tuple[Path, StackSpec]:
     seen = found(**parts)
-    path, _, spec = write(folder, "lab", DOOR, PLACE, seen, choose(seen, AT))
+    path, _, spec = write_attached(folder, "lab", DOOR, PLACE, seen, choose(seen, AT))
     return path, spec
 
 
@@ -99,7 +99,7 @@ def test_an_attach_that_is_interrupted_leaves_the_file_that_was_there(
     def interrupted(*_: object) -> StackSpec:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(attached_file, "load_stack", interrupted)
+    monkeypatch.setattr(stack_file, "load_stack", interrupted)
     with pytest.raises(KeyboardInterrupt):
         attached(tmp_path, version=("slurm 25.11.1",))
     assert path.read_text(encoding="utf-8") == before
@@ -148,7 +148,7 @@ def test_attaching_again_writes_what_changed_and_keeps_every_edit(tmp_path: Path
     _, spec = attached(tmp_path, version=("slurm 25.11.1",))
     after = path.read_text(encoding="utf-8")
     assert 'slurm: "25.11.1"' in after
-    assert after.split(attached_file._END)[1] == edited.split(attached_file._END)[1]
+    assert after.split(stack_file._END)[1] == edited.split(stack_file._END)[1]
     assert [each.nodeset for each in spec.node_prices] == ["cpu"]
     attached(tmp_path, version=("slurm 25.11.1",))
     assert path.read_text(encoding="utf-8") == after
