@@ -333,33 +333,18 @@ def _start_listening(cloud: Cloud, name: str, port: int, options: list[str]) -> 
         time.sleep(_POLL_S)
 
 
-_API_FAULTS: Final[dict[str, dict[str, Any]]] = {
-    "quota": {
-        "code": "RESOURCE_EXHAUSTED",
-        "message": "quota limit exceeded (planted fault)",
-        "error": "QuotaFailure",
-        "retry": "NOTHING",
-    },
-    "operation": {
-        "code": "INTERNAL",
-        "message": "operation failed (planted fault)",
-        "when": "operation",
-    },
-    "lost-answer": {
-        "code": "UNAVAILABLE",
-        "message": "the answer was lost (planted fault)",
-        "when": "after",
-        "retry": "NOTHING",
-    },
-    "expired-token": {
-        "code": "UNAUTHENTICATED",
-        "message": "the token has expired (planted fault)",
-    },
-    "unavailable": {
-        "code": "UNAVAILABLE",
-        "message": "service unavailable (planted fault)",
-        "retry": "CALL",
-    },
+def _fault(code: str, message: str, **more: str) -> dict[str, Any]:
+    return {"code": code, "message": f"{message} (planted fault)", **more}
+
+
+_API_FAULTS: Final = {
+    "quota": _fault(
+        "RESOURCE_EXHAUSTED", "quota limit exceeded", error="QuotaFailure", retry="NOTHING"
+    ),
+    "operation": _fault("INTERNAL", "operation failed", when="operation"),
+    "lost-answer": _fault("UNAVAILABLE", "the answer was lost", when="after", retry="NOTHING"),
+    "expired-token": _fault("UNAUTHENTICATED", "the token has expired"),
+    "unavailable": _fault("UNAVAILABLE", "service unavailable", retry="CALL"),
 }
 
 

@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -267,9 +268,7 @@ _KINDS: Final = (
 )
 
 
-def utc_now() -> datetime:
-    """This moment."""
-    return datetime.now(UTC)
+_now: Final = partial(datetime.now, UTC)
 
 
 @dataclass(slots=True)
@@ -278,7 +277,7 @@ class K8up:
 
     client: KubeClient
     state: State
-    now: Callable[[], datetime] = utc_now
+    now: Callable[[], datetime] = _now
     runner: Runner = field(init=False)
     _places: Places = field(init=False)
 

@@ -257,7 +257,11 @@ class SharedFolder:
         self._write("slurm.conf", render_slurm_conf(settings))
         # Without the operator's importer, which caches what a registry sends.
         self._write("plugstack.conf", _PYXIS if settings.setup.has_pyxis else "")
-        pod.write_power_programs(self.folder, settings.setup.path)
+        (self.folder / pod.REQUESTS).mkdir(parents=True, exist_ok=True)
+        request = {"requests": f"{STATE_PATH}/{pod.REQUESTS}", "partial": pod.PARTIAL}
+        for verb in (pod.RESUME, pod.SUSPEND):
+            text = _fill("power.sh.j2", verb=verb, path=settings.setup.path, **request)
+            self._program(f"{pod.FOLDER}/{verb}", text)
         self._write("gres.conf", render_gres_conf(settings.workers))
         if settings.setup.prefix is not None:
             self._write("cgroup.conf", render_cgroup_conf(settings.setup))
@@ -309,7 +313,8 @@ class SharedFolder:
         for index, key in enumerate(keys):
             self._write(f"ssh/host_key_{index}", key, mode=0o600)
         self._write("ssh/authorized_keys", "".join(f"{key}\n" for key in authorized_keys))
-        pod.write_programs(self.folder)
+        for name, makes in (("soperator-createuser", True), ("userdel", False)):
+            self._program(f"bin/{name}", _fill("account.sh.j2", makes=makes))
         self._write("sshd_config", render_sshd_config(port, len(keys), setup.path))
 
     def read(self, *names: str) -> tuple[str, ...]:
@@ -318,6 +323,10 @@ class SharedFolder:
 
     def host_key_texts(self) -> tuple[str, ...]:
         return tuple(path.read_text() for path in sorted((self.folder / "ssh").glob("host_key_?")))
+
+    def _program(self, name: str, text: str) -> None:
+        self._write(name, text)
+        (self.folder / name).chmod(0o755)
 
     def _write(self, name: str, content: str | bytes, *, mode: int | None = None) -> None:
         path, data = self.folder / name, content.encode() if isinstance(content, str) else content
@@ -330,26 +339,18 @@ def mariadb(settings: SlurmSettings, pod: PodSpec, folder: str) -> Daemon:
     script = _DATABASE_SCRIPT.format(
         folder=folder, port=settings.mariadb_port, init_file=f"{STATE_PATH}/database.sql"
     )
-    own = _with_argv(pod, settings.setup, "sh", "-c", script)
-    return Daemon(pod=own, port=settings.mariadb_port)
+    return _daemon(pod, settings.setup, ("sh", "-c", script), settings.mariadb_port)
 
 
 def slurmdbd(settings: SlurmSettings, pod: PodSpec, reads: tuple[str, ...]) -> Daemon:
-    return Daemon(
-        pod=_with_argv(pod, settings.setup, "slurmdbd", "-D"),
-        port=settings.slurmdbd_port,
-        needs_ports=(settings.mariadb_port,),
-        reads=reads,
-    )
+    argv, needs = ("slurmdbd", "-D"), (settings.mariadb_port,)
+    return _daemon(pod, settings.setup, argv, settings.slurmdbd_port, needs, reads)
 
 
 def slurmctld(settings: SlurmSettings, pod: PodSpec, reads: tuple[str, ...]) -> Daemon:
-    return Daemon(
-        pod=_with_argv(pod, settings.setup, "slurmctld", "-D", "-f", SLURM_CONF),
-        port=settings.slurmctld_port,
-        needs_ports=(settings.slurmdbd_port,) if settings.accounting else (),
-        reads=reads,
-    )
+    argv = ("slurmctld", "-D", "-f", SLURM_CONF)
+    needs = (settings.slurmdbd_port,) if settings.accounting else ()
+    return _daemon(pod, settings.setup, argv, settings.slurmctld_port, needs, reads)
 
 
 def slurmd(
@@ -360,28 +361,26 @@ def slurmd(
     argv = ("slurmd", "-D", "-b", "-f", SLURM_CONF, "-N", worker.name)
     # munge takes a credential once: the one of a step goes to every node of it.
     own = replace(pod, has_own_munge=True)
-    return Daemon(
-        pod=_with_argv(own, settings.setup, *argv),
-        port=worker.port,
-        needs_ports=(settings.slurmctld_port,),
-        reads=reads,
-    )
+    return _daemon(own, settings.setup, argv, worker.port, (settings.slurmctld_port,), reads)
 
 
 def sshd(port: int, pod: PodSpec, reads: tuple[str, ...], setup: SlurmSetup) -> Daemon:
     # sshd refuses to start under a relative name: it starts itself again for each connection.
-    argv = ("/usr/sbin/sshd", "-D", "-e", "-f", SSHD_CONFIG)
-    return Daemon(pod=_with_argv(pod, setup, *argv), port=port, reads=reads)
+    return _daemon(pod, setup, ("/usr/sbin/sshd", "-D", "-e", "-f", SSHD_CONFIG), port, reads=reads)
 
 
-def _with_argv(pod: PodSpec, setup: SlurmSetup, *argv: str) -> PodSpec:
-    environment = (
-        ("PATH", setup.path),
-        ("HOME", "/root"),
-        ("LANG", "C.UTF-8"),
-        ("SLURM_CONF", SLURM_CONF),
-    )
-    return replace(pod, argv=argv, environment=environment, mounts=(*pod.mounts, *setup.mounts))
+def _daemon(
+    pod: PodSpec,
+    setup: SlurmSetup,
+    argv: tuple[str, ...],
+    port: int,
+    needs_ports: tuple[int, ...] = (),
+    reads: tuple[str, ...] = (),
+) -> Daemon:
+    named = {"PATH": setup.path, "HOME": "/root", "LANG": "C.UTF-8", "SLURM_CONF": SLURM_CONF}
+    mounts = (*pod.mounts, *setup.mounts)
+    own = replace(pod, argv=argv, environment=tuple(named.items()), mounts=mounts)
+    return Daemon(pod=own, port=port, needs_ports=needs_ports, reads=reads)
 
 
 def _database_sql(password: str) -> str:

@@ -369,68 +369,12 @@ def _prefix(text: str) -> Path:
 
 PROGRAMS: Final = f"{STATE_PATH}/bin"
 """Before every other folder on the PATH of the login node."""
-_CREATE: Final = "soperator-createuser"
-_DELETE: Final = "userdel"
-# What both do: work on a copy, which shadow's tools replace file by file, and write it back.
-_CHANGE: Final = """#!/bin/sh
-set -eu
-umask 077
-exec 9< /etc/passwd
-flock 9
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-mkdir "$work/etc"
-cp /etc/login.defs "$work/etc"  # says that a user's own group goes with the user
-for file in passwd group shadow gshadow; do cp -p "/etc/$file" "$work/etc/$file"; done
-change() {{ {change}; }}
-change "$@"
-for file in passwd group shadow gshadow; do cat "$work/etc/$file" > "/etc/$file"; done
-{after}
-"""
-_NEW_HOME: Final = """home=/home/$1
-mkdir -p "$home"
-cp -rnT /etc/skel "$home"
-chown -R "$1:" "$home"
-chmod 700 "$home"
-"""
-
-
-def write_programs(shared: Path) -> None:
-    """Puts the programs into the shared folder."""
-    texts = {
-        # No password opens it, and it is not locked: sshd refuses the keys of a locked account.
-        _CREATE: _CHANGE.format(
-            change='/usr/sbin/useradd --prefix "$work" --no-create-home --user-group '
-            '--home-dir "/home/$1" --shell /bin/bash --password \'*\' "$1"',
-            after=_NEW_HOME,
-        ),
-        _DELETE: _CHANGE.format(change='/usr/sbin/userdel --prefix "$work" "$@"', after=""),
-    }
-    for name, text in texts.items():
-        _write_program(shared / "bin" / name, text)
-
-
-def _write_program(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
-        path.chmod(0o755)
-
-
 RESUME: Final = "resume"
 SUSPEND: Final = "suspend"
 FOLDER: Final = "power"
-_REQUESTS: Final = "requests"
-_PARTIAL: Final = ".new"
-# The name sorts by time: a node that goes and comes again must not end as the one that went. No
-# part of it is read here without the whole: a file gets its name once it is written.
-_PROGRAM: Final = """#!/bin/sh
-set -e
-export PATH={path} SLURM_CONF={state}/slurm.conf
-request={request}/$(date +%s%N)-$$-{verb}
-scontrol show hostnames "$1" > "$request{partial}"
-mv "$request{partial}" "$request"
-"""
+REQUESTS: Final = f"{FOLDER}/requests"
+PARTIAL: Final = ".new"
+"""End of the name of a request that is being written: no part of one is read without the whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -447,20 +391,9 @@ def program(verb: str) -> str:
     return f"{STATE_PATH}/{FOLDER}/{verb}"
 
 
-def write_power_programs(shared: Path, path: str) -> None:
-    """Puts both programs into the shared folder; they find Slurm on `path`."""
-    (shared / FOLDER / _REQUESTS).mkdir(parents=True, exist_ok=True)
-    request = f"{STATE_PATH}/{FOLDER}/{_REQUESTS}"
-    for verb in (RESUME, SUSPEND):
-        text = _PROGRAM.format(
-            state=STATE_PATH, request=request, verb=verb, partial=_PARTIAL, path=path
-        )
-        _write_program(shared / FOLDER / verb, text)
-
-
 def requests(shared: Path) -> tuple[Request, ...]:
     """Everything that was asked for and not yet forgotten, oldest first."""
-    folder = shared / FOLDER / _REQUESTS
+    folder = shared / REQUESTS
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     return tuple(
         Request(
@@ -469,7 +402,7 @@ def requests(shared: Path) -> tuple[Request, ...]:
             nodes=tuple(path.read_text().split()),
         )
         for path in paths
-        if not path.name.endswith(_PARTIAL)
+        if not path.name.endswith(PARTIAL)
     )
 
 
