@@ -28,7 +28,7 @@ from infra.local.kube import api_server
 from infra.local.kube.api_server import ApiServerConfig, install_crds, write_certificates
 from infra.local.nebius_api.errors import Faults
 from infra.local.process import LocalError, in_use, is_free, is_listening, login_in_use
-from infra.local.slurm.cluster import SlurmRuntime
+from infra.local.slurm.daemons import SlurmRuntime
 from infra.local.slurm.pod import FAST_SETTING, SLURM_SETTING, SlurmSetup
 from infra.providers.nebius.sdk import TOKEN_VARIABLE
 from infra.state import CHECKOUT, PORT_SETTING, Cache, Ports, State

@@ -30,7 +30,7 @@ from safetensors.numpy import save_file
 
 from infra.clients.ssh import Tunnel
 from infra.jobs.server import ChatPage
-from infra.setup.tools.parts import MODEL
+from infra.setup.tools.__main__ import MODEL
 from infra.state import CHECKOUT, Cache
 from tests.another_user import Neighbour, neighbour  # noqa: F401 (a fixture)
 from tests.ports import free_ports

@@ -18,7 +18,7 @@ import yaml
 from infra.clients.kube_rules import Object, name_of
 from infra.local.kube import values as local_values
 from infra.local.kube.values import Release
-from infra.local.plugins.kubernetes_release import CHART_VERSION, render
+from infra.local.plugins.kubernetes_objects import CHART_VERSION, render
 from infra.operate.conformance.come_up import declared
 from tests.conformance.conftest import STACKS
 

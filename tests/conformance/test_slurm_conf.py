@@ -15,7 +15,7 @@ import pytest
 
 from infra.clients.kube_rules import Object, name_of
 from infra.local.kube.values import Release
-from infra.local.plugins.kubernetes_release import CHART_VERSION, render
+from infra.local.plugins.kubernetes_objects import CHART_VERSION, render
 from infra.local.reconcile.planner import make_plan
 from infra.local.reconcile.snapshot import Places, Snapshot
 from infra.local.slurm.daemons import render_gres_conf, render_slurm_conf

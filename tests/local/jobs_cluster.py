@@ -27,8 +27,7 @@ from infra.jobs import follow, transfer
 from infra.jobs.history import Submission
 from infra.local.slurm import daemons
 from infra.local.slurm import pod as pods
-from infra.local.slurm.cluster import SlurmRuntime
-from infra.local.slurm.daemons import Partition, SlurmSettings, WorkerNode
+from infra.local.slurm.daemons import Partition, SlurmRuntime, SlurmSettings, WorkerNode
 from infra.local.slurm.pod import Mount, PodSpec, SlurmSetup
 from infra.render.delivery import hash_files, schedule_script
 from infra.render.login import activate_script, members, places_script, users_script

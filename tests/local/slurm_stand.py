@@ -25,7 +25,7 @@ from infra.local.cloud import RECONCILER, Cloud, check_machine
 from infra.local.kube import api_server
 from infra.local.kube.api_server import install_crds
 from infra.local.kube.values import Object, Release
-from infra.local.plugins.kubernetes_release import CHART_VERSION, render
+from infra.local.plugins.kubernetes_objects import CHART_VERSION, render
 from infra.local.process import LocalError, alive
 from infra.local.reconcile.__main__ import NodeGroup, reconcile_nodes
 from infra.local.slurm import pod as pods

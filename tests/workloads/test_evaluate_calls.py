@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infra.setup.tools.parts import CHECKER, DATA
+from infra.setup.tools.__main__ import CHECKER, DATA
 from infra.state import Cache
 from tests.workloads.conftest import EXCERPT
 from workloads.common.exit_codes import DataError

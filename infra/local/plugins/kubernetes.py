@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from infra.clients.errors import UnreachableError
 from infra.clients.kube import KubeClient, read_kubeconfig
-from infra.local.plugins.kubernetes_objects import Objects
-from infra.local.plugins.kubernetes_release import Releases
+from infra.local.plugins.kubernetes_objects import Objects, Releases
 from infra.providers.engine.provider import UNKNOWN, Diff, Provider, ProviderError
 from infra.providers.engine.serve import serve
 

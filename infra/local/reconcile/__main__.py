@@ -56,8 +56,7 @@ from infra.local.reconcile.snapshot import (
     write_jail_files,
 )
 from infra.local.slurm import daemons
-from infra.local.slurm.cluster import SlurmRuntime
-from infra.local.slurm.daemons import Daemon
+from infra.local.slurm.daemons import Daemon, SlurmRuntime
 from infra.local.slurm.pod import Mount, PodSpec, SlurmSetup, forget, is_hidden, requests
 from infra.render.names import NODESET_NAME_LABEL, kube_object
 from infra.state import Cache, Ports, State

@@ -29,7 +29,7 @@ from infra.reports.acceptance.result import AcceptError
 from infra.setup.demo import runner
 from infra.setup.demo.runner import Progress
 from infra.setup.tools import __main__ as setup
-from infra.setup.tools.parts import Step
+from infra.setup.tools.__main__ import Step
 from infra.state import CHECKOUT
 from stacks.errors import UserError
 from tests.ticks import Ticks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from infra.local.kube.values import Object, Release
-from infra.local.plugins.kubernetes_release import render
+from infra.local.plugins.kubernetes_objects import render
 
 PLACE = {
     "matchExpressions": [{"key": "slurm.nebius.ai/jail", "operator": "In", "values": ["true"]}],

@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from infra.local.kube.values import ChartError, Release, merge
-from infra.local.plugins.kubernetes_release import render
+from infra.local.plugins.kubernetes_objects import render
 from tests.unit.kube.samples import CLUSTER, NODESETS, STORAGE, one, rendered
 
 

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from infra.local.kube.values import Object, Release
-from infra.local.plugins.kubernetes_release import render
+from infra.local.plugins.kubernetes_objects import render
 from infra.render import login
 from infra.render.charts import cluster_charts
 from infra.render.values.slurm_cluster import active_checks_values, nodesets_values

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.local.kube.values import Release
-from infra.local.plugins.kubernetes_release import render
+from infra.local.plugins.kubernetes_objects import render
 from infra.local.reconcile.__main__ import node_objects
 from infra.local.reconcile.planner import make_plan
 from infra.local.reconcile.pods import PodPlan, pod_object

@@ -10,7 +10,7 @@ import pytest
 
 from infra.clients.kube_rules import quantity
 from infra.local.kube.values import Release
-from infra.local.plugins.kubernetes_release import Rendered, render
+from infra.local.plugins.kubernetes_objects import Rendered, render
 from infra.render import names
 from infra.render.charts import cluster_charts, platform_charts
 from infra.render.nodes import labels, roles

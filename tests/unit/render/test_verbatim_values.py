@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.local.kube.values import MADE_FOLDERS, Release
-from infra.local.plugins.kubernetes_release import render
+from infra.local.plugins.kubernetes_objects import render
 from infra.render.values.slurm_cluster import nodesets_values, slurm_cluster_values
 from stacks.spec import StackSpec
 from stacks.spec.cluster import SssdSpec

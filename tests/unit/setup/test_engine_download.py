@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from infra.setup.tools import parts
-from infra.setup.tools.parts import Progress, SetupError
+from infra.setup.tools import __main__ as parts
+from infra.setup.tools.__main__ import Progress, SetupError
 from infra.state import PULUMI_VERSION, Cache, State
 
 ARCHIVE = f"/releases/sdk/pulumi-v{PULUMI_VERSION}-linux-x64.tar.gz"

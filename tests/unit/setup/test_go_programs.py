@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from infra.setup.tools import parts
-from infra.setup.tools.parts import Progress, SetupError
+from infra.setup.tools import __main__ as parts
+from infra.setup.tools.__main__ import Progress, SetupError
 
 _NAME = "example.com/greeting"
 _MODULE = f"{_NAME}@v1.0.0"

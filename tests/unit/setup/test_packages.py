@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from infra.setup.tools import parts
-from infra.setup.tools.parts import Progress, SetupError
+from infra.setup.tools import __main__ as parts
+from infra.setup.tools.__main__ import Progress, SetupError
 
 _NAME = "soperator-helper"
 _DEB = f"{_NAME}_1.0_all.deb"

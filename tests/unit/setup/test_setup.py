@@ -12,8 +12,7 @@ import pytest
 from rich.console import Console
 
 from infra.setup.tools import __main__ as setup
-from infra.setup.tools import parts
-from infra.setup.tools.parts import Progress, SetupError, Step, whole_folder
+from infra.setup.tools.__main__ import Progress, SetupError, Step, whole_folder
 from infra.state import CHECKOUT, Cache
 
 
@@ -103,7 +102,7 @@ def test_a_failed_program_is_told_with_its_last_lines_and_the_fix(progress):
 @pytest.mark.feature("S002-21")
 def test_packages_are_asked_for_only_where_their_program_is_missing(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name, path=None: name != "etcd" or None)
-    assert parts.missing(parts.PACKAGES) == ["etcd-server"]
+    assert setup.missing(setup.PACKAGES) == ["etcd-server"]
 
 
 @pytest.mark.feature("S002-21")
@@ -111,13 +110,13 @@ def test_without_root_the_command_to_run_is_printed(monkeypatch, progress):
     monkeypatch.setattr(Path, "read_text", lambda self: "12.11\n")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(SetupError, match=r"run as root: apt-get install munge slurmdbd"):
-        parts.install(["munge", "slurmdbd"], progress)
+        setup.install(["munge", "slurmdbd"], progress)
 
 
 def test_another_debian_is_told_which_programs_are_needed(monkeypatch, progress):
     monkeypatch.setattr(Path, "read_text", lambda self: "13.1\n")
     with pytest.raises(SetupError, match=r"(?s)this is Debian 13.1; .* munged, etcd$"):
-        parts.install(["munge", "etcd-server"], progress)
+        setup.install(["munge", "etcd-server"], progress)
 
 
 @pytest.mark.feature("S002-20")
@@ -133,7 +132,7 @@ def test_a_missing_or_old_go_is_refused_before_anything_is_fetched(monkeypatch, 
     done = subprocess.CompletedProcess([], 0, stdout=text)
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: done)
     with pytest.raises(SetupError, match=match):
-        parts.check_go("pulumi")
+        setup.check_go("pulumi")
 
 
 @pytest.mark.feature("S002-12", "S003-18")
@@ -155,22 +154,22 @@ def test_an_engine_on_path_without_a_language_host_is_not_used(monkeypatch, tmp_
     program.write_text("#!/bin/sh\necho v3.200.0\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert not parts.is_usable(program)
+    assert not setup.is_usable(program)
     (tmp_path / "pulumi-language-python").write_text("")
-    assert parts.is_usable(program)
+    assert setup.is_usable(program)
     program.write_text("#!/bin/sh\necho v3.99.0\n")
-    assert not parts.is_usable(program)
+    assert not setup.is_usable(program)
 
 
 def test_data_is_made_again_when_its_lock_file_changes(tmp_path, monkeypatch):
-    *_, step = parts.python_steps(Cache(tmp_path))
+    *_, step = setup.python_steps(Cache(tmp_path))
     folder = tmp_path / "data" / "bfcl"
     folder.mkdir(parents=True)
     (folder / ".source").write_text("an older lock file")
     assert not step.done()
     (folder / ".source").write_text((CHECKOUT / "infra/setup/tools/data.lock").read_text())
     assert not step.done(), "made before bfcl-eval's scorer was kept too"
-    (folder / parts.CHECKER).mkdir()
+    (folder / setup.CHECKER).mkdir()
     assert step.done()
 
 
@@ -246,7 +245,7 @@ def test_an_attached_cluster_needs_no_torch_here(tmp_path: Path) -> None:
 
 def test_the_workloads_environment_is_this_python(tmp_path):
     assert sys.version_info[:2] == (3, 11)
-    assert parts.python_steps(Cache(tmp_path))[0].done() is False
+    assert setup.python_steps(Cache(tmp_path))[0].done() is False
 
 
 def test_make_demo_without_root_stops_before_it_installs_anything(tmp_path: Path) -> None:

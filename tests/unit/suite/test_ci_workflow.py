@@ -80,7 +80,7 @@ def test_the_dev_container_is_a_debian_with_what_set_up_does_not_install():
     assert container["postCreateCommand"] == "make setup"
     dockerfile = (ROOT / ".devcontainer" / container["build"]["dockerfile"]).read_text()
     (go,) = re.findall(r"^FROM golang:([\d.]+)-bookworm@", dockerfile, re.MULTILINE)
-    build = (ROOT / "infra" / "setup" / "tools" / "parts.py").read_text()
+    build = (ROOT / "infra" / "setup" / "tools" / "__main__.py").read_text()
     assert f"_GO: Final = ({go.replace('.', ', ')})" in build
     assert "python3.11-venv" in dockerfile
 
