@@ -27,7 +27,7 @@ def client(tmp_path_factory):
 
 def test_pods_as_recorded_are_taken(client):
     looked = come_up.refused(client, come_up.pods_of(objects()))
-    assert (looked.count, looked.obstacles) == (2, ())
+    assert (looked.counted, looked.obstacles) == ("2 pods", ())
 
 
 @pytest.mark.feature("S000-77")

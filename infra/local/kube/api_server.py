@@ -49,8 +49,10 @@ _FILES: Final = (
 
 def write_certificates(folder: Path, address: str) -> None:
     """Write ca.crt, server.{crt,key} and service-account.{pub,key} unless they stand already."""
-    if _stands(folder):
-        return
+    if all((folder / name).exists() for name in _FILES):
+        stands = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
+        if stands.not_valid_after_utc > datetime.now(UTC) + timedelta(days=_RENEW_BEFORE_DAYS):
+            return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     ca_key, server_key, account_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
     ca_name = _name("soperator local authority")
@@ -81,13 +83,6 @@ def write_certificates(folder: Path, address: str) -> None:
     )
     for name, content in zip(_FILES, contents, strict=True):
         files.write(folder / name, content, mode=0o600)
-
-
-def _stands(folder: Path) -> bool:
-    if not all((folder / name).exists() for name in _FILES):
-        return False
-    server = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
-    return server.not_valid_after_utc > datetime.now(UTC) + timedelta(days=_RENEW_BEFORE_DAYS)
 
 
 def _builder(

@@ -80,10 +80,14 @@ def is_signed(
     claim: Claim, secret: str, *, method: str, path: str, query: str, headers: Mapping[str, str]
 ) -> bool:
     """Whether the secret made the signature; `path` and `query` as sent, headers lower case."""
+    pairs = sorted(
+        (quote(name, safe="-_.~"), quote(value, safe="-_.~"))
+        for name, value in parse_qsl(query, keep_blank_values=True)
+    )
     lines = (
         method,
         path,
-        canonical_query(query),
+        "&".join(f"{name}={value}" for name, value in pairs),
         *(f"{name}:{' '.join(headers.get(name, '').split())}" for name in claim.signed),
         "",
         ";".join(claim.signed),
@@ -121,15 +125,6 @@ def _sign(claim: Claim, secret: str, *lines: str) -> str:
     for part in claim.scope.split("/"):
         key = hmac.digest(key, part.encode(), "sha256")
     return hmac.digest(key, "\n".join(lines).encode(), "sha256").hex()
-
-
-def canonical_query(query: str) -> str:
-    """The query with its pairs encoded one way and in order."""
-    pairs = (
-        (quote(name, safe="-_.~"), quote(value, safe="-_.~"))
-        for name, value in parse_qsl(query, keep_blank_values=True)
-    )
-    return "&".join(f"{name}={value}" for name, value in sorted(pairs))
 
 
 # What the roles of docs.nebius.com/iam/authorization/roles (2026-11) say about objects; the others

@@ -329,14 +329,6 @@ def is_made_on_demand(claim: Object, snapshot: Snapshot) -> bool:
     return is_disk and set(claim["spec"].get("accessModes", ())) <= kube_rules.DISK_MODES
 
 
-def _unbound_words(claim: Object, snapshot: Snapshot) -> str:
-    """What the scheduler says of a pod whose claim has no volume."""
-    known = snapshot.find("StorageClass", claim["spec"].get("storageClassName", ""))
-    if (known or {}).get("volumeBindingMode") == "WaitForFirstConsumer":
-        return "1 node(s) didn't find available persistent volumes to bind"
-    return "pod has unbound immediate PersistentVolumeClaims"
-
-
 def filesystem_folder(volume: Object, node: Object, places: Places) -> Path:
     """The folder of the filesystem that the node has under the volume's mount tag."""
     tag = annotation(volume, MOUNT_TAG)
@@ -381,7 +373,12 @@ def check_claim(wanted: Object, namespace: str, snapshot: Snapshot) -> None:
         raise UnboundError(f'persistentvolumeclaim "{name}" not found', Held.SCHEDULING)
     made = claim or {**wanted, "metadata": {"name": name, "namespace": namespace}}
     if bound_volume(made, snapshot) is None and not is_made_on_demand(made, snapshot):
-        raise UnboundError(f"{_unbound_words(made, snapshot)} ({name})", Held.SCHEDULING)
+        # What the scheduler says of a pod whose claim has no volume.
+        known = snapshot.find("StorageClass", made["spec"].get("storageClassName", ""))
+        words = "pod has unbound immediate PersistentVolumeClaims"
+        if (known or {}).get("volumeBindingMode") == "WaitForFirstConsumer":
+            words = "1 node(s) didn't find available persistent volumes to bind"
+        raise UnboundError(f"{words} ({name})", Held.SCHEDULING)
 
 
 def check_files(volume: Mapping[str, Any], namespace: str, snapshot: Snapshot) -> None:

@@ -71,11 +71,26 @@ class Obstacle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
-    """How many were looked at and what was found."""
+class Step:
+    """One step of the way: what was looked at, what stops it, what could not be looked at."""
 
-    count: int
+    name: str
+    counted: str
+    """Such as `13 releases, 202 objects`; empty where nothing was."""
     obstacles: tuple[Obstacle, ...] = ()
+    not_run: tuple[str, ...] = ()
+    """What the folder lacks."""
+    outside: tuple[str, ...] = ()
+    """What no folder can give."""
+    assumed: tuple[str, ...] = ()
+    """What the stack names and its user makes."""
+
+    @property
+    def outcome(self) -> str:
+        """PASS, FAIL or NOT RUN; a step that lacked something is not run, whatever it counted."""
+        if self.obstacles:
+            return "FAIL"
+        return "PASS" if self.counted and not self.not_run else "NOT RUN"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +142,7 @@ def pods_of(objects: Iterable[Object]) -> list[Pods]:
     return found
 
 
-def refused(client: KubeClient, pods: Sequence[Pods]) -> Looked:
+def refused(client: KubeClient, pods: Sequence[Pods]) -> Step:
     """Pods that the API server would not take, asked by a dry run of each."""
     asked = [one for one in pods if one.spec.get("containers")]
     obstacles: list[Obstacle] = []
@@ -136,10 +151,10 @@ def refused(client: KubeClient, pods: Sequence[Pods]) -> Looked:
             client.create(_pod(one), dry_run=True)
         except KubeError as error:
             obstacles.append(Obstacle(subject=one.subject, cause=str(error)))
-    return Looked(count=len(asked), obstacles=tuple(obstacles))
+    return _looked("pods valid", len(asked), "pods", obstacles)
 
 
-def missing_keys(pods: Sequence[Pods], objects: Sequence[Object]) -> Looked:
+def missing_keys(pods: Sequence[Pods], objects: Sequence[Object]) -> Step:
     """Secrets, ConfigMaps and keys of theirs that a kubelet would wait for, for ever."""
     have = _contents(objects)
     count = 0
@@ -156,27 +171,25 @@ def missing_keys(pods: Sequence[Pods], objects: Sequence[Object]) -> Looked:
             else:
                 continue
             obstacles[Obstacle(subject=one.subject, cause=cause)] = None
-    return Looked(count=count, obstacles=tuple(obstacles))
+    return _looked("keys present", count, "Secrets, ConfigMaps and keys", obstacles)
 
 
-def unplaced(pods: Sequence[Pods], nodes: Sequence[Object]) -> Looked:
+def unplaced(pods: Sequence[Pods], nodes: Sequence[Object]) -> Step:
     """Pods that no declared node takes, by selector, affinity and taints."""
     asked = [one for one in pods if one.count and one.owner["kind"] != "DaemonSet"]
-    return Looked(
-        count=len(asked),
-        obstacles=tuple(
-            Obstacle(
-                subject=one.subject,
-                cause="no declared node takes them: "
-                f"{_wish(one.spec) or 'they tolerate none of the taints'}",
-            )
-            for one in asked
-            if not _places(one.spec, nodes)
-        ),
-    )
+    obstacles = [
+        Obstacle(
+            subject=one.subject,
+            cause="no declared node takes them: "
+            f"{_wish(one.spec) or 'they tolerate none of the taints'}",
+        )
+        for one in asked
+        if not _places(one.spec, nodes)
+    ]
+    return _looked("placed", len(asked), "sets of pods", obstacles)
 
 
-def unbound(pods: Sequence[Pods], objects: Sequence[Object], nodes: Sequence[Object]) -> Looked:
+def unbound(pods: Sequence[Pods], objects: Sequence[Object], nodes: Sequence[Object]) -> Step:
     """Claims that find no volume, and pods whose volumes lie on no node that takes the pods."""
     volumes = _Volumes(objects)
     claims = {
@@ -220,7 +233,7 @@ def unbound(pods: Sequence[Pods], objects: Sequence[Object], nodes: Sequence[Obj
                 _, problem = volumes.bind(claim, _places(one.spec, nodes))
                 if problem:
                     obstacles[Obstacle(subject=describe(claim), cause=problem)] = None
-    return Looked(count=count, obstacles=tuple(obstacles))
+    return _looked("claims bound", count, "claims", obstacles)
 
 
 @dataclass(slots=True)
@@ -391,29 +404,6 @@ _KINDS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One step of the way: what was looked at, what stops it, what could not be looked at."""
-
-    name: str
-    counted: str
-    """Such as `13 releases, 202 objects`; empty where nothing was."""
-    obstacles: tuple[Obstacle, ...] = ()
-    not_run: tuple[str, ...] = ()
-    """What the folder lacks."""
-    outside: tuple[str, ...] = ()
-    """What no folder can give."""
-    assumed: tuple[str, ...] = ()
-    """What the stack names and its user makes."""
-
-    @property
-    def outcome(self) -> str:
-        """PASS, FAIL or NOT RUN; a step that lacked something is not run, whatever it counted."""
-        if self.obstacles:
-            return "FAIL"
-        return "PASS" if self.counted and not self.not_run else "NOT RUN"
-
-
 @dataclass(slots=True)
 class ComeUp:
     """The way of one stack, and what each step leaves for the next."""
@@ -564,14 +554,10 @@ class ComeUp:
         """What API server, kubelet, scheduler and binder say to the pods."""
         everything = [*self.live, *self._unknown()]
         every = pods_of(self.live)
-        yield _looked("pods valid", "pods", refused(cluster.client, every))
-        yield _looked(
-            "keys present",
-            "Secrets, ConfigMaps and keys",
-            missing_keys(every, everything),
-        )
-        yield _looked("placed", "sets of pods", unplaced(every, found.nodes))
-        yield _looked("claims bound", "claims", unbound(every, self.live, found.nodes))
+        yield refused(cluster.client, every)
+        yield missing_keys(every, everything)
+        yield unplaced(every, found.nodes)
+        yield unbound(every, self.live, found.nodes)
 
     def of_release(self, name: str) -> tuple[Object, ...]:
         """The rendered objects of a release."""
@@ -607,9 +593,9 @@ def _refusal(text: str) -> Obstacle:
     return Obstacle(subject=subject, cause=cause)
 
 
-def _looked(name: str, what: str, looked: Looked) -> Step:
-    counted = f"{looked.count} {what}" if looked.count else ""
-    return Step(name=name, counted=counted, obstacles=looked.obstacles)
+def _looked(name: str, count: int, what: str, obstacles: Iterable[Obstacle]) -> Step:
+    counted = f"{count} {what}" if count else ""
+    return Step(name=name, counted=counted, obstacles=tuple(obstacles))
 
 
 _PLACES: Final[Mapping[str, tuple[str, ...]]] = {

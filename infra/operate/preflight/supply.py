@@ -343,7 +343,11 @@ def _claimed_use(cloud: Cloud, spec: StackSpec, groups: list[Any]) -> Counter[st
     """
     declared: Counter[str] = Counter()
     for worker in spec.nodes.workers:
-        nodes = sum(_num_nodes(group) for group in groups if _nodeset(group) == worker.name)
+        nodes = sum(
+            _num_nodes(group)
+            for group in groups
+            if group.spec.template.metadata.labels.get(NODESET_NAME_LABEL) == worker.name
+        )
         for disk in (*worker.local_disks, *filter(None, (worker.image_disk,))):
             declared[disk.type] += nodes
             declared[f"GiB {disk.type}"] += nodes * disk.size_gib
@@ -360,10 +364,6 @@ def _claimed_use(cloud: Cloud, spec: StackSpec, groups: list[Any]) -> Counter[st
         size_of = kind.removeprefix("GiB ")
         used["compute.disk.count" if size_of == kind else f"compute.disk.size.{size_of}"] += amount
     return used
-
-
-def _nodeset(group: Any) -> str:
-    return group.spec.template.metadata.labels.get(NODESET_NAME_LABEL, "")
 
 
 def _num_nodes(group: Any) -> int:

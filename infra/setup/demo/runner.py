@@ -397,7 +397,7 @@ def serve_and_load(
     with runner.alone():
         earlier = _earlier(runner, server, load, mark, load_settings)
         if earlier is None:
-            write_mark(runner.state, mark)
+            files.write(_mark_file(runner.state), json.dumps(mark._asdict()))
         serving = earlier[0] if earlier is not None else runner.start(server, mark.sets)
     try:
         # One that has ended was measured.
@@ -435,7 +435,7 @@ def _end_another(runner: Runner, mark: ServerMark) -> None:
                     runner.log(f"{each.job}: job {each.job_id} of an earlier run serves another")
                     slurm.cancel(runner.connection, [each.job_id])
                     runner.follow(each)
-    remove_mark(runner.state)
+    _mark_file(runner.state).unlink(missing_ok=True)  # it has ended
 
 
 def _earlier(
@@ -486,7 +486,7 @@ def _end(runner: Runner, serving: Submission, *, reused: bool) -> Step:
     # Slurm calls it cancelled, however well it ended: the record knows.
     if outcome != "PASS":
         raise UserError(f"its record says {outcome}: {runner.failure(serving, job)}")
-    remove_mark(runner.state)
+    _mark_file(runner.state).unlink(missing_ok=True)  # it has ended
     return Step(job=job, reused=reused, folder=folder)
 
 
@@ -502,24 +502,14 @@ class ServerMark(NamedTuple):
         return (submission.job, submission.code_hash, submission.sets) == self
 
 
-def write_mark(state: Path, mark: ServerMark) -> None:
-    """Writes the mark down, whole."""
-    files.write(_path(state), json.dumps(mark._asdict()))
-
-
 def read_mark(state: Path) -> ServerMark | None:
     """The mark of an earlier run; a damaged file is as good as none."""
     try:
-        values = json.loads(_path(state).read_text(encoding="utf-8"))
+        values = json.loads(_mark_file(state).read_text(encoding="utf-8"))
         return ServerMark(**{**values, "sets": tuple(values["sets"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def remove_mark(state: Path) -> None:
-    """Forgets the server: it has ended."""
-    _path(state).unlink(missing_ok=True)
-
-
-def _path(state: Path) -> Path:
+def _mark_file(state: Path) -> Path:
     return state / "demo" / "server.json"
