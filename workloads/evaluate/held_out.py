@@ -28,7 +28,6 @@ from workloads.evaluate.subject import (
     Subject,
     code_sha256,
     model_sha256,
-    prompts_sha256,
 )
 from workloads.job import Job
 from workloads.recipes.evaluate import EvaluateConfig
@@ -92,20 +91,6 @@ def overlapping(chats: Sequence[Chat], folders: Sequence[Path]) -> dict[str, lis
     return found
 
 
-def refuse(found: dict[str, list[str]], *, num_rows: int) -> None:
-    """Raise for test rows that were trained on."""
-    if found:
-        text = "; ".join(
-            f"{folder}/chats_train.jsonl holds {len(ids)} of the {num_rows} test rows "
-            f"(first: {ids[0]})"
-            for folder, ids in found.items()
-        )
-        raise DataError(
-            f"{text}: a model that trained on them is measured too well; take another "
-            "evaluate.dataset, or set evaluate.force_overlap=true, which marks the result"
-        )
-
-
 CHATS, TOKENS = "chats_test.jsonl", "tokens_test.parquet"
 
 
@@ -159,13 +144,14 @@ class Context:
         config, tuned_dir = self.config, subject.tuned_dir
         rows = hashlib.sha256(b"".join(chat.to_line() for chat in self.held_out.chats))
         rows.update(self.held_out.examples.digest.encode())
+        prompts = json.dumps([*map(list, self.held_out.prompts)], separators=(",", ":"))
         header = Header(
             format=FORMAT,
             model=subject.model_dir.name,
             base_sha256=model_sha256(subject.model_dir),
             tuned_sha256=None if tuned_dir is None else model_sha256(tuned_dir),
             rows_sha256=rows.hexdigest(),
-            prompts_sha256=prompts_sha256(self.held_out.prompts),
+            prompts_sha256=hashlib.sha256(prompts.encode()).hexdigest(),
             settings={
                 "dtype": config.dtype,
                 "precision": precision,
@@ -219,8 +205,16 @@ def context(job: Job, config: EvaluateConfig, here: World, tuned_dir: Path | Non
     if not chats or not examples:
         raise DataError(f"{dataset}: the test split is empty; raise data.test_ratio")
     found = overlapping(chats, training_sets(dataset, tuned_dir, job.places))
-    if not config.force_overlap:
-        refuse(found, num_rows=len(chats))
+    if found and not config.force_overlap:
+        text = "; ".join(
+            f"{folder}/chats_train.jsonl holds {len(ids)} of the {len(chats)} test rows "
+            f"(first: {ids[0]})"
+            for folder, ids in found.items()
+        )
+        raise DataError(
+            f"{text}: a model that trained on them is measured too well; take another "
+            "evaluate.dataset, or set evaluate.force_overlap=true, which marks the result"
+        )
     held_out = HeldOut(
         chats=chats,
         prompts=tokenizer([text for _, text in asked], add_special_tokens=False)["input_ids"],

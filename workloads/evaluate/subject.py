@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -99,12 +99,6 @@ def _file_sha256(path: Path) -> str:
     # The folder that the base model lay in at training says nothing about the adapter.
     values = {**read_object(path), "base_model_name_or_path": None}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def prompts_sha256(prompts: Sequence[Sequence[int]]) -> str:
-    """Return the hash of token ids."""
-    text = json.dumps([list(prompt) for prompt in prompts], separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @cache

@@ -82,7 +82,16 @@ def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
 def main(job: Job) -> None:
     """Measure, write load.json, fill the record; a verdict that fails is an error."""
     config = with_profile(section(job.recipe, LoadConfig), read_profile())
-    _describe(job, config)
+    # Of the client's own node nothing is said: a speed is the server's.
+    job.record.hardware = Hardware(
+        platform=config.target.platform,
+        preset=config.target.preset,
+        device=config.target.preset or "not known",
+        num_nodes=1,
+        num_gpus_declared=0,
+    )
+    recipe = dataclasses.asdict(dataclasses.replace(job.recipe, load=config))
+    job.keep("config", "config.json", json.dumps(recipe, indent=2, default=dict) + "\n")
     server = find_server(config.target, job.places)
     client = ChatClient(
         server.url, server.key, timeout_s=config.timeout_s, ignore_eos=config.ignore_eos
@@ -111,20 +120,6 @@ def main(job: Job) -> None:
         )
     if config.require_slo and run.slo_verdict(found, config) == run.FAIL:
         raise WorkloadError("no point keeps load.slo; lower the load or choose a faster preset")
-
-
-def _describe(job: Job, config: LoadConfig) -> None:
-    """Put the server's hardware and engine into the record, and keep the settings in force."""
-    # Of the client's own node nothing is said: a speed is the server's.
-    job.record.hardware = Hardware(
-        platform=config.target.platform,
-        preset=config.target.preset,
-        device=config.target.preset or "not known",
-        num_nodes=1,
-        num_gpus_declared=0,
-    )
-    recipe = dataclasses.asdict(dataclasses.replace(job.recipe, load=config))
-    job.keep("config", "config.json", json.dumps(recipe, indent=2, default=dict) + "\n")
 
 
 def _prompts(job: Job, config: LoadConfig) -> Rows | Words:

@@ -30,7 +30,7 @@ from workloads.common.models import load_model, load_tokenizer, torch_dtype
 from workloads.common.places import WEIGHTS, Places, stage
 from workloads.data.chat_template import check_tokenizer
 from workloads.evaluate.generate import batches, stop_token_ids
-from workloads.recipes.serve import ServeConfig
+from workloads.recipes.serve import Limits, ServeConfig
 from workloads.serve import sampling
 from workloads.serve.sampling import Grammars, RowSampler
 from workloads.serve.scheduler import (
@@ -714,7 +714,8 @@ def load(
     if weights.adapter_dir is not None:
         model, rows = attach_adapter(model, weights.adapter_dir)
     dtype = torch_dtype(config.dtype)
-    _check_room(model.config, config, dtype, device)
+    if device.type == "cuda":
+        _check_room(model.config, config.limits, dtype, device)
     cache = RowCache(
         model.config,
         num_rows=config.limits.max_concurrency,
@@ -751,12 +752,9 @@ def _model(config: ServeConfig, folder: Path, device: torch.device) -> tuple[Any
 
 
 def _check_room(
-    model_config: Any, config: ServeConfig, dtype: torch.dtype, device: torch.device
+    model_config: Any, limits: Limits, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Refuse a cache that does not fit beside the weights, with the rows that would."""
-    if device.type != "cuda":
-        return
-    limits = config.limits
     row = bytes_per_row(model_config, context_tokens=limits.context_tokens, dtype=dtype)
     free, total = torch.cuda.mem_get_info(device)
     room = free - _RESERVE * total
