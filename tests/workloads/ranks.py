@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from workloads.common.launch import STARTS, cause_of, free_port, shell_status
 from workloads.common.record import STARTED_S
@@ -32,12 +32,20 @@ _SET_DEATH_SIGNAL = 1
 """Linux, prctl.h: PR_SET_PDEATHSIG."""
 
 
+_ours: set[int | None] = set()
+"""Processes of the server that were started here."""
+
+
 def fork_server() -> ForkServerContext:
     """Returns the context of the one fork server of this process, which runs."""
     context = multiprocessing.get_context("forkserver")
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_pid not in _ours:
+        server._stop()  # that of a job of the product, which has none of these imports
     context.set_forkserver_preload(["tests.workloads.loaded"])
     with contextlib.chdir(REPOSITORY):  # where it finds that module
         forkserver.ensure_running()
+    _ours.add(server._forkserver_pid)
     return context
 
 
