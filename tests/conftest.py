@@ -31,7 +31,8 @@ LONGEST = (
     *("test_node_life", "test_destroy_order", "test_orphans", "test_nebius_engine"),
     *("test_nfs_life", "test_cost_preview", "test_drift"),
     *("test_fault_kills", "test_planted_faults", "test_storage_life", "test_preflight"),
-    *("test_train_big", "test_train_methods", "test_checkpoint", "test_train_faults"),
+    *("test_chat_page", "test_train_big", "test_train_methods", "test_checkpoint"),
+    "test_train_faults",
     *("test_train_validation", "test_neighbours", "test_evaluate_models", "test_train"),
 )
 
