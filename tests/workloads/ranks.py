@@ -65,10 +65,10 @@ class Ranks:
         for output in outputs:
             output.touch()
         shared = {"OMP_NUM_THREADS": "1"} if num_ranks > 1 else {}
-        shared |= {**os.environ, **(environment or {})}
+        shared |= {**os.environ, "MASTER_PORT": f"{free_port()}", **(environment or {})}
         shared |= {STARTS: "1", STARTED_S: f"{time.time()}", "GROUP_RANK": "0"}
         shared |= {"WORLD_SIZE": f"{num_ranks}", "LOCAL_WORLD_SIZE": f"{num_ranks}"}
-        shared |= {"MASTER_ADDR": "localhost", "MASTER_PORT": f"{free_port()}"}
+        shared["MASTER_ADDR"] = "localhost"
         start = fork_server().Process
         self.processes = [
             start(target=_run, args=(command, shared | {"RANK": n, "LOCAL_RANK": n}, outputs))

@@ -8,8 +8,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -22,9 +20,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed import TCPStore
 
 from tests.nightly import at_night, law
-from tests.workloads.ranks import REPOSITORY, run_ranks
+from tests.workloads.ranks import run_ranks
 from tests.workloads.tiny_run import Run, Victim, make_run
 from workloads.common.dist import World
 from workloads.common.exit_codes import CheckpointError, ConfigError, ExitCode
@@ -614,14 +613,13 @@ def test_saves_and_loads_at_every_world_size_go_on_with_the_same_losses(
     tmp_path: Path, num_ranks: int
 ) -> None:
     """The job train, saved and loaded at one to `num_ranks`, by DDP and FSDP2, both kinds."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}")
-    done = subprocess.run(
-        [sys.executable, *torchrun, "-m", "workloads.train.prove_resume", f"--folder={tmp_path}"],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
+    # As under torchrun, whose agent has the store at which its ranks meet.
+    agent = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    done = run_ranks(
+        *("-m", "workloads.train.prove_resume", f"--folder={tmp_path}"),
+        num_ranks=num_ranks,
+        environment={"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": f"{agent.port}"},
+        timeout_s=500,
     )
     table = [line for line in done.stdout.splitlines() if line.startswith(("PASS", "FAIL"))]
     assert done.returncode == 0, [line for line in table if "FAIL" in line] or done.stderr[-3000:]

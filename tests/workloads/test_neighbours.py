@@ -20,7 +20,8 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 
 from tests.another_user import UID, Neighbour, Runs, as_root
 from tests.nightly import at_night
-from tests.workloads.test_checkpoint import REPOSITORY, run_in, saved
+from tests.workloads.ranks import REPOSITORY
+from tests.workloads.test_checkpoint import run_in, saved
 from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError, DataError, ExitCode
 from workloads.common.launch import backend_class, free_port
