@@ -112,9 +112,10 @@ def known_product(size: int, dtype: Any, device: Any) -> tuple[Any, Any, Any]:
     def odd(*shape: int) -> torch.Tensor:
         return 2 * torch.randint(-2, 2, shape, generator=draw, device=device).to(dtype) + 1
 
-    index = torch.arange(size, device=device)
-    # Periods that no tile has.
-    sums, factors = (index % 15 + 1).to(dtype), (index % 17 + 1).to(dtype)
+    sums, factors = (
+        torch.randint(1, most + 1, (size,), generator=draw, device=device).to(dtype)
+        for most in (15, 17)
+    )
     left, weights = odd(size, size), odd(size)
     weights[-2], weights[-1] = 64, 1
     rest = sums - (left[:, :-2] * weights[:-2]).sum(1, dtype=torch.float32)
@@ -223,23 +224,32 @@ def judge_soak(
         checks.append(
             hold("soak.drift", soak.drift_percent, limit, subject=subject, nodes=everywhere)
         )
-    expected = gates.hardware.expected
     used = {node.name for node in nodes if node.gpus}
-    for node in after:
-        earlier = {gpu.index: gpu for each in before if each.name == node.name for gpu in each.gpus}
-        found, were = len(node.gpus), len(earlier)
-        answers: list[Answer] = [
-            (found >= were, f"{found} of {were} GPUs are left: drain the node")
-        ]
-        if not found:
-            answers = [(None, "; ".join(node.errors) or "nvidia-smi lists no GPU")]
-        for gpu in node.gpus:
-            was = (earlier[gpu.index].uncorrected or 0) if gpu.index in earlier else 0
-            said = f"{(gpu.uncorrected or 0) - was} new uncorrected ECC errors: drain the node"
-            answers += compare(
-                gpu, "uncorrected", expected, lambda now, _, was=was: now <= was, said
-            )
-            answers += compare(gpu, "throttled", expected, operator.eq, "slowed down by {said}")
-        if found or were or node.name in used:
-            checks.append(settle("soak.gpus", answers, subject=node.name))
-    return checks
+    return checks + [
+        settle("soak.gpus", _lasted(earlier, node, gates), subject=node.name)
+        for earlier, node in zip(before, after, strict=True)
+        if node.name in used
+    ]
+
+
+def _lasted(before: NodeFacts, after: NodeFacts, gates: Gates) -> list[Answer]:
+    """Whether each GPU of a node is still there, without new errors or heat."""
+    earlier = {gpu.index: gpu for gpu in before.gpus}
+    found, were = len(after.gpus), len(earlier)
+    silent = [*(() if were else before.errors), *(() if found else after.errors)]
+    if silent or not (found or were):
+        return [(None, "; ".join(silent) or "nvidia-smi lists no GPU")]
+    answers: list[Answer] = [(found >= were, f"{found} of {were} GPUs are left: drain the node")]
+    for gpu in after.gpus:
+        was = earlier[gpu.index].uncorrected if gpu.index in earlier else None
+        if was is None and gpu.uncorrected:
+            why = f"GPU {gpu.index}: {gpu.uncorrected} uncorrected ECC errors, and none knows since"
+            answers.append((None, f"{why} when"))
+            was = gpu.uncorrected
+        said = f"{(gpu.uncorrected or 0) - (was or 0)} new uncorrected ECC errors: drain the node"
+        expected = gates.hardware.expected
+        answers += compare(
+            gpu, "uncorrected", expected, lambda now, _, was=was: now <= (was or 0), said
+        )
+        answers += compare(gpu, "throttled", expected, operator.eq, "slowed down by {said}")
+    return answers

@@ -105,7 +105,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a node of this class has; None is not known or not there to be had."""
+    """What a node of this class has; None is not known, 0 or false not there to be had."""
 
     model: str | None = None
     """Part of the name that nvidia-smi prints."""
@@ -207,9 +207,9 @@ def gates_for(platform: str | None, gpus_per_node: int, extra: Path | None = Non
         known = ", ".join(
             f"{name} with {'/'.join(map(str, each.gpus_per_node)) or 'any number of'} GPUs"
             for each in file.classes
-            for name in each.platforms
+            for name in each.platforms or ("any platform",)
         )
-        what = "name a file of gates in accept.gates"
+        what = "SOPERATOR_PLATFORM says which it is; name a file of gates in accept.gates"
         if extra is not None:
             what = f"name it in platforms and gpus_per_node of {extra}, or leave them out; "
             what += "SOPERATOR_PLATFORM says which it is"

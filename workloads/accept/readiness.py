@@ -201,7 +201,7 @@ def read_ports(folder: Path) -> tuple[Port, ...]:
 
 _COMPARED: Final[tuple[tuple[str, str, Callable[[Any, Any], bool], str], ...]] = (
     ("model", "model", lambda said, wanted: wanted in said, "got {said}, expected {wanted}"),
-    ("model", "memory_gib", operator.ge, "under {wanted} GiB"),
+    ("model", "memory_gib", operator.ge, "{said:.4g} GiB, expected {wanted} or more"),
     (
         "driver",
         "driver",
@@ -218,6 +218,10 @@ _COMPARED: Final[tuple[tuple[str, str, Callable[[Any, Any], bool], str], ...]] =
 """Question, field of Gpu, whether it is as expected, and what is told where it is not."""
 _SOUND: Final[dict[str, Any]] = {"uncorrected": 0, "pending_remap": False, "throttled": ()}
 """What is expected of every GPU; all else is its class's."""
+_WORDS: Final = {
+    "memory_gib": "its memory", "uncorrected": "uncorrected ECC errors", "ecc": "whether ECC is on",
+    "pcie_gen": "PCIe generation", "pcie_width": "PCIe lanes", "throttled": "what slows it down"
+}  # fmt: skip
 
 
 def judge(facts: Sequence[NodeFacts], expected: Expected, gpus_per_node: int) -> list[Check]:
@@ -264,7 +268,8 @@ def compare(
     if said in (None, ""):
         # Not every GPU can remap rows; and without ECC none has errors to count.
         is_asked = name != "pending_remap" and (name != "uncorrected" or expected.ecc is not False)
-        return [(None, f"GPU {gpu.index}: the driver does not say: {name}")] if is_asked else []
+        why = f"GPU {gpu.index}: the driver does not say: {_WORDS.get(name, name)}"
+        return [(None, why)] if is_asked else []
     text = wrong.format(said=", ".join(said) if name == "throttled" else said, wanted=wanted)
     # A node has one driver.
     return [(holds(said, wanted), text if name == "driver" else f"GPU {gpu.index}: {text}")]

@@ -88,7 +88,8 @@ class Suite:
             why = f"{folder}/{connectivity.PROGRAM} is not on every node"
             if None not in folders:
                 why = "no InfiniBand device is up on every node"
-            if perftest != ON_PATH:
+            has_ports = self.report.gates.hardware.expected.infiniband_ports != 0
+            if perftest != ON_PATH and (None in folders or has_ports):
                 self.report.checks.append(not_run("connectivity.wires", why, subject="all ports"))
             return
         found = connectivity.measure_ports(self.world, self.report.nodes, devices, folder)
@@ -364,7 +365,7 @@ def judge_files(arguments: Sequence[str]) -> ExitCode:
     options = parser.parse_args(arguments)
     try:
         runs = [read_benchmark(_json(path), str(path)) for path in options.judge]
-        widest = max((run.point for run in runs), key=lambda point: point.ranks)
+        *_, widest = sorted((run.point for run in runs), key=lambda point: point.ranks)
         checks = judge_recorded(runs, gates_for(options.platform, widest.ranks // widest.nodes))
     except WorkloadError as error:
         log(str(error))

@@ -165,8 +165,9 @@ def _straggler_checks(
     limit = gates.limit("training.straggler_slowdown")
     if limit is None:
         return []
-    if len(work_s) < 2:
-        return [not_run("training.straggler_slowdown", "fewer than two ranks", subject="no ranks")]
+    if len(work_s) < 2 or not all(work_s):
+        why = "fewer than two ranks" if len(work_s) < 2 else "no point is of all ranks"
+        return [not_run("training.straggler_slowdown", why, subject="no ranks")]
     slower = slowdowns_percent(work_s)
     worst, *_ = ranks = sorted(range(len(slower)), key=lambda rank: -slower[rank])
     slow = [rank for rank in ranks if not limit.holds(slower[rank])]

@@ -139,7 +139,7 @@ class AcceptConfig:
     device: Literal["gpu", "cpu"] = "gpu"
     """`cpu` is a rehearsal: it certifies no GPU."""
     gates: str | None = None
-    """File of further limits, in the form of gates.yaml; its rows win."""
+    """File of further limits, in the form of gates.yaml; what it says wins."""
     soak_s: float = 1800
     """Seconds of training and all-reduce in the stage `soak`."""
     connectivity: ConnectivityConfig = field(default_factory=ConnectivityConfig)

@@ -238,3 +238,14 @@ def test_values_that_nobody_looked_at_are_not_run() -> None:
         (values, _) = judge(rows, gates, None)
         assert (values.id, values.outcome) == ("collectives.values", outcome)
         assert values.subject == f"{len(rows) - 1} of {len(rows)} rows"
+
+
+def test_wrong_elements_of_a_large_message_are_counted_in_little_memory() -> None:
+    """A count in one piece takes twice the message: L40S has no room for that beside 8 GB."""
+    came = torch.zeros(3 * 2**24 + 5)
+    expected = came.clone()
+    expected[[0, 2**24, -1]] = 1
+    with torch.profiler.profile(profile_memory=True) as profile:
+        assert collectives.count_wrong(came, expected) == 3
+    largest = max(event.self_cpu_memory_usage for event in profile.events())
+    assert 0 < largest <= 8 * 2**24

@@ -179,6 +179,10 @@ def test_a_named_folder_without_the_program_passes_nothing(tmp_path: Path) -> No
     suite._wires(str(tmp_path))
     (check,) = suite.report.checks
     assert (check.outcome, check.reason) == ("NOT_RUN", "no InfiniBand device is up on every node")
+    # Hardware that has no port to be had is asked nothing.
+    suite.report.gates, suite.report.checks = gates_for("gpu-l40s-a", 1), []
+    suite._wires(str(tmp_path))
+    assert suite.report.checks == []
 
 
 def test_gpus_that_no_rank_worked_on_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

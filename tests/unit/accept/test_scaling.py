@@ -247,9 +247,19 @@ def _facts(text: str | None) -> list[NodeFacts]:
             _SMI,
             re.sub(r"_slowdown>(Not )?Active", "_slowdown>N/A", _SMI),
             "NOT_RUN",
-            "say: throttled",
+            "say: what slows",
         ),
         (_SMI, None, "NOT_RUN", "no answer"),
+        # All of them fell off, while nvidia-smi answers; it was NOT RUN.
+        (_SMI, _SMI[: _SMI.index("<gpu ")] + "</nvidia_smi_log>", "FAIL", "0 of 2 GPUs are left"),
+        # Nobody knows how many there were, or what they had; it passed, and was "new".
+        (None, _SMI, "NOT_RUN", "no answer"),
+        (
+            re.sub(r"uncorrectable([a-z_]*)>0", r"uncorrectable\1>N/A", _SMI),
+            _SMI.replace("<dram_uncorrectable>0", "<dram_uncorrectable>3"),
+            "NOT_RUN",
+            "GPU 0: 3 uncorrected ECC errors, and none knows since when",
+        ),
         (None, None, "NOT_RUN", "no answer"),
     ],
 )
@@ -261,6 +271,21 @@ def test_a_soak_passes_the_gpus_that_were_looked_at_and_are_as_before(
     (found,) = (check for check in checks if check.id == "soak.gpus")
     assert (found.outcome, found.nodes) == (outcome, ("worker-0",))
     assert reason is None or reason in str(found.reason)
+
+
+def test_a_soak_of_a_cpu_rehearsal_asks_no_gpu_that_the_machine_has() -> None:
+    soak = Soak(seconds=60, round_s=(1.0, 1.0, 1.0), wrong_rounds=0)
+    nodes = [replace(node, gpus=0) for node in _nodes(1)]
+    silent = re.sub(r"uncorrectable([a-z_]*)>0", r"uncorrectable\1>N/A", _SMI)
+    checks = compute.judge_soak(soak, _facts(silent), _facts(silent), nodes, H100)
+    assert {check.outcome for check in checks} == {"PASS"}
+
+
+def test_points_of_which_none_is_of_all_ranks_find_no_straggler_and_say_so() -> None:
+    """It was a StatisticsError, and the stage's other checks were lost."""
+    checks = training.judge([_point(2, 40000)], [[]] * 8, _nodes(1), H100)
+    (found,) = (check for check in checks if check.id == "training.straggler_slowdown")
+    assert (found.outcome, found.reason) == ("NOT_RUN", "no point is of all ranks")
 
 
 @pytest.mark.feature("S004-26")
