@@ -177,7 +177,8 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
         if memory_gib >= preset.memory_gib:
             findings.add("storage.memory-size", "storage.memory.size_gib", worker=worker)
         elif memory_gib + worker.shared_memory_gib > preset.memory_gib:
-            findings.add("storage.memory-both", f"nodes.workers[{index}].shared_memory_gib")
+            path = f"nodes.workers[{index}].shared_memory_gib"
+            findings.add("storage.memory-both", path, memory_gib=memory_gib)
         slurmd = slurmd_amounts(
             preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None
         )

@@ -176,7 +176,7 @@ cd {folder}
 if [ ! -d {code} ]; then
   part=$(mktemp -d code.XXXXXX)
   trap 'rm -rf "$part"' EXIT
-  tar -xz --no-same-owner -C "$part"
+  tar -xzm --no-same-owner -C "$part"
   mv -T "$part" {code} 2> /dev/null || true
 fi
 """

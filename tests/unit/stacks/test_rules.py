@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from dataclasses import is_dataclass
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -15,6 +16,7 @@ from infra.render.charts import platform_charts
 from stacks.check import check
 from stacks.load import STACKS_DIR, load_stack
 from stacks.rules import RULES, read_rules
+from stacks.spec import StackSpec
 from tests import SHIPPED
 from tests.unit.stacks.conftest import CONFIG, Change, changed, load
 from tests.unit.stacks.test_check import ERRORS, WARNINGS, worker
@@ -235,6 +237,27 @@ def test_a_message_shows_what_its_findings_give_and_nothing_else():
         fields = {field for _, field, _, _ in Formatter().parse(RULES[rule].message) if field}
         shown = {re.split(r"[.\[]", field)[0] for field in fields} - {"value", "record", "spec"}
         assert calls == [shown] * len(calls), rule
+
+
+def test_a_message_shows_nothing_of_the_stack_that_may_not_be_declared():
+    """Without storage.memory a message about it ended every command with a traceback."""
+    for rule in RULES.values():
+        fields = [field for _, field, _, _ in Formatter().parse(rule.message) if field]
+        for field in fields:
+            root, *names = field.split(".")
+            kind: Any = StackSpec if root == "spec" else None
+            for name in names if kind else ():
+                assert is_dataclass(kind), f"{rule}: {field}: {kind} may be None"
+                kind = get_type_hints(kind, include_extras=False)[name]
+
+
+def test_shared_memory_over_the_node_s_is_found_without_a_ram_disk_too():
+    def change(config):
+        config["storage"].pop("memory")
+        config["nodes"]["workers"][0]["shared_memory_gib"] = 9000
+
+    (found,) = (each for each in check(changed(change)) if each.rule == "storage.memory-both")
+    assert "9000 GiB and 0 GiB of storage.memory are more than the node has" in found.message
 
 
 def test_every_rule_of_the_table_is_in_the_code():
