@@ -668,13 +668,17 @@ def test_an_address_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "user", ["ann:secret", ":secret", "ann", "ann:a/secret", "ann:a#secret", "ann:[secret", "a@b"]
+    "user",
+    ["ann:secret", ":secret", "ann", "ann:a/secret", "ann:a#secret", "ann:[s", "a@b", "a:s\nt"],
 )
-def test_a_user_in_an_address_is_refused_and_its_password_is_not_shown(user: str) -> None:
+@pytest.mark.parametrize("scheme", ["http://", "http:/", "http:", ""])
+def test_a_user_in_an_address_is_refused_and_its_password_is_not_shown(
+    user: str, scheme: str
+) -> None:
     with pytest.raises(ConfigError) as refusal:
-        Client([f"http://{user}@localhost/v1"], None)
+        Client([f"{scheme}{user}@localhost/v1"], None)
     assert str(refusal.value) == (
-        "--url http://...@localhost/v1: expected http://HOST:PORT/v1, without a user in it"
+        "--url ...@localhost/v1: expected http://HOST:PORT/v1, without a user or any other @ in it"
     )
 
 

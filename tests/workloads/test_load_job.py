@@ -438,5 +438,18 @@ def test_an_address_that_cannot_be_read_is_refused_with_the_reason(url: str, rea
     with pytest.raises(ConfigError) as refusal:
         HttpClient(url, at="--url")
     assert str(refusal.value) == (
-        f"--url {url}: expected http://HOST:PORT/v1, without a user in it: {reason}"
+        f"--url {url}: expected http://HOST:PORT/v1, without a user or any other @ in it: {reason}"
     )
+
+
+@pytest.mark.parametrize("url", ["http://ann:hunter2@localhost/v1", "ann:hunter2@localhost:1/v1"])
+def test_a_password_in_the_url_lies_in_no_file_of_the_results(
+    url: str, load: RunLoad, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The refusal showed none, and recipe.json and config.json had it."""
+    _, record, _ = load("--url", url)
+    assert record["outcome"] != "PASS"
+    assert "load.target.url: has an @" in str(record["reason"])
+    files = [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert [each for each in files if "hunter2" in each.read_text(errors="replace")] == []
+    assert "hunter2" not in json.dumps(record) + "".join(capsys.readouterr())

@@ -181,8 +181,8 @@ class HttpClient:
 
     def __init__(self, base_url: str, key: str | None = None, *, at: str) -> None:
         """`at` names what gives the address; ConfigError for a bad address or key."""
-        shown = re.sub("//.*@", "//...@", base_url)  # no password in a log, nor any part of one
-        refusal = f"{at} {shown}: expected http://HOST:PORT/v1, without a user in it"
+        shown = re.sub("(?s)^.*@", "...@", base_url)  # no password in a log, nor any part of one
+        refusal = f"{at} {shown}: expected http://HOST:PORT/v1, without a user or any other @ in it"
         if "@" in base_url:
             raise ConfigError(refusal)
         try:

@@ -34,9 +34,11 @@ class Target:
             not (self.url and self.serve_job),
             "url: given together with serve_job; keep the one that says where the server is",
         )
+        url = self.url or ""
+        require("@" not in url, "url: has an @; leave user and password out: results show the url")
         require(
-            self.url is None or self.url.startswith(("http://", "https://")),
-            f"url: got {self.url!r}, expected http://HOST:PORT/v1 or https://...",
+            not url or "@" in url or url.startswith(("http://", "https://")),
+            f"url: got {url!r}, expected http://HOST:PORT/v1 or https://...",
         )
         require(
             self.serve_job is None or self.serve_job.replace("-", "").isalnum(),
