@@ -133,8 +133,9 @@ class RandomChats(CausalLm):
         self.rows = pack(examples, sequence_length=limit)
         self.eval_rows, self.eval_digest = (), ""
 
-    def build(self, device: torch.device) -> Any:
+    def build(self, device: torch.device, *, empty: bool = False) -> Any:
         """Return the model ready to train."""
+        assert not empty, "no case divides its model"
         return prepare_model(random_model(self._case, device), self._config)
 
 

@@ -285,7 +285,11 @@ def test_headers_differ_where_models_rows_or_prompts_do() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["evaluate/generate.py", "evaluate/scores.py", "evaluate/subject.py", "common/tool_calls.py"],
+    [
+        *(f"evaluate/{each}.py" for each in ("generate", "held_out", "scores", "subject")),
+        "common/tool_calls.py",
+        "data/chats.py",
+    ],
 )
 def test_other_code_of_answers_or_scores_is_another_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -515,7 +515,11 @@ def test_what_a_page_elsewhere_can_send_is_refused(
 
 @pytest.mark.parametrize(
     ("host", "reason"),
-    [("no-such-host.invalid", ".+"), ("192.0.2.1", "Cannot assign requested address")],
+    [
+        ("no-such-host.invalid", ".+"),
+        ("192.0.2.1", "Cannot assign requested address"),
+        ("fe80::1", "Invalid argument"),
+    ],
 )
 def test_a_host_that_is_not_here_is_refused_by_its_name(host: str, reason: str) -> None:
     """No other port helps, which was the advice."""

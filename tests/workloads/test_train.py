@@ -393,7 +393,12 @@ def test_shards_are_gathered_in_the_type_of_the_recipe_and_summed_in_fp32(
     monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda *_, **__: None)
     model = torch.nn.Module()
     model.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
-    task = SimpleNamespace(build=lambda *_, **__: model, loss=lambda made, _: made)
+
+    def build(_: object, *, empty: bool) -> torch.nn.Module:
+        assert empty, "each rank would have the whole model"
+        return model
+
+    task = SimpleNamespace(build=build, loss=lambda made, _: made)
     config = TrainConfig(dataset="x", max_steps=1, learning_rate=1.0, method="full", dtype=dtype)
     cpu = torch.device("cpu")
     run: Any = SimpleNamespace(config=config, task=task, strategy="fsdp", keeps_gathered=False)

@@ -260,7 +260,12 @@ def test_shards_are_gathered_in_the_declared_type_and_gradients_summed_in_fp32(
 
     monkeypatch.setattr("torch.distributed.fsdp.fully_shard", divide)
     monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda *_, **__: None)
-    task = SimpleNamespace(build=lambda *_, **__: model, loss=lambda each, _: each)
+
+    def build(_: object, *, empty: bool) -> nn.Module:
+        assert empty, "each rank would have the whole model"
+        return model
+
+    task = SimpleNamespace(build=build, loss=lambda each, _: each)
     run: Any = SimpleNamespace(
         config=replace(CONFIG, dtype=dtype), task=task, strategy="fsdp", keeps_gathered=False
     )

@@ -117,8 +117,8 @@ def new_directory(path: Path, *, replace: bool = False, readable: bool = False) 
     """Yield a scratch folder beside `path` that becomes `path` when the block ends well.
 
     An error removes the scratch folder. With `replace` an existing folder is exchanged; without it
-    an existing one is an error, as nothing here deletes results. With `readable` other users may
-    read what is in it: safetensors writes 0600, and a job that evaluates may be another user's.
+    an existing one is an error, as nothing here deletes results. With `readable` the files are
+    0644: safetensors writes 0600, and a job that evaluates may be another user's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_foreign(path)

@@ -104,7 +104,8 @@ def _file_sha256(path: Path) -> str:
 @cache
 def code_sha256() -> str:
     """Return the hash of what turns prompts into answers and losses, and these into scores."""
-    names = ("generate.py", "scores.py", "subject.py", "../common/tool_calls.py")
+    names = ("generate.py", "held_out.py", "scores.py", "subject.py")
+    names += ("../common/tool_calls.py", "../data/chats.py")
     hashes = (f"{name}:{sha256(Path(__file__).parent / name)}\n" for name in names)
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
 

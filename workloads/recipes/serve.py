@@ -115,7 +115,7 @@ class ServeConfig:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it: localhost, or an address; a name may begin like one."""
+    """Whether only this machine reaches it: localhost or a loopback address, and no other name."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

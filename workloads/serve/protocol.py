@@ -417,7 +417,7 @@ class Choice:
     finish_reason: str | None = None
 
     def take(self, delta: Delta) -> tuple[str, list[CallPart], bool]:
-        """Return a delta's text, its parts of calls, and whether the choice is whole."""
+        """Keep a delta's calls; return its text, parts of calls, whether the choice is whole."""
         if self.tools is None:
             return delta.text, [], delta.finish is not None
         text, parts = self.tools.push(delta.text)

@@ -146,9 +146,8 @@ def listen(config: ServeConfig) -> socket.socket:
     except OSError as error:
         # Without the address, which create_server adds.
         reason = (error.strerror or str(error)).partition(" (while ")[0]
-        number = error.errno or 0  # below 0: getaddrinfo's
         said = f"serve.host: {config.host}: {reason}; name an address of this machine"
-        if number >= 0 and number != errno.EADDRNOTAVAIL:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
             said = f"serve.port: {config.host}:{config.port}: {reason}; choose another port, or 0"
             said += " for any free one"
         raise ConfigError(said) from error

@@ -61,7 +61,7 @@ def attach_lora(model: Any, config: TrainConfig) -> Any:
         if weight.requires_grad:  # a classifier's head too, which peft leaves in 16 bits
             weight.data = weight.data.float()
     if config.dtype != "fp32":
-        # autocast' autocast brings input and adapter together. peft would do it by an
+        # autocast brings input and adapter together. peft would do it by an
         # fp32 copy of each adapted layer's input, which stays for the backward pass.
         for layer in adapted.modules():
             if isinstance(layer, BaseTunerLayer):

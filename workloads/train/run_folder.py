@@ -164,7 +164,7 @@ class RunFolder:
     name: str
 
     def folders(self, run: str = "") -> tuple[Path, Path]:
-        """Return where a run of this job, or each of them, is: itself, its elastic checkpoints."""
+        """Return the folders of a run and of its elastic checkpoints; of all runs without one."""
         return self.chkpt / self.job / run, self.elastic / self.job / run
 
     @property

@@ -42,7 +42,7 @@ def autocast(config: TrainConfig, device: torch.device, *, kind: str = "ddp") ->
 
 
 def build_scaler(config: TrainConfig, device: torch.device) -> torch.amp.GradScaler:
-    """Return the loss scale of fp16, without room for small gradients; none for other types."""
+    """Return the scaler of the loss for fp16, which loses small gradients; else it does nothing."""
     return torch.amp.GradScaler(device.type, enabled=config.dtype == "fp16")
 
 
