@@ -52,6 +52,10 @@ def awaited_nodes(spec: StackSpec) -> tuple[str, ...]:
     )
 
 
+WAKES_AFTER_LOOKS: Final = 15
+"""Of 0.3 s and more: one second is what a slurmd takes from its start to its registration."""
+
+
 def ready_script(spec: StackSpec, *, timeout_s: int = 3600) -> str:
     """Waits until `sinfo` shows every awaited node idle or at work; prints the nodes.
 
@@ -61,7 +65,8 @@ def ready_script(spec: StackSpec, *, timeout_s: int = 3600) -> str:
     nodes = awaited_nodes(spec)
     elastic = {each.name for each in spec.nodes.workers if each.min_nodes < each.max_nodes}
     sleepers = [name for name in nodes if name.rpartition("-")[0] in elastic]
-    return shell("ready.sh.j2", spec=spec, nodes=nodes, sleepers=sleepers, timeout_s=timeout_s)
+    values = {"nodes": nodes, "sleepers": sleepers, "wakes_after_looks": WAKES_AFTER_LOOKS}
+    return shell("ready.sh.j2", spec=spec, timeout_s=timeout_s, **values)
 
 
 def places_script(spec: StackSpec) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from infra.render.login import (
+    WAKES_AFTER_LOOKS,
     activate_script,
     awaited_nodes,
     minimum_nodes,
@@ -136,9 +137,9 @@ def test_a_node_of_an_elastic_set_that_sleeps_is_woken_once(
     spec: StackSpec, slurm: Path, shown: str
 ) -> None:
     """25.11 lists one that is powered down, 22.05 does not."""
-    asleep = f"worker-0 idle{shown}\n"
+    asleep = f"worker-0 idle{shown}\n" * (WAKES_AFTER_LOOKS + 1)
     (slurm / "looks").write_text(
-        f"{asleep}{asleep}worker-0 idle,worker-1 idle#\nworker-0 idle,worker-1 idle\n"
+        f"{asleep}worker-0 idle,worker-1 idle#\nworker-0 idle,worker-1 idle\n"
     )
     done = shell(ready_script(elastic(spec)), shell="dash")
     assert done.returncode == 0, done.stderr
@@ -147,10 +148,9 @@ def test_a_node_of_an_elastic_set_that_sleeps_is_woken_once(
 
 def test_an_order_that_slurm_refuses_is_given_again(spec: StackSpec, slurm: Path) -> None:
     """It takes none while a node is on its way down, nor before it answers."""
+    early = "worker-0 idle,worker-1 idle%\n" * WAKES_AFTER_LOOKS
     asleep = "worker-0 idle,worker-1 idle~\n"
-    (slurm / "looks").write_text(
-        f"worker-0 idle,worker-1 idle%\n{asleep}{asleep}worker-0 idle,worker-1 idle\n"
-    )
+    (slurm / "looks").write_text(f"{early}{asleep}{asleep}worker-0 idle,worker-1 idle\n")
     (slurm / "refusals").write_text("one\n")
     assert shell(ready_script(elastic(spec))).returncode == 0
     assert len(orders(slurm)) == 2
@@ -159,12 +159,21 @@ def test_an_order_that_slurm_refuses_is_given_again(spec: StackSpec, slurm: Path
 def test_a_sleeping_node_is_not_ready_and_one_of_a_fixed_set_is_not_woken(
     spec: StackSpec, slurm: Path
 ) -> None:
-    """Nodes of a new cluster sleep, as Slurm sees it, until their first slurmd registers."""
-    (slurm / "looks").write_text("worker-0 idle,worker-1 idle~\n")
-    assert shell(ready_script(elastic(spec), timeout_s=0)).returncode == 1
-    assert len(orders(slurm)) == 1
-    assert shell(ready_script(spec, timeout_s=0)).returncode == 1
-    assert len(orders(slurm)) == 1
+    """Nodes of a new cluster sleep, as Slurm sees it, until their first slurmd registers.
+
+    One that was woken before it did waited for a later boot until ResumeTimeout.
+    """
+    asleep, awake = "worker-0 idle,worker-1 idle~\n", "worker-0 idle,worker-1 idle\n"
+    for made, looks, woken in (
+        (elastic(spec), WAKES_AFTER_LOOKS, 0),
+        (spec, WAKES_AFTER_LOOKS + 1, 0),
+        (elastic(spec), WAKES_AFTER_LOOKS + 1, 1),
+    ):
+        (slurm / "looks").write_text(asleep)
+        assert shell(ready_script(made, timeout_s=0)).returncode == 1
+        (slurm / "looks").write_text(asleep * looks + awake)
+        assert shell(ready_script(made)).returncode == 0
+        assert len(orders(slurm)) == woken
 
 
 def test_slurmctld_writes_its_state_once_the_nodes_are_there(spec: StackSpec, slurm: Path) -> None:
