@@ -234,7 +234,7 @@ def judge_soak(
 
 def _lasted(before: NodeFacts, after: NodeFacts, gates: Gates) -> list[Answer]:
     """Whether each GPU of a node is still there, without new errors or heat."""
-    earlier = {gpu.index: gpu for gpu in before.gpus}
+    earlier, expected = {gpu.index: gpu for gpu in before.gpus}, gates.hardware.expected
     found, were = len(after.gpus), len(earlier)
     silent = [*(() if were else before.errors), *(() if found else after.errors)]
     if silent or not (found or were):
@@ -242,14 +242,12 @@ def _lasted(before: NodeFacts, after: NodeFacts, gates: Gates) -> list[Answer]:
     answers: list[Answer] = [(found >= were, f"{found} of {were} GPUs are left: drain the node")]
     for gpu in after.gpus:
         was = earlier[gpu.index].uncorrected if gpu.index in earlier else None
-        if was is None and gpu.uncorrected:
-            why = f"GPU {gpu.index}: {gpu.uncorrected} uncorrected ECC errors, and none knows since"
-            answers.append((None, f"{why} when"))
-            was = gpu.uncorrected
-        said = f"{(gpu.uncorrected or 0) - (was or 0)} new uncorrected ECC errors: drain the node"
-        expected = gates.hardware.expected
-        answers += compare(
-            gpu, "uncorrected", expected, lambda now, _, was=was: now <= (was or 0), said
-        )
+        new = (gpu.uncorrected or 0) - (was or 0)
+        if was is None and new:
+            why = f"GPU {gpu.index}: {new} uncorrected ECC errors, of the soak or from before it"
+            answers.append((None, why))
+        else:
+            said = f"{new} new uncorrected ECC errors: drain the node"
+            answers += compare(gpu, "uncorrected", expected, lambda *_, new=new: new <= 0, said)
         answers += compare(gpu, "throttled", expected, operator.eq, "slowed down by {said}")
     return answers

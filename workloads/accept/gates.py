@@ -209,13 +209,12 @@ def gates_for(platform: str | None, gpus_per_node: int, extra: Path | None = Non
             for each in file.classes
             for name in each.platforms or ("any platform",)
         )
-        what = "SOPERATOR_PLATFORM says which it is; name a file of gates in accept.gates"
+        what = "name a file of gates in accept.gates"
         if extra is not None:
-            what = f"name it in platforms and gpus_per_node of {extra}, or leave them out; "
-            what += "SOPERATOR_PLATFORM says which it is"
+            what = f"name it in platforms and gpus_per_node of {extra}, or leave them out"
         raise ConfigError(
             f"no gates for platform '{wanted}' with {gpus_per_node} GPUs a node (has: {known}); "
-            f"{what}"
+            f"SOPERATOR_PLATFORM says which it is; {what}"
         )
     hardware = shipped[0] if shipped else HardwareClass(name=own[0].name)
     for each in [] if extra is None else own:

@@ -258,7 +258,7 @@ def _facts(text: str | None) -> list[NodeFacts]:
             re.sub(r"uncorrectable([a-z_]*)>0", r"uncorrectable\1>N/A", _SMI),
             _SMI.replace("<dram_uncorrectable>0", "<dram_uncorrectable>3"),
             "NOT_RUN",
-            "GPU 0: 3 uncorrected ECC errors, and none knows since when",
+            "GPU 0: 3 uncorrected ECC errors, of the soak or from before it",
         ),
         (None, None, "NOT_RUN", "no answer"),
     ],
