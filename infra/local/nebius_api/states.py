@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 from google.protobuf import json_format
 
 from infra.local.nebius_api.errors import refusal
-from infra.operate.preflight.supply import used_by
+from infra.providers.nebius.quota_use import used_by
 from infra.providers.nebius.resource_type import GIB, size_bytes
 from infra.providers.nebius.schema import OPERATION, Schema, enum_word
 from stacks.catalog import FABRICS, PLATFORMS

@@ -2,8 +2,7 @@
 
 Advice on capacity is no promise: what it lacks warns and never refuses; a declared capacity block
 that does not fit is certain. mk8s accepts a node group over its quota and the nodes never come, so
-that is asked before; a second `up` must not count its own nodes against the quota again. GPUs of
-capacity blocks do not count. The names of quotas are those of stacks/rules/quotas.py; the live
+that is asked before; a second `up` must not count its own nodes against the quota again. The live
 platform says which quota its GPUs count in. Here too what every question uses: its findings, the
 cloud within a time limit, the owner.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -20,15 +19,16 @@ from typing import Any, Final
 from cost.report.layout import aligned
 from infra.providers.nebius import adoption
 from infra.providers.nebius.api import Api
+from infra.providers.nebius.quota_use import used_by
 from infra.providers.nebius.resource_type import GIB, enum_name, size_bytes
 from infra.providers.nebius.schema import Schema, enum_word
 from infra.providers.nebius.sdk import shared_sdk
 from infra.providers.soperator.teardown import CLAIM_LABEL
 from infra.render.names import NODESET_NAME_LABEL
 from infra.render.nodes import node_group_spec, roles
-from stacks.catalog import PLATFORMS, Preset, find_preset
+from stacks.catalog import PLATFORMS, Preset
 from stacks.machines import machines
-from stacks.rules.quotas import ADDRESSES_PER_NODE, gpu_quota, quota_use
+from stacks.rules.quotas import gpu_quota, quota_use
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec
 
@@ -293,46 +293,6 @@ def _own_use(cloud: Cloud, spec: StackSpec, owner: Owner) -> Mapping[str, int]:
         used += used_by(cloud.schema, one, _num_nodes)
     gib = {name: round(amount / GIB) for name, amount in used.items() if ".size." in name}
     return Counter({**used, **gib}) + _claimed_use(cloud, spec, groups)
-
-
-_COUNTED: Final = {
-    "computegpucluster": "compute.gpucluster.count",
-    "mk8scluster": "mk8s.cluster.count",
-    "vpcallocation": "vpc.allocation.count",
-}
-
-
-def used_by(schema: Schema, resource: Any, num_nodes: Callable[[Any], int]) -> Counter[str]:
-    """Quota name -> bytes, GPUs, vCPUs or a count; `num_nodes` tells those of a node group."""
-    kind, spec = schema.kind(resource.DESCRIPTOR), getattr(resource, "spec", None)
-    match kind:
-        case "computedisk" | "computefilesystem":
-            return _sized(f"compute.{kind.removeprefix('compute')}", spec)
-        case "computeinstance":
-            return _machine(spec)
-        case "mk8snodegroup":
-            template, nodes = resource.spec.template, num_nodes(resource)
-            one = _machine(template) + _sized("compute.disk", template.boot_disk)
-            one["vpc.allocation.count"] = ADDRESSES_PER_NODE
-            return Counter({quota: nodes * amount for quota, amount in one.items()})
-        case _:
-            return Counter([_COUNTED[kind]] if kind in _COUNTED else [])
-
-
-def _sized(what: str, spec: Any) -> Counter[str]:
-    """Use of a disk or filesystem."""
-    return Counter({f"{what}.count": 1, f"{what}.size.{enum_name(spec, 'type')}": size_bytes(spec)})
-
-
-def _machine(spec: Any) -> Counter[str]:
-    """Use of one machine without its disks."""
-    used = Counter({"compute.instance.count": 1})
-    preset = find_preset(spec.resources.platform, spec.resources.preset)
-    if preset is not None and not preset.gpus:
-        used["compute.instance.non-gpu.vcpu"] = preset.vcpus
-    elif preset is not None and not spec.reservation_policy.reservation_ids:
-        used[gpu_quota(spec.resources.platform)] = preset.gpus
-    return used
 
 
 def _claimed_use(cloud: Cloud, spec: StackSpec, groups: list[Any]) -> Counter[str]:

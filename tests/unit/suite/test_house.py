@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[3]
-MOST_FILES = 340
-MOST_LINES = 86_664
+MOST_FILES = 341
+MOST_LINES = 86_678
 MOST_CHILDREN = 12
 MOST_LINES_OF_A_FILE = 800
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.operate.preflight.supply import used_by
+from infra.providers.nebius.quota_use import used_by
 from infra.providers.nebius.resource_type import GIB
 from infra.providers.nebius.schema import Schema
 
