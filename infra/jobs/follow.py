@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -196,24 +195,12 @@ def state_line(job: Job) -> str:
     return f"job {job.id} {job.name} is {job.state}{where}"
 
 
-class OutcomeClass(StrEnum):
-    """How a job ended."""
-
-    COMPLETED = "COMPLETED"
-    FAILED = "FAILED"
-    OOM = "OOM"
-    NODE_FAIL = "NODE_FAIL"
-    TIMEOUT = "TIMEOUT"
-    PREEMPTED = "PREEMPTED"
-    CANCELLED = "CANCELLED"
-    FORGOTTEN = slurm.FORGOTTEN
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The end of one job."""
 
-    kind: OutcomeClass
+    kind: str
+    """A word of ends.tsv, or FAILED."""
     cause: str
     next_step: str
 
@@ -223,20 +210,19 @@ class Outcome:
 
 # States of https://slurm.schedmd.com/job_state_codes.html (read 2026-11-21); the rest is FAILED.
 _OF_STATE: Final = {
-    **{str(each): each for each in OutcomeClass},
-    "OUT_OF_MEMORY": OutcomeClass.OOM,
-    "BOOT_FAIL": OutcomeClass.NODE_FAIL,
-    "DEADLINE": OutcomeClass.TIMEOUT,
-    "REVOKED": OutcomeClass.CANCELLED,
+    "OUT_OF_MEMORY": "OOM",
+    "BOOT_FAIL": "NODE_FAIL",
+    "DEADLINE": "TIMEOUT",
+    "REVOKED": "CANCELLED",
 }
-_OF_EXIT_CODE: Final = {
-    70: OutcomeClass.OOM,
-    75: OutcomeClass.PREEMPTED,
-}
+_OF_EXIT_CODE: Final = {70: "OOM", 75: "PREEMPTED"}
+_FAILED: Final = "FAILED"
 # `server TIMEOUT`: an end that means another thing for a server than for a job that saves. 137 is
 # no certain sign: Slurm says OUT_OF_MEMORY only where it limits memory itself, and the kernel's
 # killer and a person's `kill -9` look alike.
 _ENDS: Final = {end: (cause, step) for end, (cause, step) in _table("ends.tsv").items()}
+KINDS: Final = frozenset({_FAILED, *filter(str.isidentifier, _ENDS)})
+"""How a job ends."""
 FAILURES: Final = {int(end): _ENDS[end] for end in _ENDS if end.isdecimal()}
 """Exit code -> cause and next step of a job that failed."""
 
@@ -245,9 +231,9 @@ def outcome(job: Job, stack: str, *, is_server: bool = False) -> Outcome | None:
     """What the job's end means; None while it may still run. A server has nothing to resume."""
     if not job.finished:
         return None
-    kind = _OF_STATE.get(job.state, OutcomeClass.FAILED)
-    if kind is OutcomeClass.FAILED and job.exit_code is not None:
-        kind = _OF_EXIT_CODE.get(job.exit_code, kind)
+    kind = _OF_STATE.get(job.state, job.state)
+    if kind not in KINDS or kind == _FAILED:
+        kind = _OF_EXIT_CODE.get(job.exit_code or 0, _FAILED)
     own = _ENDS.get(f"server {kind}") if is_server else None
     cause, step = own or _ENDS.get(kind) or _failure(job)
     return Outcome(
