@@ -41,7 +41,9 @@ def files(tmp_path_factory):
     )
 
 
-def hosts_of(sshd: Sshd, folder: Path, *names: str) -> run.PlainHosts:
+def hosts_of(
+    sshd: Sshd, folder: Path, *names: str, files: dict[str, bytes], stages: tuple[str, ...]
+) -> run.PlainHosts:
     """Names that a configuration of ssh leads to this machine's server."""
     (folder / "id").write_text(sshd.private_key)
     (folder / "id").chmod(0o600)
@@ -60,17 +62,11 @@ def hosts_of(sshd: Sshd, folder: Path, *names: str) -> run.PlainHosts:
         folder=str(folder / "there"),
         master_address="127.0.0.1",
         ssh=("ssh", "-F", str(config)),
-    )
-
-
-def ranks_of(files: dict[str, bytes], *stages: str) -> run.Ranks:
-    chosen = json.dumps(list(stages))
-    return run.Ranks(
         run_id="hosts-1",
         code=f"code-{hash_files(files)}",
         per_host=1,
         port=free_ports(1)[0],
-        arguments=("--recipe", "accept_cpu", "--set", f"accept.stages={chosen}",
+        arguments=("--recipe", "accept_cpu", "--set", f"accept.stages={json.dumps(stages)}",
                    "--set", 'accept.storage.places=["scratch"]', "--set", "accept.soak_s=600"),
         environment={"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
@@ -78,23 +74,24 @@ def ranks_of(files: dict[str, bytes], *stages: str) -> run.Ranks:
 
 @pytest.mark.feature("S001-64", "S004-01")
 def test_two_hosts_measure_together_and_the_result_comes_home(sshd, files, tmp_path):
-    hosts = hosts_of(sshd, tmp_path, "one", "two")
-    ranks = ranks_of(files, "connectivity", "training")
+    stages = ("connectivity", "training")
+    hosts = hosts_of(sshd, tmp_path, "one", "two", files=files, stages=stages)
     said: list[bytes] = []
-    text = run.run(hosts, ranks, pack(files), write=said.append, say=lambda _: None)
+    text = run.run(hosts, pack(files), write=said.append, say=lambda _: None)
     (tmp_path / "home").write_bytes(text)
     found = result.read(tmp_path / "home")
     assert (json.loads(text)["hardware"]["world_size"], found.outcome) == (2, "PASS")
     assert {check.stage for check in found.checks} == {"connectivity", "training"}
     assert b"PASS" in b"".join(said)
     # A second run finds the code there.
-    assert [each.name for each in Path(hosts.folder).glob("code*")] == [ranks.code]
+    assert [each.name for each in Path(hosts.folder).glob("code*")] == [hosts.code]
 
 
 def test_every_host_that_refuses_is_told_at_once(sshd, files, tmp_path):
-    hosts = hosts_of(sshd, tmp_path, "one", "gone", "nowhere.invalid")
+    names = ("one", "gone", "nowhere.invalid")
+    hosts = hosts_of(sshd, tmp_path, *names, files=files, stages=("training",))
     with pytest.raises(AcceptError) as raised:
-        run.run(hosts, ranks_of(files, "training"), b"", write=print, say=print)
+        run.run(hosts, b"", write=print, say=print)
     one, two = str(raised.value).splitlines()
     assert one.startswith("gone: torch: ")
     assert "does `ssh gone true` work" in one
@@ -103,32 +100,30 @@ def test_every_host_that_refuses_is_told_at_once(sshd, files, tmp_path):
 
 def test_code_that_another_user_put_there_before_is_not_run(sshd, files, tmp_path, neighbour):  # noqa: F811
     """The folder's name is known to all, and lies in one that all may write to."""
-    hosts = dataclasses.replace(
-        hosts_of(sshd, tmp_path, "one"), folder=str(neighbour.folder / "accept")
-    )
-    ranks = ranks_of(files, "training")
-    code = f"accept/{ranks.code}/workloads/accept"
+    hosts = hosts_of(sshd, tmp_path, "one", files=files, stages=("training",))
+    hosts = dataclasses.replace(hosts, folder=str(neighbour.folder / "accept"))
+    code = f"accept/{hosts.code}/workloads/accept"
     neighbour.run(
         f'mkdir -pm 777 {code}; echo \'open("{neighbour.proof}", "w")\' > {code}/__main__.py'
     )
     with pytest.raises(AcceptError, match=r"accept on .*: is a directory of nobody.* mv -T "):
-        run.run(hosts, ranks, pack(files), write=print, say=print)
+        run.run(hosts, pack(files), write=print, say=print)
     assert not neighbour.proof.exists()
 
 
 def test_a_python_without_torch_is_named(sshd, files, tmp_path):
-    hosts = hosts_of(sshd, tmp_path, "one")
+    hosts = hosts_of(sshd, tmp_path, "one", files=files, stages=("training",))
     bare = dataclasses.replace(hosts, python="/usr/bin/nopython")
     with pytest.raises(AcceptError, match=r"one: torch: .*nopython"):
-        run.run(bare, ranks_of(files, "training"), b"", write=print, say=print)
+        run.run(bare, b"", write=print, say=print)
 
 
 def test_ranks_end_with_who_started_them(sshd, files, tmp_path):
     """`kill -9` of the caller leaves no rank behind that holds a GPU."""
-    hosts, ranks = hosts_of(sshd, tmp_path, "one"), ranks_of(files, "soak")
-    run._on_all(hosts, run.delivery(hosts, ranks), "code", stdin=pack(files))
+    hosts = hosts_of(sshd, tmp_path, "one", files=files, stages=("soak",))
+    run._on_all(hosts, run.delivery(hosts), "code", stdin=pack(files))
     caller = subprocess.Popen(
-        hosts.argv("one", run.script(hosts, ranks, 0)),
+        hosts.argv("one", run.script(hosts, 0)),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     for line in caller.stdout:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,7 +111,7 @@ def accept(
 
 def _run(
     spec: StackSpec,
-    wanted: Sequence[run.Batch],
+    wanted: run.Batches,
     *,
     sync: bool,
     dry_run: bool,
@@ -126,19 +125,19 @@ def _run(
     ledger = open_ledger(spec, context.state_root(), output.note)
     files = context.local_code(spec.name)
 
-    def request(batch: run.Batch) -> Request:
-        return prepare(ledger, job, files, batch.sets, log=output.note)
+    def request(sets: tuple[str, ...]) -> Request:
+        return prepare(ledger, job, files, sets, log=output.note)
 
     with context.connect(outputs, key) as connection:
         submitter = context.submitter(connection, outputs, ledger, files, sync=sync)
         if dry_run:
-            for batch in wanted:
-                print(submitter.dry_run(request(batch)), end="")
+            for sets in wanted.values():
+                print(submitter.dry_run(request(sets)), end="")
             return None
 
-        def send(batch: run.Batch, nodes: tuple[str, ...]) -> Submission:
+        def send(sets: tuple[str, ...], nodes: tuple[str, ...]) -> Submission:
             with submitter.alone():
-                asked = replace(request(batch), nodes=nodes)
+                asked = replace(request(sets), nodes=nodes)
                 return submitter.submit(asked, force=force).submission
 
         with output.ClusterText(sys.stderr) as shown:
@@ -227,15 +226,13 @@ def accept_hosts(
     own = (f"accept.profile={profile}", f"accept.stages=[{names}]")
     # A host's folders are its own: any other place would be measured as one that is shared.
     changes = (*own, 'accept.storage.places=["scratch"]', *(sets or ()))
+    files = context.local_code(stack)
     where = run.PlainHosts(
         hosts=tuple(hosts),
         python=python,
         folder=folder,
         master_address=master_address or hosts[0].rpartition("@")[2],
         ssh=("ssh",) if ssh_config is None else ("ssh", "-F", str(ssh_config)),
-    )
-    files = context.local_code(stack)
-    ranks = run.Ranks(
         run_id=run_id,
         code=f"code-{hash_files(files)}",
         per_host=max(1, job.gpus_per_node),
@@ -255,7 +252,7 @@ def accept_hosts(
 
     ranks_run = output.never_silent(f"acceptance on {', '.join(hosts)}")
     with ranks_run, output.ClusterText(sys.stderr) as shown:
-        text = run.run(where, ranks, pack(files), write=shown.write, say=output.note)
+        text = run.run(where, pack(files), write=shown.write, say=output.note)
     path = context.state_root() / "accept" / stack / run_id / result.FILE_NAME
     write(path, text)
     print(path)

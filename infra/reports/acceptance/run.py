@@ -32,12 +32,8 @@ from stacks.spec import StackSpec
 from stacks.spec.slurm import ACCEPT_MODULE, JobSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """The stages of one submission."""
-
-    stages: tuple[str, ...]
-    sets: tuple[str, ...]
+Batches = Mapping[tuple[str, ...], tuple[str, ...]]
+"""What is submitted, in order: the stages of each -> its settings."""
 
 
 def accept_job(spec: StackSpec) -> JobSpec:
@@ -68,27 +64,27 @@ def chosen_stages(text: str | None) -> tuple[str, ...]:
 
 def batches(
     profile: Profile, stages: Sequence[str], sets: Sequence[str], mounts: Sequence[str] = ()
-) -> tuple[Batch, ...]:
-    """What is submitted, in order; the given settings come last, so they win.
+) -> Batches:
+    """What is submitted; the given settings come last, so they win.
 
     `mounts` are the stack's shared ones, of which a recipe knows the named places only.
     """
     groups = [tuple(stages)] if profile is Profile.QUICK else [(stage,) for stage in stages]
-    found: list[Batch] = []
+    found: dict[tuple[str, ...], tuple[str, ...]] = {}
     for group in groups:
         names = ", ".join(f'"{stage}"' for stage in group)
         own = [f"accept.profile={profile}", f"accept.stages=[{names}]"]
         if mounts and "storage" in group:
             own.append(f"accept.storage.mounts={json.dumps(list(mounts))}")
-        found.append(Batch(stages=group, sets=(*own, *sets)))
-    return tuple(found)
+        found[group] = (*own, *sets)
+    return found
 
 
 def collect(
     connection: Connection,
     outputs: StackOutputs,
-    wanted: Sequence[Batch],
-    submit: Callable[[Batch, tuple[str, ...]], Submission],
+    wanted: Batches,
+    submit: Callable[[tuple[str, ...], tuple[str, ...]], Submission],
     *,
     state: Path,
     write: Callable[[bytes], None],
@@ -97,24 +93,25 @@ def collect(
 ) -> Result:
     """The results of all batches as one, once each has ended; followed in their order.
 
-    `submit` gets the nodes that a batch must have: none for the first, whose nodes all others get.
+    `submit` gets a batch's settings and the nodes that it must have: none for the first, whose
+    nodes all others get.
     """
     found: list[Result] = []
     missing: dict[str, str] = {}
     nodes: tuple[str, ...] = ()
-    waiting = list(wanted)
+    waiting = list(wanted.items())
     while waiting:
         now, waiting = (waiting, []) if nodes else (waiting[:1], waiting[1:])
-        submitted: list[tuple[Batch, Submission]] = []
-        for batch in now:
+        submitted: list[tuple[tuple[str, ...], Submission]] = []
+        for stages, sets in now:
             try:
-                submitted.append((batch, submit(batch, nodes)))
+                submitted.append((stages, submit(sets, nodes)))
             except JobsError as error:
                 if not found:
                     raise
-                missing |= dict.fromkeys(batch.stages, f"not submitted: {error}")
-        for batch, submission in submitted:
-            say(f"{', '.join(batch.stages)}: job {submission.job_id}")
+                missing |= dict.fromkeys(stages, f"not submitted: {error}")
+        for stages, submission in submitted:
+            say(f"{', '.join(stages)}: job {submission.job_id}")
             ended = follow.follow(
                 connection,
                 submission.log_path,
@@ -134,7 +131,7 @@ def collect(
             if result is not None:
                 found.append(result)
                 nodes = nodes or tuple(str(node["name"]) for node in result.nodes)
-            missing |= gaps(batch.stages, result, ended, outputs.stack)
+            missing |= gaps(stages, result, ended, outputs.stack)
     return results.merge(found, missing)
 
 
@@ -153,10 +150,9 @@ def measured(result: Result, submission: Submission) -> Result:
 def gaps(stages: Sequence[str], result: Result | None, ended: Job, stack: str) -> dict[str, str]:
     """Why stages have no check: their job ended before them."""
     asked = set() if result is None else {check.stage for check in result.checks}
-    status = "" if ended.status is None else f", exit {ended.status}"
     what = "left no result" if result is None else "ended before it"
     look = f"`soperator logs {ended.id} -s {stack}`"
-    why = f"job {ended.id} {what}: {ended.state}{status}; see {look}"
+    why = f"job {ended.id} {what}: {ended.state}, exit {ended.status}; see {look}"
     return {stage: why for stage in stages if stage not in asked}
 
 
@@ -197,7 +193,7 @@ exit $status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainHosts:
-    """Where the ranks run."""
+    """Where the ranks run, and what they run."""
 
     hosts: tuple[str, ...]
     """As `ssh` takes them; the first holds rank 0 and is connected to by the others."""
@@ -208,17 +204,6 @@ class PlainHosts:
     master_address: str
     """Of the first host, as the others reach it."""
     ssh: tuple[str, ...] = ("ssh",)
-
-    def argv(self, host: str, script: str) -> list[str]:
-        """The command line that runs `script` on a host; it asks nobody anything."""
-        options = ("BatchMode=yes", f"ConnectTimeout={_CONNECT_S}", "ServerAliveInterval=15")
-        return [*self.ssh, *(word for each in options for word in ("-o", each)), "--", host, script]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
-    """What runs on them."""
-
     run_id: str
     code: str
     """Name of the folder of this code, with its hash."""
@@ -229,10 +214,14 @@ class Ranks:
     """Of `python -m workloads.accept`."""
     environment: Mapping[str, str]
 
+    def argv(self, host: str, script: str) -> list[str]:
+        """The command line that runs `script` on a host; it asks nobody anything."""
+        options = ("BatchMode=yes", f"ConnectTimeout={_CONNECT_S}", "ServerAliveInterval=15")
+        return [*self.ssh, *(word for each in options for word in ("-o", each)), "--", host, script]
+
 
 def run(
     hosts: PlainHosts,
-    ranks: Ranks,
     archive: bytes,
     *,
     write: Callable[[bytes], None],
@@ -240,10 +229,10 @@ def run(
 ) -> bytes:
     """The acceptance.json of a run over all hosts; output of the first goes to `write`."""
     _on_all(hosts, f"{shlex.quote(hosts.python)} -c 'import torch'", "torch")
-    _on_all(hosts, delivery(hosts, ranks), "code", stdin=archive)
-    say(f"{len(hosts.hosts)} hosts have {hosts.folder}/{ranks.code}; starting torchrun")
-    said = _run_ranks(hosts, ranks, write)
-    path = f"{hosts.folder}/results/{ranks.run_id}/{FILE_NAME}"
+    _on_all(hosts, delivery(hosts), "code", stdin=archive)
+    say(f"{len(hosts.hosts)} hosts have {hosts.folder}/{hosts.code}; starting torchrun")
+    said = _run_ranks(hosts, write)
+    path = f"{hosts.folder}/results/{hosts.run_id}/{FILE_NAME}"
     done = _ask(hosts, hosts.hosts[0], f"cat {shlex.quote(path)}")
     if done.returncode == 0 and done.stdout:
         return done.stdout
@@ -253,32 +242,30 @@ def run(
     )
 
 
-def delivery(hosts: PlainHosts, ranks: Ranks) -> str:
+def delivery(hosts: PlainHosts) -> str:
     """What each host runs to have the code, in a folder that is its user's alone."""
     folder = shlex.quote(hosts.folder)
-    text = _DELIVER.format(own_folder=shell_file("own_folder"), folder=folder, code=ranks.code)
+    text = _DELIVER.format(own_folder=shell_file("own_folder"), folder=folder, code=hosts.code)
     return f"bash -c {shlex.quote(text)}"
 
 
-def script(hosts: PlainHosts, ranks: Ranks, number: int) -> str:
+def script(hosts: PlainHosts, number: int) -> str:
     """What the host of that number runs: its ranks, which end with their standard input."""
     places = {
-        "SOPERATOR_JOB_ID": ranks.run_id,
+        "SOPERATOR_JOB_ID": hosts.run_id,
         "SOPERATOR_PLACE_RESULTS": f"{hosts.folder}/results",
         "SOPERATOR_PLACE_SCRATCH": f"{hosts.folder}/scratch",
     }
-    words = ["env", *(f"{name}={value}" for name, value in {**ranks.environment, **places}.items())]
+    words = ["env", *(f"{name}={value}" for name, value in {**hosts.environment, **places}.items())]
     words += [hosts.python, "-m", "torch.distributed.run", f"--nnodes={len(hosts.hosts)}"]
-    words += [f"--nproc-per-node={ranks.per_host}", f"--node-rank={number}"]
-    words += [f"--master-addr={hosts.master_address}", f"--master-port={ranks.port}"]
-    words += ["-m", "workloads.accept", *ranks.arguments]
+    words += [f"--nproc-per-node={hosts.per_host}", f"--node-rank={number}"]
+    words += [f"--master-addr={hosts.master_address}", f"--master-port={hosts.port}"]
+    words += ["-m", "workloads.accept", *hosts.arguments]
     folder, command = shlex.quote(hosts.folder), shlex.join(words)
-    return _RUN.format(folder=folder, code=ranks.code, command=command)
+    return _RUN.format(folder=folder, code=hosts.code, command=command)
 
 
-def _run_ranks(
-    hosts: PlainHosts, ranks: Ranks, write: Callable[[bytes], None]
-) -> dict[str, deque[str]]:
+def _run_ranks(hosts: PlainHosts, write: Callable[[bytes], None]) -> dict[str, deque[str]]:
     """The last lines of each host, once all have ended; one that ends badly ends the others."""
     said = {host: deque[str](maxlen=_KEPT_LINES) for host in hosts.hosts}
     ended = threading.Event()
@@ -287,7 +274,7 @@ def _run_ranks(
     try:
         for number, host in enumerate(hosts.hosts):
             process = subprocess.Popen(
-                hosts.argv(host, script(hosts, ranks, number)),
+                hosts.argv(host, script(hosts, number)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -206,18 +206,18 @@ def test_its_recipe_is_kept_like_that_of_every_job(
 
 
 def test_quick_is_one_job_and_full_one_for_each_stage() -> None:
-    (quick,) = run.batches(Profile.QUICK, ("readiness", "soak"), ["accept.soak_s=5"])
-    assert quick.sets == (
+    (quick,) = run.batches(Profile.QUICK, ("readiness", "soak"), ["accept.soak_s=5"]).values()
+    assert quick == (
         "accept.profile=quick",
         'accept.stages=["readiness", "soak"]',
         "accept.soak_s=5",
     )
     mounts = ("/home", "/mnt/data")
     full = run.batches(Profile.FULL, run.chosen_stages(None), [], mounts)
-    told = [batch.stages for batch in full if len(batch.sets) == 3]
+    told = [stages for stages, sets in full.items() if len(sets) == 3]
     assert told == [("storage",)], "the other stages have no setting of that name"
-    assert full[4].sets[-1] == 'accept.storage.mounts=["/home", "/mnt/data"]'
-    assert [batch.stages for batch in full] == [(stage,) for stage in STAGES]
+    assert full["storage",][-1] == 'accept.storage.mounts=["/home", "/mnt/data"]'
+    assert list(full) == [(stage,) for stage in STAGES]
     assert run.chosen_stages("soak, readiness") == ("readiness", "soak")
     with pytest.raises(AcceptError, match="stages speed: speed is no stage"):
         run.chosen_stages("speed")

@@ -16,7 +16,6 @@ from infra.jobs.history import Submission
 from infra.reports.acceptance import run
 from infra.reports.acceptance.certificate import proof_text
 from infra.reports.acceptance.result import AcceptError, Profile, Result
-from infra.reports.acceptance.run import Batch
 from tests.unit.accept import acceptance
 from tests.unit.jobs.test_submit import HASH, OUTPUTS
 from workloads.recipes.accept import StageName
@@ -33,8 +32,8 @@ class Cluster:
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.events: list[str] = []
 
-    def submit(self, batch: Batch, nodes: tuple[str, ...]) -> Submission:
-        (stage,) = batch.stages
+    def submit(self, sets: tuple[str, ...], nodes: tuple[str, ...]) -> Submission:
+        (stage,) = next(stages for stages, own in WANTED.items() if own == sets)
         self.asked.append((stage, nodes))
         self.events.append(f"submit {stage}")
         if self.full and nodes:
@@ -44,7 +43,7 @@ class Cluster:
             job="accept",
             job_id=stage,
             code_hash=HASH,
-            sets=batch.sets,
+            sets=sets,
             after=None,
             log_path="",
             submitted_at="",
