@@ -107,14 +107,17 @@ find . -type f -printf '%s %P\0' 2> /dev/null || :
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
-    local: Path
-    name: str
+    """One file that goes to the cluster, or comes from it."""
+
+    here: Path
+    there: str
+    """Below the folder that it goes to; absolute where it comes."""
     size_bytes: int
     sha256: str
 
     @property
     def part(self) -> str:
-        path = PurePosixPath(self.name)
+        path = PurePosixPath(self.there)
         return str(path.with_name(f".{path.name}.{self.sha256[:16]}.part"))
 
 
@@ -146,14 +149,14 @@ def push(
     files = _files(source)
     folder = target if source.is_dir() else str(PurePosixPath(target).parent)
     if source.is_file():
-        files = [replace(files[0], name=PurePosixPath(target).name)]
+        files = [replace(files[0], there=PurePosixPath(target).name)]
     total = sum(file.size_bytes for file in files)
     log(f"{source}: {len(files)} files, {total / 2**30:.2f} GiB to {target}")
     missing, needed = list[_File](), 0
     if not dry_run:
         free, sizes = _listing(shell, folder)
-        present = _present(shell, folder, [f for f in files if sizes.get(f.name) == f.size_bytes])
-        missing = [file for file in files if present.get(file.name) != file.sha256]
+        present = _present(shell, folder, [f for f in files if sizes.get(f.there) == f.size_bytes])
+        missing = [file for file in files if present.get(file.there) != file.sha256]
         needed = sum(file.size_bytes - sizes.get(file.part, 0) for file in missing)
         if needed > free:
             raise JobsError(
@@ -183,9 +186,8 @@ def _files(source: Path) -> list[_File]:
         name = path.name if path == source else path.relative_to(source).as_posix()
         if "\n" in name:
             raise JobsError(f"{path!r}: the name holds a line break; rename it")
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        files.append(_File(local=path, name=name, size_bytes=path.stat().st_size, sha256=digest))
+        size, digest = path.stat().st_size, _digest(path)
+        files.append(_File(here=path, there=name, size_bytes=size, sha256=digest))
     return files
 
 
@@ -201,7 +203,7 @@ def _present(shell: Carrier, folder: str, files: list[_File]) -> dict[str, str]:
     """SHA-256 of those files on the cluster."""
     if not files:
         return {}
-    names = "\0".join(f"./{file.name}" for file in files).encode()
+    names = "\0".join(f"./{file.there}" for file in files).encode()
     text = _run(shell, f"cd {shlex.quote(folder)} && xargs -0 sha256sum --zero --", stdin=names)
     pairs = (line.partition("  ") for line in text.split("\0"))
     return {name.removeprefix("./"): digest for digest, _, name in pairs}
@@ -210,12 +212,12 @@ def _present(shell: Carrier, folder: str, files: list[_File]) -> dict[str, str]:
 def _send(
     shell: Carrier, folder: str, file: _File, *, have: int, log: Callable[[str], None]
 ) -> None:
-    part, final = (shlex.quote(str(PurePosixPath(folder) / n)) for n in (file.part, file.name))
+    part, final = (shlex.quote(str(PurePosixPath(folder) / n)) for n in (file.part, file.there))
     if have:
-        log(f"{file.name}: continued at {have} of {file.size_bytes} bytes")
+        log(f"{file.there}: continued at {have} of {file.size_bytes} bytes")
     else:
         _run(shell, f'mkdir -p -- "$(dirname -- {part})" && : > {part}')
-    with file.local.open("rb") as source:
+    with file.here.open("rb") as source:
         source.seek(have)
         while piece := source.read(_PIECE_BYTES):
             _run(shell, f"cat >> {part}", stdin=piece)
@@ -223,7 +225,7 @@ def _send(
     if digest != file.sha256:
         _run(shell, f"rm -f -- {part}")
         raise JobsError(
-            f"{file.name}: arrived with another hash and was removed; is it being written here? "
+            f"{file.there}: arrived with another hash and was removed; is it being written here? "
             "Push it again"
         )
     _run(shell, f"sync -- {part} && mv -fT -- {part} {final}")
@@ -297,17 +299,6 @@ done
 _SEND: Final = "tail -c +{first} -- {path} | head -c {count}\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ResultFile:
-    """One file of the job as the cluster has it."""
-
-    remote: str
-    local: PurePosixPath
-    """Below the job's folder here."""
-    size_bytes: int
-    sha256: str
-
-
 def pull(
     connection: Connection, outputs: StackOutputs, job_name: str, job_id: str, *, state: Path
 ) -> Path:
@@ -315,9 +306,9 @@ def pull(
 
     What an interrupted pull brought counts; a lost connection is opened again.
     """
-    files = _list(connection, outputs, job_name, job_id)
     target = history.run_folder(state, outputs.stack, job_id)
     part = target.with_name(f".{job_id}.part")
+    files = _list(connection, outputs, job_name, job_id, part)
     # Two pulls would mix their bytes.
     busy = f"{part}: another pull of this job is on its way here; wait for its end"
     try:
@@ -338,27 +329,26 @@ def pull(
     return target
 
 
-def _bring(connection: Connection, part: Path, files: Sequence[_ResultFile]) -> None:
+def _bring(connection: Connection, part: Path, files: Sequence[_File]) -> None:
     """Every file whole and proven, or an error that names those that are not."""
     for attempt in (1, 2):
         for each in files:
-            path = part / each.local
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-            if _size(part, each) > each.size_bytes:
-                path.write_bytes(b"")
-        while missing := [each for each in files if _size(part, each) < each.size_bytes]:
+            each.here.parent.mkdir(parents=True, exist_ok=True)
+            each.here.touch()
+            if _size(each.here) > each.size_bytes:
+                each.here.write_bytes(b"")
+        while missing := [each for each in files if _size(each.here) < each.size_bytes]:
             try:
-                _receive(connection, part, missing)
+                _receive(connection, missing)
             except ConnectionLostError:
                 reopen(connection)
-        damaged = [each for each in files if _digest(part, each) != each.sha256]
+        damaged = [each for each in files if _digest(each.here) != each.sha256]
         if not damaged:
             return
         for each in damaged:  # begun by an earlier pull, and written anew on the cluster since
-            (part / each.local).unlink()
+            each.here.unlink()
         if attempt == 2:
-            names = ", ".join(str(each.local) for each in damaged[:3])
+            names = ", ".join(str(each.here.relative_to(part)) for each in damaged[:3])
             raise JobsError(
                 f"{names}: {len(damaged)} of {len(files)} files are not what the cluster listed a "
                 "moment ago; their job still writes them, or a disk is damaged: pull again"
@@ -366,9 +356,9 @@ def _bring(connection: Connection, part: Path, files: Sequence[_ResultFile]) -> 
 
 
 def _list(
-    connection: Connection, outputs: StackOutputs, job_name: str, job_id: str
-) -> tuple[_ResultFile, ...]:
-    """Files of the job on the cluster, with sizes and hashes; none is refused."""
+    connection: Connection, outputs: StackOutputs, job_name: str, job_id: str, part: Path
+) -> list[_File]:
+    """Files of the job on the cluster, to come into `part`; none is refused."""
     folder = f"{outputs.places['results']}/{job_id}"
     log = outputs.log_path(job_name, job_id)
     script = IS_OWN + _LIST_RESULTS.format(folder=shlex.quote(folder), log=shlex.quote(log))
@@ -377,7 +367,7 @@ def _list(
         raise JobsError(f"job {job_id}: {result.stderr.strip() or 'no message'}; pull it again")
     entries = [each.decode(errors="surrogateescape") for each in listing.split(b"\0") if each]
     if not entries and outputs.shared:
-        return _list(connection, outputs.before, job_name, job_id)
+        return _list(connection, outputs.before, job_name, job_id, part)
     if not entries:
         raise NothingThereError(
             f"job {job_id}: no results and no log on the cluster yet; "
@@ -388,13 +378,14 @@ def _list(
             f"job {job_id}: {len(entries):,} files, and at most {_MAX_FILES:,} come here: copy "
             f"{folder} by rsync or scp"
         )
-    found = [_file(each, folder, log) for each in entries]
+    found = [_file(each, folder, log, part) for each in entries]
     # What was asked for is written down here alone, and never what the cluster says of it; there
     # are disks to which a capital letter is none.
-    return tuple(each for each in found if each.local.parts[0].lower() != history.SUBMISSION)
+    own = history.SUBMISSION
+    return [each for each in found if each.here.relative_to(part).parts[0].lower() != own]
 
 
-def _file(entry: str, folder: str, log: str) -> _ResultFile:
+def _file(entry: str, folder: str, log: str, part: Path) -> _File:
     """The file of `SHA256 SIZE PATH`; a path that is not below the job's folder is refused."""
     described = _ENTRY.fullmatch(entry)
     if described is None:
@@ -403,12 +394,12 @@ def _file(entry: str, folder: str, log: str) -> _ResultFile:
     local = PurePosixPath(LOG_NAME if path == log else os.path.relpath(path, folder))
     if ".." in (*PurePosixPath(path).parts, *local.parts) or not local.parts:
         raise JobsError(f"{path}: the cluster sent a path outside the job's folder")
-    return _ResultFile(remote=path, local=local, size_bytes=int(size), sha256=digest)
+    return _File(here=part / local, there=path, size_bytes=int(size), sha256=digest)
 
 
-def _refuse_more_than_fits(part: Path, files: Sequence[_ResultFile]) -> None:
+def _refuse_more_than_fits(part: Path, files: Sequence[_File]) -> None:
     """Refuses a job that would fill this machine's disk, before a byte of it comes."""
-    needed = sum(each.size_bytes - min(each.size_bytes, _size(part, each)) for each in files)
+    needed = sum(each.size_bytes - min(each.size_bytes, _size(each.here)) for each in files)
     free = shutil.disk_usage(part).free
     if needed > free - _KEPT_FREE_BYTES:
         raise JobsError(
@@ -418,10 +409,10 @@ def _refuse_more_than_fits(part: Path, files: Sequence[_ResultFile]) -> None:
         )
 
 
-def _drop_others(part: Path, files: Sequence[_ResultFile]) -> None:
+def _drop_others(part: Path, files: Sequence[_File]) -> None:
     """Removes what an interrupted pull brought and the cluster no longer has."""
     # A pull that was killed as it took the place of the older one left the submission only here.
-    wanted = {part / each.local for each in files} | {part / history.SUBMISSION}
+    wanted = {each.here for each in files} | {part / history.SUBMISSION}
     for path in sorted(part.rglob("*"), reverse=True):
         if path.is_symlink() or (path.is_file() and path not in wanted):
             path.unlink()
@@ -429,22 +420,22 @@ def _drop_others(part: Path, files: Sequence[_ResultFile]) -> None:
             path.rmdir()
 
 
-def _receive(connection: Connection, part: Path, files: Sequence[_ResultFile]) -> None:
+def _receive(connection: Connection, files: Sequence[_File]) -> None:
     """Appends to each file what it lacks, one after the other in one stream."""
-    lacks = [each.size_bytes - _size(part, each) for each in files]
+    lacks = [each.size_bytes - _size(each.here) for each in files]
     script = "".join(
-        _SEND.format(first=each.size_bytes - count + 1, path=shlex.quote(each.remote), count=count)
+        _SEND.format(first=each.size_bytes - count + 1, path=shlex.quote(each.there), count=count)
         for each, count in zip(files, lacks, strict=True)
     )
     stream = connection.stream("bash -s | gzip -1", poll_s=_POLL_S, stdin=script.encode())
     content = _unpacked(stream)
     held = b""
     for each, count in zip(files, lacks, strict=True):
-        with (part / each.local).open("ab") as sink:
+        with each.here.open("ab") as sink:
             while count > 0:
                 held = held or next(content, b"")
                 if not held:
-                    raise JobsError(f"{each.remote}: got shorter while it was pulled: pull again")
+                    raise JobsError(f"{each.there}: got shorter while it was pulled: pull again")
                 taken = sink.write(held[:count])
                 count, held = count - taken, held[taken:]
 
@@ -459,14 +450,13 @@ def _unpacked(stream: Iterator[bytes]) -> Iterator[bytes]:
             chunk = inflate.unconsumed_tail
 
 
-def _size(part: Path, file: _ResultFile) -> int:
+def _size(path: Path) -> int:
     """Bytes of the file that are here."""
-    path = part / file.local
     return path.stat().st_size if path.exists() else 0
 
 
-def _digest(part: Path, file: _ResultFile) -> str:
-    with (part / file.local).open("rb") as content:
+def _digest(path: Path) -> str:
+    with path.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 

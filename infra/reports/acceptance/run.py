@@ -31,7 +31,6 @@ from infra.reports.acceptance.result import FILE_NAME, AcceptError, Profile, Res
 from stacks.spec import StackSpec
 from stacks.spec.slurm import ACCEPT_MODULE, JobSpec
 
-
 Batches = Mapping[tuple[str, ...], tuple[str, ...]]
 """What is submitted, in order: the stages of each -> its settings."""
 
