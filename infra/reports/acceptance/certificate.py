@@ -98,6 +98,8 @@ def _plot(title: str, lines: Mapping[str, Points], *, x: str, y: str, log: bool 
 _FOLDER = Path(__file__).parent
 _FIRST = ("FAIL", "NOT_RUN", "PASS")
 """What a reader looks for first."""
+_TABLES = ("collectives", "wires", "storage", "compute")
+"""Measurements that the page shows row by row."""
 _FACTORS = "2(n-1)/n (all_reduce), (n-1)/n (all_gather, reduce_scatter) or 1 (send_recv)"
 """workloads/accept/collectives.py has them; nothing of it is imported here."""
 _BEST: Final = {
@@ -136,12 +138,9 @@ def render(values: Mapping[str, Any]) -> str:
         plots=[Markup(plot) for plot in drawn if plot],  # noqa: S704 (escaped in cost/report/charts.py)
         is_rehearsal=is_rehearsal(values),
         counts=_counts(values),
-        collectives=measured.get("collectives", []),
         factors=_FACTORS,
-        wires=measured.get("wires", []),
-        storage=measured.get("storage", []),
         points=measured.get("training", {}).get("points", []),
-        compute=measured.get("compute", []),
+        **{name: measured.get(name, []) for name in _TABLES},
     )
 
 
@@ -243,11 +242,11 @@ def content(
     price_note: str,
 ) -> dict[str, Any]:
     """The certificate as plain values; dollars are text with two decimals."""
-    checks: list[dict[str, Any]] = []
-    for check in result.checks:
+    values = asdict(result)
+    for check, plain in zip(result.checks, values["checks"], strict=True):
         usd = accepting_usd(check, prices)
-        cost = None if usd is None else f"{usd:.2f}"
-        checks.append({**asdict(check), "nodes": list(check.nodes), "usd_per_month": cost})
+        plain["usd_per_month"] = None if usd is None else f"{usd:.2f}"
+    measurements = values.pop("measurements")
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
@@ -255,23 +254,15 @@ def content(
         "made_at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         "measured_on": result.finished_at[:10],
         "outcome": result.outcome,
-        "profile": result.profile,
-        "stages": list(result.stages),
-        "started_at": result.started_at,
-        "finished_at": result.finished_at,
+        **values,
         "hardware": {**result.hardware, "certifies": result.certifies},
-        "versions": dict(result.versions),
-        "nodes": [dict(node) for node in result.nodes],
-        "runs": [dict(run) for run in result.runs],
-        "evidence": [dict(each) for each in result.evidence],
-        "checks": checks,
         "prices": {
             "note": price_note,
             "node_usd_per_month": {
                 name: None if usd is None else f"{usd:.2f}" for name, usd in prices.items()
             },
         },
-        "measurements": dict(result.measurements),
+        "measurements": measurements,
     }
 
 

@@ -76,15 +76,15 @@ class Result:
     stages: tuple[str, ...]
     started_at: str
     finished_at: str
-    runs: tuple[Mapping[str, Any], ...]
     hardware: Mapping[str, Any]
     versions: Mapping[str, str]
     nodes: tuple[Mapping[str, Any], ...]
-    checks: tuple[Check, ...]
-    measurements: Mapping[str, Any]
+    runs: tuple[Mapping[str, Any], ...]
     evidence: tuple[Mapping[str, Any], ...] = ()
     """Where each result came from: its SHA-256; cluster, job and submission, or none of them where
     it was given as a file (`attested`)."""
+    checks: tuple[Check, ...]
+    measurements: Mapping[str, Any]
 
     @property
     def certifies(self) -> str:

@@ -91,12 +91,12 @@ def plain_loop(loop: Loop) -> dict[str, object]:
         or None,
         "lineage": {
             "data": _job_id(report.lineage.data),
-            "training": _job_id(report.training),
-            "evaluation": _job_id(report.evaluation_run),
+            "training": _job_id(report.lineage.training),
+            "evaluation": _job_id(report.lineage.evaluation),
             "load": _job_id(loop.load),
             "tuned_dir": report.lineage.tuned_dir,
         },
-        "speed": _plain_speed(report.evaluation_run),
+        "speed": _plain_speed(report.lineage.evaluation),
         "operating_point": None if found.served is None else plain_operating(found.served),
         "chats": [{"state": state, **plain_chat(row)} for state, row in states(loop)],
         "length_ratio": None if found.length_ratio is None else f"{found.length_ratio:.6f}",
@@ -223,7 +223,7 @@ def loop_charts(loop: Loop) -> tuple[str, ...]:
 
 
 def _quality_tables(loop: Loop) -> Iterator[Table]:
-    run = loop.report.evaluation_run
+    run = loop.report.lineage.evaluation
     if loop.quality and run is not None:
         interval = loop.quality[0]["interval"].capitalize()
         yield Table(
@@ -251,7 +251,7 @@ def _quality_row(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _tables(loop: Loop) -> tuple[Table, ...]:
-    tables = [*_speed_tables(loop.report.evaluation_run)]
+    tables = [*_speed_tables(loop.report.lineage.evaluation)]
     known = list(states(loop))
     if known:
         tables.append(_cost_table(known))
@@ -343,7 +343,7 @@ def _notes(loop: Loop) -> Iterator[str]:
                 f"{what}: job {run.job_id} ({run.job}) of {run.date.isoformat()}, "
                 f"{training.duration(run.duration_s)} on {nodes}: {usd}."
             )
-    if any(_speed_tables(loop.report.evaluation_run)):
+    if any(_speed_tables(loop.report.lineage.evaluation)):
         yield (
             "Speeds of base and tuned are one measurement each and have no interval: their "
             "difference is not told apart from noise, and no cost is made of it."

@@ -40,16 +40,8 @@ _KIND_NAMES = {
 
 def render(report: training.Report) -> str:
     """The page's HTML; equal input gives equal bytes."""
-    filters = {
-        "number": training.number,
-        "duration": training.duration,
-        "signed": training.signed,
-        "figure": training.figure,
-        "p_text": training.p_text,
-        "verdict": verdict,
-        "bounds": bounds,
-        "passed": passed,
-    }
+    told = (training.number, training.duration, training.figure, training.p_text)
+    filters = {each.__name__: each for each in (*told, verdict, bounds, passed)}
     metrics = evaluation_rows(report.evaluation)
     loop = close_loop(report)
     bill = document(report.bill)
@@ -64,8 +56,8 @@ def render(report: training.Report) -> str:
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704 (our own file)
         architecture=Markup(stack_svg(report.spec)),  # noqa: S704 (escaped in stack_drawing.py)
         training_rows=()
-        if report.training is None or report.gpus is None
-        else training.summary(report.training, report.gpus, report.records),
+        if report.lineage.training is None or report.gpus is None
+        else training.summary(report.lineage.training, report.gpus, report.records),
         busy_chart=Markup(busy_curve(() if report.gpus is None else report.gpus.moments)),  # noqa: S704 (numbers only)
         speed_rows=speed_rows(report.records),
         loss_chart=Markup(loss_curve(report.losses, report.eval_losses)),  # noqa: S704 (numbers only)

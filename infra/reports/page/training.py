@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,17 +97,14 @@ class Report:
     """The runs that the figures are of; the others are listed apart."""
     details: Mapping[str, Mapping[str, Any]]
     """Raw record by path of its file: versions, code hash, reason."""
-    training: RunRecord | None
-    """Of the lineage, as the evaluation is."""
     losses: tuple[tuple[int, float], ...]
-    """(step, loss) of `training`, steps from 1."""
+    """(step, loss) of the lineage's training, steps from 1."""
     eval_losses: tuple[tuple[int, float], ...]
     """The same of its held-out rows."""
     gpus: GpuUse | None
-    """What the GPUs of `training` did; None without it."""
-    evaluation_run: RunRecord | None
+    """What the GPUs of the training did; None without it."""
     evaluation: Mapping[str, Any] | None
-    """Its result: base_model, finetuned_model, comparison."""
+    """Result of the lineage's evaluation: base_model, finetuned_model, comparison."""
     problems: tuple[str, ...]
 
 
@@ -116,7 +114,7 @@ def collect(spec: StackSpec, state: Path) -> Report:
     records = tuple(sorted(records, key=lambda each: (each.finished_at, each.job_id)))
     bill = make_bill(spec, price_book(spec, state), records)
     line = lineage(spec.name, records)
-    training, evaluation_run = line.training, line.evaluation
+    training, evaluation = line.training, line.evaluation
     return Report(
         spec=spec,
         bill=bill,
@@ -124,12 +122,10 @@ def collect(spec: StackSpec, state: Path) -> Report:
         records=records,
         lineage=line,
         details={each.path: read_object(Path(each.path)) for each in records},
-        training=training,
         losses=losses(Path(training.path).parent) if training else (),
         eval_losses=losses(Path(training.path).parent, "eval_loss") if training else (),
         gpus=gpu_use(Path(training.path).parent) if training else None,
-        evaluation_run=evaluation_run,
-        evaluation=evaluation_of(Path(evaluation_run.path).parent) if evaluation_run else None,
+        evaluation=evaluation_of(Path(evaluation.path).parent) if evaluation else None,
         problems=problems,
     )
 
@@ -166,9 +162,8 @@ class GpuUse:
 
     moments: tuple[Moment, ...]
     each: top.EachGpu
-    received_gb_per_s: float | None
-    """A node's mean through InfiniBand; None without a port."""
-    sent_gb_per_s: float | None
+    rates_gb_per_s: tuple[float, float] | None
+    """A node's mean received and sent through InfiniBand; None without a port."""
     num_nodes: int
     """Nodes with a GPU that told its utilisation or memory."""
     problem: str | None = None
@@ -201,13 +196,11 @@ def gpu_use(folder: Path) -> GpuUse:
             found += top.samples(read_text(path).rpartition("\n")[0].splitlines())
         except JobsError as error:
             problem = f"{path.name}: {error}"
-    received, sent = _mean_rates(found)
     each = top.each_gpu(found)
     return GpuUse(
         moments=tuple(_moments(found)),
         each=each,
-        received_gb_per_s=received,
-        sent_gb_per_s=sent,
+        rates_gb_per_s=_mean_rates(found),
         num_nodes=len({node for node, _ in (*each.busy, *each.fullest)}),
         problem=problem,
     )
@@ -326,10 +319,11 @@ def _figure(name: str, value: Decimal | None, unit: str, note: str) -> Row:
 
 
 def _infiniband(use: GpuUse) -> Row:
-    if use.received_gb_per_s is None or use.sent_gb_per_s is None:
+    if use.rates_gb_per_s is None:
         note = "its nodes have no InfiniBand port, or it was not sampled"
         return Row("InfiniBand", "-", _NOT_RUN, note)
-    value = f"{use.received_gb_per_s:.2f} GB/s in, {use.sent_gb_per_s:.2f} GB/s out"
+    received, sent = use.rates_gb_per_s
+    value = f"{received:.2f} GB/s in, {sent:.2f} GB/s out"
     return Row("InfiniBand", value, None, "a node's mean over the run")
 
 
@@ -372,21 +366,15 @@ def _moments(found: Sequence[top.NodeSample]) -> Iterable[Moment]:
             )
 
 
-def _mean_rates(found: Sequence[top.NodeSample]) -> tuple[float | None, float | None]:
+def _mean_rates(found: Sequence[top.NodeSample]) -> tuple[float, float] | None:
     """GB/s in and out of a node, over its first and last sample, as the mean of all nodes."""
     by_node: dict[str, list[top.NodeSample]] = defaultdict(list)
     for each in found:
         by_node[each.node].append(each)
-    rates = [
-        rate
-        for each in by_node.values()
-        if (rate := top.rates_gb_per_s(min(each, key=_at), max(each, key=_at))) is not None
-    ]
+    at = attrgetter("at_s")
+    told = [top.rates_gb_per_s(min(own, key=at), max(own, key=at)) for own in by_node.values()]
+    rates = [each for each in told if each is not None]
     if not rates:
-        return None, None
-    received = math.fsum(rate[0] for rate in rates) / len(rates)
-    return received, math.fsum(rate[1] for rate in rates) / len(rates)
-
-
-def _at(sample: top.NodeSample) -> float:
-    return sample.at_s
+        return None
+    received, sent = (math.fsum(each) / len(rates) for each in zip(*rates, strict=True))
+    return received, sent

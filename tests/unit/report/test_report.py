@@ -166,7 +166,7 @@ def test_a_failed_run_is_listed_and_is_not_the_training_that_is_shown(
 ) -> None:
     write_record(tmp_path, record("train", "5", outcome="FAIL", reason="out of memory"))
     report = collect(load_stack("local"), tmp_path)
-    assert report.training is None
+    assert report.lineage.training is None
     assert "out of memory" in page.render(report)
 
 
@@ -260,8 +260,8 @@ def test_a_later_try_stands_apart_from_the_finetune_that_was_evaluated(
     slow = {"train_tokens_per_s": 87.79}
     write_record(tmp_path, record("train", "7", artifacts=own, metrics=slow))
     report = collect(load_stack("local"), tmp_path)
-    assert report.training is not None
-    assert report.training.job_id == "2"
+    assert report.lineage.training is not None
+    assert report.lineage.training.job_id == "2"
     text = page.render(report)
     assert "387.4 tokens/s" in text
     before, apart = text.split("<h3>Other runs</h3>")

@@ -46,9 +46,9 @@ def trained(state: Path, job_id: str = "2", **metrics: float) -> Path:
 
 def rows(state: Path) -> dict[str, Row]:
     found = collect(load_stack("local"), state)
-    assert found.training is not None
+    assert found.lineage.training is not None
     assert found.gpus is not None
-    return {row.name: row for row in summary(found.training, found.gpus, found.records)}
+    return {row.name: row for row in summary(found.lineage.training, found.gpus, found.records)}
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_two_nodes_are_one_curve_and_a_cut_line_is_left_out(state: Path) -> None
     assert use.mean_percent == 92.5
     assert use.each.memory_percent == 62.5, "of worker-1, whose GPU used least"
     # 250,000,000 words of 4 bytes in 10 s.
-    assert use.received_gb_per_s == pytest.approx(0.1)
+    assert use.rates_gb_per_s == pytest.approx((0.1, 0.1))
 
 
 @pytest.mark.feature("S002-47", "S002-48", "S002-68", "S002-70", "S002-71")
