@@ -12,15 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from infra.cli import context, output
-from infra.cli.context import (
-    ForceOption,
-    IdentityOption,
-    SetsOption,
-    StackOption,
-    SyncOption,
-    arg,
-    opt,
-)
+from infra.cli.context import StackOption, arg, opt
 from infra.cli.output import Format, exit_code
 from infra.files import write
 from infra.jobs.history import Submission
@@ -60,11 +52,11 @@ def accept(
         Path | None, opt("Check a certificate's signature; runs nothing.", "FILE")
     ] = None,
     signer: Annotated[Path | None, opt("With --verify: the signer's public key.", "FILE")] = None,
-    sets: SetsOption = None,
-    sync: SyncOption = False,
+    sets: context.SetsOption = None,
+    sync: context.SyncOption = False,
     dry_run: Annotated[bool, opt("Show what would run and when; queue nothing.")] = False,
-    force: ForceOption = False,
-    identity: IdentityOption = None,
+    force: context.ForceOption = False,
+    identity: context.IdentityOption = None,
     format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """Hold a cluster against its limits; ends with 0 for PASS, 1 for FAIL, 69 for NOT RUN."""
@@ -198,7 +190,7 @@ def accept_hosts(
     ssh_config: Annotated[
         Path | None, opt("ssh's configuration; by default yours.", "FILE")
     ] = None,
-    sets: SetsOption = None,
+    sets: context.SetsOption = None,
 ) -> None:
     """Run the stack's acceptance on machines of its worker's kind; prints the result's path.
 

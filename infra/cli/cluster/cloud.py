@@ -38,21 +38,8 @@ from infra.operate.support_bundle import (
     parts_of_kube,
     write_bundle,
 )
-from infra.providers.nebius.adoption import (
-    CLUSTER,
-    STATE_ID,
-    HandoverError,
-    Owned,
-    adopt_state,
-    get,
-    hand_over,
-    is_of,
-    is_others,
-    other_state,
-    owned,
-    refuse_other_owner,
-    release,
-)
+from infra.providers.nebius import adoption
+from infra.providers.nebius.adoption import Owned
 from infra.providers.nebius.api import Api, ApiError
 from infra.providers.nebius.provider import remove
 from infra.providers.nebius.resource_type import ResourceType
@@ -77,7 +64,7 @@ class Kind(StrEnum):
 
 _TOKENS: Final = {
     Kind.FILESYSTEM: "nebius:compute/v1:Filesystem",
-    Kind.CLUSTER: CLUSTER,
+    Kind.CLUSTER: adoption.CLUSTER,
     Kind.NETWORK: "nebius:vpc/v1:Network",
     Kind.SUBNET: "nebius:vpc/v1:Subnet",
 }
@@ -107,7 +94,7 @@ def adopt(
                 print(_name_in_stack_file(api, spec, kind, id))
             else:
                 print(_label(api, spec, kind, id, role))
-    except HandoverError as error:
+    except adoption.HandoverError as error:
         raise UserError(f"cluster adopt {kind} {error}") from error
 
 
@@ -118,7 +105,7 @@ def _release(api: Api, spec: StackSpec, state_id: str) -> str:
             "to take it over"
         )
     project_id = spec.nebius.project_id
-    had = release(
+    had = adoption.release(
         api, state_id, project_id=project_id, stack=spec.name, project=PROJECT, ends=False
     )
     if not had:
@@ -145,13 +132,13 @@ def _label(api: Api, spec: StackSpec, kind: Kind, id_: str, role: str | None) ->
         wanted["metadata"]["name"] = name
         # As the engine would send it, so that it can be compared.
         wanted = type_.check({**wanted, "spec": declared})[0]
-    found = get(api, type_, id_, project_id=spec.nebius.project_id)
+    found = adoption.get(api, type_, id_, project_id=spec.nebius.project_id)
     labels = found["metadata"].get("labels", {})
-    if is_of(labels, spec.name, PROJECT):
+    if adoption.is_of(labels, spec.name, PROJECT):
         known = known_ids(context.environ())
-        if is_others(labels.get(STATE_ID), known):
-            raise HandoverError(f"{id_}: is a {kind} {other_state(labels, {})}")
-    if not hand_over(api, type_, found, wanted, stack=spec.name, project=PROJECT):
+        if adoption.is_others(labels.get(adoption.STATE_ID), known):
+            raise adoption.HandoverError(f"{id_}: is a {kind} {adoption.other_state(labels, {})}")
+    if not adoption.hand_over(api, type_, found, wanted, stack=spec.name, project=PROJECT):
         return f"{id_} is this stack's already; `pulumi up --stack {spec.name}` takes it over"
     name = wanted["metadata"]["name"]
     return f"{id_} is now {name!r} of this stack; `pulumi up --stack {spec.name}` takes it over"
@@ -177,8 +164,8 @@ def _filesystem(spec: StackSpec, role: str) -> tuple[str, dict[str, Any]]:
 
 def _name_in_stack_file(api: Api, spec: StackSpec, kind: Kind, id_: str) -> str:
     type_ = ResourceType.of_token(api.schema, _TOKENS[kind])
-    found = get(api, type_, id_, project_id=spec.nebius.project_id)
-    refuse_other_owner(found, stack=spec.name, project=PROJECT)
+    found = adoption.get(api, type_, id_, project_id=spec.nebius.project_id)
+    adoption.refuse_other_owner(found, stack=spec.name, project=PROJECT)
     key = _BY_ID[kind]
     words = ["config", "set", "--path", f"{PROJECT}:{key}", id_, "--stack", spec.name]
     done = pulumi.run([*words, "--non-interactive"], environ=context.environ())
@@ -214,10 +201,10 @@ def _find(api: Api, spec: StackSpec) -> tuple[list[Owned], list[Owned]]:
     project_id = spec.nebius.project_id
     # The cloud first: what an `up` makes meanwhile is then in a state.
     with api.explained(f"list of {project_id}"):
-        there = [*owned(api, project_id=project_id, stack=spec.name, project=PROJECT)]
+        there = [*adoption.owned(api, project_id=project_id, stack=spec.name, project=PROJECT)]
     known = known_ids(context.environ())
     unknown = [each for each in there if each.id not in known]
-    others = [each for each in unknown if is_others(each.state_id, known)]
+    others = [each for each in unknown if adoption.is_others(each.state_id, known)]
     return [each for each in unknown if each not in others], others
 
 
@@ -274,7 +261,7 @@ def _show(spec: StackSpec, found: list[Owned], others: list[Owned], format: Form
             f"\nOf this stack's state {visible(id_)}, which is not in this backend; never purged:"
         )
         _print([each for each in others if each.state_id == id_], prices)
-        print(f"Where that state is lost: {visible(adopt_state(id_, spec.name))}.")
+        print(f"Where that state is lost: {visible(adoption.adopt_state(id_, spec.name))}.")
 
 
 def _print(rows: list[Owned], prices: Mapping[str, Decimal | None]) -> None:
@@ -328,7 +315,7 @@ def _exists(cluster_id: str) -> bool:
     """Whether the cloud has the cluster; one that cannot be asked for counts as there."""
     try:
         api = Api()
-        service = ResourceType.of_token(api.schema, CLUSTER).service
+        service = ResourceType.of_token(api.schema, adoption.CLUSTER).service
         return api.find(service, id=cluster_id) is not None
     except (ApiError, EndpointError):
         return True

@@ -32,21 +32,8 @@ from infra.jobs.history import Submission, run_folder, submissions
 from infra.jobs.nodes import await_idle, listed
 from infra.jobs.nodes import drain as drain_nodes
 from infra.jobs.nodes import resume as undrain
-from infra.operate.idle import (
-    Activity,
-    Verdict,
-    activity,
-    cordon,
-    end_jobs,
-    hold,
-    how_to_release,
-    is_half_made,
-    kube_activity,
-    release,
-    uncordon,
-    verdict,
-    worker_groups,
-)
+from infra.operate import idle
+from infra.operate.idle import Verdict
 from infra.operate.prices import price_book
 from infra.render.delivery import placeholders
 from infra.state import DEFAULT_STACK
@@ -250,13 +237,13 @@ def _is_over(spec: StackSpec) -> bool:
 
 def _verdict(spec: StackSpec, outputs: StackOutputs, shell: Shell, *, end_jobs: bool) -> Verdict:
     seen = _seen(spec, outputs, shell)
-    return verdict(spec, seen, datetime.now(UTC), ends_jobs=end_jobs)
+    return idle.verdict(spec, seen, datetime.now(UTC), ends_jobs=end_jobs)
 
 
-def _seen(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> Activity:
+def _seen(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> idle.Activity:
     """What Slurm and Kubernetes say of the stack now; one that is silent is an error."""
     assert spec.lifetime is not None
-    seen = activity(
+    seen = idle.activity(
         shell,
         outputs.login_host_key,
         now=datetime.now(UTC),
@@ -266,7 +253,7 @@ def _seen(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> Activity:
         placeholders=placeholders(spec),
     )
     with closing(context.kube_client(spec.name)) as client:
-        unfinished, ended = kube_activity(client, spec.cluster.namespace, _workers(spec))
+        unfinished, ended = idle.kube_activity(client, spec.cluster.namespace, _workers(spec))
     return replace(
         seen,
         unfinished=(*seen.unfinished, *unfinished),
@@ -284,10 +271,10 @@ def _pause_idle(
     """Exit status; new work is kept off, and what came since the verdict keeps the stack."""
     mine = outputs.as_owner_of(context.private_key(identity))
     with context.connect(outputs, identity) as connection, ExitStack() as undo:
-        held = hold(connection)
+        held = idle.hold(connection)
         undo.callback(_release, spec.name, outputs, identity, held)
         with closing(context.kube_client(spec.name)) as client:
-            undo.callback(_uncordon, spec.name, cordon(client, _workers(spec)))
+            undo.callback(_uncordon, spec.name, idle.cordon(client, _workers(spec)))
         again = _verdict(spec, outputs, connection, end_jobs=end_jobs)
         if not again.is_due:
             output.note(f"{spec.name}: no longer due, so not paused: {again.reason}")
@@ -303,7 +290,7 @@ def _pause_idle(
 
 
 def _end_jobs(spec: StackSpec, outputs: StackOutputs, shell: Shell) -> None:
-    end_jobs(
+    idle.end_jobs(
         shell,
         lambda: _seen(spec, outputs, shell).job_ids,
         stack=spec.name,
@@ -317,7 +304,7 @@ def _uncordon(stack: str, nodes: tuple[str, ...]) -> None:
         return
     try:
         with closing(context.kube_client(stack)) as client:
-            uncordon(client, nodes)
+            idle.uncordon(client, nodes)
     except (JobsError, KubeError, KubeconfigError) as error:
         output.note(
             f"{stack}: nodes {', '.join(nodes)} still take no pods ({error}); let them: "
@@ -331,11 +318,11 @@ def _release(
     """On a connection of its own: the engine may have run for long."""
     try:
         with context.connect(outputs, identity) as connection:
-            release(connection, held)
+            idle.release(connection, held)
     except JobsError as error:
         output.note(
             f"{stack}: partitions {', '.join(held)} still take no jobs ({error}); let them: "
-            f"{how_to_release(stack, held)}"
+            f"{idle.how_to_release(stack, held)}"
         )
 
 
@@ -345,13 +332,13 @@ def pause_silent(spec: StackSpec) -> int:
     Of the first only the worker groups: the engine would make what is missing.
     """
     preview = _pulumi("preview", "--json", "--non-interactive", stack=spec.name, quiet=True)
-    if preview.returncode or not is_half_made(preview.stdout):
+    if preview.returncode or not idle.is_half_made(preview.stdout):
         check_deployed(spec.name)
         return pause_by_engine(spec.name)
     export = _pulumi("stack", "export", stack=spec.name, quiet=True)
     if export.returncode:
         raise UserError(f"{spec.name}: pulumi stack export: {export.stderr.strip()}")
-    groups = worker_groups(export.stdout, _workers(spec))
+    groups = idle.worker_groups(export.stdout, _workers(spec))
     code = 1
     if groups:
         output.note(f"{spec.name}: was never made to its end; takes its workers and makes nothing")

@@ -36,16 +36,7 @@ from cost.report.layout import Format, csv_text, page, render_explanation, rende
 from cost.runs.invoice import Invoice, read_invoice
 from cost.runs.spend import By, month_of, render_spend
 from infra.cli import context
-from infra.cli.context import (
-    IdentityOption,
-    OutputOption,
-    StackOption,
-    arg,
-    moment,
-    opt,
-    put,
-    share,
-)
+from infra.cli.context import StackOption, arg, moment, opt, put, share
 from infra.cli.output import comparing, exit_code, note
 from infra.jobs.records import load_whole_records
 from infra.operate.prices import price_book
@@ -77,7 +68,7 @@ def cost(
         opt("Hardware that cannot be had, for --alternatives.", "PLATFORM[/PRESET][@REGION]"),
     ] = None,
     format: FormatOption = Format.TABLE,
-    output: OutputOption = None,
+    output: context.OutputOption = None,
 ) -> None:
     """Show what a stack costs, beside others, instead of it, and why."""
     if ctx.invoked_subcommand is not None:
@@ -114,7 +105,7 @@ def explain(
     item: Annotated[str, arg("A line, total, chat, run or policy rule.")],
     stack: StackOption = DEFAULT_STACK,
     format: FormatOption = Format.TABLE,
-    output: OutputOption = None,
+    output: context.OutputOption = None,
 ) -> None:
     """Show formula, inputs with their sources, and arithmetic of any figure of the bill."""
     found = of_stack(stack)
@@ -198,7 +189,7 @@ def chat(
     ] = None,
     days: Annotated[str, opt("Days that the bill of --usd pays for.", "DAYS")] = "30",
     format: Annotated[Format, opt("How to print.")] = Format.TABLE,
-    output: OutputOption = None,
+    output: context.OutputOption = None,
 ) -> None:
     """Show what one reference chat costs on a stack, at which wait, and against hosted models."""
     shared = None
@@ -298,9 +289,9 @@ def spend(
     by: Annotated[
         By | None, opt("The sums of jobs alone, of each of these, dearest first.")
     ] = None,
-    identity: IdentityOption = None,
+    identity: context.IdentityOption = None,
     format: Annotated[Format, opt("How to print.")] = Format.TABLE,
-    output: OutputOption = None,
+    output: context.OutputOption = None,
 ) -> None:
     """Show what ran and what it cost; with --invoice: PASS 0, FAIL 1, NOT RUN 69, trouble 2."""
     from infra.jobs.ledger import open_ledger, report_of_cluster, report_of_ledger

@@ -14,20 +14,7 @@ import typer
 from cost.report.layout import small_usd_text
 from cost.run_record import Outcome
 from infra.cli import context, interrupts, output
-from infra.cli.context import (
-    AgainOption,
-    ForceOption,
-    IdentityOption,
-    OutputOption,
-    SetsOption,
-    StackOption,
-    SyncOption,
-    arg,
-    moment,
-    opt,
-    put,
-    share,
-)
+from infra.cli.context import StackOption, arg, moment, opt, put, share
 from infra.cli.jobs.submit import prepare
 from infra.cli.output import Format, comparing, exit_code
 from infra.jobs.ledger import budget_lines, open_ledger
@@ -126,11 +113,11 @@ def reproduce(
     name: Annotated[str, arg("Run to repeat.", "RUN")],
     stack: StackOption = DEFAULT_STACK,
     submit: Annotated[bool, opt("Submit it; without it only what would be is shown.")] = False,
-    once_more: AgainOption = False,
-    sync: SyncOption = False,
-    force: ForceOption = False,
+    once_more: context.AgainOption = False,
+    sync: context.SyncOption = False,
+    force: context.ForceOption = False,
     shared: SharedOption = False,
-    identity: IdentityOption = None,
+    identity: context.IdentityOption = None,
 ) -> None:
     """Submit a run's recipe, settings, seed and code once more; shows it first."""
     run = find_run(_runs(stack, shared=shared), name, stack)
@@ -214,7 +201,7 @@ def _runs(stack: str, *, shared: bool) -> Sequence[Run]:
 def leaderboard(
     search: Annotated[str, arg("Search that the stack declares.")],
     stack: StackOption = DEFAULT_STACK,
-    identity: IdentityOption = None,
+    identity: context.IdentityOption = None,
     format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """Rank the trials of a declared search by its metric, with what each cost."""
@@ -309,8 +296,8 @@ def manifest(
     nodeset: Annotated[
         str | None, opt("Whose nodes; by default the first that has enough.")
     ] = None,
-    sets: SetsOption = None,
-    file: OutputOption = None,
+    sets: context.SetsOption = None,
+    file: context.OutputOption = None,
 ) -> None:
     """Print a declared job as a Kubernetes Job or PyTorchJob; reads the stack file only."""
     spec = context.spec(stack)
@@ -345,7 +332,7 @@ def overhead(
     ] = None,
     name: Annotated[str, opt("With --kube-job: its name.")] = "accept",
     format: Annotated[Format, opt("How to print.")] = Format.TABLE,
-    file: OutputOption = None,
+    file: context.OutputOption = None,
 ) -> None:
     """Compare two results: overhead with its interval; 0 PASS, 1 FAIL, 69 NOT RUN, 2 trouble."""
     if kube_job:

@@ -17,11 +17,18 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from cost.bill.bill import bill
+from cost.prices.book import price_age_problems
+from cost.resources.estimate import Estimate
 from infra.cli import context, output
 from infra.cli.context import StackOption, opt
+from infra.cli.machine.env import Target, environment
 from infra.cli.output import NOT_RUN, Format
+from infra.clients.errors import JobsError, last_words
 from infra.clients.passphrase import public_problem
 from infra.local.slurm.pod import SlurmSetup
+from infra.operate.preflight.ask import ask
+from infra.operate.prices import price_book
 from infra.providers.nebius.sdk import (
     CLI_CONFIG,
     ENDPOINT_VARIABLE,
@@ -31,14 +38,16 @@ from infra.providers.nebius.sdk import (
     key_file,
     loopback_target,
 )
-from infra.state import DEFAULT_STACK
-from stacks.errors import UserError
-from stacks.load import STACKS_DIR
+from infra.providers.soperator.blocked_pods import blocked, slurm_pods
+from infra.render.nodes import node_labels
+from infra.state import DEFAULT_STACK, Ports
+from stacks.check import check
+from stacks.errors import Level, UserError
+from stacks.load import PROJECT, STACKS_DIR
+from stacks.spec import StackSpec
 
 if TYPE_CHECKING:
-    from cost.resources.estimate import Estimate
     from infra.operate.conformance.come_up import Step
-    from stacks.spec import StackSpec
 
 
 _LOCAL_TOOLS = ("munged", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "sshd", "etcd")
@@ -178,10 +187,6 @@ def _service_account_key() -> Finding:
 
 def declared(stack: str) -> list[Finding]:
     """The stack file by its own rules, and how old the prices are."""
-    from cost.bill.bill import bill
-    from infra.operate.prices import price_book
-    from stacks.errors import Level
-
     spec = context.spec(stack)
     found = bill(spec, price_book(spec, context.state_root()))
     findings = [
@@ -210,10 +215,6 @@ def declared(stack: str) -> list[Finding]:
 
 def asked(stack: str) -> list[Finding]:
     """What the project holds and lacks, as the API tells within seconds."""
-    from infra.cli.machine.env import Target, environment
-    from infra.operate.preflight.ask import ask
-    from stacks.load import PROJECT
-
     if stack == DEFAULT_STACK:
         # The embedded cloud, also in a shell that never ran `soperator env`.
         ours = environment(Target.LOCAL)
@@ -227,8 +228,6 @@ def asked(stack: str) -> list[Finding]:
 
 def login(stack: str) -> list[Finding]:
     """Whether the login node of an attached cluster lets in, and Slurm answers there."""
-    from infra.clients.errors import JobsError, last_words
-
     try:
         with context.connect(context.caller(stack, None)) as connection:
             done = connection.run("sinfo --version && sinfo --noheader --format=%F")
@@ -242,9 +241,6 @@ def login(stack: str) -> list[Finding]:
 
 def pods(stack: str) -> list[Finding]:
     """What keeps pods of the deployed cluster from starting; nothing where none is deployed."""
-    from infra.providers.soperator.blocked_pods import blocked, slurm_pods
-    from infra.render.nodes import node_labels
-
     spec = context.spec(stack)
     namespace = spec.cluster.namespace
     try:
@@ -275,8 +271,6 @@ def _one_line(seen: str) -> str:
 
 def price_ages(spec: StackSpec, total: Estimate, today: date) -> Finding:
     """Whether a price in use is older than the stack's policy allows."""
-    from cost.prices.book import price_age_problems
-
     used = [price for line in total.components for price in line.prices]
     problems = price_age_problems(spec, used, today)
     if problems:
@@ -295,9 +289,6 @@ def steps(stack: str, sources: Path) -> Iterator[Step]:
     from infra.operate.conformance.cluster import ApiServer
     from infra.operate.conformance.come_up import STEPS, ComeUp, not_run
     from infra.operate.conformance.sources import Sources, no_folder
-    from infra.state import Ports
-    from stacks.check import check
-    from stacks.errors import Level
 
     if not sources.is_dir():
         yield from not_run(

@@ -22,6 +22,7 @@ from infra import files
 from infra.cli import context, output
 from infra.cli.context import arg, opt
 from infra.cli.output import Format, never_silent, note, print_json, print_table
+from infra.local import cloud, offline
 from infra.state import CHECKOUT
 from stacks.errors import UserError
 
@@ -44,8 +45,6 @@ class Fault(StrEnum):
 
 def up() -> None:
     """Start every part that does not run; a second run changes nothing."""
-    from infra.local import cloud
-
     started = time.monotonic()
     embedded = cloud.Cloud.from_environ()
     with never_silent("local up"):
@@ -56,8 +55,6 @@ def up() -> None:
 
 def down(purge: Annotated[bool, opt("Also remove what the parts stored.")] = False) -> None:
     """Stop every part, job and SSH session, and the emulator of previews; what is stored stays."""
-    from infra.local import cloud, offline
-
     embedded = cloud.Cloud.from_environ()
     with never_silent("local down"):
         cloud.down(embedded, purge=purge, say=note)
@@ -67,8 +64,6 @@ def down(purge: Annotated[bool, opt("Also remove what the parts stored.")] = Fal
 
 def status(output: Annotated[Format, opt("How to print.", "--format")] = Format.TABLE) -> None:
     """List the parts; exit 1 if one is down."""
-    from infra.local import cloud
-
     embedded = cloud.Cloud.from_environ()
     parts = cloud.parts(embedded)
     if output is Format.JSON:
@@ -94,8 +89,6 @@ def fault(
     ] = 5.0,
 ) -> None:
     """Plant a fault in the Nebius API, or kill -9 a part."""
-    from infra.local import cloud
-
     embedded = cloud.Cloud.from_environ()
     if kind is Fault.KILL:
         cloud.kill_part(embedded, part)
@@ -171,7 +164,6 @@ def demo(
 def _prepare(state: Path) -> None:
     """What has to be there, or free, before anything is priced."""
     from infra.cli.machine import env
-    from infra.local import cloud
     from infra.setup.demo import runner
     from infra.setup.demo.runner import roles
 

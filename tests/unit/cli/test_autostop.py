@@ -322,8 +322,8 @@ def test_work_that_only_kubernetes_knows_keeps_the_stack(
 ) -> None:
     """Its Job runs on nodes that were drained in Slurm for it, where nothing ran for long."""
     since = datetime.now(UTC) - timedelta(days=1)
-    idle = Activity(unfinished=(), idle_since=since)
-    monkeypatch.setattr(pause, "activity", lambda *words, **options: idle)
+    seen = Activity(unfinished=(), idle_since=since)
+    monkeypatch.setattr(infra.operate.idle, "activity", lambda *words, **options: seen)
     monkeypatch.setattr(context, "read", lambda name: Outputs())
     pods: list[dict[str, Any]] = []
     client = SimpleNamespace(
