@@ -1,19 +1,22 @@
-"""What a model needs, and which preset answers so many chats a day for the least."""
+"""What a model needs, which preset answers so many chats a day for the least, prices in use."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cost.choose.advise import advise as advice_on
 from cost.choose.advise import explain_candidate, render_advice
 from cost.choose.servers import SLO_NAMES, Ask, Promise, measured_curves
-from cost.prices.book import PriceBook
+from cost.prices.book import Price, PriceBook, price_age_problems
 from cost.report.layout import Format, render_explanation, render_report
+from cost.resources.estimate import estimate
 from cost.run_record import RunRecord
 from cost.size import answer
 from cost.size.memory import Dtype, Method, Serving, Training
@@ -21,6 +24,9 @@ from cost.size.shape import load_shape
 from infra.cli import context, output
 from infra.cli.context import OutputOption, StackOption, arg, opt, put
 from infra.jobs.records import load_whole_records
+from infra.operate import prices as live
+from infra.operate.prices import LivePriceError, price_book
+from infra.providers.nebius.sdk import EndpointError
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError
 from stacks.load import stack_names
@@ -213,3 +219,100 @@ def _number(option: str, text: str) -> Decimal:
     if not value.is_finite() or not Decimal("1e-9") <= value <= 10**9:
         raise UserError(f"{option}: got {text!r}, expected a number over 0, such as 2.5")
     return value
+
+
+_HEADERS = ("SKU", "USD", "Per", "Region", "Layer", "Date", "Age", "Source")
+
+
+def prices(
+    stack: StackOption = DEFAULT_STACK,
+    refresh: Annotated[bool, opt("Ask the provider's calculator first.")] = False,
+    whole_book: Annotated[
+        bool, opt("List every SKU, not only those that the stack uses.", "--all")
+    ] = False,
+    format: Annotated[output.Format, opt("How to print.")] = output.Format.TABLE,
+) -> None:
+    """Show the prices of a stack with source, date and age, and the readings that are not used."""
+    spec = context.spec(stack)
+    today = _today()
+    is_current = not refresh or _refresh(spec, today)
+    book = price_book(spec, context.state_root())
+    # Those of the bill stand in the order of its lines.
+    used = (price for line in estimate(spec, book).components for price in line.prices)
+    prices = list(book.prices.values() if whole_book else dict.fromkeys(used))
+    unused = [other for price in prices for other in book.unused(price.sku)]
+    if format is output.Format.JSON:
+        output.print_json(
+            {
+                "stack": spec.name,
+                "book": book.name,
+                "currency": "USD",
+                "prices": [_plain(price, today) for price in prices],
+                "not_used": [_plain(price, today) for price in unused],
+            }
+        )
+    else:
+        _print(spec, book, prices, unused)
+        output.note(*price_age_problems(spec, prices, today))
+    if not is_current:
+        raise typer.Exit(1)
+
+
+def _print(spec: StackSpec, book: PriceBook, prices: list[Price], unused: list[Price]) -> None:
+    today = _today()
+    print(f"Prices of {spec.name}: book {book.name}, {spec.nebius.region}, USD without tax")
+    output.print_table(_HEADERS, _rows(prices, today))
+    if unused:
+        print("\nReadings that are not used:")
+        output.print_table(_HEADERS, _rows(unused, today))
+
+
+def _refresh(spec: StackSpec, today: date) -> bool:
+    """Keeps today's estimates; where there are none, says so in a line and is False."""
+    try:
+        prices, not_recognised = live.estimate(spec, today)
+    except (LivePriceError, EndpointError) as error:
+        for line in str(error).splitlines():
+            output.note(f"soperator: {line}; the prices stay as they were")
+        return False
+    path = live.save(context.state_root(), spec.nebius.region, prices)
+    output.note(f"{len(prices)} prices of {prices[0].source}: {path}")
+    for line in not_recognised:
+        output.note(f"not refreshed: {line}")
+    if not spec.live_prices:
+        output.note(f"{spec.name} does not use them: set live_prices: true in its stack file")
+    return True
+
+
+def _today() -> date:
+    return datetime.now(UTC).date()
+
+
+def _rows(prices: Iterable[Price], today: date) -> list[tuple[object, ...]]:
+    return [
+        (
+            price.sku,
+            f"{price.usd:f}",
+            price.unit,
+            price.region or "all",
+            price.layer,
+            price.dated,
+            f"{(today - price.date).days} d",
+            price.source,
+        )
+        for price in prices
+    ]
+
+
+def _plain(price: Price, today: date) -> dict[str, Any]:
+    return {
+        "sku": price.sku,
+        "usd": f"{price.usd:f}",
+        "unit": price.unit.value,
+        "region": price.region,
+        "layer": price.layer.value,
+        "date": price.date.isoformat(),
+        "is_undated": price.is_undated,
+        "age_days": (today - price.date).days,
+        "source": price.source,
+    }

@@ -19,7 +19,7 @@ from infra.jobs.follow import find
 from infra.jobs.history import run_folder
 from infra.jobs.ledger import note_actual, open_ledger
 from infra.render.delivery import PackageSource
-from infra.reports.runs.shared import publish
+from infra.reports.runs.run import publish
 from infra.state import CHECKOUT, DEFAULT_STACK
 from stacks.errors import UserError
 

@@ -28,16 +28,7 @@ from infra.reports.acceptance.comparison import compare, read_run
 from infra.reports.acceptance.result import given
 from infra.reports.runs import diff as differ
 from infra.reports.runs import mlflow_store, run
-from infra.reports.runs.run import (
-    Run,
-    check_code,
-    check_data,
-    find_run,
-    job_of,
-    read_runs,
-    settings_of,
-)
-from infra.reports.runs.shared import bring
+from infra.reports.runs.run import Run, find_run
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError, nearest
 from stacks.spec import StackSpec
@@ -120,18 +111,18 @@ def reproduce(
     identity: context.IdentityOption = None,
 ) -> None:
     """Submit a run's recipe, settings, seed and code once more; shows it first."""
-    run = find_run(_runs(stack, shared=shared), name, stack)
+    wanted = find_run(_runs(stack, shared=shared), name, stack)
     spec = context.spec(stack)
-    job = job_of(run, spec)
+    job = run.job_of(wanted, spec)
     files = context.local_code(stack)
-    check_code(run, hash_files(files), context.CHECKOUT, context.state_root())
-    sets = settings_of(run, job, files)
+    run.check_code(wanted, hash_files(files), context.CHECKOUT, context.state_root())
+    sets = run.settings_of(wanted, job, files)
     outputs = context.caller(stack, identity)
     outputs.check_job(job.name)
     ledger, code, requests = prepare(spec, [job], {job.name: sets})
-    request = replace(requests[job.name], reproduces=run.name)
+    request = replace(requests[job.name], reproduces=wanted.name)
     with context.connect(outputs, identity) as connection:
-        if (line := check_data(run, connection)) is not None:
+        if (line := run.check_data(wanted, connection)) is not None:
             output.note(line)
         submitter = context.submitter(connection, outputs, ledger, code, sync=sync)
         if not submit:
@@ -149,7 +140,7 @@ def reproduce(
                     job.name,
                     sets,
                     may_be_done=job.ends,
-                    fits=lambda each: each.reproduces == run.name,
+                    fits=lambda each: each.reproduces == wanted.name,
                 )
             # Once it is queued it is written down and named, also where Ctrl-C came in between.
             with interrupts.held():
@@ -160,7 +151,7 @@ def reproduce(
                 print(found.job_id, flush=True)
     output.note(
         f"{job.name} is job {found.job_id}; once it ended: soperator pull {found.job_id} "
-        f"-s {stack} && soperator runs diff {run.name} {found.job_id} -s {stack}"
+        f"-s {stack} && soperator runs diff {wanted.name} {found.job_id} -s {stack}"
     )
 
 
@@ -193,9 +184,9 @@ def _runs(stack: str, *, shared: bool) -> Sequence[Run]:
                 f"{stack}: has no bucket for its runs; declare storage.config_bucket_gib and run "
                 "pulumi up"
             )
-        output.note(f"{bring(store, state, stack)} files came from the bucket")
+        output.note(f"{run.bring(store, state, stack)} files came from the bucket")
     entries = ledger.file.read().entries
-    return read_runs(state, stack, rates=ledger.rates, entries=entries, say=output.note)
+    return run.read_runs(state, stack, rates=ledger.rates, entries=entries, say=output.note)
 
 
 def leaderboard(

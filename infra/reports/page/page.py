@@ -16,8 +16,7 @@ from cost.run_record import RunRecord
 from infra.files import fill
 from infra.render.stack_drawing import stack_svg
 from infra.reports.page import training
-from infra.reports.page.answers import REHEARSAL, is_rehearsal
-from infra.reports.page.loop import close_loop, loop_charts, loop_html
+from infra.reports.page.loop import REHEARSAL, close_loop, is_rehearsal, loop_charts, loop_html
 from infra.reports.page.quality import (
     bar_width,
     bounds,

@@ -10,8 +10,7 @@ import pytest
 from infra.cli.jobs import data as verb
 from infra.clients.errors import JobsError
 from infra.clients.objects import Place
-from infra.reports.runs.run import SHARED
-from infra.reports.runs.shared import bring, publish, shared_name
+from infra.reports.runs.run import SHARED, bring, publish, shared_name
 from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at
 from tests.unit.jobs.test_submit import OUTPUTS
 from tests.unit.object_storage.conftest import Storage
@@ -71,7 +70,7 @@ def test_only_small_files_of_a_run_are_brought_whatever_lies_in_the_bucket(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(storage)
-    monkeypatch.setattr("infra.reports.runs.shared._MOST_BYTES", 10)
+    monkeypatch.setattr("infra.reports.runs.run._MOST_BYTES", 10)
     for name in (
         "2-0123abcd/load.json",
         "2-0123abcd/recipe.json.exe",

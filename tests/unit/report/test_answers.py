@@ -14,8 +14,7 @@ import pytest
 from cost.bill.bill import render_chats
 from cost.report.layout import Format
 from infra.reports.page import page
-from infra.reports.page.answers import Answer, answers
-from infra.reports.page.loop import close_loop, loop_text
+from infra.reports.page.loop import Answer, answers, close_loop, loop_text
 from infra.reports.page.quality import evaluation_rows, verdict
 from infra.reports.page.training import Report, collect, span_of_days
 from stacks.load import load_stack

@@ -18,7 +18,7 @@ from infra.jobs import records
 from infra.operate.prices import price_book
 from infra.render.stack_drawing import stack_svg
 from infra.reports.page import page, quality, training
-from infra.reports.page.answers import answers
+from infra.reports.page.loop import answers
 from infra.reports.page.quality import evaluation_rows
 from infra.reports.page.training import Report, collect, figure, p_text, signed
 from stacks.load import load_stack

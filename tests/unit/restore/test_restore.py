@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.cli.cluster.backup import explain
+from infra.cli.cluster.cloud import explain
 from infra.operate import restore
 from infra.operate.restore import JailSnapshot
 from infra.render import backup as render
