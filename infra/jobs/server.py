@@ -102,7 +102,7 @@ def wait_until_up(
     """
     seen: tuple[str, str | None] | None = None
     lines = _JobLog(outputs, job_id)
-    running_since_s: float | None = None
+    since_s = 0.0
     silent: ServerAddress | None = None
     silent_since_s = 0.0
     while True:
@@ -114,7 +114,7 @@ def wait_until_up(
                 what = f"job {job.id} {job.name} took no requests: {end}"
                 raise JobsError("\n".join([what, *lines.last]))
             if (job.state, job.where) != seen:
-                seen = (job.state, job.where)
+                seen, since_s = (job.state, job.where), time.monotonic()
                 log(state_line(job))
             on_look(job)
             address = None
@@ -138,8 +138,7 @@ def wait_until_up(
                 raise JobsError(
                     f"job {job.id} {what}; see: soperator logs {job.id} -s {outputs.stack}"
                 )
-            running_since_s = running_since_s or now_s
-            if now_s - running_since_s > _LOAD_S:
+            if now_s - since_s > _LOAD_S:
                 raise JobsError(
                     f"job {job.id} runs and takes no requests after {_LOAD_S:g} s; "
                     f"see: soperator logs {job.id} -s {outputs.stack}"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -152,6 +153,21 @@ def test_an_address_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch) 
     login.stale = [{**ENDPOINT, "port": 1}] * 9
     with pytest.raises(JobsError, match="job 7 does not answer at http://worker-0:1/v1"):
         wait(login)
+
+
+def test_a_server_that_lost_its_node_has_its_whole_time_to_load_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "_LOAD_S", 0.8)
+    now_s = [100.0]
+    clock = SimpleNamespace(
+        monotonic=lambda: now_s[-1], sleep=lambda wait_s: now_s.append(now_s[-1] + wait_s)
+    )
+    monkeypatch.setattr(server, "time", clock)
+    running, waits = state("RUNNING", NodeList="worker-0"), state("PENDING", Reason="BeginTime")
+    assert wait(Login(running, waits, waits, running, running, running))[0].port == 7860
+    with pytest.raises(JobsError, match=r"job 7 runs and takes no requests after 0.8 s"):
+        wait(Login(*[running] * 9))
 
 
 @pytest.mark.parametrize(
