@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -306,6 +308,18 @@ def test_a_stage_beside_requests_of_others_is_measured_again(load: RunLoad):
     assert len(result["curve"]) == 1
     # The template's, 9 of the stage that does not count, the other's, 9 of the one that does.
     assert len(server.requests) == 1 + 9 + 1 + 9
+
+
+def test_a_job_that_measures_says_what_it_measures_now_not_what_it_measured_last(
+    load: RunLoad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workloads.common.log.QUIET_S", 0.05)
+    with running(lambda *_: Behaviour(first_s=0.2)) as (_, url):
+        monkeypatch.setattr("sys.stderr", said := io.StringIO())
+        assert load("--url", url, "--concurrency", "1,2")[0] == 0
+    still = re.findall(r"still: (.*), \d+ s", said.getvalue())
+    loops = {"closed loop at 1 streams", "closed loop at 2 streams"}
+    assert {text for text in still if "stand-in" not in text} == loops
 
 
 def test_a_server_that_others_use_all_the_time_gives_no_speed_and_no_price(load: RunLoad):

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-QUIET_S = 8.0
-"""Seconds without a line after which one comes: on a busy machine it is still within 10."""
+QUIET_S = 6.0
+"""Seconds without a line until one comes; a command that follows repeats the last one after 8."""
 TRAIN_QUIET_S = 60.0
 """The same of training, which has a line a step: lines between slow steps would bury them."""
 _JOB_NAMES = ("SOPERATOR_PLACE_LOGS", "SOPERATOR_JOB", "SLURM_JOB_ID")

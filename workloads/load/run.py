@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.common.exit_codes import ConfigError, NotRunError, WorkloadError
-from workloads.common.log import log
+from workloads.common.log import at, log
 from workloads.load.client import REJECTED, TIMEOUT, ChatClient, Sample, ServerLoad
 from workloads.load.prompts import Arrival, Message, Rows, Words, draw_lengths, poisson, read_trace
 from workloads.recipes.load import Lengths, LoadConfig, Slo
@@ -407,8 +407,7 @@ class LoadTest:
                 f"{hint if sample.outcome == 'http_400' and self._config.ignore_eos else ''}"
             )
         if isinstance(self._prompts, Words) and sample.prompt_tokens is not None:
-            text = chat[0]["content"]
-            added = sample.prompt_tokens - self._prompts.count(text)
+            added = sample.prompt_tokens - self._prompts.count(chat[0]["content"])
             self._prompts.template_tokens = max(0, added)
         await self._num_others(1)
 
@@ -455,6 +454,7 @@ class LoadTest:
         """Keep the point of a loop during which the server answered nobody else."""
         num_others = 0
         for _ in range(_STAGE_TRIES):
+            at(f"{of['kind']} loop at {load}")
             loop = await once()
             num_others = await self._num_others(len(loop.samples))
             if not num_others:
