@@ -65,20 +65,18 @@ class Rate:
     usd: Decimal
     per: str
     """Piece and period as printed, such as `node/h`."""
-    is_hourly: bool
+    prices: tuple[Price, ...]
+    """Every price that it is made of."""
+
+    @property
+    def is_hourly(self) -> bool:
+        """Whether it is for an hour; else it is for a month."""
+        return self.per.endswith("/h")
 
     @property
     def usd_per_month(self) -> Decimal:
         """US dollars for one piece over 730 hours."""
         return self.usd * HOURS_PER_MONTH if self.is_hourly else self.usd
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
-    """So many units of one price in one piece: 64 vCPUs in a node, one GiB in a GiB."""
-
-    count: int
-    price: Price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +92,6 @@ class CostComponent:
     """Pieces of `rate.per`: nodes, GiB or addresses; None when the stack does not say."""
     quantity_high: int | None
     rate: Rate | None
-    terms: tuple[Term, ...]
-    """What one piece is made of; empty when a price is unknown."""
     keys: tuple[str, ...]
     """Config keys that the amount follows from, as the user writes them."""
     scope: Scope = Scope.MAIN
@@ -109,7 +105,7 @@ class CostComponent:
     @property
     def prices(self) -> tuple[Price, ...]:
         """Every price that the rate is made of."""
-        return tuple(term.price for term in self.terms)
+        return () if self.rate is None else self.rate.prices
 
     @property
     def monthly_low_usd(self) -> Decimal | None:
@@ -168,17 +164,10 @@ def _line(
         id=id,
         quantity_low=quantity,
         quantity_high=quantity if quantity_high is None else quantity_high,
-        rate=Rate(usd=price.usd, per=per, is_hourly=per.endswith("/h")) if known else None,
-        terms=(Term(count=1, price=price),) if known else (),
+        rate=Rate(usd=price.usd, per=per, prices=(price,)) if known else None,
         unknown=unknown or (None if known else price.reason),
         **values,
     )
-
-
-def rate_of(terms: tuple[Term, ...], per: str) -> Rate:
-    """US dollars an hour for a piece made of the terms."""
-    usd = sum((term.count * term.price.usd for term in terms), Decimal(0))
-    return Rate(usd=usd, per=per, is_hourly=True)
 
 
 def components(spec: StackSpec, book: PriceBook) -> tuple[CostComponent, ...]:
@@ -274,7 +263,6 @@ def node_line(group: Group, book: PriceBook) -> CostComponent:
     return _machine_line(
         spec,
         book,
-        per="node/h",
         id=group.key,
         name=f"{group.label} ({spec.platform}{billing})",
         size=f"{group.count} x {spec.preset}",
@@ -290,24 +278,17 @@ def node_line(group: Group, book: PriceBook) -> CostComponent:
 
 
 def _machine_line(
-    machine: MachineSpec, book: PriceBook, *, per: str, **values: Any
+    machine: MachineSpec, book: PriceBook, *, per: str = "node/h", **values: Any
 ) -> CostComponent:
-    """The line of equal machines, as `values` say, at what one of them is billed by."""
-    found = machine_terms(machine, book)
-    is_known = not isinstance(found, UnknownPrice)
+    """The line of equal machines, as `values` say, at what one of them costs."""
+    found = node_rate(machine, book)
+    is_known = isinstance(found, Rate)
     return CostComponent(
         section=Section.COMPUTE,
-        rate=rate_of(found, per) if is_known else None,
-        terms=found if is_known else (),
+        rate=replace(found, per=per) if is_known else None,
         unknown=None if is_known else found.reason,
         **values,
     )
-
-
-def node_rate(group: MachineSpec, book: PriceBook) -> Rate | UnknownPrice:
-    """US dollars an hour for one machine, without its disks."""
-    found = machine_terms(group, book)
-    return found if isinstance(found, UnknownPrice) else rate_of(found, "node/h")
 
 
 def preset_rate(
@@ -319,8 +300,8 @@ def preset_rate(
     return node_rate(machine, book)
 
 
-def machine_terms(group: MachineSpec, book: PriceBook) -> tuple[Term, ...] | UnknownPrice:
-    """What one machine is billed by for an hour, without its disks."""
+def node_rate(group: MachineSpec, book: PriceBook) -> Rate | UnknownPrice:
+    """US dollars an hour for one machine, without its disks."""
     preset = group.hardware
     if preset is None:
         return UnknownPrice(
@@ -328,28 +309,26 @@ def machine_terms(group: MachineSpec, book: PriceBook) -> tuple[Term, ...] | Unk
             reason=f"'{group.preset}' of '{group.platform}' is not in stacks/catalog.py",
         )
     if group.platform.startswith(ATTACHED):
-        return _attached_terms(group, preset, book)
+        return _attached_rate(group, preset, book)
     wanted = (
         ("gpu", Unit.GPU_HOUR, "GPUs", preset.gpus),
         ("vcpu", Unit.VCPU_HOUR, "vCPUs", preset.vcpus),
         ("ram", Unit.GIB_HOUR, "GiB of memory", preset.memory_gib),
     )
-    terms: list[Term] = []
+    usd, prices = Decimal(0), list[Price]()
     for part, unit, name, count in wanted if preset.gpus else wanted[1:]:
         price = book.find(node_sku(group.platform, part, group.billing), unit)
         if isinstance(price, UnknownPrice):
             return price
-        count = named(count, name, "stacks/catalog.py", beside=price.usd)
-        terms.append(Term(count=count, price=price))
+        usd += named(count, name, "stacks/catalog.py", beside=price.usd) * price.usd
+        prices.append(price)
         if price.covers_vm:
             # One line per GPU since 2025-10-01: adding vCPUs and memory would charge them twice.
             break
-    return tuple(terms)
+    return Rate(usd=usd, per="node/h", prices=tuple(prices))
 
 
-def _attached_terms(
-    group: MachineSpec, preset: Preset, book: PriceBook
-) -> tuple[Term, ...] | UnknownPrice:
+def _attached_rate(group: MachineSpec, preset: Preset, book: PriceBook) -> Rate | UnknownPrice:
     """What the stack declares of a nodeset that others run."""
     assert isinstance(group, WorkerSpec)
     price = book.prices.get(sku := nodeset_sku(group.name))
@@ -359,7 +338,7 @@ def _attached_terms(
     is_per_gpu = price.unit is Unit.GPU_HOUR
     count, unit = (preset.gpus, "GPUs") if is_per_gpu else (1, "nodes")
     count = named(count, unit, "attached.nodesets", beside=price.usd)
-    return (Term(count=count, price=price),)
+    return Rate(usd=count * price.usd, per="node/h", prices=(price,))
 
 
 def _node_disk_line(

@@ -186,10 +186,13 @@ def test_a_unit_costs_what_the_seed_says_and_a_node_hour_what_its_parts_do(
 def test_the_page_of_the_reconciliation_counts_the_node_hour_from_the_prices(
     priced: Callable[[str], Priced],
 ):
-    _, bill = priced("l40s-dev")
+    spec, bill = priced("l40s-dev")
     (worker,) = [line for line in bill.components if line.name == "worker (gpu-l40s-d)"]
+    node = spec.nodes.workers[0].hardware
     assert worker.rate is not None
-    parts = " + ".join(f"{term.count} x {term.price.usd}" for term in worker.terms)
+    assert node is not None
+    pieces = zip((node.gpus, node.vcpus, node.memory_gib), worker.prices, strict=True)
+    parts = " + ".join(f"{count} x {price.usd}" for count, price in pieces)
     page = (STACKS_DIR.parent / "docs" / "reconciliation.md").read_text(encoding="utf-8")
     assert f"4.57 for {worker.rate.usd.normalize()} ({parts})" in page
 
