@@ -260,7 +260,7 @@ def queue_charge(rates: Estimate, use: JobUse, now: datetime) -> Charge:
         usd=usd,
         so_far_usd=so_far,
         is_spent=use.is_finished,
-        job=use.name,
+        job=use.job,
         user=use.user,
         account=use.account,
     )

@@ -13,11 +13,11 @@ import os
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Final, cast
+from typing import Annotated, Any, Final, cast
 
 from stacks.errors import UserError, visible
 from stacks.files import is_map
@@ -101,32 +101,44 @@ class Occupancy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActualEntry:
-    """A job after its end."""
+class AccountedJob:
+    """A job as accounting tells it."""
 
-    at: datetime
     job: Text
     job_id: JobId
     cluster: Text
+    """Host key of the login node."""
     user: Text
     partition: Text
     state: Text
     runs: tuple[Occupancy, ...]
-    """More than one where it was preempted and started again."""
-    node_hours: Amount
-    nodes_usd: Amount | None
-    """US dollars of its nodes; None when their price is not known."""
-    padding_percent: Amount | None
-    """Share of its training that was padding, from its run record."""
+    """More than one where it was preempted and started again; none where it never started."""
     array_id: JobId | None = None
     """Id of the array that it is a task of; None for a job that is none."""
     num_tasks: int = 1
-    """More than one where tasks that never started were cancelled together, under one id."""
+    """More than one where tasks that never started stand under one id."""
     account: Text = ""
     """Slurm account; empty where Slurm keeps none."""
     cpus_per_node: CountOrZero = 0
     gpus_per_node: CountOrZero = 0
     """With the CPUs its share of a node, which an attached stack charges; 0 in one of before."""
+
+    @property
+    def accounted(self) -> dict[str, Any]:
+        """What accounting tells, field by field."""
+        return {each.name: getattr(self, each.name) for each in fields(AccountedJob)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActualEntry(AccountedJob):
+    """A job after its end."""
+
+    at: datetime
+    node_hours: Amount
+    nodes_usd: Amount | None
+    """US dollars of its nodes; None when their price is not known."""
+    padding_percent: Amount | None
+    """Share of its training that was padding, from its run record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +200,8 @@ def open_parts(entries: Sequence[Entry]) -> dict[JobKey, Decimal]:
 def encode(entry: Entry) -> str:
     """The entry as one line of ASCII without its end."""
     kind = next(name for name, each in _KINDS.items() if each is type(entry))
-    return json.dumps({"schema_version": SCHEMA_VERSION, "kind": kind, **_values(entry)})
+    values = asdict(entry, dict_factory=_plain_values)
+    return json.dumps({"schema_version": SCHEMA_VERSION, "kind": kind, **values})
 
 
 def decode(text: str) -> Entry:
@@ -216,8 +229,8 @@ def decode(text: str) -> Entry:
     return entry
 
 
-def _values(record: Entry | Occupancy) -> dict[str, object]:
-    return {each.name: _plain(getattr(record, each.name)) for each in fields(record)}
+def _plain_values(items: Sequence[tuple[str, object]]) -> dict[str, object]:
+    return {name: _plain(value) for name, value in items}
 
 
 def _plain(value: object) -> object:
@@ -225,8 +238,6 @@ def _plain(value: object) -> object:
         return f"{value:f}"
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat(timespec="seconds")
-    if isinstance(value, Occupancy):
-        return _values(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in cast("tuple[object, ...]", value)]
     return visible(value) if isinstance(value, str) else value

@@ -7,8 +7,8 @@ plane and storage add up to the bill of the period. What a budget has left is bu
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -30,11 +30,11 @@ from cost.report.layout import (
 )
 from cost.resources.estimate import Estimate
 from cost.runs.ledger import (
+    AccountedJob,
     ActualEntry,
     Entry,
     ForecastEntry,
     JobKey,
-    Occupancy,
     OverrideEntry,
     actuals,
     forecasts,
@@ -49,27 +49,10 @@ _SECONDS_PER_HOUR: Final = Decimal(3600)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobUse:
-    """One job as accounting tells it."""
+class JobUse(AccountedJob):
+    """One job, ended or not."""
 
-    cluster: str
-    """Host key of the login node, with which the ledger knows the job too."""
-    job_id: str
-    name: str
-    user: str
-    partition: str
-    state: str
     is_finished: bool
-    runs: tuple[Occupancy, ...]
-    """More than one where it was preempted and started again; none where it never started."""
-    cpus_per_node: int = 0
-    gpus_per_node: int = 0
-    array_id: str | None = None
-    """Id of the array that it is a task of; None for a job that is none."""
-    num_tasks: int = 1
-    """More than one where tasks that never started stand under one id."""
-    account: str = ""
-    """Slurm account; empty where Slurm keeps none."""
     told_by: str = ""
     """The member whose own word it is; empty where Slurm or this machine's ledger knows it."""
     limit_s: int | None = None
@@ -137,6 +120,17 @@ class Spend:
     is_lower_bound: bool
     foreign_nodes: tuple[str, ...]
     """Nodes of jobs that belong to no declared nodeset: their hours have no price."""
+    heading: str | None = None
+    overrides: tuple[OverrideEntry, ...] = ()
+    """Submissions over the budget inside the period."""
+    budget: MonthBudget | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def padding_usd(self) -> Decimal | None:
+        """US dollars of padding over all jobs that measured it; None when none did."""
+        known = [job.padding_usd for job in self.jobs if job.padding_usd is not None]
+        return sum(known, _ZERO) if known else None
 
     @property
     def jobs_usd(self) -> Decimal:
@@ -215,13 +209,11 @@ def total_usd(jobs: Iterable[JobSpend]) -> Decimal:
     return sum((job.nodes_usd or _ZERO for job in jobs), _ZERO)
 
 
-def grouped(
-    jobs: Sequence[JobSpend], key: Callable[[JobUse], str]
-) -> dict[str, tuple[JobSpend, ...]]:
-    """Jobs by user, partition or name; the dearest group first, equal ones by name."""
+def grouped(jobs: Sequence[JobSpend], key: str) -> dict[str, tuple[JobSpend, ...]]:
+    """Jobs by user, partition or another field; the dearest group first, equal ones by name."""
     groups: dict[str, list[JobSpend]] = defaultdict(list)
     for job in jobs:
-        groups[key(job.use)].append(job)
+        groups[getattr(job.use, key)].append(job)
     order = sorted(groups, key=lambda name: (-total_usd(groups[name]), name))
     return {name: tuple(groups[name]) for name in order}
 
@@ -288,28 +280,21 @@ def _idle_and_extra(
     nodes: Sequence[Sequence[_Stay]], min_nodes: int, period_s: Decimal
 ) -> tuple[Decimal, Decimal]:
     """Node-seconds without a job among the fixed nodes, and those beyond the fixed ones."""
-    events: list[tuple[Decimal, int]] = [(period_s, 0)]
-    for stays in nodes:
-        for start_s, end_s in _merged(stays):
-            events += [(start_s, 1), (end_s, -1)]
+    events = [(period_s, 0, 0)]
+    for node, stays in enumerate(nodes):
+        for stay in stays:
+            events += [(stay.start_s, 1, node), (stay.end_s, -1, node)]
     idle_s = extra_s = before = _ZERO
-    busy = 0
-    for moment, change in sorted(events):
+    num_jobs = Counter[int]()
+    for moment, change, node in sorted(events):
+        busy = len(num_jobs)
         idle_s += max(0, min_nodes - busy) * (moment - before)
         extra_s += max(0, busy - min_nodes) * (moment - before)
-        before, busy = moment, busy + change
+        before = moment
+        num_jobs[node] += change
+        if not num_jobs[node]:
+            del num_jobs[node]
     return idle_s, extra_s
-
-
-def _merged(stays: Sequence[_Stay]) -> list[tuple[Decimal, Decimal]]:
-    """When any job was on the node."""
-    merged: list[tuple[Decimal, Decimal]] = []
-    for stay in sorted(stays, key=lambda each: each.start_s):
-        if merged and stay.start_s <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], stay.end_s))
-        else:
-            merged.append((stay.start_s, stay.end_s))
-    return merged
 
 
 def _job(
@@ -342,15 +327,11 @@ def span_s(span: timedelta) -> Decimal:
 
 
 class By(StrEnum):
-    """What spend can be summed by; fields of `Charge`."""
+    """What spend can be summed by; fields of `JobUse` and `Charge`."""
 
     USER = "user"
     ACCOUNT = "account"
     JOB = "job"
-
-    def of(self, use: JobUse) -> str:
-        """The name that the job is summed under."""
-        return use.name if self is By.JOB else str(getattr(use, self))
 
 
 def month_of(moment: datetime) -> tuple[datetime, datetime]:
@@ -359,41 +340,24 @@ def month_of(moment: datetime) -> tuple[datetime, datetime]:
     return start, (start + timedelta(days=32)).replace(day=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpendReport:
-    """What `soperator cost spend` prints."""
-
-    heading: str | None
-    spend: Spend
-    overrides: tuple[OverrideEntry, ...]
-    """Submissions over the budget inside the period."""
-    budget: MonthBudget | None
-    notes: tuple[str, ...]
-
-    @property
-    def padding_usd(self) -> Decimal | None:
-        """US dollars of padding over all jobs that measured it; None when none did."""
-        known = [job.padding_usd for job in self.spend.jobs if job.padding_usd is not None]
-        return sum(known, _ZERO) if known else None
-
-
 def spend_report(
-    spend: Spend,
+    found: Spend,
     entries: Sequence[Entry],
     *,
     heading: str | None,
     budget: MonthBudget | None,
     notes: Sequence[str],
-) -> SpendReport:
-    """The spend of a period with what the ledger knows of its jobs."""
+) -> Spend:
+    """The spend of a period with what the ledger knows of its jobs: what `cost spend` prints."""
     expected, ended = forecasts(entries), actuals(entries)
-    return SpendReport(
+    return replace(
+        found,
         heading=heading,
-        spend=replace(spend, jobs=tuple(_known(job, expected, ended) for job in spend.jobs)),
+        jobs=tuple(_known(job, expected, ended) for job in found.jobs),
         overrides=tuple(
             entry
             for entry in entries
-            if isinstance(entry, OverrideEntry) and spend.since <= entry.at <= spend.until
+            if isinstance(entry, OverrideEntry) and found.since <= entry.at <= found.until
         ),
         budget=budget,
         notes=tuple(notes),
@@ -415,7 +379,7 @@ def _known(
 
 SCHEMA_VERSION: Final = 1
 _PLAIN_JOB: Final = (
-    "job=use.name use.job_id use.user use.account use.partition use.state node_hours nodes_usd "
+    "use.job use.job_id use.user use.account use.partition use.state node_hours nodes_usd "
     "forecast_usd variance padding_usd"
 )
 _CSV_COLUMNS: Final = (
@@ -424,71 +388,60 @@ _CSV_COLUMNS: Final = (
 )
 
 
-def render_spend(report: SpendReport, format: Format = Format.TABLE, by: By | None = None) -> str:
-    """The report in the format, ending in a newline; `by`: the sums of its jobs alone."""
-    spend = report.spend
-    found = Report(heading=report.heading, notes=tuple(_notes(report)))
+def render_spend(spend: Spend, format: Format = Format.TABLE, by: By | None = None) -> str:
+    """The spend in the format, ending in a newline; `by`: the sums of its jobs alone."""
+    found = Report(heading=spend.heading, notes=tuple(_notes(spend)))
     if by is not None:
-        sums = _sums(report, by)
+        table, sums = _sums(spend, by)
         found = replace(
             found,
-            tables=(_sums_table(report, by, sums),),
-            data=lambda: {**_plain_head(report), "by": by.value, "groups": sums},
+            tables=(table,),
+            data=lambda: {**_plain_head(spend), "by": by.value, "groups": sums},
             rows=lambda: headed(sums),
         )
         return render_report(found, format)
     tables = [_where(spend)]
     if spend.jobs:
-        tables += [
-            _jobs(spend),
-            _groups("Users", "User", spend, lambda use: use.user),
-            _groups("Partitions", "Partition", spend, lambda use: use.partition),
-        ]
+        tables += [_jobs(spend), _groups("user", spend), _groups("partition", spend)]
     found = replace(
         found,
         tables=tuple(tables),
-        data=lambda: _plain(report),
-        rows=lambda: _csv_rows(report),
+        data=lambda: _plain(spend),
+        rows=lambda: _csv_rows(spend),
     )
     return render_report(found, format)
 
 
-def _sums(report: SpendReport, by: By) -> list[dict[str, object]]:
+def _sums(spend: Spend, by: By) -> tuple[Table, list[dict[str, object]]]:
     """A row for each user, account or job name: jobs of the period, and what is reserved now."""
-    spend, month = report.spend, report.budget
-    jobs = grouped(spend.jobs, by.of)
+    jobs, month = grouped(spend.jobs, by), spend.budget
     names = list(jobs)
     if month is not None:
         others = {getattr(each, by) for each in month.charges if not each.is_spent}
         names += sorted(others - jobs.keys())
-    return [
+    found = [
+        (name, jobs.get(name, ()), None if month is None else month.reserved_by(by, name))
+        for name in names
+    ]
+    table = Table(
+        title=f"Jobs by {by}",
+        headings=(by.capitalize(), "Jobs", "Node-hours", "USD", "Share", "Reserved"),
+        rows=tuple(
+            (name or "-", *_group_cells(own, spend), "" if usd is None else usd_text(usd))
+            for name, own, usd in found
+        ),
+    )
+    return table, [
         {
             by.value: name,
-            "num_jobs": len(own := jobs.get(name, ())),
+            "num_jobs": len(own),
             "node_hours": number(sum((job.node_hours for job in own), _ZERO)),
             "nodes_usd": exact_money(total_usd(own)),
             "num_unpriced": sum(job.nodes_usd is None for job in own),
-            "reserved_usd": None if month is None else exact_money(month.reserved_by(by, name)),
+            "reserved_usd": exact_money(usd),
         }
-        for name in names
+        for name, own, usd in found
     ]
-
-
-def _sums_table(report: SpendReport, by: By, sums: Sequence[Mapping[str, object]]) -> Table:
-    jobs, month = grouped(report.spend.jobs, by.of), report.budget
-    rows = [
-        (
-            name or "-",
-            *_group_cells(jobs.get(name, ()), report.spend),
-            "" if month is None else usd_text(month.reserved_by(by, name)),
-        )
-        for name in (str(row[by]) for row in sums)
-    ]
-    return Table(
-        title=f"Jobs by {by}",
-        headings=(by.capitalize(), "Jobs", "Node-hours", "USD", "Share", "Reserved"),
-        rows=tuple(rows),
-    )
 
 
 def parts(spend: Spend) -> tuple[tuple[str, Decimal], ...]:
@@ -541,7 +494,7 @@ def _jobs(spend: Spend) -> Table:
 def _job_row(job: JobSpend) -> tuple[str, ...]:
     use, variance = job.use, job.variance
     return (
-        use.name,
+        use.job,
         use.job_id,
         use.user,
         use.state,
@@ -553,10 +506,11 @@ def _job_row(job: JobSpend) -> tuple[str, ...]:
     )
 
 
-def _groups(title: str, heading: str, spend: Spend, key: Callable[[JobUse], str]) -> Table:
+def _groups(key: str, spend: Spend) -> Table:
+    name = key.capitalize()
     return Table(
-        title=title,
-        headings=(heading, "Jobs", "Node-hours", "USD", "Share of jobs"),
+        title=f"{name}s",
+        headings=(name, "Jobs", "Node-hours", "USD", "Share of jobs"),
         rows=tuple(
             (name, *_group_cells(jobs, spend)) for name, jobs in grouped(spend.jobs, key).items()
         ),
@@ -569,17 +523,16 @@ def _group_cells(jobs: Sequence[JobSpend], spend: Spend) -> tuple[str, ...]:
     return (str(len(jobs)), hours, _usd_of(jobs), _share(total_usd(jobs), spend.jobs_usd))
 
 
-def _notes(report: SpendReport) -> list[str]:
-    spend = report.spend
-    notes = list(report.notes)
+def _notes(spend: Spend) -> list[str]:
+    notes = list(spend.notes)
     if spend.idle_share is not None:
         notes.append(
             f"Workers stood idle for {spend.idle_node_hours:,.2f} node-hours, "
             f"{100 * spend.idle_share:.1f} % of what they cost. The bill takes the stack as "
             "declared now, and as if it had been up in all of the period."
         )
-    if report.padding_usd is not None:
-        notes.append(f"{usd_text(report.padding_usd)} went into padding, as run records say.")
+    if spend.padding_usd is not None:
+        notes.append(f"{usd_text(spend.padding_usd)} went into padding, as run records say.")
     if spend.foreign_nodes:
         notes.append(
             f"Not priced: nodes {', '.join(spend.foreign_nodes)} belong to no declared nodeset."
@@ -588,51 +541,46 @@ def _notes(report: SpendReport) -> list[str]:
         f"{entry.at:%Y-%m-%d %H:%M}: {entry.user} submitted {entry.job} (job {entry.job_id}) of "
         f"{usd_text(entry.forecast_usd)} with {usd_text(entry.left_usd)} left of "
         f"{usd_text(entry.budget_usd)}."
-        for entry in report.overrides
+        for entry in spend.overrides
     ]
-    return notes if report.budget is None else [*notes, f"{str(report.budget).capitalize()}."]
+    return notes if spend.budget is None else [*notes, f"{str(spend.budget).capitalize()}."]
 
 
-def _plain_head(report: SpendReport) -> dict[str, object]:
+def _plain_head(spend: Spend) -> dict[str, object]:
     paths = "stack=stack_name since until bill_usd is_lower_bound jobs_usd"
-    budget = report.budget
+    budget = spend.budget
     return {
         "schema_version": SCHEMA_VERSION,
-        **picked(report.spend, paths),
+        **picked(spend, paths),
         "budget": budget
         and {
             **picked(budget, "month budget_usd spent_usd reserved_usd left_usd num_unknown"),
             "budget_usd": money(budget.budget_usd),
         },
-        **picked(report, "notes"),
+        **picked(spend, "notes"),
     }
 
 
-def _plain(report: SpendReport) -> dict[str, object]:
-    spend = report.spend
+def _plain(spend: Spend) -> dict[str, object]:
     paths = "idle_usd idle_node_hours idle_share control_plane_usd storage_usd told_twice_usd"
     of_override = "at job job_id user forecast_usd left_usd"
     return {
-        **_plain_head(report),
-        **picked(spend, paths),
-        **picked(report, "padding_usd"),
+        **_plain_head(spend),
+        **picked(spend, f"{paths} padding_usd"),
         "jobs": [picked(job, _PLAIN_JOB) for job in spend.jobs],
-        "users": _plain_groups(spend, lambda use: use.user),
-        "accounts": _plain_groups(spend, lambda use: use.account),
-        "partitions": _plain_groups(spend, lambda use: use.partition),
-        "overrides": [picked(entry, of_override) for entry in report.overrides],
+        **{f"{key}s": _plain_groups(spend, key) for key in ("user", "account", "partition")},
+        "overrides": [picked(entry, of_override) for entry in spend.overrides],
     }
 
 
-def _plain_groups(spend: Spend, key: Callable[[JobUse], str]) -> list[dict[str, object]]:
+def _plain_groups(spend: Spend, key: str) -> list[dict[str, object]]:
     return [
         {"name": name, "num_jobs": len(jobs), "nodes_usd": exact_money(total_usd(jobs))}
         for name, jobs in grouped(spend.jobs, key).items()
     ]
 
 
-def _csv_rows(report: SpendReport) -> Iterator[Sequence[object]]:
-    spend = report.spend
+def _csv_rows(spend: Spend) -> Iterator[Sequence[object]]:
     yield _CSV_COLUMNS
     period = (spend.stack_name, spend.since.isoformat(), spend.until.isoformat())
     for job in spend.jobs:

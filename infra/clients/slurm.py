@@ -520,7 +520,7 @@ def _row(cluster: str, texts: Sequence[str], nodes: str, cpus: str, num_nodes: i
     return JobUse(
         cluster=cluster,
         job_id=_id(job_id),
-        name=name,
+        job=name,
         user=user,
         account="" if account == "(null)" else account,
         partition=partition,

@@ -40,7 +40,7 @@ from cost.runs.ledger import (
     forecasts,
     open_parts,
 )
-from cost.runs.spend import JobUse, SpendReport, month_of, spend, spend_report
+from cost.runs.spend import JobUse, Spend, month_of, spend, spend_report
 from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Accounted, Shell
@@ -118,11 +118,6 @@ def with_history(spec: StackSpec, state: Path) -> StackSpec:
 
 
 PADDING_METRIC = "padding_percent"
-_OF_BOTH = (
-    *("cluster", "job_id", "user", "partition", "state", "runs", "array_id", "num_tasks"),
-    *("account", "cpus_per_node", "gpus_per_node"),
-)
-"""Fields that an ended job's entry takes as they are from Slurm's row of the job."""
 # A record's clock is the node's, the times of its job are the controller's.
 _CLOCKS_APART = timedelta(minutes=5)
 
@@ -147,11 +142,10 @@ def settle(
             continue
         entry = ActualEntry(
             at=now,
-            job=use.name,
             node_hours=plain(job.node_hours),
             nodes_usd=None if job.nodes_usd is None else plain(job.nodes_usd),
             padding_percent=_padding(use, ledger, before),
-            **{name: getattr(use, name) for name in _OF_BOTH},
+            **use.accounted,
         )
         if before is None or encode(replace(entry, at=before.at)) != encode(before):
             new.append(entry)
@@ -509,7 +503,7 @@ def report_of_cluster(
     since: datetime,
     until: datetime,
     now: datetime,
-) -> SpendReport:
+) -> Spend:
     """What sacct knows of this cluster, and the ledger of former ones; ended jobs are settled."""
     notes: list[str] = []
     with ledger.locked(shell, cluster) as books:
@@ -537,7 +531,7 @@ def report_of_cluster(
 
 def report_of_ledger(
     ledger: JobLedger, *, since: datetime, until: datetime, now: datetime
-) -> SpendReport:
+) -> Spend:
     """What the ledger alone knows: jobs whose end was written down."""
     content = ledger.file.read()
     still_open = open_parts(content.entries)
@@ -582,11 +576,7 @@ def note_actual(ledger: JobLedger, shell: Shell, cluster: str, job_id: str, log:
 def uses_of(entries: Sequence[Entry], *, but: frozenset[tuple[str, str]]) -> tuple[JobUse, ...]:
     """Ended jobs as the ledger knows them, without those of the keys `but`."""
     return tuple(
-        JobUse(
-            name=entry.job,
-            is_finished=True,
-            **{name: getattr(entry, name) for name in _OF_BOTH},
-        )
+        JobUse(is_finished=True, **entry.accounted)
         for key, entry in actuals(entries).items()
         if key not in but
     )
@@ -601,7 +591,7 @@ def _report(
     *,
     since: datetime,
     until: datetime,
-) -> SpendReport:
+) -> Spend:
     inside = tuple(
         use
         for use in uses

@@ -72,14 +72,14 @@ def activity(
         use
         for use in known.queued
         # Of the checks' partition only their own: who else is there has a node at work.
-        if use.user != _CHECKS_USER and not (use.name in placeholders and use.state == "PENDING")
+        if use.user != _CHECKS_USER and not (use.job in placeholders and use.state == "PENDING")
     ]
     work = [
         use for use in known.uses if use.user != _CHECKS_USER and use.partition != _CHECKS_PARTITION
     ]
     ends = [run.ended_at for use in work for run in use.runs if run.ended_at is not None]
     return Activity(
-        unfinished=tuple(f"{use.job_id} {use.name}" for use in unfinished),
+        unfinished=tuple(f"{use.job_id} {use.job}" for use in unfinished),
         job_ids=tuple(use.job_id for use in unfinished),
         idle_since=max([_started_at(shell, stack), *ends]),
     )

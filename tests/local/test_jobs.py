@@ -574,7 +574,7 @@ def test_a_submission_is_forecast_held_to_the_budget_and_settled(
         until=now,
         now=now,
     )
-    assert first.job_id in [row.use.job_id for row in report.spend.jobs]
+    assert first.job_id in [row.use.job_id for row in report.jobs]
     assert report.notes[0].startswith("Accounting is off on this cluster")
 
 

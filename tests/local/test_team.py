@@ -225,7 +225,7 @@ def test_a_requeue_by_hand_is_told_from_that_of_a_job(team: Team) -> None:
 
     def ends(*known: str) -> dict[str, str]:
         uses = slurm.uses(Root(team), "key", ids=known, **asked_for).uses
-        known_runs = {use.name: use.runs for use in uses if use.job_id in ids.values()}
+        known_runs = {use.job: use.runs for use in uses if use.job_id in ids.values()}
         return {name: runs[0].state if runs else "" for name, runs in known_runs.items()}
 
     told = {name: "REQUEUED" if name.startswith("own") else BY_HAND for name in ids}

@@ -327,7 +327,7 @@ def spend(
             return
         from cost.runs.invoice import reconcile, render_reconciliation
 
-        found = reconcile(ledger.rates, report.spend, billed, tolerance=close)
+        found = reconcile(ledger.rates, report, billed, tolerance=close)
         put(render_reconciliation(found, format), output)
         raise typer.Exit(exit_code(found.verdict))
 

@@ -360,7 +360,7 @@ def use(node: str, *, cpus: int, gpus: int = 0) -> JobUse:
     return JobUse(
         cluster=HOST_KEY,
         job_id="1" if gpus else "2",
-        name="look",
+        job="look",
         user="ann",
         partition="main",
         state="COMPLETED",

@@ -78,7 +78,7 @@ def use(
     made = JobUse(
         cluster=CLUSTER,
         job_id=job_id,
-        name="finetune",
+        job="finetune",
         user="anna",
         partition="main",
         state="COMPLETED" if end else "RUNNING",

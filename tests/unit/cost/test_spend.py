@@ -23,7 +23,6 @@ from cost.runs.spend import (
     By,
     JobUse,
     Spend,
-    SpendReport,
     grouped,
     parts,
     render_spend,
@@ -201,16 +200,16 @@ def test_groups_come_dearest_first(rates: Estimate):
         use("2", at(1), at(4), ["worker-1"], user="anna"),
         use("3", at(1), at(2), ["worker-2"], user="bob"),
     )
-    groups = grouped(found.jobs, lambda each: each.user)
+    groups = grouped(found.jobs, "user")
     assert [(name, len(jobs)) for name, jobs in groups.items()] == [("anna", 1), ("bob", 2)]
 
 
-def report(rates: Estimate, *entries: Entry) -> SpendReport:
+def report(rates: Estimate, *entries: Entry) -> Spend:
     """Two hours on four nodes (36.5504 USD), beside what the ledger says of them."""
     found = day(
         rates,
         use("1", at(8), at(10), FOUR),
-        use("2", at(11), at(12), ["worker-4"], name="=cmd|x", user="bob", partition="long"),
+        use("2", at(11), at(12), ["worker-4"], job="=cmd|x", user="bob", partition="long"),
     )
     return spend_report(
         found,
@@ -230,7 +229,7 @@ ENTRIES: tuple[Entry, ...] = (
 
 def test_the_actual_stands_beside_its_forecast_and_its_padding(rates: Estimate):
     """(36.5504 - 30) / 30 = +21.8 %; a quarter of it was padding."""
-    first, second = report(rates, *ENTRIES).spend.jobs
+    first, second = report(rates, *ENTRIES).jobs
     assert first.variance is not None
     assert round(first.variance, 4) == Decimal("0.2183")
     assert first.padding_usd == Decimal("9.1376")
@@ -239,7 +238,7 @@ def test_the_actual_stands_beside_its_forecast_and_its_padding(rates: Estimate):
 
 def test_a_job_that_is_not_whole_in_the_period_has_no_variance(rates: Estimate):
     found = day(rates, use("1", at(22, day=9), at(1), FOUR))
-    (row,) = spend_report(found, ENTRIES, heading=None, budget=None, notes=()).spend.jobs
+    (row,) = spend_report(found, ENTRIES, heading=None, budget=None, notes=()).jobs
     assert row.variance is None
 
 
@@ -285,9 +284,9 @@ def test_the_sums_of_jobs_by_each_of_these_hold_what_is_spent_and_reserved(
     found = day(
         rates,
         use("1", at(8), at(10), FOUR, account="red"),
-        use("2", at(11), at(12), ["worker-4"], name="=cmd|x", user="bob", account="blue"),
+        use("2", at(11), at(12), ["worker-4"], job="=cmd|x", user="bob", account="blue"),
     )
-    waits = use("3", at(12), None, (), name="serve", user="carl", account="grey", state="PENDING")
+    waits = use("3", at(12), None, (), job="serve", user="carl", account="grey", state="PENDING")
     waits = replace(waits, runs=(), num_nodes=1, limit_s=3600)
     month = month_budget(
         BudgetSpec(usd_per_month=Decimal(100)), (), at(12), [queue_charge(rates, waits, at(12))]

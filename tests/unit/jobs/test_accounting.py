@@ -122,7 +122,7 @@ def test_a_finished_job_has_its_user_partition_nodes_and_times() -> None:
 
 def test_a_name_with_a_bar_survives_and_parts_are_counted_by_node() -> None:
     job = JOBS["1"]
-    assert (job.name, job.cpus_per_node, job.gpus_per_node) == ("fine|tune x", 4, 1)
+    assert (job.job, job.cpus_per_node, job.gpus_per_node) == ("fine|tune x", 4, 1)
     assert job.runs[0].nodes == ("worker-0", "worker-1")
 
 
@@ -159,7 +159,7 @@ def test_a_requeue_by_hand_has_a_step_that_ends_after_it(version: str) -> None:
     25.11 and 26.05 give the code of a requeue's steps to the job, 22.05 that of those before it.
     """
     text = (FIXTURES / f"requeues_{version}.txt").read_text(encoding="utf-8")
-    found = {use.name: use.runs[0].state for use in asked(Recorded(stdout=text)).uses}
+    found = {use.job: use.runs[0].state for use in asked(Recorded(stdout=text)).uses}
     assert found == {
         "own": "REQUEUED", "own-server": "REQUEUED", "hand": BY_HAND, "hand-server": BY_HAND
     }  # fmt: skip
@@ -217,7 +217,7 @@ def test_a_job_that_slurm_lost_has_ended_where_the_next_one_has_its_id(
 ) -> None:
     """A slurmctld that is killed before it saves loses the number too; both are one id there."""
     (job,) = asked(Recorded(stdout=f"--\n{LOST.format(*lost)}{NEXT.format(begins)}")).uses
-    assert (job.user, job.name, job.is_finished) == ("bob", "new", True)
+    assert (job.user, job.job, job.is_finished) == ("bob", "new", True)
     assert [f"{run.ended_at:%H:%M}" for run in job.runs if run.ended_at] == ends
     assert all(run.ended_at for run in job.runs)
 

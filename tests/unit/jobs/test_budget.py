@@ -231,8 +231,8 @@ def test_a_job_that_slurmctld_forgot_costs_what_it_had_at_most_and_reserves_noth
         report = ledger.report_of_cluster(
             of, shell, cluster=CLUSTER, since=at(0, day=1), until=until, now=until
         )
-        assert [row.use.state for row in report.spend.jobs] == ["FORGOTTEN"] * bool(hours)
-        assert report.spend.jobs_usd == usd
+        assert [row.use.state for row in report.jobs] == ["FORGOTTEN"] * bool(hours)
+        assert report.jobs_usd == usd
         assert report.budget is not None
         assert (report.budget.spent_usd, report.budget.reserved_usd) == (usd, 0)
     assert [type(entry) for entry in of.file.read().entries] == [ForecastEntry, ActualEntry]
@@ -247,7 +247,7 @@ def test_an_end_in_accounting_counts_instead_of_what_was_not_seen(tmp_path: Path
     ended = Lost(state="COMPLETED", start=start, end="2026-11-01T01:00:00")
     report = ledger.report_of_cluster(of, ended, **period)
     assert report.budget is not None
-    assert report.budget.spent_usd == report.spend.jobs_usd == 4 * NODE_USD
+    assert report.budget.spent_usd == report.jobs_usd == 4 * NODE_USD
 
 
 def test_a_job_that_the_queue_has_again_goes_on(tmp_path: Path) -> None:
@@ -439,7 +439,7 @@ def test_spend_settles_what_ended_and_prints_it_beside_its_forecast(tmp_path: Pa
     report = ledger.report_of_cluster(
         of, Recorded(stdout=ENDED), cluster=CLUSTER, since=at(0, day=1), until=at(12), now=at(12)
     )
-    (row,) = report.spend.jobs
+    (row,) = report.jobs
     assert (row.nodes_usd, row.forecast_usd) == (Decimal("36.5504"), 30)
     assert isinstance(of.file.read().entries[-1], ActualEntry)
     assert report.notes == ()
@@ -452,7 +452,7 @@ def test_without_accounting_the_ledger_fills_in_and_the_report_says_so(tmp_path:
     report = ledger.report_of_cluster(
         of, shell, cluster=CLUSTER, since=at(0, day=1), until=at(12), now=at(12)
     )
-    assert [row.use.job_id for row in report.spend.jobs] == ["1"]
+    assert [row.use.job_id for row in report.jobs] == ["1"]
     assert report.notes[0].startswith("Accounting is off on this cluster")
 
 
@@ -462,14 +462,14 @@ def test_jobs_of_a_former_cluster_are_still_this_stack_s_spend(tmp_path: Path) -
     report = ledger.report_of_cluster(
         of, Recorded(stdout=ENDED), cluster=CLUSTER, since=at(0, day=1), until=at(12), now=at(12)
     )
-    assert sorted(row.use.cluster for row in report.spend.jobs) == [CLUSTER, "ssh-ed25519 OLD"]
+    assert sorted(row.use.cluster for row in report.jobs) == [CLUSTER, "ssh-ed25519 OLD"]
 
 
 def test_the_ledger_alone_says_what_it_has_no_end_of(tmp_path: Path) -> None:
     of = books(tmp_path)
     of.file.append(forecast_entry("7", "30", at(8)))
     report = ledger.report_of_ledger(of, since=at(0, day=1), until=at(12), now=at(12))
-    assert report.spend.jobs == ()
+    assert report.jobs == ()
     assert report.notes[1] == "Without an end: jobs 7."
 
 
@@ -497,7 +497,7 @@ def test_a_forecast_of_a_stack_with_contract_prices_uses_them(tmp_path: Path) ->
 
 def test_a_job_whose_name_no_terminal_shows_is_settled_once(tmp_path: Path) -> None:
     of = books(tmp_path)
-    job = use("1", at(8), at(10), FOUR, name="\x1b[2J\udc80")
+    job = use("1", at(8), at(10), FOUR, job="\x1b[2J\udc80")
     (entry,) = settled(of, job)
     assert settled(of, job) == ()
     assert of.file.read().entries == (replace(entry, job="\\x1b[2J\\udc80"),)

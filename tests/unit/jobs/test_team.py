@@ -174,7 +174,7 @@ def test_of_two_held_jobs_the_first_number_wins_whoever_decides_first(tmp_path: 
 def test_a_member_s_word_makes_no_room(comment: str, tmp_path: Path) -> None:
     """Whoever submits by hand is counted up to what Slurm enforces, whatever the job says."""
     ann, slurmctld = books(tmp_path, "10"), Controller()
-    slurmctld.submit("mallory", name=comment, is_held=False, num_nodes=2)
+    slurmctld.submit("mallory", job=comment, is_held=False, num_nodes=2)
     own = slurmctld.submit("ann")
     with pytest.raises(OverBudgetError, match=r"reserved by mallory \$9\.14 \(job 1\)"):
         decided(ann, slurmctld, own, "4")
@@ -254,7 +254,7 @@ def made(rows: list[tuple[str, str, int, int, set[int]]]) -> Iterator[JobUse]:
             [f"worker-{node}" for node in sorted(nodes)],
             user=user,
             account=account,
-            name=f"job-{length % 3}",
+            job=f"job-{length % 3}",
         )
 
 
@@ -276,7 +276,7 @@ def test_no_dollar_is_lost_or_doubled_by_whatever_it_is_summed(
     whole = len(busy) * NODE_USD / 6
     assert abs(found.jobs_usd - whole) < Decimal("1e-18")
     for by in By:
-        total = sum(map(total_usd, grouped(found.jobs, by.of).values()), Decimal(0))
+        total = sum(map(total_usd, grouped(found.jobs, by).values()), Decimal(0))
         assert abs(total - whole) < Decimal("1e-18")
 
 

@@ -22,7 +22,7 @@ import pytest
 from cost.report.layout import Format
 from cost.runs.budget import MonthBudget
 from cost.runs.ledger import Entry, encode
-from cost.runs.spend import By, SpendReport, parts, render_spend
+from cost.runs.spend import By, Spend, parts, render_spend
 from infra.clients.errors import JobsError
 from infra.clients.ssh import Result
 from infra.jobs.ledger import (
@@ -356,13 +356,13 @@ def test_who_claims_what_nobody_else_saw_is_named_by_what_it_refuses(tmp_path: P
         asked.submit(shell)
 
 
-def costs(of: JobLedger, *told: str) -> tuple[dict[str, Decimal | None], SpendReport]:
+def costs(of: JobLedger, *told: str) -> tuple[dict[str, Decimal | None], Spend]:
     """What `spend` says of each user's jobs where these lines are told."""
     period = {"cluster": CLUSTER, "since": at(0, day=1), "until": at(12), "now": at(12)}
     report = report_of_cluster(of, Teller("".join(told)), **period)
-    of_parts = sum((usd for _, usd in parts(report.spend)), Decimal(0))
-    assert abs(of_parts - report.spend.bill_usd) < Decimal("1e-6")
-    return {row.use.user: row.nodes_usd for row in report.spend.jobs}, report
+    of_parts = sum((usd for _, usd in parts(report)), Decimal(0))
+    assert abs(of_parts - report.bill_usd) < Decimal("1e-6")
+    return {row.use.user: row.nodes_usd for row in report.jobs}, report
 
 
 def test_nobody_s_word_changes_what_another_s_job_costs(tmp_path: Path) -> None:
@@ -379,12 +379,12 @@ def test_nobody_s_word_changes_what_another_s_job_costs(tmp_path: Path) -> None:
     assert alone == {"ann": hour_usd, "carl": hour_usd}
     both, lied = costs(of, carl, lies)
     assert {user: both[user] for user in alone} == alone
-    assert honest.spend.told_twice_usd == 0
-    claimed = lied.spend.jobs_usd - honest.spend.jobs_usd
+    assert honest.told_twice_usd == 0
+    claimed = lied.jobs_usd - honest.jobs_usd
     # Three hours of each node: of the first ann had a share with them, of the second nobody.
     assert abs(claimed - hour_usd * (Decimal("0.75") + 2)) < Decimal("1e-6")
-    assert abs(lied.spend.told_twice_usd - hour_usd * Decimal("1.75")) < Decimal("1e-6")
-    assert lied.spend.bill_usd == honest.spend.bill_usd
+    assert abs(lied.told_twice_usd - hour_usd * Decimal("1.75")) < Decimal("1e-6")
+    assert lied.bill_usd == honest.bill_usd
     for form in Format:
         text = render_spend(lied, form)
         assert "told twice" in text or form is Format.JSON
