@@ -36,7 +36,7 @@ from cost.report.layout import (
 )
 from cost.resources.estimate import Estimate
 from cost.resources.lines import Section
-from cost.runs.spend import Spend
+from cost.runs.spend import Spend, span_s
 from stacks.errors import UserError
 from stacks.files import read_bytes
 
@@ -142,29 +142,25 @@ def _read(
     """Adds the rows of one file; how many they are."""
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
     rows = csv.reader(text, strict=True)
-    try:
-        headings = [each.strip() for each in next(rows, list[str]())]
-    except (csv.Error, UnicodeDecodeError) as error:
-        problems.append(f"{name}:1: {error}; export it again")
-        return 0
-    given = set(headings)
     theirs = {ours: columns.get(ours, ours) for ours in COLUMNS}
-    missing = [ours for ours in NEEDED if theirs[ours] not in given]
-    if not any(theirs[ours] in given for ours in NAMES):
-        missing.append(f"any of {', '.join(NAMES)}")
-    if missing:
-        problems.append(
-            f"{name}: no column {', '.join(missing)} (has: {', '.join(sorted(given)) or 'none'}); "
-            "give an export in FOCUS 1.2, or name the columns with --column BilledCost=THEIRS"
-        )
-        return 0
-    twice = sorted(each for each in theirs.values() if headings.count(each) > 1)
-    if twice:
-        problems.append(f"{name}: column {twice[0]} is there twice; which one counts is not known")
-        return 0
-    places = {ours: headings.index(their) for ours, their in theirs.items() if their in given}
     num_rows = 0
     try:
+        headings = [each.strip() for each in next(rows, list[str]())]
+        missing = [ours for ours in NEEDED if theirs[ours] not in headings]
+        if not any(theirs[ours] in headings for ours in NAMES):
+            missing.append(f"any of {', '.join(NAMES)}")
+        if missing:
+            problems.append(
+                f"{name}: no column {', '.join(missing)} (has: "
+                f"{', '.join(sorted(set(headings))) or 'none'}); give an export in FOCUS 1.2, or "
+                "name the columns with --column BilledCost=THEIRS"
+            )
+            return 0
+        if twice := sorted(each for each in theirs.values() if headings.count(each) > 1):
+            why = "which one counts is not known"
+            problems.append(f"{name}: column {twice[0]} is there twice; {why}")
+            return 0
+        places = {ours: headings.index(it) for ours, it in theirs.items() if it in headings}
         for row in rows:
             if not row:
                 continue
@@ -181,7 +177,7 @@ def _read(
             except ValueError as error:
                 problems.append(f"{name}:{rows.line_num}: {error}")
     except (csv.Error, UnicodeDecodeError) as error:
-        problems.append(f"{name}:{rows.line_num}: {error}; export it again")
+        problems.append(f"{name}:{max(1, rows.line_num)}: {error}; export it again")
     return num_rows
 
 
@@ -435,7 +431,7 @@ def _ours(
     estimate: Estimate, spend: Spend
 ) -> tuple[Mapping[Product, Decimal], Mapping[Product, list[str]]]:
     """US dollars of each product over the period, and lines that have none."""
-    hours = Decimal((spend.until - spend.since) // timedelta(microseconds=1)) / 3_600_000_000
+    hours = span_s(spend.until - spend.since) / 3_600
     usd: dict[Product, Decimal] = defaultdict(Decimal)
     unpriced: dict[Product, list[str]] = defaultdict(list)
     for line in estimate.components:
@@ -451,21 +447,17 @@ def _ours(
     return usd, unpriced
 
 
-def _inside(
-    invoice: Invoice, spend: Spend
-) -> tuple[tuple[InvoiceLine, ...], tuple[InvoiceLine, ...]]:
+def _inside(invoice: Invoice, spend: Spend) -> tuple[list[InvoiceLine], list[InvoiceLine]]:
     """Rows of the period, and those that lie across its edge."""
-    touching = [
-        line
-        for line in invoice.lines
-        if line.started_at < spend.until and line.ended_at > spend.since
-    ]
     inside: list[InvoiceLine] = []
     cut: list[InvoiceLine] = []
-    for line in touching:
-        whole = line.started_at >= spend.since and line.ended_at <= spend.until
-        (inside if whole else cut).append(line)
-    return tuple(inside), tuple(cut)
+    for line in invoice.lines:
+        # Also one of a single moment, such as a purchase, at either end of the period.
+        if spend.since <= line.started_at and line.ended_at <= spend.until:
+            inside.append(line)
+        elif line.started_at < spend.until and line.ended_at > spend.since:
+            cut.append(line)
+    return inside, cut
 
 
 def _sums(

@@ -41,7 +41,7 @@ HEADER = (
 
 def row(usd: str, service: str, what: str, *, hour: int = 0, category: str = "Usage",
         listed: str = "", hours: int = 1) -> str:  # fmt: skip
-    start = f"2026-11-01T{hour:02d}:00:00Z"
+    start = f"2026-11-0{1 + hour // 24}T{hour % 24:02d}:00:00Z"
     end = f"2026-11-0{1 + (hour + hours) // 24}T{(hour + hours) % 24:02d}:00:00Z"
     return f"{usd},USD,{category},{start},{end},{service},{what},{listed}"
 
@@ -114,6 +114,17 @@ def test_a_product_that_is_billed_higher_fails_and_says_how_much(
     assert (compute.verdict, found.verdict) == (Verdict.FAIL, Verdict.FAIL)
     assert abs(compute.difference_usd - 500) < Decimal("1e-9")
     assert "more was up than is declared now" in compute.why
+
+
+@pytest.mark.parametrize("hour", [0, 24])
+def test_a_row_of_one_moment_counts_at_either_end_of_the_period(
+    hour: int, tmp_path: Path, ours: tuple[Estimate, Spend]
+) -> None:
+    """A purchase has no length: it was in no sum and no note, and the rest agreed."""
+    bought = row("500", "Compute", "vCPU", category="Purchase", hour=hour, hours=0)
+    found = whole_day(tmp_path, ours, bought)
+    assert found.verdict is Verdict.FAIL
+    assert abs(found.theirs_usd - found.ours_usd - 500) < Decimal("1e-9")
 
 
 def test_a_discount_is_told_by_its_list_price(tmp_path: Path, ours: tuple[Estimate, Spend]) -> None:
