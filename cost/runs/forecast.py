@@ -81,7 +81,8 @@ class Disturbance:
     @property
     def mtbf_s(self) -> Decimal | None:
         """Mean seconds between preemptions of any node of the job; None when there are none."""
-        return mtbf_s(self.preemptions_per_node_day, self.num_nodes)
+        per_day = self.preemptions_per_node_day * self.num_nodes
+        return None if per_day == 0 else SECONDS_PER_DAY / per_day
 
     @property
     def interval_s(self) -> Decimal | None:
@@ -97,8 +98,11 @@ class Disturbance:
 
     @property
     def slowdown(self) -> Slowdown | None:
-        """Expected losses at that interval; None when the run would never end."""
-        return best_slowdown(self.stall.seconds, self.restart_s, self.mtbf_s)
+        """Expected losses at Daly's interval; none without preemptions; None: it never ends."""
+        mean_s, interval_s = self.mtbf_s, self.interval_s
+        if mean_s is None or interval_s is None:
+            return Slowdown(checkpoint=Decimal(0), lost_work=Decimal(0), restart=Decimal(0))
+        return slowdown(interval_s, self.stall.seconds, self.restart_s, mean_s)
 
     def pays_up_to(self, price_ratio: Decimal) -> Decimal | None:
         """Preemptions a node-day up to which preemptible is cheaper; None: at every rate.
@@ -118,8 +122,7 @@ class Disturbance:
         return low
 
     def _pays(self, per_node_day: Decimal, price_ratio: Decimal) -> bool:
-        mean_s = mtbf_s(per_node_day, self.num_nodes)
-        found = best_slowdown(self.stall.seconds, self.restart_s, mean_s)
+        found = replace(self, preemptions_per_node_day=per_node_day).slowdown
         return found is not None and found.factor < price_ratio
 
 
@@ -191,12 +194,6 @@ def learned(spec: StackSpec, entries: Sequence[Entry]) -> StackSpec:
     return replace(spec, preemption=replace(declared, preemptions_per_node_day=rate, source=source))
 
 
-def mtbf_s(preemptions_per_node_day: Decimal, num_nodes: int) -> Decimal | None:
-    """Mean seconds between preemptions of a job on so many nodes; None when there are none."""
-    per_day = preemptions_per_node_day * num_nodes
-    return None if per_day == 0 else SECONDS_PER_DAY / per_day
-
-
 def young_interval_s(stall_s: Decimal, mean_s: Decimal) -> Decimal:
     """Young 1974: sqrt(2 * stall * MTBF), seconds of work between checkpoints."""
     return (2 * stall_s * mean_s).sqrt()
@@ -208,13 +205,6 @@ def daly_interval_s(stall_s: Decimal, mean_s: Decimal) -> Decimal:
         return mean_s
     part = stall_s / (2 * mean_s)
     return young_interval_s(stall_s, mean_s) * (1 + part.sqrt() / 3 + part / 9) - stall_s
-
-
-def best_slowdown(stall_s: Decimal, restart_s: Decimal, mean_s: Decimal | None) -> Slowdown | None:
-    """Expected losses at Daly's interval; none without preemptions; None when it never ends."""
-    if mean_s is None:
-        return Slowdown(checkpoint=Decimal(0), lost_work=Decimal(0), restart=Decimal(0))
-    return slowdown(daly_interval_s(stall_s, mean_s), stall_s, restart_s, mean_s)
 
 
 def slowdown(

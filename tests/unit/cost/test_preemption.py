@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from cost.runs.forecast import (
     Disturbance,
     Stall,
-    best_slowdown,
     daly_interval_s,
     disturbance,
     learned,
-    mtbf_s,
     slowdown,
     young_interval_s,
 )
@@ -51,7 +49,7 @@ def losses(**changes: object) -> Disturbance:
 
 
 def test_two_nodes_preempted_once_a_day_each_stop_the_job_every_twelve_hours():
-    assert mtbf_s(Decimal(1), 2) == 43200
+    assert losses().mtbf_s == 43200
 
 
 def test_young_s_interval_is_the_root_of_twice_the_stall_times_the_mean():
@@ -94,8 +92,11 @@ def test_no_other_interval_is_better_than_daly_s_by_more_than_a_percent_of_the_t
 def test_more_preemptions_never_make_a_run_faster(
     stall_s: Decimal, restart_s: Decimal, mean_s: Decimal
 ):
-    rare = best_slowdown(stall_s, restart_s, mean_s * Decimal("1.1"))
-    often = best_slowdown(stall_s, restart_s, mean_s)
+    stall = Stall(seconds=stall_s, source="assumed", measured_on=None)
+    rare, often = (
+        losses(stall=stall, restart_s=restart_s, preemptions_per_node_day=43200 / each).slowdown
+        for each in (mean_s * Decimal("1.1"), mean_s)
+    )
     assert often is None or (rare is not None and 1 <= rare.factor <= often.factor)
 
 
