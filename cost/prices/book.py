@@ -471,15 +471,6 @@ def node_prices(spec: StackSpec) -> tuple[Price, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Contract:
-    """What a contract price says beside its SKU and unit."""
-
-    usd: Money
-    source: str
-    date: date
-
-
 def contract_prices(spec: StackSpec) -> tuple[Price, ...]:
     """The contract prices that the stack declares."""
     decoder, seen, found = Decoder(), set[str](), list[Price]()
@@ -489,16 +480,14 @@ def contract_prices(spec: StackSpec) -> tuple[Price, ...]:
             decoder.refuse(f"{path}.sku", f"'{sku}' stands here twice; keep one")
         seen.add(sku)
         sold_by = unit(sku, declared.unit, path, decoder, sku_path=f"{path}.sku")
-        values = {"usd": declared.usd, "source": declared.source, "date": declared.date}
-        said = decoder.record(_Contract, values, path)
-        if sold_by is not None and said is not None:
+        if sold_by is not None:
             found.append(
                 Price(
                     sku=sku,
                     unit=sold_by,
-                    usd=said.usd,
-                    source=said.source,
-                    date=said.date,
+                    usd=declared.usd,
+                    source=declared.source,
+                    date=declared.date,
                     covers_vm=covers_vm(sku),
                     layer=Layer.CONTRACT,
                 )
@@ -507,24 +496,20 @@ def contract_prices(spec: StackSpec) -> tuple[Price, ...]:
     return tuple(found)
 
 
-def old_prices(prices: Iterable[Price], today: date, max_age_days: int) -> tuple[Price, ...]:
-    """The prices that are more than `max_age_days` old, oldest first, each SKU once."""
-    old = {price.sku: price for price in prices if (today - price.date).days > max_age_days}
-    return tuple(sorted(old.values(), key=lambda price: (price.date, price.sku)))
-
-
 def price_age_problems(
     spec: StackSpec, prices: Iterable[Price], today: date
 ) -> tuple[Problem, ...]:
     """One warning for all prices in use that are older than the stack's policy allows.
 
-    No more than a warning: an age depends on the day, and an unchanged stack previews unchanged.
+    Oldest first, each SKU once. No more than a warning: an age depends on the day, and an unchanged
+    stack previews unchanged.
     """
     limit = spec.policy.max_price_age_days
-    old = old_prices(prices, today, limit)
+    old = {price.sku: price for price in prices if (today - price.date).days > limit}
     if not old:
         return ()
-    names = ", ".join(f"{price.sku} ({price.dated})" for price in old)
+    oldest_first = sorted(old.values(), key=lambda price: (price.date, price.sku))
+    names = ", ".join(f"{price.sku} ({price.dated})" for price in oldest_first)
     return (
         Problem(
             level=Level.WARNING,

@@ -6,6 +6,7 @@ Money is US dollars without tax; what follows from it is computed in cost/.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
 from enum import StrEnum
 
@@ -144,7 +145,7 @@ class ContractPriceSpec:
     """US dollars for one unit."""
     source: str
     """Contract or offer that says so."""
-    date: str
+    date: date
     """YYYY-MM-DD of the contract or offer."""
 
 

@@ -295,6 +295,27 @@ def test_a_price_book_with_a_mistake_is_refused_with_file_and_key(
             [{"sku": "public-ip", "unit": "address-hour", "usd": 1, "source": "x"}],
             "mine.contract_prices[0].date",
         ),
+        *(
+            (
+                "contract_prices",
+                [
+                    {
+                        "sku": "public-ip",
+                        "unit": "address-hour",
+                        "usd": 1,
+                        "source": "x",
+                        "date": "2026-01-01",
+                        key: wrong,
+                    }
+                ],
+                f"mine.contract_prices[0].{key}: expected {said}",
+            )
+            for key, wrong, said in (
+                ("usd", -1, "a number of 0 or more"),
+                ("source", " ", "text that is not blank"),
+                ("date", "soon", "a day"),
+            )
+        ),
     ],
 )
 def test_a_stack_with_a_mistake_is_refused_with_its_key(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 
@@ -71,7 +72,11 @@ def test_the_cheapest_comes_first_and_none_is_dearer_than_what_is_declared():
 def test_what_keeps_every_limit_comes_before_what_is_cheaper_and_breaks_one():
     """A contract makes on-demand nodes cheaper than preemptible ones, which the policy wants."""
     contract = ContractPriceSpec(
-        sku="gpu-h200-sxm/gpu", unit="GPU-hour", usd=Decimal(1), source="offer", date="2026-11-01"
+        sku="gpu-h200-sxm/gpu",
+        unit="GPU-hour",
+        usd=Decimal(1),
+        source="offer",
+        date=date(2026, 11, 1),
     )
     spec = replace(
         load_stack("h200-elastic"),
@@ -216,7 +221,11 @@ def test_a_measured_run_on_the_other_preset_makes_its_hours_known():
 def test_a_contract_price_holds_in_another_region_too():
     spec = load_stack("h200-elastic")
     contract = ContractPriceSpec(
-        sku="gpu-h200-sxm/gpu", unit="GPU-hour", usd=Decimal(2), source="offer", date="2026-11-01"
+        sku="gpu-h200-sxm/gpu",
+        unit="GPU-hour",
+        usd=Decimal(2),
+        source="offer",
+        date=date(2026, 11, 1),
     )
     inputs = layered_inputs(replace(spec, contract_prices=(contract,)))
     found = alternatives(inputs, [parse_shortage("gpu-h200-sxm@eu-north1")])

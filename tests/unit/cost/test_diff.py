@@ -293,7 +293,7 @@ def test_a_contract_price_is_named_on_its_own_lines_only(billed: Billed):
     before = billed("l40s-dev")
     contract = ContractPriceSpec(
         sku="gpu-l40s-d/gpu", unit="GPU-hour", usd=Decimal("1.10"), source="offer 7",
-        date="2026-11-01",
+        date=date(2026, 11, 1),
     )  # fmt: skip
     change = changed(before, replace(before.spec, contract_prices=(contract,)))
     found = causes(change)

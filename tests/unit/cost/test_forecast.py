@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 
@@ -158,7 +159,7 @@ def preemptible() -> StackSpec:
         contract_prices=tuple(
             ContractPriceSpec(
                 sku=f"gpu-l40s-d/{part}/preemptible", unit=unit, usd=Decimal(usd), source="offer",
-                date="2026-11-01",
+                date=date(2026, 11, 1),
             )
             for part, unit, usd in (
                 ("gpu", "GPU-hour", "0.5"), ("vcpu", "vCPU-hour", "0.005"), ("ram", "GiB-hour", "0")

