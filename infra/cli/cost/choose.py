@@ -15,7 +15,7 @@ from cost.choose.advise import advise as advice_on
 from cost.choose.advise import explain_candidate, render_advice
 from cost.choose.servers import SLO_NAMES, Ask, Promise, measured_curves
 from cost.prices.book import Price, PriceBook, price_age_problems
-from cost.report.layout import Format, render_explanation, render_report
+from cost.report.layout import Format, picked, render_explanation, render_report
 from cost.resources.estimate import estimate
 from cost.run_record import RunRecord
 from cost.size import answer
@@ -306,13 +306,7 @@ def _rows(prices: Iterable[Price], today: date) -> list[tuple[object, ...]]:
 
 def _plain(price: Price, today: date) -> dict[str, Any]:
     return {
-        "sku": price.sku,
-        "usd": f"{price.usd:f}",
-        "unit": price.unit.value,
-        "region": price.region,
-        "layer": price.layer.value,
-        "date": price.date.isoformat(),
-        "is_undated": price.is_undated,
+        **picked(price, "sku usd unit region layer date is_undated", "{:f}".format),
         "age_days": (today - price.date).days,
         "source": price.source,
     }
