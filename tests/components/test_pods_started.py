@@ -52,7 +52,7 @@ def test_the_checks_and_every_command_wait_for_the_pods_and_these_for_the_releas
 @pytest.mark.parametrize("stack", SHIPPED)
 def test_its_inputs_are_what_the_plugin_takes(deployed: Deploy, stack: str) -> None:
     inputs = deployed(stack).one(TYPE).inputs
-    assert PodsStartedProvider().check(TYPE, {}, inputs)[1] == []
+    assert PodsStartedProvider().check({}, inputs)[1] == []
     roles = {labels["slurm.nebius.ai/nodeset"] for labels in inputs["node_labels"]}
     assert {"system", "controller", "login", "worker"} <= roles
 
@@ -70,7 +70,7 @@ def test_workers_that_run_from_the_start_are_waited_for_and_those_that_sleep_are
     made = deployed(replace(spec, nodes=replace(spec.nodes, workers=(elastic,))))
     inputs = made.one(TYPE).inputs
     assert (inputs["pods"], inputs["may_sleep"]) == (system, ["worker-0"])
-    assert PodsStartedProvider().check(TYPE, {}, inputs)[1] == []
+    assert PodsStartedProvider().check({}, inputs)[1] == []
     first = replace(worker, created_nodes=1)
     made = deployed(replace(spec, nodes=replace(spec.nodes, workers=(first,))))
     assert made.one(TYPE).inputs["pods"] == [*system, "worker-0"]

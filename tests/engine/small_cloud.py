@@ -133,14 +133,14 @@ class Deployment:
         """Deletes what the state knows, last first; stops at the first error."""
         for name in reversed(list(self.state)):
             id_, _, state = self.state[name]
-            self.provider.delete(declared()[name][0], id_, state)
+            self.provider.of(declared()[name][0]).delete(id_, state)
             del self.state[name]
 
     def _inputs(
         self, name: str, token: str, metadata: dict[str, Any], spec: dict[str, Any]
     ) -> dict[str, Any]:
         new = {"metadata": {"name": name, **metadata}, "spec": spec}
-        inputs, problems = self.provider.check(token, {}, self._resolved(new))
+        inputs, problems = self.provider.of(token).check({}, self._resolved(new))
         assert not problems
         return inputs
 
@@ -158,7 +158,7 @@ class Deployment:
 
     def _create(self, name: str, token: str, inputs: dict[str, Any]) -> None:
         try:
-            id_, state = self.provider.create(token, self._urn(name, token), inputs, False)
+            id_, state = self.provider.of(token).create(self._urn(name, token), inputs)
         except PartialError as error:
             self.state[name] = error.id, inputs, dict(error.state)
             raise
@@ -168,7 +168,7 @@ class Deployment:
         id_, old, state = self.state[name]
         urn = self._urn(name, token)
         try:
-            new = self.provider.update(token, urn, id_, state, inputs, False)
+            new = self.provider.of(token).update(urn, id_, state, inputs)
         except PartialError as error:
             # Of a failed update the engine keeps the old inputs: the next run tries it again.
             self.state[name] = error.id, old, dict(error.state)

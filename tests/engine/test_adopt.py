@@ -17,6 +17,7 @@ from infra.cli.cluster import cloud as verbs
 from infra.cli.main import app
 from infra.providers.nebius import sdk
 from infra.providers.nebius.provider import NebiusProvider
+from infra.providers.nebius.resource_type import ResourceType
 from tests.engine.nebius_project import pulumi_binary
 from tests.engine.program_env import Program, running_program
 from tests.engine.test_orphans import FILESYSTEM, JAIL
@@ -54,13 +55,13 @@ def made(
 ) -> str:
     """The id of a resource that a person made, or another stack; never one of `local`."""
     provider, name = NebiusProvider(), next(_names)
-    kind = provider._type(token)
+    kind = ResourceType.of_token(provider._api.schema, token)
     metadata: dict[str, Any] = {"parent_id": project_id, "name": name}
-    inputs, problems = provider.check(token, {}, {"metadata": metadata, "spec": spec})
+    inputs, problems = provider.of(token).check({}, {"metadata": metadata, "spec": spec})
     assert not problems
     if stack is not None:
         urn = f"urn:pulumi:{stack}::soperator-stack::{token}::{name}"
-        return provider.create(token, urn, inputs, False)[0]
+        return provider.of(token).create(urn, inputs)[0]
     operation = provider._api.call(kind.service, "Create", kind.request("Create", inputs))
     return provider._api.wait(kind.service, operation).resource_id
 
@@ -168,7 +169,7 @@ def test_a_cluster_takes_the_name_and_the_labels_of_the_stacks(program: Program)
     status, text = adopt("cluster", cluster, "--stack", "local")
     assert status == 0, text
     provider = NebiusProvider()
-    _, found, _ = provider.read("nebius:mk8s/v1:Cluster", cluster, {}, {}) or ("", {}, {})
+    _, found, _ = provider.of("nebius:mk8s/v1:Cluster").read(cluster, {}, {}) or ("", {}, {})
     assert found["metadata"]["name"] == "local-kube"
     assert found["metadata"]["labels"]["stack"] == "local"
     assert found["spec"]["control_plane"] == plane

@@ -75,9 +75,9 @@ class Run:
             for type_, declared in _declared().items():
                 if type_ not in self.state:
                     urn = f"urn:pulumi:dev::resets::{type_}::one"
-                    inputs, problems = plugin.check(type_, {}, declared)
+                    inputs, problems = plugin.of(type_).check({}, declared)
                     assert not list(problems)
-                    self.state[type_] = plugin.create(type_, urn, inputs, False)
+                    self.state[type_] = plugin.of(type_).create(urn, inputs)
         except UserError as error:
             return str(error)
         return ""

@@ -69,7 +69,7 @@ def provider(cloud: SmallCloud) -> Iterator[NebiusProvider]:
         patch.setattr(api, "_AWAY_S", 0.0)
         sdk.shared_sdk.cache_clear()
         made = NebiusProvider()
-        schema, pauses = made._schema, (0.0,) * (ATTEMPTS - 1)
+        schema, pauses = made._api.schema, (0.0,) * (ATTEMPTS - 1)
         patch.setattr(made, "_api", api.Api(schema, made.cancelled, back_off_s=pauses))
         yield made
         sdk.shared_sdk().sync_close()

@@ -84,10 +84,10 @@ def make(program: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str
             "metadata": {"parent_id": "project-e00p", "name": name},
             "spec": {"type": "network-ssd", "size_gibibytes": 100},
         }
-        inputs, problems = provider.check(FILESYSTEM, {}, declared)
+        inputs, problems = provider.of(FILESYSTEM).check({}, declared)
         assert not problems
         urn = f"urn:pulumi:{stack}::soperator-stack::{FILESYSTEM}::{name}"
-        return provider.create(FILESYSTEM, urn, inputs, False)[0]
+        return provider.of(FILESYSTEM).create(urn, inputs)[0]
 
     return filesystem
 

@@ -19,25 +19,27 @@ from infra.providers.engine.provider import UNKNOWN, Diff, Provider, ProviderErr
 from infra.providers.engine.serve import serve
 
 class Disks(Provider):
-    def check(self, type_, old, new):
+    def check(self, old, new):
         wrong = [("size", "0 is no size; at least 1 GiB")] if new["size"] == 0 else []
         return new, wrong
 
-    def diff(self, type_, id, old_inputs, old_state, new):
+    def diff(self, id, old_inputs, old_state, new):
         detailed = compare(old_inputs, new)
         replaces = [path for path in detailed if path == "kind"]
         return Diff(replaces=replaces, detailed=detailed, stables=["id"])
 
-    def create(self, type_, urn, inputs, preview):
+    def preview(self, urn, id, old_state, new):
+        return {**new, "key": old_state.get("key", UNKNOWN)}
+
+    def create(self, urn, inputs):
         if inputs["size"] == 13:
             raise ProviderError("disk: quota of 12 GiB reached;\\nask for more")
-        key = UNKNOWN if preview else Secret("hidden-key")
-        return "disk-" + inputs["kind"], {**inputs, "key": key}
+        return "disk-" + inputs["kind"], {**inputs, "key": Secret("hidden-key")}
 
-    def update(self, type_, urn, id, old_state, new, preview):
+    def update(self, urn, id, old_state, new):
         return {**new, "key": old_state["key"]}
 
-    def delete(self, type_, id, state):
+    def delete(self, id, state):
         pass
 
 serve(Disks(), "demo", "1.0.0")

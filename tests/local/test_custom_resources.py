@@ -17,7 +17,6 @@ from infra.providers.engine.provider import ProviderError
 from infra.providers.nebius.sdk import ENDPOINT_VARIABLE
 from infra.providers.soperator.crds import (
     FOLDER,
-    TYPE,
     CustomResourcesProvider,
     LostVersionError,
     apply_crds,
@@ -120,21 +119,21 @@ def test_the_definitions_live_through_an_upgrade_and_the_way_back(
     provider = CustomResourcesProvider()
     chart(unchanged)
     before = inputs(config, "4.1.7")
-    id_, state = provider.create(TYPE, URN, before, False)
+    id_, state = provider.create(URN, before)
     assert id_ == "helm-soperator"
     assert tuple(state["definitions"]) == IN_CHART
     assert "updateStrategy" not in live_fields(client)
 
     chart(with_field)
     after = inputs(config, "4.2.0")
-    assert set(provider.diff(TYPE, id_, before, state, after).detailed) == {"version"}
-    upgraded = provider.update(TYPE, URN, id_, state, after, False)
+    assert set(provider.diff(id_, before, state, after).detailed) == {"version"}
+    upgraded = provider.update(URN, id_, state, after)
     assert live_fields(client)["updateStrategy"]["enum"] == ["slurmAware"]
     changed = {n for n, d in upgraded["definitions"].items() if d != state["definitions"][n]}
     assert changed == {NODESETS}
 
     chart(unchanged)
-    back = provider.update(TYPE, URN, id_, upgraded, before, False)
+    back = provider.update(URN, id_, upgraded, before)
     assert back["definitions"] == state["definitions"]
     assert "updateStrategy" not in live_fields(client)
 
@@ -159,10 +158,10 @@ def test_a_version_in_which_objects_are_stored_is_not_taken_away(
     provider = CustomResourcesProvider()
     chart(unchanged)
     before = inputs(config, "4.1.7")
-    id_, state = provider.create(TYPE, URN, before, False)
+    id_, state = provider.create(URN, before)
     chart(without_the_stored_version)
     with pytest.raises(ProviderError, match="objects are stored as v1alpha1, which the new"):
-        provider.update(TYPE, URN, id_, state, inputs(config, "9.0.0"), False)
+        provider.update(URN, id_, state, inputs(config, "9.0.0"))
     assert "v1alpha1" in str(client.get(crd_of(NODESETS)))
 
 
@@ -193,12 +192,12 @@ def test_a_refresh_sees_a_definition_that_somebody_deleted(
     provider = CustomResourcesProvider()
     chart(unchanged)
     declared = inputs(config, "4.1.7")
-    id_, state = provider.create(TYPE, URN, declared, False)
-    assert provider.read(TYPE, id_, state, declared) is not None
+    id_, state = provider.create(URN, declared)
+    assert provider.read(id_, state, declared) is not None
     client.delete(crd_of(JAILED))
     client.wait_gone(crd_of(JAILED), timeout_s=30)
     assert missing(client, state["definitions"]) == [JAILED]
-    assert provider.read(TYPE, id_, state, declared) is None
+    assert provider.read(id_, state, declared) is None
 
 
 def test_a_delete_leaves_them_because_objects_would_go_with_them(
@@ -206,8 +205,8 @@ def test_a_delete_leaves_them_because_objects_would_go_with_them(
 ) -> None:
     provider = CustomResourcesProvider()
     chart(unchanged)
-    id_, state = provider.create(TYPE, URN, inputs(config, "4.1.7"), False)
-    provider.delete(TYPE, id_, state)
+    id_, state = provider.create(URN, inputs(config, "4.1.7"))
+    provider.delete(id_, state)
     assert missing(client, state["definitions"]) == []
 
 
@@ -219,4 +218,4 @@ def test_a_definition_that_the_api_server_refuses_is_told_with_its_name(
 
     chart(broken)
     with pytest.raises(ProviderError, match=f"custom resources of .*{NODESETS}"):
-        CustomResourcesProvider().create(TYPE, URN, inputs(config, "4.1.8"), False)
+        CustomResourcesProvider().create(URN, inputs(config, "4.1.8"))

@@ -73,7 +73,7 @@ def namespace(client, plugin, request):
         if "meta.helm.sh/release-name" in (item["metadata"].get("annotations") or {}):
             client.delete(item)
     plugin.cancelled.clear()
-    plugin.delete("kubernetes:core/v1:Namespace", name, inputs)
+    plugin.of("kubernetes:core/v1:Namespace").delete(name, inputs)
 
 
 def _bare(item):
@@ -137,7 +137,7 @@ def set_phase(client, target, phase, generation=1, message="said by the test"):
 
 def test_a_preview_leaves_nothing_behind(plugin, client, namespace):
     inputs = config_map(namespace, a="1")
-    _, state = plugin.create(CONFIG_MAP, urn("cm"), inputs, True)
+    state = plugin.of(CONFIG_MAP).preview(urn("cm"), "", {}, inputs)
     assert state == inputs
     assert client.get(inputs) is None
 
@@ -145,14 +145,14 @@ def test_a_preview_leaves_nothing_behind(plugin, client, namespace):
 def test_a_preview_checks_the_fields_of_an_object_whose_namespace_comes_later(plugin):
     inputs = {**config_map("not-there-yet", a="1"), "dta": {}}
     with pytest.raises(UserError, match=r"ConfigMap .*dta: field not declared in schema"):
-        plugin.create(CONFIG_MAP, urn("cm"), inputs, True)
+        plugin.of(CONFIG_MAP).preview(urn("cm"), "", {}, inputs)
 
 
 def test_a_preview_with_unknown_values_asks_nobody():
     plugin = Kubernetes()
     plugin.configure({"kubeconfig": UNKNOWN})
     inputs = config_map("default", a=UNKNOWN)
-    assert plugin.create(CONFIG_MAP, urn("cm"), inputs, True)[1] == inputs
+    assert plugin.of(CONFIG_MAP).preview(urn("cm"), "", {}, inputs) == inputs
 
 
 def test_a_preview_without_an_answer_passes_and_says_so_once(plugin, cluster):
@@ -162,21 +162,21 @@ def test_a_preview_without_an_answer_passes_and_says_so_once(plugin, cluster):
     said = []
     plugin.engine.info = lambda urn, line, **_: said.append(line)
     for name in ("one", "two"):
-        plugin.create(CONFIG_MAP, urn(name), config_map("default", name), True)
+        plugin.of(CONFIG_MAP).preview(urn(name), "", {}, config_map("default", name))
     assert len(said) == 1
     assert "not checked by the API server" in said[0]
     with pytest.raises(UserError, match="no answer"):
-        plugin.create(CONFIG_MAP, urn("one"), config_map("default", "one"), False)
+        plugin.of(CONFIG_MAP).create(urn("one"), config_map("default", "one"))
 
 
 def test_an_object_without_a_name_gets_one_that_stays(plugin, client, namespace):
     inputs = config_map(namespace, name=None, a="1")
-    id_, state = plugin.create(CONFIG_MAP, urn("notes"), inputs, False)
+    id_, state = plugin.of(CONFIG_MAP).create(urn("notes"), inputs)
     assert id_ == f"{namespace}/{state['metadata']['name']}"
     assert id_.startswith(f"{namespace}/notes-")
-    found = plugin.read(CONFIG_MAP, id_, state, inputs)
+    found = plugin.of(CONFIG_MAP).read(id_, state, inputs)
     assert found == (id_, state, inputs)
-    assert plugin.diff(CONFIG_MAP, id_, inputs, state, inputs).detailed == {}
+    assert plugin.of(CONFIG_MAP).diff(id_, inputs, state, inputs).detailed == {}
 
 
 def test_drift_of_a_declared_field_is_seen_and_defaults_are_not(plugin, client, namespace):
@@ -190,14 +190,14 @@ def test_drift_of_a_declared_field_is_seen_and_defaults_are_not(plugin, client, 
         },
     }
     type_ = "kubernetes:core/v1:PersistentVolumeClaim"
-    id_, state = plugin.create(type_, urn("claim"), inputs, False)
+    id_, state = plugin.of(type_).create(urn("claim"), inputs)
     assert client.get(inputs)["spec"]["volumeMode"] == "Filesystem"
-    assert plugin.read(type_, id_, state, inputs) == (id_, state, inputs)
+    assert plugin.of(type_).read(id_, state, inputs) == (id_, state, inputs)
 
     note = config_map(namespace, a="1")
-    id_, state = plugin.create(CONFIG_MAP, urn("cm"), note, False)
+    id_, state = plugin.of(CONFIG_MAP).create(urn("cm"), note)
     client.apply({**note, "data": {"a": "2", "b": "by hand"}}, field_manager="pulumi")
-    _, _, seen = plugin.read(CONFIG_MAP, id_, state, note)
+    _, _, seen = plugin.of(CONFIG_MAP).read(id_, state, note)
     assert seen["data"] == {"a": "2"}
 
 
@@ -208,33 +208,33 @@ def test_a_secret_stays_wrapped_and_its_drift_is_seen(plugin, client, namespace)
         "metadata": {"name": "key", "namespace": namespace},
         "stringData": {"token": "one"},
     }
-    checked, failures = plugin.check(SECRET, {}, inputs)
+    checked, failures = plugin.of(SECRET).check({}, inputs)
     assert checked["data"] == Secret({"token": "b25l"})
     assert not list(failures)
     known = reveal(checked)
-    id_, state = plugin.create(SECRET, urn("key"), known, False)
+    id_, state = plugin.of(SECRET).create(urn("key"), known)
     assert state["data"] == Secret({"token": "b25l"})
     client.apply({**inputs, "stringData": {"token": "two"}})
-    assert plugin.read(SECRET, id_, state, known)[2]["data"] == Secret({"token": "dHdv"})
+    assert plugin.of(SECRET).read(id_, state, known)[2]["data"] == Secret({"token": "dHdv"})
 
 
 def test_what_was_deleted_by_hand_is_read_as_gone_and_deletes_without_error(
     plugin, client, namespace
 ):
     inputs = config_map(namespace)
-    id_, state = plugin.create(CONFIG_MAP, urn("cm"), inputs, False)
+    id_, state = plugin.of(CONFIG_MAP).create(urn("cm"), inputs)
     client.delete(inputs)
-    assert plugin.read(CONFIG_MAP, id_, state, inputs) is None
-    plugin.delete(CONFIG_MAP, id_, state)
+    assert plugin.of(CONFIG_MAP).read(id_, state, inputs) is None
+    plugin.of(CONFIG_MAP).delete(id_, state)
 
 
 def test_a_finalizer_that_nobody_takes_is_named_when_the_time_is_over(plugin, client, namespace):
     notes = {"finalizers": ["test/hold"], "annotations": {"pulumi.com/timeoutSeconds": "0"}}
     inputs = config_map(namespace)
     inputs["metadata"] |= notes
-    id_, state = plugin.create(CONFIG_MAP, urn("cm"), inputs, False)
+    id_, state = plugin.of(CONFIG_MAP).create(urn("cm"), inputs)
     with pytest.raises(UserError, match=r"ConfigMap .*/cm: waited 0 s .* test/hold"):
-        plugin.delete(CONFIG_MAP, id_, state)
+        plugin.of(CONFIG_MAP).delete(id_, state)
     client.apply({**inputs, "metadata": {**inputs["metadata"], "finalizers": []}})
 
 
@@ -243,7 +243,7 @@ def test_a_namespace_ends_with_objects_of_every_kind(plugin, client, namespace):
     client.apply({**nodeset(namespace), "spec": SPEC})
     client.apply(config_map(namespace))
     declared = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
-    plugin.delete("kubernetes:core/v1:Namespace", namespace, declared)
+    plugin.of("kubernetes:core/v1:Namespace").delete(namespace, declared)
     assert client.list("v1", "ConfigMap", namespace) == []
     assert client.list("slurm.nebius.ai/v1alpha1", "NodeSet", namespace) == []
 
@@ -255,17 +255,17 @@ def test_wait_for_waits_for_the_status_that_is_asked(plugin, client, namespace):
         "pulumi.com/timeoutSeconds": "0",
     }
     with pytest.raises(PartialError, match=r"NodeSet .*/worker: waited 0 s for jsonpath") as raised:
-        plugin.create(NODESET, urn("worker"), inputs, False)
+        plugin.of(NODESET).create(urn("worker"), inputs)
     assert raised.value.id == f"{namespace}/worker"
     set_phase(client, nodeset(namespace), "Ready")
-    assert plugin.update(NODESET, urn("worker"), raised.value.id, {}, inputs, False)
+    assert plugin.of(NODESET).update(urn("worker"), raised.value.id, {}, inputs)
 
 
 def test_a_release_records_its_revision_and_prunes_what_is_no_longer_rendered(
     plugin, client, namespace
 ):
     inputs = release(namespace, "one", "two")
-    id_, state = plugin.create(RELEASE, urn("nodesets"), inputs, False)
+    id_, state = plugin.of(RELEASE).create(urn("nodesets"), inputs)
     assert id_ == f"{namespace}/nodesets"
     assert state["status"] == {
         "status": "deployed",
@@ -277,18 +277,18 @@ def test_a_release_records_its_revision_and_prunes_what_is_no_longer_rendered(
         "revision": 1,
     }
     fewer = release(namespace, "two")
-    state = plugin.update(RELEASE, urn("nodesets"), id_, state, fewer, False)
+    state = plugin.of(RELEASE).update(urn("nodesets"), id_, state, fewer)
     assert state["status"]["revision"] == 2
     assert client.get(nodeset(namespace, "one")) is None
     assert client.get(nodeset(namespace, "two")) is not None
-    plugin.delete(RELEASE, id_, state)
+    plugin.of(RELEASE).delete(id_, state)
     assert client.get(nodeset(namespace, "two")) is None
     assert client.list("v1", "ConfigMap", namespace, "local.soperator/release=nodesets") == []
 
 
 def test_an_unknown_chart_is_recorded_under_its_label(plugin, client, namespace):
     inputs = release(namespace, chart=f"{CHARTS}/helm-soperator", name="operator", values={})
-    _, state = plugin.create(RELEASE, urn("operator"), inputs, False)
+    _, state = plugin.of(RELEASE).create(urn("operator"), inputs)
     assert state["status"]["status"] == "deployed"
     found = client.list("v1", "ConfigMap", namespace, "local.soperator/recorded=true")
     assert [item["metadata"]["name"] for item in found] == ["release-operator"]
@@ -298,7 +298,7 @@ def test_an_unknown_chart_is_recorded_under_its_label(plugin, client, namespace)
 def test_another_chart_version_is_refused(plugin, namespace):
     inputs = release(namespace, "one", version="4.1.8")
     with pytest.raises(ProviderError, match=r"version '4.1.8' is not known .* cluster.soperator"):
-        plugin.create(RELEASE, urn("nodesets"), inputs, True)
+        plugin.of(RELEASE).preview(urn("nodesets"), "", {}, inputs)
 
 
 def test_a_release_refuses_what_helm_refuses(plugin, client, namespace):
@@ -306,15 +306,15 @@ def test_a_release_refuses_what_helm_refuses(plugin, client, namespace):
     client.apply({**_bare(nodeset(namespace)), "spec": SPEC})
     missing = r'NodeSet "worker" in namespace .* missing key "meta.helm.sh/release-name"'
     with pytest.raises(ProviderError, match=missing):
-        plugin.create(RELEASE, urn("nodesets"), inputs, False)
+        plugin.of(RELEASE).create(urn("nodesets"), inputs)
     client.delete(nodeset(namespace))
-    id_, state = plugin.create(RELEASE, urn("nodesets"), inputs, False)
+    id_, state = plugin.of(RELEASE).create(urn("nodesets"), inputs)
     with pytest.raises(ProviderError, match="cannot re-use a name that is still in use"):
-        plugin.create(RELEASE, urn("nodesets"), inputs, False)
+        plugin.of(RELEASE).create(urn("nodesets"), inputs)
     (record,) = client.list("v1", "Secret", namespace, "owner=helm,name=nodesets")
     client.merge_patch(record, {"metadata": {"labels": {"status": "pending-upgrade"}}})
     with pytest.raises(ProviderError, match=r"another operation .* is in progress"):
-        plugin.update(RELEASE, urn("nodesets"), id_, state, inputs, False)
+        plugin.of(RELEASE).update(urn("nodesets"), id_, state, inputs)
 
 
 def test_values_files_lie_below_the_values(plugin, client, namespace, tmp_path):
@@ -322,7 +322,7 @@ def test_values_files_lie_below_the_values(plugin, client, namespace, tmp_path):
     file.write_text("images: {munge: {tag: from-file}, slurmd: {tag: from-file}}\n")
     inputs = release(namespace, "worker", valueYamlFiles=[Asset(path=str(file))])
     inputs["values"]["images"] = {"munge": {"tag": "from-values"}}
-    plugin.create(RELEASE, urn("nodesets"), inputs, False)
+    plugin.of(RELEASE).create(urn("nodesets"), inputs)
     spec = client.get(nodeset(namespace))["spec"]
     tags = (spec["munge"]["image"]["tag"], spec["slurmd"]["image"]["tag"])
     assert tags == ("from-values", "from-file")
@@ -340,7 +340,7 @@ def test_an_exec_credential_of_the_kubeconfig_opens_the_cluster(cluster, namespa
     }
     plugin = Kubernetes()
     plugin.configure({"kubeconfig": json.dumps(config), "namespace": namespace})
-    id_, _ = plugin.create(CONFIG_MAP, urn("cm"), config_map(None, a="1") | _no_namespace(), False)
+    id_, _ = plugin.of(CONFIG_MAP).create(urn("cm"), config_map(None, a="1") | _no_namespace())
     assert id_ == f"{namespace}/cm"
 
 

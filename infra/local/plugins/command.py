@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import paramiko
 from paramiko.pkey import UnknownKeyType
@@ -29,10 +29,10 @@ from infra.providers.engine.provider import (
     UNKNOWN,
     Archive,
     Asset,
-    Diff,
+    Dispatch,
+    Failure,
     Provider,
     ProviderError,
-    compare,
 )
 from infra.providers.engine.serve import serve
 
@@ -359,18 +359,6 @@ class _Lines:
 
 REMOTE: Final = "command:remote:Command"
 COPY: Final = "command:remote:CopyToRemote"
-_COMMAND: Final = (
-    "addPreviousOutputInEnv", "create", "delete", "environment", "logging", "stdin", "triggers",
-    "update"
-)  # fmt: skip
-_KNOWN: Final = {
-    REMOTE: (*_COMMAND, "connection"),
-    COPY: ("connection", "remotePath", "source", "triggers"),
-}
-_REQUIRED: Final = {
-    REMOTE: ("connection",),
-    COPY: ("connection", "remotePath", "source"),
-}
 _LOGGED: Final = {
     "stdoutAndStderr": ("stdout", "stderr"),
     "stdout": ("stdout",),
@@ -385,54 +373,49 @@ _ACCEPT_ENV: Final = (
 Values = dict[str, Any]
 
 
-class CommandProvider(Provider):
+class CommandProvider(Dispatch):
     """The two resources of pulumi-command that the program uses."""
 
-    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[tuple[str, str]]]:
-        if type_ not in _REQUIRED:
-            served = ", ".join(_REQUIRED)
-            raise ProviderError(f"{type_}: the stand-in for pulumi-command serves {served}")
-        wrong = [(n, f"{n} is missing; declare it") for n in _REQUIRED[type_] if n not in new]
+    def __init__(self) -> None:
+        super().__init__({REMOTE: _Command(), COPY: _Copy()})
+
+
+class _OverSsh(Provider):
+    required: ClassVar[tuple[str, ...]] = ("connection",)
+    known: ClassVar[tuple[str, ...]]
+    """Its inputs."""
+
+    def check(self, old: Values, new: Values) -> tuple[Values, list[Failure]]:
+        wrong = [(n, f"{n} is missing; declare it") for n in self.required if n not in new]
         wrong += _connection_problems(new.get("connection"))
-        if type_ == COPY and "source" in new:
+        if "source" in self.known and "source" in new:
             wrong += _source_problems(new["source"])
-        wrong += [(name, "unknown") for name in sorted(new.keys() - set(_KNOWN[type_]))]
+        wrong += [(name, "unknown") for name in sorted(new.keys() - set(self.known))]
         if isinstance(new.get("connection"), dict):
             new = {**new, "connection": with_defaults(new["connection"])}
         return new, wrong
 
-    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
-        detailed = compare(old_inputs, new)
-        # Triggers of a command update it, as any other input: so pulumi-command does since 1.1.
-        fixed = tuple(path for path in detailed if type_ == COPY and path.startswith("triggers"))
-        return Diff(detailed=detailed, replaces=fixed)
 
-    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
-        id_ = urn.rsplit("::", 1)[-1] + secrets.token_hex(4)
-        if type_ == COPY:
-            if not preview:
-                self._copy(inputs)
-            return id_, inputs
-        if preview:
-            return id_, {**inputs, "stdout": UNKNOWN, "stderr": UNKNOWN}
-        return id_, self._run(urn, inputs, inputs.get("create"), {})
+def _new_id(urn: str) -> str:
+    return urn.rsplit("::", 1)[-1] + secrets.token_hex(4)
 
-    def update(
-        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
-    ) -> Values:
-        if type_ == COPY:
-            moved = new["remotePath"] != old_state.get("remotePath")
-            if not preview and (moved or new["source"] != old_state.get("source")):
-                self._copy(new)
-            return new
-        if preview:
-            return {**new, "stdout": UNKNOWN, "stderr": UNKNOWN}
-        command = new["update"] if new.get("update") is not None else new.get("create")
-        return self._run(urn, new, command, old_state)
 
-    def delete(self, type_: str, id: str, state: Values) -> None:
-        if type_ != COPY and state.get("delete") is not None:
-            self._run("", state, state["delete"], state)
+class _Copy(_OverSsh):
+    required = ("connection", "remotePath", "source")
+    known = (*required, "triggers")
+    identity = ("triggers",)
+
+    def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
+        self._copy(inputs)
+        return _new_id(urn), inputs
+
+    def update(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
+        if any(new[key] != old_state.get(key) for key in ("remotePath", "source")):
+            self._copy(new)
+        return new
+
+    def delete(self, id: str, state: Values) -> None:
+        pass
 
     def _copy(self, inputs: Values) -> None:
         source, remote = inputs["source"], inputs["remotePath"]
@@ -445,6 +428,26 @@ class CommandProvider(Provider):
                         copy_path(sftp, str(source.path), remote)
             except OSError as error:
                 raise ProviderError(f"remotePath: '{remote}': {error}") from error
+
+
+class _Command(_OverSsh):
+    # Triggers of a command update it, as any other input: so pulumi-command does since 1.1.
+    known = (
+        *("addPreviousOutputInEnv", "connection", "create", "delete", "environment", "logging"),
+        *("stdin", "triggers", "update"),
+    )
+    outputs: ClassVar = {"stdout": UNKNOWN, "stderr": UNKNOWN}
+
+    def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
+        return _new_id(urn), self._run(urn, inputs, inputs.get("create"), {})
+
+    def update(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
+        command = new["update"] if new.get("update") is not None else new.get("create")
+        return self._run(urn, new, command, old_state)
+
+    def delete(self, id: str, state: Values) -> None:
+        if state.get("delete") is not None:
+            self._run("", state, state["delete"], state)
 
     def _run(self, urn: str, inputs: Values, command: str | None, previous: Values) -> Values:
         """The state after `command` ran; without one the previous output stays."""

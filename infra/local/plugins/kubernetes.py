@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from infra.clients.errors import UnreachableError
 from infra.clients.kube import KubeClient, read_kubeconfig
 from infra.local.plugins.kubernetes_objects import Objects, Releases
-from infra.providers.engine.provider import UNKNOWN, Diff, Provider, ProviderError
+from infra.providers.engine.provider import UNKNOWN, Provider, ProviderError
 from infra.providers.engine.serve import serve
 
 VERSION: Final = "4.34.2"
@@ -44,51 +45,29 @@ class Kubernetes(Provider):
         self._variables: Values = {}
         self._client: KubeClient | None = None
         self._lock = threading.Lock()
-        self._handlers = {"object": Objects(self), "release": Releases(self)}
 
     def configure(self, variables: Values) -> None:
         self._variables = variables
 
-    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, Iterable[Any]]:
-        return self._handler(type_).check(old, new)
+    def of(self, type_: str) -> Provider:
+        if type_.startswith(_COMPONENTS):
+            raise ProviderError(
+                f"{type_}: the stand-in serves plain resources and helm.v3.Release only; "
+                "install the official kubernetes plugin for components"
+            )
+        return Releases(self) if type_ == _RELEASE else Objects(self, type_)
 
-    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
-        return self._handler(type_).diff(id, old_inputs, new)
-
-    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
-        return self._handler(type_).create(urn, inputs, preview)
-
-    def update(
-        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
-    ) -> Values:
-        return self._handler(type_).update(urn, id, old_state, new, preview)
-
-    def read(
-        self, type_: str, id: str, state: Values, inputs: Values
-    ) -> tuple[str, Values, Values] | None:
+    @contextmanager
+    def forgetting(self, refused: str) -> Iterator[None]:
+        """Refuses a cluster that does not answer, unless objects go from the state with it."""
         try:
-            return self._handler(type_).read(type_, id, state, inputs)
+            yield
         except UnreachableError as error:
-            self._forget(error, "failed to read resource state due to unreachable cluster.")
-            return None
-
-    def delete(self, type_: str, id: str, state: Values) -> None:
-        try:
-            self._handler(type_).delete(type_, id, state)
-        except UnreachableError as error:
-            if type_ == _RELEASE:
-                # Whatever the variable says: https://github.com/pulumi/pulumi-kubernetes/issues/2675
-                refused = f"can't delete Helm Release with unreachable cluster. Reason: {error}"
-                raise ProviderError(refused) from error
-            self._forget(error, "configured Kubernetes cluster is unreachable.")
-
-    def _forget(self, error: UnreachableError, refused: str) -> None:
-        """Raise unless objects go from the state with a cluster that does not answer."""
-        is_forgotten = os.environ.get(_DELETE_UNREACHABLE) == "true"
-        if "deleteUnreachable" in self._variables:
-            is_forgotten = self.option("deleteUnreachable")
-        if not is_forgotten:
-            raise ProviderError(f"{refused} {_GONE}") from error
+            is_forgotten = os.environ.get(_DELETE_UNREACHABLE) == "true"
+            if "deleteUnreachable" in self._variables:
+                is_forgotten = self.option("deleteUnreachable")
+            if not is_forgotten:
+                raise ProviderError(f"{refused} {_GONE}") from error
 
     def client(self) -> KubeClient:
         """The connection to the configured cluster."""
@@ -136,14 +115,6 @@ class Kubernetes(Provider):
     def option(self, name: str) -> bool:
         """A switch of the provider's configuration."""
         return self._variables.get(name) in (True, "true")
-
-    def _handler(self, type_: str) -> Any:
-        if type_.startswith(_COMPONENTS):
-            raise ProviderError(
-                f"{type_}: the stand-in serves plain resources and helm.v3.Release only; "
-                "install the official kubernetes plugin for components"
-            )
-        return self._handlers["release" if type_ == _RELEASE else "object"]
 
 
 def main() -> None:

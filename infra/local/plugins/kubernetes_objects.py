@@ -28,7 +28,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from infra.clients.errors import AbsentError, CancelledError, KubeError, WaitTimeoutError
+from infra.clients.errors import (
+    AbsentError,
+    CancelledError,
+    KubeError,
+    UnreachableError,
+    WaitTimeoutError,
+)
 from infra.clients.kube import KubeClient
 from infra.clients.kube_rules import describe, quantity
 from infra.local.kube.api_server import load_crds
@@ -44,7 +50,9 @@ from infra.providers.engine.provider import (
     UNKNOWN,
     Asset,
     Diff,
+    Found,
     PartialError,
+    Provider,
     ProviderError,
     Secret,
     compare,
@@ -214,11 +222,16 @@ _SUFFIX_LETTERS: Final = string.ascii_lowercase + string.digits
 _SUFFIX_LENGTH: Final = 8
 
 
-class Objects:
+_UNREAD: Final = "failed to read resource state due to unreachable cluster."
+
+
+class Objects(Provider):
     """The engine's verbs on single objects."""
 
-    def __init__(self, provider: Kubernetes) -> None:
+    def __init__(self, provider: Kubernetes, type_: str) -> None:
+        super().__init__()
         self._provider = provider
+        self._type = type_
 
     def check(self, old: Values, new: Values) -> tuple[Values, Iterable[tuple[str, str]]]:
         failures = [
@@ -228,7 +241,7 @@ class Objects:
         ]
         return _conceal_secret(_encoded(new)), failures
 
-    def diff(self, id: str, old_inputs: Values, new: Values) -> Diff:
+    def diff(self, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         detailed = compare(old_inputs, new)
         old_name = old_inputs.get("metadata", {}).get("name")
         new_name = new.get("metadata", {}).get("name")
@@ -248,12 +261,9 @@ class Objects:
             and (old_name, _namespace(old_inputs)) == (new_name, _namespace(new)),
         )
 
-    def create(self, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
-        target = self._named(urn, inputs)
-        if preview:
-            return "", self._preview(urn, inputs, target)
+    def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
         client = self._provider.client()
-        placed = self._placed(client, target)
+        placed = self._placed(client, self._named(urn, inputs))
         if not self._provider.option("upsertExistingObjects") and client.get(placed) is not None:
             raise KubeError(
                 f"{describe(placed)}: already exists; set upsertExistingObjects on the provider to "
@@ -263,12 +273,9 @@ class Objects:
         live = client.apply(placed, force=self._forces(inputs))
         return _id(live), self._await(client, inputs, live)
 
-    def update(self, urn: str, id: str, old_state: Values, new: Values, preview: bool) -> Values:
-        target = _with_id(new, id)
-        if preview:
-            return self._preview(urn, new, target)
+    def update(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
         client = self._provider.client()
-        live = client.apply(self._placed(client, target), force=self._forces(new))
+        live = client.apply(self._placed(client, _with_id(new, id)), force=self._forces(new))
         return self._await(client, new, live)
 
     def _forces(self, inputs: Values) -> bool:
@@ -276,12 +283,11 @@ class Objects:
         declared = _annotations(inputs).get("pulumi.com/patchForce") == "true"
         return declared or self._provider.option("enablePatchForce")
 
-    def read(
-        self, type_: str, id: str, state: Values, inputs: Values
-    ) -> tuple[str, Values, Values] | None:
-        client = self._provider.client()
-        target = _with_id(inputs or _of_type(type_), id)
-        live = client.get(self._placed(client, target))
+    def read(self, id: str, state: Values, inputs: Values) -> Found | None:
+        live = None
+        with self._provider.forgetting(_UNREAD):
+            client = self._provider.client()
+            live = client.get(self._placed(client, _with_id(inputs or _of_type(self._type), id)))
         if live is None:
             return None
         declared = project(live, inputs)
@@ -290,20 +296,22 @@ class Objects:
             declared = {**{k: v for k, v in live.items() if k != "status"}, "metadata": metadata}
         return _id(live), _state(live, declared), _conceal_secret(declared)
 
-    def delete(self, type_: str, id: str, state: Values) -> None:
-        client = self._provider.client()
+    def delete(self, id: str, state: Values) -> None:
         known = {key: state[key] for key in ("apiVersion", "kind") if key in state}
-        target = self._placed(client, _with_id(known or _of_type(type_), id))
-        remove(client, target, timeout_of(state), self._provider.cancelled)
+        with self._provider.forgetting("configured Kubernetes cluster is unreachable."):
+            client = self._provider.client()
+            target = self._placed(client, _with_id(known or _of_type(self._type), id))
+            remove(client, target, timeout_of(state), self._provider.cancelled)
 
-    def _preview(self, urn: str, inputs: Values, target: Values) -> Values:
+    def preview(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
+        target = _with_id(new, id) if id else self._named(urn, new)
         if not contains_unknown(target):
             client = self._provider.preview_client(urn)
             if client is not None:
                 with suppress(AbsentError):  # a kind that comes with the same update
                     target = self._placed(client, target)
                 dry_run(client, target)
-        state = {**inputs, "metadata": dict(inputs.get("metadata") or {})}
+        state = {**new, "metadata": dict(new.get("metadata") or {})}
         state["metadata"].setdefault("name", UNKNOWN)
         return _conceal_secret(state)
 
@@ -442,53 +450,52 @@ _HELM_TYPE: Final = "helm.sh/release.v1"
 _MARK_WORDS: Final = {"labels": "label", "annotations": "annotation"}
 
 
-class Releases:
+class Releases(Provider):
     """The engine's verbs on helm.v3.Release."""
 
+    identity = ("name", "namespace")
+
     def __init__(self, provider: Kubernetes) -> None:
+        super().__init__()
         self._provider = provider
 
     def check(self, old: Values, new: Values) -> tuple[Values, Iterable[tuple[str, str]]]:
         return new, [("chart", "is required")] if not new.get("chart", UNKNOWN) else []
 
-    def diff(self, id: str, old_inputs: Values, new: Values) -> Diff:
-        detailed = compare(old_inputs, new)
-        replaces = tuple(path for path in detailed if path in ("name", "namespace"))
-        return Diff(detailed=detailed, replaces=replaces)
-
-    def create(self, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
-        name = inputs.get("name") or auto_name(urn)
-        if preview:
-            return "", self._preview(urn, name, inputs)
-        release = self._release(name, inputs)
+    def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
+        release = self._release(inputs.get("name") or auto_name(urn), inputs)
         if _helm_records(self._provider.client(), release.namespace, release.name):
             raise ProviderError("cannot re-use a name that is still in use")
         return f"{release.namespace}/{release.name}", self._deploy(urn, release, inputs, new=True)
 
-    def update(self, urn: str, id: str, old_state: Values, new: Values, preview: bool) -> Values:
-        name = id.rpartition("/")[2]
-        if preview:
-            return self._preview(urn, name, new)
-        release = self._release(name, new)
+    def update(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
+        release = self._release(id.rpartition("/")[2], new)
         records = _helm_records(self._provider.client(), release.namespace, release.name)
         if any(each["metadata"]["labels"]["status"].startswith("pending") for each in records):
             raise ProviderError("another operation (install/upgrade/rollback) is in progress")
         return self._deploy(urn, release, new)
 
-    def read(
-        self, type_: str, id: str, state: Values, inputs: Values
-    ) -> tuple[str, Values, Values] | None:
-        client = self._provider.client()
-        record = client.get(_record_key(id))
-        if record is None:
-            return None
-        missing = [key for key in _inventory(record) if client.get(_target(key)) is None]
-        if missing:
-            # An object went away: the release is no longer what was declared.
-            inputs = {**inputs, "values": {}}
-        return id, {**state, **inputs, "status": _status(record)}, inputs
+    def read(self, id: str, state: Values, inputs: Values) -> Found | None:
+        with self._provider.forgetting(_UNREAD):
+            client = self._provider.client()
+            record = client.get(_record_key(id))
+            if record is None:
+                return None
+            missing = [key for key in _inventory(record) if client.get(_target(key)) is None]
+            if missing:
+                # An object went away: the release is no longer what was declared.
+                inputs = {**inputs, "values": {}}
+            return id, {**state, **inputs, "status": _status(record)}, inputs
 
-    def delete(self, type_: str, id: str, state: Values) -> None:
+    def delete(self, id: str, state: Values) -> None:
+        try:
+            self._remove(id, state)
+        except UnreachableError as error:
+            # Whatever the variable says: https://github.com/pulumi/pulumi-kubernetes/issues/2675
+            refused = f"can't delete Helm Release with unreachable cluster. Reason: {error}"
+            raise ProviderError(refused) from error
+
+    def _remove(self, id: str, state: Values) -> None:
         client = self._provider.client()
         record = client.get(_record_key(id))
         if record is None:
@@ -501,16 +508,17 @@ class Releases:
             client.delete(each)
         remove(client, record, timeout_s, self._provider.cancelled)
 
-    def _preview(self, urn: str, name: Any, inputs: Values) -> Values:
-        if not contains_unknown({**inputs, "name": name}):
-            release = self._release(name, inputs)
-            rendered = self._render(release, inputs)
+    def preview(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
+        name = id.rpartition("/")[2] or new.get("name") or auto_name(urn)
+        if not contains_unknown({**new, "name": name}):
+            release = self._release(name, new)
+            rendered = self._render(release, new)
             self._say(urn, release, rendered)
             client = self._provider.preview_client(urn)
             if client is not None:
                 for target in rendered.objects:
                     dry_run(client, target)
-        return {**inputs, "name": inputs.get("name") or UNKNOWN, "status": UNKNOWN}
+        return {**new, "name": new.get("name") or UNKNOWN, "status": UNKNOWN}
 
     def _deploy(self, urn: str, release: Release, inputs: Values, *, new: bool = False) -> Values:
         rendered = self._render(release, inputs)

@@ -295,6 +295,8 @@ def _to_wire(value: Any, path: str) -> struct_pb2.Value:
 Values = dict[str, Any]
 Failure = tuple[str, str]
 """Path of the value and the reason why it is refused."""
+Found = tuple[str, Values, Values]
+"""Id, state and inputs of a resource as it is in the world."""
 
 
 class ProviderError(UserError):
@@ -361,6 +363,8 @@ class Provider:
     """Inputs of which a change needs another resource."""
     in_place: ClassVar[bool] = False
     """Whether an update is nothing but the new inputs in the state."""
+    outputs: ClassVar[Mapping[str, Any]] = {}
+    """What is known of each output before the resource is made or changed: UNKNOWN, or a Secret."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
@@ -375,35 +379,35 @@ class Provider:
     def configure(self, variables: Values) -> None:
         """Takes the provider's configuration, before any resource call."""
 
-    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, Iterable[Failure]]:
+    def check(self, old: Values, new: Values) -> tuple[Values, Iterable[Failure]]:
         """The inputs as they go to the state, with every problem found."""
         return new, () if self.rules is None else broken(new, self.rules)
 
-    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
+    def diff(self, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """What an update would change; compares inputs by default."""
         changes = compare(old_inputs, new)
         replaces = tuple(path for path in changes if first_keys([path])[0] in self.identity)
         return Diff(detailed=changes, replaces=replaces)
 
-    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
-        """The new resource's id and state; in a preview the id is ignored and nothing happens."""
+    def preview(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
+        """The state as far as it is known before an update, or, without an id, before a create."""
+        return {**new, **self.outputs}
+
+    def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
+        """The new resource's id and state."""
         raise NotImplementedError
 
-    def update(
-        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
-    ) -> Values:
-        """The state after the change; in a preview nothing happens."""
+    def update(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
+        """The state after the change."""
         if self.in_place:
             return dict(new)
-        raise ProviderError(f"{type_}: cannot be updated in place; replace it")
+        raise ProviderError("cannot be updated in place; replace it")
 
-    def read(
-        self, type_: str, id: str, state: Values, inputs: Values
-    ) -> tuple[str, Values, Values] | None:
-        """Id, state and inputs as they are in the world, or None where it is gone."""
+    def read(self, id: str, state: Values, inputs: Values) -> Found | None:
+        """What is in the world, or None where it is gone."""
         return id, state, inputs
 
-    def delete(self, type_: str, id: str, state: Values) -> None:
+    def delete(self, id: str, state: Values) -> None:
         """Removes the resource; one that is already gone is no error."""
         raise NotImplementedError
 
@@ -411,7 +415,7 @@ class Provider:
 class Dispatch(Provider):
     """A plugin of several kinds, by type; all share the engine's log and interruption."""
 
-    def __init__(self, by_type: Mapping[str, Provider]) -> None:
+    def __init__(self, by_type: dict[str, Provider]) -> None:
         super().__init__()
         self._by_type = by_type
 

@@ -210,7 +210,8 @@ class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
         self._version = version
 
     def _of(self, request: Any) -> Provider:
-        return self._provider.of(_type(request))
+        # Engines before 3.131 sent the type token only inside the URN.
+        return self._provider.of(request.type or request.urn.split("::")[2].split("$")[-1])
 
     def Handshake(self, request, context):
         return pb.ProviderHandshakeResponse(accept_secrets=True)
@@ -240,7 +241,7 @@ class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Check(self, request, context):
         new = unmarshal(request.news)
         old = reveal(unmarshal(request.olds))
-        inputs, failures = self._of(request).check(_type(request), old, reveal(new))
+        inputs, failures = self._of(request).check(old, reveal(new))
         return pb.CheckResponse(
             inputs=marshal(conceal(inputs, new)),
             failures=[pb.CheckFailure(property=path, reason=why) for path, why in failures],
@@ -249,7 +250,6 @@ class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
     @_in_one_line
     def Diff(self, request, context):
         found = self._of(request).diff(
-            _type(request),
             request.id,
             reveal(unmarshal(request.old_inputs)),
             reveal(unmarshal(request.olds)),
@@ -259,25 +259,25 @@ class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @_in_one_line
     def Create(self, request, context):
-        inputs = unmarshal(request.properties)
-        id_, state = self._of(request).create(
-            _type(request), request.urn, reveal(inputs), request.preview
-        )
-        properties = marshal(conceal(state, inputs))
-        return pb.CreateResponse(id="" if request.preview else id_, properties=properties)
+        provider, inputs = self._of(request), unmarshal(request.properties)
+        if request.preview:
+            id_, state = "", provider.preview(request.urn, "", {}, reveal(inputs))
+        else:
+            id_, state = provider.create(request.urn, reveal(inputs))
+        return pb.CreateResponse(id=id_, properties=marshal(conceal(state, inputs)))
 
     @_in_one_line
     def Update(self, request, context):
+        provider = self._of(request)
         old_state, new = unmarshal(request.olds), unmarshal(request.news)
-        state = self._of(request).update(
-            _type(request), request.urn, request.id, reveal(old_state), reveal(new), request.preview
-        )
+        act = provider.preview if request.preview else provider.update
+        state = act(request.urn, request.id, reveal(old_state), reveal(new))
         return pb.UpdateResponse(properties=marshal(conceal(conceal(state, new), old_state)))
 
     @_in_one_line
     def Read(self, request, context):
         state, inputs = unmarshal(request.properties), unmarshal(request.inputs)
-        found = self._of(request).read(_type(request), request.id, reveal(state), reveal(inputs))
+        found = self._of(request).read(request.id, reveal(state), reveal(inputs))
         if found is None:
             return pb.ReadResponse()
         id_, new_state, new_inputs = found
@@ -289,8 +289,7 @@ class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @_in_one_line
     def Delete(self, request, context):
-        state = reveal(unmarshal(request.properties))
-        self._of(request).delete(_type(request), request.id, state)
+        self._of(request).delete(request.id, reveal(unmarshal(request.properties)))
         return empty_pb2.Empty()
 
     @_in_one_line
@@ -300,11 +299,6 @@ class _Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Cancel(self, request, context):
         self._provider.cancelled.set()
         return empty_pb2.Empty()
-
-
-def _type(request: Any) -> str:
-    """The resource's type token; engines before 3.131 sent it only inside the URN."""
-    return request.type or request.urn.split("::")[2].split("$")[-1]
 
 
 def _diff_response(found: Diff) -> pb.DiffResponse:

@@ -16,7 +16,9 @@ from typing import Any, Final
 from infra.providers.engine.provider import (
     UNKNOWN,
     Diff,
+    Dispatch,
     Failure,
+    Found,
     PartialError,
     Provider,
     ProviderError,
@@ -36,189 +38,181 @@ _REPLAYS: Final = 256
 """How often one declaration may be created and destroyed within the lifetime of its keys."""
 
 
-class NebiusProvider(Provider):
-    """Create, read, update and delete of any resource over the official SDK's transport."""
+class NebiusProvider(Dispatch):
+    """The plugin: of each type of the API a provider, made when it is asked for first."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._types: dict[str, ResourceType] = {}
+        super().__init__({})
         self._lock = threading.Lock()
 
     @cached_property
-    def _schema(self) -> Schema:
-        return Schema.shared()
-
-    @cached_property
     def _api(self) -> Api:
-        return Api(self._schema, self.cancelled)
+        return Api(Schema.shared(), self.cancelled)
 
-    def _type(self, token: str) -> ResourceType:
+    def of(self, type_: str) -> Provider:
+        """The provider of the type."""
         with self._lock:
-            if token not in self._types:
-                self._types[token] = ResourceType.of_token(self._schema, token)
-            return self._types[token]
+            if type_ not in self._by_type:
+                kind = ResourceType.of_token(self._api.schema, type_)
+                self._by_type[type_] = ResourceProvider(self._api, kind)
+        return super().of(type_)
 
-    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
+
+class ResourceProvider(Provider):
+    """Create, read, update and delete of one type over the official SDK's transport."""
+
+    def __init__(self, api: Api, kind: ResourceType) -> None:
+        super().__init__()
+        self._api = api
+        self.kind = kind
+
+    def check(self, old: Values, new: Values) -> tuple[Values, list[Failure]]:
         """The inputs in canonical spelling, with all that the API would refuse."""
-        kind = self._type(type_)
-        inputs, problems = kind.check(new)
-        return inputs, [*problems, *shrunk(kind, old, inputs)]
+        inputs, problems = self.kind.check(new)
+        return inputs, [*problems, *shrunk(self.kind, old, inputs)]
 
-    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
+    def diff(self, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Changes of the declaration; an immutable field needs a replacement."""
-        return find_changes(self._type(type_), old_inputs, new)
+        return find_changes(self.kind, old_inputs, new)
 
-    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+    def preview(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
+        """The declaration; of what is there ids and status stay known."""
+        if not id:
+            return {**new, "metadata": {**new["metadata"], "id": UNKNOWN}, "status": UNKNOWN}
+        metadata = {**old_state.get("metadata", {}), **new["metadata"]}
+        return {**old_state, **new, "metadata": metadata}
+
+    def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
         """Creates, or adopts what an earlier run created and this state does not know."""
-        kind = self._type(type_)
-        if preview:
-            metadata = {**inputs["metadata"], "id": UNKNOWN}
-            return "", {**inputs, "metadata": metadata, "status": UNKNOWN}
-        what = f"create {_describe(kind, inputs)}"
-        with self._api.explained(what, GONE):
-            namesake = find_namesake(self._api, kind, inputs)
+        api, kind, what = self._api, self.kind, f"create {self._describe(inputs)}"
+        with api.explained(what, GONE):
+            namesake = find_namesake(api, kind, inputs)
             if namesake is not None:
-                return self._adopt(kind, urn, inputs, plain(self._schema, namesake))
-            twin = find_twin(self._api, kind, inputs, urn)
+                return self._adopt(urn, inputs, plain(kind.schema, namesake))
+            twin = find_twin(api, kind, inputs, urn)
             if twin is not None and not told_once(kind):
-                return twin.metadata.id, plain(self._schema, twin)
+                return twin.metadata.id, plain(kind.schema, twin)
             if twin is not None:
                 # The state that had its secret is lost: it is of use to nobody else.
-                remove(self._api, kind, twin.metadata.id)
-            operation = self._start_create(kind, urn, inputs)
+                remove(api, kind, twin.metadata.id)
+            operation = self._start_create(urn, inputs)
             id_ = operation.resource_id
             try:
-                self._api.wait(kind.service, operation, self._watch(kind, urn, what))
+                api.wait(kind.service, operation, self._watch(urn, what))
             except UnfinishedError as error:
-                state = self._known(kind, id_, inputs)
+                state = self._known(id_, inputs)
                 raise PartialError(f"{what}: {error}", id=id_, state=state) from error
             except ApiError:
-                remove(self._api, kind, id_)
+                remove(api, kind, id_)
                 raise
-            return id_, self._state(kind, id_)
+            return id_, self._state(id_)
 
-    def _adopt(
-        self, kind: ResourceType, urn: str, inputs: Values, found: Values
-    ) -> tuple[str, Values]:
+    def _adopt(self, urn: str, inputs: Values, found: Values) -> tuple[str, Values]:
         """Takes over what is there and makes it as declared."""
-        problem = obstacle(kind, found, inputs, urn)
+        problem = obstacle(self.kind, found, inputs, urn)
         if problem is not None:
-            raise ProviderError(f"create {_describe(kind, inputs)}: {problem}")
+            raise ProviderError(f"create {self._describe(inputs)}: {problem}")
         id_ = found["metadata"]["id"]
         self.engine.info(urn, f"adopted {id_}, which an earlier run of this stack made")
         # Always sent: it waits for a create that still runs, and completes the labels.
-        return id_, self.update(kind.token, urn, id_, found, inputs, False)
+        return id_, self.update(urn, id_, found, inputs)
 
-    def _start_create(self, kind: ResourceType, urn: str, inputs: Values) -> Any:
+    def _start_create(self, urn: str, inputs: Values) -> Any:
         """A create operation whose resource exists, with a key that survives our own death.
 
         The same declaration has the same key, so that a run after a crash adopts what the first
         one made. A key that answers with an operation of the past, whose resource was destroyed
         since or never became one, is used up: the next one is taken.
         """
-        request = kind.request("Create", adoption.add(inputs, urn))
+        service = self.kind.service
+        request = self.kind.request("Create", adoption.add(inputs, urn))
         for attempt in range(_REPLAYS):
             declared = json.dumps([urn, inputs, attempt], sort_keys=True, default=str)
             key = str(uuid.uuid5(_KEYS, declared))
-            operation = self._api.call(kind.service, "Create", request, key=key)
+            operation = self._api.call(service, "Create", request, key=key)
             if not operation.HasField("status"):
                 return operation
             if operation.status.code:
                 continue
-            if self._api.find(kind.service, id=operation.resource_id) is not None:
+            if self._api.find(service, id=operation.resource_id) is not None:
                 return operation
         raise ApiError("ABORTED", f"created and destroyed {_REPLAYS} times in a day; rename it")
 
-    def update(
-        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
-    ) -> Values:
-        """Sends the whole declaration; ids and status stay known in a preview."""
-        kind = self._type(type_)
-        if preview:
-            metadata = {**old_state.get("metadata", {}), **new["metadata"]}
-            return {**old_state, **new, "metadata": metadata}
-        what = f"update {_describe(kind, new)}"
-        self._seen(kind, id, new, what)
-        request = kind.update_request(id, adoption.add(new, urn))
-        mask = kind.reset_mask(request)
-        started, watch = False, self._watch(kind, urn, what)
+    def update(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
+        """Sends the whole declaration."""
+        what = f"update {self._describe(new)}"
+        self._seen(id, new, what)
+        request = self.kind.update_request(id, adoption.add(new, urn))
+        mask = self.kind.reset_mask(request)
+        service, started, watch = self.kind.service, False, self._watch(urn, what)
         try:
             with self._api.explained(what, GONE):
                 operation = self._api.when_idle(
-                    kind.service,
-                    lambda: self._api.call(kind.service, "Update", request, mask=mask),
-                    watch,
+                    service, lambda: self._api.call(service, "Update", request, mask=mask), watch
                 )
                 started = True
-                self._api.wait(kind.service, operation, watch)
-                return _with_told(kind, old_state, self._state(kind, id))
+                self._api.wait(service, operation, watch)
+                return self._with_told(old_state, self._state(id))
         except UserError as error:
             if not started and not isinstance(error.__cause__, UnfinishedError):
                 raise
-            raise PartialError(str(error), id=id, state=self._known(kind, id, new)) from error
+            raise PartialError(str(error), id=id, state=self._known(id, new)) from error
 
-    def read(
-        self, type_: str, id: str, state: Values, inputs: Values
-    ) -> tuple[str, Values, Values] | None:
+    def read(self, id: str, state: Values, inputs: Values) -> Found | None:
         """What the API has, and the declaration as it would have to be for it."""
-        kind = self._type(type_)
-        what = f"read {kind.name} {id}"
         # The label of another state in this one would let a destroy delete it.
-        found = self._seen(kind, id, inputs, what)
+        found = self._seen(id, inputs, f"read {self.kind.name} {id}")
         if found is None:
             return None
-        values = _with_told(kind, state, plain(self._schema, found))
-        return id, values, kind.inputs_of(adoption.remove(values), inputs)
+        values = self._with_told(state, plain(self.kind.schema, found))
+        return id, values, self.kind.inputs_of(adoption.remove(values), inputs)
 
-    def delete(self, type_: str, id: str, state: Values) -> None:
+    def delete(self, id: str, state: Values) -> None:
         """Deletes and waits; a resource that is gone is no error."""
-        kind = self._type(type_)
-        what = f"delete {_describe(kind, state)} {id}"
-        self._seen(kind, id, state, what)
+        what = f"delete {self._describe(state)} {id}"
+        self._seen(id, state, what)
         with self._api.explained(what, GONE):
             # The engine names no resource here: the line itself does.
-            remove(self._api, kind, id, self._watch(kind, "", what))
+            remove(self._api, self.kind, id, self._watch("", what))
 
-    def _seen(self, kind: ResourceType, id_: str, values: Values, what: str) -> Any | None:
+    def _seen(self, id_: str, values: Values, what: str) -> Any | None:
         """What is there now, or None; refused where another state of the stack has taken it."""
         with self._api.explained(what, GONE):
-            found = self._api.find(kind.service, id=id_)
+            found = self._api.find(self.kind.service, id=id_)
         declared = values.get("metadata", {}).get("labels") or {}
         if found is not None and (taken := adoption.other_state(found.metadata.labels, declared)):
             raise ProviderError(f"{what}: {found.metadata.id}, {taken}")
         return found
 
-    def _watch(self, kind: ResourceType, urn: str, what: str) -> Watch:
+    def _watch(self, urn: str, what: str) -> Watch:
         """Tells the user at the resource how a wait goes."""
-        prefix, say = self._schema.kind(kind.resource), partial(self.engine.info, urn)
-        return Watch(
-            what, prefix, self._schema, say, lambda id_: self._api.find(kind.service, id=id_)
-        )
+        schema, service = self.kind.schema, self.kind.service
+        prefix, say = schema.kind(self.kind.resource), partial(self.engine.info, urn)
+        return Watch(what, prefix, schema, say, lambda id_: self._api.find(service, id=id_))
 
-    def _known(self, kind: ResourceType, id_: str, inputs: Values) -> Values:
+    def _known(self, id_: str, inputs: Values) -> Values:
         """What is known of a resource whose wait ended; the API may be away."""
         try:
-            return self._state(kind, id_)
+            return self._state(id_)
         except ApiError:
             return {**inputs, "metadata": {**inputs["metadata"], "id": id_}, "status": {}}
 
-    def _state(self, kind: ResourceType, id_: str) -> Values:
-        found = self._api.find(kind.service, id=id_)
+    def _state(self, id_: str) -> Values:
+        found = self._api.find(self.kind.service, id=id_)
         if found is None:
             raise ApiError("NOT_FOUND", f"{id_} was deleted while it was being changed")
-        return plain(self._schema, found)
+        return plain(self.kind.schema, found)
 
+    def _describe(self, values: Values) -> str:
+        name = values.get("metadata", {}).get("name")
+        return f"{self.kind.name} {name!r}" if isinstance(name, str) else self.kind.name
 
-def _describe(kind: ResourceType, values: Values) -> str:
-    name = values.get("metadata", {}).get("name")
-    return f"{kind.name} {name!r}" if isinstance(name, str) else kind.name
-
-
-def _with_told(kind: ResourceType, old_state: Values, values: Values) -> Values:
-    """The values, with the secrets that their create told and a later read may not show again."""
-    old, status = old_state.get("status", {}), values.get("status", {})
-    kept = {key: Secret(old[key]) for key in told_once(kind) if key in old and key not in status}
-    return {**values, "status": {**status, **kept}} if kept else values
+    def _with_told(self, old_state: Values, values: Values) -> Values:
+        """With the secrets that their create told and a later read may not show again."""
+        old, status = old_state.get("status", {}), values.get("status", {})
+        keys = told_once(self.kind)
+        kept = {key: Secret(old[key]) for key in keys if key in old and key not in status}
+        return {**values, "status": {**status, **kept}} if kept else values
 
 
 _LOOK_AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0)

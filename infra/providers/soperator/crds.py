@@ -26,7 +26,7 @@ import yaml
 from infra.clients.errors import KubeError, UnreachableError
 from infra.clients.kube import KubeClient, KubeconfigError, read_kubeconfig
 from infra.clients.kube_rules import holds, name_of
-from infra.providers.engine.provider import TEXT, UNKNOWN, Provider, ProviderError, Values
+from infra.providers.engine.provider import TEXT, UNKNOWN, Found, Provider, ProviderError, Values
 from infra.providers.nebius.sdk import ENDPOINT_VARIABLE
 from infra.render.names import kube_object
 from stacks.errors import UserError
@@ -43,22 +43,17 @@ class CustomResourcesProvider(Provider):
     """Definitions of custom resources by chart and version."""
 
     rules: ClassVar = {**dict.fromkeys(_TEXTS, TEXT), _REPOSITORY: replace(TEXT, optional=True)}
+    outputs: ClassVar = {_DIGESTS: UNKNOWN}
 
-    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+    def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
         """Applies the definitions; the id is the chart's name."""
-        if preview:
-            return "", {**inputs, _DIGESTS: UNKNOWN}
         return inputs["chart"].rpartition("/")[2], self._applied(urn, inputs)
 
-    def update(
-        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
-    ) -> Values:
+    def update(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
         """Applies those of the new version over the old ones."""
-        return {**new, _DIGESTS: UNKNOWN} if preview else self._applied(urn, new)
+        return self._applied(urn, new)
 
-    def read(
-        self, type_: str, id: str, state: Values, inputs: Values
-    ) -> tuple[str, Values, Values] | None:
+    def read(self, id: str, state: Values, inputs: Values) -> Found | None:
         """As it was, or None where the API server lacks one of them."""
         try:
             client = KubeClient(read_kubeconfig(state["kubeconfig"]))
@@ -69,7 +64,7 @@ class CustomResourcesProvider(Provider):
             raise ProviderError(f"custom resources of {id}: {error}") from error
         return None if gone else (id, state, inputs)
 
-    def delete(self, type_: str, id: str, state: Values) -> None:
+    def delete(self, id: str, state: Values) -> None:
         """Forgets them."""
 
     def _applied(self, urn: str, inputs: Values) -> Values:

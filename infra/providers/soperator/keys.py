@@ -49,7 +49,7 @@ _RENEWED_WITHIN: Final = 0.25
 class _Kept(Provider):
     """What is in the state and nowhere else."""
 
-    def delete(self, type_: str, id: str, state: Values) -> None:
+    def delete(self, id: str, state: Values) -> None:
         """Forgets it."""
 
 
@@ -62,11 +62,10 @@ class KeyPairProvider(_Kept):
         )
     }
     identity = ("comment",)
+    outputs: ClassVar = {"public_key": UNKNOWN, "private_key": Secret(UNKNOWN)}
 
-    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+    def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
         """A new pair; its id is the fingerprint of the public key."""
-        if preview:
-            return "", {**inputs, "public_key": UNKNOWN, "private_key": Secret(UNKNOWN)}
         public_key, private_key = make_key_pair(inputs["comment"])
         state = {**inputs, "public_key": public_key, "private_key": Secret(private_key)}
         return hashlib.sha256(public_key.encode()).hexdigest()[:16], state
@@ -76,35 +75,30 @@ class PasswordProvider(_Kept):
     """Makes passwords; a new version is made in place and keeps the earlier ones."""
 
     rules: ClassVar = {"version": COUNT}
+    outputs: ClassVar = {
+        "fingerprint": UNKNOWN,
+        "password": Secret(UNKNOWN),
+        "earlier": Secret(UNKNOWN),
+    }
 
-    def check(self, type_: str, old: Values, new: Values) -> tuple[Values, list[Failure]]:
+    def check(self, old: Values, new: Values) -> tuple[Values, list[Failure]]:
         """Refuses all but a version of 1 or more that does not go back."""
-        _, broken = super().check(type_, old, new)
+        _, broken = super().check(old, new)
         failures, before = list(broken), old.get("version", 0)
         if not failures and new["version"] is not UNKNOWN and new["version"] < before:
             told = f"{new['version']}, but it was {before}: raise it to rotate again"
             failures.append(("version", told))
         return new, failures
 
-    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+    def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
         """A new password without earlier ones; its id is the first fingerprint."""
-        state = _unborn(inputs) if preview else _made(inputs, earlier={})
-        return "" if preview else state["fingerprint"], state
+        state = _made(inputs, earlier={})
+        return state["fingerprint"], state
 
-    def update(
-        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
-    ) -> Values:
+    def update(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
         """A new password, the old one among the earlier."""
-        if preview:
-            return _unborn(new)
         earlier = {**old_state["earlier"], old_state["fingerprint"]: old_state["password"]}
         return _made(new, earlier)
-
-
-def _unborn(inputs: Values) -> Values:
-    """What is known before it exists."""
-    secrets = dict.fromkeys(("password", "earlier"), Secret(UNKNOWN))
-    return {**inputs, "fingerprint": UNKNOWN, **secrets}
 
 
 def _made(inputs: Values, earlier: dict[str, str]) -> Values:
@@ -128,19 +122,18 @@ class ExpiryProvider(_Kept):
 
     rules: ClassVar = {"days": COUNT, "version": COUNT}
     identity = ("days", "version")
+    outputs: ClassVar = {"at": UNKNOWN}
 
-    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
+    def diff(self, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Anything that changed, and an end that comes near, chooses anew."""
-        found = super().diff(type_, id, old_inputs, old_state, new)
+        found = super().diff(id, old_inputs, old_state, new)
         left = datetime.fromisoformat(old_state["at"]) - now()
         if not found.detailed and left < timedelta(days=old_state["days"]) * _RENEWED_WITHIN:
             return Diff(replaces=("days",), detailed={"days": "update"})
         return found
 
-    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+    def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
         """The end, as RFC 3339 in whole seconds; also the id."""
-        if preview:
-            return "", {**inputs, "at": UNKNOWN}
         end = (now() + timedelta(days=inputs["days"])).replace(microsecond=0)
         at = end.isoformat().replace("+00:00", "Z")
         return at, {**inputs, "at": at}
@@ -171,23 +164,25 @@ class StateIdProvider(_OfState):
 
     identity = _INPUTS
 
-    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
+    def diff(self, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Another project or name is another stack; the same one may have been taken over."""
-        found = super().diff(type_, id, old_inputs, old_state, new)
+        found = super().diff(id, old_inputs, old_state, new)
         if not found.detailed:
             self._ask(new, id)
         return found
 
-    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+    def preview(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
+        """The inputs, once it is seen that no other state has resources of the stack."""
+        self._ask(new)
+        return new
+
+    def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
         """16 hexadecimal digits, once it is seen that no other state has resources of the stack."""
-        if preview:
-            self._ask(inputs)
-            return "", inputs
         with self._api.explained(f"list of {inputs['project_id']}"):
             _refuse_second(self._api, inputs)
         return secrets.token_hex(8), inputs
 
-    def delete(self, type_: str, id: str, state: Values) -> None:
+    def delete(self, id: str, state: Values) -> None:
         """Takes the id off what a destroy left in the cloud."""
         with self._api.explained(f"release of state {id} in {state['project_id']}"):
             release(self._api, id, **{key: state[key] for key in _INPUTS})
@@ -208,11 +203,11 @@ class StateGuardProvider(_OfState):
     rules: ClassVar = dict.fromkeys((*_INPUTS, "state_id"), TEXT)
     in_place = True
 
-    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+    def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
         """Asks nothing yet; the inputs are what its end asks by."""
-        return "" if preview else "guard", inputs
+        return "guard", inputs
 
-    def delete(self, type_: str, id: str, state: Values) -> None:
+    def delete(self, id: str, state: Values) -> None:
         """Asks for the first time: a destroy ends this resource before all others."""
         with self._api.explained(f"list of what another state has in {state['project_id']}"):
             _refuse_second(self._api, state, state["state_id"])

@@ -73,7 +73,7 @@ class PodsStartedProvider(Provider):
         self._clock = clock
         self._connect = connect
 
-    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
+    def diff(self, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Return what makes it wait again: no kubeconfig, labels of nodes, pods that may sleep."""
         waited = ("cluster", "namespace", "pods", "made_of")
         return Diff(
@@ -84,22 +84,17 @@ class PodsStartedProvider(Provider):
             }
         )
 
-    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+    def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
         """Return once all pods are ready; the id is NAMESPACE/CLUSTER."""
-        if preview:
-            return "", dict(inputs)
         self._wait(urn, inputs)
         return f"{inputs['namespace']}/{inputs['cluster']}", dict(inputs)
 
-    def update(
-        self, type_: str, urn: str, id: str, old_state: Values, new: Values, preview: bool
-    ) -> Values:
+    def update(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
         """Return the new state once the pods that are now named, or start anew, are ready."""
-        if not preview:
-            self._wait(urn, new, settle_s=SETTLE_S)
+        self._wait(urn, new, settle_s=SETTLE_S)
         return dict(new)
 
-    def delete(self, type_: str, id: str, state: Values) -> None:
+    def delete(self, id: str, state: Values) -> None:
         """Does nothing: there is no object of its own in the cluster."""
 
     def _wait(self, urn: str, inputs: Values, *, settle_s: float = 0.0) -> None:

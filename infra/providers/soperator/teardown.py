@@ -59,18 +59,16 @@ class TeardownProvider(Provider):
         self._limits = limits
         self._tries_s = tries_s
 
-    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
+    def diff(self, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Another cluster is another clean-up; the rest changes in place."""
-        found = super().diff(type_, id, old_inputs, old_state, new)
+        found = super().diff(id, old_inputs, old_state, new)
         return replace(found, delete_before_replace=True)
 
-    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+    def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
         """Remembers what to clean."""
-        if preview:
-            return "", dict(inputs)
         return hashlib.sha256(inputs["cluster_id"].encode()).hexdigest()[:16], dict(inputs)
 
-    def delete(self, type_: str, id: str, state: Values) -> None:
+    def delete(self, id: str, state: Values) -> None:
         """Cleans the cluster and its disks, and verifies both."""
         cluster, namespaces = state["cluster_id"], state["namespaces"]
         disks = Disks(self._api, state["project_id"])

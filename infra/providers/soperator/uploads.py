@@ -13,6 +13,7 @@ from infra.providers.engine.provider import (
     TEXT,
     UNKNOWN,
     Diff,
+    Found,
     Provider,
     ProviderError,
     Values,
@@ -36,17 +37,15 @@ class ObjectProvider(Provider):
         super().__init__()
         self._tries_s = tries_s
 
-    def diff(self, type_: str, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
+    def diff(self, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Another bucket, key or content is another object; the rest changes in place."""
         changes = compare(old_inputs, new)
         # A bucket that is only known later is the one that it was, or `up` asks again and knows.
         replaces = [key for key in changes if key in _IDENTITY and new.get(key) is not UNKNOWN]
         return Diff(detailed=changes, replaces=tuple(replaces))
 
-    def create(self, type_: str, urn: str, inputs: Values, preview: bool) -> tuple[str, Values]:
+    def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
         """Uploads, unless the object is there with this content."""
-        if preview:
-            return "", dict(inputs)
         place, content = _place(inputs), inputs["content"].encode()
         for pause_s in (*self._tries_s, None):
             try:
@@ -62,9 +61,7 @@ class ObjectProvider(Provider):
                 raise ProviderError(f"{error}; run the command again") from error
         return f"{inputs['bucket']}/{inputs['key']}", dict(inputs)
 
-    def read(
-        self, type_: str, id: str, state: Values, inputs: Values
-    ) -> tuple[str, Values, Values] | None:
+    def read(self, id: str, state: Values, inputs: Values) -> Found | None:
         """The object with the content that it has now, or None where it is gone."""
         try:
             content = _place(state).read()
@@ -79,7 +76,7 @@ class ObjectProvider(Provider):
         live = {"content": content.decode("utf-8", "replace")}
         return id, {**state, **live}, {**inputs, **live}
 
-    def delete(self, type_: str, id: str, state: Values) -> None:
+    def delete(self, id: str, state: Values) -> None:
         """Removes the object."""
         try:
             _place(state).remove()

@@ -18,7 +18,7 @@ def provider():
 
 @pytest.mark.feature("S003-19")
 def test_ssh_keygen_derives_the_same_public_key(provider, tmp_path):
-    _, state = provider.create(KEY_PAIR, URN, {"comment": "deploy of local"}, False)
+    _, state = provider.create(URN, {"comment": "deploy of local"})
     file = tmp_path / "key"
     file.write_text(state["private_key"].value)
     file.chmod(0o600)
@@ -31,7 +31,7 @@ def test_ssh_keygen_derives_the_same_public_key(provider, tmp_path):
 
 
 def test_the_private_key_is_secret_even_before_it_exists(provider):
-    _, state = provider.create(KEY_PAIR, URN, {"comment": "c"}, True)
+    state = provider.preview(URN, "", {}, {"comment": "c"})
     assert isinstance(state["private_key"], Secret)
     assert state["public_key"] is UNKNOWN
 
@@ -48,16 +48,14 @@ def test_the_public_half_is_had_from_the_private_one():
 
 
 def test_only_a_new_comment_makes_a_new_pair(provider):
-    assert provider.diff(KEY_PAIR, "i", {"comment": "a"}, {}, {"comment": "a"}).detailed == {}
-    assert provider.diff(KEY_PAIR, "i", {"comment": "a"}, {}, {"comment": "b"}).replaces == (
-        "comment",
-    )
+    assert provider.diff("i", {"comment": "a"}, {}, {"comment": "a"}).detailed == {}
+    assert provider.diff("i", {"comment": "a"}, {}, {"comment": "b"}).replaces == ("comment",)
 
 
 def test_a_comment_is_one_line(provider):
-    _, problems = provider.check(KEY_PAIR, {}, {"comment": "a\nb"})
+    _, problems = provider.check({}, {"comment": "a\nb"})
     assert [path for path, _ in problems] == ["comment"]
-    _, problems = provider.check(KEY_PAIR, {}, {"comment": "a", "bits": 4096})
+    _, problems = provider.check({}, {"comment": "a", "bits": 4096})
     assert problems == [("bits", "unknown; has comment")]
 
 

@@ -12,8 +12,6 @@ from infra.providers.engine.provider import ProviderError, Secret
 from infra.providers.engine.serve import _line
 from infra.providers.nebius.adoption import owned, release
 from infra.providers.soperator.keys import (
-    STATE_GUARD,
-    STATE_ID,
     StateGuardProvider,
     StateIdProvider,
 )
@@ -30,7 +28,7 @@ def declared(provider):
     def declared(**spec):
         metadata = {"parent_id": "project-e00p", "name": name}
         new = {"metadata": metadata, "spec": {"type": "network-ssd", "size_gibibytes": 1, **spec}}
-        inputs, problems = provider.check(TYPE, {}, new)
+        inputs, problems = provider.of(TYPE).check({}, new)
         assert not problems
         return inputs
 
@@ -44,7 +42,7 @@ def urn(declared):
 
 @pytest.fixture
 def made(provider, declared, urn):
-    return provider.create(TYPE, urn, declared(), False)
+    return provider.of(TYPE).create(urn, declared())
 
 
 def labels_of(served, id_):
@@ -54,29 +52,29 @@ def labels_of(served, id_):
 def test_another_resource_of_the_stack_never_takes_a_name_over(provider, declared, urn, made):
     """While the program is reordered, the old URN is deleted after the new one was made."""
     with pytest.raises(ProviderError, match=f"{made[0]}, which is another resource of this stack"):
-        provider.create(TYPE, f"{urn}-other", declared(), False)
+        provider.of(TYPE).create(f"{urn}-other", declared())
 
 
 def test_a_strangers_resource_is_refused_with_its_id_and_what_to_do(
     provider, declared, urn, served
 ):
     """Whoever made it by hand may have data on it."""
-    id_, _ = provider.create(TYPE, urn, declared(), False)
+    id_, _ = provider.of(TYPE).create(urn, declared())
     served.emulator.store.resources[id_].metadata.labels.clear()
     with pytest.raises(
         ProviderError, match=f"{id_}, which no stack .*`soperator cluster adopt --stack "
     ):
-        provider.create(TYPE, urn, declared(), False)
+        provider.of(TYPE).create(urn, declared())
 
 
 def test_the_resource_of_another_stack_is_refused_with_its_name(provider, declared, urn, made):
     other = urn.replace("urn:pulumi:local", "urn:pulumi:prod")
     with pytest.raises(ProviderError, match="belongs to stack 'local' of Pulumi project"):
-        provider.create(TYPE, other, declared(), False)
+        provider.of(TYPE).create(other, declared())
 
 
 def test_a_lost_state_finds_its_resource_again_and_grows_it(provider, declared, urn, made, served):
-    id_, state = provider.create(TYPE, urn, declared(size_gibibytes=3), False)
+    id_, state = provider.of(TYPE).create(urn, declared(size_gibibytes=3))
     assert id_ == made[0]
     assert state["spec"]["size_gibibytes"] == 3
     assert served.emulator.store.resources[id_].spec.size_gibibytes == 3
@@ -90,19 +88,19 @@ def of_state(inputs, state_id):
 def test_what_another_state_has_is_neither_taken_over_nor_changed_nor_deleted(
     provider, declared, urn, served
 ):
-    id_, state = provider.create(TYPE, urn, of_state(declared(), "a" * 16), False)
+    id_, state = provider.of(TYPE).create(urn, of_state(declared(), "a" * 16))
     has = f"{id_}, which state {'a' * 16} of this stack has"
     second = of_state(declared(size_gibibytes=3), "b" * 16)
     with pytest.raises(ProviderError, match=has):
-        provider.create(TYPE, urn, second, False)
+        provider.of(TYPE).create(urn, second)
     with pytest.raises(ProviderError, match=has):
-        provider.create(TYPE, urn, declared(), False)
+        provider.of(TYPE).create(urn, declared())
     with pytest.raises(ProviderError, match=has):
-        provider.update(TYPE, urn, id_, state, second, False)
+        provider.of(TYPE).update(urn, id_, state, second)
     with pytest.raises(ProviderError, match=has):
-        provider.delete(TYPE, id_, second)
+        provider.of(TYPE).delete(id_, second)
     assert served.emulator.store.resources[id_].spec.size_gibibytes == 1
-    provider.delete(TYPE, id_, state)
+    provider.of(TYPE).delete(id_, state)
 
 
 def test_a_refresh_never_brings_in_the_label_by_which_a_destroy_would_delete(
@@ -110,31 +108,32 @@ def test_a_refresh_never_brings_in_the_label_by_which_a_destroy_would_delete(
 ):
     """After `cluster adopt state` the old backend still has it all in its state."""
     inputs = of_state(declared(), "a" * 16)
-    id_, state = provider.create(TYPE, urn, inputs, False)
+    id_, state = provider.of(TYPE).create(urn, inputs)
     served.emulator.store.resources[id_].metadata.labels["state-id"] = "b" * 16
     for known in (state, inputs), ({}, {}):
         with pytest.raises(ProviderError, match=f"{id_}, which state {'b' * 16} of this stack has"):
-            provider.read(TYPE, id_, *known)
+            provider.of(TYPE).read(id_, *known)
     served.emulator.store.resources[id_].metadata.labels["state-id"] = "a" * 16
-    provider.delete(TYPE, id_, state)
+    provider.of(TYPE).delete(id_, state)
 
 
 def test_a_state_that_ends_leaves_what_it_keeps_to_the_next(provider, declared, urn, served):
     states = StateIdProvider()
     stack = {"project_id": "project-e00p", "stack": "local", "project": "soperator-stack"}
-    state_id, state = states.create(STATE_ID, "", stack, False)
-    id_, _ = provider.create(TYPE, urn, of_state(declared(), state_id), False)
-    for preview in (True, False):
-        with pytest.raises(ProviderError, match=f"state {state_id} with Filesystem {id_}; use its"):
-            states.create(STATE_ID, "", stack, preview)
-    states.delete(STATE_ID, state_id, state)
+    state_id, state = states.create("", stack)
+    id_, _ = provider.of(TYPE).create(urn, of_state(declared(), state_id))
+    refused = f"state {state_id} with Filesystem {id_}; use its"
+    for act in (lambda: states.preview("", "", {}, stack), lambda: states.create("", stack)):
+        with pytest.raises(ProviderError, match=refused):
+            act()
+    states.delete(state_id, state)
     assert "state-id" not in labels_of(served, id_)
-    after, _ = states.create(STATE_ID, "", stack, False)
+    after, _ = states.create("", stack)
     assert after != state_id
     inputs = of_state(declared(), after)
-    assert provider.create(TYPE, urn, inputs, False)[0] == id_
+    assert provider.of(TYPE).create(urn, inputs)[0] == id_
     assert labels_of(served, id_)["state-id"] == after
-    assert provider.diff(TYPE, id_, declared(), {}, inputs).detailed, "an older stack takes it"
+    assert provider.of(TYPE).diff(id_, declared(), {}, inputs).detailed, "an older stack takes it"
 
 
 def test_a_label_that_others_set_is_no_word_of_a_command_nor_of_the_terminal(
@@ -143,10 +142,10 @@ def test_a_label_that_others_set_is_no_word_of_a_command_nor_of_the_terminal(
     """Whoever may edit the project has no right to the machine of who reads this."""
     stack = {"project_id": "project-e00p", "stack": "labelled", "project": "soperator-stack"}
     urn = urn.replace(":local:", ":labelled:")
-    provider.create(TYPE, urn, of_state(declared(), "\x1b]0;$(id)"), False)
+    provider.of(TYPE).create(urn, of_state(declared(), "\x1b]0;$(id)"))
     command = "adopt state '{}]0;$(id)' --stack labelled`"
     with pytest.raises(ProviderError) as refused:
-        StateIdProvider().create(STATE_ID, "", stack, False)
+        StateIdProvider().create("", stack)
     assert command.format("\x1b") in str(refused.value)
     assert command.format("\\x1b") in _line(refused.value), "as the engine prints it"
     monkeypatch.setattr(cloud, "price_book", lambda *_: None)
@@ -162,25 +161,25 @@ def test_what_another_state_took_over_is_refused_before_anything_ends(provider, 
     """What runs in the kube cluster has no label: the old backend's destroy would end it first."""
     states, guards = StateIdProvider(), StateGuardProvider()
     stack = {"project_id": "project-e00p", "stack": "guarded", "project": "soperator-stack"}
-    own, _ = states.create(STATE_ID, "", stack, False)
-    guard, state = guards.create(STATE_GUARD, "", {**stack, "state_id": own}, False)
-    assert guards.check(STATE_GUARD, {}, state) == (state, [])
+    own, _ = states.create("", stack)
+    guard, state = guards.create("", {**stack, "state_id": own})
+    assert guards.check({}, state) == (state, [])
     urn = urn.replace(":local:", ":guarded:")
-    id_ = provider.create(TYPE, urn, of_state(declared(), own), False)[0]
-    assert states.diff(STATE_ID, own, stack, stack, stack).detailed == {}
-    guards.delete(STATE_GUARD, guard, state)
+    id_ = provider.of(TYPE).create(urn, of_state(declared(), own))[0]
+    assert states.diff(own, stack, stack, stack).detailed == {}
+    guards.delete(guard, state)
     release(provider._api, own, **stack)
     inputs = of_state(declared(), "b" * 16)
-    assert provider.create(TYPE, urn, inputs, False)[0] == id_
+    assert provider.of(TYPE).create(urn, inputs)[0] == id_
     refused = f"state {'b' * 16} with Filesystem {id_};.* `pulumi stack rm --force guarded`"
     with pytest.raises(ProviderError, match=refused):
-        states.diff(STATE_ID, own, stack, stack, stack)
+        states.diff(own, stack, stack, stack)
     with pytest.raises(ProviderError, match=refused):
-        guards.delete(STATE_GUARD, guard, state)
+        guards.delete(guard, state)
     taken = {**state, "state_id": "b" * 16}
-    change = guards.diff(STATE_GUARD, guard, state, state, taken)
+    change = guards.diff(guard, state, state, taken)
     assert (change.replaces, [*change.detailed]) == ((), ["state_id"]), "it would refuse its end"
-    guards.delete(STATE_GUARD, guard, guards.update(STATE_GUARD, "", guard, state, taken, False))
+    guards.delete(guard, guards.update("", guard, state, taken))
 
 
 def test_a_state_that_was_taken_over_is_refused_before_the_next_up_of_the_other(
@@ -190,23 +189,23 @@ def test_a_state_that_was_taken_over_is_refused_before_the_next_up_of_the_other(
     states, guards = StateIdProvider(), StateGuardProvider()
     stack = {"project_id": "project-e00p", "stack": "taken", "project": "soperator-stack"}
     spec = SimpleNamespace(name="taken", nebius=SimpleNamespace(project_id="project-e00p"))
-    own, _ = states.create(STATE_ID, "", stack, False)
+    own, _ = states.create("", stack)
     inputs = of_state(declared(), own)
     urn = urn.replace(":local:", ":taken:")
-    id_, state = provider.create(TYPE, urn, inputs, False)
+    id_, state = provider.of(TYPE).create(urn, inputs)
     monkeypatch.setattr(cloud, "known_ids", lambda _: frozenset())
     assert f"1 resources are no longer state {own}'s: Filesystem {id_}" in cloud._release(
         provider._api, spec, own
     )
     lost = f"taken: this state lost this stack in project-e00p.* Filesystem {id_}"
     with pytest.raises(ProviderError, match=lost):
-        guards.delete(STATE_GUARD, "guard", {**stack, "state_id": own})
+        guards.delete("guard", {**stack, "state_id": own})
     with pytest.raises(ProviderError, match=lost):
-        states.diff(STATE_ID, own, stack, stack, stack)
+        states.diff(own, stack, stack, stack)
     for touch in (
-        lambda: provider.delete(TYPE, id_, state),
-        lambda: provider.read(TYPE, id_, state, inputs),
-        lambda: provider.update(TYPE, urn, id_, state, inputs, False),
+        lambda: provider.of(TYPE).delete(id_, state),
+        lambda: provider.of(TYPE).read(id_, state, inputs),
+        lambda: provider.of(TYPE).update(urn, id_, state, inputs),
     ):
         with pytest.raises(ProviderError, match=f"{id_}, which was taken from this state"):
             touch()
@@ -217,9 +216,9 @@ def test_a_state_that_was_taken_over_is_refused_before_the_next_up_of_the_other(
     # By mistake, and back.
     (marked,) = {each.state_id for each in there}
     assert f"no longer state {marked}'s" in cloud._release(provider._api, spec, marked)
-    assert states.diff(STATE_ID, own, stack, stack, stack).detailed == {}
-    second, _ = states.create(STATE_ID, "", stack, False)
-    assert provider.create(TYPE, urn, of_state(declared(), second), False)[0] == id_
+    assert states.diff(own, stack, stack, stack).detailed == {}
+    second, _ = states.create("", stack)
+    assert provider.of(TYPE).create(urn, of_state(declared(), second))[0] == id_
     assert labels_of(served, id_)["state-id"] == second
 
 
@@ -231,10 +230,10 @@ def test_what_is_taken_from_a_state_has_all_that_it_had(provider, served):
     def made(token, parent_id, **spec):
         token = f"nebius:{token}"
         metadata = {"parent_id": parent_id, "name": next(_names), "labels": {"state-id": state_id}}
-        inputs, problems = provider.check(token, {}, {"metadata": metadata, "spec": spec})
+        inputs, problems = provider.of(token).check({}, {"metadata": metadata, "spec": spec})
         assert not problems
         urn = f"urn:pulumi:local::soperator-stack::{token}::{metadata['name']}"
-        return provider.create(token, urn, inputs, False)[0]
+        return provider.of(token).create(urn, inputs)[0]
 
     network = made("vpc/v1:Network", "project-e00p")
     subnet = made("vpc/v1:Subnet", "project-e00p", network_id=network)
@@ -246,7 +245,7 @@ def test_what_is_taken_from_a_state_has_all_that_it_had(provider, served):
     bucket = made("storage/v1:Bucket", "project-e00p")
     leaving = made("storage/v1:Bucket", "project-e00p")
     there = served.emulator.store.resources
-    set_state(provider._schema, there[leaving], "deleting")
+    set_state(provider._api.schema, there[leaving], "deleting")
     made_ids = (nodes, cluster, subnet, network, bucket)
     before = [there[id_].spec.SerializeToString() for id_ in made_ids]
     had = [each.id for each in release(provider._api, state_id, **stack)]
@@ -271,12 +270,12 @@ def test_a_key_keeps_its_secret_in_the_state_where_reads_do_not_show_it(provider
     inputs = of_state({"metadata": metadata, "spec": spec}, "a" * 16)
     plain = {**state, "status": {**state["status"], "secret": secret.value}}
     urn = f"urn:pulumi:local::soperator-stack::{token}::x"
-    after = provider.update(token, urn, id_, plain, inputs, False)
-    _, read, _ = provider.read(token, id_, plain, inputs)
+    after = provider.of(token).update(urn, id_, plain, inputs)
+    _, read, _ = provider.of(token).read(id_, plain, inputs)
     for found in after, read:
         assert isinstance(found["status"]["secret"], Secret)
         assert found["status"]["secret"].value == secret.value
-    provider.delete(token, id_, after)
+    provider.of(token).delete(id_, after)
 
 
 def test_what_was_handed_over_takes_the_labels_of_its_resource(
@@ -285,26 +284,26 @@ def test_what_was_handed_over_takes_the_labels_of_its_resource(
     """`soperator cluster adopt` knows the stack, not the place in its program."""
     before = labels_of(served, made[0])
     del served.emulator.store.resources[made[0]].metadata.labels["resource"]
-    assert provider.create(TYPE, urn, declared(), False)[0] == made[0]
+    assert provider.of(TYPE).create(urn, declared())[0] == made[0]
     assert labels_of(served, made[0]) == before
 
 
 def test_another_immutable_field_is_refused_with_both_values(provider, declared, urn, made, served):
     """A kept filesystem of another type holds data that a new one would not have."""
     with pytest.raises(ProviderError, match=r"spec\.type \(NETWORK_SSD -> NETWORK_HDD\) cannot"):
-        provider.create(TYPE, urn, declared(type="network-hdd"), False)
+        provider.of(TYPE).create(urn, declared(type="network-hdd"))
     assert made[0] in served.emulator.store.resources
 
 
 def test_what_is_kept_is_never_made_smaller(provider, declared, urn):
-    provider.create(TYPE, urn, declared(size_gibibytes=3), False)
+    provider.of(TYPE).create(urn, declared(size_gibibytes=3))
     with pytest.raises(ProviderError, match=r"size_gibibytes: 2 GiB, but it has 3 GiB and cannot"):
-        provider.create(TYPE, urn, declared(size_gibibytes=2), False)
+        provider.of(TYPE).create(urn, declared(size_gibibytes=2))
 
 
 def test_a_filesystem_that_would_shrink_is_refused_with_the_sizes(provider, declared):
     old, new = declared(size_gibibytes=3), declared(size_gibibytes=2)
-    _, ((path, reason),) = provider.check(TYPE, old, new)
+    _, ((path, reason),) = provider.of(TYPE).check(old, new)
     assert path == "spec.size_gibibytes"
     assert reason == (
         "2 GiB, but it has 3 GiB and cannot shrink; declare 3 GiB or more, or copy the data to "
@@ -314,23 +313,23 @@ def test_a_filesystem_that_would_shrink_is_refused_with_the_sizes(provider, decl
 
 def test_growth_and_a_smaller_replacement_are_no_shrinking(provider, declared):
     old = declared(size_gibibytes=3)
-    assert provider.check(TYPE, old, declared(size_gibibytes=4))[1] == []
+    assert provider.of(TYPE).check(old, declared(size_gibibytes=4))[1] == []
     smaller = declared(size_gibibytes=2, type="network-hdd")
-    assert provider.check(TYPE, old, smaller)[1] == []
+    assert provider.of(TYPE).check(old, smaller)[1] == []
 
 
 def test_a_filesystem_that_is_being_deleted_is_not_taken_over(provider, declared, urn, made):
-    provider.delete(TYPE, *made)
-    assert provider.create(TYPE, urn, declared(), False)[0] != made[0]
+    provider.of(TYPE).delete(*made)
+    assert provider.of(TYPE).create(urn, declared())[0] != made[0]
 
 
 def iam(provider, version, name, parent_id, **spec):
     """Creates a resource of the account service, as two runs of one program would."""
     token = f"nebius:iam/{version}:{name}"
     new = {"metadata": {"parent_id": parent_id, "name": f"the-{name.lower()}"}, "spec": spec}
-    inputs, problems = provider.check(token, {}, new)
+    inputs, problems = provider.of(token).check({}, new)
     assert not problems
-    return provider.create(token, f"urn:pulumi:local::soperator-stack::{token}::x", inputs, False)
+    return provider.of(token).create(f"urn:pulumi:local::soperator-stack::{token}::x", inputs)
 
 
 def test_rights_and_members_that_a_lost_state_had_are_not_given_twice(provider, served):

@@ -38,12 +38,12 @@ def test_of_several_the_user_chooses(provider, spec):
         "metadata": {"parent_id": spec.nebius.project_id, "name": "second"},
         "spec": {"network_id": network},
     }
-    id_, _ = provider.create(SUBNET, URN, inputs, False)
+    id_, _ = provider.of(SUBNET).create(URN, inputs)
     try:
         with pytest.raises(DiscoveryError) as caught:
             discovered(spec)
     finally:
-        provider.delete(SUBNET, id_, {})
+        provider.of(SUBNET).delete(id_, {})
     message = str(caught.value)
     assert message.startswith("local.nebius.discover_network: 2 subnets in project-e00p; set it to")
     assert f"{id_} (second)" in message

@@ -22,7 +22,7 @@ def declared(provider):
         if labels is not None:
             metadata["labels"] = labels
         new = {"metadata": metadata, "spec": {"type": "network-ssd", "size_gibibytes": 1, **spec}}
-        inputs, problems = provider.check(TYPE, {}, new)
+        inputs, problems = provider.of(TYPE).check({}, new)
         assert not problems
         return inputs
 
@@ -36,7 +36,7 @@ def urn(declared):
 
 @pytest.fixture
 def made(provider, declared, urn):
-    return provider.create(TYPE, urn, declared(), False)
+    return provider.of(TYPE).create(urn, declared())
 
 
 @pytest.mark.feature("S002-26")
@@ -48,7 +48,7 @@ def test_a_create_waits_until_the_resource_is_ready(made):
 
 def test_a_preview_creates_nothing(provider, declared, urn, served):
     before = dict(served.emulator.store.resources)
-    _, state = provider.create(TYPE, urn, declared(), True)
+    state = provider.of(TYPE).preview(urn, "", {}, declared())
     assert served.emulator.store.resources == before
     assert state["status"] is UNKNOWN
     assert state["metadata"]["id"] is UNKNOWN
@@ -59,61 +59,61 @@ def test_ownership_is_on_the_resource_and_in_no_input(provider, declared, made):
     id_, state = made
     owner = {"managed-by": "soperator-stack", "stack": "local", "project": "soperator-stack"}
     assert owner.items() <= state["metadata"]["labels"].items()
-    _, _, inputs = provider.read(TYPE, id_, state, declared())
+    _, _, inputs = provider.of(TYPE).read(id_, state, declared())
     assert inputs == declared()
 
 
 def test_ownership_outlives_an_update_that_clears_the_labels(provider, declared, urn, made):
     id_, state = made
     labelled = declared(labels={"team": "ml"})
-    state = provider.update(TYPE, urn, id_, state, labelled, False)
+    state = provider.of(TYPE).update(urn, id_, state, labelled)
     assert state["metadata"]["labels"]["team"] == "ml"
-    state = provider.update(TYPE, urn, id_, state, declared(), False)
+    state = provider.of(TYPE).update(urn, id_, state, declared())
     assert set(state["metadata"]["labels"]) == {"managed-by", "stack", "project", "resource"}
 
 
 def test_what_is_no_longer_declared_is_reset(provider, declared, urn, made):
     id_, state = made
     kept = declared(forbid_deletion=True)
-    state = provider.update(TYPE, urn, id_, state, kept, False)
+    state = provider.of(TYPE).update(urn, id_, state, kept)
     assert state["spec"]["forbid_deletion"] is True
-    state = provider.update(TYPE, urn, id_, state, declared(), False)
+    state = provider.of(TYPE).update(urn, id_, state, declared())
     assert "forbid_deletion" not in state["spec"]
 
 
 def test_an_update_in_a_preview_keeps_ids_and_status_known(provider, declared, urn, made):
     id_, state = made
     new = declared(size_gibibytes=2)
-    found = provider.update(TYPE, urn, id_, state, new, True)
+    found = provider.of(TYPE).preview(urn, id_, state, new)
     assert found["metadata"]["id"] == id_
     assert found["status"] == state["status"]
     assert found["spec"]["size_gibibytes"] == 2
 
 
 def test_the_same_declaration_adopts_what_a_dead_engine_made(provider, declared, urn, made):
-    assert provider.create(TYPE, urn, declared(), False)[0] == made[0]
+    assert provider.of(TYPE).create(urn, declared())[0] == made[0]
 
 
 def test_a_destroyed_resource_is_made_anew(provider, declared, urn, made):
-    provider.delete(TYPE, *made)
-    again, _ = provider.create(TYPE, urn, declared(), False)
+    provider.of(TYPE).delete(*made)
+    again, _ = provider.of(TYPE).create(urn, declared())
     assert again != made[0]
-    provider.delete(TYPE, again, {})
-    assert provider.create(TYPE, urn, declared(), False)[0] not in (made[0], again)
+    provider.of(TYPE).delete(again, {})
+    assert provider.of(TYPE).create(urn, declared())[0] not in (made[0], again)
 
 
 def test_a_create_that_failed_leaves_nothing_and_can_be_repeated(provider, declared, urn, served):
     served.plant("FilesystemService.Create", "INTERNAL", when="operation", message="disk on fire")
     with pytest.raises(ProviderError, match="disk on fire"):
-        provider.create(TYPE, urn, declared(), False)
+        provider.of(TYPE).create(urn, declared())
     names = [one.metadata.name for one in served.emulator.store.of_kind("computefilesystem")]
     assert declared()["metadata"]["name"] not in names
-    provider.create(TYPE, urn, declared(), False)
+    provider.of(TYPE).create(urn, declared())
 
 
 def test_an_outage_is_survived_with_one_key(provider, declared, urn, served):
     served.plant("FilesystemService.Create", "UNAVAILABLE", times=2)
-    provider.create(TYPE, urn, declared(), False)
+    provider.of(TYPE).create(urn, declared())
     calls = served.calls("FilesystemService/Create")
     assert len(calls) == 3
     assert len({call["key"] for call in calls}) == 1
@@ -122,7 +122,7 @@ def test_an_outage_is_survived_with_one_key(provider, declared, urn, served):
 def test_a_quota_is_asked_once_and_told_in_gib(provider, declared, urn, served):
     served.emulator.calls.clear()
     with pytest.raises(ProviderError, match=r"limit 20480 GiB; .*docs\.nebius\.com"):
-        provider.create(TYPE, urn, declared(size_gibibytes=30_000), False)
+        provider.of(TYPE).create(urn, declared(size_gibibytes=30_000))
     assert len(served.calls("FilesystemService/Create")) == 1
 
 
@@ -131,7 +131,7 @@ def test_a_quota_error_without_a_retry_hint_is_asked_once_too(provider, declared
     details = {"quota_failure": {"violations": [violation]}}
     served.plant("FilesystemService.Create", "RESOURCE_EXHAUSTED", times=9, details=details)
     with pytest.raises(ProviderError, match=r"compute\.disk\.count: 2 wanted in all, limit 1"):
-        provider.create(TYPE, urn, declared(), False)
+        provider.of(TYPE).create(urn, declared())
     assert len(served.calls("FilesystemService/Create")) == 1
     served.emulator.faults.plant([])
 
@@ -141,7 +141,7 @@ def test_refresh_shows_a_change_made_behind_its_back(provider, declared, made, s
     resource = served.emulator.store.resources[id_]
     resource.spec.size_gibibytes = 5
     resource.metadata.labels["intruder"] = "yes"
-    _, new_state, inputs = provider.read(TYPE, id_, state, declared())
+    _, new_state, inputs = provider.of(TYPE).read(id_, state, declared())
     assert inputs["spec"]["size_gibibytes"] == new_state["spec"]["size_gibibytes"] == 5
     assert inputs["metadata"]["labels"] == {"intruder": "yes"}
 
@@ -149,32 +149,32 @@ def test_refresh_shows_a_change_made_behind_its_back(provider, declared, made, s
 def test_a_server_default_is_no_drift(provider, declared, made, served):
     id_, state = made
     served.emulator.store.resources[id_].spec.block_size_bytes = 4096
-    assert provider.read(TYPE, id_, state, declared())[2] == declared()
+    assert provider.of(TYPE).read(id_, state, declared())[2] == declared()
 
 
 def test_a_size_in_another_unit_is_no_drift(provider, declared, made, served):
     id_, state = made
     served.emulator.store.resources[id_].spec.size_bytes = 1 << 30
-    assert provider.read(TYPE, id_, state, declared())[2] == declared()
+    assert provider.of(TYPE).read(id_, state, declared())[2] == declared()
 
 
 def test_an_import_takes_everything(provider, declared, made):
     id_, _ = made
-    _, state, inputs = provider.read(TYPE, id_, {}, {})
+    _, state, inputs = provider.of(TYPE).read(id_, {}, {})
     assert inputs == declared()
     assert state["status"]["state"] == "READY"
 
 
 def test_what_is_gone_is_none_and_may_be_deleted_again(provider, declared, made):
     id_, state = made
-    provider.delete(TYPE, id_, state)
-    assert provider.read(TYPE, id_, state, declared()) is None
-    provider.delete(TYPE, id_, state)
+    provider.of(TYPE).delete(id_, state)
+    assert provider.of(TYPE).read(id_, state, declared()) is None
+    provider.of(TYPE).delete(id_, state)
 
 
 def test_a_delete_waits_for_the_operation_that_runs(provider, declared, urn, served):
-    operation = provider._start_create(provider._type(TYPE), urn, declared())
-    provider.delete(TYPE, operation.resource_id, {})
+    operation = provider.of(TYPE)._start_create(urn, declared())
+    provider.of(TYPE).delete(operation.resource_id, {})
     assert operation.resource_id not in served.emulator.store.resources
 
 
@@ -182,12 +182,12 @@ def test_an_interruption_hands_over_the_resource(provider, declared, urn, served
     monkeypatch.setattr(served.emulator._operations, "_latency_s", 60)
     threading.Timer(0.3, provider.cancelled.set).start()
     with pytest.raises(PartialError, match="interrupted") as caught:
-        provider.create(TYPE, urn, declared(), False)
+        provider.of(TYPE).create(urn, declared())
     assert caught.value.state["metadata"]["id"] == caught.value.id
 
 
 def test_a_resource_that_cannot_be_updated_says_so(provider):
-    kind = provider._type("nebius:iam/v1:GroupMembership")
+    kind = provider.of("nebius:iam/v1:GroupMembership").kind
     with pytest.raises(ProviderError, match="cannot update"):
         kind.update_request("x", {"metadata": {"parent_id": "g"}, "spec": {"member_id": "m"}})
 
@@ -198,7 +198,7 @@ def test_a_dead_emulator_is_named_at_once(declared, urn, served, provider, monke
     lost = NebiusProvider()
     monkeypatch.setattr("infra.providers.nebius.api._BACK_OFF_S", ())
     with pytest.raises(ProviderError, match="start it with `soperator local up`") as caught:
-        lost.create(TYPE, urn, inputs, False)
+        lost.of(TYPE).create(urn, inputs)
     assert (
         getattr(caught.value.__cause__, "code", None) == "UNAVAILABLE"
     )  # not a timeout that was waited out

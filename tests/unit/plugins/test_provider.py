@@ -42,31 +42,37 @@ class Disks(Provider):
     def configure(self, variables):
         self.calls.append(("configure", variables))
 
-    def check(self, type_, old, new):
+    def check(self, old, new):
         wrong = [("size", "'0' is not a size; at least 1 GiB")] if new.get("size") == 0 else []
         return {"type": "ssd", **new}, wrong
 
-    def diff(self, type_, id, old_inputs, old_state, new):
-        base = super().diff(type_, id, old_inputs, old_state, new)
+    def diff(self, id, old_inputs, old_state, new):
+        base = super().diff(id, old_inputs, old_state, new)
         replaces = tuple(path for path in base.detailed if path == "platform")
         return Diff(replaces=replaces, detailed=base.detailed, stables=("id",))
 
-    def create(self, type_, urn, inputs, preview):
-        self.calls.append(("create", type_, inputs, preview))
+    def of(self, type_):
+        self.calls.append(("of", type_))
+        return self
+
+    def preview(self, urn, id, old_state, new):
+        return {**new, "serial": old_state.get("serial", UNKNOWN)}
+
+    def create(self, urn, inputs):
+        self.calls.append(("create", inputs))
         if inputs.get("size") == 13:
             raise PartialError("disk-1: quota\nreached", id="disk-1", state={"size": 12})
         if inputs.get("size") == 14:
             raise KeyError("size")
-        serial = UNKNOWN if preview else "s-1"
-        return "disk-1", {**inputs, "serial": serial, "token": Secret("t")}
+        return "disk-1", {**inputs, "serial": "s-1", "token": Secret("t")}
 
-    def update(self, type_, urn, id, old_state, new, preview):
+    def update(self, urn, id, old_state, new):
         return {**new, "serial": old_state["serial"], "token": old_state["token"]}
 
-    def read(self, type_, id, state, inputs):
+    def read(self, id, state, inputs):
         return None if id == "gone" else (id, {**state, "size": 9}, {**inputs, "size": 9})
 
-    def delete(self, type_, id, state):
+    def delete(self, id, state):
         refusal = UnreachableError if id == "far" else ProviderError
         raise refusal("disk-1: still attached to vm-1;\n  detach it first")
 
@@ -86,7 +92,7 @@ def stub(disks):
 
 def test_the_type_comes_from_the_urn_when_the_engine_sends_none(stub, disks):
     stub.Create(pb.CreateRequest(urn=URN, properties=marshal({"size": 1})))
-    assert disks.calls == [("create", "demo:index:Disk", {"size": 1}, False)]
+    assert disks.calls == [("of", "demo:index:Disk"), ("create", {"size": 1})]
 
 
 def test_check_returns_defaults_and_every_problem(stub):
@@ -100,7 +106,7 @@ def test_check_returns_defaults_and_every_problem(stub):
 def test_secret_inputs_reach_the_plugin_plain_and_come_back_secret(stub, disks):
     inputs = marshal({"size": 1, "password": Secret("p")})
     state = unmarshal(stub.Create(pb.CreateRequest(urn=URN, properties=inputs)).properties)
-    assert disks.calls[-1][2] == {"size": 1, "password": "p"}
+    assert disks.calls[-1][1] == {"size": 1, "password": "p"}
     assert state["password"] == Secret("p")
     assert state["token"] == Secret("t")
 

@@ -14,7 +14,7 @@ URN_TYPE = "kubernetes:core/v1:ConfigMap"
 def diff(old, new, id="ns/cm", **options):
     plugin = Kubernetes()
     plugin.configure(options)
-    return plugin.diff(URN_TYPE, id, old, old, new)
+    return plugin.of(URN_TYPE).diff(id, old, old, new)
 
 
 def config_map(name="cm", kind="ConfigMap", **data):
@@ -111,11 +111,11 @@ def test_a_wait_expression_that_is_not_understood_is_refused():
 def test_components_of_the_official_plugin_are_refused_by_name():
     plugin = Kubernetes()
     with pytest.raises(ProviderError, match=r"helm\.v3\.Release only; install the official"):
-        plugin.check("kubernetes:helm.sh/v4:Chart", {}, {})
+        plugin.of("kubernetes:helm.sh/v4:Chart").check({}, {})
 
 
 def test_a_provider_without_a_kubeconfig_never_takes_the_users_own(monkeypatch, tmp_path):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "mine"))
     plugin = Kubernetes()
     with pytest.raises(ProviderError, match="kubeconfig: is required"):
-        plugin.create(URN_TYPE, "urn:pulumi:dev::p::t::cm", config_map(), False)
+        plugin.of(URN_TYPE).create("urn:pulumi:dev::p::t::cm", config_map())

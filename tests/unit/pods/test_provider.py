@@ -9,7 +9,7 @@ import pytest
 
 from infra.clients.errors import KubeError, UnreachableError
 from infra.providers.engine.provider import ProviderError
-from infra.providers.soperator.pods import PATIENCE_S, SETTLE_S, TYPE, PodsStartedProvider
+from infra.providers.soperator.pods import PATIENCE_S, SETTLE_S, PodsStartedProvider
 from tests.unit.pods.test_blocked import Cluster, Object, made, pod
 
 URN = "urn:pulumi:local::p::soperator:kube:PodsStarted::local-pods-started"
@@ -65,9 +65,9 @@ def wait(
     provider.engine.info = lambda _urn, line: lines.append(line)  # pyright: ignore
     try:
         if again:
-            provider.update(TYPE, URN, "id", INPUTS, {**INPUTS, **inputs}, False)
+            provider.update(URN, "id", INPUTS, {**INPUTS, **inputs})
         else:
-            provider.create(TYPE, URN, {**INPUTS, **inputs}, False)
+            provider.create(URN, {**INPUTS, **inputs})
     finally:
         wait.took = time.now  # pyright: ignore
     return time.now, lines
@@ -212,7 +212,7 @@ def test_an_interrupt_ends_the_wait() -> None:
     provider = PodsStartedProvider(connect=lambda _text: Story(Time(), lambda _now: []))
     provider.cancelled.set()
     with pytest.raises(ProviderError, match="interrupted while waiting"):
-        provider.create(TYPE, URN, INPUTS, False)
+        provider.create(URN, INPUTS)
 
 
 def test_an_api_server_that_is_away_for_a_moment_ends_nothing_and_for_long_is_told() -> None:
@@ -248,17 +248,17 @@ def test_a_preview_asks_nobody() -> None:
     def connect(_text: str) -> Any:
         raise AssertionError
 
-    assert PodsStartedProvider(connect=connect).create(TYPE, URN, INPUTS, True) == ("", INPUTS)
+    assert PodsStartedProvider(connect=connect).preview(URN, "", {}, INPUTS) == INPUTS
 
 
 def test_other_pods_are_waited_for_again_and_other_nodes_are_not() -> None:
     provider = PodsStartedProvider()
     more = {**INPUTS, "kubeconfig": "other", "node_labels": [{"a": "c"}]}
-    assert provider.diff(TYPE, "id", INPUTS, INPUTS, more).detailed == {}
+    assert provider.diff("id", INPUTS, INPUTS, more).detailed == {}
     others = {**INPUTS, "pods": ["login-1"]}
-    assert provider.diff(TYPE, "id", INPUTS, INPUTS, others).detailed == {"pods[0]": "update"}
+    assert provider.diff("id", INPUTS, INPUTS, others).detailed == {"pods[0]": "update"}
     anew = {**INPUTS, "made_of": "def"}
-    assert provider.diff(TYPE, "id", INPUTS, INPUTS, anew).detailed == {"made_of": "update"}
+    assert provider.diff("id", INPUTS, INPUTS, anew).detailed == {"made_of": "update"}
 
 
 def test_after_a_change_pods_of_before_are_not_taken_for_those_of_after() -> None:
@@ -275,7 +275,7 @@ def test_after_a_change_pods_of_before_are_not_taken_for_those_of_after() -> Non
 
 
 def test_inputs_that_say_nothing_are_refused_by_name() -> None:
-    _, failures = PodsStartedProvider().check(TYPE, {}, {"cluster": "", "pods": [], "x": 1})
+    _, failures = PodsStartedProvider().check({}, {"cluster": "", "pods": [], "x": 1})
     assert [path for path, _ in failures] == [
         "x",
         "cluster",

@@ -154,35 +154,35 @@ INPUTS = {
 
 def test_inputs_are_refused_by_name():
     provider = TeardownProvider()
-    assert provider.check(TYPE, {}, INPUTS) == (INPUTS, [])
+    assert provider.check({}, INPUTS) == (INPUTS, [])
     later = {**INPUTS, "cluster_id": UNKNOWN, "kubeconfig": UNKNOWN}
-    assert provider.check(TYPE, {}, later)[1] == []
-    _, problems = provider.check(TYPE, {}, {**INPUTS, "cluster_id": "", "namespace": "x"})
+    assert provider.check({}, later)[1] == []
+    _, problems = provider.check({}, {**INPUTS, "cluster_id": "", "namespace": "x"})
     assert [path for path, _ in problems] == ["namespace", "cluster_id"]
 
 
 def test_another_cluster_is_another_clean_up_and_a_new_access_is_not():
     provider = TeardownProvider()
-    found = provider.diff(TYPE, "i", INPUTS, INPUTS, {**INPUTS, "cluster_id": "mk8scluster-2"})
+    found = provider.diff("i", INPUTS, INPUTS, {**INPUTS, "cluster_id": "mk8scluster-2"})
     assert found.replaces == ("cluster_id",)
     assert found.delete_before_replace
-    found = provider.diff(TYPE, "i", INPUTS, INPUTS, {**INPUTS, "kubeconfig": "new"})
+    found = provider.diff("i", INPUTS, INPUTS, {**INPUTS, "kubeconfig": "new"})
     assert found.replaces == ()
     assert "kubeconfig" in found.detailed
 
 
 def test_nothing_happens_while_the_stack_lives():
     provider = TeardownProvider()
-    id_, state = provider.create(TYPE, "urn", INPUTS, False)
+    id_, state = provider.create("urn", INPUTS)
     assert state == INPUTS
     assert id_
-    assert provider.update(TYPE, "urn", id_, state, {**INPUTS, "kubeconfig": "n"}, False)
+    assert provider.update("urn", id_, state, {**INPUTS, "kubeconfig": "n"})
 
 
 def test_one_plugin_hands_each_type_to_its_provider():
     teardown = TeardownProvider()
     plugin = Dispatch({TYPE: teardown})
-    assert plugin.of(TYPE).check(TYPE, {}, INPUTS) == (INPUTS, [])
+    assert plugin.of(TYPE).check({}, INPUTS) == (INPUTS, [])
     assert teardown.cancelled is plugin.cancelled
     with pytest.raises(ProviderError, match=f"soperator:x:Y: this plugin has only {TYPE}"):
         plugin.of("soperator:x:Y")
