@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import pulumi
+import pulumi_kubernetes as kubernetes
 
 from infra.providers.engine.resources import Resource
 from infra.providers.nebius.adoption import STATE_ID
@@ -16,9 +17,9 @@ class Part(pulumi.ComponentResource):
     """A component of a stack, with its class's name as type; makes resources of the project."""
 
     def __init__(
-        self, name: str, spec: StackSpec, opts: pulumi.ResourceOptions | None = None
+        self, spec: StackSpec, opts: pulumi.ResourceOptions | None = None, name: str | None = None
     ) -> None:
-        super().__init__(f"soperator:infra:{type(self).__name__}", name, None, opts)
+        super().__init__(f"soperator:infra:{type(self).__name__}", name or spec.name, None, opts)
         self._spec = spec
 
     def _child(
@@ -45,6 +46,30 @@ class Part(pulumi.ComponentResource):
         """Options of a resource with data: destroy leaves it unless the stack purges."""
         purges = self._spec.storage.purge_on_destroy
         return pulumi.ResourceOptions(retain_on_delete=not purges)
+
+
+class Kubernetes(kubernetes.Provider):
+    """The way into the kube cluster."""
+
+    def __init__(
+        self,
+        name: str,
+        kubeconfig: pulumi.Input[str],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            kubeconfig=kubeconfig,
+            # A changed Secret or ConfigMap is updated in place: a replaced one would restart pods.
+            enable_config_map_mutable=True,
+            enable_secret_mutable=True,
+            # What a killed run or one with a lost state made is taken over, with its fields: since
+            # 4.29 the plugin refuses what is there already.
+            upsert_existing_objects=True,
+            enable_patch_force=True,
+            opts=opts,
+        )
+        self.kubeconfig = kubeconfig
 
 
 def address_of(allocation: Resource) -> pulumi.Output[str]:

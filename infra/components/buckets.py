@@ -13,7 +13,7 @@ from typing import Final
 import pulumi
 import pulumi_kubernetes as kubernetes
 
-from infra.components.base import Part
+from infra.components.base import Kubernetes, Part
 from infra.components.releases import make_releases
 from infra.providers.engine.resources import Expiry, Password, Resource
 from infra.render import backup as render
@@ -31,10 +31,8 @@ class Buckets(Part):
     configs: Resource | None
     """For configurations of runs."""
 
-    def __init__(
-        self, name: str, spec: StackSpec, opts: pulumi.ResourceOptions | None = None
-    ) -> None:
-        super().__init__(name, spec, opts)
+    def __init__(self, spec: StackSpec, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(spec, opts)
         storage = spec.storage
         # Backups rotate by themselves; a config is found again as it was for any run.
         wants_configs = storage.config_bucket_gib is not None
@@ -99,16 +97,14 @@ class Backups(_Writer):
 
     def __init__(
         self,
-        name: str,
         spec: StackSpec,
         backup: BackupSpec,
-        *,
         bucket: Resource,
-        provider: kubernetes.Provider,
-        kubeconfig: pulumi.Input[str],
+        provider: Kubernetes,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__(name, spec, opts)
+        super().__init__(spec, opts)
+        name = spec.name
         key = self._bucket_key(
             "backup",
             bucket,
@@ -123,7 +119,7 @@ class Backups(_Writer):
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.password = password.password
-        releases = make_releases(self, [k8up_chart(spec)], provider=provider, kubeconfig=kubeconfig)
+        releases = make_releases(self, [k8up_chart(spec)], provider)
         namespace = spec.cluster.namespace
         mine = pulumi.ResourceOptions(parent=self, provider=provider)
         secret = kubernetes.core.v1.Secret(
@@ -202,18 +198,16 @@ class RunConfigs(_Writer):
 
     def __init__(
         self,
-        name: str,
         spec: StackSpec,
-        *,
         bucket: Resource,
         root: Path,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__(name, spec, opts)
+        super().__init__(spec, opts)
         key = self._bucket_key(
             "config-upload",
             bucket,
-            description=f"writes run configs of {name}",
+            description=f"writes run configs of {spec.name}",
             roles=delivery.WRITER_ROLES,
             days=_KEY_DAYS,
             version=1,
@@ -240,7 +234,7 @@ class RunConfigs(_Writer):
             # Another content needs another key.
             pulumi.CustomResource(
                 "soperator:storage:Object",
-                f"{name}-config-{PurePosixPath(path).stem}",
+                f"{spec.name}-config-{PurePosixPath(path).stem}",
                 wanted,
                 pulumi.ResourceOptions(
                     parent=self,

@@ -35,10 +35,8 @@ class Network(Part):
     login_ip: pulumi.Output[str]
     """IPv4 address of the login node."""
 
-    def __init__(
-        self, name: str, spec: StackSpec, opts: pulumi.ResourceOptions | None = None
-    ) -> None:
-        super().__init__(name, spec, opts)
+    def __init__(self, spec: StackSpec, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(spec, opts)
         nebius = spec.nebius
         self._subnet: Resource | None = None
         if nebius.subnet_id is not None:
@@ -75,27 +73,24 @@ class KubeCluster(Part):
 
     def __init__(
         self,
-        name: str,
         spec: StackSpec,
-        *,
-        subnet_id: pulumi.Input[str],
-        outlived_by: list[pulumi.Resource],
+        network: Network,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__(name, spec, opts)
+        super().__init__(spec, opts)
         cluster = self._child(
             "nebius:mk8s/v1:Cluster",
             "kube",
-            kube_cluster_spec(spec, subnet_id=subnet_id),
+            kube_cluster_spec(spec, subnet_id=network.subnet_id),
             # While it lives, its balancer holds the address of the login service, or takes it anew.
-            opts=pulumi.ResourceOptions(depends_on=outlived_by),
+            opts=pulumi.ResourceOptions(depends_on=[network.allocation]),
         )
         self.cluster_id = cluster.id
         endpoint = "public_endpoint" if spec.cluster.public_endpoint else "private_endpoint"
         self.kubeconfig = pulumi.Output.secret(
             cluster.status.apply(
                 lambda status: kubeconfig(
-                    name=f"{name}-kube",
+                    name=f"{spec.name}-kube",
                     endpoint=status["control_plane"]["endpoints"][endpoint],
                     ca_certificate=status["control_plane"]["auth"]["cluster_ca_certificate"],
                 )
@@ -114,16 +109,15 @@ class NodeGroups(Part):
 
     def __init__(
         self,
-        name: str,
         spec: StackSpec,
-        *,
-        cluster_id: pulumi.Input[str],
-        subnet_id: pulumi.Input[str],
+        kube: KubeCluster,
+        network: Network,
         filesystem_ids: Mapping[str, pulumi.Input[str]],
+        *,
         in_stages: bool = False,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__(name, spec, opts)
+        super().__init__(spec, opts)
         self.gpu_cluster_ids = {
             fabric: self._child(
                 "nebius:compute/v1:GpuCluster", fabric, {"infiniband_fabric": fabric}
@@ -138,7 +132,7 @@ class NodeGroups(Part):
             wanted = node_group_spec(
                 spec,
                 role,
-                subnet_id=subnet_id,
+                subnet_id=network.subnet_id,
                 filesystem_ids=filesystem_ids,
                 gpu_cluster_id=self._gpu_cluster_id(role.worker),
             )
@@ -150,7 +144,7 @@ class NodeGroups(Part):
                 role.name,
                 wanted,
                 # The parent of a node group is its cluster, not the project.
-                parent_id=cluster_id,
+                parent_id=kube.cluster_id,
                 # One after the other only where nodes are replaced: a creation would take thrice as
                 # long for nothing.
                 opts=pulumi.ResourceOptions(depends_on=earlier if in_stages else []),
@@ -174,16 +168,11 @@ class NvidiaOperators(Part):
     """In the order of their installation; empty where the image brings the drivers."""
 
     def __init__(
-        self,
-        name: str,
-        spec: StackSpec,
-        *,
-        cluster_id: pulumi.Input[str],
-        opts: pulumi.ResourceOptions | None = None,
+        self, spec: StackSpec, kube: KubeCluster, opts: pulumi.ResourceOptions | None = None
     ) -> None:
-        super().__init__(name, spec, opts)
+        super().__init__(spec, opts)
         releases: list[pulumi.Resource] = []
-        for application, wanted in nvidia_operators(spec, cluster_id).items():
+        for application, wanted in nvidia_operators(spec, kube.cluster_id).items():
             after = pulumi.ResourceOptions(depends_on=releases[-1:])
             token = "nebius:applications/v1alpha1:K8sRelease"  # noqa: S105
             releases.append(self._child(token, application, wanted, after))
@@ -195,21 +184,15 @@ class Teardown(pulumi.CustomResource):
     """Deleted after every release and before the nodes; removes what no resource owns."""
 
     def __init__(
-        self,
-        name: str,
-        spec: StackSpec,
-        *,
-        cluster_id: pulumi.Input[str],
-        kubeconfig: pulumi.Input[str],
-        opts: pulumi.ResourceOptions | None = None,
+        self, spec: StackSpec, kube: KubeCluster, opts: pulumi.ResourceOptions | None = None
     ) -> None:
         properties = {
-            "cluster_id": cluster_id,
+            "cluster_id": kube.cluster_id,
             "project_id": spec.nebius.project_id,
-            "kubeconfig": kubeconfig,
+            "kubeconfig": kube.kubeconfig,
             "namespaces": list(namespaces(spec)),
         }
         # Two at once would clean the same cluster.
         own = pulumi.ResourceOptions(delete_before_replace=True)
         merged = pulumi.ResourceOptions.merge(own, opts)
-        super().__init__("soperator:kube:Teardown", f"{name}-teardown", properties, merged)
+        super().__init__("soperator:kube:Teardown", f"{spec.name}-teardown", properties, merged)

@@ -9,6 +9,7 @@ from typing import Literal
 import pulumi
 import pulumi_kubernetes as kubernetes
 
+from infra.components.base import Kubernetes
 from infra.render.charts import Chart
 
 _MADE_ANEW = "of this stack installed it; made anew over its own objects"
@@ -18,23 +19,22 @@ _CHANGED_AGAIN = "was killed while it changed it; changed again from its last wh
 def make_releases(
     parent: pulumi.Resource,
     charts: Iterable[Chart],
+    provider: Kubernetes,
     *,
-    provider: kubernetes.Provider,
-    kubeconfig: pulumi.Input[str],
     known: Mapping[str, pulumi.Resource] | None = None,
     needs: Sequence[pulumi.Resource] = (),
 ) -> dict[str, pulumi.Resource]:
     """Release by name, with those already `known`; each waits for `needs` and what it follows.
 
     A chart may name releases that this stack does not have: what is not there is not waited for.
-    One with definitions gets them first, over `kubeconfig`. One that the state does not have and
+    One with definitions gets them first. One that the state does not have and
     the cluster has already is made anew over its own objects; one that a killed run left half
     changed is changed again.
     """
     made: dict[str, pulumi.Resource] = dict(known or {})
     hooks = pulumi.ResourceHookBinding(
-        before_create=[_dropping(kubeconfig, "drop_unknown", _MADE_ANEW)],
-        before_update=[_dropping(kubeconfig, "drop_unfinished", _CHANGED_AGAIN)],
+        before_create=[_dropping(provider, "drop_unknown", _MADE_ANEW)],
+        before_update=[_dropping(provider, "drop_unfinished", _CHANGED_AGAIN)],
     )
     for chart in charts:
         definitions: list[pulumi.Resource] = []
@@ -44,7 +44,7 @@ def make_releases(
                 **({} if chart.repository is None else {"repository": chart.repository}),
                 "version": chart.version,
                 "group": chart.definitions,
-                "kubeconfig": kubeconfig,
+                "kubeconfig": provider.kubeconfig,
             }
             definitions.append(
                 pulumi.CustomResource(
@@ -56,19 +56,15 @@ def make_releases(
             )
         made[chart.release] = kubernetes.helm.v3.Release(
             chart.release,
-            kubernetes.helm.v3.ReleaseArgs(
-                name=chart.release,
-                chart=chart.chart,
-                version=chart.version,
-                namespace=chart.namespace,
-                create_namespace=chart.creates_namespace,
-                repository_opts=None
-                if chart.repository is None
-                else kubernetes.helm.v3.RepositoryOptsArgs(repo=chart.repository),
-                timeout=chart.timeout_s,
-                skip_crds=bool(definitions) or None,
-                values=dict(chart.values),
-            ),
+            name=chart.release,
+            chart=chart.chart,
+            version=chart.version,
+            namespace=chart.namespace,
+            create_namespace=chart.creates_namespace,
+            repository_opts=None if chart.repository is None else {"repo": chart.repository},
+            timeout=chart.timeout_s,
+            skip_crds=bool(definitions) or None,
+            values=dict(chart.values),
             opts=pulumi.ResourceOptions(
                 parent=parent,
                 provider=provider,
@@ -84,7 +80,7 @@ def make_releases(
 
 
 def _dropping(
-    kubeconfig: pulumi.Input[str], what: Literal["drop_unknown", "drop_unfinished"], told: str
+    provider: Kubernetes, what: Literal["drop_unknown", "drop_unfinished"], told: str
 ) -> Callable[[pulumi.ResourceHookArgs], Awaitable[None]]:
     """Takes records of Helm away where the engine is about to make or change a release."""
 
@@ -92,7 +88,7 @@ def _dropping(
         # Here, because a preview needs none of it.
         from infra.clients import kube
 
-        content = await pulumi.Output.from_input(kubeconfig).future()
+        content = await pulumi.Output.from_input(provider.kubeconfig).future()
         release = {key: (args.new_inputs or {})[key] for key in ("name", "namespace")}
         client = kube.KubeClient(kube.read_kubeconfig(str(content)))
         try:

@@ -16,7 +16,8 @@ import pulumi_command as command
 import pulumi_kubernetes as kubernetes
 
 from cost.resources.estimate import Estimate
-from infra.components.base import Part
+from infra.components.base import Kubernetes, Part
+from infra.components.kube_cluster import Network
 from infra.components.releases import make_releases
 from infra.providers.engine.resources import KeyPair
 from infra.render import login, names
@@ -47,17 +48,12 @@ class Soperator(Part):
 
     def __init__(
         self,
-        name: str,
         spec: StackSpec,
-        *,
-        provider: kubernetes.Provider,
-        kubeconfig: pulumi.Input[str],
+        provider: Kubernetes,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__(name, spec, opts)
-        self.releases = make_releases(
-            self, platform_charts(spec), provider=provider, kubeconfig=kubeconfig
-        )
+        super().__init__(spec, opts)
+        self.releases = make_releases(self, platform_charts(spec), provider)
         self.register_outputs({})
 
 
@@ -66,22 +62,20 @@ class SlurmCluster(Part):
 
     def __init__(
         self,
-        name: str,
         spec: StackSpec,
-        *,
-        provider: kubernetes.Provider,
-        kubeconfig: pulumi.Input[str],
-        allocation_id: pulumi.Input[str],
+        provider: Kubernetes,
+        network: Network,
         host_key: KeyPair,
         deploy_key: KeyPair,
         releases: Mapping[str, pulumi.Resource],
+        *,
         slack_webhook_url: pulumi.Input[str] | None = None,
         nfs_address: pulumi.Input[str] | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__(name, spec, opts)
+        super().__init__(spec, opts)
         mine = pulumi.ResourceOptions(parent=self, provider=provider)
-        cluster = spec.cluster
+        name, cluster = spec.name, spec.cluster
         namespace = kubernetes.core.v1.Namespace(
             f"{name}-namespace", metadata={"name": cluster.namespace}, opts=mine
         )
@@ -93,51 +87,42 @@ class SlurmCluster(Part):
         )
         charts = cluster_charts(
             spec,
-            allocation_id=allocation_id,
+            allocation_id=network.allocation_id,
             ssh_public_keys=[*spec.login.ssh_public_keys, deploy_key.public_key],
             slack_webhook_url=slack_webhook_url,
             nfs_address=nfs_address,
         )
         first = [chart for chart in charts if PODS_STARTED not in chart.after]
-        make = partial(
-            make_releases,
-            self,
-            provider=provider,
-            kubeconfig=kubeconfig,
-            needs=[namespace, host_keys],
-        )
+        make = partial(make_releases, self, provider=provider, needs=[namespace, host_keys])
         made = make(first, known=releases)
         # A stopped cluster has no pods.
         if not is_stopped(spec):
             made[PODS_STARTED] = PodsStarted(
-                name,
                 spec,
-                charts=[chart for chart in first if chart.namespace == cluster.namespace],
-                host_key=host_key.public_key,
-                kubeconfig=kubeconfig,
-                opts=pulumi.ResourceOptions(
+                [chart for chart in first if chart.namespace == cluster.namespace],
+                host_key.public_key,
+                provider.kubeconfig,
+                pulumi.ResourceOptions(
                     parent=self, depends_on=[made["slurm-cluster"], made["nodesets"]]
                 ),
             )
         make([chart for chart in charts if PODS_STARTED in chart.after], known=made)
         if spec.soperator.jail_files:
-            self._jail_files(name, spec, provider, made["slurm-cluster"])
+            self._jail_files(spec, provider, made["slurm-cluster"])
         self.register_outputs({})
 
-    def _jail_files(
-        self, name: str, spec: StackSpec, provider: kubernetes.Provider, slurm: pulumi.Resource
-    ) -> None:
+    def _jail_files(self, spec: StackSpec, provider: Kubernetes, slurm: pulumi.Resource) -> None:
         place = kubernetes.meta.v1.ObjectMetaArgs(
             name=login.JAIL_FILES, namespace=spec.cluster.namespace
         )
         texts = kubernetes.core.v1.ConfigMap(
-            f"{name}-{login.JAIL_FILES}",
+            f"{spec.name}-{login.JAIL_FILES}",
             metadata=place,
             data=login.jail_file_texts(spec.soperator.jail_files),
             opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[slurm]),
         )
         kubernetes.apiextensions.CustomResource(
-            f"{name}-jailed-config",
+            f"{spec.name}-jailed-config",
             api_version=login.JAILED_CONFIG_API,
             kind=login.JAILED_CONFIG,
             metadata=place,
@@ -171,9 +156,7 @@ class PodsStarted(pulumi.CustomResource):
 
     def __init__(
         self,
-        name: str,
         spec: StackSpec,
-        *,
         charts: Sequence[Chart],
         host_key: pulumi.Input[str],
         kubeconfig: pulumi.Input[str],
@@ -189,7 +172,9 @@ class PodsStarted(pulumi.CustomResource):
             "made_of": _made_of(charts, host_key),
             "kubeconfig": kubeconfig,
         }
-        super().__init__("soperator:kube:PodsStarted", f"{name}-{PODS_STARTED}", properties, opts)
+        super().__init__(
+            "soperator:kube:PodsStarted", f"{spec.name}-{PODS_STARTED}", properties, opts
+        )
 
 
 # A real login node appears minutes after its release is applied.
@@ -206,19 +191,18 @@ class Login(Part):
 
     def __init__(
         self,
-        name: str,
         spec: StackSpec,
+        network: Network,
+        host_key: KeyPair,
+        deploy_key: KeyPair,
         *,
         root: Path,
         build_folder: Path,
-        login_ip: pulumi.Input[str],
-        host_key: KeyPair,
-        deploy_key: KeyPair,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__(name, spec, opts)
+        super().__init__(spec, opts)
         connection = command.remote.ConnectionArgs(
-            host=login_ip,
+            host=network.login_ip,
             port=spec.login.ssh_port,
             user="root",
             private_key=deploy_key.private_key,
@@ -229,7 +213,7 @@ class Login(Part):
 
         def run(part: str, script: str, *needs: pulumi.Resource) -> command.remote.Command:
             return command.remote.Command(
-                f"{name}-{part}",
+                f"{spec.name}-{part}",
                 connection=connection,
                 create=script,
                 # sshd of a login node takes LANG and LC_* only: each update would warn of it.
@@ -248,7 +232,7 @@ class Login(Part):
         files = code_files(root, spec)
         self.code_hash = hash_files(files)
         code = command.remote.CopyToRemote(
-            f"{name}-code",
+            f"{spec.name}-code",
             connection=connection,
             source=pulumi.FileArchive(write_release(build_folder / spec.name, files, root)),
             remote_path=f"{spec.code_path}/releases/{self.code_hash}",
@@ -267,17 +251,17 @@ class Monitoring(Part):
 
     def __init__(
         self,
-        name: str,
         spec: StackSpec,
         burn: Estimate,
+        provider: Kubernetes,
         *,
-        provider: kubernetes.Provider,
         metrics: pulumi.Resource,
         slack_webhook_url: pulumi.Input[str] | None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         """`metrics`: the release that brings namespace, definitions and store."""
-        super().__init__(name, spec, opts)
+        super().__init__(spec, opts)
+        name = spec.name
         after = pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[metrics])
         kubernetes.core.v1.ConfigMap(f"{name}-dashboards", **objects.config_map(burn), opts=after)
         needs: list[pulumi.Resource] = [metrics]

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pulumi
-import pulumi_kubernetes as kubernetes
 
 from cost.resources.estimate import Estimate
-from infra.components.base import UNLABELLED, labelled
+from infra.components.base import UNLABELLED, Kubernetes, labelled
 from infra.components.buckets import Backups, Buckets, RunConfigs
 from infra.components.kube_cluster import (
     KubeCluster,
@@ -56,139 +55,70 @@ class Stack(pulumi.ComponentResource):
             "project": pulumi.get_project(),
         }
         self._state = OwnResource("soperator:cloud:StateId", f"{name}-state", whose, mine)
-        network = Network(name, spec, mine)
-        filesystems = Filesystems(name, spec, mine)
-        buckets = Buckets(name, spec, mine)
-        kube = KubeCluster(
-            name,
-            spec,
-            subnet_id=network.subnet_id,
-            outlived_by=[network.allocation],
-            opts=mine,
-        )
+        network = Network(spec, mine)
+        filesystems = Filesystems(spec, mine)
+        buckets = Buckets(spec, mine)
+        kube = KubeCluster(spec, network, mine)
         nodes = NodeGroups(
-            name,
-            spec,
-            cluster_id=kube.cluster_id,
-            subnet_id=network.subnet_id,
-            filesystem_ids=filesystems.ids,
-            in_stages=rolls_in_stages,
-            opts=mine,
+            spec, kube, network, filesystems.ids, in_stages=rolls_in_stages, opts=mine
         )
-        drivers = NvidiaOperators(
-            name,
-            spec,
-            cluster_id=kube.cluster_id,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[nodes]),
-        )
+        drivers = NvidiaOperators(spec, kube, self._after(nodes))
         host_key = KeyPair(f"{name}-host-key", comment=f"{name} login", opts=mine)
         deploy_key = KeyPair(f"{name}-deploy-key", comment=f"{name} deploy", opts=mine)
-        provider = kubernetes.Provider(
-            f"{name}-kubernetes",
-            kubeconfig=kube.kubeconfig,
-            # A changed Secret or ConfigMap is updated in place: a replaced one would restart pods.
-            enable_config_map_mutable=True,
-            enable_secret_mutable=True,
-            # What a killed run or one with a lost state made is taken over, with its fields: since
-            # 4.29 the plugin refuses what is there already.
-            upsert_existing_objects=True,
-            enable_patch_force=True,
-            opts=mine,
-        )
-        teardown = Teardown(
-            name,
-            spec,
-            cluster_id=kube.cluster_id,
-            kubeconfig=kube.kubeconfig,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[nodes, drivers]),
-        )
-        nfs = (
-            None
-            if spec.nfs is None
-            else NfsServer(
-                name,
-                spec,
-                spec.nfs,
-                subnet_id=network.subnet_id,
-                cidrs=network.private_cidrs(),
-                opts=mine,
-            )
-        )
+        provider = Kubernetes(f"{name}-kubernetes", kube.kubeconfig, mine)
+        teardown = Teardown(spec, kube, self._after(nodes, drivers))
+        nfs = None if spec.nfs is None else NfsServer(spec, spec.nfs, network, mine)
         # Deleted in the opposite order: what runs in the cluster, what it leaves, the nodes. A pod
         # whose NFS server has gone cannot let go of its files.
-        before = [teardown] if nfs is None else [teardown, nfs]
-        inside = pulumi.ResourceOptions(parent=self, depends_on=before)
-        soperator = Soperator(
-            name, spec, provider=provider, kubeconfig=kube.kubeconfig, opts=inside
-        )
+        inside = self._after(teardown, nfs)
+        soperator = Soperator(spec, provider, inside)
         slurm = SlurmCluster(
-            name,
             spec,
-            provider=provider,
-            kubeconfig=kube.kubeconfig,
-            allocation_id=network.allocation_id,
-            host_key=host_key,
-            deploy_key=deploy_key,
-            releases=soperator.releases,
+            provider,
+            network,
+            host_key,
+            deploy_key,
+            soperator.releases,
             slack_webhook_url=slack_webhook_url,
             nfs_address=None if nfs is None else nfs.address,
             opts=inside,
         )
-        inner: list[pulumi.Resource] = [teardown, soperator, slurm]
+        monitoring = None
         if (metrics := soperator.releases.get("metrics")) is not None:
             monitoring = Monitoring(
-                name,
                 spec,
                 burn,
-                provider=provider,
+                provider,
                 metrics=metrics,
                 slack_webhook_url=slack_webhook_url,
                 opts=inside,
             )
-            inner.append(monitoring)
-        registry = None if spec.storage.registry_gib is None else Registry(name, spec, mine)
-        configs = (
-            None
-            if buckets.configs is None
-            else RunConfigs(name, spec, bucket=buckets.configs, root=root, opts=mine)
-        )
-        backup = spec.storage.backup
-        backups = (
-            None
-            if backup is None or buckets.backups is None
-            else Backups(
-                name,
-                spec,
-                backup,
-                bucket=buckets.backups,
-                provider=provider,
-                kubeconfig=kube.kubeconfig,
-                # The claim of the jail is there, and the copies stop before it goes.
-                opts=pulumi.ResourceOptions(parent=self, depends_on=[slurm]),
-            )
-        )
+        registry = None if spec.storage.registry_gib is None else Registry(spec, mine)
+        configs = None
+        if buckets.configs is not None:
+            configs = RunConfigs(spec, buckets.configs, root, mine)
+        # The claim of the jail is there, and the copies stop before it goes.
+        backups, backup = None, spec.storage.backup
+        if backup is not None and buckets.backups is not None:
+            backups = Backups(spec, backup, buckets.backups, provider, self._after(slurm))
         # A stopped cluster has no door; what it proves and delivers comes back with its pods.
-        login = (
-            None
-            if is_stopped(spec)
-            else Login(
-                name,
+        login = None
+        if not is_stopped(spec):
+            login = Login(
                 spec,
+                network,
+                host_key,
+                deploy_key,
                 root=root,
                 build_folder=build_folder,
-                login_ip=network.login_ip,
-                host_key=host_key,
-                deploy_key=deploy_key,
-                opts=pulumi.ResourceOptions(parent=self, depends_on=[slurm]),
+                opts=self._after(slurm),
             )
-        )
-        inner += [each for each in (configs, backups, login) if each is not None]
         # Refuses to be deleted once another state has resources of the stack.
         OwnResource(
             "soperator:cloud:StateGuard",
             f"{name}-guard",
             {**whose, "state_id": self._state.id},
-            pulumi.ResourceOptions(parent=self, depends_on=inner),
+            self._after(teardown, soperator, slurm, monitoring, configs, backups, login),
         )
         port = spec.login.ssh_port
         self.outputs = {
@@ -214,6 +144,11 @@ class Stack(pulumi.ComponentResource):
         if backups is not None:
             self.outputs["backup_password"] = backups.password
         self.register_outputs({})
+
+    def _after(self, *made: pulumi.Resource | None) -> pulumi.ResourceOptions:
+        """Options of a part that is made after these, and goes before them."""
+        needs = [each for each in made if each is not None]
+        return pulumi.ResourceOptions(parent=self, depends_on=needs)
 
     def _label(
         self, made: pulumi.ResourceTransformationArgs

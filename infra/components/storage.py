@@ -11,6 +11,7 @@ from typing import Final
 import pulumi
 
 from infra.components.base import Part, address_of
+from infra.components.kube_cluster import Network
 from infra.render.names import filesystems
 from infra.render.nodes import (
     IMAGE_FAMILY,
@@ -31,10 +32,8 @@ class Filesystems(Part):
     ids: Mapping[str, pulumi.Input[str]]
     """Mount tag -> filesystem id."""
 
-    def __init__(
-        self, name: str, spec: StackSpec, opts: pulumi.ResourceOptions | None = None
-    ) -> None:
-        super().__init__(name, spec, opts)
+    def __init__(self, spec: StackSpec, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(spec, opts)
         ids: dict[str, pulumi.Input[str]] = {}
         for tag, declared in filesystems(spec):
             if declared.existing_id is not None:
@@ -52,11 +51,9 @@ class Registry(Part):
     address: pulumi.Output[str]
     """What image names start with."""
 
-    def __init__(
-        self, name: str, spec: StackSpec, opts: pulumi.ResourceOptions | None = None
-    ) -> None:
-        super().__init__(name, spec, opts)
-        wanted = {"description": f"images of {name}"}
+    def __init__(self, spec: StackSpec, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(spec, opts)
+        wanted = {"description": f"images of {spec.name}"}
         registry = self._child("nebius:registry/v1:Registry", "images", wanted, self._kept())
         self.address = registry.status.apply(lambda status: status["registry_fqdn"])
         self.register_outputs({"address": self.address})
@@ -81,16 +78,15 @@ class Instance(Part):
 
     def __init__(
         self,
-        name: str,
         spec: StackSpec,
         machine: NfsSpec,
-        *,
-        subnet_id: pulumi.Input[str],
+        network: Network,
         user_data: pulumi.Input[str],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__(name, spec, opts)
-        allocation = self._child("nebius:vpc/v1:Allocation", "address", address_spec(subnet_id))
+        super().__init__(spec, opts, f"{spec.name}-nfs")
+        place = address_spec(network.subnet_id)
+        allocation = self._child("nebius:vpc/v1:Allocation", "address", place)
         first, more = machine.boot_disk, machine.data_disks
         image = disk_spec(first.type, first.size_gib, image_family=IMAGE_FAMILY)
         boot = self._child(_DISK, boot_disk_noun(first.type), image)
@@ -100,7 +96,7 @@ class Instance(Part):
         ]
         made = machine_spec(
             machine,
-            subnet_id=subnet_id,
+            subnet_id=network.subnet_id,
             allocation_id=allocation.id,
             boot_disk_id=boot.id,
             data_disk_ids=[disk.id for disk in disks],
@@ -120,22 +116,13 @@ class NfsServer(Part):
 
     def __init__(
         self,
-        name: str,
         spec: StackSpec,
         nfs: NfsSpec,
-        *,
-        subnet_id: pulumi.Input[str],
-        cidrs: pulumi.Output[list[str]],
+        network: Network,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__(name, spec, opts)
-        machine = Instance(
-            f"{name}-nfs",
-            spec,
-            nfs,
-            subnet_id=subnet_id,
-            user_data=cidrs.apply(lambda found: nfs_user_data(spec, found)),
-            opts=pulumi.ResourceOptions(parent=self),
-        )
-        self.address = machine.address
+        super().__init__(spec, opts)
+        user_data = network.private_cidrs().apply(lambda found: nfs_user_data(spec, found))
+        mine = pulumi.ResourceOptions(parent=self)
+        self.address = Instance(spec, nfs, network, user_data, mine).address
         self.register_outputs({"address": self.address})

@@ -21,8 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pulumi
-import pulumi_kubernetes as kubernetes
 
+from infra.components.base import Kubernetes
 from infra.components.buckets import Backups
 from infra.components.buckets import Buckets
 from stacks.load import load_stack
@@ -33,9 +33,8 @@ backup = replace(spec.storage.backup, **declared)
 nebius = replace(spec.nebius, project_id="project-e00p")
 storage = replace(spec.storage, backup=backup)
 spec = replace(spec, name="test", storage=storage, nebius=nebius)
-bucket = Buckets("test", spec).backups
-none = kubernetes.Provider("none")
-backups = Backups("test", spec, backup, bucket=bucket, provider=none, kubeconfig="")
+bucket = Buckets(spec).backups
+backups = Backups(spec, backup, bucket, Kubernetes("none", ""))
 pulumi.export("password", backups.password)
 """
 # What stands in the Kubernetes cluster is left out: there is none.

@@ -45,8 +45,8 @@ import os
 from pathlib import Path
 
 import pulumi
-import pulumi_kubernetes as kubernetes
 
+from infra.components.base import Kubernetes
 from infra.components.kube_cluster import KubeCluster
 from infra.components.kube_cluster import Network
 from infra.components.kube_cluster import NodeGroups
@@ -57,34 +57,14 @@ from stacks.load import load_stack
 from dataclasses import replace
 
 spec = load_stack("local", environ=os.environ)
-network = Network("local", spec)
-filesystems = Filesystems("local", spec)
-kube = KubeCluster(
-    "local", spec, subnet_id=network.subnet_id, outlived_by=[network.allocation]
-)
-nodes = NodeGroups(
-    "local",
-    spec,
-    cluster_id=kube.cluster_id,
-    subnet_id=network.subnet_id,
-    filesystem_ids=filesystems.ids,
-)
-access = pulumi.Output.secret(os.environ["CLUSTER"])
-teardown = Teardown(
-    "local",
-    spec,
-    cluster_id=kube.cluster_id,
-    kubeconfig=access,
-    opts=pulumi.ResourceOptions(depends_on=[nodes]),
-)
-provider = kubernetes.Provider("kube", kubeconfig=access)
-soperator = Soperator(
-    "local",
-    spec,
-    provider=provider,
-    kubeconfig=access,
-    opts=pulumi.ResourceOptions(depends_on=[teardown]),
-)
+network = Network(spec)
+filesystems = Filesystems(spec)
+kube = KubeCluster(spec, network)
+nodes = NodeGroups(spec, kube, network, filesystems.ids)
+kube.kubeconfig = pulumi.Output.secret(os.environ["CLUSTER"])
+teardown = Teardown(spec, kube, pulumi.ResourceOptions(depends_on=[nodes]))
+provider = Kubernetes("kube", kube.kubeconfig)
+soperator = Soperator(spec, provider, pulumi.ResourceOptions(depends_on=[teardown]))
 pulumi.export("cluster_id", kube.cluster_id)
 """
 NAMESPACE = "soperator-system"

@@ -43,10 +43,7 @@ config["soperator-stack:nebius"].update(project_id="project-e00p", **declared.ge
 config["soperator-stack:nodes"].update(declared.get("nodes", {}))
 config["soperator-stack:storage"]["purge_on_destroy"] = declared.get("purge", False)
 spec = load_config(config, "test")
-network = Network("test", spec)
-server = NfsServer(
-    "test", spec, spec.nfs, subnet_id=network.subnet_id, cidrs=network.private_cidrs()
-)
+server = NfsServer(spec, spec.nfs, Network(spec))
 pulumi.export("address", server.address)
 """
 DESTROY = ("destroy", "--yes", "--skip-preview")

@@ -50,22 +50,11 @@ spec = load_config(config, "test")
 errors = [str(each) for each in check(spec) if each.level is Level.ERROR]
 assert not errors, errors
 spec = discovered(spec)
-network = Network("test", spec)
-filesystems = Filesystems("test", spec)
-kube = KubeCluster(
-    "test", spec, subnet_id=network.subnet_id, outlived_by=[network.allocation]
-)
-nodes = NodeGroups(
-    "test",
-    spec,
-    cluster_id=kube.cluster_id,
-    subnet_id=network.subnet_id,
-    filesystem_ids=filesystems.ids,
-    in_stages=in_stages,
-)
-NvidiaOperators(
-    "test", spec, cluster_id=kube.cluster_id, opts=pulumi.ResourceOptions(depends_on=[nodes])
-)
+network = Network(spec)
+filesystems = Filesystems(spec)
+kube = KubeCluster(spec, network)
+nodes = NodeGroups(spec, kube, network, filesystems.ids, in_stages=in_stages)
+NvidiaOperators(spec, kube, pulumi.ResourceOptions(depends_on=[nodes]))
 pulumi.export("cluster", kube.cluster_id)
 pulumi.export("groups", nodes.groups)
 pulumi.export("gpu_clusters", nodes.gpu_cluster_ids)

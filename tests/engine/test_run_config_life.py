@@ -46,7 +46,7 @@ jobs = tuple(replace(spec.jobs[0], name=recipe, recipe=recipe) for recipe in dec
 nebius = replace(spec.nebius, project_id="project-e00p")
 storage = replace(spec.storage, purge_on_destroy=declared.get("purge", False))
 spec = replace(spec, name="test", jobs=jobs, storage=storage, nebius=nebius)
-configs = RunConfigs("test", spec, bucket=Buckets("test", spec).configs, root=folder)
+configs = RunConfigs(spec, Buckets(spec).configs, folder)
 pulumi.export("keys", configs.keys)
 pulumi.export("store", configs.store)
 """

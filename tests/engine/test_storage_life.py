@@ -36,8 +36,8 @@ jail = replace(
 storage = replace(spec.storage, jail=jail, purge_on_destroy=declared.get("purge", False))
 nebius = replace(spec.nebius, project_id="project-e00p")
 spec = replace(spec, name="test", storage=storage, nebius=nebius)
-filesystems = Filesystems("test", spec)
-Buckets("test", spec)
+filesystems = Filesystems(spec)
+Buckets(spec)
 pulumi.export("jail", filesystems.ids["jail"])
 """
 DESTROY = ("destroy", "--yes", "--skip-preview")

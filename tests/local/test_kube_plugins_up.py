@@ -32,19 +32,12 @@ from pathlib import Path
 import pulumi
 import pulumi_kubernetes as kubernetes
 
+from infra.components.base import Kubernetes
 from infra.components.releases import make_releases
 from infra.render.charts import Chart
 
 declared = json.loads(Path("declared.json").read_text())
-kubeconfig = pulumi.Output.secret(os.environ["CLUSTER"])
-provider = kubernetes.Provider(
-    "kube",
-    kubeconfig=kubeconfig,
-    enable_config_map_mutable=True,
-    enable_secret_mutable=True,
-    upsert_existing_objects=True,
-    enable_patch_force=True,
-)
+provider = Kubernetes("kube", pulumi.Output.secret(os.environ["CLUSTER"]))
 mine = pulumi.ResourceOptions(provider=provider)
 namespace = kubernetes.core.v1.Namespace("place", metadata={"name": "place"}, opts=mine)
 inside = pulumi.ResourceOptions(provider=provider, depends_on=[namespace])
@@ -69,8 +62,7 @@ make_releases(
             values={"text": declared["text"]},
         )
     ],
-    provider=provider,
-    kubeconfig=kubeconfig,
+    provider,
     needs=[namespace],
 )
 """.replace("VERSION", VERSION)

@@ -41,9 +41,8 @@ from infra.render.charts import Chart
 from stacks.load import load_stack
 
 PodsStarted(
-    "local",
     load_stack("local"),
-    charts=[
+    [
         Chart(
             release="nodesets",
             chart="nodesets",
