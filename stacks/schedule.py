@@ -315,8 +315,9 @@ def _shifts(spec: StackSpec, name: str, jobs: list[JobSpec]) -> PartitionShifts:
 
 def _windows(job: JobSpec) -> Iterator[tuple[datetime, datetime]]:
     """From each time of the job to its limit, inside the weeks; a run keeps the next one out."""
-    limit = timedelta(seconds=slurm_seconds(job.time_limit) or 0)
-    over = _BEFORE
+    # No run is of use beyond the weeks, and a date ends with the year 9999.
+    weeks_s = (_END - _BEFORE) // timedelta(seconds=1)
+    limit, over = timedelta(seconds=min(weeks_s, slurm_seconds(job.time_limit) or 0)), _BEFORE
     for moment in parse_cron(job.schedule or "").times(_BEFORE - timedelta(minutes=1)):
         if moment >= _END:
             return
@@ -355,10 +356,10 @@ def parse_end(text: str) -> datetime | None:
     """The time in UTC; None for a text that is no time of a day in a zone."""
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        # A day alone would end at its first minute, and a time without a zone hours off.
+        return None if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):  # of the years 1 and 9999 in some zones
         return None
-    # A day alone would end at its first minute, and a time without a zone hours off.
-    return None if found.tzinfo is None else found.astimezone(UTC)
 
 
 def end_of(spec: StackSpec) -> datetime | None:

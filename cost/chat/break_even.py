@@ -169,7 +169,7 @@ def break_even(
         unpriced=unpriced,
         paid_serving_nodes=None
         if spec.chat.serving_nodeset is None
-        else max((spec.chat.serving_nodes, *(worker.min_nodes for worker in workers))),
+        else max((spec.chat.serving_nodes, *(spec.nodes.counts(each)[0] for each in workers))),
     )
 
 
@@ -188,9 +188,10 @@ def hourly_by_billing(
             if isinstance(now, UnknownPrice) or isinstance(other, UnknownPrice):
                 continue
             change, alone = other.usd - now.usd, changed.serving_usd
+            low, high = spec.nodes.counts(worker)
             changed = HourlyCost(
-                cluster_low_usd=changed.cluster_low_usd + change * max(worker.min_nodes, serving),
-                cluster_high_usd=changed.cluster_high_usd + change * worker.max_nodes,
+                cluster_low_usd=changed.cluster_low_usd + change * max(low, serving),
+                cluster_high_usd=changed.cluster_high_usd + change * high,
                 serving_usd=None if alone is None else alone + change * serving,
             )
         # A kind without a price of its own says nothing new.

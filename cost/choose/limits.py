@@ -161,7 +161,7 @@ def policy_problems(inputs: Inputs) -> tuple[Problem, ...]:
     if all(limit.is_kept for limit in found):
         return ()
     instead = None
-    if any(limit.is_kept is False for limit in found):
+    if inputs.spec.attached is None and any(limit.is_kept is False for limit in found):
         # Only a refused stack pays for the import: a preview has 100 ms for all cost work.
         from cost.choose.alternatives import cheapest_within_limits
 
@@ -219,7 +219,8 @@ def _problem(inputs: Inputs, limit: Limit, instead: Alternative | None) -> Probl
 def _fixes(inputs: Inputs, instead: Alternative | None) -> Iterator[str]:
     ask = f"soperator cost --stack {inputs.spec.name} --alternatives"
     if instead is None:
-        yield f"no change of one nodeset keeps every limit ({ask} lists what comes near)"
+        if inputs.spec.attached is None:
+            yield f"no change of one nodeset keeps every limit ({ask} lists what comes near)"
         yield "raise the limit or declare less"
         return
     from cost.choose.alternatives import summary_text

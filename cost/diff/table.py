@@ -375,7 +375,10 @@ def _policy(bill: Bill | None) -> str:
         return "-"
     if bill.errors:
         return f"**{len(bill.errors)} refused**"
-    return "kept" if limits(bill) else "none set"
+    kept = [limit.is_kept for limit in limits(bill)]
+    if broken := kept.count(False):
+        return f"**{broken} broken**"
+    return "not known" if None in kept else "kept" if kept else "none set"
 
 
 def _section(each: StackChange) -> str:

@@ -264,7 +264,7 @@ def _longest(spec: StackSpec, job: JobSpec) -> timedelta | None:
             ends[each.name] = before + (slurm_seconds(each.time_limit) or 0)
     except StackError:
         return None
-    return timedelta(seconds=ends[job.name])
+    return timedelta(seconds=min(ends[job.name], timedelta.max // timedelta(seconds=1)))
 
 
 TRIALS_MOST: Final = 500

@@ -178,7 +178,7 @@ def _check_gpu_cluster(worker: WorkerSpec, allows: bool, path: str, findings: Fi
 
 def _with_fabric(platform: str) -> str:
     """Presets of the platform that can join a fabric; empty when there are none."""
-    presets = PLATFORMS[platform].presets.values()
+    presets = PLATFORMS[platform].presets.values() if platform in PLATFORMS else ()
     return ", ".join(each.name for each in presets if each.allows_gpu_cluster)
 
 

@@ -33,6 +33,7 @@ _TAKEN_USERS: Final = (
     "systemd-resolve", "systemd-timesync",
 )  # fmt: skip
 _MODE: Final = re.compile(r"0?[0-7]{3}")
+_VERSION: Final = re.compile(r"[0-9]+(\.[0-9]+)*")
 # Written by the operator itself, which would undo ours every minute.
 _OPERATORS_FOLDERS: Final = ("/etc/slurm", "/opt/slurm_scripts", "/run", "/proc", "/sys", "/dev")
 _CONFIG_MAP_BYTES: Final = 1024 * 1024
@@ -69,14 +70,14 @@ def check_soperator(spec: StackSpec, findings: Findings) -> None:
 
 
 def _check_cuda(spec: StackSpec, findings: Findings) -> None:
-    version = spec.soperator.cuda_version
+    version, path = spec.soperator.cuda_version, "soperator.cuda_version"
     release = release_of(spec.cluster.soperator_version)
-    if release.cuda and version not in release.cuda:
-        findings.add("soperator.cuda-version", "soperator.cuda_version", release=release)
-        return
     drivers = re.match(r"cuda(\d+)", spec.cluster.drivers_preset)
-    if drivers is not None and int(version.partition(".")[0]) > int(drivers[1]):
-        findings.add("soperator.cuda-drivers", "soperator.cuda_version")
+    if version not in release.cuda if release.cuda else not _VERSION.fullmatch(version):
+        known = release.cuda or "versions such as 12.9.0"
+        findings.add("soperator.cuda-version", path, release=release, known=known)
+    elif drivers is not None and int(version.partition(".")[0]) > int(drivers[1]):
+        findings.add("soperator.cuda-drivers", path)
 
 
 def _check_checks(spec: StackSpec, findings: Findings) -> None:

@@ -321,6 +321,16 @@ def test_a_node_costs_what_is_declared(
     assert rates.is_lower_bound
 
 
+def test_a_limit_that_is_broken_is_refused_without_other_hardware(tmp_path: Path) -> None:
+    """Nodes of others have no presets to choose from; the search for one ended in a traceback."""
+    price = {"nodeset": "nvidia-l40s", "usd_per_node_hour": 12.5, **CONTRACT}
+    policy = {"max_usd_per_month": 1}
+    spec = load_config(config(tmp_path, node_prices=[price], policy=policy), "lab")
+    (problem,) = bill(spec, layered(spec)).errors
+    assert problem.path == "lab.policy.max_usd_per_month"
+    assert problem.message.endswith("; raise the limit or declare less")
+
+
 def test_an_unpriced_node_is_never_0(tmp_path: Path) -> None:
     _, spec = attached(tmp_path)
     text = render(bill(spec, layered(spec)))

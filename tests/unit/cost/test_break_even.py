@@ -232,6 +232,18 @@ def test_another_billing_changes_the_cluster_as_a_bill_of_its_own_does(
         assert abs(getattr(found, name) - getattr(expected, name)) < Decimal("1e-20")
 
 
+def test_a_paused_stack_is_compared_with_the_nodes_that_it_has(priced: Callable[[str], Priced]):
+    """Its chats pay for the serving node alone, whatever the nodesets have when they run."""
+    spec, _ = priced("h100-prod")
+    spec = replace(spec, nodes=replace(spec.nodes, paused=True))
+    prices = PriceBook.load(spec.prices)
+    hourly = unit_costs(spec, estimate(spec, prices), []).hourly
+    found = hourly_by_billing(spec, hourly, prices)[Billing.PREEMPTIBLE]
+    saved = (Decimal("4.50") - Decimal("2.15")) * 8 * spec.chat.serving_nodes
+    assert found.cluster_low_usd == hourly.cluster_low_usd - saved
+    assert found.cluster_high_usd == hourly.cluster_high_usd
+
+
 def test_a_book_without_preemptible_prices_adds_no_row(priced: Callable[[str], Priced]):
     found, _ = compared(priced, book(b=price("1", "1")))
     assert {row.billing for row in found.rows} == {Billing.ON_DEMAND}

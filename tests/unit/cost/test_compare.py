@@ -15,7 +15,7 @@ from cost.report.layout import WIDTH, Format
 from cost.resources.lines import Section
 from stacks.load import load_stack
 from stacks.spec import StackSpec
-from stacks.spec.cost import PolicySpec
+from stacks.spec.cost import PolicyLevel, PolicySpec
 from stacks.spec.storage import SubmountSpec
 from tests import SHIPPED
 
@@ -118,6 +118,22 @@ def test_a_comment_names_the_policy_that_a_change_breaks():
     text = comment([change])
     assert "**1 refused**" in text
     assert "> **error: l40s-dev.policy.max_usd_per_month: " in text
+
+
+@pytest.mark.parametrize(
+    ("most", "verdict"), [(20_000, "**1 broken**"), (30_000, "kept")]
+)
+def test_a_comment_calls_no_policy_kept_that_is_not(most: int, verdict: str):
+    policy = PolicySpec(max_usd_per_month=Decimal(most), level=PolicyLevel.WARNING)
+    spec = replace(with_nodes("l40s-dev", 5), policy=policy)
+    before = bill_of(load_stack("l40s-dev"))
+    text = comment([StackChange(name="l40s-dev", before=before, after=bill_of(spec))])
+    assert f"| {verdict} |" in text
+    prices = layered(spec)
+    priced = {sku: price for sku, price in prices.prices.items() if sku != "gpu-l40s-d/gpu"}
+    after = bill(spec, replace(prices, prices=priced))
+    text = comment([StackChange(name="l40s-dev", before=before, after=after)])
+    assert "| not known |" in text
 
 
 def test_a_comment_tells_new_removed_and_unreadable_stacks_apart():

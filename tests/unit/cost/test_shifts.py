@@ -64,6 +64,11 @@ def test_a_night_gives_its_part_of_a_days_chats() -> None:
     assert abs(Decimal(serve["chats_per_week"]) - expected) < Decimal("0.00001")
 
 
+def test_a_limit_that_ends_after_the_calendar_holds_its_node_all_week() -> None:
+    (found,) = partition_shifts(day_and_night(night="9" * 20))
+    assert [shift.hours_per_week for shift in found.shifts] == [70, 168]
+
+
 @pytest.mark.feature("S004-30")
 def test_schedules_that_ask_for_more_than_there_is_say_when() -> None:
     """The training may go on to 20:00, two hours into the night."""

@@ -298,6 +298,32 @@ HONEST = (
 )
 
 
+def forever(config: dict[str, Any]) -> None:
+    config["jobs"][0].update(schedule="@daily", time_limit="9" * 4000)
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("jobs.schedule-overlap", forever),
+        ("lifetime.until", lambda c: c.update(lifetime={"until": "0001-01-01T00:00+14:00"})),
+        ("lifetime.until", lambda c: c.update(lifetime={"until": "9999-12-31T23:00-14:00"})),
+        # What stands for nodes of an attached cluster has sizes, but no fabrics.
+        ("nodes.platform", lambda c: worker(c).update(platform="slurm-gpu")),
+        (
+            "soperator.cuda-version",
+            lambda c: (
+                c["cluster"].update(soperator_version="4.0.0"),
+                c.update(soperator={"cuda_version": "latest"}),
+            ),
+        ),
+    ],
+)
+def test_a_value_that_nothing_can_be_computed_of_is_found(rule: str, change: Change):
+    """Each of them ended every command with a traceback."""
+    assert rule in {problem.rule for problem in check(changed(change))}
+
+
 @pytest.mark.parametrize("value", TOKENS)
 def test_the_form_of_a_token_is_refused_wherever_it_stands(value: str):
     for place in ({"environment": {"HUB": value}}, {"args": [f"hub={value}"]}):
