@@ -268,24 +268,11 @@ def _check_kubernetes(
     if was is None or now is None or was == now:
         return
     (major, minor), wanted = numbers(was)[:2], numbers(now)[:2]
+    step = f"{major}.{minor + 1}"
     if wanted < (major, minor):
-        findings.add(
-            "change.kubernetes-back",
-            KUBERNETES_KEY,
-            now=now,
-            was=was,
-            major=major,
-            next_minor=minor + 1,
-        )
+        findings.add("change.kubernetes-back", KUBERNETES_KEY, now=now, was=was, step=step)
     elif wanted != (major, minor + 1):
-        findings.add(
-            "change.kubernetes-step",
-            KUBERNETES_KEY,
-            now=now,
-            was=was,
-            major=major,
-            next_minor=minor + 1,
-        )
+        findings.add("change.kubernetes-step", KUBERNETES_KEY, now=now, was=was, step=step)
 
 
 def _check_soperator(
@@ -302,10 +289,9 @@ def _check_soperator(
     ):
         lines = ", ".join(".".join(map(str, line)) for line in skipped)
         findings.add("change.soperator-skips", SOPERATOR_KEY, now=now, lines=lines, was=was)
-    if before.get(KUBERNETES_KEY) not in (None, after.get(KUBERNETES_KEY)):
-        findings.add(
-            "change.two-at-once", SOPERATOR_KEY, now=now, kubernetes=after.get(KUBERNETES_KEY)
-        )
+    kubernetes = after.get(KUBERNETES_KEY)
+    if before.get(KUBERNETES_KEY) not in (None, kubernetes):
+        findings.add("change.two-at-once", SOPERATOR_KEY, now=now, kubernetes=kubernetes)
 
 
 def _check_way_back(

@@ -9,10 +9,14 @@ from typing import Final
 
 from stacks.errors import Level, Problem
 from stacks.rules import Findings
-from stacks.rules.access import check_access, check_teams
-from stacks.rules.cluster import check_cluster, check_lifetime, check_versions
-from stacks.rules.cost import check_chat, check_runs
-from stacks.rules.jobs import check_jobs, check_schedules, check_searches
+from stacks.rules.cluster import (
+    check_access,
+    check_cluster,
+    check_lifetime,
+    check_teams,
+    check_versions,
+)
+from stacks.rules.jobs import check_chat, check_jobs, check_runs, check_schedules, check_searches
 from stacks.rules.nodes import check_nodes
 from stacks.rules.quotas import check_amounts, check_quotas
 from stacks.rules.slurm_conf import check_verbatim
@@ -28,13 +32,8 @@ _SUBJECTS: Final = (
 
 
 _OF_JOBS: Final = (
-    check_storage,
-    check_jobs,
-    check_schedules,
-    check_searches,
-    check_chat,
-    check_runs,
-)
+    check_storage, check_jobs, check_schedules, check_searches, check_chat, check_runs
+)  # fmt: skip
 """What a stack of an attached cluster declares; the rest of it load.py made up."""
 
 

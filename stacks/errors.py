@@ -53,6 +53,23 @@ class Problem:
         return f"{self.level}: {self.path}: {self.message}{price}"
 
 
+class Judged:
+    """What has problems, which are told by their level."""
+
+    __slots__ = ()
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """Problems that refuse it."""
+        return tuple(problem for problem in self.problems if problem.level is Level.ERROR)
+
+    @property
+    def warnings(self) -> tuple[Problem, ...]:
+        """Problems that cost money or comfort."""
+        return tuple(problem for problem in self.problems if problem.level is Level.WARNING)
+
+
 def nearest(name: str, allowed: tuple[str, ...]) -> str:
     """A hint at the allowed name that is most like the given one, or at all of them."""
     matches = get_close_matches(name, allowed, n=1, cutoff=0.5)

@@ -9,6 +9,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -107,10 +108,6 @@ class Cron:
             return False
         found = (day.day in self.days, day.isoweekday() % 7 in self.weekdays)
         return any(found) if self.either_day else all(found)
-
-    def at(self, moment: datetime) -> bool:
-        """Whether the minute is one of its own."""
-        return moment.minute in self.minutes and moment.hour in self.hours and self.on(moment)
 
     def times(self, after: datetime) -> Iterator[datetime]:
         """Its minutes after this moment, for four years."""
@@ -276,28 +273,21 @@ class PartitionShifts:
 
 def partition_shifts(spec: StackSpec) -> tuple[PartitionShifts, ...]:
     """One for each partition that two or more scheduled jobs share, in declared order."""
-    by_partition: dict[str, list[JobSpec]] = defaultdict(list)
+    by_partition: dict[str, list[tuple[JobSpec, Cron]]] = defaultdict(list)
     for job in spec.jobs:
-        if job.schedule is not None and _is_readable(job):
-            by_partition[job.partition].append(job)
+        with suppress(CronError):
+            if job.schedule is not None and slurm_seconds(job.time_limit):
+                by_partition[job.partition].append((job, parse_cron(job.schedule)))
     return tuple(_shifts(spec, name, jobs) for name, jobs in by_partition.items() if len(jobs) > 1)
 
 
-def _is_readable(job: JobSpec) -> bool:
-    try:
-        parse_cron(job.schedule or "")
-    except CronError:
-        return False
-    return bool(slurm_seconds(job.time_limit))
-
-
-def _shifts(spec: StackSpec, name: str, jobs: list[JobSpec]) -> PartitionShifts:
+def _shifts(spec: StackSpec, name: str, jobs: list[tuple[JobSpec, Cron]]) -> PartitionShifts:
     num_nodes = sum(worker.min_nodes for worker in workers_of(spec, name))
     changes: dict[datetime, int] = defaultdict(int)
     shifts: list[Shift] = []
-    for job in jobs:
+    for job, cron in jobs:
         held = timedelta()
-        for start, end in _windows(job):
+        for start, end in _windows(job, cron):
             held += end - start
             changes[start] += job.nodes
             changes[end] -= job.nodes
@@ -313,12 +303,12 @@ def _shifts(spec: StackSpec, name: str, jobs: list[JobSpec]) -> PartitionShifts:
     )
 
 
-def _windows(job: JobSpec) -> Iterator[tuple[datetime, datetime]]:
+def _windows(job: JobSpec, cron: Cron) -> Iterator[tuple[datetime, datetime]]:
     """From each time of the job to its limit, inside the weeks; a run keeps the next one out."""
     # No run is of use beyond the weeks, and a date ends with the year 9999.
     weeks_s = (_END - _BEFORE) // timedelta(seconds=1)
     limit, over = timedelta(seconds=min(weeks_s, slurm_seconds(job.time_limit) or 0)), _BEFORE
-    for moment in parse_cron(job.schedule or "").times(_BEFORE - timedelta(minutes=1)):
+    for moment in cron.times(_BEFORE - timedelta(minutes=1)):
         if moment >= _END:
             return
         if moment < over:

@@ -61,7 +61,7 @@ from cost.runs.runs import pipelines_part, runs, schedules_part
 from cost.runs.searches import searches_part, shifts_part
 from cost.size.shape import chat_problems
 from stacks.check import check
-from stacks.errors import Level, Problem
+from stacks.errors import Judged, Level, Problem
 from stacks.schedule import end_of
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, WorkerSpec
@@ -201,22 +201,12 @@ PARTS: Final[tuple[PartMaker, ...]] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bill(Inputs):
+class Bill(Inputs, Judged):
     """What a stack costs and every figure that follows from it."""
 
     problems: tuple[Problem, ...]
     """Checks of the stack with their US dollars, errors first."""
     parts: tuple[BillPart, ...] = ()
-
-    @property
-    def errors(self) -> tuple[Problem, ...]:
-        """Problems that refuse the stack."""
-        return tuple(problem for problem in self.problems if problem.level is Level.ERROR)
-
-    @property
-    def warnings(self) -> tuple[Problem, ...]:
-        """Problems that cost money or comfort."""
-        return tuple(problem for problem in self.problems if problem.level is Level.WARNING)
 
     @property
     def amounts(self) -> tuple[Amount, ...]:

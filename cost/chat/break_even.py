@@ -10,10 +10,11 @@ speed between them has no interval, so nothing is made of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from decimal import ROUND_CEILING, Decimal
+from decimal import Decimal
 from enum import StrEnum
 from itertools import groupby
 from typing import Final
@@ -437,7 +438,7 @@ def _more_nodes(found: BreakEvens, bound: str) -> list[str]:
 
 def _whole(chats: Decimal | None) -> int | None:
     """The first whole number of chats at which self-hosting costs no more."""
-    return None if chats is None else int(chats.to_integral_value(ROUND_CEILING))
+    return None if chats is None else math.ceil(chats)
 
 
 BASE: Final = "base_"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Final
 
-from cost.chat.break_even import ApiCost
+from cost.chat.break_even import ApiCost, View
 from cost.chat.speeds import HOURS_PER_DAY, ChatCost, chat_cost
 from cost.chat.unit_costs import UnitCosts, percent
 from cost.report.charts import Axis, Mark, Scale, Series, line_chart, spread
@@ -18,14 +18,13 @@ _NUM_POINTS: Final = 41
 _BEYOND: Final = Decimal(3)
 """How far the throughput axis goes beyond the slowest and the fastest row, as a factor."""
 _LEAST_LOAD: Final = Decimal("0.05")
-_CLUSTER: Final = "whole cluster"
-_SERVING: Final = "serving nodes"
 
 
 def chat_charts(units: UnitCosts, apis: Sequence[ApiCost] = ()) -> tuple[str, ...]:
-    """Three charts as inline SVG; none when no speed is known."""
+    """Three charts as inline SVG; none when no speed is known or nodes cost nothing."""
     rows = units.known_chats
-    if not rows:
+    # What costs nothing has no place on an axis of powers of ten.
+    if not (rows and units.hourly.cluster_low_usd):
         return ()
     return (
         _against_throughput(units, rows),
@@ -152,15 +151,15 @@ def _against_chats(units: UnitCosts, rows: Sequence[ChatCost], apis: Sequence[Ap
     )
 
 
-def _views(units: UnitCosts) -> list[tuple[str, Decimal]]:
+def _views(units: UnitCosts) -> list[tuple[View, Decimal]]:
     """Whose nodes a line is of, and their US dollars an hour; the first is drawn whole."""
     serving = units.hourly.serving_usd
-    found = [(_CLUSTER, units.hourly.cluster_low_usd)]
-    return found if serving is None else [*found, (_SERVING, serving)]
+    found = [(View.CLUSTER, units.hourly.cluster_low_usd)]
+    return [*found, (View.SERVING, serving)] if serving else found
 
 
-def _seen(cost: ChatCost, view: str) -> Decimal | None:
-    return cost.cluster_low_usd if view == _CLUSTER else cost.serving_usd
+def _seen(cost: ChatCost, view: View) -> Decimal | None:
+    return cost.cluster_low_usd if view is View.CLUSTER else cost.serving_usd
 
 
 def _count(value: Decimal) -> str:

@@ -9,10 +9,11 @@ wait and the dollars follow from that time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from decimal import ROUND_CEILING, Decimal
+from decimal import Decimal
 from enum import StrEnum
 from typing import Final
 
@@ -415,8 +416,7 @@ def answer_s(chat: ChatSpec, speed: Speed) -> Decimal:
 
 def nodes_for(demand_per_day: Decimal, room_per_node: Decimal) -> int:
     """Serving nodes that the chats a day need, at least one."""
-    nodes = (demand_per_day / room_per_node).to_integral_value(ROUND_CEILING)
-    return max(1, int(nodes))
+    return max(1, math.ceil(demand_per_day / room_per_node))
 
 
 def usd_on_basis(row: ChatCost, usd: Decimal, days: Decimal) -> Decimal:

@@ -6,9 +6,10 @@ many as the peak needs, nodes as many as hold them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, Decimal
+from decimal import Decimal
 from enum import IntEnum
 from typing import Final
 
@@ -233,8 +234,8 @@ def _priced(ask: Ask, found: Candidate, rate: Rate | UnknownPrice, region: str) 
     """The candidate with its servers, nodes and dollars, where a load is feasible."""
     if found.load is None:
         return found
-    servers = whole(ask.peak_answers_per_s / found.load.answers_per_s)
-    nodes = whole(Decimal(servers) / found.servers_per_node)
+    servers = max(1, math.ceil(ask.peak_answers_per_s / found.load.answers_per_s))
+    nodes = math.ceil(Decimal(servers) / found.servers_per_node)
     sized = replace(found, servers=servers, nodes=nodes, region=region)
     if isinstance(rate, UnknownPrice):
         return replace(sized, verdict=Verdict.UNPRICED, reason=f"no price: {rate.reason}")
@@ -274,11 +275,6 @@ def _with_distances(ordered: Sequence[Candidate]) -> Iterator[Candidate]:
 def _led(each: Candidate, words: str) -> Candidate:
     """The candidate with the words before its reason."""
     return replace(each, reason="; ".join(filter(None, (words, each.reason))))
-
-
-def whole(count: Decimal) -> int:
-    """As many whole things as hold the count, at least one."""
-    return max(1, int(count.to_integral_value(ROUND_CEILING)))
 
 
 SCHEMA_VERSION: Final = 1

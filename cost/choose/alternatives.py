@@ -313,40 +313,46 @@ def cheapest_within_limits(inputs: Inputs) -> Alternative | None:
 
 def _allowed(inputs: Inputs, shortages: Sequence[Shortage]) -> Iterator[Alternative]:
     """What can be paid for and no rule refuses, cheapest first."""
-    for candidate in _affordable(inputs, shortages):
+    for candidate, book, total in _affordable(inputs, shortages):
         if not _refused(candidate.spec):
-            yield _alternative(inputs, candidate)
+            units = unit_costs(candidate.spec, total, inputs.records)
+            changed = replace(
+                inputs, spec=candidate.spec, book=book, estimate=total, unit_costs=units
+            )
+            yield Alternative(
+                candidate=candidate,
+                estimate=total,
+                runs=forecasts(total, inputs.records),
+                limits=limits(changed),
+            )
 
 
-def _affordable(inputs: Inputs, shortages: Sequence[Shortage]) -> Iterator[Candidate]:
+def _affordable(
+    inputs: Inputs, shortages: Sequence[Shortage]
+) -> Iterator[tuple[Candidate, PriceBook, Estimate]]:
     """Candidates with a price and with capacity, cheapest first, one for each kind of change.
 
     A dearer one is of use only where the declared stack cannot be had.
     """
     is_out_of_reach = _refused(inputs.spec) or any(item.holds(inputs.spec) for item in shortages)
-    priced: list[tuple[Decimal, int, int, Candidate]] = []
-    for index, candidate in enumerate(candidates(inputs.spec, proven=_proven(inputs))):
+    priced: list[tuple[Candidate, PriceBook, Estimate]] = []
+    for candidate in candidates(inputs.spec, proven=_proven(inputs)):
         if any(shortage.holds(candidate.spec) for shortage in shortages):
             continue
-        total = estimate(candidate.spec, _book(inputs, candidate))
-        usd = total.monthly_high_usd
-        is_cheaper = usd < inputs.estimate.monthly_high_usd
+        is_here = candidate.spec.nebius.region == inputs.spec.nebius.region
+        book = inputs.book if is_here else layered(candidate.spec, book=inputs.book)
+        total = estimate(candidate.spec, book)
+        is_cheaper = total.monthly_high_usd < inputs.estimate.monthly_high_usd
         if any(line.nodeset for line in total.unpriced) or not (is_cheaper or is_out_of_reach):
             continue
-        priced.append((usd, len(candidate.changes), index, candidate))
+        priced.append((candidate, book, total))
+    priced.sort(key=lambda each: (each[2].monthly_high_usd, len(each[0].changes)))
     seen: set[tuple[object, ...]] = set()
-    for *_, candidate in sorted(priced, key=lambda item: item[:3]):
-        kind = _kind(candidate)
+    for found in priced:
+        kind = _kind(found[0])
         if kind not in seen:
             seen.add(kind)
-            yield candidate
-
-
-def _book(inputs: Inputs, candidate: Candidate) -> PriceBook:
-    """The prices of the candidate's region."""
-    if candidate.spec.nebius.region == inputs.spec.nebius.region:
-        return inputs.book
-    return layered(candidate.spec, book=inputs.book)
+            yield found
 
 
 def _refused(spec: StackSpec) -> bool:
@@ -374,24 +380,6 @@ def _proven(inputs: Inputs) -> frozenset[tuple[str, str]]:
         if record.outcome is Outcome.PASS and hardware and hardware.platform and hardware.preset:
             passed.setdefault((hardware.platform, hardware.preset), set()).add(record.recipe)
     return frozenset(place for place, recipes in passed.items() if wanted and wanted <= recipes)
-
-
-def _alternative(inputs: Inputs, candidate: Candidate) -> Alternative:
-    book = _book(inputs, candidate)
-    total = estimate(candidate.spec, book)
-    changed = Inputs(
-        spec=candidate.spec,
-        book=book,
-        estimate=total,
-        unit_costs=unit_costs(candidate.spec, total, inputs.records),
-        records=inputs.records,
-    )
-    return Alternative(
-        candidate=candidate,
-        estimate=total,
-        runs=forecasts(changed.estimate, inputs.records),
-        limits=limits(changed),
-    )
 
 
 def _rank(alternative: Alternative) -> tuple[int, int, Decimal, Decimal, int]:

@@ -48,7 +48,7 @@ from cost.report.layout import (
 from cost.resources.estimate import Total, total_of
 from cost.resources.lines import Section
 from stacks.changes import LostStorage, lost_storage, refused
-from stacks.errors import Level, Problem
+from stacks.errors import Judged, Problem
 from stacks.spec import StackSpec
 
 NO_CHANGE: Final = "No change in cost."
@@ -206,7 +206,7 @@ FIRST_DEPLOYMENT: Final = "First deployment: no earlier bill to compare with."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Judged):
     """The way from the deployed bill to the declared one."""
 
     difference: Difference | None
@@ -217,16 +217,6 @@ class Change:
     rollout: Rollout = field(default_factory=lambda: Rollout(steps=()))
     problems: tuple[Problem, ...] = ()
     """What cannot or should not follow the deployment."""
-
-    @property
-    def errors(self) -> tuple[Problem, ...]:
-        """Problems that refuse the change."""
-        return tuple(problem for problem in self.problems if problem.level is Level.ERROR)
-
-    @property
-    def warnings(self) -> tuple[Problem, ...]:
-        """Problems that do not."""
-        return tuple(problem for problem in self.problems if problem.level is Level.WARNING)
 
     def render(self, format: Format = Format.TABLE) -> str:
         """The change as text, data that would be lost first, ending in a newline."""

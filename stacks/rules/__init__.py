@@ -89,11 +89,12 @@ class Findings:
         place = f"{{spec.{path}"
         message = RULES[rule].message.replace("{value", place)
         message = message.replace("{record", place.rpartition(".")[0])
+        shown = {"spec": self.spec, "spare": spare, **values}
         self.problems.append(
             Problem(
                 level=RULES[rule].level,
                 path=f"{self.stack_name}.{path}",
-                message=_Message().vformat(message, (), {"spec": self.spec, **values}),
+                message=_Message().vformat(message, (), shown),
                 rule=rule,
                 spare=spare,
             )

@@ -1,5 +1,6 @@
 """Rules of partitions, jobs and searches: what a job asks for, the order of `jobs[].after`, which
-makes pipelines, `jobs[].schedule`, which Slurm's scrontab runs, and the trials of a search.
+makes pipelines, `jobs[].schedule`, which Slurm's scrontab runs, and the trials of a search; and of
+what the bill is told beyond resources: the reference chat, runs, preemption.
 """
 
 from __future__ import annotations
@@ -113,10 +114,9 @@ def _check_job(spec: StackSpec, job: JobSpec, path: str, findings: Findings) -> 
     _check_faults(job, path, findings)
     workers = workers_of(spec, partition.name)
     preempted = [worker.name for worker in workers if worker.billing is Billing.PREEMPTIBLE]
-    if preempted and job.save_s > PREEMPTION_NOTICE_S:
-        findings.add(
-            "jobs.save-notice", f"{path}.save_s", preempted=preempted, notice_s=PREEMPTION_NOTICE_S
-        )
+    notice_s = PREEMPTION_NOTICE_S
+    if preempted and job.save_s > notice_s:
+        findings.add("jobs.save-notice", f"{path}.save_s", preempted=preempted, notice_s=notice_s)
     if partition.name == HIDDEN:
         findings.add("jobs.hidden", f"{path}.partition")
     _check_fit(job, workers, path, findings)
@@ -130,12 +130,11 @@ def _check_faults(job: JobSpec, path: str, findings: Findings) -> None:
     if limit_s is not None and job.save_s >= limit_s:
         findings.add("jobs.save-time", f"{path}.save_s", limit_s=limit_s)
     for name, value in job.environment.items():
+        at = f"{path}.environment.{name}"
         if not _VARIABLE.fullmatch(name) or name.startswith(_OWN_VARIABLES) or "\n" in value:
-            findings.add(
-                "jobs.environment", f"{path}.environment.{name}", name=name, known=_OWN_VARIABLES
-            )
+            findings.add("jobs.environment", at, name=name, known=_OWN_VARIABLES)
         elif name in _BEFORE_EVERYTHING or name.startswith(_LOADER):
-            findings.add("jobs.environment-system", f"{path}.environment.{name}", name=name)
+            findings.add("jobs.environment-system", at, name=name)
     secret = [
         f"environment.{name}"
         for name, value in job.environment.items()
@@ -157,19 +156,14 @@ def _check_fit(
     if not presets:
         return
     most_gpus = max(preset.gpus for _, preset in presets)
-    most_vcpus = max(preset.vcpus for _, preset in presets)
-    cpus = (job.cpus_per_task or 1) * max(1, job.gpus_per_node)
+    most = max(preset.vcpus for _, preset in presets)
+    tasks = max(1, job.gpus_per_node)
+    cpus, each = (job.cpus_per_task or 1) * tasks, most // tasks
     if job.gpus_per_node > most_gpus:
         findings.add("jobs.gpus", f"{path}.gpus_per_node", most_gpus=most_gpus)
-    elif cpus > most_vcpus:
-        findings.add(
-            "jobs.cpus",
-            f"{path}.cpus_per_task",
-            tasks=max(1, job.gpus_per_node),
-            cpus=cpus,
-            most_vcpus=most_vcpus,
-            most=most_vcpus // max(1, job.gpus_per_node),
-        )
+    elif cpus > most:
+        at = f"{path}.cpus_per_task"
+        findings.add("jobs.cpus", at, tasks=tasks, cpus=cpus, most=most, each=each)
     else:
         fitting = sum(
             worker.max_nodes
@@ -303,21 +297,15 @@ def _check_array(spec: StackSpec, search: SearchSpec, findings: Findings) -> Non
     given = [
         (index, int(found[1]))
         for index, line in enumerate(spec.slurm.config_lines)
-        if (found := _ARRAY_SIZE.match(line)) is not None
+        if (found := _ARRAY_SIZE.match(line))
     ]
     if not given:
         return
     # Of a name that slurm.conf has twice, Slurm takes the last.
     index, most = given[-1]
-    count = len(search.settings)
+    path, count = f"slurm.config_lines[{index}]", len(search.settings)
     if count > most:
-        findings.add(
-            "searches.array-size",
-            f"slurm.config_lines[{index}]",
-            most=most,
-            search=search,
-            count=count,
-        )
+        findings.add("searches.array-size", path, most=most, search=search, count=count)
 
 
 def _check_count(search: SearchSpec, path: str, findings: Findings) -> bool:
@@ -352,9 +340,71 @@ def _check_settings(search: SearchSpec, path: str, findings: Findings) -> None:
     counts = Counter(tuple(sorted(each)) for each in search.settings)
     for settings, number in counts.items():
         if number > 1:
-            findings.add(
-                "searches.trial-twice",
-                path,
-                trial=" ".join(settings) or "no setting",
-                number=number,
-            )
+            trial = " ".join(settings) or "no setting"
+            findings.add("searches.trial-twice", path, trial=trial, number=number)
+
+
+def check_chat(spec: StackSpec, findings: Findings) -> None:
+    """The chat's own figures first, then its serving nodes, then its speeds."""
+    chat = spec.chat
+    # An answer is part of the context of the next one, so it must fit as a whole.
+    if chat.output_tokens > chat.context_tokens * chat.turns:
+        findings.add("chat.answers-fit", "chat.output_tokens")
+    if chat.turns > chat.output_tokens:
+        findings.add("chat.turns", "chat.turns")
+    if chat.cached_share > 1:
+        findings.add("chat.cached-share", "chat.cached_share")
+    findings.unique("chat.model-twice", "chat.api_models", chat.api_models)
+    _check_serving(spec, findings)
+    findings.unique("chat.scenario-twice", "chat.speeds", chat.speeds, key="scenario")
+    for index, speed in enumerate(chat.speeds):
+        same = [
+            other.scenario
+            for other in chat.speeds[:index]
+            if speed.engine is not None
+            and (other.engine, other.batch_size) == (speed.engine, speed.batch_size)
+        ]
+        if same:
+            findings.add("chat.speed-twice", f"chat.speeds[{index}].batch_size", same=same)
+
+
+def _check_serving(spec: StackSpec, findings: Findings) -> None:
+    chat = spec.chat
+    known = [worker.name for worker in spec.nodes.workers]
+    if chat.serving_nodeset is None:
+        if chat.serving_nodes > 1:
+            findings.add("chat.serving-nodes-of", "chat.serving_nodes", known=known)
+        return
+    if chat.serving_nodeset not in known:
+        place = "chat.serving_nodeset"
+        findings.unknown("chat.serving-nodeset", place, chat.serving_nodeset, known)
+        return
+    most = max(
+        worker.max_nodes for worker in spec.nodes.workers if worker.name == chat.serving_nodeset
+    )
+    if chat.serving_nodes > most:
+        findings.add("chat.serving-nodes-most", "chat.serving_nodes", most=most)
+
+
+def check_runs(spec: StackSpec, findings: Findings) -> None:
+    """Forecasts name jobs and sources; losses are declared where nodes are preemptible."""
+    jobs = {job.name: job for job in spec.jobs}
+    findings.unique("runs.job-twice", "runs", spec.runs, key="job")
+    for index, run in enumerate(spec.runs):
+        path = f"runs[{index}]"
+        if run.job not in jobs:
+            findings.unknown("runs.job", f"{path}.job", run.job, jobs)
+        if run.train_tokens_per_s is not None and run.source is None:
+            findings.add("runs.source-missing", f"{path}.source")
+        if run.train_tokens_per_s is None and run.source is not None:
+            findings.add("runs.source-unused", f"{path}.source")
+        if run.train_tokens_per_s is not None and run.job in jobs:
+            busy_s = run.tokens_per_epoch * run.epochs / run.train_tokens_per_s
+            limit = jobs[run.job].time_limit
+            limit_s = slurm_seconds(limit)
+            if limit_s is not None and busy_s > limit_s:
+                findings.add("runs.time-limit", path, hours=busy_s / 3600, limit=limit)
+    workers = spec.nodes.workers
+    preemptible = [worker.name for worker in workers if worker.billing is Billing.PREEMPTIBLE]
+    if preemptible and spec.preemption is None:
+        findings.add("runs.preemption", "preemption", preemptible=preemptible)

@@ -26,7 +26,7 @@ from stacks.catalog import (
 from stacks.errors import Spare
 from stacks.machines import ROLES, VOLUMES, node_groups, shared_mounts
 from stacks.rules import Findings
-from stacks.rules.access import check_public_keys
+from stacks.rules.cluster import check_public_keys
 from stacks.rules.naming import (
     is_under,
     name_problem,
@@ -100,18 +100,14 @@ def check_hardware(region: str, path: str, group: MachineSpec, findings: Finding
 
 
 def _check_boot_disk(role: str, path: str, disk: BootDiskSpec, findings: Findings) -> None:
+    path, advised = f"{path}.size_gib", BOOT_DISK_ADVISED_GIB[role]
     if disk.size_gib < BOOT_DISK_MIN_GIB:
-        findings.add("nodes.boot-disk-least", f"{path}.size_gib", least=BOOT_DISK_MIN_GIB)
-    elif disk.size_gib < BOOT_DISK_ADVISED_GIB[role]:
-        findings.add(
-            "nodes.boot-disk-advised",
-            f"{path}.size_gib",
-            advised=BOOT_DISK_ADVISED_GIB[role],
-            role=role,
-        )
+        findings.add("nodes.boot-disk-least", path, least=BOOT_DISK_MIN_GIB)
+    elif disk.size_gib < advised:
+        findings.add("nodes.boot-disk-advised", path, advised=advised, role=role)
     step, most = _stripe_problems(disk.size_gib, disk.type)
-    findings.add_text("nodes.boot-disk-step", f"{path}.size_gib", step)
-    findings.add_text("nodes.boot-disk-most", f"{path}.size_gib", most)
+    findings.add_text("nodes.boot-disk-step", path, step)
+    findings.add_text("nodes.boot-disk-most", path, most)
 
 
 def _check_counts(role: str, path: str, group: NodeGroupSpec, findings: Findings) -> None:
@@ -124,10 +120,8 @@ def _check_counts(role: str, path: str, group: NodeGroupSpec, findings: Findings
     if role == "system" and 0 < group.min_nodes < SYSTEM_MIN_NODES_ADVISED:
         findings.add("nodes.system-advised", f"{path}.min_nodes", advised=SYSTEM_MIN_NODES_ADVISED)
     if role in ("controller", "accounting", "nfs") and group.max_nodes > 1:
-        spare = group.max_nodes - 1
-        findings.add(
-            "nodes.spare", f"{path}.max_nodes", role=role, unused=spare, spare=Spare(role, spare)
-        )
+        spare = Spare(role, group.max_nodes - 1)
+        findings.add("nodes.spare", f"{path}.max_nodes", spare=spare)
     if role != "worker" and group.billing is Billing.PREEMPTIBLE:
         findings.add("nodes.preemptible-role", f"{path}.billing", role=role)
 
@@ -153,9 +147,8 @@ def _check_network(
     elif worker.infiniband_fabric is not None:
         _check_fabric(region, worker, preset.allows_gpu_cluster, path, findings)
     elif preset.allows_gpu_cluster and worker.max_nodes > 1:
-        findings.add(
-            "nodes.no-fabric", f"{path}.infiniband_fabric", known=_fabrics(region, worker.platform)
-        )
+        known = _fabrics(region, worker.platform)
+        findings.add("nodes.no-fabric", f"{path}.infiniband_fabric", known=known)
     elif preset.gpus and not preset.allows_gpu_cluster and worker.max_nodes > 1:
         findings.add("nodes.ethernet", f"{path}.preset", others=able and f"; these can: {able}")
 
@@ -226,12 +219,8 @@ def _check_workers(spec: StackSpec, findings: Findings) -> None:
         for number in range(1, -(-worker.max_nodes // NODES_PER_GROUP_MAX)):
             taken = f"{worker.name}-{number}"
             if taken in names:
-                findings.add(
-                    "nodes.name-group",
-                    f"nodes.workers[{names[taken]}].name",
-                    number=number + 1,
-                    worker=worker,
-                )
+                path = f"nodes.workers[{names[taken]}].name"
+                findings.add("nodes.name-group", path, number=number + 1, worker=worker)
     _check_users(spec, findings)
     if spec.nodes.nfs is not None and spec.soperator.nfs_home is None and spec.nfs is None:
         findings.add("nodes.nfs-server", "nodes.nfs")
@@ -288,17 +277,11 @@ def _check_capacity(worker: WorkerSpec, path: str, findings: Findings) -> None:
 def _check_machine(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
     preset = worker.hardware
     if worker.max_pods is not None and worker.max_pods not in MAX_PODS:
-        findings.add(
-            "nodes.max-pods", f"{path}.max_pods", first=MAX_PODS.start, last=MAX_PODS.stop - 1
-        )
-    default = " (the default)" if worker.shared_memory_gib == SHARED_MEMORY_GIB else ""
+        findings.add("nodes.max-pods", f"{path}.max_pods", first=MAX_PODS[0], last=MAX_PODS[-1])
     if preset is not None and worker.shared_memory_gib >= preset.memory_gib:
-        findings.add(
-            "nodes.shared-memory",
-            f"{path}.shared_memory_gib",
-            default=default,
-            half=preset.memory_gib // 2,
-        )
+        default = " (the default)" if worker.shared_memory_gib == SHARED_MEMORY_GIB else ""
+        place, half = f"{path}.shared_memory_gib", preset.memory_gib // 2
+        findings.add("nodes.shared-memory", place, default=default, half=half)
     if preset is not None and not preset.gpus and worker.nvidia_config_lines:
         findings.add("nodes.nvidia-no-gpu", f"{path}.nvidia_config_lines")
     for index, line in enumerate(worker.nvidia_config_lines):
@@ -343,21 +326,19 @@ def _check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findi
     for at, size_gib, type_ in disks_of(worker, path):
         check_stripes(at, size_gib, type_, findings)
     if worker.image_disk is not None and worker.image_disk.type not in STRIPED:
-        findings.add(
-            "nodes.image-disk-type", f"{path}.image_disk.type", striped=" or ".join(STRIPED)
-        )
+        striped = " or ".join(STRIPED)
+        findings.add("nodes.image-disk-type", f"{path}.image_disk.type", striped=striped)
     findings.unique("nodes.disk-twice", f"{path}.local_disks", worker.local_disks, key="name")
     taken = VOLUMES | {each.name for each in spec.storage.submounts}
     for index, disk in enumerate(worker.local_disks):
+        at = f"{path}.local_disks[{index}]"
         problem = name_problem(disk.name, longest=_DISK_NAME_MAX)
-        findings.add_text("nodes.disk-name", f"{path}.local_disks[{index}].name", problem)
+        findings.add_text("nodes.disk-name", f"{at}.name", problem)
         if disk.name in taken:
-            findings.add("nodes.disk-name-taken", f"{path}.local_disks[{index}].name")
+            findings.add("nodes.disk-name-taken", f"{at}.name")
         for folder in disk.folders:
             if path_problem(f"/{folder}"):
-                findings.add(
-                    "nodes.disk-folder", f"{path}.local_disks[{index}].folders", folder=folder
-                )
+                findings.add("nodes.disk-folder", f"{at}.folders", folder=folder)
     storage, taken = spec.storage, dict(shared_mounts(spec))
     if storage.memory is not None:
         taken["storage.memory"] = storage.memory.mount_path

@@ -133,28 +133,14 @@ def check_amounts(spec: StackSpec, findings: Findings) -> None:
     num_nodes = sum(spec.nodes.counts(group)[1] for _, _, group in node_groups(spec))
     if num_nodes > CLUSTER_NODES_MOST:
         findings.add("nodes.cluster-most", "nodes", count=num_nodes, most=CLUSTER_NODES_MOST)
-    num_sets, num_submounts = len(spec.nodes.workers), len(spec.storage.submounts)
-    if num_sets * num_submounts > _PAIRS_MOST:
-        findings.add(
-            "nodes.sets-and-submounts",
-            "nodes.workers",
-            sets=num_sets,
-            submounts=num_submounts,
-            most=_PAIRS_MOST,
-        )
+    sets, submounts = len(spec.nodes.workers), len(spec.storage.submounts)
+    if sets * submounts > _PAIRS_MOST:
+        at, most = "nodes.workers", _PAIRS_MOST
+        findings.add("nodes.sets-and-submounts", at, sets=sets, submounts=submounts, most=most)
     for path, size_gib, large_gib in _sizes(spec):
         if size_gib > large_gib:
-            findings.add(
-                "storage.disk-large",
-                f"{path}.size_gib",
-                tib=size_gib / 1024,
-                meant=size_gib // 1024,
-            )
-    own = (spec.storage.jail, *spec.storage.submounts)
-    if len(own) > _FILESYSTEMS_ADVISED:
-        findings.add(
-            "storage.submounts-many",
-            "storage.submounts",
-            count=len(own),
-            advised=_FILESYSTEMS_ADVISED,
-        )
+            tib, meant = size_gib / 1024, size_gib // 1024
+            findings.add("storage.disk-large", f"{path}.size_gib", tib=tib, meant=meant)
+    count, advised = 1 + submounts, _FILESYSTEMS_ADVISED  # with the jail
+    if count > advised:
+        findings.add("storage.submounts-many", "storage.submounts", count=count, advised=advised)

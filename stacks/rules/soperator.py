@@ -11,7 +11,7 @@ from stacks.catalog import slurmd_amounts, slurmdbd_amounts
 from stacks.compatibility import release_of
 from stacks.machines import IN_JAIL, checks_know, paths_of_one_node, shared_mounts
 from stacks.rules import Findings
-from stacks.rules.access import check_public_keys
+from stacks.rules.cluster import check_public_keys
 from stacks.rules.naming import is_under, path_problem
 from stacks.spec import StackSpec
 from stacks.spec.cluster import (
@@ -53,9 +53,7 @@ def check_soperator(spec: StackSpec, findings: Findings) -> None:
     findings.unique("soperator.file-twice", at, files, key="path")
     size = sum(len(file.content.encode()) for file in files)
     if size > _CONFIG_MAP_BYTES:
-        findings.add(
-            "soperator.file-size", "soperator.jail_files", size=size, most=_CONFIG_MAP_BYTES
-        )
+        findings.add("soperator.file-size", at, size=size, most=_CONFIG_MAP_BYTES)
     _check_home(spec, findings)
     users = spec.soperator.users
     _check_is_out_of_home(spec, DEPLOYER, "code_path", findings)
@@ -118,9 +116,8 @@ def _check_home(spec: StackSpec, findings: Findings) -> None:
     findings.add("soperator.home-lost", "soperator.nfs_home", home=HOME)
     for index, submount in enumerate(spec.storage.submounts):
         if is_under(submount.mount_path, HOME) or is_under(HOME, submount.mount_path):
-            findings.add(
-                "soperator.home-twice", f"storage.submounts[{index}].mount_path", home=HOME
-            )
+            path = f"storage.submounts[{index}].mount_path"
+            findings.add("soperator.home-twice", path, home=HOME)
 
 
 def _check_is_out_of_home(spec: StackSpec, name: str, path: str, findings: Findings) -> None:
@@ -133,13 +130,12 @@ def _check_is_out_of_home(spec: StackSpec, name: str, path: str, findings: Findi
 
 def _check_room(spec: StackSpec, findings: Findings) -> None:
     """Whether the recipe's arithmetic leaves the daemons anything."""
+    sssd = spec.soperator.sssd is not None
     for index, worker in enumerate(spec.nodes.workers):
         preset = worker.hardware
         if preset is None:
             continue
-        left = slurmd_amounts(
-            preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None
-        )
+        left = slurmd_amounts(preset, worker.boot_disk.size_gib, sssd=sssd)
         if not left.is_positive:
             findings.add("nodes.worker-room", f"nodes.workers[{index}].preset", left=left)
     group = spec.nodes.accounting
@@ -169,11 +165,9 @@ def _check_alerts(spec: StackSpec, findings: Findings) -> None:
     if spec.soperator.observability is Observability.OFF:
         findings.add("soperator.alerts-unseen", "soperator.alerts")
     for name, (least, most) in _LIMITS.items():
-        value: int = getattr(alerts, name)
-        if not least <= value <= most:
-            findings.add(
-                "soperator.alert-limit", f"soperator.alerts.{name}", least=least, most=most
-            )
+        path = f"soperator.alerts.{name}"
+        if not least <= getattr(alerts, name) <= most:
+            findings.add("soperator.alert-limit", path, least=least, most=most)
 
 
 assert {*_LIMITS} == {*AlertsSpec.__slots__}, "every limit has a range"

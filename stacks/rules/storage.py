@@ -52,9 +52,8 @@ def check_storage(spec: StackSpec, findings: Findings) -> None:
     _check_filesystems(spec, findings)
     for index, submount in enumerate(spec.storage.submounts):
         path = f"storage.submounts[{index}].name"
-        findings.add_text(
-            "storage.name", path, name_problem(submount.name, longest=_SUBMOUNT_NAME_MAX)
-        )
+        problem = name_problem(submount.name, longest=_SUBMOUNT_NAME_MAX)
+        findings.add_text("storage.name", path, problem)
         if submount.name in VOLUMES:
             findings.add("storage.name-taken", path)
     _check_mount_paths(spec, findings)
@@ -75,12 +74,9 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
     _check_weka(spec, findings)
     if spec.slurm.accounting and storage.accounting is None:
         findings.add("storage.accounting-missing", "storage.accounting")
-    if not spec.slurm.accounting and storage.accounting is not None:
-        findings.add(
-            "storage.accounting-unused",
-            "storage.accounting",
-            spare=Spare(f"filesystem/{storage.accounting.type}", storage.accounting.size_gib or 0),
-        )
+    if not spec.slurm.accounting and (unused := storage.accounting) is not None:
+        spare = Spare(f"filesystem/{unused.type}", unused.size_gib or 0)
+        findings.add("storage.accounting-unused", "storage.accounting", spare=spare)
     if (backup := storage.backup) is not None:
         schedules = {"schedule": backup.schedule, "prune_schedule": backup.prune_schedule}
         for key, text in schedules.items():
@@ -88,16 +84,11 @@ def _check_filesystems(spec: StackSpec, findings: Findings) -> None:
             findings.add_text("storage.backup-schedule", f"storage.backup.{key}", problem)
         if storage.purge_on_destroy:
             findings.add("storage.purge-and-backup", "storage.purge_on_destroy")
-    jail_gib = storage.jail.size_gib
-    if storage.backup is not None and jail_gib is not None and storage.backup.size_gib > jail_gib:
-        findings.add(
-            "storage.backup-size",
-            "storage.backup.size_gib",
-            spare=Spare(
-                "object-storage/standard",
-                storage.backup.keep_daily * (storage.backup.size_gib - jail_gib),
-            ),
-        )
+        jail_gib = storage.jail.size_gib
+        if jail_gib is not None and backup.size_gib > jail_gib:
+            unused_gib = backup.keep_daily * (backup.size_gib - jail_gib)
+            spare = Spare("object-storage/standard", unused_gib)
+            findings.add("storage.backup-size", "storage.backup.size_gib", spare=spare)
 
 
 def _filesystems(spec: StackSpec) -> Iterator[tuple[str, FilesystemSpec | SubmountSpec]]:
@@ -168,7 +159,7 @@ def _check_mount_paths(spec: StackSpec, findings: Findings) -> None:
 
 
 def _check_memory(spec: StackSpec, findings: Findings) -> None:
-    memory = spec.storage.memory
+    memory, sssd = spec.storage.memory, spec.soperator.sssd is not None
     memory_gib = 0 if memory is None else memory.size_gib
     for index, worker in enumerate(spec.nodes.workers):
         preset = worker.hardware
@@ -179,9 +170,7 @@ def _check_memory(spec: StackSpec, findings: Findings) -> None:
         elif memory_gib + worker.shared_memory_gib > preset.memory_gib:
             path = f"nodes.workers[{index}].shared_memory_gib"
             findings.add("storage.memory-both", path, memory_gib=memory_gib)
-        slurmd = slurmd_amounts(
-            preset, worker.boot_disk.size_gib, sssd=spec.soperator.sssd is not None
-        )
+        slurmd = slurmd_amounts(preset, worker.boot_disk.size_gib, sssd=sssd)
         asked_gib, left_gib = slurmd.memory_mib // GIB, preset.memory_gib - memory_gib
         if memory_gib < preset.memory_gib and left_gib < asked_gib:
             findings.add(

@@ -164,7 +164,7 @@ class Decoder:
             kind, bounds = get_args(hint)[:2]
         if self.is_json and kind is str:
             kind = _JSON_TEXT
-        read = bounds if not isinstance(bounds, Bounds) else _SCALARS.get(kind) or _choice(kind)
+        read = bounds if not isinstance(bounds, Bounds) else _SCALARS.get(kind) or one_of(*kind)
         decoded, problem = read(value)
         if problem is None and kind in (int, Decimal) and isinstance(bounds, Bounds):
             problem = _bounds_problem(cast("int | Decimal", decoded), bounds, described(value))
@@ -243,26 +243,15 @@ def _exact(value: object) -> tuple[object, str | None]:
 
 
 def one_of(*allowed: str) -> Reading:
-    """One of these texts."""
+    """One of these texts, or the member of an enumeration that is equal to it."""
 
     def read(value: object) -> tuple[object, str | None]:
         if isinstance(value, str) and value in allowed:
-            return value, None
+            return allowed[allowed.index(value)], None
         near = nearest(str(value), allowed)
         return None, f"expected one of {', '.join(allowed)}, got {described(value)}{near}"
 
     return read
-
-
-def _choice(kind: Any) -> Reading:
-    """A member of the enumeration."""
-    read = one_of(*kind)
-
-    def member(value: object) -> tuple[object, str | None]:
-        found, problem = read(value)
-        return found if problem else kind(found), problem
-
-    return member
 
 
 def between(least: int, most: int) -> Reading:
@@ -306,7 +295,7 @@ def _json_text(value: object) -> tuple[object, str | None]:
     return value, None if isinstance(value, str) and value else any_text(value or None)[1]
 
 
-_JSON_TEXT: Final = object()
+_JSON_TEXT: Final[Any] = object()
 _SCALARS: Final[Mapping[object, Reading]] = {
     str: _text,
     FileText: _file_text,

@@ -37,7 +37,7 @@ from stacks.check import check
 from stacks.errors import Level, Problem, UserError
 from stacks.files import parse_yaml
 from stacks.load import load_config, load_stack
-from stacks.rules.access import STACK_NAME_MAX
+from stacks.rules.cluster import STACK_NAME_MAX
 from stacks.rules.naming import name_problem
 from stacks.spec import StackSpec
 

@@ -162,3 +162,16 @@ def test_the_throughput_chart_goes_through_every_scenario(priced: Callable[[str]
 def test_without_a_speed_there_is_nothing_to_draw(priced: Callable[[str], Priced]):
     spec, bill = priced("h100-prod")
     assert chat_charts(unit_costs(spec, bill, [])) == ()
+
+
+def test_nodes_that_cost_nothing_have_no_place_on_an_axis_of_powers_of_ten(
+    priced: Callable[[str], Priced],
+):
+    """The page of an attached stack at min_nodes 0 ended in a traceback."""
+    units = unit_costs(*priced("l40s-dev"), [])
+    free = replace(units.hourly, cluster_low_usd=Decimal(0))
+    assert chat_charts(replace(units, hourly=free)) == ()
+    given_away = replace(units.hourly, serving_usd=Decimal(0))
+    charts = chat_charts(replace(units, hourly=given_away))
+    assert len(charts) == 3
+    assert "".join(charts).count("serving nodes</text>") == 1  # the label of an axis

@@ -120,9 +120,7 @@ def test_a_comment_names_the_policy_that_a_change_breaks():
     assert "> **error: l40s-dev.policy.max_usd_per_month: " in text
 
 
-@pytest.mark.parametrize(
-    ("most", "verdict"), [(20_000, "**1 broken**"), (30_000, "kept")]
-)
+@pytest.mark.parametrize(("most", "verdict"), [(20_000, "**1 broken**"), (30_000, "kept")])
 def test_a_comment_calls_no_policy_kept_that_is_not(most: int, verdict: str):
     policy = PolicySpec(max_usd_per_month=Decimal(most), level=PolicyLevel.WARNING)
     spec = replace(with_nodes("l40s-dev", 5), policy=policy)

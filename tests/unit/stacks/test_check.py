@@ -13,7 +13,7 @@ import pytest
 from stacks.check import check
 from stacks.errors import Level
 from stacks.load import load_stack
-from stacks.rules.access import public_key_problem
+from stacks.rules.cluster import public_key_problem
 from tests import SHIPPED
 from tests.conftest import PUBLIC_KEY
 from tests.unit.stacks.conftest import Change, changed, load
