@@ -12,18 +12,15 @@ import json
 import os
 import ssl
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import urllib3
-import yaml
 
 from infra.clients.errors import (
     AbsentError,
@@ -57,13 +54,8 @@ class KubeClient:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        # A pool of this one host: no proxy of the environment is ever asked.
-        self._http = urllib3.connection_from_url(
-            access.server,
-            maxsize=_MAX_CONNECTIONS,
-            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_REQUEST_TIMEOUT_S),
-            **({"ssl_context": access.ssl_context()} if access.server[:6] == "https:" else {}),
-        )
+        timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_REQUEST_TIMEOUT_S)
+        self._http = access.pool(maxsize=_MAX_CONNECTIONS, timeout=timeout)
         self._kinds: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
 
@@ -346,28 +338,18 @@ class Access:
 
     server: str
     ca_pem: str | None = None
-    insecure: bool = False
     static_token: str | None = None
     exec_command: dict[str, Any] | None = None
-    client_pem: str | None = None
-    """Client certificate and key, one after the other."""
     namespace: str = "default"
     _token: str | None = field(default=None, repr=False)
     _expires: float = field(default=float("inf"), repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def ssl_context(self) -> ssl.SSLContext:
-        """The TLS context that trusts this cluster's own authority."""
-        context = ssl.create_default_context(cadata=self.ca_pem)
-        if self.insecure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        if self.client_pem:
-            with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
-                file.write(self.client_pem)
-                file.flush()
-                context.load_cert_chain(file.name)
-        return context
+    def pool(self, **options: Any) -> urllib3.HTTPConnectionPool:
+        """Connections to this one server, by its cluster's own authority and never by a proxy."""
+        if self.server.startswith("https:"):
+            options["ssl_context"] = ssl.create_default_context(cadata=self.ca_pem)
+        return urllib3.connection_from_url(self.server, **options)
 
     def token(self) -> str | None:
         """A bearer token that is still valid; runs the exec credential when needed."""
@@ -379,44 +361,29 @@ class Access:
             return self._token
 
 
-def read_kubeconfig(content: str, context: str | None = None) -> Access:
-    """The access of a kubeconfig given as JSON, YAML or path."""
-    config = _load(content)
-    known = config.get("contexts", [])
-    only = known[0].get("name") if len(known) == 1 else None
-    name = context or config.get("current-context") or only
-    chosen = _named(config, "contexts", name, "context")
-    cluster = _named(config, "clusters", chosen.get("cluster"), "cluster")
-    user = _named(config, "users", chosen.get("user"), "user") if chosen.get("user") else {}
-    if not cluster.get("server"):
-        raise KubeconfigError(f"kubeconfig: clusters.{chosen.get('cluster')}.server: is required")
-    certificate, key = _pem(user, "client-certificate"), _pem(user, "client-key")
-    file = user.get("tokenFile")
-    return Access(
-        server=cluster["server"].rstrip("/"),
-        ca_pem=_pem(cluster, "certificate-authority"),
-        insecure=bool(cluster.get("insecure-skip-tls-verify")),
-        static_token=user.get("token") or (Path(file).read_text().strip() if file else None),
-        exec_command=user.get("exec"),
-        client_pem=certificate + "\n" + key if certificate and key else None,
-        namespace=chosen.get("namespace") or "default",
-    )
-
-
-def _load(content: str) -> dict[str, Any]:
-    text = content.strip()
-    if "\n" not in text and not text.startswith("{"):
-        path = Path(text).expanduser()
-        if not path.is_file():
-            raise KubeconfigError(f"kubeconfig: {text!r} is neither a file nor JSON or YAML")
-        text = path.read_text()
+def read_kubeconfig(text: str, context: str | None = None) -> Access:
+    """The access of a kubeconfig as the program writes it (infra/render/nodes.py), the only one
+    that this client gets: JSON, with the authority in it and a token or what prints one.
+    """
     try:
-        config = json.loads(text) if text.startswith("{") else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
-        raise KubeconfigError(f"kubeconfig: is neither JSON nor YAML: {error}") from error
+        config = json.loads(text)
+    except ValueError as error:
+        raise KubeconfigError(f"kubeconfig: is not JSON: {error}") from error
     if not isinstance(config, dict) or "clusters" not in config:
         raise KubeconfigError("kubeconfig: has no `clusters`")
-    return config
+    chosen = _named(config, "contexts", context or config.get("current-context"), "context")
+    cluster = _named(config, "clusters", chosen.get("cluster"), "cluster")
+    user = _named(config, "users", chosen.get("user"), "user")
+    if not cluster.get("server"):
+        raise KubeconfigError(f"kubeconfig: clusters.{chosen.get('cluster')}.server: is required")
+    authority = cluster.get("certificate-authority-data")
+    return Access(
+        server=cluster["server"].rstrip("/"),
+        ca_pem=base64.b64decode(authority).decode() if authority else None,
+        static_token=user.get("token"),
+        exec_command=user.get("exec"),
+        namespace=chosen.get("namespace") or "default",
+    )
 
 
 def _named(config: dict[str, Any], section: str, name: Any, noun: str) -> dict[str, Any]:
@@ -425,12 +392,6 @@ def _named(config: dict[str, Any], section: str, name: Any, noun: str) -> dict[s
             return item.get(noun) or {}
     known = ", ".join(str(item.get("name")) for item in config.get(section) or []) or "none"
     raise KubeconfigError(f"kubeconfig: {section}: no {noun} {name!r} (has: {known})")
-
-
-def _pem(section: dict[str, Any], key: str) -> str | None:
-    if data := section.get(f"{key}-data"):
-        return base64.b64decode(data).decode()
-    return Path(section[key]).read_text() if section.get(key) else None
 
 
 def _run_exec(command: dict[str, Any]) -> tuple[str, float]:

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
-import urllib3
-
 from infra.clients.kube import Access
 
 When = Literal["before", "after"]
@@ -26,9 +24,7 @@ class ResetProxy:
         self.token = access.static_token
         self._resets: dict[int, When] = {}
         self._lock = threading.Lock()
-        self._upstream = urllib3.connection_from_url(
-            access.server, ssl_context=access.ssl_context(), maxsize=8
-        )
+        self._upstream = access.pool(maxsize=8)
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):

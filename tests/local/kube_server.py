@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from infra.clients.kube import KubeClient
 from infra.local.kube import api_server
 from infra.local.kube.api_server import ApiServerConfig, install_crds
 from infra.local.process import LocalError
+from infra.operate.conformance.cluster import kubeconfig as of_access
 from tests.ports import free_ports
 
 
@@ -48,14 +48,4 @@ def running_cluster(folder: Path) -> Iterator[ApiServerConfig]:
 
 def kubeconfig(config: ApiServerConfig) -> str:
     """The administrator's kubeconfig as JSON."""
-    cluster = {"server": config.endpoint, "certificate-authority": str(config.ca_file)}
-    return json.dumps(
-        {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "local", "cluster": cluster}],
-            "users": [{"name": "admin", "user": {"token": config.token}}],
-            "contexts": [{"name": "local", "context": {"cluster": "local", "user": "admin"}}],
-            "current-context": "local",
-        }
-    )
+    return of_access(config.access())

@@ -393,8 +393,7 @@ def gone(
 
 def _answers(access: Access) -> bool:
     """Whether anything comes back; without a credential, which would need tools of its own."""
-    options = {"ssl_context": access.ssl_context()} if access.server[:6] == "https:" else {}
-    with urllib3.connection_from_url(access.server, timeout=_TIMEOUT, **options) as http:
+    with access.pool(timeout=_TIMEOUT) as http:
         try:
             http.request("GET", "/version", retries=False)
         except urllib3.exceptions.HTTPError:

@@ -140,6 +140,7 @@ def test_kubernetes_is_asked_also_from_a_shell_without_the_environment(
             {"name": "u", "user": {"exec": {"command": "soperator", "args": ["kube-token"]}}}
         ],
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
     }
     monkeypatch.setattr("infra.clients.pulumi.read_kubeconfig", lambda *_, **__: json.dumps(config))
     with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1"):
