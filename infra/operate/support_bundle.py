@@ -625,8 +625,8 @@ def _forms(secret: str) -> set[str]:
         bare = each.strip()
         if len(bare) < _SHORTEST or bare.startswith("-----"):
             continue
-        data = bare.encode()
-        found |= {bare, quote(bare, safe=""), json.dumps(bare)[1:-1]}
+        data = os.fsencode(bare)
+        found |= {bare, quote(data, safe=""), json.dumps(bare)[1:-1]}
         # Of another length before it, base64 shifts: what is in the middle stays the same.
         for offset in range(3):
             coded = base64.b64encode(b"\0" * offset + data).decode()
@@ -666,7 +666,7 @@ def write_bundle(
         say(part.name)
         about = f"{part.name}: {part.says}"
         try:
-            data = texts[part.name] = redactor.text(_cut(gather(part))).encode()
+            data = texts[part.name] = redactor.text(_cut(gather(part))).encode(errors="replace")
         except NotRunError as error:
             is_whole = False
             lines.append(f"NOT RUN  {about}: {error}")
@@ -675,7 +675,7 @@ def write_bundle(
             lines.append(f"{len(data):>9} bytes  {about}  sha256 {digest}")
     index = redactor.text("\n".join(lines) + "\n")
     index += f"redacted: {redactor.num_redacted} places\n"
-    texts = {INDEX: index.encode(), **texts}
+    texts = {INDEX: index.encode(errors="replace"), **texts}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

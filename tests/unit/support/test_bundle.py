@@ -114,6 +114,15 @@ def written(tmp_path: Path, *parts: Part, redactor: Redactor | None = None) -> P
     return path
 
 
+def test_names_and_secrets_that_are_no_utf8_cost_no_part(tmp_path: Path) -> None:
+    """So Python has them of a file's name, and of a variable such as HF_TOKEN."""
+    secret = "caf\udce9-secret-value"
+    odd = part("a.txt", f"caf\udce9.log says {secret}")
+    found = read(written(tmp_path, odd, part("b.txt", "text"), redactor=Redactor([secret])))
+    assert found["a.txt"] == f"caf?.log says {MARK}"
+    assert found["b.txt"] == "text"
+
+
 def test_only_its_owner_can_read_the_file_and_what_is_in_it(tmp_path: Path) -> None:
     path = written(tmp_path, part("a.txt", "text"))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
