@@ -8,7 +8,6 @@ it after bootstrap.sh. Exit codes: 0 all there, 1 a step cannot succeed and says
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import os
 import platform
@@ -23,7 +22,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from importlib import metadata
@@ -34,6 +33,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from infra import files
 from infra.cli import output
 from infra.local.engine import LANGUAGE_HOST, STAND_INS, is_usable, link_plugins, search_path
 from infra.local.process import LocalError
@@ -599,21 +599,20 @@ def _run(step: Step, console: Console) -> None:
 @contextmanager
 def _alone(cache: Cache, console: Console) -> Iterator[None]:
     """One set-up at a time in a cache; a second one waits."""
-    try:
-        cache.root.mkdir(parents=True, exist_ok=True)
-        lock = (cache.root / ".lock").open("w")
-    except OSError as error:
-        raise SetupError(
-            f"SOPERATOR_CACHE: {cache.root} cannot be written ({error.strerror}); "
-            "set it to a folder that can"
-        ) from error
-    with lock:
+
+    def wait(_pid: str) -> None:
+        console.print("setup: another one runs in this cache; waiting for it")
+        waiting.enter_context(output.never_silent("waiting for the other set-up"))
+
+    with ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            console.print("setup: another one runs in this cache; waiting for it")
-            with output.never_silent("waiting for the other set-up"):
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with ExitStack() as waiting:
+                held.enter_context(files.alone(cache.root / ".lock", SetupError(), wait))
+        except OSError as error:
+            raise SetupError(
+                f"SOPERATOR_CACHE: {cache.root} cannot be written ({error.strerror}); "
+                "set it to a folder that can"
+            ) from error
         yield
 
 
