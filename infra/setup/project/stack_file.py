@@ -42,27 +42,6 @@ from stacks.rules.naming import name_problem
 from stacks.spec import StackSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """What a new stack is asked for."""
-
-    name: str
-    tenant_id: str
-    project_id: str
-    region: str
-    platform: str
-    preset: str
-    gpus: int
-    """GPUs of the preset."""
-    shared_memory_gib: int
-    """Size of /dev/shm in each worker."""
-    nodes: int
-    fabric: str | None
-    ssh_public_keys: tuple[str, ...]
-    """OpenSSH lines, or `file:PATH`."""
-    prices: str = "nebius"
-
-
 def stack_text(answers: Answers, salt: str) -> str:
     """The whole file; `salt` belongs to the passphrase of the project's state."""
     keys = json.dumps(list(answers.ssh_public_keys))
@@ -196,10 +175,22 @@ def worker_choices(region: str, book: PriceBook) -> tuple[Choice, ...]:
     return tuple(sorted(found, key=lambda choice: not choice.preset.gpus))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What a new stack is asked for."""
+
+    name: str
+    place: Place
+    choice: Choice
+    nodes: int
+    fabric: str | None
+    ssh_public_keys: tuple[str, ...]
+    """OpenSSH lines, or `file:PATH`."""
+
+
 Ask = Callable[[str, str], str]
 """Question and default -> the answer; the default may be empty."""
 _SHOWN = 12
-_SHARED_MEMORY_PART = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,13 +248,8 @@ def fill(options: Options, place: Place, choices: Sequence[Choice], ask: Ask | N
         fabric = answer(f"Fabric ({', '.join(choice.fabrics)})", choice.fabrics[0])
     return Answers(
         name=name,
-        tenant_id=place.tenant_id,
-        project_id=place.project_id,
-        region=place.region,
-        platform=choice.platform,
-        preset=choice.preset.name,
-        gpus=choice.preset.gpus,
-        shared_memory_gib=max(1, choice.preset.memory_gib // _SHARED_MEMORY_PART),
+        place=place,
+        choice=choice,
         nodes=nodes,
         fabric=fabric,
         ssh_public_keys=tuple(_key(each) for each in keys),

@@ -8,7 +8,7 @@ import pytest
 
 from cost.prices.book import PriceBook
 from infra.setup.project.project import Place
-from infra.setup.project.stack_file import Options, fill, worker_choices
+from infra.setup.project.stack_file import Options, fill, stack_text, worker_choices
 from stacks.errors import UserError
 
 PLACE = Place(tenant_id="tenant-e00t", project_id="project-e00p", region="eu-north1")
@@ -32,8 +32,11 @@ class Person:
 def test_every_answer_that_was_not_given_is_asked_for_with_its_price():
     person = Person("prod", H100, "3", "ssh-ed25519 AAAA me", "fabric-3")
     answers = fill(NOTHING, PLACE, CHOICES, person)
-    assert (answers.name, answers.platform, answers.nodes) == ("prod", "gpu-h100-sxm", 3)
-    assert (answers.fabric, answers.gpus, answers.shared_memory_gib) == ("fabric-3", 8, 400)
+    assert (answers.name, answers.choice.platform, answers.nodes) == ("prod", "gpu-h100-sxm", 3)
+    assert answers.fabric == "fabric-3"
+    text = stack_text(answers, "v1:x")
+    assert "shared_memory_gib: 400" in text
+    assert "gpus_per_node: 8" in text
     name, worker, nodes, _, fabric = person.questions
     assert name == "Name of the stack"
     assert f"{H100} " in worker

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from cost.prices.book import PriceBook
 from infra.cli.main import app
 from infra.clients.passphrase import PUBLIC, make_salt, opens, public_problem
 from infra.local import engine
 from infra.providers.nebius import sdk
-from infra.setup.project.stack_file import Answers, stack_text
+from infra.setup.project.project import Place
+from infra.setup.project.stack_file import Answers, stack_text, worker_choices
 from stacks.check import check
 from stacks.load import STACKS_DIR, load_stack
 from tests.unit.init.conftest import PROJECT, environment_of
@@ -251,9 +253,11 @@ def test_answers_that_break_a_rule_are_refused_by_that_rule(served: Any, whole: 
 def test_workers_without_gpus_make_a_valid_stack(
     preset: str, tmp_path: Path, public_key_file: Path
 ):
+    choices = worker_choices("eu-north1", PriceBook.load("nebius"))
+    (chosen,) = [each for each in choices if each.name == f"cpu-d3/{preset}"]
     answers = Answers(
-        name="cpu", tenant_id=TENANT, project_id=PROJECT, region="eu-north1", platform="cpu-d3",
-        preset=preset, gpus=0, shared_memory_gib=8, nodes=2, fabric=None,
+        name="cpu", place=Place(tenant_id=TENANT, project_id=PROJECT, region="eu-north1"),
+        choice=chosen, nodes=2, fabric=None,
         ssh_public_keys=(f"file:{public_key_file}",),
     )  # fmt: skip
     (tmp_path / "Pulumi.cpu.yaml").write_text(stack_text(answers, "v1:x"))
