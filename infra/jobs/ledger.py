@@ -65,6 +65,7 @@ class JobLedger:
     rates: Estimate
     file: Ledger
     records: tuple[RunRecord, ...]
+    log: Log
 
     def forecast(self, job: JobSpec, sets: Sequence[str] = ()) -> Forecast | UnknownRun:
         """What the job is going to take with these settings."""
@@ -82,12 +83,10 @@ class JobLedger:
         return None if budget is None else month_budget(budget, entries, now, queue, told)
 
     @contextmanager
-    def locked(
-        self, shell: Shell, cluster: str, log: Log = lambda _line: None
-    ) -> Generator[OpenBooks]:
+    def locked(self, shell: Shell, cluster: str) -> Generator[OpenBooks]:
         """The ledger for the caller alone, and `shell` on the cluster with this host key."""
         with self.file.locked() as file:
-            yield OpenBooks(ledger=self, file=file, shell=shell, cluster=cluster, log=log)
+            yield OpenBooks(ledger=self, file=file, shell=shell, cluster=cluster)
 
     @property
     def account(self) -> str | None:
@@ -101,7 +100,7 @@ class JobLedger:
 
 
 def open_ledger(spec: StackSpec, state: Path, log: Log) -> JobLedger:
-    """The stack's ledger in this state folder; `log` gets a line where records are damaged."""
+    """The stack's ledger in this state folder; `log` also gets a line where records are damaged."""
     book = price_book(spec, state)
     spec = with_history(spec, state)
     return JobLedger(
@@ -109,6 +108,7 @@ def open_ledger(spec: StackSpec, state: Path, log: Log) -> JobLedger:
         rates=estimate(spec, book),
         file=Ledger(state / "runs" / spec.name / FILE_NAME),
         records=load_records(state, spec.name, log),
+        log=log,
     )
 
 
@@ -256,18 +256,12 @@ def lines_together(
 
 
 def check_together(
-    ledger: JobLedger,
-    shell: Shell,
-    what: str,
-    usd: Decimal | None,
-    *,
-    cluster: str,
-    log: Log,
+    ledger: JobLedger, shell: Shell, cluster: str, what: str, usd: Decimal | None
 ) -> None:
     """Refuses several jobs before the first is submitted, where they are more than what is left."""
     if ledger.spec.budget is None or usd is None:
         return
-    with ledger.locked(shell, cluster, log) as books:
+    with ledger.locked(shell, cluster) as books:
         month = books.month(datetime.now(UTC))
     refusal = None if month is None else month.refusal(what, usd)
     if refusal is not None:
@@ -283,7 +277,6 @@ class OpenBooks:
     shell: Shell
     cluster: str
     """Host key of the login node."""
-    log: Log
 
     @property
     def folder(self) -> str | None:
@@ -324,17 +317,17 @@ class OpenBooks:
             accounted = self.settle(since=month_of(now)[0], now=now)
             queue = accounted.queue
             if accounted.is_private:
-                self.log(PRIVATE)
+                self.ledger.log(PRIVATE)
             if not (accounted.has_accounting or self.ledger.is_alone or self.folder):
-                self.log(NO_PLACE)
+                self.ledger.log(NO_PLACE)
         except JobsError as error:
-            self.log(
+            self.ledger.log(
                 f"accounting does not answer ({error}); the budget is checked by the ledger alone"
             )
-        told = self.exchange(self.log)
+        told = self.exchange(self.ledger.log)
         content = self.file.read()
         for problem in content.problems:
-            self.log(problem)
+            self.ledger.log(problem)
         charges = [queue_charge(self.ledger.rates, use, now) for use in queue]
         return self.ledger.month(content.entries, now, charges, told)
 
@@ -349,14 +342,16 @@ class OpenBooks:
             return (entry,), False
         usd = entry.held_usd
         if usd is None:
-            self.log(f"{entry.job}: its cost is not known, so the budget does not hold it back")
+            self.ledger.log(
+                f"{entry.job}: its cost is not known, so the budget does not hold it back"
+            )
         refusal = month.refusal(entry.job, usd, basis=_basis(entry))
         if refusal is not None and not force:
             raise JobsError(refusal)
-        self.log(str(month))
+        self.ledger.log(str(month))
         if refusal is None or usd is None:
             return (entry,), not force and usd is not None
-        self.log(f"{entry.job}: submitted over the budget with --force; the ledger says so")
+        self.ledger.log(f"{entry.job}: submitted over the budget with --force; the ledger says so")
         override = OverrideEntry(
             at=entry.at,
             job=entry.job,
@@ -374,7 +369,7 @@ class OpenBooks:
         try:
             self.exchange()
         except JobsError as error:
-            self.log(
+            self.ledger.log(
                 f"{error}; the job is written down here, and the team is told at the next submit"
             )
 
@@ -458,7 +453,7 @@ def write_down(file: OpenLedger, entries: Entries, job_id: str) -> bool:
     return is_new
 
 
-def admit_session(ledger: JobLedger, shell: Shell, asked: Ask, cluster: str, log: Log) -> bool:
+def admit_session(ledger: JobLedger, shell: Shell, asked: Ask, cluster: str) -> bool:
     """Decides of a session's held job, and writes it down; False while Slurm has not got it."""
     number = slurm.id_of(shell, asked.name)
     if number is None:
@@ -473,7 +468,7 @@ def admit_session(ledger: JobLedger, shell: Shell, asked: Ask, cluster: str, log
         nodes_usd=None if asked.most_usd is None else plain(asked.most_usd),
         basis="the time limit of the session",
     )
-    with ledger.locked(shell, cluster, log) as books:
+    with ledger.locked(shell, cluster) as books:
         with named(number, "is the session's, and is ended with it"):
             books.decide(entry, number)
             write_down(books.file, (entry,), number)
@@ -544,10 +539,10 @@ def report_of_ledger(
     return _report(ledger, content, uses, notes, month, since=since, until=until)
 
 
-def note_actual(ledger: JobLedger, shell: Shell, cluster: str, job_id: str, log: Log) -> str:
+def note_actual(ledger: JobLedger, shell: Shell, cluster: str, job_id: str) -> str:
     """Settles one job that ended, and says what it cost beside its forecast, in one line."""
     now = datetime.now(UTC)
-    with ledger.locked(shell, cluster, log) as books:
+    with ledger.locked(shell, cluster) as books:
         own = forecasts(books.file.read().entries).get((cluster, job_id))
         since = now - _LOOK_BACK if own is None else own.at
         accounted = books.settle(since=since, now=now, ids=[job_id])

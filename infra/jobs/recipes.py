@@ -175,19 +175,6 @@ def _section(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def plan_of(
-    spec: StackSpec,
-    job: JobSpec,
-    files: Mapping[str, bytes],
-    sets: Sequence[str] = (),
-    forecast: Forecast | UnknownRun | None = None,
-) -> Plan | None:
-    """The plan of a job; its recipe is among `files`, path -> content. None: it does not train."""
-    if job.module != TRAIN_MODULE:
-        return None
-    return make_plan(spec, job, recipe_of(job, files, sets), forecast=forecast)
-
-
 def plan_lines(plan: Plan) -> tuple[str, ...]:
     """What a person reads of the plan at a submission."""
     chosen = plan.chosen
@@ -312,12 +299,7 @@ class Request:
 
 
 def prepare(
-    ledger: JobLedger,
-    job: JobSpec,
-    code: Mapping[str, bytes],
-    sets: Sequence[str] = (),
-    *,
-    log: Callable[[str], None],
+    ledger: JobLedger, job: JobSpec, code: Mapping[str, bytes], sets: Sequence[str] = ()
 ) -> Request:
     """The job with its forecast and plan, both logged; `code`: the checkout's files by path.
 
@@ -327,25 +309,25 @@ def prepare(
     over = why_ended(ledger.spec, datetime.now(UTC))
     if over is not None:
         raise JobsError(f"{over}; nothing was submitted")
-    try:
-        recipe = recipe_of(job, code, sets)
-    except RecipeError:
-        recipe = {}  # the job itself refuses it, with the key that is wrong
     run = ledger.forecast(job, sets)
     for line in run_lines(run):
-        log(line)
+        ledger.log(line)
+    recipe: Mapping[str, Any] = {}
     plan = None
     try:
-        plan = plan_of(ledger.spec, job, code, sets, run)
+        recipe = recipe_of(job, code, sets)
+        if job.module == TRAIN_MODULE:
+            plan = make_plan(ledger.spec, job, recipe, forecast=run)
     except LayersError as error:
         raise JobsError(f"{error}; nothing was submitted") from error
     except (SizeError, RecipeError) as error:
-        for line in str(error).splitlines():
-            log(f"no plan: {line}")
+        # The job itself refuses a wrong recipe, with the key that is wrong.
+        for line in str(error).splitlines() if job.module == TRAIN_MODULE else ():
+            ledger.log(f"no plan: {line}")
     if plan is not None:
         lines = plan_lines(plan)
         for line in lines:
-            log(line)
+            ledger.log(line)
         # A recipe that names its strategy is tried all the same.
         if not plan.chosen.fits and recipe.get("train", {}).get("strategy", "auto") == "auto":
             told = lines[-1].removeprefix("plan: ")
@@ -354,7 +336,7 @@ def prepare(
         if save is not None and save.refusal is not None:
             raise JobsError(f"{save.refusal}; nothing was submitted")
         if save is not None:
-            log(str(save))
+            ledger.log(str(save))
     made = PreparedJob(job=job, run=run, plan=plan, recipe=recipe)
     return Request(name=job.name, sets=tuple(sets), run=run, tasks={None: made}, needs=job.after)
 

@@ -23,7 +23,7 @@ from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import ACTIVE_STATES, FORGOTTEN, Shell, forgotten, refused, rows_of
 from infra.jobs.history import IS_OWN, SubmittedJobs
-from infra.jobs.ledger import JobLedger, Log
+from infra.jobs.ledger import JobLedger
 from infra.jobs.recipes import PreparedJob, Request, prepare
 from infra.render.sbatch import TRIAL_FILE, array_option
 from stacks.spec.slurm import Goal, SearchSpec
@@ -35,10 +35,8 @@ def prepare_search(
     code: Mapping[str, bytes],
     sets: Sequence[str] = (),
     numbers: Sequence[int] | None = None,
-    *,
-    log: Log = lambda _line: None,
 ) -> Request:
-    """The array of these trials, or of all, with what they cost, logged. `sets`: of all trials.
+    """The array of these trials, or of all; the ledger logs their cost. `sets`: of all trials.
 
     Every one that no memory holds is refused.
     """
@@ -46,10 +44,11 @@ def prepare_search(
     wanted = tuple(range(len(search.settings)) if numbers is None else numbers)
     tasks: dict[int | None, PreparedJob] = {}
     problems: list[str] = []
+    silent = replace(ledger, log=lambda _line: None)
     for number in wanted:
         own = [*sets, *search.settings[number]]
         try:
-            tasks |= {number: prepare(ledger, job, code, own, log=lambda _line: None).tasks[None]}
+            tasks |= {number: prepare(silent, job, code, own).tasks[None]}
         except JobsError as error:
             problems.append(f"trial {number} ({' '.join(search.settings[number])}): {error}")
     if problems:
@@ -59,7 +58,7 @@ def prepare_search(
         search_cost(search, ledger.rates, ledger.records, sets, settings),
         runs=tuple(each.run for each in tasks.values()),
     )
-    log(search_line(cost))
+    ledger.log(search_line(cost))
     return Request(
         name=search.name,
         sets=tuple(sets),

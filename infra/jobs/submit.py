@@ -104,7 +104,7 @@ class Submitter(SubmittedJobs):
         oldest = history.oldest_id(self.newest(request.needs)) if once else None
         planned = self.planned(request)
         cluster = self.outputs.login_host_key
-        with self.books().locked(self.connection, cluster, self.log) as books:
+        with replace(self.books(), log=self.log).locked(self.connection, cluster) as books:
             entry = ledger.expected(request.run, cluster, len(request.tasks))
             entries, is_held = books.within_budget(entry, force=force)
             made = self.sbatch_once(planned, request, oldest=oldest, hold=is_held, entries=entries)

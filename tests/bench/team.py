@@ -202,7 +202,7 @@ class Laptop:
                     sent_code=code,
                 )
                 with submitter.alone():
-                    request = recipes.prepare(ledger, spec.jobs[0], code, (), log=told)
+                    request = recipes.prepare(ledger, spec.jobs[0], code)
                     try:
                         made = submitter.submit(request)
                         found.append([made.submission.job_id, time.time()])

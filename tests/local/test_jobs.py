@@ -561,7 +561,7 @@ def test_a_submission_is_forecast_held_to_the_budget_and_settled(
         ask()
     assert len(slurm.recent(connection, days=1)) == len(before)
     finish(connection, first)
-    note = note_actual(books, connection, cluster.outputs.login_host_key, first.job_id, said.append)
+    note = note_actual(books, connection, cluster.outputs.login_host_key, first.job_id)
     assert note.startswith(f"job {first.job_id}: $0.0")
     ask(force=True)
     assert "$0.00 reserved" in said[-1], "the first has ended, so the second fits without force"

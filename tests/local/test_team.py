@@ -351,7 +351,7 @@ def test_of_two_sessions_in_one_second_the_first_alone_starts(team: Team, tmp_pa
             connection = stack.enter_context(Connection(outputs.endpoint(of.key)))
             known = partial(slurm.id_of, connection, asked.name)
             team.stand.wait(lambda known=known: known() is not None, "the session", 120)
-            admit = partial(admit_session, books, connection, asked, outputs.login_host_key, print)
+            admit = partial(admit_session, books, connection, asked, outputs.login_host_key)
             held[of.user] = session, admit
         with pytest.raises(OverBudgetError, match=r"reserved by ann \$60.00"):
             held["bob"][1]()

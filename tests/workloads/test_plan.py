@@ -661,7 +661,8 @@ def test_a_run_that_does_not_fit_by_the_plan_is_refused_unless_its_strategy_is_n
 def test_the_trainer_reads_what_the_planner_writes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from infra.jobs.recipes import plan_of
+    from cost.runs.forecast import recipe_of
+    from cost.size.plan import make_plan
     from stacks.load import load_stack
     from workloads.recipes import load_recipe
 
@@ -672,8 +673,7 @@ def test_the_trainer_reads_what_the_planner_writes(
     for stack in ("local", "l40s-dev", "h100-prod", "h200-elastic"):
         spec = load_stack(stack)
         job = next(each for each in spec.jobs if each.module == "workloads.train")
-        written = plan_of(spec, job, files)
-        assert written is not None
+        written = make_plan(spec, job, recipe_of(job, files))
         path = tmp_path / f"{stack}.json"
         path.write_bytes(written.to_bytes())
         recipe = load_recipe(job.recipe)

@@ -118,7 +118,7 @@ def _run(
     files = context.local_code(spec.name)
 
     def request(sets: tuple[str, ...]) -> Request:
-        return prepare(ledger, job, files, sets, log=output.note)
+        return prepare(ledger, job, files, sets)
 
     with context.connect(outputs, key) as connection:
         submitter = context.submitter(connection, outputs, ledger, files, sync=sync)

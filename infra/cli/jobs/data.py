@@ -86,8 +86,7 @@ def pull(
             return
         try:
             ledger = open_ledger(context.spec(stack), state, output.note)
-            cluster = outputs.login_host_key
-            output.note(note_actual(ledger, connection, cluster, job.id, output.note))
+            output.note(note_actual(ledger, connection, outputs.login_host_key, job.id))
         except UserError as error:
             # The results are here, whatever is wrong with prices or accounting.
             output.note(f"job {job.id}: its cost is not written down: {error}")

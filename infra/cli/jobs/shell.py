@@ -107,14 +107,8 @@ def shell(
         connection = closing.enter_context(context.connect(outputs, identity))
         if jupyter:
             sessions.check_installed(connection, spec, outputs, "jupyterlab")
-        check_together(
-            ledger,
-            connection,
-            f"a shell of {hours:g} hours",
-            asked.most_usd,
-            cluster=outputs.login_host_key,
-            log=output.note,
-        )
+        cluster, what = outputs.login_host_key, f"a shell of {hours:g} hours"
+        check_together(ledger, connection, cluster, what, asked.most_usd)
         num_waiting = sessions.num_waiting(connection, asked, waits=wait)  # or a refusal
         _say(asked, num_waiting)
         is_held = spec.budget is not None and asked.most_usd is not None
@@ -122,8 +116,7 @@ def shell(
             asked = replace(asked, options=(*asked.options, "--hold"))
 
         def admit() -> bool:
-            cluster = outputs.login_host_key
-            return not is_held or admit_session(ledger, connection, asked, cluster, output.note)
+            return not is_held or admit_session(ledger, connection, asked, cluster)
 
         token = secrets.token_urlsafe(24) if jupyter else ""
         start = sessions.held(asked) if vscode else ""

@@ -58,9 +58,9 @@ def prepare(
             recipes.job_args(own)
             recipes.refuse_wrong(context.CHECKOUT, job, own, search and search.settings)
             if search is None:
-                found[job.name] = recipes.prepare(ledger, job, code, own, log=output.note)
+                found[job.name] = recipes.prepare(ledger, job, code, own)
             else:
-                found[search.name] = prepare_search(ledger, search, code, own, log=output.note)
+                found[search.name] = prepare_search(ledger, search, code, own)
         except (JobsError, SizeError) as error:
             problems.append(str(error))
     if problems:
@@ -132,9 +132,7 @@ def submit(
                         output.print_json({"job_id": None, **_plain(request)})
                     return
                 if done:
-                    request = requests[job] = prepare_search(
-                        ledger, search, code, own, numbers, log=output.note
-                    )
+                    request = requests[job] = prepare_search(ledger, search, code, own, numbers)
             if search is not None:
                 # An array waits for nothing but --after.
                 jobs = (replace(jobs[0], name=job, after=()),)
@@ -177,8 +175,7 @@ def submit(
                     raise UserError(f"{request.search.over}; nothing was submitted")
                 return
             if pipeline and not force:
-                cluster = outputs.login_host_key
-                check_together(ledger, connection, what, usd, cluster=cluster, log=output.note)
+                check_together(ledger, connection, outputs.login_host_key, what, usd)
 
             def send(wanted: JobSpec, ids: str | None) -> Submitted:
                 with interrupts.held():  # until the id is known

@@ -217,7 +217,7 @@ class Runner(Submitter):
         """Submits the job, in `alone`."""
         # Nobody declares how many tokens a job reads that does not train: no forecast, no line.
         log = self.log if job.module == TRAIN_MODULE else lambda _line: None
-        request = recipes.prepare(self.books(), job, self.files, sets, log=log)
+        request = recipes.prepare(replace(self.books(), log=log), job, self.files, sets)
         made = replace(self, log=log).submit(replace(request, after=after)).submission
         waits = f", after job {after}" if after else ""
         self.log(f"{job.name}: submitted as job {made.job_id}{waits}")

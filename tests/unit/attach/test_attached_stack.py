@@ -23,9 +23,10 @@ from cost.prices.book import layered
 from cost.report.layout import Format
 from cost.resources.estimate import estimate
 from cost.runs.budget import queue_charge
-from cost.runs.forecast import UnknownRun, forecast
+from cost.runs.forecast import UnknownRun, forecast, recipe_of
 from cost.runs.ledger import Occupancy
 from cost.runs.spend import JobUse, render_spend, spend, spend_report
+from cost.size.plan import make_plan
 from cost.size.shape import SizeError
 from infra.cli import context
 from infra.cli.main import VERBS, app
@@ -34,7 +35,6 @@ from infra.clients.pulumi import attached_outputs
 from infra.clients.slurm import Accounted
 from infra.clients.ssh import Endpoint
 from infra.jobs.ledger import open_ledger, settle, uses_of
-from infra.jobs.recipes import plan_of
 from infra.operate.attach import choose
 from infra.operate.sessions import ask
 from infra.render.delivery import code_files
@@ -351,11 +351,11 @@ def test_a_training_on_gpus_of_unknown_memory_has_no_plan_and_is_not_refused(
     files = code_files(CHECKOUT, spec)
     tune = next(job for job in spec.jobs if job.name == "finetune")
     with pytest.raises(SizeError, match=r"slurm-nvidia-l40s is not known.*node_prices"):
-        plan_of(spec, tune, files)
+        make_plan(spec, tune, recipe_of(tune, files))
     as_l40s = {"nodeset": "nvidia-l40s", "platform": "gpu-l40s-d", "preset": "2gpu-64vcpu-384gb"}
-    assert plan_of(priced(tmp_path, as_l40s), tune, files) is not None
+    make_plan(priced(tmp_path, as_l40s), tune, recipe_of(tune, files))
     cpu = replace(tune, gpus_per_node=0, cpus_per_task=1)
-    assert plan_of(spec, cpu, files) is not None
+    make_plan(spec, cpu, recipe_of(cpu, files))
 
 
 def full(nodeset: str) -> dict[str, object]:

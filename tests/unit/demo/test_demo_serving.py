@@ -115,6 +115,13 @@ class Slurm:
         return [job.id for job in self.jobs.values() if not job.finished]
 
 
+@dataclass(frozen=True)
+class Books:
+    """A ledger that nobody writes."""
+
+    log: Callable[[str], None] = print
+
+
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     played = Slurm(tmp_path)
@@ -124,7 +131,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     monkeypatch.setattr(follow, "follow", played.follow)
     monkeypatch.setattr(transfer, "pull", played.pull)
 
-    def prepare(_books: object, job: Any, _files: object, sets: tuple[str, ...], **_: Any) -> Any:
+    def prepare(_books: object, job: Any, _files: object, sets: tuple[str, ...]) -> Any:
         return request(job.name, sets=sets)
 
     def submit(self: Submitter, asked: Request, **_: Any) -> Submitted:
@@ -160,7 +167,7 @@ def demo(cluster: Slurm, tmp_path: Path, public_key_file: Path) -> Callable[...,
             state=tmp_path,
             files=files,
             code_hash=hash_files(files),
-            books=lambda: None,  # pyright: ignore[reportArgumentType]
+            books=Books,  # pyright: ignore[reportArgumentType]
             log=lambda _text: None,
         )
         folder = tmp_path / "tuned"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def submit_within_budget(
     """What a submission does of its budget around the sbatch that is `send`."""
     state = books.file.path.parents[2]
     own = submitter(shell, None, state=state, log=log)  # type: ignore[arg-type]
-    with books.locked(shell, entry.cluster, log) as opened:
+    with replace(books, log=log).locked(shell, entry.cluster) as opened:
         entries, is_held = opened.within_budget(entry, force=force)
         assert is_held or not decides
         made = send()

@@ -186,7 +186,7 @@ def test_a_trial_is_held_against_its_part_of_the_forecast(tmp_path: Path) -> Non
     of = books(tmp_path)
     of.file.append(forecast_entry("20", "120", at(7), job="lr", num_tasks=3))
     done = Recorded(stdout=tasks("COMPLETED", "PENDING", "PENDING"))
-    note = ledger.note_actual(of, done, CLUSTER, "21", print)
+    note = ledger.note_actual(of, done, CLUSTER, "21")
     assert note.startswith("job 21: $18.28, 4.000 node-hours; forecast $40.00 (-54.3 %)")
 
 
@@ -476,7 +476,7 @@ def test_the_ledger_alone_says_what_it_has_no_end_of(tmp_path: Path) -> None:
 def test_a_pulled_job_says_its_cost_beside_the_forecast(tmp_path: Path) -> None:
     of = books(tmp_path)
     of.file.append(forecast_entry("1", "30", at(8)))
-    text = ledger.note_actual(of, Recorded(stdout=ENDED), CLUSTER, "1", print)
+    text = ledger.note_actual(of, Recorded(stdout=ENDED), CLUSTER, "1")
     assert text == "job 1: $36.55, 8.000 node-hours; forecast $30.00 (+21.8 %)"
 
 

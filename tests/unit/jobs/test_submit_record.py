@@ -74,7 +74,7 @@ def here(
         Ledger(state / "runs" / "local" / FILE_NAME),
         SimpleNamespace(name="local", attached=None),
     )
-    books = JobLedger(spec=spec, rates=None, file=file, records=())  # type: ignore[arg-type]
+    books = JobLedger(spec=spec, rates=None, file=file, records=(), log=print)  # type: ignore[arg-type]
     return submitter(node, outputs, state=state, log=log, code_hash=HASH, books=lambda: books)
 
 

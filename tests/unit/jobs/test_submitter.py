@@ -36,7 +36,7 @@ def sent(of: JobLedger, shell: Recorded, state: Path) -> tuple[Submission, list[
     said: list[str] = []
     files = code_files(STACKS_DIR.parent, of.spec)
     own = submitter(shell, OUTPUTS, state=state, books=lambda: of, log=said.append)
-    made = own.submit(prepare(of, job_of(of.spec), files, log=said.append))
+    made = own.submit(prepare(replace(of, log=said.append), job_of(of.spec), files))
     assert not made.is_equivalent
     return made.submission, said
 
@@ -59,7 +59,7 @@ def test_steps_that_the_recipe_bounds_are_the_forecast_once_a_step_was_measured(
     (tmp_path / path).write_bytes(files[path])
 
     def hours(*sets: str) -> Decimal:
-        found = prepare(of, job, files, sets, log=lambda _line: None).run
+        found = prepare(of, job, files, sets).run
         assert isinstance(found, Forecast)
         return found.hours
 
@@ -133,23 +133,37 @@ def test_layers_that_no_trainer_can_recompute_are_not_submitted(
     tmp_path: Path, value: str, wrong: str
 ) -> None:
     of = books(tmp_path)
-    files, said = code_files(STACKS_DIR.parent, of.spec), list[str]()
+    files = code_files(STACKS_DIR.parent, of.spec)
     sets = [f"train.gradient_checkpointing={value}"]
     with pytest.raises(
         JobsError, match=rf"\.train\.gradient_checkpointing: {wrong}.*; nothing was submitted$"
     ):
-        prepare(of, job_of(of.spec), files, sets, log=said.append)
+        prepare(of, job_of(of.spec), files, sets)
     if "expected" in wrong:
         with pytest.raises(JobsError, match=rf"\.train\.gradient_checkpointing: {wrong}"):
             refuse_wrong(STACKS_DIR.parent, job_of(of.spec), sets)
 
 
+def test_a_job_that_does_not_train_has_no_plan_and_its_wrong_recipe_is_its_own_to_refuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = books(tmp_path)
+    (job,) = (each for each in of.spec.jobs if each.name == "prepare-data")
+    whole = prepare(of, job, code_files(STACKS_DIR.parent, of.spec)).tasks[None]
+    assert (whole.plan, bool(whole.recipe)) == (None, True)
+    wrong = prepare(of, job, {}).tasks[None]
+    assert (wrong.plan, wrong.recipe) == (None, {})
+    assert "no plan" not in capsys.readouterr().out
+    assert prepare(of, job_of(of.spec), {}).tasks[None].plan is None
+    assert "no plan: " in capsys.readouterr().out
+
+
 def test_a_run_that_no_memory_holds_is_refused_with_what_it_needs(tmp_path: Path) -> None:
     """A recipe that names its strategy is tried all the same, as the trainer says."""
     of = books(tmp_path)
-    files, job, said = code_files(STACKS_DIR.parent, of.spec), job_of(of.spec), list[str]()
+    files, job = code_files(STACKS_DIR.parent, of.spec), job_of(of.spec)
     sets = ["train.micro_batch_size=400"]
     with pytest.raises(JobsError, match=r"does not fit .*needs .* GiB.*nothing was submitted"):
-        prepare(of, job, files, [*sets, "train.strategy=auto"], log=said.append)
-    tried = prepare(of, job, files, [*sets, "train.strategy=ddp"], log=said.append)
+        prepare(of, job, files, [*sets, "train.strategy=auto"])
+    tried = prepare(of, job, files, [*sets, "train.strategy=ddp"])
     assert tried.tasks[None].plan is not None

@@ -404,7 +404,7 @@ class Asked:
 
     def session(self, shell: Teller) -> bool:
         asked = ask_session(self.of.rates, gpus=1, cpus=None, partition=None, hours=1)
-        return admit_session(self.of, shell, asked, CLUSTER, self.said.append)
+        return admit_session(replace(self.of, log=self.said.append), shell, asked, CLUSTER)
 
 
 def test_a_job_whose_cost_the_team_cannot_be_told_is_submitted_all_the_same(
@@ -418,7 +418,9 @@ def test_a_job_whose_cost_the_team_cannot_be_told_is_submitted_all_the_same(
     assert [each.job_id for each in asked.of.file.read().entries] == ["12"]
     assert asked.session(Teller(num_answers=1))
     assert asked.said[-1] == f"budget.ledger: {later}"
-    note = note_actual(asked.of, Teller(num_answers=0), CLUSTER, "12", asked.said.append)
+    note = note_actual(
+        replace(asked.of, log=asked.said.append), Teller(num_answers=0), CLUSTER, "12"
+    )
     assert note.startswith("job 12: ")
     assert asked.said[-1] == f"budget.ledger: {later}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_a_submission_names_the_object_to_its_job(
 
     of, shell, said = open_ledger(l40s(), tmp_path, print), Login(), list[str]()
     files = code_files(CHECKOUT, of.spec)
-    request = prepare(of, job_of(of.spec), files, ["train.max_steps=8"], log=said.append)
+    request = prepare(replace(of, log=said.append), job_of(of.spec), files, ["train.max_steps=8"])
     submitter(
         shell,
         OUTPUTS,
@@ -99,7 +100,7 @@ def test_a_bucket_that_refuses_stops_the_submission_before_the_cluster_is_asked(
         books=lambda: of,
         store=lambda: opened(storage, "copies"),
     )
-    request = prepare(of, job_of(of.spec), files, log=lambda _line: None)
+    request = prepare(of, job_of(of.spec), files)
     with pytest.raises(JobsError, match="nothing was submitted: run `pulumi up`"):
         own.submit(request)
     assert (shell.asked, of.file.read().entries) == ([], ())

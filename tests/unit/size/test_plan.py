@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
@@ -13,14 +14,21 @@ from typing import Any
 
 import pytest
 
-from cost.runs.forecast import Forecast, RecipeError, TrainSpeed, UnknownRun, with_settings
+from cost.runs.forecast import (
+    Forecast,
+    RecipeError,
+    TrainSpeed,
+    UnknownRun,
+    recipe_of,
+    with_settings,
+)
 from cost.size.memory import Dtype, Method, Training
-from cost.size.plan import make_plan, recipe_run
+from cost.size.plan import Plan, make_plan, recipe_run
 from cost.size.shape import LINEAR_MODULES, SizeError
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.ssh import Result
-from infra.jobs.recipes import plan_lines, plan_of
+from infra.jobs.recipes import plan_lines
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec
@@ -42,6 +50,17 @@ def _own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOPERATOR_SSH_PUBLIC_KEY_FILE", str(key))
 
 
+def plan_of(
+    spec: StackSpec,
+    job: JobSpec,
+    files: Mapping[str, bytes],
+    sets: Sequence[str] = (),
+    forecast: Forecast | UnknownRun | None = None,
+) -> Plan:
+    """The plan as a submission makes it."""
+    return make_plan(spec, job, recipe_of(job, files, sets), forecast=forecast)
+
+
 def stack_and_job(stack: str, job: str = "finetune") -> tuple[StackSpec, JobSpec]:
     """Returns a shipped stack and one of its jobs."""
     spec = load_stack(stack)
@@ -53,21 +72,14 @@ def stack_and_job(stack: str, job: str = "finetune") -> tuple[StackSpec, JobSpec
 def test_the_training_of_every_shipped_stack_fits_and_runs_here(stack: str) -> None:
     spec, job = stack_and_job(stack)
     plan = plan_of(spec, job, RECIPES)
-    assert plan is not None
     assert plan.chosen.usable_here, plan.chosen.reason
     assert plan.gpus.count == job.nodes * max(1, job.gpus_per_node)
     assert plan.training.micro_batch_size <= plan.chosen.largest_micro_batch
 
 
-def test_a_job_that_does_not_train_has_no_plan() -> None:
-    spec, job = stack_and_job("l40s-dev", "prepare-data")
-    assert plan_of(spec, job, RECIPES) is None
-
-
 def test_a_plan_is_the_recipe_the_hardware_and_a_verdict() -> None:
     spec, job = stack_and_job("l40s-dev")
     plan = plan_of(spec, job, RECIPES)
-    assert plan is not None
     values = json.loads(plan.to_bytes())
     assert values["schema_version"] == 2
     assert (values["model"], values["recipe_model"]) == ("Qwen3-14B", "Qwen/Qwen3-14B")
@@ -78,7 +90,7 @@ def test_a_plan_is_the_recipe_the_hardware_and_a_verdict() -> None:
     assert parts.pop("total") == pytest.approx(sum(parts.values()), abs=0.005)
     assert values["steps"] is None
     assert values["forecast"] is None
-    assert plan.to_bytes() == plan_of(spec, job, RECIPES).to_bytes()  # type: ignore[union-attr]
+    assert plan.to_bytes() == plan_of(spec, job, RECIPES).to_bytes()
 
 
 def test_the_settings_of_a_submission_are_planned() -> None:
@@ -86,7 +98,6 @@ def test_the_settings_of_a_submission_are_planned() -> None:
     sets = ["train.method=full", "train.dtype=bf16", "train.strategy=auto"]
     sets += ["train.micro_batch_size=2"]
     plan = plan_of(spec, job, RECIPES, sets)
-    assert plan is not None
     assert plan.training.method is Method.FULL
     assert plan.training.micro_batch_size == 2
     assert plan.chosen.sharding.label == "fsdp x 8"
@@ -135,7 +146,6 @@ def test_more_layers_than_the_model_has_are_not_submitted() -> None:
 def test_what_no_strategy_holds_is_told_with_a_way_out() -> None:
     spec, job = stack_and_job("l40s-dev")
     plan = plan_of(spec, job, RECIPES, ["train.micro_batch_size=400"])
-    assert plan is not None
     assert not plan.chosen.fits
     assert "lower train.micro_batch_size" in plan_lines(plan)[-1]
     assert "soperator cost size Qwen3-14B --method qlora --seq 2048" in plan_lines(plan)[-1]
@@ -144,9 +154,8 @@ def test_what_no_strategy_holds_is_told_with_a_way_out() -> None:
 def test_settings_that_the_stack_gives_a_job_come_before_those_of_the_submission() -> None:
     spec, job = stack_and_job("local")
     job = replace(job, args=("--set", "train.micro_batch_size=3", "--resume", "auto"))
-    assert plan_of(spec, job, RECIPES).training.micro_batch_size == 3  # type: ignore[union-attr]
+    assert plan_of(spec, job, RECIPES).training.micro_batch_size == 3
     plan = plan_of(spec, job, RECIPES, ["train.micro_batch_size=4"])
-    assert plan is not None
     assert plan.training.micro_batch_size == 4
 
 
@@ -168,7 +177,6 @@ def test_a_forecast_gives_steps_hours_and_dollars() -> None:
         notes=(),
     )
     plan = plan_of(spec, job, RECIPES, forecast=forecast)
-    assert plan is not None
     values = json.loads(plan.to_bytes())
     # 2048 tokens x 1 row x 8 micro batches x 8 ranks = 131,072 a step; a last partial step counts.
     assert values["steps"] == 101
@@ -181,14 +189,13 @@ def test_an_unknown_forecast_says_why() -> None:
     unknown = UnknownRun(
         job=job.name, num_nodes=4, reason="no speed", fix="run it", at_most_usd=None
     )
-    values = json.loads(plan_of(spec, job, RECIPES, forecast=unknown).to_bytes())  # type: ignore[union-attr]
+    values = json.loads(plan_of(spec, job, RECIPES, forecast=unknown).to_bytes())
     assert values["forecast"] == {"known": False, "reason": "NOT KNOWN: no speed; run it"}
 
 
 def test_a_job_without_gpus_is_planned_on_the_memory_of_its_nodes() -> None:
     spec, job = stack_and_job("local")
     plan = plan_of(spec, replace(job, gpus_per_node=0), RECIPES)
-    assert plan is not None
     assert plan.gpus.usable > 300 * 2**30
     assert plan.gpus.count == 2
 
