@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -207,10 +207,10 @@ def read_run(path: Path) -> Run:
 def _read_run(values: Any, path: Path) -> Run:
     schema = values.get("schema") if isinstance(values, dict) else None
     if schema == result.SCHEMA:
-        found = result.parse(values, str(path))
-        return _measured(path, found.measurements, found.runs[0], found.hardware)
+        result.parse(values, str(path))
+        return _measured(path, values, values["run"])
     if schema == certificate.SCHEMA:
-        return _measured(path, values["measurements"], values["runs"][0], values["hardware"])
+        return _measured(path, values, values["runs"][0])
     if schema == TABLE_SCHEMA and values.get("schema_version") == TABLE_VERSION:
         return Run(
             name=path.stem,
@@ -226,17 +226,12 @@ def _read_run(values: Any, path: Path) -> Run:
     )
 
 
-def _measured(
-    path: Path,
-    measurements: Mapping[str, Any],
-    run: Mapping[str, Any],
-    hardware: Mapping[str, Any],
-) -> Run:
-    points = measurements.get("training", {}).get("points", [])
+def _measured(path: Path, values: Mapping[str, Any], run: Mapping[str, Any]) -> Run:
+    points = values["measurements"].get("training", {}).get("points", [])
     return Run(
         name=path.stem,
         launcher=str(run["launcher"]),
-        hardware=str(hardware["device"]),
+        hardware=str(values["hardware"]["device"]),
         points=tuple(_point(each) for each in points),
     )
 
@@ -316,7 +311,7 @@ def plain(found: Comparison) -> dict[str, Any]:
         "second": _run(found.second),
         "limit_percent": found.limit_percent,
         "outcome": found.outcome,
-        "rows": [{name: getattr(row, name) for name in Row.__slots__} for row in found.rows],
+        "rows": [asdict(row) for row in found.rows],
         "notes": notes(found),
     }
 

@@ -16,7 +16,6 @@ TOLERANCE: Final = 0.01
 
 
 HEADERS: Final = ("WHAT", "NAME", "UNIT", "FIRST", "SECOND", "CHANGE")
-_ABSENT: Final = object()
 # Endings of metrics' names; the longest that fits counts.
 _UNITS: Final = {
     "_tokens_per_s_per_gpu": "tokens/s a GPU", "_tokens_per_s": "tokens/s",
@@ -25,9 +24,9 @@ _UNITS: Final = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Difference:
-    """One value that the runs do not share, or a result of both."""
+    """One value that the runs do not share, or a result of both, in the order of HEADERS."""
 
     what: str
     """run, code, data, setting, environment, result or cost."""
@@ -130,15 +129,8 @@ def _unequal(
     what: str, first: Mapping[str, Any], second: Mapping[str, Any]
 ) -> Iterator[Difference]:
     for name in [*first, *(name for name in second if name not in first)]:
-        before, after = first.get(name, _ABSENT), second.get(name, _ABSENT)
-        if before != after:
-            yield Difference(
-                what=what,
-                name=name,
-                unit="",
-                first=None if before is _ABSENT else before,
-                second=None if after is _ABSENT else after,
-            )
+        if name not in first or name not in second or first[name] != second[name]:
+            yield Difference(what, name, "", first.get(name), second.get(name))
 
 
 def _results(first: Run, second: Run) -> Iterator[Difference]:
@@ -157,9 +149,7 @@ def _results(first: Run, second: Run) -> Iterator[Difference]:
 
 def _result(name: str, unit: str, before: float | None, after: float | None) -> Difference:
     change = 100 * (after - before) / abs(before) if before and after is not None else None
-    return Difference(
-        what="result", name=name, unit=unit, first=before, second=after, change_percent=change
-    )
+    return Difference("result", name, unit, before, after, change)
 
 
 def _cost(first: Run, second: Run) -> Iterator[Difference]:
@@ -168,14 +158,7 @@ def _cost(first: Run, second: Run) -> Iterator[Difference]:
     change = None
     if first.usd and second.usd is not None:
         change = float(100 * (second.usd - first.usd) / first.usd)
-    yield Difference(
-        what="cost",
-        name="own nodes",
-        unit="USD",
-        first=cost_text(first),
-        second=cost_text(second),
-        change_percent=change,
-    )
+    yield Difference("cost", "own nodes", "USD", cost_text(first), cost_text(second), change)
 
 
 def _notes(first: Run, second: Run) -> Iterator[str]:

@@ -229,7 +229,7 @@ def test_a_run_is_reproduced_once_until_asked_for_again(
     ran(state, files, "train.seed=11")
     node = LoginNode(state / "node")
     outputs = node.outputs(hash_files(files))
-    monkeypatch.setattr("infra.cli.jobs.runs.check_data", lambda *_: None)
+    monkeypatch.setattr("infra.reports.runs.run.check_data", lambda *_: None)
     monkeypatch.setattr("infra.cli.context.caller", lambda *_: outputs)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: node)
     words = ["runs", "reproduce", "2", "--submit"]
@@ -248,7 +248,7 @@ def test_a_run_of_the_same_settings_is_no_repetition_of_another(
     ran(state, files, "train.seed=11")
     node = LoginNode(state / "node")
     outputs = node.outputs(hash_files(files))
-    monkeypatch.setattr("infra.cli.jobs.runs.check_data", lambda *_: None)
+    monkeypatch.setattr("infra.reports.runs.run.check_data", lambda *_: None)
     monkeypatch.setattr("infra.cli.context.caller", lambda *_: outputs)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: node)
     sets = ["--set", "train.seed=11", "--set", "train.resume=never"]
