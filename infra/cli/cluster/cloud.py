@@ -20,6 +20,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from cost.report.layout import picked
 from infra.cli import context, output
 from infra.cli.context import IdentityOption, StackOption, arg, opt
 from infra.cli.output import NOT_RUN, Format, note, print_json, print_table
@@ -238,11 +239,9 @@ def _show(spec: StackSpec, found: list[Owned], others: list[Owned], format: Form
     if format is Format.JSON:
         rows = [
             {
-                "type": each.type,
-                "name": each.name,
-                "id": each.id,
+                **picked(each, "type name id"),
                 "usd_per_month": prices[each.id],
-                "state_id": each.state_id,
+                **picked(each, "state_id"),
             }
             for each in [*found, *others]
         ]

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from cost.report.layout import small_usd_text
+from cost.report.layout import picked, small_usd_text
 from cost.run_record import Outcome
 from infra.cli import context, interrupts, output
 from infra.cli.context import StackOption, arg, moment, opt, put, share
@@ -212,7 +212,8 @@ def leaderboard(
         )
     board = board_of(wanted, runs, states, usd)
     if format is Format.JSON:
-        output.print_json(_plain(board))
+        trials = [asdict(row) for row in board.rows]
+        output.print_json({**picked(board, _PLAIN, str), "trials": trials})
     else:
         _print(board, spec)
 
@@ -263,17 +264,7 @@ def _print(board: Board, spec: StackSpec) -> None:
         )
 
 
-def _plain(board: Board) -> dict[str, object]:
-    search = board.search
-    return {
-        "search": search.name,
-        "job": search.job,
-        "metric": search.metric,
-        "goal": search.goal,
-        "usd": board.usd,
-        "num_former": board.num_former,
-        "trials": [asdict(row) for row in board.rows],
-    }
+_PLAIN = "search=search.name search.job search.metric search.goal usd num_former"
 
 
 def manifest(

@@ -25,7 +25,16 @@ from cost.chat.unit_costs import (
     submit_command,
 )
 from cost.prices.book import ApiPriceBook
-from cost.report.layout import UNKNOWN, Format, Report, Table, render_report, small_usd_text, span
+from cost.report.layout import (
+    UNKNOWN,
+    Format,
+    Report,
+    Table,
+    picked,
+    render_report,
+    small_usd_text,
+    span,
+)
 from cost.run_record import RunRecord
 from infra.reports.page import training
 from infra.reports.page.quality import SIGNIFICANT_P, bounds, evaluation_rows, verdict
@@ -222,6 +231,12 @@ def close_loop(report: training.Report) -> Loop:
     return replace(loop, missing=tuple(_missing(loop)))
 
 
+_LINEAGE: Final = """
+data=report.lineage.data.job_id training=report.lineage.training.job_id
+evaluation=report.lineage.evaluation.job_id load=load.job_id report.lineage.tuned_dir
+"""
+
+
 def plain_loop(loop: Loop) -> dict[str, object]:
     """The loop as JSON values: money as text, None where nothing was measured."""
     report, found = loop.report, loop.finetune
@@ -244,13 +259,7 @@ def plain_loop(loop: Loop) -> dict[str, object]:
             for row in loop.quality
         ]
         or None,
-        "lineage": {
-            "data": _job_id(report.lineage.data),
-            "training": _job_id(report.lineage.training),
-            "evaluation": _job_id(report.lineage.evaluation),
-            "load": _job_id(loop.load),
-            "tuned_dir": report.lineage.tuned_dir,
-        },
+        "lineage": picked(loop, _LINEAGE),
         "speed": _plain_speed(report.lineage.evaluation),
         "operating_point": None if found.served is None else plain_operating(found.served),
         "chats": [{"state": state, **plain_chat(row)} for state, row in states(loop)],
@@ -260,10 +269,7 @@ def plain_loop(loop: Loop) -> dict[str, object]:
         "investment_usd": _usd(found.investment_usd),
         "break_even": [
             {
-                "against": each.against,
-                "other_usd": _usd(each.other_usd),
-                "ours_usd": _usd(each.ours_usd),
-                "saving_usd": _usd(each.saving_usd),
+                **picked(each, "against other_usd ours_usd saving_usd", _usd),
                 "chats": None if each.chats is None else f"{each.chats:.1f}",
                 "days": None if each.days is None else f"{each.days:.3f}",
             }
@@ -338,17 +344,8 @@ def _plain_speed(run: RunRecord | None) -> dict[str, object] | None:
 def _plain_run(run: RunCost | NotKnown) -> dict[str, object] | None:
     if isinstance(run, NotKnown):
         return None
-    return {
-        "job": run.job,
-        "job_id": run.job_id,
-        "date": run.date.isoformat(),
-        "duration_s": int(run.duration_s),
-        "nodes_usd": _usd(run.nodes_usd),
-    }
-
-
-def _job_id(run: RunRecord | None) -> str | None:
-    return None if run is None else run.job_id
+    found = picked(run, "job job_id date duration_s nodes_usd", _usd)
+    return {**found, "duration_s": int(run.duration_s)}
 
 
 def _usd(usd: Decimal | None) -> str | None:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from cost.report.layout import picked
 from infra.reports.runs.run import Run, cost_text
 
 TOLERANCE: Final = 0.01
@@ -16,6 +17,10 @@ TOLERANCE: Final = 0.01
 
 
 HEADERS: Final = ("WHAT", "NAME", "UNIT", "FIRST", "SECOND", "CHANGE")
+_IDENTITY: Final = """
+record.job record.kind record.recipe record.model record.engine record.outcome reason
+ranks=world_size nodes=record.hardware.num_nodes record.hardware.preset record.hardware.device
+"""
 # Endings of metrics' names; the longest that fits counts.
 _UNITS: Final = {
     "_tokens_per_s_per_gpu": "tokens/s a GPU", "_tokens_per_s": "tokens/s",
@@ -55,7 +60,7 @@ def diff(first: Run, second: Run, *, tolerance: float = TOLERANCE) -> RunDiff:
         first=first.name,
         second=second.name,
         differences=(
-            *_unequal("run", _identity(first), _identity(second)),
+            *_unequal("run", picked(first, _IDENTITY), picked(second, _IDENTITY)),
             *_unequal("code", _code(first), _code(second)),
             *_unequal("data", _data(first), _data(second)),
             *_unequal("setting", first.settings, second.settings),
@@ -97,23 +102,6 @@ def unit(metric: str) -> str:
         return "count"
     endings = [ending for ending in _UNITS if metric.endswith(ending)]
     return _UNITS[max(endings, key=len)] if endings else ""
-
-
-def _identity(run: Run) -> Mapping[str, object]:
-    record, hardware = run.record, run.record.hardware
-    return {
-        "job": record.job,
-        "kind": record.kind,
-        "recipe": record.recipe,
-        "model": record.model,
-        "engine": record.engine,
-        "outcome": record.outcome.value,
-        "reason": run.reason,
-        "ranks": run.world_size,
-        "nodes": hardware and hardware.num_nodes,
-        "preset": hardware and hardware.preset,
-        "device": hardware and hardware.device,
-    }
 
 
 def _code(run: Run) -> Mapping[str, object]:

@@ -18,7 +18,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from cost.report.layout import small_usd_text
+from cost.report.layout import picked, small_usd_text
 from cost.resources.estimate import Estimate
 from cost.run_record import RunRecord, load_run_records
 from cost.runs.forecast import SECONDS_PER_HOUR, recipe_of, with_settings
@@ -305,32 +305,20 @@ def notes(runs: Sequence[Run]) -> tuple[str, ...]:
     return (note,)
 
 
+_PLAIN: Final = """
+run=name record.job record.job_id record.kind record.outcome reason record.model record.recipe
+method tokens_per_s usd usd_from code_hash git_revision data_hash record.started_at
+record.duration_s record.hardware.num_nodes record.hardware.preset record.hardware.device
+world_size reproduces
+"""
+
+
 def plain(run: Run) -> dict[str, object]:
     """The run as plain values, units in the names."""
-    hardware = run.record.hardware
     return {
-        "run": run.name,
-        "job": run.record.job,
-        "job_id": run.record.job_id,
-        "kind": run.record.kind,
-        "outcome": run.record.outcome.value,
-        "reason": run.reason,
-        "model": run.record.model,
-        "recipe": run.record.recipe,
-        "method": run.method,
+        **picked(run, _PLAIN, str),
         "tokens_per_s": None if run.tokens_per_s is None else float(run.tokens_per_s),
-        "usd": None if run.usd is None else str(run.usd),
-        "usd_from": run.usd_from,
-        "code_hash": run.code_hash,
-        "git_revision": run.git_revision,
-        "data_hash": run.data_hash,
-        "started_at": run.record.started_at.isoformat(),
         "duration_s": int(run.record.duration_s),
-        "num_nodes": None if hardware is None else hardware.num_nodes,
-        "preset": None if hardware is None else hardware.preset,
-        "device": None if hardware is None else hardware.device,
-        "world_size": run.world_size,
-        "reproduces": run.reproduces,
         "metrics": {name: float(value) for name, value in run.record.metrics.items()},
         "settings": dict(run.settings),
     }
