@@ -157,7 +157,7 @@ def _local(*words: str) -> None:
 
 
 def _environ() -> dict[str, str]:
-    return {**os.environ, **env.environment()}
+    return {**os.environ, **env.environment(env.Target.LOCAL)}
 
 
 def _timed(work: Callable[[], object]) -> float:

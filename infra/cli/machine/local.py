@@ -267,9 +267,9 @@ def _take_down(state: Path, progress: Progress) -> None:
 
 def _environ() -> dict[str, str]:
     """The demo's own environment: it must not depend on what the shell was told before."""
-    from infra.cli.machine.env import environment
+    from infra.cli.machine.env import Target, environment
 
-    return {**os.environ, **environment()}
+    return {**os.environ, **environment(Target.LOCAL)}
 
 
 def _local(verb: str) -> None:

@@ -58,7 +58,7 @@ def run(
 
     Returns what it did in words, such as `resources: 52 created`.
     """
-    release_lock(stack, backend=_backend(environ), environ=environ, say=say)
+    release_lock(stack, environ=environ, say=say)
     log.parent.mkdir(parents=True, exist_ok=True)
     command = ["pulumi", *arguments, "--stack", stack, "--yes", "--non-interactive"]
     done = 0
@@ -93,12 +93,9 @@ def changes(printed: str) -> str:
     return f"resources: {', '.join(found)}" if found else "nothing to change"
 
 
-def release_lock(
-    stack: str, *, backend: Path | None, environ: Mapping[str, str], say: Callable[[str], None]
-) -> None:
+def release_lock(stack: str, *, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Waits for a pulumi that works on the stack, and removes the lock of one that was killed."""
-    if backend is None:
-        return
+    backend = Path(environ["PULUMI_BACKEND_URL"].removeprefix("file://"))
     told = False
     while True:
         if engine.clear_dead(backend, stack):
@@ -117,11 +114,6 @@ def release_lock(
             say(f"pulumi (pid {pids[0]}) of an earlier run still works on {stack}; waiting for it")
             told = True
         time.sleep(_WAIT_S)
-
-
-def _backend(environ: Mapping[str, str]) -> Path | None:
-    url = environ.get("PULUMI_BACKEND_URL", "")
-    return Path(url.removeprefix("file://")) if url.startswith("file://") else None
 
 
 def _failure(verb: str, code: int, log: Path) -> str:

@@ -153,7 +153,7 @@ def test_pulumi_in_the_demo_says_what_it_printed_last(
             runner.run(
                 ["up"],
                 stack="local",
-                environ={"PATH": path},
+                environ={"PATH": path, "PULUMI_BACKEND_URL": f"file://{tmp_path}"},
                 log=tmp_path / "up.log",
                 say=progress.say,
             )

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from cost.prices.book import layered
 from cost.resources.estimate import estimate
 from infra.cli import context
-from infra.cli.machine import doctor
+from infra.cli.machine import doctor, local
 from infra.cli.machine.doctor import price_ages
 from infra.cli.main import app
 from infra.clients.errors import JobsError
@@ -46,7 +46,8 @@ def pulumi(folder: Path, script: str) -> dict[str, str]:
     program.parent.mkdir(exist_ok=True)
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+    path = f"{program.parent}:{os.environ['PATH']}"
+    return {"PATH": path, "PULUMI_BACKEND_URL": f"file://{folder}"}
 
 
 @pytest.mark.parametrize("format", ["table", "json", "markdown", "csv", "html"])
@@ -371,11 +372,24 @@ def test_prices_older_than_the_policy_allows_are_a_warning() -> None:
     assert price_ages(spec, none, oldest).outcome == "WARN"
 
 
+def test_the_demo_runs_on_the_embedded_cloud_whatever_the_shell_chose(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the backend and the token of a project, after `soperator init`."""
+    monkeypatch.setenv("PULUMI_BACKEND_URL", "s3://ours")
+    monkeypatch.setenv("NEBIUS_IAM_TOKEN", "of-the-cloud")
+    monkeypatch.delenv("SOPERATOR_NEBIUS_ENDPOINT", raising=False)
+    found = local._environ()
+    assert found["PULUMI_BACKEND_URL"].startswith(f"file://{state}")
+    assert found["SOPERATOR_NEBIUS_ENDPOINT"].startswith("http://127.0.0.1:")
+    assert found["NEBIUS_IAM_TOKEN"] != "of-the-cloud"
+
+
 def test_what_a_killed_pulumi_was_making_is_forgotten(tmp_path: Path) -> None:
     path = lock_of(tmp_path, 2**22 + 1)
     said: list[str] = []
     environ = pulumi(tmp_path, f"echo $@ >> {tmp_path}/asked")
-    runner.release_lock("local", backend=tmp_path, environ=environ, say=said.append)
+    runner.release_lock("local", environ=environ, say=said.append)
     assert not path.exists()
     (forget,) = (tmp_path / "asked").read_text().splitlines()
     assert forget.startswith("refresh --clear-pending-creates --target urn:pulumi:local::")
