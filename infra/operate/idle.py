@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from infra.clients import slurm
 from infra.clients.errors import AbsentError, JobsError
+from infra.clients.kube_rules import describe
 from infra.clients.slurm import Shell, asked
 from infra.render import names
 from stacks.schedule import end_of
@@ -121,14 +122,14 @@ def kube_activity(
         ]
         ended += ends
         if not ends and not (job["spec"].get("suspend") and not status.get("active")):
-            unfinished.append(_named("Job", job))
+            unfinished.append(describe(job))
     for pod in client.list("v1", "Pod"):
         if _is_infrastructure(pod, slurm_namespace) or not (
             _wants_worker(pod["spec"], workers) or _works_on(pod, nodes, slurm_namespace)
         ):
             continue
         if pod.get("status", {}).get("phase") not in _ENDED:
-            unfinished.append(_named("Pod", pod))
+            unfinished.append(describe(pod))
         for container in pod.get("status", {}).get("containerStatuses", ()):
             if finished := container.get("state", {}).get("terminated", {}).get("finishedAt"):
                 ended.append(datetime.fromisoformat(finished))
@@ -172,10 +173,6 @@ def _is_infrastructure(pod: dict[str, Any], slurm_namespace: str) -> bool:
         or (is_slurms_place and owner["apiVersion"].startswith(_SLURMS))
         for owner in owners
     )
-
-
-def _named(kind: str, found: dict[str, Any]) -> str:
-    return f"{kind} {found['metadata']['namespace']}/{found['metadata']['name']}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

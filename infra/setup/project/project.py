@@ -14,7 +14,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -100,16 +100,15 @@ class Deployer:
     """Finds or makes what a project needs before its first stack; `made` names what was new."""
 
     calls: Calls
-    tenant_id: str
-    project_id: str
-    made: list[str]
+    place: Place
+    made: list[str] = field(default_factory=list[str])
 
     def account(self) -> str:
         """Id of the service account, with its rights."""
-        project, about = self.project_id, {"description": "deploys soperator-stack"}
+        project, about = self.place.project_id, {"description": "deploys soperator-stack"}
         account = self._named("iam.v1.ServiceAccountService", project, ACCOUNT, about)
         group = f"{ACCOUNT}-{project[-8:]}"
-        group = self._named("iam.v1.GroupService", self.tenant_id, group, {})
+        group = self._named("iam.v1.GroupService", self.place.tenant_id, group, {})
         self._child("iam.v1.GroupMembershipService", "ListMembers", group, {"member_id": account})
         permit = {"resource_id": project, "role": ROLE}
         self._child("iam.v1.AccessPermitService", "List", group, permit)
@@ -118,10 +117,12 @@ class Deployer:
     def bucket(self) -> Any:
         """The bucket of the state, as the API has it; every version of an object stays."""
         # Bucket names are unique over all tenants.
-        owner = hashlib.sha256(f"{self.tenant_id}/{self.project_id}".encode()).hexdigest()[:16]
+        owner = hashlib.sha256(
+            f"{self.place.tenant_id}/{self.place.project_id}".encode()
+        ).hexdigest()[:16]
         name = f"soperator-state-{owner}"
         service = "storage.v1.BucketService"
-        id_ = self._named(service, self.project_id, name, {"versioning_policy": "ENABLED"})
+        id_ = self._named(service, self.place.project_id, name, {"versioning_policy": "ENABLED"})
         return self.calls.get(service, "Get", id=id_)
 
     def is_good(self, service: str, key: Key | None) -> bool:
@@ -129,7 +130,10 @@ class Deployer:
         if key is None or key.expires_at - datetime.now(UTC) < KEY_LAST:
             return False
         found = self.calls.find(
-            service, "List", {"parent_id": self.project_id}, lambda one: one.metadata.id == key.id
+            service,
+            "List",
+            {"parent_id": self.place.project_id},
+            lambda one: one.metadata.id == key.id,
         )
         return found is not None
 
@@ -150,7 +154,7 @@ class Deployer:
         name = f"{ACCOUNT}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
         id_ = self.calls.create(
             service,
-            {"parent_id": self.project_id, "name": name},
+            {"parent_id": self.place.project_id, "name": name},
             {
                 **spec,
                 "account": {"service_account": {"id": account}},
@@ -355,9 +359,7 @@ def prepare(
     """Everything that the project's first stack needs, found or made; what was new, a line each."""
     state = ProjectState(folder / place.project_id)
     _refuse_other_backend(state, backend)
-    deployer = Deployer(
-        calls=calls, tenant_id=place.tenant_id, project_id=place.project_id, made=[]
-    )
+    deployer = Deployer(calls, place)
     account = deployer.account()
     if state.passphrase()[1]:
         deployer.made.append(f"{state.passphrase_file}: keep a copy, it opens every secret")

@@ -342,33 +342,6 @@ def _build_apiserver(cache: Cache, progress: Progress) -> None:
         )
 
 
-def go_steps(state: State, cache: Cache) -> list[Step]:
-    """Pulumi's engine with a Python language host, its plugins, and a kube-apiserver.
-
-    They are official downloads, or built from Go modules that are pinned by their hashes.
-    """
-    return [
-        Step(
-            name=f"Pulumi engine v{PULUMI_VERSION}",
-            expect="official download, else about 8 minutes of building on 2 cores, once",
-            done=lambda: _on_path(cache) or is_usable(cache.pulumi),
-            run=lambda progress: _install_engine(cache, progress),
-        ),
-        Step(
-            name="Pulumi plugins command, kubernetes",
-            expect="official download, else stand-ins",
-            done=lambda: all(_plugin(state, name).exists() for name in STAND_INS),
-            run=lambda progress: _install_plugins(state, cache, progress),
-        ),
-        Step(
-            name=f"kube-apiserver v{KUBE_APISERVER_VERSION}",
-            expect="about 8 minutes of building on 2 cores, once",
-            done=lambda: bool(shutil.which("kube-apiserver")) or cache.kube_apiserver.exists(),
-            run=lambda progress: _build_apiserver(cache, progress),
-        ),
-    ]
-
-
 MODEL: Final = "SmolLM2-135M-Instruct"
 """Folder in the cache's models/."""
 DATA: Final = "bfcl"
@@ -550,11 +523,32 @@ def _services_stay_down() -> Iterator[None]:
 
 
 def steps(*, tests: bool) -> list[Step]:
-    """What this machine needs, in order; `tests` adds the browser."""
+    """What this machine needs, in order; `tests` adds the browser.
+
+    Pulumi's engine with a Python language host, its plugins and kube-apiserver are official
+    downloads, or built from Go modules that are pinned by their hashes.
+    """
     cache, state = Cache.from_environ(), State.from_environ()
     return [
         packages_step({**PACKAGES, **(TEST_PACKAGES if tests else {})}),
-        *go_steps(state, cache),
+        Step(
+            name=f"Pulumi engine v{PULUMI_VERSION}",
+            expect="official download, else about 8 minutes of building on 2 cores, once",
+            done=lambda: _on_path(cache) or is_usable(cache.pulumi),
+            run=lambda progress: _install_engine(cache, progress),
+        ),
+        Step(
+            name="Pulumi plugins command, kubernetes",
+            expect="official download, else stand-ins",
+            done=lambda: all(_plugin(state, name).exists() for name in STAND_INS),
+            run=lambda progress: _install_plugins(state, cache, progress),
+        ),
+        Step(
+            name=f"kube-apiserver v{KUBE_APISERVER_VERSION}",
+            expect="about 8 minutes of building on 2 cores, once",
+            done=lambda: bool(shutil.which("kube-apiserver")) or cache.kube_apiserver.exists(),
+            run=lambda progress: _build_apiserver(cache, progress),
+        ),
         *python_steps(cache),
     ]
 

@@ -20,7 +20,7 @@ class Api:
         self.objects: dict[str, list[dict[str, Any]]] = {"Node": [NODE], **objects}
 
     def list(self, api_version: str, kind: str) -> list[dict[str, Any]]:
-        return self.objects.get(kind, [])
+        return [{"kind": kind, **each} for each in self.objects.get(kind, [])]
 
 
 def seen(**objects: list[dict[str, Any]]) -> tuple[list[str], list[datetime]]:

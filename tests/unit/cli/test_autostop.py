@@ -334,6 +334,7 @@ def test_work_that_only_kubernetes_knows_keeps_the_stack(
     asks = {"limits": {"nvidia.com/gpu": "1"}}
     pods.append(
         {
+            "kind": "Pod",
             "metadata": {"name": "finetune-0", "namespace": "soperator"},
             "spec": {"containers": [{"resources": asks}]},
             "status": {"phase": "Running"},
