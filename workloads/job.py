@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn, TypeVar
@@ -105,7 +105,9 @@ def run_job(
         record.recipe = recipe.name
         record.model = Path(recipe.model).name
         record.hardware = hardware.detect("cpu")
-        with _never_silent(kind):
+        quiet_s = TRAIN_QUIET_S if kind == "train" else None
+        # A server that nobody asks has nothing to say.
+        with nullcontext() if kind == "serve" else never_silent(quiet_s):
             main(Job(recipe=recipe, places=places, record=record, results_dir=results_dir))
         record.outcome, code = "PASS", ExitCode.OK
     except Exception as error:
@@ -136,12 +138,6 @@ def _keep_recipe(results_dir: Path, recipe: Mapping[str, Any]) -> dict[str, str]
     else:
         log(f"{STORED_RECIPE} {stored} holds other settings than this run has: see {path}")
     return artifacts
-
-
-def _never_silent(kind: str) -> AbstractContextManager[None]:
-    if kind == "serve":  # a server that nobody asks has nothing to say
-        return nullcontext()
-    return never_silent(TRAIN_QUIET_S) if kind == "train" else never_silent()
 
 
 def end(code: ExitCode) -> NoReturn:

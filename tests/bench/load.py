@@ -69,7 +69,7 @@ async def _round(url: str) -> dict[str, float]:
     """Two answers of each stream."""
     client = ChatClient(url, None, timeout_s=60, ignore_eos=True)
     client.model = "stand-in"
-    chat = Chat(messages=[{"role": "user", "content": " word" * 100}], output_tokens=NUM_TOKENS)
+    chat: Chat = ([{"role": "user", "content": " word" * 100}], NUM_TOKENS)
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     loop = await closed_loop(client, [chat] * (2 * NUM_STREAMS), NUM_STREAMS, 0)
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s

@@ -29,7 +29,7 @@ from workloads.load.http import ChatEvents, HttpClient, HttpError
 from workloads.load.prompts import Arrival
 from workloads.load.run import Chat, closed_loop, open_loop, percentile
 
-CHAT = Chat(messages=[{"role": "user", "content": "hello"}], output_tokens=4)
+CHAT: Chat = ([{"role": "user", "content": "hello"}], 4)
 SLACK_S = 10.0
 """What a busy machine may add to a delay; delays are never shorter than told."""
 RunLoad = Callable[..., tuple[int, dict[str, Any], dict[str, Any]]]
@@ -72,7 +72,7 @@ def ask(url: str, timeout_s: float = 20.0) -> Sample:
     async def go() -> Sample:
         client = await _client(url, timeout_s)
         try:
-            return await client.ask(CHAT.messages, CHAT.output_tokens)
+            return await client.ask(*CHAT)
         finally:
             client.close()
 
@@ -194,14 +194,14 @@ def test_a_port_where_nobody_listens_is_a_failed_connect():
 def test_a_connection_is_used_again_and_replaced_once_when_the_server_closed_it():
     async def go(url: str) -> list[Sample]:
         client = await _client(url)
-        first = await client.ask(CHAT.messages, 2)
+        first = await client.ask(CHAT[0], 2)
         (kept,) = client._http._idle
-        second = await client.ask(CHAT.messages, 2)
+        second = await client.ask(CHAT[0], 2)
         assert client._http._idle == [kept]
         assert kept.transport is not None
         kept.transport.abort()  # closed, and this side has not seen it yet
         kept.is_open = True
-        third = await client.ask(CHAT.messages, 2)
+        third = await client.ask(CHAT[0], 2)
         client.close()
         return [first, second, third]
 

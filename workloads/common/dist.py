@@ -186,14 +186,6 @@ def environment_rank() -> tuple[int, int, int]:
     return rank, local_rank, world_size
 
 
-def _is_loopback(host: str) -> bool:
-    """True when `host` names this machine's loopback."""
-    try:
-        return socket.gethostbyname(host).startswith("127.")
-    except OSError:
-        return False
-
-
 @contextlib.contextmanager
 def world(
     *,
@@ -228,9 +220,10 @@ def world(
         return
     import torch.distributed as dist
 
-    if _is_loopback(os.environ.get("MASTER_ADDR", "")):
-        # All ranks are on this machine; gloo would else ask DNS for the host's own name.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with contextlib.suppress(OSError):
+        if socket.gethostbyname(os.environ.get("MASTER_ADDR", "")).startswith("127."):
+            # All ranks are on this machine; gloo would else ask DNS for the host's own name.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # Collectives of objects, checkpoints' too, carry pickles from whoever is connected.
     dist.distributed_c10d._unpickler = PlainUnpickler  # pyright: ignore
     over_nccl = backend == "nccl" or (backend is None and device.type == "cuda")

@@ -49,10 +49,7 @@ class Hardware:
 
 def peak_bf16_flops(device_name: str) -> float | None:
     """Return the dense bf16 peak of one device in FLOP/s; None when it is not in the table."""
-    for part, flops in PEAK_BF16_FLOPS:
-        if part in device_name:
-            return flops
-    return None
+    return next((flops for part, flops in PEAK_BF16_FLOPS if part in device_name), None)
 
 
 def device_name() -> str:

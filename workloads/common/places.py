@@ -266,18 +266,16 @@ def _check(deadline: float) -> None:
 
 def _write(files: Sequence[Path], target: Path, before: str, deadline: float) -> None:
     is_over = threading.Event()
-
-    def copy(source: Path, to: Path) -> None:
-        with source.open("rb") as whole, to.open("wb") as file:
-            while not is_over.is_set() and (block := whole.read(_BLOCK_BYTES)):
-                _check(deadline)
-                file.write(block)
-
     with atomic.new_directory(target) as partial, ThreadPoolExecutor(_NUM_COPIES) as pool:
-        copies = [pool.submit(copy, each, partial / each.name) for each in files]
+
+        def copy(source: Path) -> None:
+            with source.open("rb") as whole, (partial / source.name).open("wb") as file:
+                while not is_over.is_set() and (block := whole.read(_BLOCK_BYTES)):
+                    _check(deadline)
+                    file.write(block)
+
         try:
-            for each in copies:
-                each.result()
+            list(pool.map(copy, files))
         finally:
             is_over.set()
         if content_hash(files, files[0].parent, with_times=True) != before:

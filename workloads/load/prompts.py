@@ -202,7 +202,7 @@ class Words:
         self._tokenizer = tokenizer
         self._seed = seed
         self._words = _one_token_words(tokenizer)
-        self._shared = self._draw(random.Random(f"shared {seed}"), cached_tokens)
+        self._shared = random.Random(f"shared {seed}").choices(self._words, k=cached_tokens)
         self.template_tokens = 0
         """Tokens that the server's chat template adds; set by the test once it has measured it."""
 
@@ -211,15 +211,12 @@ class Words:
         wanted = max(1, (tokens or 1) - self.template_tokens)
         draw = random.Random(f"prompt {self._seed} {number}")
         shared = self._shared[:wanted]
-        words = shared + self._draw(draw, wanted - len(shared))
+        words = shared + draw.choices(self._words, k=wanted - len(shared))
         return [{"role": "user", "content": "".join(words)}]
 
     def count(self, text: str) -> int:
         """Return the tokens of a text without any template."""
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def _draw(self, draw: random.Random, count: int) -> list[str]:
-        return draw.choices(self._words, k=count)
 
 
 def load_tokenizer(folder: Path) -> Any:

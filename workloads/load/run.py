@@ -28,12 +28,8 @@ _GONE_AFTER = 5
 """Requests in a row that could not even connect: the server is gone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
-    """What one request asks."""
-
-    messages: list[Message]
-    output_tokens: int
+Chat = tuple[list[Message], int]
+"""What one request asks, and for how many tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +83,7 @@ async def closed_loop(
             is_measured = number >= num_warm_up
             if is_measured and not began_s:
                 began_s.append(time.perf_counter())
-            sample = await client.ask(chat.messages, chat.output_tokens, is_measured=is_measured)
+            sample = await client.ask(*chat, is_measured=is_measured)
             samples.append(sample)
             watch.see(sample)
             if sample.retry_after_s:
@@ -120,12 +116,8 @@ async def open_loop(
 
     async def one(number: int, chat: Chat, intended_s: float) -> None:
         async with room:
-            sample = await client.ask(
-                chat.messages,
-                chat.output_tokens,
-                intended_s=intended_s,
-                is_measured=number >= num_warm_up,
-            )
+            is_measured = number >= num_warm_up
+            sample = await client.ask(*chat, intended_s=intended_s, is_measured=is_measured)
         samples.append(sample)
         watch.see(sample)
 
@@ -501,8 +493,7 @@ class LoadTest:
             arrival = None if arrivals is None else arrivals[number]
             prompt = (arrival and arrival.prompt_tokens) or prompts[number]
             output = (arrival and arrival.output_tokens) or outputs[number] or 1
-            messages = self._prompts.chat(first + number, prompt)
-            chats.append(Chat(messages=messages, output_tokens=output))
+            chats.append((self._prompts.chat(first + number, prompt), output))
         return chats
 
 
