@@ -186,6 +186,36 @@ def test_each_fault_has_its_class(behaviour: Behaviour, outcome: str, detail: st
     assert sample.is_error is (outcome not in ("rejected", "timeout"))
 
 
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (b"HTTP/1.1 2\xb20 OK\r\n\r\n", "malformed"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\n", "malformed"),
+        # A length below 0 would send the reader back to what it has read, for ever.
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-ff\r\n", "malformed"),
+        (
+            b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n",
+            "http_503",
+        ),
+    ],
+)
+def test_an_answer_that_is_not_http_ends_its_request_alone(answer: bytes, outcome: str):
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+
+    async def go() -> Sample:
+        async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            client = await _client(f"http://127.0.0.1:{port}/v1", timeout_s=2)
+            try:
+                return await client.ask(*CHAT)
+            finally:
+                client.close()
+
+    assert asyncio.run(go()).outcome == outcome
+
+
 def test_a_port_where_nobody_listens_is_a_failed_connect():
     (port,) = free_ports(1)
     assert ask(f"http://127.0.0.1:{port}/v1").outcome == "connect"
@@ -370,6 +400,15 @@ def test_refusals_are_no_failure_and_errors_are(load: RunLoad):
     assert "of 9 requests failed" in record["reason"]
     assert "the first: malformed: no chat chunk" in record["reason"]
     assert result["verdicts"]["errors"] == "FAIL"
+
+
+def test_a_test_of_which_no_request_was_answered_passes_nothing(load: RunLoad):
+    full = Behaviour(status=429, retry_after="0")
+    with running(lambda number, _: full if number else Behaviour()) as (_, url):
+        code, record, result = load("--url", url, "--concurrency", "1")
+    assert (code, record["outcome"]) == (69, "NOT_RUN")
+    assert "none of 8 measured requests was answered in time" in record["reason"]
+    assert result["verdicts"]["errors"] == "NOT RUN"
 
 
 def test_a_server_that_dies_in_the_middle_ends_the_test_with_what_it_has(load: RunLoad):

@@ -64,6 +64,11 @@ def test_a_line_separator_in_a_message_ends_no_line(tmp_path: Path):
     [
         ('{"text": "x"}', r"rows.jsonl:1: expected \{"),
         ('{"messages": [{"content": "x"}]}', r"rows.jsonl:1: expected"),
+        ('{"messages": [{"role": "user"}]}', r"rows.jsonl:1: expected"),
+        (
+            '{"messages": [{"role": "user", "content": "x"}], "functions": [1]}',
+            r"rows.jsonl:1: expected",
+        ),
         ("not json", r"rows.jsonl:1: not JSON"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "no message but answers"),
         ("", "no chats; write one object"),

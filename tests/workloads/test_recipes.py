@@ -163,6 +163,13 @@ def test_all_wrong_values_of_a_section_are_told_at_once() -> None:
         assert f"smollm2_135m_lora_2xcpu.train.{told}" in text
 
 
+def test_a_date_in_a_yaml_recipe_is_text(tmp_path: Path) -> None:
+    """YAML reads it as a date, which JSON does not know."""
+    path = tmp_path / "r.yaml"
+    path.write_text("model: m\ndescription: 2026-11-28\n", encoding="utf-8")
+    assert load_recipe(str(path)).description == "2026-11-28"
+
+
 @pytest.mark.feature("S001-10", "S001-37")
 @pytest.mark.parametrize("ending", ["yaml", "yml"])
 def test_yaml_recipes_load_like_json(tmp_path: Path, ending: str) -> None:

@@ -70,6 +70,13 @@ def serve_config(**values: Any) -> ServeConfig:
     return parse(ServeConfig, values, at="serve")
 
 
+@pytest.mark.parametrize("values", [{"base_model_name_or_path": None}, []])
+def test_an_adapter_that_names_no_base_is_left_to_the_job(tmp_path: Path, values: Any) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps(values))
+    words = recipe_arguments(["--adapter", str(tmp_path)])
+    assert words[3::2] == [f'serve.adapter="{tmp_path}"']
+
+
 @pytest.mark.feature("S000-54")
 def test_flags_are_short_for_keys_of_the_recipe(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "final", base="Qwen3-14B")

@@ -118,6 +118,8 @@ def test_what_vllm_says_of_an_error_is_one_line(name: str) -> None:
         ("GET", "/health", {}, 200),
         ("POST", "/v1/chat/completions", {"authorization": "Bearer a-key"}, 200),
         ("GET", "/health", {"origin": "http://evil.example"}, 403),
+        ("websocket", "/realtime", {}, 401),
+        ("websocket", "/realtime", {"authorization": "Bearer a-key"}, 200),
     ],
 )
 def test_every_door_of_vllm_has_the_key(
@@ -147,7 +149,7 @@ def _status(method: str, path: str, headers: dict[str, str]) -> int:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def send(message: Any) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"].endswith("http.response.start"):
             seen.append(message["status"])
 
     async def receive() -> dict[str, Any]:
@@ -155,6 +157,8 @@ def _status(method: str, path: str, headers: dict[str, str]) -> int:
 
     lines = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": method, "path": path, "headers": lines}
+    if method == "websocket":
+        scope = {"type": method, "path": path, "headers": lines}
     asyncio.run(VllmGuard(app)(scope, receive, send))  # type: ignore[arg-type]
     (status,) = seen
     return status

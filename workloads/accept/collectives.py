@@ -86,8 +86,8 @@ def arithmetic_trouble(row: Transfer) -> str | None:
 
 
 def _differ(one: float, other: float) -> bool:
-    # Two decimals are printed: a small number has few digits.
-    return abs(one - other) > max(_TOLERANCE * abs(one), 0.011)
+    # Two decimals are printed: a small number has few digits. What is not a number differs.
+    return not abs(one - other) <= max(_TOLERANCE * abs(one), 0.011)
 
 
 PROGRAMS: Final = {

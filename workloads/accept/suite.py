@@ -317,6 +317,8 @@ def _row(row: Mapping[str, Any], ranks: int, nodes: int) -> Transfer:
     # Its MB are 2^20 bytes, and its "bandwidth" is already the bus bandwidth.
     num_bytes, time_s = int(row["size_mb"]) * 2**20, float(row["latency_ms"]) / 1000
     busbw = float(row["bandwidth_gbps"])
+    if not time_s > 0:
+        raise ValueError(f"{num_bytes} bytes in {time_s} s")
     return Transfer(
         op="all_reduce",
         ranks=ranks,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workloads.common.exit_codes import ConfigError, WorkloadError
+from workloads.common.exit_codes import ConfigError, NotRunError, WorkloadError
 from workloads.common.hardware import Hardware
 from workloads.common.log import log
 from workloads.job import Job, argument_parser, end, recipe_words, run_job, section
@@ -113,13 +113,20 @@ def main(job: Job) -> None:
         if found.points:
             for line in [*run.table(found).splitlines(), run.summary(found, config)]:
                 log(line)
-    if run.errors_verdict(found, config) == run.FAIL:
+    verdict = run.errors_verdict(found, config)
+    if verdict == run.FAIL:
         raise WorkloadError(
             f"{found.errors} of {found.samples} requests failed, load.max_error_share is "
             f"{config.max_error_share:g}; the first: {found.first_error}"
         )
     if config.require_slo and run.slo_verdict(found, config) == run.FAIL:
         raise WorkloadError("no point keeps load.slo; lower the load or choose a faster preset")
+    if verdict == run.NOT_RUN:
+        raise NotRunError(
+            f"none of {sum(each.num_requests for each in found.points)} measured requests was "
+            "answered in time (load.timeout_s, or 429), so no speed is measured; lower load.sweep "
+            "or the lengths, or choose a faster preset"
+        )
 
 
 def _prompts(job: Job, config: LoadConfig) -> Rows | Words:

@@ -51,7 +51,7 @@ def _read(answer: Answer, on_body: Body | None) -> Generator[None, tuple[bytes, 
     EOFError is thrown in where the connection ends.
     """
     data, now_s = yield
-    while answer.status in (0, 100):  # 100 Continue
+    while answer.status < 200:  # what comes before an answer: 100 Continue, 103 Early Hints
         while (end := data.find(b"\r\n\r\n")) < 0:
             if len(data) > _HEAD_LIMIT:
                 raise HttpError("malformed", "the answer's headers do not end")
@@ -68,7 +68,7 @@ def _read(answer: Answer, on_body: Body | None) -> Generator[None, tuple[bytes, 
 
     if "chunked" not in answer.headers.get("transfer-encoding", "").lower():
         length = answer.headers.get("content-length")
-        if length is not None and not length.isdigit():
+        if length is not None and not length.isdecimal():
             raise HttpError("malformed", f"content-length {length!r}")
         left = sys.maxsize if length is None else int(length)
         while left and answer.status not in (204, 304):
@@ -94,6 +94,8 @@ def _read(answer: Answer, on_body: Body | None) -> Generator[None, tuple[bytes, 
         if end >= 0:
             try:
                 length = int(data[at:end].split(b";", 1)[0], 16)
+                if length < 0:
+                    raise ValueError
             except ValueError:
                 raise HttpError("malformed", f"chunk length {data[at:end][:20]!r}") from None
         if length == 0:
@@ -109,7 +111,7 @@ def _read(answer: Answer, on_body: Body | None) -> Generator[None, tuple[bytes, 
 def _read_head(answer: Answer, head: bytes) -> None:
     lines = head.decode("latin-1").split("\r\n")
     parts = lines[0].split(" ", 2)
-    if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdigit():
+    if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdecimal():
         raise HttpError("malformed", f"no HTTP answer but {lines[0][:40]!r}")
     answer.status = int(parts[1])
     members = (line.partition(":") for line in lines[1:])

@@ -261,16 +261,16 @@ def _read_rows(path: Path) -> list[list[Message]]:
             messages = row["messages"]
             assert isinstance(messages, list)
             assert all(isinstance(each["role"], str) for each in messages)
-        except (KeyError, TypeError, AssertionError) as error:
+            while messages and messages[-1]["role"] == "assistant":
+                messages = messages[:-1]  # the answer is what is asked for
+            if not messages:
+                raise DataError(f"{path}:{number}: no message but answers; a chat asks something")
+            # As text: what answers may take no tools.
+            plain, _ = for_template(messages, row.get("functions") or (), knows_tools=False)
+        except (KeyError, TypeError, ValueError, AssertionError) as error:
             raise DataError(
                 f'{path}:{number}: expected {{"messages": [{{"role": ..., "content": ...}}]}}'
             ) from error
-        while messages and messages[-1]["role"] == "assistant":
-            messages = messages[:-1]  # the answer is what is asked for
-        if not messages:
-            raise DataError(f"{path}:{number}: no message but answers; a chat asks something")
-        # As text: what answers may take no tools.
-        plain, _ = for_template(messages, row.get("functions") or (), knows_tools=False)
         chats.append(list(map(dict, plain)))
     if not chats:
         raise DataError(f"{path}: no chats; write one object with messages a line")

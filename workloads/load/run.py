@@ -627,10 +627,10 @@ def slo_verdict(found: Found, config: LoadConfig) -> str:
 
 
 def errors_verdict(found: Found, config: LoadConfig) -> str:
-    """Return whether as few requests failed as the settings allow; NOT RUN before the first."""
-    if not found.samples:
-        return NOT_RUN
-    return PASS if found.errors <= config.max_error_share * found.samples else FAIL
+    """Return whether as few failed as the settings allow; NOT RUN where none was answered."""
+    if found.errors > config.max_error_share * found.samples:
+        return FAIL
+    return PASS if any(each.num_ok for each in found.points) else NOT_RUN
 
 
 def to_json(found: Found, config: LoadConfig, url: str) -> dict[str, Any]:

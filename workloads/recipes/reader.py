@@ -46,7 +46,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return a copy of `mapping` with `a.b=c` overrides; values are JSON, else plain strings."""
-    result = json.loads(json.dumps(mapping))
+    result = json.loads(json.dumps(mapping, default=str))  # YAML has dates
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:

@@ -137,7 +137,7 @@ def _declared_base(adapter: str) -> str | None:
     try:
         text = (Path(adapter) / "adapter_config.json").read_text(encoding="utf-8")
         return Path(json.loads(text)["base_model_name_or_path"]).name
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

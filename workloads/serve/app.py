@@ -295,7 +295,7 @@ class KeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401, 403 or 415, or go on."""
-        error = self._refusal(scope) if scope["type"] == "http" else None
+        error = None if scope["type"] == "lifespan" else self._refusal(scope)
         answer = self._app if error is None else error_response(error)
         await answer(scope, receive, send)
 
@@ -308,7 +308,7 @@ class KeyGuard:
             said = f"Host {host}: this server is on loopback; ask for localhost or 127.0.0.1"
         elif origin is not None and origin.partition("://")[2] != host:
             said = f"Origin {origin}: a page of another address may not ask this server"
-        elif scope["method"] == "POST" and kind.partition(";")[0].strip() != "application/json":
+        elif scope.get("method") == "POST" and kind.partition(";")[0].strip() != "application/json":
             said, status = f"Content-Type {kind}: send application/json", 415
         if said:
             return ApiError(status=status, message=said, code="forbidden")

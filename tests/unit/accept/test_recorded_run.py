@@ -130,6 +130,21 @@ def test_another_schema_is_refused_in_a_line(values: dict[str, Any]) -> None:
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("latency_ms", [0, float("nan")])
+def test_a_row_that_took_no_time_is_refused_in_a_line(latency_ms: float) -> None:
+    values = json.loads(FILES[0].read_text())
+    values["results"]["nccl_benchmark"]["details"]["results_by_size"][0]["latency_ms"] = latency_ms
+    with pytest.raises(DataError, match=r"x\.json: no result of .* bytes in (0\.0|nan) s"):
+        read_benchmark(values, "x.json")
+
+
+def test_a_bandwidth_that_is_not_a_number_agrees_with_no_formula() -> None:
+    one, two = _runs()
+    rows = (replace(two.rows[0], busbw_gb_per_s=float("nan")), *two.rows[1:])
+    (arithmetic,) = _checks([one, replace(two, rows=rows)])["collectives.arithmetic"]
+    assert arithmetic.outcome == "FAIL"
+
+
 @pytest.mark.parametrize("nodes", [0, -1, 3])
 def test_gpus_that_nodes_cannot_hold_are_refused_in_a_line(nodes: int) -> None:
     values = json.loads(FILES[0].read_text())
