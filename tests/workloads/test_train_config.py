@@ -13,8 +13,13 @@ from stacks.load import STACKS_DIR, load_stack
 from workloads.common.exit_codes import ConfigError
 from workloads.common.models import catalog, find
 from workloads.recipes import load_recipe, recipe_names
-from workloads.recipes.foreign import create_training_arguments, map_deepspeed
-from workloads.recipes.train import RESUMABLE, EvalConfig, TrainConfig
+from workloads.recipes.train import (
+    RESUMABLE,
+    EvalConfig,
+    TrainConfig,
+    create_training_arguments,
+    map_deepspeed,
+)
 from workloads.train.__main__ import show_plan
 from workloads.train.inputs import PLAN_VARIABLE
 

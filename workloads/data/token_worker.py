@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -22,22 +22,19 @@ from workloads.data.chat_template import ChatRenderer, call_form, check_tokenize
 from workloads.data.chats import Chat, parse_line
 from workloads.data.token_rows import TokenRows
 from workloads.recipes.data import Overlong
-from workloads.recipes.reader import require_over
+from workloads.recipes.reader import Settings, over
 
 PRELOAD = "SOPERATOR_TOKENIZER_DIR"
 """Environment variable that tells the fork server which tokenizer to load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeConfig:
+class TokenizeConfig(Settings):
     """How chats become token rows."""
 
-    max_tokens: int
+    max_tokens: Annotated[int, over(1)]
     overlong: Overlong = "drop"
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        require_over(self, 1, "max_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,31 +11,28 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.data.chats import for_template
 from workloads.data.manifest import json_lines
-from workloads.recipes.load import MOST_TOKENS, Lengths, LoadConfig
-from workloads.recipes.reader import parse, require, require_least
+from workloads.recipes.load import Lengths, LoadConfig, Tokens
+from workloads.recipes.reader import AtLeastOne, Bound, Settings, parse
 
 PROFILE_VARIABLE = "SOPERATOR_CHAT_PROFILE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatProfile:
+class ChatProfile(Settings):
     """What the stack declares of its reference chat; the job's script brings it as JSON."""
 
-    context_tokens: int
+    context_tokens: AtLeastOne[int]
     """Tokens that the model reads before each answer."""
-    output_tokens: int
+    output_tokens: AtLeastOne[int]
     """Tokens that it writes in the whole chat."""
-    turns: int = 1
+    turns: AtLeastOne[int] = 1
     cached_share: float = 0.0
     max_answer_s: float | None = None
-
-    def __post_init__(self) -> None:
-        require_least(self, 1, "context_tokens", "output_tokens", "turns")
 
 
 def read_profile(environment: Mapping[str, str] | None = None) -> ChatProfile | None:
@@ -95,23 +92,14 @@ def draw_lengths(lengths: Lengths, count: int, seed: str) -> Sequence[int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class Arrival(Settings):
     """One request of an open loop."""
 
-    at_s: float
+    at_s: Annotated[float, Bound("seconds of 0 or more", lambda value: value >= 0)]
     """Seconds after the start."""
-    prompt_tokens: int | None = None
+    prompt_tokens: Tokens[int | None] = None
     """None: drawn."""
-    output_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        require(self.at_s >= 0, f"at_s: got {self.at_s}, expected seconds of 0 or more")
-        for name in ("prompt_tokens", "output_tokens"):
-            value = getattr(self, name)
-            require(
-                value is None or 1 <= value <= MOST_TOKENS,
-                f"{name}: got {value}, expected 1 to {MOST_TOKENS}",
-            )
+    output_tokens: Tokens[int | None] = None
 
 
 def poisson(rate_per_s: float, count: int, seed: int) -> tuple[Arrival, ...]:

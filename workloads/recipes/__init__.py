@@ -16,11 +16,10 @@ from workloads.common.exit_codes import ConfigError
 from workloads.recipes.accept import AcceptConfig
 from workloads.recipes.data import DataConfig
 from workloads.recipes.evaluate import EvaluateConfig
-from workloads.recipes.foreign import translate
 from workloads.recipes.load import LoadConfig
 from workloads.recipes.reader import apply_overrides, parse, read_mapping
 from workloads.recipes.serve import ServeConfig
-from workloads.recipes.train import TrainConfig
+from workloads.recipes.train import TrainConfig, translate
 
 RECIPES_DIR = Path(__file__).parent
 ENDINGS = (".json", ".yaml", ".yml")

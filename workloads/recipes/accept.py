@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from workloads.recipes.reader import require, require_least, require_over
+from workloads.recipes.reader import NotNegative, Positive, Settings, least, over, require
 
 T = TypeVar("T", bound=Any)
 ON_PATH = "PATH"
@@ -26,40 +26,34 @@ class ConnectivityConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectivesConfig:
+class CollectivesConfig(Settings):
     """The sweep of message sizes."""
 
     sizes_mb: tuple[int, ...] = (1, 10, 100, 1000, 8000)
     """Bytes of one rank's message over 10^6."""
-    iterations: int = 20
-    warmup: int = 5
+    iterations: Positive[int] = 20
+    warmup: NotNegative[int] = 5
     nccl_tests: str | None = None
     """Folder with all_reduce_perf and its kin, or PATH: those of the node's PATH, where they are;
     None: only torch's collectives are timed."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         require(bool(self.sizes_mb) and min(self.sizes_mb) > 0, "sizes_mb: expected sizes > 0")
-        require_over(self, 0, "iterations")
-        require_least(self, 0, "warmup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeConfig:
+class ComputeConfig(Settings):
     """What each GPU does alone."""
 
-    matrix_size: int = 8192
-    copy_mb: int = 2000
+    matrix_size: Annotated[int, least(2)] = 8192
+    """Two columns make the product's value known."""
+    copy_mb: Positive[int] = 2000
     """Size of the copies in memory and from the host, in 10^6 bytes."""
-    iterations: int = 50
-
-    def __post_init__(self) -> None:
-        # Two columns make the product's value known.
-        require_least(self, 2, "matrix_size")
-        require_over(self, 0, "copy_mb", "iterations")
+    iterations: Positive[int] = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorageConfig:
+class StorageConfig(Settings):
     """What each node does on each place, all nodes at once."""
 
     places: tuple[str, ...] = ("data", "model", "chkpt", "results", "scratch")
@@ -67,17 +61,15 @@ class StorageConfig:
     mounts: tuple[str, ...] = ()
     """Shared mounts, measured too where no place lies on them; `soperator cluster
     accept` names all of the stack's."""
-    file_mb: int = 4096
-    block_kib: int = 4096
-    random_reads: int = 2000
-    random_block_kib: int = 4
-    small_files: int = 500
+    file_mb: Positive[int] = 4096
+    block_kib: Positive[int] = 4096
+    random_reads: Positive[int] = 2000
+    random_block_kib: Positive[int] = 4
+    small_files: Positive[int] = 500
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         for path in self.mounts:
             require(path.startswith("/"), f"mounts: {path!r} is not absolute; start it with /")
-        sizes = ("file_mb", "block_kib", "random_reads", "random_block_kib", "small_files")
-        require_over(self, 0, *sizes)
         require(
             self.block_kib % 4 == 0 and self.random_block_kib % 4 == 0,
             "block_kib: expected multiples of 4: O_DIRECT moves whole pages",
@@ -96,23 +88,23 @@ _SHAPE = ("vocabulary", "width", "layers", "heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(Settings):
     """The model whose tokens are counted; the defaults are of nebius-h100-8gpu-benchmark."""
 
     name: str = "decoder-163m"
-    vocabulary: int = 50257
-    width: int = 768
-    layers: int = 12
-    heads: int = 12
-    sequence: int = 512
-    batch: int = 8
+    vocabulary: Positive[int] = 50257
+    width: Positive[int] = 768
+    layers: Positive[int] = 12
+    heads: Positive[int] = 12
+    sequence: Positive[int] = 512
+    batch: Positive[int] = 8
     """Sequences of one rank in a step."""
-    steps: int = 50
-    warmup: int = 5
+    steps: Annotated[int, over(1)] = 50
+    warmup: NotNegative[int] = 5
     points: tuple[int, ...] = ()
     """Ranks to train on, rising; empty: 1, 2, 4 and so on, whole nodes, and all."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         defaults = {each.name: each.default for each in fields(TrainingConfig)}
         other = [
             f"{name} {getattr(self, name)}, not {defaults[name]}"
@@ -124,14 +116,11 @@ class TrainingConfig:
             self.name != defaults["name"] or not other,
             f"name: {self.name} has another shape ({', '.join(other)}); give it its own name",
         )
-        require_over(self, 0, *_SHAPE, "sequence", "batch")
-        require_least(self, 0, "warmup")
         require(self.width % self.heads == 0, f"heads: {self.heads} do not divide {self.width}")
-        require_over(self, 1, "steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptConfig:
+class AcceptConfig(Settings):
     """One acceptance run."""
 
     profile: Literal["quick", "full"] = "full"
@@ -140,7 +129,7 @@ class AcceptConfig:
     """`cpu` is a rehearsal: it certifies no GPU."""
     gates: str | None = None
     """File of further limits, in the form of gates.yaml; what it says wins."""
-    soak_s: float = 1800
+    soak_s: NotNegative[float] = 1800
     """Seconds of training and all-reduce in the stage `soak`."""
     connectivity: ConnectivityConfig = field(default_factory=ConnectivityConfig)
     collectives: CollectivesConfig = field(default_factory=CollectivesConfig)
@@ -148,9 +137,8 @@ class AcceptConfig:
     storage: StorageConfig = field(default_factory=StorageConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         require(bool(self.stages), f"stages: name at least one of {', '.join(STAGES)}")
-        require_least(self, 0, "soak_s")
 
 
 def _at_most(part: T, **most: float) -> T:

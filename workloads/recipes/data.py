@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from workloads.common.exit_codes import ConfigError
-from workloads.recipes.reader import require, require_over
+from workloads.recipes.reader import Bound, Positive, Settings, over, require
 
 T = TypeVar("T")
 Kind = Literal["bfcl", "jsonl", "json", "csv", "parquet"]
@@ -24,7 +24,7 @@ BFCL_SIMPLE = BFCL_CATEGORIES[:1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceConfig:
+class SourceConfig(Settings):
     """Where raw rows come from."""
 
     kind: Kind
@@ -36,11 +36,10 @@ class SourceConfig:
     """Raw columns to carry along, for stratify_by."""
     categories: tuple[str, ...] = BFCL_SIMPLE
     """Categories of BFCL; has no effect on other kinds."""
-    limit: int | None = None
+    limit: Positive[int | None] = None
     """First rows only; None takes all."""
 
-    def __post_init__(self) -> None:
-        require_over(self, 0, "limit")
+    def _check(self) -> None:
         known = (*BFCL_CATEGORIES, *BFCL_NO_CALL)
         unknown = [name for name in self.categories if name not in known]
         require(
@@ -54,29 +53,25 @@ class SourceConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
+class DataConfig(Settings):
     """Convert, split and tokenise one data set."""
 
     source: SourceConfig
     output: str
     """Folder in the place `data`."""
-    test_ratio: float = 0.2
+    test_ratio: Annotated[float, Bound("between 0 and 1", lambda value: 0 < value < 1)] = 0.2
     rand_sort: bool = True
     """Shuffle before the split; False keeps the source's order."""
     seed: int = 0
     stratify_by: str | None = None
     """One of source.keep: each of its values is split by test_ratio on its own."""
-    max_tokens: int = 4096
+    max_tokens: Annotated[int, over(1)] = 4096
     """Longest conversation; what is longer is treated as `overlong` says."""
     overlong: Overlong = "drop"
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Switches of the model's chat template, such as enable_thinking."""
 
-    def __post_init__(self) -> None:
-        require(
-            0 < self.test_ratio < 1, f"test_ratio: got {self.test_ratio}, expected between 0 and 1"
-        )
-        require_over(self, 1, "max_tokens")
+    def _check(self) -> None:
         require(
             self.stratify_by is None or self.stratify_by in self.source.keep,
             f"stratify_by: got {self.stratify_by!r}, expected one of source.keep "

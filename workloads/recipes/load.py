@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
 
-from workloads.recipes.reader import require, require_least, require_over
+from workloads.recipes.reader import (
+    AtLeastOne,
+    Bound,
+    NotNegative,
+    Positive,
+    Settings,
+    below_one,
+    least,
+    require,
+)
 
+T = TypeVar("T")
 MOST_TOKENS = 10**6
+Tokens = Annotated[T, Bound(f"1 to {MOST_TOKENS}", lambda value: 1 <= value <= MOST_TOKENS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Settings):
     """The server under load, and what it runs on: the client cannot see that."""
 
     url: str | None = None
@@ -29,7 +40,7 @@ class Target:
     preset: str | None = None
     """Preset of the server's node."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         require(
             not (self.url and self.serve_job),
             "url: given together with serve_job; keep the one that says where the server is",
@@ -47,24 +58,18 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class Lengths(Settings):
     """How many tokens a prompt or an answer has."""
 
-    mean: int | None = None
+    mean: Tokens[int | None] = None
     """None: from the chat profile of the stack."""
     distribution: Literal["fixed", "uniform", "lognormal"] = "fixed"
     spread: float = 0.0
     """Standard deviation over mean; needed by uniform and lognormal."""
-    most: int | None = None
+    most: Tokens[int | None] = None
     """Longest that is drawn; None: four times the mean."""
 
-    def __post_init__(self) -> None:
-        for name in ("mean", "most"):
-            value = getattr(self, name)
-            require(
-                value is None or 1 <= value <= MOST_TOKENS,
-                f"{name}: got {value}, expected 1 to {MOST_TOKENS}",
-            )
+    def _check(self) -> None:
         require(
             (self.spread > 0) == (self.distribution != "fixed") and self.spread <= 2,
             f"spread: got {self.spread:g} for {self.distribution}; fixed has 0, the others over 0 "
@@ -78,25 +83,19 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompts:
+class Prompts(Settings):
     """What the prompts are made of."""
 
     tokenizer: str | None = None
     """Model whose tokenizer counts them; None: the recipe's model."""
     rows: str | None = None
     """Instead: a .jsonl file of chats, `{"messages": [...]}`; their lengths are their own."""
-    cached_share: float | None = None
+    cached_share: Annotated[float | None, below_one] = None
     """Share of each prompt that all have in common; None: the chat profile's, else 0."""
-
-    def __post_init__(self) -> None:
-        share = self.cached_share
-        require(
-            share is None or 0 <= share < 1, f"cached_share: got {share}, expected 0 to below 1"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenLoop:
+class OpenLoop(Settings):
     """Requests that come when they come, whether or not the server keeps up."""
 
     shares: tuple[float, ...] = (0.5, 0.8)
@@ -105,32 +104,30 @@ class OpenLoop:
     """Poisson rates in requests/s, instead of the shares."""
     trace: str | None = None
     """A .csv or .jsonl file with at_s and, where known, prompt_tokens and output_tokens."""
-    requests: int = 64
+    requests: Annotated[int, least(2)] = 64
     """Measured arrivals of each Poisson rate."""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         for name in ("shares", "rates_per_s"):
             values = getattr(self, name)
             require(
                 all(0 < value <= 10**5 for value in values),
                 f"{name}: got {list(values)}, expected numbers over 0",
             )
-        require_least(self, 2, "requests")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
+class Slo(Settings):
     """What is promised; a bound that is None is not promised."""
 
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_s: float | None = None
+    ttft_ms: Positive[float | None] = None
+    tpot_ms: Positive[float | None] = None
+    e2e_s: Positive[float | None] = None
     """None: the chat profile's max_answer_s, where there is one."""
     share: float = 0.99
     """Share of all requests that must keep every bound; refused and failed ones do not."""
 
-    def __post_init__(self) -> None:
-        require_over(self, 0, "ttft_ms", "tpot_ms", "e2e_s")
+    def _check(self) -> None:
         require(0 < self.share <= 1, f"share: got {self.share:g}, expected over 0 to 1")
 
     @property
@@ -140,7 +137,7 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadConfig:
+class LoadConfig(Settings):
     """One load test: a sweep of closed loops for the curve, then open loops at given rates."""
 
     target: Target = field(default_factory=Target)
@@ -149,9 +146,9 @@ class LoadConfig:
     output_tokens: Lengths = field(default_factory=Lengths)
     sweep: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Streams of each closed loop; 1 comes first, as reading and writing are told apart there."""
-    requests_per_stream: int = 4
+    requests_per_stream: AtLeastOne[int] = 4
     """Measured requests of each stream, and 8 at least in all."""
-    warm_up_requests: int = 1
+    warm_up_requests: NotNegative[int] = 1
     """Requests of each stream, and arrivals for each 16 of an open loop, that count nowhere."""
     open_loop: OpenLoop = field(default_factory=OpenLoop)
     slo: Slo = field(default_factory=Slo)
@@ -159,23 +156,20 @@ class LoadConfig:
     """Whether the job fails when no point keeps the SLO."""
     max_error_share: float = 0.01
     """Most requests that may fail; refusals (429) and timeouts of an overload are no failures."""
-    timeout_s: float = 600.0
+    timeout_s: Positive[float] = 600.0
     """From the intended start of a request to its end."""
-    max_in_flight: int = 1024
+    max_in_flight: AtLeastOne[int] = 1024
     """Connections at once; later requests wait here, on their own clock."""
     ignore_eos: bool = True
     """Whether answers are asked to be as long as drawn (vLLM and workloads.serve know it)."""
     seed: int = 0
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         levels = list(self.sweep)
         require(
             levels[:1] == [1] and levels == sorted(set(levels)) and levels[-1] <= 4096,
             f"sweep: got {levels}, expected rising numbers from 1 to at most 4096",
         )
-        require_least(self, 1, "requests_per_stream", "max_in_flight")
-        require_least(self, 0, "warm_up_requests")
-        require_over(self, 0, "timeout_s")
         require(
             0 <= self.max_error_share < 1,
             f"max_error_share: got {self.max_error_share:g}, expected 0 to below 1",

@@ -11,10 +11,10 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from workloads.common.exit_codes import ConfigError
 
@@ -78,6 +78,8 @@ def parse(kind: type[T], value: Any, *, at: str) -> T:
 
 def _convert(kind: Any, value: Any, at: str, problems: list[str]) -> Any:
     origin = typing.get_origin(kind)
+    if origin is Annotated:
+        return _convert(kind.__origin__, value, at, problems)
     if origin in (types.UnionType, typing.Union):
         members = [member for member in typing.get_args(kind) if member is not type(None)]
         if value is None or (len(members) > 1 and type(value) in members):
@@ -115,7 +117,7 @@ def _name(kind: type) -> str:
     return names.get(kind, f"a {kind.__name__}")
 
 
-_hints = functools.cache(typing.get_type_hints)
+_hints = functools.partial(functools.cache(typing.get_type_hints), include_extras=True)
 """A trace may have a million rows of one kind."""
 
 
@@ -163,20 +165,6 @@ def _wrong(at: str, value: Any, allowed: str, problems: list[str]) -> None:
     )
 
 
-def require_over(section: object, bound: int, *names: str) -> None:
-    """Refuse each of these values of a section that is there and not over `bound`."""
-    for name in names:
-        value = getattr(section, name)
-        require(value is None or value > bound, f"{name}: got {value}, expected > {bound}")
-
-
-def require_least(section: object, least: int, *names: str) -> None:
-    """Refuse each of these values of a section that is there and below `least`."""
-    for name in names:
-        value = getattr(section, name)
-        require(value is None or value >= least, f"{name}: got {value}, expected >= {least}")
-
-
 def require(condition: bool, message: str) -> None:
     """Refuse a value that its type allows and its meaning does not; used in __post_init__.
 
@@ -188,3 +176,43 @@ def require(condition: bool, message: str) -> None:
     if wrong is None:
         raise ValueError(message)
     wrong.append(message)
+
+
+class Bound(NamedTuple):
+    """What a number must be beside its type, in a message's words and as a test."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+
+
+def over(bound: int) -> Bound:
+    """Return the bound of a number above this one."""
+    return Bound(f"> {bound}", lambda value: value > bound)
+
+
+def least(bound: int) -> Bound:
+    """Return the bound of this number and more."""
+    return Bound(f">= {bound}", lambda value: value >= bound)
+
+
+below_one = Bound("0 to below 1", lambda value: 0 <= value < 1)
+Positive = Annotated[T, over(0)]
+NotNegative = Annotated[T, least(0)]
+AtLeastOne = Annotated[T, least(1)]
+
+
+class Settings:
+    """A dataclass whose values keep the bounds that their types name; None keeps every one."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for name, hint in _hints(type(self)).items():
+            for bound in getattr(hint, "__metadata__", ()):
+                value = getattr(self, name)
+                is_kept = value is None or bound.holds(value)
+                require(is_kept, f"{name}: got {value}, expected {bound.expected}")
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse, by `require`, values that each are allowed and not together."""

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Literal
+from typing import Annotated, Literal
 
-from workloads.recipes.reader import require, require_least, require_over
+from workloads.recipes.reader import (
+    AtLeastOne,
+    Bound,
+    NotNegative,
+    Positive,
+    Settings,
+    require,
+)
 
 AUTO = "auto"
 MAX_TOP_LOGPROBS = 20
@@ -22,32 +29,28 @@ _NOT_OF_A_TEMPLATE = frozenset({
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Settings):
     """What one client may ask for and how much is held at once."""
 
-    context_tokens: int = 8192
+    context_tokens: AtLeastOne[int] = 8192
     """Prompt and answer together; also the length of a row of the KV cache."""
-    max_output_tokens: int = 4096
+    max_output_tokens: AtLeastOne[int] = 4096
     """Most tokens of one answer, and what an answer gets that names no number."""
-    max_concurrency: int = 16
+    max_concurrency: AtLeastOne[int] = 16
     """Rows of the KV cache: answers that are written at the same time."""
-    max_queue: int = 64
+    max_queue: NotNegative[int] = 64
     """Requests that wait for a row; one more is answered 429."""
-    max_choices: int = 8
+    max_choices: AtLeastOne[int] = 8
     """Most answers to one request (`n`)."""
-    max_body_bytes: int = 2**20
-    body_timeout_s: float = 30.0
+    max_body_bytes: AtLeastOne[int] = 2**20
+    body_timeout_s: AtLeastOne[float] = 30.0
     """A client that has not sent its whole request by then is answered 408."""
-    request_timeout_s: float = 600.0
+    request_timeout_s: AtLeastOne[float] = 600.0
     """From the request to the last token."""
-
-    def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            require_least(self, 0 if name == "max_queue" else 1, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig:
+class ServeConfig(Settings):
     """One server: it serves the recipe's model, or at most one of three folders."""
 
     adapter: str | None = None
@@ -63,11 +66,11 @@ class ServeConfig:
     """Name of the tuned model; None: the served name with `-tuned`."""
     engine: Literal["auto", "transformers", "vllm"] = "auto"
     """auto: vLLM where it can be imported and a GPU is there, else transformers."""
-    gpus: int = 1
+    gpus: AtLeastOne[int] = 1
     """GPUs of the node that one model is divided over (vLLM's tensor parallelism)."""
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
     host: str = "127.0.0.1"
-    port: int = 7860
+    port: Annotated[int, Bound("0 to 65535", lambda value: 0 <= value <= 65535)] = 7860
     """0: any free port; endpoint.json says which."""
     api_key_file: str | None = None
     """File of mode 0600 with the key; made when missing. None: one of this run's results."""
@@ -79,9 +82,9 @@ class ServeConfig:
     """auto: weights go to the place `scratch` first where that is a RAM disk with room."""
     compare_cold_start: bool = False
     """Whether the weights are loaded a second time, without the RAM disk, to measure the gain."""
-    prefill_tokens: int = 512
+    prefill_tokens: Positive[int] = 512
     """Prompt tokens read between two decode steps: the longest that a running answer waits."""
-    drain_s: float = 20.0
+    drain_s: NotNegative[float] = 20.0
     """Time of running answers after SIGTERM; KillWait is 30 s by default, 180 on Soperator."""
     seed: int = 0
     """Of answers that are sampled and name no seed."""
@@ -89,7 +92,7 @@ class ServeConfig:
     """torch's threads; None leaves torch's choice."""
     limits: Limits = field(default_factory=Limits)
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         folders = {name: getattr(self, name) for name in ("adapter", "merged", "checkpoint")}
         given = [name for name, value in folders.items() if value and value != AUTO]
         require(
@@ -97,21 +100,17 @@ class ServeConfig:
             f"{' and '.join(given)}: at most one of adapter, merged and checkpoint says what is "
             "served beside or instead of the model",
         )
-        require_least(self, 1, "gpus")
         require(
             self.gpus == 1 or self.engine != "transformers",
             f"gpus: got {self.gpus}, but the transformers engine has its model on one GPU; set "
             "engine to vllm, or start a server for each GPU",
         )
-        require(0 <= self.port <= 65535, f"port: got {self.port}, expected 0 to 65535")
-        require_over(self, 0, "prefill_tokens")
         own = sorted(_NOT_OF_A_TEMPLATE.intersection(self.template_options))
         require(
             not own,
             f"template_options: got {', '.join(own)}, expected names that the model's template "
             "reads, such as enable_thinking",
         )
-        require_least(self, 0, "drain_s")
 
 
 def is_loopback(host: str) -> bool:

@@ -1,51 +1,64 @@
-"""Section `train` of a recipe: every key, its default, and the mixes that are refused."""
+"""Section `train` of a recipe: every key, its default, and the mixes that are refused.
+
+Also settings in the words of transformers' TrainingArguments and of DeepSpeed, made ours.
+"""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from workloads.recipes.reader import require, require_least, require_over
+from workloads.common.exit_codes import ConfigError
+from workloads.common.log import log
+from workloads.recipes.reader import (
+    NotNegative,
+    Positive,
+    Settings,
+    apply_overrides,
+    below_one,
+    least,
+    parse,
+    read_mapping,
+    require,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Settings):
     """How state is saved, kept and taken up again; how often is train.checkpoint_every."""
 
     background: bool = True
     """Whether files are written while training goes on, from one copy in host memory."""
     keep_best: bool = True
     """Whether train.eval's best checkpoint stays beyond train.keep_last and becomes final/."""
-    elastic_every: int = 0
+    elastic_every: NotNegative[int] = 0
     """Train steps between elastic checkpoints; 0: only before the job changes its size."""
-    every_s: int = 0
+    every_s: NotNegative[int] = 0
     """Seconds after which training is saved again, beside its schedule by steps; 0: never.
 
     What is lost at most where a save takes longer than the notice of a node that is taken."""
     same_world_size_only: bool = False
     """Whether a sharded checkpoint of another world size is refused instead of resharded."""
-    timeout_s: int = 600
+    timeout_s: Annotated[int, least(10)] = 600
     """Seconds after which a rank that is not heard of is lost, and a step that stands is hung."""
-
-    def __post_init__(self) -> None:
-        require_least(self, 0, "elastic_every", "every_s")
-        require_least(self, 10, "timeout_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalConfig:
+class EvalConfig(Settings):
     """Validation while training, on rows that the data set holds out; also after the last step."""
 
-    every: int | None = None
+    every: Positive[int | None] = None
     """Train steps between validations; exactly one of every and every_epochs is set."""
-    every_epochs: int | None = None
-    rows: int = 512
+    every_epochs: Positive[int | None] = None
+    rows: Positive[int] = 512
     """Conversations at most: the last of the held-out file, as evaluate reads the first."""
-    patience: int | None = None
+    patience: Positive[int | None] = None
     """Validations in a row without a new lowest loss that end the run; None: no early end."""
 
-    def __post_init__(self) -> None:
-        require_over(self, 0, "every", "every_epochs", "rows", "patience")
+    def _check(self) -> None:
         require(
             (self.every is None) != (self.every_epochs is None),
             f"every: got {self.every} with every_epochs {self.every_epochs}; set one of them",
@@ -67,36 +80,29 @@ RESUMABLE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraConfig:
+class LoraConfig(Settings):
     """Low-rank adapters."""
 
-    rank: int = 16
-    alpha: int = 32
-    dropout: float = 0.0
+    rank: Positive[int] = 16
+    alpha: Positive[int] = 32
+    dropout: Annotated[float, below_one] = 0.0
     target_modules: tuple[str, ...] = ("all-linear",)
     dora: bool = False
     """Train the length of each weight's columns apart from their direction (DoRA)."""
 
-    def __post_init__(self) -> None:
-        require_over(self, 0, "rank", "alpha")
-        require(0 <= self.dropout < 1, f"dropout: got {self.dropout}, expected 0 to below 1")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateConfig:
+class GateConfig(Settings):
     """What a run must reach to pass, beside ending with 0, `final/` and no lack of memory."""
 
-    max_loss: float | None = None
+    max_loss: Positive[float | None] = None
     """Nats per label token: of the held-out rows with train.eval, else of the last step."""
-    min_tokens_per_s_per_gpu: float | None = None
+    min_tokens_per_s_per_gpu: Positive[float | None] = None
     """Useful tokens; judged on GPUs only."""
-
-    def __post_init__(self) -> None:
-        require_over(self, 0, "max_loss", "min_tokens_per_s_per_gpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """One fine-tuning run."""
 
     dataset: str
@@ -119,25 +125,25 @@ class TrainConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
     dtype: Literal["bf16", "fp32", "fp16"] = "bf16"
     """Type of the weights in the forward pass; trained weights are kept in fp32."""
-    sequence_length: int = 4096
+    sequence_length: Positive[int] = 4096
     """Tokens of one packed row."""
     packing: bool = True
     """Several conversations share a row; False: one row each, padded to the longest of its step."""
-    micro_batch_size: int = 1
+    micro_batch_size: Positive[int] = 1
     """Packed rows per rank and forward pass."""
-    gradient_accumulation: int = 1
-    epochs: int | None = None
-    max_steps: int | None = None
+    gradient_accumulation: Positive[int] = 1
+    epochs: Positive[int | None] = None
+    max_steps: Positive[int | None] = None
     """Train steps; exactly one of epochs and max_steps is set."""
-    learning_rate: float
+    learning_rate: Positive[float]
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_steps: int = 0
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    gradient_checkpointing: bool | int | None = None
+    warmup_steps: NotNegative[int] = 0
+    weight_decay: NotNegative[float] = 0.0
+    max_grad_norm: Positive[float] = 1.0
+    gradient_checkpointing: NotNegative[bool | int | None] = None
     """Recompute activations in the backward pass: of all layers, of none, or of so many, the first
     ones; None: of as few as the job's plan needs to fit."""
-    loss_chunk_tokens: int = LOSS_CHUNK_TOKENS
+    loss_chunk_tokens: NotNegative[int] = LOSS_CHUNK_TOKENS
     """Label tokens whose logits exist at once; 0: all of a micro batch."""
     attention: Literal["auto", "varlen", "sdpa"] = "auto"
     """varlen: each document alone, by torch's kernel for packed rows. sdpa: a dense mask of
@@ -147,11 +153,11 @@ class TrainConfig:
     liger: Literal["auto", "on", "off"] = "auto"
     """auto: Liger's kernels on a GPU where they can be imported."""
     seed: int = 0
-    checkpoint_every: int = 100
+    checkpoint_every: NotNegative[int] = 100
     """Train steps between checkpoints; 0 keeps only those that a signal asks for."""
-    checkpoint_every_epochs: int | None = None
+    checkpoint_every_epochs: Positive[int | None] = None
     """Epochs between checkpoints, instead of checkpoint_every, which then has no effect."""
-    keep_last: int = 2
+    keep_last: Positive[int] = 2
     """Committed checkpoints of this run that stay."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     resume: str = "requeue"
@@ -175,15 +181,10 @@ class TrainConfig:
     eval: EvalConfig | None = None
     """None: nothing is validated, and no checkpoint is the best one."""
     gate: GateConfig | None = None
-    cpu_threads: int | None = None
+    cpu_threads: Positive[int | None] = None
     """Threads per rank on CPU; None leaves torch's choice."""
 
-    def __post_init__(self) -> None:
-        require_over(self, 0, "sequence_length", "micro_batch_size", "gradient_accumulation")
-        require_over(self, 0, "keep_last", "learning_rate", "max_grad_norm", "epochs", "max_steps")
-        require_over(self, 0, "checkpoint_every_epochs", "cpu_threads")
-        require_least(self, 0, "warmup_steps", "weight_decay", "checkpoint_every")
-        require_least(self, 0, "loss_chunk_tokens", "gradient_checkpointing")
+    def _check(self) -> None:
         require(
             (self.epochs is None) != (self.max_steps is None),
             f"max_steps: got {self.max_steps} with epochs {self.epochs}; set exactly one of them",
@@ -242,3 +243,258 @@ class TrainConfig:
     def has_adapters(self) -> bool:
         """True where the base is frozen and adapters are trained."""
         return self.method != "full"
+
+
+HF_NAMES = {
+    "per_device_train_batch_size": "micro_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation", "num_train_epochs": "epochs",
+    "lr_scheduler_type": "schedule", "save_steps": "checkpoint_every",
+    "save_total_limit": "keep_last", "max_seq_length": "sequence_length",
+    "max_length": "sequence_length", "torch_compile": "compile", "use_liger_kernel": "liger",
+    "resume_from_checkpoint": "resume"
+}  # fmt: skip
+"""Keys of transformers.TrainingArguments and trl.SFTConfig that have another name here."""
+
+KINDS = ("bf16", "fp16")
+"""Keys of transformers that say a type by true and false."""
+
+
+def create_training_arguments(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Return the training settings in a file; every wrong key and value is told at once."""
+    path = Path(path)
+    mapping = read_mapping(path)
+    whole = mapping if "train" in mapping else {"train": mapping}
+    mapping = apply_overrides(whole, overrides)["train"]
+    at = f"{path.stem}.train"
+    return parse(TrainConfig, translate(mapping, at=at, folder=path.parent), at=at)
+
+
+def translate(mapping: Any, *, at: str, folder: Path) -> Any:
+    """Return a section `train` in our keys: names of transformers and a DeepSpeed config mapped.
+
+    `folder` is where a DeepSpeed config that is named as a file lies.
+    """
+    if not isinstance(mapping, Mapping):
+        return mapping
+    values = dict(mapping)
+    asked = {kind: values.pop(kind) for kind in KINDS if isinstance(values.get(kind), bool)}
+    for kind, wanted in asked.items():
+        if wanted:
+            _put(values, "dtype", kind, at=at, source=kind)
+    if asked.get("bf16") is False and not asked.get("fp16"):
+        # transformers then trains in fp32, where our default is bf16.
+        if values.setdefault("dtype", "fp32") == "bf16":
+            raise ConfigError(
+                f"{at}.bf16: got false, but {at}.dtype is 'bf16'; give one of the two"
+            )
+        log(f"train.bf16=false -> train.dtype={values['dtype']!r}")
+    for name, ours in HF_NAMES.items():
+        if name in values:
+            value = values.pop(name)
+            if ours == "liger" and isinstance(value, bool):
+                value = "on" if value else "off"
+            whole = isinstance(value, float) and value.is_integer()
+            _put(values, ours, int(value) if whole else value, at=at, source=name)
+    if "eval_steps" in values:
+        _put(values, "eval", {"every": values.pop("eval_steps")}, at=at, source="eval_steps")
+    if values.get("load_in_4bit") is True:
+        if values.get("method") == "full":
+            raise ConfigError(
+                f"{at}.load_in_4bit: got true with method full; weights of 4 bits cannot be "
+                "trained: use method qlora, which trains adapters on them, or leave it out"
+            )
+        del values["load_in_4bit"]
+        values["method"] = "qlora"
+    if "deepspeed" in values:
+        config = values.pop("deepspeed")
+        if isinstance(config, str):
+            path = folder / config
+            config, where = read_mapping(path), path.name
+        else:
+            where = f"{at}.deepspeed"
+        if config is not None:
+            if not isinstance(config, Mapping):
+                raise ConfigError(f"{where}: got {config!r}, expected a mapping or a file's name")
+            mapped = map_deepspeed(config, at=where)
+            for line in mapped.lines:
+                log(line)
+            for key, value in mapped.values.items():
+                if key in values and values[key] != value and values[key] != "auto":
+                    log(f"train.{key}={values[key]!r} wins over DeepSpeed's {value!r}")
+                else:
+                    values[key] = value
+    for line in without_effect(values):
+        log(line)
+    return values
+
+
+def without_effect(values: Mapping[str, Any]) -> list[str]:
+    """Return a line for each setting of a section `train` that another one takes the effect of."""
+    lines: list[str] = []
+    every, epochs = values.get("checkpoint_every"), values.get("checkpoint_every_epochs")
+    if every is not None and epochs is not None:
+        lines.append(
+            f"train.checkpoint_every={every!r} has no effect: checkpoints are saved every "
+            f"{epochs!r} epochs (train.checkpoint_every_epochs)"
+        )
+    warmup, steps = values.get("warmup_steps"), values.get("max_steps")
+    if isinstance(warmup, int) and isinstance(steps, int) and warmup > steps > 0:
+        lines.append(
+            f"train.warmup_steps={warmup} is more than train.max_steps={steps}: the learning rate "
+            f"ends at {steps / warmup:.2g} of train.learning_rate"
+        )
+    return lines
+
+
+def _put(values: dict[str, Any], key: str, value: Any, *, at: str, source: str) -> None:
+    if key in values and values[key] != value:
+        raise ConfigError(
+            f"{at}.{source}: got {value!r}, but {at}.{key} is {values[key]!r}; give one of the two"
+        )
+    values[key] = value
+
+
+_VALUES = {
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation",
+    "gradient_clipping": "max_grad_norm",
+}
+_OPTIONS = {
+    "optimizer.params.lr": "learning_rate", "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_num_steps": "warmup_steps"
+}  # fmt: skip
+_SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+_LEFT_OUT = (
+    "activation_checkpointing", "aio", "autotuning", "comms_logger", "communication_data_type",
+    "dump_state", "flops_profiler", "gradient_predivide_factor", "memory_breakdown",
+    "prescale_gradients", "steps_per_print", "tensorboard", "train_batch_size",
+    "wall_clock_breakdown", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"
+)  # fmt: skip
+"""Keys of its buffers, logs and profilers, by its docs/_pages/config-json.md and constants.py."""
+_SECTIONS = ("zero_optimization", "bf16", "fp16", "optimizer", "scheduler")
+
+
+@dataclass(slots=True)
+class Mapped:
+    """Our keys, a line for everything that was read, and what of it has no meaning here."""
+
+    at: str
+    values: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def put(self, source: str, value: Any, key: str, ours: Any) -> None:
+        self.values[key] = ours
+        self.lines.append(f"deepspeed {source}={value!r} -> train.{key}={ours!r}")
+
+    def take(self, source: str, value: Any, key: str) -> None:
+        """Take over one value as it is; `auto` leaves the recipe's."""
+        if value == "auto":
+            self.lines.append(f"deepspeed {source}='auto': the recipe's value stays")
+        else:
+            self.put(source, value, key, value)
+
+    def leave(self, source: str, value: Any, why: str = "no counterpart") -> None:
+        """Say that one value has no effect."""
+        self.lines.append(f"deepspeed {source}={value!r}: {why}, left out")
+
+    def refuse(self, source: str, problem: str) -> None:
+        self.problems.append(f"{self.at}.{source}: {problem}")
+
+    def rest(
+        self, section: Mapping[str, Any], source: str, why: str, done: Collection[str] = ()
+    ) -> None:
+        """Take over what has a key of ours, and leave all else that is not `done`."""
+        for name, value in section.items():
+            path = f"{source}.{name}"
+            if path in _OPTIONS:
+                self.take(path, value, _OPTIONS[path])
+            elif name not in done:
+                self.leave(path, value, why)
+
+    def section(self, section: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+        """Return the mapping at the end of `source`; an empty one where it is none, or wrong."""
+        value = section.get(source.rpartition(".")[2])
+        if value is not None and not isinstance(value, Mapping):
+            self.refuse(source, f"got {value!r}, expected a mapping")
+        return value if isinstance(value, Mapping) else {}
+
+
+def map_deepspeed(config: Mapping[str, Any], *, at: str) -> Mapped:
+    """Return what a DeepSpeed config says in our keys; ConfigError for what has no meaning here."""
+    mapped = Mapped(at)
+    known = (*_VALUES, *_SECTIONS, *_LEFT_OUT)
+    for key, value in config.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+            mapped.refuse(key, f"unknown key{hint}")
+        elif key in _SECTIONS and not isinstance(value, Mapping):
+            mapped.refuse(key, f"got {value!r}, expected a mapping")
+        elif key in _VALUES:
+            mapped.take(key, value, _VALUES[key])
+        elif key in _LEFT_OUT:
+            mapped.leave(key, value)
+    if not mapped.problems:
+        _zero(config.get("zero_optimization", {}), mapped)
+        _types(config, mapped)
+        _optimizer(config, mapped)
+    if mapped.problems:
+        raise ConfigError("; ".join(mapped.problems))
+    return mapped
+
+
+def _zero(zero: Mapping[str, Any], mapped: Mapped) -> None:
+    stage = zero.get("stage", 0)
+    if stage not in (0, 3):
+        expected = "3 (full sharding, FSDP2) or 0 (DDP); stages 1 and 2 divide only a part"
+        mapped.refuse("zero_optimization.stage", f"got {stage!r}, expected {expected}")
+        return
+    devices: dict[str, Any] = {}
+    for name in ("offload_param", "offload_optimizer"):
+        section = mapped.section(zero, f"zero_optimization.{name}")
+        devices[name] = device = section.get("device", "none")
+        if device not in ("none", "cpu"):
+            source = f"zero_optimization.{name}.device"
+            mapped.refuse(source, f"got {device!r}, expected cpu or none")
+        mapped.rest(section, f"zero_optimization.{name}", "no counterpart", {"device"})
+    offloads = stage == 3 and "cpu" in devices.values()
+    strategy = "offload" if offloads else {0: "ddp", 3: "fsdp"}[stage]
+    mapped.put("zero_optimization.stage", stage, "strategy", strategy)
+    mapped.rest(zero, "zero_optimization", "FSDP2 does this by itself", {"stage", *devices})
+
+
+def _types(config: Mapping[str, Any], mapped: Mapped) -> None:
+    on = [kind for kind in KINDS if config.get(kind, {}).get("enabled", False) is True]
+    if len(on) == 2:
+        mapped.refuse("fp16.enabled", "got true with bf16.enabled true; enable one of them")
+    elif on:
+        mapped.put(f"{on[0]}.enabled", True, "dtype", on[0])
+    for kind in KINDS:
+        for key, value in config.get(kind, {}).items():
+            if key != "enabled":
+                mapped.leave(f"{kind}.{key}", value, "torch's own mixed precision has it")
+            elif kind not in on:
+                mapped.leave(f"{kind}.{key}", value, "the recipe's dtype stays")
+
+
+def _optimizer(config: Mapping[str, Any], mapped: Mapped) -> None:
+    optimizer = config.get("optimizer", {})
+    kind = optimizer.get("type", "AdamW")
+    if kind not in ("AdamW", "Adam"):
+        mapped.refuse("optimizer.type", f"got {kind!r}, expected AdamW")
+    if "type" in optimizer:
+        mapped.lines.append(f"deepspeed optimizer.type={kind!r}: AdamW trains")
+    params = mapped.section(optimizer, "optimizer.params")
+    mapped.rest(params, "optimizer.params", "AdamW runs with torch's own default")
+    scheduler = config.get("scheduler", {})
+    kind = scheduler.get("type")
+    if kind is None:
+        return
+    if kind not in list(_SCHEDULERS):
+        expected = ", ".join(_SCHEDULERS)
+        mapped.refuse("scheduler.type", f"got {kind!r}, expected one of {expected}")
+        return
+    mapped.put("scheduler.type", kind, "schedule", _SCHEDULERS[kind])
+    params = mapped.section(scheduler, "scheduler.params")
+    mapped.rest(params, "scheduler.params", "the recipe's schedule has it")
