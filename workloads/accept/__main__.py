@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from workloads.accept.report import FILE_NAME, Report, check_lines
+from workloads.accept.gates import FILE_NAME, Report, check_lines
 from workloads.common import hardware
 from workloads.common.exit_codes import NotRunError, WorkloadError
 from workloads.common.log import log

@@ -53,8 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
 def _run(options: argparse.Namespace) -> ExitCode:
     import torch
 
-    from workloads.accept.gates import exit_code
-    from workloads.accept.report import Report, check_lines
+    from workloads.accept.gates import Report, check_lines, exit_code
     from workloads.accept.suite import run_suite
     from workloads.common.dist import world
     from workloads.common.exit_codes import ConfigError

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import Any, Final
 
-from workloads.accept.gates import Check, Gates, fact, hold, not_run
-from workloads.accept.report import Node, ProgramError
+from workloads.accept.gates import Check, Gates, Node, ProgramError, fact, hold, not_run
 from workloads.common.dist import World
 from workloads.recipes.accept import CollectivesConfig
 

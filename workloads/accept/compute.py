@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from workloads.accept.collectives import seconds_of, varied
-from workloads.accept.gates import Answer, Check, Gates, fact, hold, settle
+from workloads.accept.gates import Answer, Check, Gates, Node, fact, hold, name_of, settle
 from workloads.accept.readiness import NodeFacts, compare
-from workloads.accept.report import Node, name_of
 from workloads.accept.training import make_trainer
 from workloads.common.dist import World
 from workloads.recipes.accept import ComputeConfig
@@ -163,7 +162,6 @@ class Soak:
         return 100 * (statistics.median(self.round_s[-third:]) / first - 1)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the rounds as plain values."""
         return {**asdict(self), "drift_percent": self.drift_percent}
 
 

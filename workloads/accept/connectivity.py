@@ -15,9 +15,8 @@ from typing import Final
 
 from workloads.accept import collectives
 from workloads.accept.collectives import Transfer
-from workloads.accept.gates import Check, Gates, fact, hold, not_run
+from workloads.accept.gates import Check, Gates, Node, ProgramError, fact, hold, nodes_of, not_run
 from workloads.accept.readiness import UP, NodeFacts
-from workloads.accept.report import Node, ProgramError, nodes_of
 from workloads.common.dist import World
 from workloads.common.launch import free_port
 
@@ -36,18 +35,10 @@ def over_nodes(
     job, srun = environment.get("SLURM_JOB_ID"), shutil.which("srun", path=environment.get("PATH"))
     if not job or srun is None:
         return None
-    return [
-        srun,
-        f"--jobid={job}",
-        # The ranks of the suite hold the job's GPUs and CPUs, and wait.
-        "--overlap",
-        f"--nodes={nodes}",
-        f"--ntasks={nodes * gpus}",
-        f"--ntasks-per-node={gpus}",
-        f"--gpus-per-node={gpus}",
-        "--cpus-per-task=1",
-        "--kill-on-bad-exit=1",
-    ]
+    # --overlap: the ranks of the suite hold the job's GPUs and CPUs, and wait.
+    each = f"--ntasks-per-node={gpus} --gpus-per-node={gpus} --cpus-per-task=1"
+    step = f"--jobid={job} --overlap --nodes={nodes} --ntasks={nodes * gpus} {each}"
+    return [srun, *step.split(), "--kill-on-bad-exit=1"]
 
 
 def run_nccl_tests(

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from workloads.accept.gates import Answer, Check, Expected, settle
-from workloads.accept.report import ProgramError, node_name
+from workloads.accept.gates import Answer, Check, Expected, ProgramError, node_name, settle
 from workloads.common.record import package_versions
 
 

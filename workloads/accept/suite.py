@@ -19,17 +19,22 @@ import torch
 
 from workloads.accept import collectives, compute, connectivity, readiness, storage, training
 from workloads.accept.collectives import BUS_FACTORS, Transfer
-from workloads.accept.gates import Check, Gates, exit_code, gates_for, not_run, overall
-from workloads.accept.readiness import NodeFacts
-from workloads.accept.report import (
+from workloads.accept.gates import (
+    Check,
+    Gates,
     Node,
     ProgramError,
     Report,
     check_lines,
     device_of,
+    exit_code,
+    gates_for,
     gather_nodes,
+    not_run,
+    overall,
     table,
 )
+from workloads.accept.readiness import NodeFacts
 from workloads.accept.training import Point
 from workloads.common.dist import World
 from workloads.common.exit_codes import ConfigError, DataError, ExitCode, WorkloadError

@@ -16,8 +16,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from workloads.accept.gates import Check, Gates, fact, hold, not_run
-from workloads.accept.report import Node, name_of
+from workloads.accept.gates import Check, Gates, Node, fact, hold, name_of, not_run
 from workloads.common.dist import World
 from workloads.common.exit_codes import ConfigError
 from workloads.recipes.accept import TrainingConfig
@@ -52,7 +51,6 @@ class Point:
 
     @property
     def tokens_per_s_per_rank(self) -> float:
-        """Tokens of one rank."""
         return self.tokens_per_s / self.ranks
 
     def workload(self) -> dict[str, Any]:
@@ -60,7 +58,6 @@ class Point:
         return {name: getattr(self, name) for name in ("model", "batch", "sequence", "dtype")}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the point as plain values."""
         return {
             **asdict(self),
             # JSON has no word for what is not finite; the check says that it was so.
@@ -187,50 +184,27 @@ def _straggler_checks(
     ]
 
 
-class Block(nn.Module):
-    """Attention and a two-layer MLP, each behind a norm."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_attention = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.norm_mlp = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        """Return the block's output, of the same shape."""
-        batch, length, width = x_BTD.shape
-        qkv = self.qkv(self.norm_attention(x_BTD))
-        q, k, v = (
-            each.view(batch, length, self.heads, -1).transpose(1, 2)
-            for each in qkv.split(width, dim=-1)
-        )
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x_BTD = x_BTD + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x_BTD + self.mlp(self.norm_mlp(x_BTD))
-
-
 class Decoder(nn.Module):
-    """Embeddings, blocks and a head; returns the loss of the next token."""
+    """Embeddings, blocks that norm first, and a head; returns the loss of the next token."""
 
     def __init__(self, config: TrainingConfig) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(config.vocabulary, config.width)
-        self.positions = nn.Embedding(config.sequence, config.width)
-        self.blocks = nn.ModuleList(Block(config.width, config.heads) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.width)
-        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        width = config.width
+        self.tokens = nn.Embedding(config.vocabulary, width)
+        self.positions = nn.Embedding(config.sequence, width)
+        block = nn.TransformerEncoderLayer(
+            width, config.heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        norm = nn.LayerNorm(width)
+        self.blocks = nn.TransformerEncoder(block, config.layers, norm, enable_nested_tensor=False)
+        self.head = nn.Linear(width, config.vocabulary, bias=False)
 
     def forward(self, tokens_BT: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy over all positions."""
-        x_BTD = self.tokens(tokens_BT) + self.positions.weight[: tokens_BT.shape[1]]
-        for block in self.blocks:
-            x_BTD = block(x_BTD)
-        logits_BTV = self.head(self.norm(x_BTD))
+        length = tokens_BT.shape[1]
+        x_BTD = self.tokens(tokens_BT) + self.positions.weight[:length]
+        mask_TT = nn.Transformer.generate_square_subsequent_mask(length, tokens_BT.device)
+        logits_BTV = self.head(self.blocks(x_BTD, mask_TT, is_causal=True))
         return functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten())
 
 
@@ -258,7 +232,6 @@ class Trainer:
         return loss.detach(), batch[:, 1:].numel()
 
     def step(self) -> tuple[torch.Tensor, int]:
-        """One train step."""
         loss, tokens = self.work()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

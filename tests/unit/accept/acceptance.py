@@ -10,8 +10,7 @@ from typing import Any
 
 from workloads.accept import collectives, training
 from workloads.accept.collectives import transfer
-from workloads.accept.gates import Check, fact, gates_for, hold
-from workloads.accept.report import Report, table
+from workloads.accept.gates import Check, Report, fact, gates_for, hold, table
 from workloads.accept.training import Point
 from workloads.recipes.accept import STAGES, AcceptConfig, StageName
 

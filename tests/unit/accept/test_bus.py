@@ -23,8 +23,7 @@ from workloads.accept.collectives import (
     parse,
     transfer,
 )
-from workloads.accept.gates import gates_for
-from workloads.accept.report import ProgramError
+from workloads.accept.gates import ProgramError, gates_for
 from workloads.common.dist import World
 from workloads.recipes.accept import CollectivesConfig
 

@@ -15,9 +15,8 @@ import pytest
 from workloads.accept import compute, connectivity
 from workloads.accept.collectives import PROGRAMS
 from workloads.accept.connectivity import Wire, devices_of, judge_ports, measure_ports, parse
-from workloads.accept.gates import gates_for, overall
+from workloads.accept.gates import Node, ProgramError, Report, gates_for, overall
 from workloads.accept.readiness import NodeFacts, Port
-from workloads.accept.report import Node, ProgramError, Report
 from workloads.accept.suite import Suite
 from workloads.common.places import Places
 from workloads.recipes import load_recipe

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads.accept.gates import Check, Expected, gates_for
+from workloads.accept.gates import Check, Expected, ProgramError, gates_for
 from workloads.accept.readiness import (
     NodeFacts,
     Port,
@@ -20,7 +20,6 @@ from workloads.accept.readiness import (
     parse_xml,
     read_ports,
 )
-from workloads.accept.report import ProgramError
 
 RECORDED = Path(__file__).parent / "recorded"
 H100 = gates_for("gpu-h100-sxm", 8).hardware.expected

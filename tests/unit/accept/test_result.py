@@ -14,10 +14,10 @@ import pytest
 from infra.reports.acceptance import result as module
 from infra.reports.acceptance.result import AcceptError, merge, parse, read
 from tests.unit.accept import acceptance
-from workloads.accept import report
+from workloads.accept import gates
 from workloads.recipes import accept
 
-SCHEMA = Path(report.__file__).with_name("acceptance.schema.json")
+SCHEMA = Path(gates.__file__).with_name("acceptance.schema.json")
 
 
 @pytest.mark.feature("S001-15")
@@ -36,9 +36,9 @@ def test_what_the_job_writes_follows_the_published_schema() -> None:
 def test_both_sides_agree_on_names_stages_and_outcome(tmp_path: Path) -> None:
     assert module.STAGES == accept.STAGES
     assert (module.SCHEMA, module.SCHEMA_VERSION, module.FILE_NAME) == (
-        report.SCHEMA,
-        report.SCHEMA_VERSION,
-        report.FILE_NAME,
+        gates.SCHEMA,
+        gates.SCHEMA_VERSION,
+        gates.FILE_NAME,
     )
     for extra in ([], [acceptance.dead_gpu()]):
         made = acceptance.report(extra=extra)

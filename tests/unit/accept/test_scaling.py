@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from workloads.accept import compute, connectivity, training
 from workloads.accept.compute import Soak
 from workloads.accept.connectivity import Pair, rounds
-from workloads.accept.gates import gates_for
+from workloads.accept.gates import Node, gates_for, table
 from workloads.accept.readiness import NodeFacts, parse_xml
-from workloads.accept.report import Node, table
 from workloads.accept.training import (
     Point,
     base_of,
