@@ -19,7 +19,7 @@ from workloads.serve import engine as row_parts
 from workloads.serve import sampling
 from workloads.serve.engine import RowCache, TransformersEngine, batches
 from workloads.serve.sampling import RowSampler
-from workloads.serve.scheduler import Generation, Sampling, StoppingError
+from workloads.serve.scheduler import ApiError, Generation, Sampling
 from workloads.serve.text import TextStream
 
 SMOLLM2 = Path.home() / ".cache/soperator-stack/models/SmolLM2-135M-Instruct"
@@ -436,7 +436,7 @@ def test_a_lost_device_ends_everything_and_says_so(tokenizer: Any) -> None:
     assert sink.last.failure is not None
     engine.stop(0)
     assert isinstance(lost[0], AcceleratorError)
-    with pytest.raises(StoppingError):
+    with pytest.raises(ApiError):
         engine.submit([(asking([1]), Collected())])
 
 

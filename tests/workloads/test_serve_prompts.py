@@ -96,7 +96,7 @@ def test_a_cold_start_is_measured_with_and_without_the_ram_disk(
     weights = find_weights(config, "tiny", own)
     read = Mock(wraps=engine._model)
     monkeypatch.setattr(engine, "_model", read)
-    loaded = engine.load(config, weights, own, on_lost=lambda error: None)
+    loaded = engine.load(config, weights, own)
     unstaged, staged = (call.args[1] for call in read.call_args_list)
     assert unstaged == weights.model_dir
     assert staged.is_relative_to(ram_disk)

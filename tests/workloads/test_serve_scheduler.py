@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.nightly import law
 from tests.workloads.serve_stand import Collected, asking, scripted_engine
-from workloads.serve.scheduler import Generation, QueueFullError, Scheduler, Sequence
+from workloads.serve.scheduler import ApiError, Generation, Scheduler, Sequence
 
 
 def make(num_prompt: int) -> Sequence:
@@ -122,7 +122,7 @@ def test_the_last_row_fills_the_place_of_one_that_ends() -> None:
 
 def test_a_full_queue_takes_none_of_several() -> None:
     scheduler = Scheduler(num_rows=1, max_queue=1, prefill_tokens=10)
-    with pytest.raises(QueueFullError, match="at most 1 may wait"):
+    with pytest.raises(ApiError, match="at most 1 may wait"):
         scheduler.add([make(1), make(1), make(1)])
     assert not scheduler.waiting
     scheduler.add([make(1), make(1)])

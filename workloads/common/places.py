@@ -39,7 +39,6 @@ class Places:
         self._environment = os.environ if environment is None else environment
 
     def path(self, place: str) -> Path:
-        """Return the directory of `place`."""
         if place not in PLACES:
             raise ConfigError(f"place '{place}' is unknown; allowed: {', '.join(PLACES)}")
         variable = f"SOPERATOR_PLACE_{place.upper()}"

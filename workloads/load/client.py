@@ -250,7 +250,6 @@ class ChatClient:
         self.model = ""
 
     def close(self) -> None:
-        """Close the kept connections."""
         self._http.close()
         self._root.close()
 

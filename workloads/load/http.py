@@ -244,7 +244,6 @@ class HttpClient:
             return answer
 
     def close(self) -> None:
-        """Close every kept connection."""
         for connection in self._idle:
             connection.drop()
         self._idle.clear()

@@ -73,15 +73,12 @@ class ChatServer:
         return JSONResponse({"status": status}, status_code=200 if self.is_healthy else 503)
 
     async def metrics_page(self, request: Request) -> Response:
-        """What Prometheus reads."""
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
-        """The model names."""
         return JSONResponse(self._models())
 
     async def model(self, request: Request) -> Response:
-        """One model by its name."""
         name = request.path_params["name"]
         for each in self._models()["data"]:
             if each["id"] == name:
@@ -184,25 +181,21 @@ class ChatServer:
         tools = partial(ToolStream, is_parallel=form.is_parallel, takes_objects=takes_objects)
         choices = [
             Choice(
+                generation=each,
                 watch=Watch(self._metrics, asked.model, len(first.prompt_ids)),
                 tools=tools() if asked.tools else None,
             )
-            for _ in generations
+            for each in generations
         ]
         sinks = [self._mailbox.sink(queue, index) for index in range(len(generations))]
         try:
             self._engine.submit([*zip(generations, sinks, strict=True)])
-        except (scheduler.QueueFullError, scheduler.StoppingError) as error:
+        except ApiError:
             self._metrics.refused(asked.model)
-            if isinstance(error, scheduler.StoppingError):
-                raise ApiError(status=503, message=str(error), code="server_stopping") from error
-            text = f"{error}; try again later"
-            raise ApiError(status=429, message=text, code="queue_full") from error
-
+            raise
         return RunningChat(
             request=asked,
             engine=self._engine,
-            generations=generations,
             queue=queue,
             choices=choices,
             timeout_s=self.config.limits.request_timeout_s,
@@ -210,7 +203,6 @@ class ChatServer:
 
 
 def make_app(server: ChatServer, *, api_key: str | None) -> Starlette:
-    """Return the ASGI application."""
     return Starlette(
         routes=[
             Route("/v1/chat/completions", server.chat, methods=["POST"]),
@@ -245,7 +237,6 @@ class EventStream(StreamingResponse):
         self._cancel = cancel
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the parts as they come."""
         # Starlette looks for a client that goes while ASGI is below 2.4, as uvicorn's is (2.3).
         try:
             await super().__call__(scope, receive, send)
@@ -277,7 +268,6 @@ HAS_KEY = "has_key"
 
 
 def error_response(error: ApiError) -> JSONResponse:
-    """Return the answer of an error."""
     return JSONResponse(error.to_json(), status_code=error.status, headers=error.headers)
 
 

@@ -7,7 +7,6 @@ of the pass, S tokens seen, H key-value heads, D head size, V vocabulary.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import threading
@@ -34,9 +33,9 @@ from workloads.recipes.serve import Limits, ServeConfig
 from workloads.serve import sampling
 from workloads.serve.sampling import Grammars, RowSampler
 from workloads.serve.scheduler import (
+    ApiError,
     Chunk,
     Delta,
-    Failure,
     FinishReason,
     Generation,
     Load,
@@ -44,7 +43,6 @@ from workloads.serve.scheduler import (
     Scheduler,
     Sequence,
     Sink,
-    StoppingError,
     TokenLogprob,
     Turn,
 )
@@ -440,10 +438,15 @@ class Answer:
         )
 
 
-_STOPPED = Failure(
+_STOPPED = ApiError(
+    status=503,
     message="the server stopped before the answer was whole; send the request again",
     code="server_stopping",
 )
+
+
+def _failed(reason: object) -> ApiError:
+    return ApiError(status=500, message=f"the engine failed: {reason}", code="engine_error")
 
 
 @dataclass(eq=False)
@@ -468,17 +471,16 @@ class TransformersEngine:
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Start the loop."""
         self._thread.start()
 
     def submit(self, asked: Items[tuple[Generation, Sink]]) -> None:
-        """Take all of them or none (QueueFullError, StoppingError)."""
+        """Take all of them or none (ApiError)."""
         answers = [
             Answer(generation, sink, self._tokenizer, self.stop_ids) for generation, sink in asked
         ]
         with self._changed:
             if self._is_stopping:
-                raise StoppingError("the server is stopping")
+                raise ApiError(status=503, message="the server is stopping", code="server_stopping")
             self._scheduler.add([answer.sequence for answer in answers])
             self._answers |= {answer.sequence.asked.number: answer for answer in answers}
             self._changed.notify()
@@ -491,7 +493,6 @@ class TransformersEngine:
                 self._changed.notify()
 
     def load(self) -> Load:
-        """Return how busy it is."""
         with self._changed:
             return Load(
                 num_running=len(self._scheduler.running),
@@ -608,18 +609,18 @@ class TransformersEngine:
                 log(f"out of memory: request {last.asked.number} is ended")
                 self._fail(
                     last,
-                    Failure(
+                    ApiError(
+                        status=503,
                         message="the server ran out of memory with this request; try again, "
                         "or with a shorter prompt",
                         code="out_of_memory",
                     ),
                 )
-                with contextlib.suppress(ImportError):
-                    if torch.cuda.is_available():
-                        torch.cuda.empty_cache()
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
                 return True
             traceback.print_exception(error)
-            failure = Failure(message=f"the engine failed: {reason}", code="engine_error")
+            failure = _failed(reason)
             if code is not ExitCode.DEVICE:
                 for sequence in sequences:
                     self._fail(sequence, failure)
@@ -632,7 +633,7 @@ class TransformersEngine:
         self.on_lost(error)
         return False
 
-    def _fail(self, sequence: Sequence, failure: Failure) -> None:
+    def _fail(self, sequence: Sequence, failure: ApiError) -> None:
         answer = self._answers.get(sequence.asked.number)
         if answer is not None:
             self._forget(sequence)
@@ -657,8 +658,7 @@ class TransformersEngine:
             self._passes.move(move)
         except Exception as error:
             traceback.print_exception(error)
-            failure = Failure(message=f"the engine failed: {error}", code="engine_error")
-            self._fail(self._scheduler.running[move.target], failure)
+            self._fail(self._scheduler.running[move.target], _failed(error))
 
 
 _RESERVE = 0.1
@@ -676,13 +676,7 @@ class Loaded:
     device: torch.device
 
 
-def load(
-    config: ServeConfig,
-    weights: Weights,
-    places: Places,
-    *,
-    on_lost: Callable[[BaseException], None],
-) -> Loaded:
+def load(config: ServeConfig, weights: Weights, places: Places) -> Loaded:
     """Return the engine, not yet started."""
     if config.cpu_threads:
         torch.set_num_threads(config.cpu_threads)
@@ -733,7 +727,6 @@ def load(
         tokenizer,
         stop_ids=stop_ids,
         kv_total_tokens=config.limits.max_concurrency * config.limits.context_tokens,
-        on_lost=on_lost,
     )
     return Loaded(
         engine=engine,

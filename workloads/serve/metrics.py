@@ -31,24 +31,6 @@ GpuUses = Mapping[str, Mapping[str, float]]
 """By GPU and gauge; a part of a GPU (MIG) has no `utilization_ratio`."""
 
 
-class GpuCollector:
-    """What prometheus_client asks when the page is read."""
-
-    def __init__(self, read: Callable[[], GpuUses]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterable[Metric]:
-        """Yield the gauges; none without a GPU."""
-        uses = self._read()
-        for name, text in _GPU_GAUGES.items():
-            family = GaugeMetricFamily(f"serve_gpu_{name}", text, labels=["gpu"])
-            for gpu, use in uses.items():
-                if name in use:
-                    family.add_metric([gpu], use[name])
-            if family.samples:
-                yield family
-
-
 def gpu_reader(device: Any) -> Callable[[], GpuUses]:
     """Return what reads the GPU that serves; nothing is read on a CPU."""
     if device.type != "cuda":
@@ -92,7 +74,8 @@ class ServeMetrics:
         gpus: Callable[[], GpuUses] = dict,
     ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(GpuCollector(gpus))
+        self._registry.register(self)
+        self._read_gpus = gpus
         options: dict[str, Any] = {"registry": self._registry, "namespace": "serve"}
         self._requests = Counter(
             "requests", "Requests by outcome.", ["model", "outcome"], **options
@@ -129,6 +112,17 @@ class ServeMetrics:
     def text(self) -> bytes:
         """Return the page that Prometheus reads."""
         return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the gauges of GPUs, which the registry asks for; none without a GPU."""
+        uses = self._read_gpus()
+        for name, text in _GPU_GAUGES.items():
+            family = GaugeMetricFamily(f"serve_gpu_{name}", text, labels=["gpu"])
+            for gpu, use in uses.items():
+                if name in use:
+                    family.add_metric([gpu], use[name])
+            if family.samples:
+                yield family
 
     def refused(self, model: str) -> None:
         """Count a request that got no row."""
@@ -192,7 +186,6 @@ class Watch:
         return (self._last_s - self._first_s) / (self.num_tokens - 1)
 
     def saw(self, num_tokens: int) -> None:
-        """Note tokens that came."""
         if num_tokens:
             self._last_s = time.monotonic()
             self._first_s = self._first_s or self._last_s

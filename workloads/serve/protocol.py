@@ -25,49 +25,18 @@ from workloads.data.chats import read_openai
 from workloads.recipes.serve import MAX_TOP_LOGPROBS, Limits
 from workloads.serve.metrics import Watch
 from workloads.serve.sampling import Form
-from workloads.serve.scheduler import Delta, Generation, Sampling, Sink, TokenLogprob
+from workloads.serve.scheduler import (
+    ApiError,
+    Delta,
+    Generation,
+    Sampling,
+    Sink,
+    TokenLogprob,
+)
 from workloads.serve.text import CallPart, ToolStream
 
 if TYPE_CHECKING:
     from workloads.serve.engine import TransformersEngine
-
-RETRY_AFTER_S = 2
-"""What a client that met a full queue or a stopping server is told to wait."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ApiError(Exception):
-    """One answer that is no chat."""
-
-    status: int
-    message: str
-    code: str
-    param: str | None = None
-
-    def __str__(self) -> str:
-        return self.message
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the body."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": _TYPES.get(self.status)
-                or ("server_error" if self.status >= 500 else "invalid_request_error"),
-                "param": self.param,
-                "code": self.code,
-            }
-        }
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Return the headers that belong to the status."""
-        if self.status in (429, 503):
-            return {"retry-after": str(RETRY_AFTER_S)}
-        return {"www-authenticate": "Bearer"} if self.status == 401 else {}
-
-
-_TYPES = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
 
 
 def bad_request(message: str, param: str | None, code: str = "invalid_value") -> ApiError:
@@ -408,6 +377,7 @@ _CHUNK = "chat.completion.chunk"
 class Choice:
     """One answer as it grows."""
 
+    generation: Generation
     watch: Watch
     tools: ToolStream | None
     """None: no tool may be called."""
@@ -489,16 +459,12 @@ class Mailbox:
             queue.put_nowait((index, delta))
 
 
-_STATUS = {"out_of_memory": 503, "server_stopping": 503, "engine_error": 500}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningChat:
     """A request that the engine has taken; it is read once, by `whole` or by `stream`."""
 
     request: ChatRequest
     engine: TransformersEngine
-    generations: Sequence[Generation]
     queue: asyncio.Queue[tuple[int, Delta]]
     choices: Sequence[Choice]
     timeout_s: float
@@ -507,8 +473,8 @@ class RunningChat:
 
     def cancel(self) -> None:
         """End the writing of all choices; nobody reads them."""
-        for generation, choice in zip(self.generations, self.choices, strict=True):
-            self.engine.cancel(generation.number)
+        for choice in self.choices:
+            self.engine.cancel(choice.generation.number)
             choice.watch.end("cancelled")
 
     async def _deltas(self) -> AsyncIterator[tuple[int, Delta, str, list[CallPart]]]:
@@ -534,13 +500,10 @@ class RunningChat:
             choice.watch.saw(delta.num_tokens)
             if delta.failure is not None:
                 choice.watch.end("failed")
-                failure = delta.failure
-                raise ApiError(
-                    status=_STATUS[failure.code], message=failure.message, code=failure.code
-                )
+                raise replace(delta.failure)
             text, parts, is_over = choice.take(delta)
             if is_over and delta.finish is None:
-                self.engine.cancel(self.generations[index].number)
+                self.engine.cancel(choice.generation.number)
             if is_over:
                 still_open.remove(index)
                 tools = choice.tools
@@ -623,7 +586,6 @@ class RunningChat:
         }
 
     def _usage(self, choices: Sequence[Choice]) -> dict[str, int]:
-        """Return the tokens read and written."""
         written = sum(choice.watch.num_tokens for choice in choices)
-        read = len(self.generations[0].prompt_ids)
+        read = self.choices[0].watch.num_prompt_tokens
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

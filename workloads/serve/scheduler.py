@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from workloads.serve.sampling import Constraint
@@ -70,12 +70,41 @@ class TokenLogprob:
     top: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why an answer ended without an end."""
+RETRY_AFTER_S = 2
+"""What a client that met a full queue or a stopping server is told to wait."""
 
+
+@dataclass(slots=True, kw_only=True)
+class ApiError(Exception):
+    """One answer that is no chat."""
+
+    status: int
     message: str
-    code: Literal["out_of_memory", "engine_error", "server_stopping"]
+    code: str
+    param: str | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": _TYPES.get(self.status)
+                or ("server_error" if self.status >= 500 else "invalid_request_error"),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    @property
+    def headers(self) -> dict[str, str]:
+        if self.status in (429, 503):
+            return {"retry-after": str(RETRY_AFTER_S)}
+        return {"www-authenticate": "Bearer"} if self.status == 401 else {}
+
+
+_TYPES = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,18 +115,10 @@ class Delta:
     num_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
-    failure: Failure | None = None
+    failure: ApiError | None = None
 
 
 Sink = Callable[[Delta], None]
-
-
-class QueueFullError(Exception):
-    """No row is free and no more may wait."""
-
-
-class StoppingError(Exception):
-    """The engine takes nothing more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,33 +178,34 @@ class Move:
     num_tokens: int
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Scheduler:
     """Rows and queue of one engine; used by one thread at a time."""
 
-    def __init__(self, *, num_rows: int, max_queue: int, prefill_tokens: int) -> None:
-        self._num_rows = num_rows
-        self._max_queue = max_queue
-        self._prefill_tokens = prefill_tokens
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
-        """By row."""
-        self._arrived: list[Sequence] = []
-        """Running sequences, the oldest first."""
+    num_rows: int
+    max_queue: int
+    prefill_tokens: int
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: list[Sequence] = field(default_factory=list)
+    """By row."""
+    _arrived: list[Sequence] = field(default_factory=list)
+    """Running sequences, the oldest first."""
 
     def add(self, sequences: Items[Sequence]) -> None:
-        """Queue all of them, or none: QueueFullError."""
-        free = self._num_rows - len(self.running)
-        room = self._max_queue + free - len(self.waiting)
+        """Queue all of them, or none: ApiError."""
+        free = self.num_rows - len(self.running)
+        room = self.max_queue + free - len(self.waiting)
         if len(sequences) > room:
-            raise QueueFullError(
-                f"{len(self.running)} requests run and {len(self.waiting)} wait; "
-                f"at most {self._max_queue} may wait"
+            text = (
+                f"{len(self.running)} requests run and {len(self.waiting)} wait; at most "
+                f"{self.max_queue} may wait; try again later"
             )
+            raise ApiError(status=429, message=text, code="queue_full")
         self.waiting.extend(sequences)
 
     def plan(self) -> Turn | None:
         """Give free rows to those who wait and return the next turn; None: nothing to do."""
-        while self.waiting and len(self.running) < self._num_rows:
+        while self.waiting and len(self.running) < self.num_rows:
             sequence = self.waiting.popleft()
             sequence.row = len(self.running)
             self.running.append(sequence)
@@ -192,7 +214,7 @@ class Scheduler:
             return None
         decoding = tuple(each for each in self.running if each.has_read)
         chunks: list[Chunk] = []
-        left = self._prefill_tokens
+        left = self.prefill_tokens
         for sequence in self._arrived:
             if left and not sequence.has_read:
                 start = sequence.num_cached

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass
 from functools import partial
 from pathlib import Path
@@ -126,15 +126,6 @@ def http_config(app: Starlette, config: ServeConfig, **more: Any) -> uvicorn.Con
     )
 
 
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without its own signal handlers: they would close before the drain."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals alone."""
-        yield
-
-
 def listen(config: ServeConfig) -> socket.socket:
     """Return the socket, which listens; a host that is not here, or a taken port, is refused."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
@@ -181,7 +172,9 @@ class Serving:
 
     def __post_init__(self, app: Starlette, config: ServeConfig) -> None:
         self._drain_s = drain_s(config)
-        self._uvicorn = _Uvicorn(http_config(app, config))
+        self._uvicorn: Any = uvicorn.Server(http_config(app, config))
+        # Its own handlers of signals would close before the drain.
+        self._uvicorn.capture_signals = contextlib.nullcontext
         self._told_by: set[str] = set()
 
     def run(self, ready: Callable[[], None]) -> None:
@@ -245,19 +238,19 @@ def serve(
     ready: Callable[[], None],
 ) -> None:
     """Serve until a signal; the record gets what was measured, however it ends."""
-    running: list[Serving] = []
-    loaded = load(config, weights, job.places, on_lost=lambda error: running[0].lost(error))
+    loaded = load(config, weights, job.places)
     job.record.metrics |= loaded.metrics
     metrics = ServeMetrics(
         loaded.engine.load, lambda: memory_bytes(loaded), gpu_reader(loaded.device)
     )
     names = {name: name == weights.tuned_name for name in weights.names}
     chat = ChatServer(loaded.engine, loaded.tokenizer, config, names, metrics, loaded.grammars)
-    running.append(Serving(make_app(chat, api_key=key), chat, loaded.engine, config, listener))
+    serving = Serving(make_app(chat, api_key=key), chat, loaded.engine, config, listener)
+    loaded.engine.on_lost = serving.lost
     job.record.artifacts["metrics"] = str(job.results_dir / publish.FILE_NAME)
     try:
         with publish.Publisher(metrics.text, results_dir=job.results_dir, kind="serve"):
-            running[0].run(ready)
+            serving.run(ready)
     finally:
         job.record.metrics |= metrics.record() | {"max_memory_bytes": _peak_bytes(loaded)}
 

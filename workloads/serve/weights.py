@@ -61,7 +61,6 @@ class Weights:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the models in the API."""
         return (self.served_name, *([self.tuned_name] if self.tuned_name else []))
 
     @property
