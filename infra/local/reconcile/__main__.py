@@ -18,7 +18,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,7 +45,6 @@ from infra.local.reconcile.pods import (
 from infra.local.reconcile.snapshot import (
     FILESYSTEMS,
     TOPOLOGY_LABELS,
-    Held,
     Object,
     Places,
     Snapshot,
@@ -343,7 +342,7 @@ class Operator:
             write_jail_files(snapshot, plan.cluster.source, jail)
         pods = Pods(self.client)
         # First the objects: what the API server refuses does not run.
-        plan = _without(plan, pods.keep(plan, snapshot))
+        pods.keep(plan, snapshot)
         waiting = self.runtime.converge(self._daemons(plan))
         pods.tell(plan, waiting, snapshot, self.runtime.restarts)
         self._report(plan, waiting)
@@ -435,26 +434,6 @@ class Operator:
             known[worker] = next(index for index in range(len(taken) + 1) if index not in taken)
             files.write(path, json.dumps(known, indent=1) + "\n")
         return self.ports.slurmd(known[worker])
-
-
-def _without(plan: Plan, refused: Mapping[str, str]) -> Plan:
-    """The plan in which the refused pods, given with the reason by name, do not run."""
-
-    def held(pod: PodPlan) -> PodPlan:
-        if pod.name not in refused:
-            return pod
-        return replace(pod, problem=refused[pod.name], held=Held.CREATING)
-
-    if plan.cluster is None or not refused:
-        return plan
-    pods = {role: held(pod) for role, pod in plan.cluster.pods.items()}
-    return replace(
-        plan,
-        cluster=replace(plan.cluster, pods=pods),
-        nodesets=tuple(
-            replace(each, pods=tuple(held(pod) for pod in each.pods)) for each in plan.nodesets
-        ),
-    )
 
 
 def _mount(path: str, volume: Volume) -> Mount:

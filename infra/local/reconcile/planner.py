@@ -6,7 +6,7 @@ volume waits and says why, and what the resources do not declare does not exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
@@ -47,11 +47,17 @@ from infra.local.reconcile.snapshot import (
 )
 from infra.local.slurm.daemons import ACCOUNTING, CONTROLLER, CONTROLLER_SPOOL, LOGIN, WorkerNode
 from infra.state import Ports
-from stacks.machines import JAIL_UPPER, MEMORY
+from stacks.machines import JAIL_UPPER
 
 CLUSTER_REF: Final = "slurm.nebius.ai/parental-cluster-ref"
 DATABASE: Final = "/run/mysql"
 _JAIL: Final = "jail"
+_HERE: Final = {
+    "/dev/shm": ("/dev/shm", "dev-shm"),  # noqa: S108
+    "/var/lib/mysql": (DATABASE, "mysql"),
+    "/var/spool/slurmctld": (CONTROLLER_SPOOL, "spool"),
+}
+"""What is here of a container around its jail: its path there -> path and folder here."""
 _DEFAULT_NODE_PORT: Final = 30022
 
 
@@ -129,8 +135,12 @@ class _Maker:
         pods = {"controller": self._controller(nodes["controller"])}
         if has_database:
             made = pod_specs.accounting(self._cluster, self._sources)
-            pods["accounting"] = self._system_pod(ACCOUNTING, accounting, made, [])
-            pods["database"] = self._database(accounting)
+            pods["accounting"] = self._pod(ACCOUNTING, made)
+            pods["database"] = self._database()
+            if (wanted := accounting["k8sNodeFilterName"]) not in self._filters:
+                problem = f"k8sNodeFilterName '{wanted}' is not in spec.k8sNodeFilters"
+                for role in ("accounting", "database"):
+                    pods[role] = PodPlan(name=pods[role].name, problem=problem, of=pods[role].of)
         login = nodes["login"]
         pods["login"] = self._login(login)
         by_port = login["sshdServiceType"] == "NodePort"
@@ -175,49 +185,26 @@ class _Maker:
         return NodeSetPlan(source=item, workers=workers, pods=pods)
 
     def _worker(self, item: Object, pod: str) -> PodPlan:
-        spec = item["spec"]
         made = pod_specs.worker(self._cluster, item, has_host_keys=self._host_keys is not None)
-        node, problem = self._scheduler.place(spec, _requests(made))
-        if node is None:
-            return PodPlan(name=pod, problem=problem, of=made)
-        volumes = spec["slurmd"]["volumes"]
-        wanted = [
-            (mount["mountPath"], mount["name"], own_source(mount, item))
-            for mount in volumes.get("jailSubMounts") or []
-        ]
-        for mount in volumes.get("customVolumeMounts") or []:
-            # Only what shows in the jail: the container around it does not exist here.
-            if mount["mountPath"].startswith(JAIL_UPPER + "/"):
-                inside = mount["mountPath"].removeprefix(JAIL_UPPER)
-                wanted.append((inside, mount["name"], own_source(mount, item)))
-        shared_memory = Volume(tmpfs_bytes=int(quantity(volumes.get("sharedMemorySize", "64Gi"))))
-        extra = (("/dev/shm", shared_memory), _memory(spec["slurmd"]))  # noqa: S108
-        planned = self._pod(pod, node, volumes["jail"], wanted, extra, made)
-        topology = topology_problem(self._spec, spec, node)
-        if topology and not planned.problem:
-            return replace(planned, problem=topology, held=Held.WAITING)
-        return planned
+        planned = self._pod(pod, made)
+        node = self._snapshot.find("Node", planned.node)
+        if planned.problem or node is None:
+            return planned
+        problem = topology_problem(self._spec, item["spec"], node)
+        return replace(planned, problem=problem, held=Held.WAITING) if problem else planned
 
     def _controller(self, spec: Mapping[str, Any]) -> PodPlan:
-        spool = spec["volumes"]["spool"]
-        name = spool.get("volumeSourceName")
-        source = self._sources.get(name) if name else {"ephemeral": {}}
-        if source is None:
+        name = spec["volumes"]["spool"].get("volumeSourceName")
+        if name and name not in self._sources:
             return PodPlan(name=CONTROLLER, problem=self._no_source(name))
         accounting = (self._spec["slurmNodes"].get("accounting") or {}).get("enabled", False)
         made = pod_specs.controller(self._cluster, self._sources, accounting=accounting)
-        return self._system_pod(CONTROLLER, spec, made, [(CONTROLLER_SPOOL, "spool", source)])
+        return self._pod(CONTROLLER, made)
 
-    def _database(self, spec: Mapping[str, Any]) -> PodPlan:
+    def _database(self) -> PodPlan:
         made = pod_specs.database(self._cluster)
-        node, problem = self._filtered(spec, made)
-        if node is None:
-            return PodPlan(name=DATABASE_POD, problem=problem, of=made)
-        source: Mapping[str, Any] = {"emptyDir": {}}
-        if made.claims:
-            source = {"persistentVolumeClaim": {"claimName": f"storage-{made.name}-0"}}
-        wanted = [(DATABASE, "mysql", source)]
-        planned = self._pod(DATABASE_POD, node, self._sources[_JAIL], wanted, (), made)
+        claim = {"persistentVolumeClaim": {"claimName": f"storage-{made.name}-0"}}
+        planned = self._pod(DATABASE_POD, made, {"storage": claim} if made.claims else {})
         # In a filesystem it has a folder of its own, beside what others put there.
         mounts = tuple(
             (path, replace(volume, folder=volume.folder / "mysql"))
@@ -230,49 +217,30 @@ class _Maker:
     def _login(self, spec: Mapping[str, Any]) -> PodPlan:
         if spec.get("size", 1) == 0:
             return PodPlan(name=LOGIN, problem="spec.slurmNodes.login.size is 0")
+        for mount in spec["volumes"].get("jailSubMounts") or []:
+            if (name := mount.get("volumeSourceName", "")) not in self._sources:
+                return PodPlan(name=LOGIN, problem=self._no_source(name))
         made = pod_specs.login(
             self._cluster, self._sources, has_host_keys=self._host_keys is not None
         )
-        wanted = []
-        for mount in spec["volumes"].get("jailSubMounts") or []:
-            source = self._sources.get(mount.get("volumeSourceName", ""))
-            if source is None:
-                problem = self._no_source(mount.get("volumeSourceName", ""))
-                return PodPlan(name=LOGIN, problem=problem)
-            wanted.append((mount["mountPath"], mount["name"], source))
-        return self._system_pod(LOGIN, spec, made, wanted, (_memory(spec["sshd"]),))
-
-    def _system_pod(
-        self,
-        name: str,
-        spec: Mapping[str, Any],
-        made: PodSet,
-        wanted: Sequence[tuple[str, str, Mapping[str, Any]]],
-        extra: tuple[tuple[str, Volume], ...] = (),
-    ) -> PodPlan:
-        node, problem = self._filtered(spec, made)
-        if node is None:
-            return PodPlan(name=name, problem=problem, of=made)
-        return self._pod(name, node, self._sources[_JAIL], wanted, extra, made)
-
-    def _filtered(self, spec: Mapping[str, Any], made: PodSet) -> tuple[Object | None, str]:
-        name = spec["k8sNodeFilterName"]
-        if name not in self._filters:
-            return None, f"k8sNodeFilterName '{name}' is not in spec.k8sNodeFilters"
-        return self._scheduler.place(self._filters[name], _requests(made))
+        return self._pod(LOGIN, made)
 
     def _pod(
-        self,
-        name: str,
-        node: Object,
-        jail: Mapping[str, Any],
-        wanted: Sequence[tuple[str, str, Mapping[str, Any]]],
-        extra: tuple[tuple[str, Volume], ...],
-        made: PodSet,
+        self, name: str, made: PodSet, own: Mapping[str, Mapping[str, Any]] | None = None
     ) -> PodPlan:
-        """The pod with its volumes resolved on its node: claims first, as the scheduler does."""
+        """The pod with its volumes resolved on its node: claims first, as the scheduler does.
+
+        `own` has sources of volumes that are no part of its specification, by name.
+        """
+        node, problem = self._scheduler.place(made.spec, _requests(made))
+        if node is None:
+            return PodPlan(name=name, problem=problem, of=made)
         mounts: dict[str, Volume] = {}
         started = self._has_started(name, node, made)
+        sources = {
+            each["name"]: {key: value for key, value in each.items() if key != "name"}
+            for each in made.spec["volumes"]
+        } | (own or {})
 
         def volume(source: Mapping[str, Any], volume_name: str) -> Volume:
             if started:  # then its Secret or ConfigMap may have gone
@@ -293,9 +261,16 @@ class _Maker:
         try:
             for claim in claims(made.spec["volumes"], dict(made.claims), shown_name(name, made)):
                 check_claim(claim, self._namespace, self._snapshot)
-            root = volume(jail, _JAIL)
-            for path, volume_name, source in wanted:
-                mounts[path.rstrip("/")] = volume(source, volume_name)
+            root = volume(sources[_JAIL] if _JAIL in sources else self._sources[_JAIL], _JAIL)
+            for mount in made.spec["containers"][0]["volumeMounts"]:
+                path, volume_name = mount["mountPath"].rstrip("/"), mount["name"]
+                source = sources.get(volume_name) or own_source(volume_name, made.source)
+                if path in _HERE:
+                    here, own_name = _HERE[path]
+                    mounts[here] = volume(source, own_name)
+                # Only what shows in the jail: the container around it does not exist here.
+                elif path.startswith(f"{JAIL_UPPER}/") and volume_name not in pod_specs.NOT_HERE:
+                    mounts[path.removeprefix(JAIL_UPPER)] = volume(source, volume_name)
             # A kubelet mounts once: what goes afterwards holds the next pod.
             given = {
                 each["name"]: each
@@ -319,7 +294,7 @@ class _Maker:
             name=name,
             node=name_of(node),
             jail=root.folder,
-            mounts=tuple(sorted((mounts | dict(extra)).items())),
+            mounts=tuple(sorted(mounts.items())),
             of=made,
         )
 
@@ -352,11 +327,6 @@ def _requests(made: PodSet) -> dict[str, Fraction]:
 def is_stopped(cluster: Object) -> bool:
     """Whether the maintenance mode of a SlurmCluster has no pods."""
     return cluster["spec"].get("maintenance", "none").startswith("downscale")
-
-
-def _memory(container: Mapping[str, Any]) -> tuple[str, Volume]:
-    """The tmpfs of login and worker pods: what the container may take (RenderVolumeInMemory)."""
-    return MEMORY, Volume(tmpfs_bytes=int(quantity(container["resources"].get("memory"))))
 
 
 def _missing_cluster(item: Object) -> str:

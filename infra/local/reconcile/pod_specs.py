@@ -30,6 +30,8 @@ _IMEX: Final = (
     ("nvidia-imex-cli", "/usr/bin/nvidia-imex-ctl"),
     ("nvidia-imex-config", "/etc/nvidia-imex"),
 )
+NOT_HERE: Final = frozenset(f"{volume}-jail" for volume, _ in _IMEX)
+"""Volumes of a node's own folders that the operator shows in the jail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ from infra.render.names import kube_object
 DATABASE_POD: Final = "acct-db-0"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PodPlan:
     """One pod: where it runs and what it mounts, or why it waits."""
 
@@ -274,19 +274,18 @@ class Pods:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
-    def keep(self, plan: Plan, snapshot: Snapshot) -> dict[str, str]:
-        """Makes what is missing and removes the rest; why pods cannot run now, by planned name."""
+    def keep(self, plan: Plan, snapshot: Snapshot) -> None:
+        """Makes what is missing and removes the rest; the plan learns which pods are refused."""
         planned = list(_planned(plan))
         if plan.cluster is not None:
             namespace = plan.cluster.source["metadata"]["namespace"]
             if snapshot.find("Namespace", namespace) is None:
-                return {}  # it ends, and nothing can be made in it
+                return  # it ends, and nothing can be made in it
         wanted_sets = {_key(_set_object(each.of)) for each in planned if each.of is not None}
         live = {_key(pod): pod for pod in _ours(snapshot, "Pod")}
-        refused: dict[str, str] = {}
         for each in planned:
             if each.of is not None and (reason := self._keep_one(each, each.of, live, snapshot)):
-                refused[each.name] = reason
+                each.problem, each.held = reason, Held.CREATING
         for pod in live.values():
             self._client.delete(pod, grace_s=0)
         self._keep_files(planned, snapshot)
@@ -294,7 +293,6 @@ class Pods:
             for each in _ours(snapshot, kind):
                 if each["apiVersion"] == version and _key(each) not in wanted_sets:
                     self._client.delete(each)
-        return refused
 
     def _keep_files(self, planned: Iterable[PodPlan], snapshot: Snapshot) -> None:
         """The Secrets and ConfigMaps that the operator makes: they are there, with their keys."""

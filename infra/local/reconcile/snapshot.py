@@ -287,8 +287,9 @@ def resolve(
         if empty.get("medium") == "Memory":
             return Volume(tmpfs_bytes=int(quantity(empty.get("sizeLimit", _DEFAULT_SHM))))
         return Volume(folder=own)
-    if "ephemeral" in source or "volumeClaimTemplateSpec" in source:
+    if "ephemeral" in source:
         return Volume(folder=own, made_folders=tuple(source.get(_FOLDERS, ())))
+    check_files({**source, "name": name}, namespace, snapshot)
     for part, kind in (("configMap", "ConfigMap"), ("secret", "Secret")):
         if (given := source.get(part)) is not None:
             files = tuple(sorted(_payload(given, kind, namespace, snapshot).items()))
@@ -301,14 +302,11 @@ def resolve(
     raise UnboundError(f"volume '{name}': {kinds} cannot be mounted on the local stack")
 
 
-def own_source(mount: Mapping[str, Any], nodeset: Object) -> Mapping[str, Any]:
-    """The source of a worker's mount: given in it, else a disk of its own with its folders."""
-    given = mount.get("volumeSource")
-    if given:
-        return given
-    entries = (entry.partition("=") for entry in annotation(nodeset, MADE_FOLDERS).split(","))
+def own_source(name: str, source: Object) -> Mapping[str, Any]:
+    """A disk of the pod's own, with the folders that are made in it by its NodeSet's words."""
+    entries = (entry.partition("=") for entry in annotation(source, MADE_FOLDERS).split(","))
     made = {volume: folders.split(":") for volume, _, folders in entries if folders}
-    return {"ephemeral": {}, _FOLDERS: made.get(mount["name"], [])}
+    return {"ephemeral": {}, _FOLDERS: made.get(name, [])}
 
 
 def bound_volume(claim: Object, snapshot: Snapshot) -> Object | None:

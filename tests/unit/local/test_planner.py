@@ -74,6 +74,22 @@ def test_right_values_let_every_pod_run(values: Values) -> None:
     assert {pod.problem for pod in planned(values).values()} == {""}
 
 
+def test_what_a_container_shows_in_the_jail_is_there_on_every_pod(values: Values) -> None:
+    """The chart gives its scripts to login pods too, and the operator IMEX to those of workers."""
+    found = planned(values)
+    shown = {name: [path for path, _ in found[name].mounts] for name in ("login-0", "worker-0")}
+    assert shown["login-0"] == ["/home", "/mnt/data", "/mnt/memory", "/opt/slurm_scripts"]
+    assert {"/dev/shm", "/opt/slurm_scripts"} < set(shown["worker-0"])
+    assert not [path for path in shown["worker-0"] if "imex" in path]
+
+
+def test_a_folder_of_the_node_in_the_jail_is_refused(values: Values) -> None:
+    volumes = values[NODESETS]["nodesets"][0]["slurmd"]["volumes"]
+    host = {"name": "own", "mountPath": "/mnt/own", "volumeSource": {"hostPath": {"path": "/etc"}}}
+    volumes["jailSubMounts"].append(host)
+    assert "volume 'own': hostPath cannot be mounted" in planned(values)["worker-0"].problem
+
+
 @pytest.mark.parametrize("missing", ["ssh_host_ecdsa_key", "slurm-scripts"])
 def test_a_pod_that_runs_goes_on_without_what_it_mounted(values: Values, missing: str) -> None:
     """A kubelet mounts once: what goes afterwards holds the next pod, not this one."""

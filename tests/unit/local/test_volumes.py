@@ -138,11 +138,6 @@ def test_an_export_of_an_nfs_server_is_one_folder_for_every_pod() -> None:
 def test_a_disk_of_a_worker_has_the_folders_that_its_init_container_makes() -> None:
     made = {MADE_FOLDERS: "scratch=tmp:data/preprocessed,other=x"}
     nodeset = {"metadata": {"name": "worker", "annotations": made}}
-    source = own_source({"name": "scratch"}, nodeset)
+    source = own_source("scratch", nodeset)
     assert found(source).made_folders == ("tmp", "data/preprocessed")
-    assert found(own_source({"name": "plain"}, nodeset)).made_folders == ()
-
-
-def test_a_mount_with_a_source_of_its_own_keeps_it() -> None:
-    given = {"hostPath": {"path": "/x"}}
-    assert own_source({"name": "x", "volumeSource": given}, {"metadata": {}}) == given
+    assert found(own_source("plain", nodeset)).made_folders == ()
