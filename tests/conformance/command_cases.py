@@ -233,8 +233,9 @@ def an_agent_that_is_dead(world: World) -> str:
 def a_server_behind_a_proxy(world: World) -> str:
     proxy = world.sshd.connection()
     ready = world.resource(COMMAND)
-    ready.create(world.remote(create="echo through", connection={"proxy": proxy}))
-    return ready.output("stdout")
+    inputs = world.remote(create="echo through", connection={"proxy": proxy})
+    answer = refusal(lambda: ready.create(inputs))
+    return ready.output("stdout") or answer
 
 
 def secrets_of_the_state(world: World) -> str:

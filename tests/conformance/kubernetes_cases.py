@@ -493,9 +493,10 @@ def what_an_object_waits_for(world: World) -> str:
     answer = refusal(lambda: worker.create(inputs))
     kept = bool(worker.id)
     status = {"phase": "Ready", "replicas": 1}
-    world.client.apply_status({**_key(inputs), "status": status}, field_manager="reconciler")
+    if kept:
+        world.client.apply_status({**_key(inputs), "status": status}, field_manager="reconciler")
     then = refusal(lambda: worker.update(inputs))
-    return f"{answer.partition(':')[0]}, kept: {kept}; once Ready {then}"
+    return f"{answer.partition(':')[0]}, kept: {kept}; once Ready {then.partition(':')[0]}"
 
 
 def a_finalizer_that_nobody_takes(world: World) -> str:

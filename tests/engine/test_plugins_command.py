@@ -178,12 +178,14 @@ def test_a_copy_is_repeated_only_for_new_content_or_a_new_place(plugin, sshd, tm
 
 
 def test_every_problem_of_the_inputs_is_reported_before_anything_runs(plugin):
-    inputs = {"connection": {"agentSocketPath": "/a"}, "source": Archive(uri="x")}
+    connection = {"agentSocketPath": "/a", "proxy": {"host": "b"}}
+    inputs = {"connection": connection, "source": Archive(uri="x")}
     _, wrong = plugin.of(COPY).check({}, inputs)
     assert [path for path, _ in wrong] == [
         "remotePath",
         "connection.host",
         "connection.agentSocketPath",
+        "connection.proxy",
         "source",
     ]
 

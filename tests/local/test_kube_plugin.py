@@ -11,8 +11,6 @@ from infra.clients.kube import KubeClient
 from infra.local.plugins.kubernetes import Kubernetes
 from infra.providers.engine.provider import (
     UNKNOWN,
-    Asset,
-    PartialError,
     ProviderError,
     Secret,
     reveal,
@@ -120,19 +118,6 @@ def nodeset(namespace, name="worker"):
         "kind": "NodeSet",
         "metadata": {"name": name, "namespace": namespace},
     }
-
-
-def set_phase(client, target, phase, generation=1, message="said by the test"):
-    condition = {
-        "type": "PodsReady",
-        "status": "True" if phase == "Ready" else "False",
-        "reason": "Test",
-        "message": message,
-        "observedGeneration": generation,
-        "lastTransitionTime": "2026-11-21T05:00:00Z",
-    }
-    status = {"phase": phase, "replicas": 1, "conditions": [condition]}
-    client.apply_status({**target, "status": status}, field_manager="reconciler")
 
 
 def test_a_preview_leaves_nothing_behind(plugin, client, namespace):
@@ -248,19 +233,6 @@ def test_a_namespace_ends_with_objects_of_every_kind(plugin, client, namespace):
     assert client.list("slurm.nebius.ai/v1alpha1", "NodeSet", namespace) == []
 
 
-def test_wait_for_waits_for_the_status_that_is_asked(plugin, client, namespace):
-    inputs = {**nodeset(namespace), "spec": SPEC}
-    inputs["metadata"]["annotations"] = {
-        "pulumi.com/waitFor": "jsonpath={.status.phase}=Ready",
-        "pulumi.com/timeoutSeconds": "0",
-    }
-    with pytest.raises(PartialError, match=r"NodeSet .*/worker: waited 0 s for jsonpath") as raised:
-        plugin.of(NODESET).create(urn("worker"), inputs)
-    assert raised.value.id == f"{namespace}/worker"
-    set_phase(client, nodeset(namespace), "Ready")
-    assert plugin.of(NODESET).update(urn("worker"), raised.value.id, {}, inputs)
-
-
 def test_a_release_records_its_revision_and_prunes_what_is_no_longer_rendered(
     plugin, client, namespace
 ):
@@ -315,17 +287,6 @@ def test_a_release_refuses_what_helm_refuses(plugin, client, namespace):
     client.merge_patch(record, {"metadata": {"labels": {"status": "pending-upgrade"}}})
     with pytest.raises(ProviderError, match=r"another operation .* is in progress"):
         plugin.of(RELEASE).update(urn("nodesets"), id_, state, inputs)
-
-
-def test_values_files_lie_below_the_values(plugin, client, namespace, tmp_path):
-    file = tmp_path / "values.yaml"
-    file.write_text("images: {munge: {tag: from-file}, slurmd: {tag: from-file}}\n")
-    inputs = release(namespace, "worker", valueYamlFiles=[Asset(path=str(file))])
-    inputs["values"]["images"] = {"munge": {"tag": "from-values"}}
-    plugin.of(RELEASE).create(urn("nodesets"), inputs)
-    spec = client.get(nodeset(namespace))["spec"]
-    tags = (spec["munge"]["image"]["tag"], spec["slurmd"]["image"]["tag"])
-    assert tags == ("from-values", "from-file")
 
 
 def test_an_exec_credential_of_the_kubeconfig_opens_the_cluster(cluster, namespace):

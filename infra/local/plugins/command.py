@@ -16,8 +16,7 @@ import secrets
 import socket
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -51,34 +50,6 @@ class _AnyHostKey(paramiko.MissingHostKeyPolicy):
 
     def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
         return
-
-
-def with_defaults(connection: Mapping[str, Any]) -> dict[str, Any]:
-    """The connection as the official plugin keeps it in the state."""
-    proxy = connection.get("proxy")
-    whole = {**_DEFAULTS, **connection}
-    return {**whole, "proxy": {**_DEFAULTS, **proxy}} if isinstance(proxy, Mapping) else whole
-
-
-@contextmanager
-def connected(
-    connection: Mapping[str, Any],
-    cancelled: threading.Event,
-    tell: Callable[[str], None] = lambda _line: None,
-) -> Iterator[paramiko.SSHClient]:
-    """An SSH client of `connection`, through its proxy where it has one."""
-    _refuse_dead_agent()
-    connection = with_defaults(connection)  # a state of earlier days has none of them
-    proxy = connection.get("proxy")
-    if proxy:
-        with (
-            connected(proxy, cancelled, tell) as bastion,
-            _dial(connection, cancelled, bastion, tell) as client,
-        ):
-            yield client
-    else:
-        with _dial(connection, cancelled, None, tell) as client:
-            yield client
 
 
 def _refuse_dead_agent() -> None:
@@ -212,18 +183,19 @@ def _is_dir(sftp: paramiko.SFTPClient, path: str) -> bool:
         return False
 
 
-def _dial(
+def connected(
     connection: Mapping[str, Any],
     cancelled: threading.Event,
-    bastion: paramiko.SSHClient | None,
-    tell: Callable[[str], None],
+    tell: Callable[[str], None] = lambda _line: None,
 ) -> paramiko.SSHClient:
     """A client after at most dialErrorLimit failures, whatever they are: another host key too."""
+    _refuse_dead_agent()
+    connection = {**_DEFAULTS, **connection}  # a state of earlier days has none of them
     limit = int(connection["dialErrorLimit"])
     delay, dials = _FIRST_DELAY_S, 0
     while True:
         try:
-            return _dial_once(connection, bastion)
+            return _dial_once(connection)
         except (OSError, EOFError, paramiko.SSHException) as error:
             if 0 <= limit < dials + 1:
                 raise ProviderError(
@@ -253,9 +225,7 @@ def _why(error: Exception, connection: Mapping[str, Any]) -> str:
     return f"ssh: handshake failed: {error or type(error).__name__}"
 
 
-def _dial_once(
-    connection: Mapping[str, Any], bastion: paramiko.SSHClient | None
-) -> paramiko.SSHClient:
+def _dial_once(connection: Mapping[str, Any]) -> paramiko.SSHClient:
     host, port = connection["host"], int(connection["port"])
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(_AnyHostKey())
@@ -264,11 +234,6 @@ def _dial_once(
         name = host if port == _SSH_PORT else f"[{host}]:{port}"
         key = _public_key(pinned)
         client.get_host_keys().add(name, key.get_name(), key)
-    sock = None
-    if bastion is not None:
-        transport = bastion.get_transport()
-        assert transport is not None
-        sock = transport.open_channel("direct-tcpip", (host, port), ("127.0.0.1", 0))
     timeout = float(connection["perDialTimeout"]) or None
     try:
         client.connect(
@@ -282,7 +247,6 @@ def _dial_once(
             auth_timeout=timeout,
             allow_agent=False,
             look_for_keys=False,
-            sock=sock,
         )
     except BaseException:
         client.close()
@@ -296,12 +260,10 @@ def _private_key(connection: Mapping[str, Any]) -> paramiko.PKey | None:
         return None
     for kind in _KEY_TYPES:
         try:
-            return kind.from_private_key(
-                io.StringIO(text), password=connection.get("privateKeyPassword")
-            )
+            return kind.from_private_key(io.StringIO(text))
         except paramiko.PasswordRequiredException:
             raise ProviderError(
-                "connection.privateKey is encrypted; give connection.privateKeyPassword"
+                "connection.privateKey is encrypted; give one that is not"
             ) from None
         except (paramiko.SSHException, ValueError, IndexError):
             continue
@@ -359,6 +321,11 @@ class _Lines:
 
 REMOTE: Final = "command:remote:Command"
 COPY: Final = "command:remote:CopyToRemote"
+_NOT_SERVED: Final = {
+    "agentSocketPath": "the agent is never used; give privateKey",
+    "privateKeyPassword": "the stand-in opens no key; give one that is not encrypted",
+    "proxy": "the stand-in dials the server itself; install the official command plugin",
+}
 _LOGGED: Final = {
     "stdoutAndStderr": ("stdout", "stderr"),
     "stdout": ("stdout",),
@@ -392,7 +359,8 @@ class _OverSsh(Provider):
             wrong += _source_problems(new["source"])
         wrong += [(name, "unknown") for name in sorted(new.keys() - set(self.known))]
         if isinstance(new.get("connection"), dict):
-            new = {**new, "connection": with_defaults(new["connection"])}
+            # As the official plugin keeps it in the state.
+            new = {**new, "connection": {**_DEFAULTS, **new["connection"]}}
         return new, wrong
 
 
@@ -498,10 +466,7 @@ def _connection_problems(connection: Any) -> list[tuple[str, str]]:
     if connection is None or connection is UNKNOWN:
         return []
     wrong = [] if "host" in connection else [("connection.host", "host is missing; declare it")]
-    for path, part in (("connection", connection), ("connection.proxy", connection.get("proxy"))):
-        if isinstance(part, dict) and "agentSocketPath" in part:
-            wrong.append((f"{path}.agentSocketPath", "the agent is never used; give privateKey"))
-    return wrong
+    return wrong + [(f"connection.{n}", why) for n, why in _NOT_SERVED.items() if n in connection]
 
 
 def _source_problems(source: Any) -> list[tuple[str, str]]:

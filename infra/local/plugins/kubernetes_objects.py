@@ -1,8 +1,8 @@
-"""Objects and releases of the stand-in of pulumi-kubernetes: apply, drift, delete, waits, records.
+"""Objects and releases of the stand-in of pulumi-kubernetes: apply, drift, delete, records.
 
-`pulumi.com/waitFor` takes `jsonpath={.status.phase}=Available`, `condition=Ready`, and a JSON list.
-On a whole cluster kube-controller-manager empties a deleted namespace and takes its finalizer away;
-the local stack runs the API server alone, so whoever deletes a namespace there does it.
+Nothing waits for a status: what asks for it by `pulumi.com/waitFor` is refused. On a whole cluster
+kube-controller-manager empties a deleted namespace and takes its finalizer away; the local stack
+runs the API server alone, so whoever deletes a namespace there does it.
 
 Known Soperator charts are rendered and applied, the others recorded: a ConfigMap `release-<name>`
 has revision, status and inventory of a release; what is no longer rendered is removed. Beside it
@@ -16,25 +16,15 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import secrets
 import string
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
-
-from infra.clients.errors import (
-    AbsentError,
-    CancelledError,
-    KubeError,
-    UnreachableError,
-    WaitTimeoutError,
-)
+from infra.clients.errors import AbsentError, KubeError, UnreachableError
 from infra.clients.kube import KubeClient
 from infra.clients.kube_rules import describe, quantity
 from infra.local.kube.api_server import load_crds
@@ -48,15 +38,14 @@ from infra.local.kube.values import (
 )
 from infra.providers.engine.provider import (
     UNKNOWN,
-    Asset,
     Diff,
     Found,
-    PartialError,
     Provider,
     ProviderError,
     Secret,
     compare,
     contains_unknown,
+    reveal,
 )
 from infra.providers.soperator.teardown import CONTROLLER_LEASE
 from infra.render.names import kube_object
@@ -104,89 +93,17 @@ def finish_namespace(client: KubeClient, name: str, cancelled: threading.Event) 
         client.finalize_namespace(namespace)
 
 
-WAIT_FOR: Final = "pulumi.com/waitFor"
-SKIP_AWAIT: Final = "pulumi.com/skipAwait"
-TIMEOUT_SECONDS: Final = "pulumi.com/timeoutSeconds"
-DEFAULT_TIMEOUT_S: Final = 600.0
-_JSONPATH = re.compile(r"""jsonpath=\{(?P<path>\.[^}]+)\}(?:=(?P<value>.*))?""")
-_STEP = re.compile(
-    r"""\.(?P<key>[A-Za-z0-9_-]+)|\[(?P<index>\d+)\]|\[\?\(@\.(?P<name>\w+)==["'](?P<is>[^"']*)["']\)\]"""
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """One condition on a live object and its words for a message."""
-
-    what: str
-    is_met: Callable[[dict[str, Any]], bool]
-
-
-def waits_of(inputs: dict[str, Any]) -> list[Wait]:
-    """The waits that a resource's annotations ask for."""
-    annotations = _annotations(inputs)
-    text = annotations.get(WAIT_FOR)
-    if not text or annotations.get(SKIP_AWAIT) == "true":
-        return []
-    expressions = json.loads(text) if text.lstrip().startswith("[") else [text]
-    return [_parse(expression) for expression in expressions]
-
-
-def timeout_of(inputs: dict[str, Any]) -> float:
-    """How long to wait for a resource, in seconds."""
-    return float(_annotations(inputs).get(TIMEOUT_SECONDS, DEFAULT_TIMEOUT_S))
+_WAIT_FOR: Final = "pulumi.com/waitFor"
+_TIMEOUT_SECONDS: Final = "pulumi.com/timeoutSeconds"
+_TIMEOUT_S: Final = 600.0
+_NOT_SERVED: Final = "the stand-in does not serve it; install the official kubernetes plugin"
 
 
 def _annotations(inputs: dict[str, Any]) -> dict[str, Any]:
-    return (inputs.get("metadata") or {}).get("annotations") or {}
-
-
-def _parse(expression: str) -> Wait:
-    if expression.startswith("condition="):
-        name, _, value = expression.removeprefix("condition=").partition("=")
-        wanted = value or "True"
-        path = f'.status.conditions[?(@.type=="{name}")].status'
-        return Wait(expression, lambda live: _lookup(live, path) == wanted)
-    match = _JSONPATH.fullmatch(expression)
-    if match is None:
-        raise ProviderError(
-            f"metadata.annotations.{WAIT_FOR}: {expression!r} is not understood; "
-            "write jsonpath={.status.phase}=VALUE or condition=NAME"
-        )
-    path, value = match["path"], match["value"]
-    if value is None:
-        return Wait(expression, lambda live: _lookup(live, path) is not None)
-    return Wait(expression, lambda live: _text(_lookup(live, path)) == value)
-
-
-def _lookup(live: Any, path: str) -> Any:
-    position, found = 0, live
-    while position < len(path):
-        step = _STEP.match(path, position)
-        if step is None:
-            raise ProviderError(f"jsonpath {{{path}}}: is not understood from {path[position:]!r}")
-        position = step.end()
-        found = _descend(found, step)
-        if found is None:
-            return None
-    return found
-
-
-def _descend(found: Any, step: re.Match[str]) -> Any:
-    if step["key"] is not None:
-        return found.get(step["key"]) if isinstance(found, dict) else None
-    if not isinstance(found, list):
-        return None
-    if step["index"] is not None:
-        index = int(step["index"])
-        return found[index] if index < len(found) else None
-    return next((item for item in found if item.get(step["name"]) == step["is"]), None)
-
-
-def _text(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return json.dumps(value)
+    """Those that are known."""
+    metadata = reveal(inputs.get("metadata"))
+    found = metadata.get("annotations") if isinstance(metadata, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 Values = dict[str, Any]
@@ -239,6 +156,8 @@ class Objects(Provider):
             for key in ("apiVersion", "kind")
             if not isinstance(new.get(key), str) or new[key] == ""
         ]
+        if _WAIT_FOR in _annotations(new):
+            failures.append(("metadata.annotations", f"{_WAIT_FOR}: {_NOT_SERVED}"))
         return _conceal_secret(_encoded(new)), failures
 
     def diff(self, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
@@ -271,12 +190,12 @@ class Objects(Provider):
                 status=409,
             )
         live = client.apply(placed, force=self._forces(inputs))
-        return _id(live), self._await(client, inputs, live)
+        return _id(live), _state(live, project(live, inputs))
 
     def update(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
         client = self._provider.client()
         live = client.apply(self._placed(client, _with_id(new, id)), force=self._forces(new))
-        return self._await(client, new, live)
+        return _state(live, project(live, new))
 
     def _forces(self, inputs: Values) -> bool:
         """Whether fields that somebody else manages are taken over."""
@@ -301,7 +220,8 @@ class Objects(Provider):
         with self._provider.forgetting("configured Kubernetes cluster is unreachable."):
             client = self._provider.client()
             target = self._placed(client, _with_id(known or _of_type(self._type), id))
-            remove(client, target, timeout_of(state), self._provider.cancelled)
+            timeout_s = float(_annotations(state).get(_TIMEOUT_SECONDS, _TIMEOUT_S))
+            remove(client, target, timeout_s, self._provider.cancelled)
 
     def preview(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
         target = _with_id(new, id) if id else self._named(urn, new)
@@ -314,21 +234,6 @@ class Objects(Provider):
         state = {**new, "metadata": dict(new.get("metadata") or {})}
         state["metadata"].setdefault("name", UNKNOWN)
         return _conceal_secret(state)
-
-    def _await(self, client: KubeClient, inputs: Values, live: Values) -> Values:
-        state = _state(live, project(live, inputs))
-        try:
-            for wait in waits_of(inputs):
-                client.wait_for(
-                    live,
-                    wait.what,
-                    wait.is_met,
-                    timeout_s=timeout_of(inputs),
-                    cancelled=self._provider.cancelled,
-                )
-        except (WaitTimeoutError, CancelledError) as error:
-            raise PartialError(str(error), id=_id(live), state=state) from error
-        return state
 
     def _named(self, urn: str, inputs: Values) -> Values:
         metadata = dict(inputs.get("metadata") or {})
@@ -460,7 +365,10 @@ class Releases(Provider):
         self._provider = provider
 
     def check(self, old: Values, new: Values) -> tuple[Values, Iterable[tuple[str, str]]]:
-        return new, [("chart", "is required")] if not new.get("chart", UNKNOWN) else []
+        failures = [("chart", "is required")] if not new.get("chart", UNKNOWN) else []
+        if "valueYamlFiles" in new:
+            failures.append(("valueYamlFiles", _NOT_SERVED))
+        return new, failures
 
     def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
         release = self._release(inputs.get("name") or auto_name(urn), inputs)
@@ -548,7 +456,7 @@ class Releases(Provider):
 
     def _render(self, release: Release, inputs: Values) -> Rendered:
         try:
-            return render(release, _values(inputs))
+            return render(release, inputs.get("values") or {})
         except ChartError as error:
             raise ProviderError(f"release {release.name}: {error}") from error
 
@@ -569,25 +477,6 @@ class Releases(Provider):
         if rendered.unused:
             unused = ", ".join(rendered.unused)
             say(urn, f"release {name}: values without effect on this stack: {unused}")
-
-
-def _values(inputs: Values) -> Values:
-    """The values of a release: its files in order, then `values` over them."""
-    merged: Values = {}
-    for asset in inputs.get("valueYamlFiles") or []:
-        if not isinstance(asset, Asset) or (asset.path is None and asset.text is None):
-            raise ProviderError("valueYamlFiles: give files as FileAsset or StringAsset")
-        text = asset.text if asset.path is None else Path(asset.path).read_text()
-        merged = _over(merged, yaml.safe_load(text or "") or {})
-    return _over(merged, inputs.get("values") or {})
-
-
-def _over(below: Values, above: Values) -> Values:
-    merged = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(below.get(key), dict)
-        merged[key] = _over(below[key], value) if both else value
-    return merged
 
 
 def _record(

@@ -237,10 +237,11 @@ class _Maker:
             return PodPlan(name=name, problem=problem, of=made)
         mounts: dict[str, Volume] = {}
         started = self._has_started(name, node, made)
-        sources = {
+        sources: dict[str, Mapping[str, Any]] = {
             each["name"]: {key: value for key, value in each.items() if key != "name"}
             for each in made.spec["volumes"]
-        } | (own or {})
+        }
+        sources |= own or {}
 
         def volume(source: Mapping[str, Any], volume_name: str) -> Volume:
             if started:  # then its Secret or ConfigMap may have gone

@@ -1,12 +1,12 @@
-"""What counts as drift, what needs a replacement, and what a resource waits for."""
+"""What counts as drift, what needs a replacement, and what is not served."""
 
 from __future__ import annotations
 
 import pytest
 
 from infra.local.plugins.kubernetes import Kubernetes
-from infra.local.plugins.kubernetes_objects import project, waits_of
-from infra.providers.engine.provider import ProviderError
+from infra.local.plugins.kubernetes_objects import project
+from infra.providers.engine.provider import UNKNOWN, ProviderError
 
 URN_TYPE = "kubernetes:core/v1:ConfigMap"
 
@@ -80,32 +80,19 @@ def test_items_that_were_added_by_hand_are_drift():
     }
 
 
-def wait(expression):
-    annotations = {"pulumi.com/waitFor": expression}
-    return waits_of({"metadata": {"annotations": annotations}})
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "jsonpath={.status.phase}=Available",
-        "jsonpath={.status.phase}",
-        "condition=Ready",
-        'jsonpath={.status.conditions[?(@.type=="Ready")].status}=True',
-        "jsonpath={.status.conditions[0].status}=True",
-    ],
-)
-def test_a_wait_expression_holds_for_the_live_object_it_describes(expression):
-    (found,) = wait(expression)
-    conditions = [{"type": "Ready", "status": "True"}]
-    assert found.is_met({"status": {"phase": "Available", "conditions": conditions}})
-    assert not found.is_met({"status": {"conditions": [{"type": "Ready", "status": "False"}]}})
-    assert not found.is_met({})
-
-
-def test_a_wait_expression_that_is_not_understood_is_refused():
-    with pytest.raises(ProviderError, match=r"waitFor: 'phase=Ready' is not understood"):
-        wait("phase=Ready")
+def test_what_the_stand_in_does_not_serve_is_refused_in_the_preview():
+    """The official plugin waits, and reads files; here they would be left out without a word."""
+    plugin = Kubernetes()
+    waits = {"pulumi.com/waitFor": "condition=Ready"}
+    inputs = {**config_map(), "metadata": {"name": "cm", "annotations": waits}}
+    _, failures = plugin.of(URN_TYPE).check({}, inputs)
+    assert [path for path, _ in failures] == ["metadata.annotations"]
+    assert "pulumi.com/waitFor: the stand-in does not serve it" in dict(failures).popitem()[1]
+    for unknown in (UNKNOWN, {"annotations": UNKNOWN}):
+        assert not plugin.of(URN_TYPE).check({}, {**config_map(), "metadata": unknown})[1]
+    release = {"chart": "c", "valueYamlFiles": ["values.yaml"]}
+    _, failures = plugin.of("kubernetes:helm.sh/v3:Release").check({}, release)
+    assert [path for path, _ in failures] == ["valueYamlFiles"]
 
 
 def test_components_of_the_official_plugin_are_refused_by_name():
