@@ -23,12 +23,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from infra import files
@@ -40,86 +35,54 @@ from infra.state import Cache
 
 _VALID_DAYS = 3650
 _RENEW_BEFORE_DAYS = 30
-_PEM: Final = Encoding.PEM
-_FILES: Final = (
-    "ca.crt", "server.key", "service-account.key", "service-account.pub", "server.crt"
-)  # fmt: skip
+_FILES: Final = ("ca.crt", "server.key", "service-account.key", "server.crt")
 """The last one's presence says that all others stand."""
 
 
 def write_certificates(folder: Path, address: str) -> None:
-    """Write ca.crt, server.{crt,key} and service-account.{pub,key} unless they stand already."""
+    """Write the server's certificate, which is its own authority, and its key, unless they stand.
+
+    Tokens of service accounts are signed with the same key.
+    """
+    now = datetime.now(UTC)
     if all((folder / name).exists() for name in _FILES):
         stands = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
-        if stands.not_valid_after_utc > datetime.now(UTC) + timedelta(days=_RENEW_BEFORE_DAYS):
+        if stands.not_valid_after_utc > now + timedelta(days=_RENEW_BEFORE_DAYS):
             return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    ca_key, server_key, account_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
-    ca_name = _name("soperator local authority")
-    ca = (
-        _builder(ca_name, ca_name, ca_key)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), False)
-        .sign(ca_key, hashes.SHA256())
-    )
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")])
     names = [x509.IPAddress(ipaddress.ip_address(address)), x509.DNSName("localhost")]
-    server = (
-        _builder(_name("kube-apiserver"), ca_name, server_key)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(_usage(certificates=False), critical=True)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False
-        )
-        .sign(ca_key, hashes.SHA256())
+    uses = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False
     )
-    contents = (
-        ca.public_bytes(_PEM),
-        _private(server_key),
-        _private(account_key),
-        account_key.public_key().public_bytes(_PEM, PublicFormat.SubjectPublicKeyInfo),
-        server.public_bytes(_PEM),
+    usage = x509.KeyUsage(
+        **uses,
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
     )
-    for name, content in zip(_FILES, contents, strict=True):
-        files.write(folder / name, content, mode=0o600)
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    return (
+    made = (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
+        .subject_name(name)
+        .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(days=_VALID_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .sign(key, hashes.SHA256())
+        .public_bytes(Encoding.PEM)
     )
-
-
-def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
-def _usage(*, certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=certificates,
-        crl_sign=certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(_PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    for file, content in zip(_FILES, (made, private, private, made), strict=True):
+        files.write(folder / file, content, mode=0o600)
 
 
 _UNFINISHED_BUILD: Final = "build/kube-apiserver/kube-apiserver"
@@ -278,7 +241,7 @@ def _api_server_argv(binary: str, config: ApiServerConfig) -> list[str]:
         f"--secure-port={config.api_port}",
         f"--tls-cert-file={config.certificate}",
         f"--tls-private-key-file={config.key}",
-        f"--service-account-key-file={pki / 'service-account.pub'}",
+        f"--service-account-key-file={pki / 'service-account.key'}",
         f"--service-account-signing-key-file={pki / 'service-account.key'}",
         f"--service-account-issuer={config.endpoint}",
         f"--token-auth-file={config.folder / 'tokens.csv'}",
