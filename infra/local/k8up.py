@@ -1,9 +1,9 @@
 """The stand-in of k8up: Schedules, Backups, Prunes and Restores become runs of real restic.
 
 One pass makes what is due an object, gives what ended its status and Snapshots, and starts the
-oldest that waits: one at a time, since prunes and restores are exclusive in k8up too. Safe to kill
-at any point: the next pass finds what runs by its records. Secrets are in the environment of the
-process and nowhere on the disk. The random words of schedules follow k8up's
+oldest that can start: one at a time, since prunes and restores are exclusive in k8up too. Safe to
+kill at any point: the next pass finds what runs by its records. Secrets are in the environment of
+the process and nowhere on the disk. The random words of schedules follow k8up's
 operator/handler/randomizer.go (read 2026-11-21): the same minute everywhere. Times are UTC.
 """
 
@@ -310,8 +310,7 @@ class K8up:
         for name in recorded:
             if name not in known:
                 self.runner.forget(name)
-        if waiting and not running:
-            self._start(min(waiting, key=_age))
+        running = running or any(self._start(job) for job in sorted(waiting, key=_age))
         return running or bool(waiting)
 
     def _follow_schedules(self) -> None:
@@ -340,7 +339,8 @@ class K8up:
         if kept != seen:
             files.write(path, json.dumps(kept, indent=1) + "\n")
 
-    def _start(self, job: Object) -> None:
+    def _start(self, job: Object) -> bool:
+        """Whether it runs now; else it says why not, and waits."""
         snapshot = Snapshot.of(
             item for version, kind in _KINDS for item in self.client.list(version, kind)
         )
@@ -351,10 +351,11 @@ class K8up:
             environment = _environment(job, snapshot)
         except UnboundError as error:
             self._report(job, {"conditions": [self._condition("Ready", "CreationFailed", error)]})
-            return
+            return False
         self.runner.start(_job_name(job), work, environment)
         started = self._condition("Progressing", "Started", "The job is progressing", holds=True)
         self._report(job, {"started": True, "conditions": [started]})
+        return True
 
     def _work(self, job: Object, snapshot: Snapshot) -> Work:
         spec, namespace = job["spec"], job["metadata"]["namespace"]

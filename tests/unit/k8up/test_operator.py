@@ -241,6 +241,17 @@ def test_a_job_whose_pod_no_node_takes_waits_and_says_why(
     assert processes.started
 
 
+def test_a_job_that_cannot_start_holds_no_other_one_up(
+    operator: K8up, cluster: Cluster, processes: Processes
+) -> None:
+    """A restore into a claim that is not there would end all backups from then on."""
+    backup(cluster, "stuck", podConfigRef=None)
+    backup(cluster, "two")
+    operator.step()
+    assert "not tolerated" in conditions(cluster, "Backup", "stuck")["Ready"][1]
+    assert processes.running == {"k8up-backup-two"}
+
+
 def test_a_missing_password_and_a_missing_claim_are_named(
     operator: K8up, cluster: Cluster, processes: Processes
 ) -> None:
