@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from infra.local.nebius_api.__main__ import Troubles
 from infra.local.nebius_api.errors import Faults
 from tests.engine.nebius_project import (
     PROJECT,
@@ -75,13 +74,15 @@ def test_nodes_that_do_not_come_are_told_with_the_first_cause_and_its_fix(
     project: Project, emulator: Emulator
 ) -> None:
     """mk8s accepts a group over its quota; the recipe printed "Still creating..." for an hour."""
-    event = {"kind": "mk8snodegroup", "level": "ERROR", "code": "QuotaFailure", "message": "quota"}
-    Troubles(emulator.folder).plant(
-        operations=[{"method": CREATE_GROUP, "seconds": 8}],
-        events=[{**event, "error": QUOTA}],
-    )
-    Faults(emulator.folder).plant(
-        [{"method": CREATE_GROUP, "code": "INTERNAL", "when": "operation", "message": "timed out"}]
+    event = {"code": "RESOURCE_EXHAUSTED", "error": "QuotaFailure", "message": "quota"}
+    in_operation = {"method": CREATE_GROUP, "when": "operation"}
+    faults = Faults(emulator.folder)
+    faults.plant(
+        [
+            {**event, "method": "mk8snodegroup", "when": "event", "details": QUOTA},
+            {**in_operation, "code": "SLOW", "seconds": 8},
+            {**in_operation, "code": "INTERNAL", "message": "timed out"},
+        ]
     )
     output = project.up(fails=True)
     told = "quota compute.instance.gpu.h200: 16 wanted in all, limit 8; lower what is declared"
@@ -94,7 +95,7 @@ def test_nodes_that_do_not_come_are_told_with_the_first_cause_and_its_fix(
     errors = [line for line in output.splitlines() if "timed out; first cause: " in line]
     assert errors
     assert all(told in line for line in errors)
-    Troubles(emulator.folder).plant()
+    faults.plant([])
     project.up()
     assert len(ids(emulator, "mk8snodegroup")) == 1
     project.up("--expect-no-changes")
@@ -147,12 +148,10 @@ def test_an_api_that_goes_away_in_the_middle_keeps_the_id_and_the_next_up_waits_
     project: Project, emulator: Emulator
 ) -> None:
     project.declare(jail=filesystem("jail"))
-    Troubles(emulator.folder).plant(
-        operations=[{"method": r"FilesystemService\.Create$", "seconds": 3600}]
-    )
+    slow = {"method": r"FilesystemService\.Create$", "code": "SLOW", "seconds": 3600}
     faults = Faults(emulator.folder)
     away = {"method": r"OperationService\.Get$", "code": "UNAVAILABLE", "retry": "CALL"}
-    faults.plant([{**away, "times": 999}])
+    faults.plant([{**slow, "when": "operation"}, {**away, "times": 999}])
     output = project.up(fails=True)
     assert "no answer from the emulated Nebius API" in output
     assert "it goes on: run the command again" in output

@@ -9,21 +9,13 @@ Listens on 127.0.0.1 only.
 What would be written for each service of the SDK is read from the descriptors
 (infra/providers/nebius/schema.py); what they do not state is in changes.py, states.py and hooks.py.
 Real servers may differ: see docs/unverified.md.
-
-Troubles on purpose that are no refusal: `troubles.json` in the state folder, read when it matters:
-    {"operations": [{"method": RE, "seconds": 60}],
-     "events": [{"kind": RE, "level": "ERROR", "code": "...", "message": "...", "error": {...}}]}
-`kind` is searched in an id such as mk8snodegroup-e00abc. Events are shown while the resource is
-being changed. Refusals, slow and lost answers are planted faults: errors.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import re
 import secrets
 import signal
 import sys
@@ -41,7 +33,6 @@ import grpc.aio
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
 
-from infra import files
 from infra.local.nebius_api import changes, errors
 from infra.local.nebius_api.changes import rpc_status
 from infra.local.nebius_api.errors import ApiError
@@ -49,33 +40,6 @@ from infra.local.nebius_api.hooks import HOOKS, UNAUTHENTICATED_METHODS, Call
 from infra.local.nebius_api.states import Store, plant_project, seed, used_in
 from infra.providers.nebius.schema import OPERATIONS, Schema, is_resource
 from infra.providers.nebius.sdk import TOKEN_VARIABLE
-
-
-class Troubles:
-    """What is planted now."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / "troubles.json"
-
-    def plant(self, **troubles: list[dict[str, Any]]) -> None:
-        """Replaces all that is planted."""
-        files.write(self._file, json.dumps(troubles, indent=1))
-
-    def operation_s(self, method: str) -> float:
-        """Seconds that an operation of this method takes beside the usual ones."""
-        found = [one for one in self._planted("operations") if re.search(one["method"], method)]
-        return max((float(one["seconds"]) for one in found), default=0.0)
-
-    def events(self, resource_id: str) -> list[dict[str, Any]]:
-        """Events planted on a resource, in their order."""
-        return [one for one in self._planted("events") if re.search(one["kind"], resource_id)]
-
-    def _planted(self, section: str) -> list[dict[str, Any]]:
-        try:
-            return json.loads(self._file.read_text()).get(section, [])
-        except (FileNotFoundError, json.JSONDecodeError):
-            return []
-
 
 _OPERATION_SERVICES = tuple(f"{name}Service" for name in OPERATIONS)
 
@@ -109,7 +73,6 @@ class Emulator:
         self.schema = Schema.shared()
         self.store = Store(self.folder, self.schema)
         self.faults = errors.Faults(self.folder)
-        self.troubles = Troubles(self.folder)
         self._operations = changes.Operations(self.store, self.latency_s)
         self._changes = changes.Changes(self.store, self._operations, self.clock)
         seed(self.store, self.token, anywhere=self.anywhere)
@@ -228,17 +191,14 @@ class Emulator:
         resource.status.ClearField("events")
         if not resource.status.reconciling:
             return
-        for planted in self.troubles.events(resource.metadata.id):
+        for planted in self.faults.events(resource.metadata.id):
             event = resource.status.events.add(occurrence_count=1)
             event.first_occurred_at.CopyFrom(resource.metadata.updated_at)
             last = event.last_occurrence
             last.occurred_at.CopyFrom(resource.metadata.updated_at)
-            known = {key: planted[key] for key in ("level", "code", "message")}
+            known = {"level": "ERROR", "code": planted.name, "message": planted.message}
             json_format.ParseDict(known, last)
-            if details := planted.get("error"):
-                code, words = errors.Code.RESOURCE_EXHAUSTED, (last.message, last.code)
-                error = errors.ApiError(code, *words, **details)
-                last.error.CopyFrom(changes.rpc_status(self.schema, error))
+            last.error.CopyFrom(changes.rpc_status(self.schema, planted))
 
     def _operation_service(self, method: MethodDescriptor, request: Any) -> Any:
         if method.name == "List":
@@ -286,7 +246,7 @@ class Emulator:
             resource_id,
             metadata=metadata,
             fault=self.faults.take(method.full_name, "operation"),
-            longer_s=self.troubles.operation_s(method.full_name),
+            longer_s=self.faults.delay_s(method.full_name, "operation"),
             now=self.clock(),
         )
         if key:

@@ -7,6 +7,8 @@ for `seconds` or until all faults are removed), and optionally `skip` (matching 
 first, default 0), `times` (default 1; both are counted down in the file), `when` (`before` the
 call, `after` it committed, so that the answer is lost, or inside the `operation`), `message`,
 `error` (ServiceError code), `retry` (CALL, UNIT_OF_WORK, NOTHING, UNSPECIFIED), `details`.
+`when: event` shows the error as an event of clusters and node groups while they are being changed,
+every time; `method` is searched in their ids then, such as mk8snodegroup-e00abc.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -89,11 +91,21 @@ def unimplemented(what: str) -> ApiError:
     return ApiError(Code.UNIMPLEMENTED, f"emulator: no rule for {what}", "Unimplemented")
 
 
-When = Literal["before", "after", "operation"]
+When = Literal["before", "after", "operation", "event"]
 _KILL: Final = "KILL"
 _SLOW: Final = "SLOW"
 _NONE: Final = "[]"
 _POLL_S: Final = 0.02
+
+
+def _error(fault: Mapping[str, Any]) -> ApiError:
+    return ApiError(
+        Code[fault["code"]],
+        fault.get("message", f"injected {fault['code']}"),
+        fault.get("error", "Injected"),
+        retry=fault.get("retry", "UNSPECIFIED"),
+        **fault.get("details", {}),
+    )
 
 
 class Faults:
@@ -127,20 +139,21 @@ class Faults:
         if fault["code"] == _KILL:
             commit()
             os.kill(os.getpid(), signal.SIGKILL)
-        return ApiError(
-            Code[fault["code"]],
-            fault.get("message", f"injected {fault['code']}"),
-            fault.get("error", "Injected"),
-            retry=fault.get("retry", "UNSPECIFIED"),
-            **fault.get("details", {}),
-        )
+        return _error(fault)
+
+    def events(self, resource_id: str) -> list[ApiError]:
+        """Errors planted as events of a resource, in their order."""
+        found = (one for one in self.pending() if one.get("when") == "event")
+        return [_error(one) for one in found if re.search(one["method"], resource_id)]
+
+    def delay_s(self, method: str, when: When) -> float:
+        """How long a fault, counted down, keeps this moment of the call; 0 mostly."""
+        fault = self._next(method, when, slow=True)
+        return 0.0 if fault is None else float(fault["seconds"])
 
     async def hold(self, method: str, when: When) -> None:
         """Holds this moment of the call back, where a fault says so and until it is removed."""
-        fault = self._next(method, when, slow=True)
-        if fault is None:
-            return
-        until = time.monotonic() + fault["seconds"]
+        until = time.monotonic() + self.delay_s(method, when)
         while time.monotonic() < until and self._file.read_text() != _NONE:
             await asyncio.sleep(_POLL_S)
 
