@@ -208,20 +208,20 @@ def link_plugins(home: Path) -> list[str]:
     stand_ins = []
     for name, package in STAND_INS.items():
         program = f"pulumi-resource-{name}"
-        version = metadata.version(package)
-        folder = home / "plugins" / f"resource-{name}-v{version}"
+        folder = home / "plugins" / f"resource-{name}-v{metadata.version(package)}"
         link = folder / program
-        if _place(given, link):
-            continue
         official = Path.home() / ".pulumi" / "plugins" / folder.name / program
-        if link.exists() and not link.is_symlink():
+        target = CHECKOUT / "infra" / "local" / "plugins" / "bin" / program
+        if given is not None and (given / program).is_file():
+            target = given / program
+        elif link.exists() and not link.is_symlink():
             continue
-        if shutil.which(program) is not None:
+        elif shutil.which(program) is not None:
             link.unlink(missing_ok=True)
             continue
-        stand_in = CHECKOUT / "infra" / "local" / "plugins" / "bin" / program
-        target = official if official.exists() else stand_in
-        if target is stand_in:
+        elif official.exists():
+            target = official
+        else:
             stand_ins.append(name)
         if link.is_symlink() and link.readlink() == target:
             continue
@@ -259,32 +259,20 @@ def _given_plugins() -> Path | None:
     return Path(text).resolve()
 
 
-def _place(given: Path | None, program: Path) -> bool:
-    """Whether `program` is now the one of the given folder; one placed earlier goes without it."""
-    mark = program.with_name(f".{program.name}.placed")
-    source = None if given is None else given / program.name
-    if source is None or not source.is_file():
-        if mark.exists():
-            program.unlink(missing_ok=True)
-            mark.unlink()
-        return False
-    there, here = source.stat(), program.stat() if mark.exists() and program.exists() else None
-    if here is None or (there.st_size, there.st_mtime_ns) != (here.st_size, here.st_mtime_ns):
-        program.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-        _put(source, program)
-    return True
-
-
 def _place_language_host(home: Path, given: Path | None) -> None:
     """The engine takes a language host without a warning only from beside its own program."""
     folder, engine = home / "engine", Cache.from_environ().pulumi
-    placed = [_place(given, folder / name) for name in _LANGUAGE_FILES]
-    if all(placed) and engine.exists():
-        if not (folder / engine.name).exists():
-            _put(engine, folder / engine.name)
-    elif folder.exists():
-        shutil.rmtree(folder)
+    programs = [] if given is None else [*(given / name for name in _LANGUAGE_FILES), engine]
+    if not programs or not all(program.is_file() for program in programs):
+        if folder.exists():
+            shutil.rmtree(folder)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in programs:
+        target = folder / source.name
+        there, here = source.stat(), target.stat() if target.exists() else None
+        if here is None or (there.st_size, there.st_mtime_ns) != (here.st_size, here.st_mtime_ns):
+            _put(source, target)
 
 
 def _put(source: Path, target: Path) -> None:
