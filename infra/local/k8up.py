@@ -73,14 +73,15 @@ def effective(schedule: str, *, namespace: str, name: str, job: str) -> str:
 def is_due(cron: str, since: datetime, now: datetime) -> bool:
     """Whether a minute after `since` and up to `now` is one of the schedule's.
 
-    A word that the operator's cron does not know is never due, as there.
+    What the operator's cron cannot read is never due, as there.
     """
     fields = cron.split()
-    if len(fields) != len(_RANGES):
+    try:
+        minutes, hours, days, months, weekdays = (
+            frozenset(_values(field, *span)) for field, span in zip(fields, _RANGES, strict=True)
+        )
+    except ValueError:  # no number, or not five fields
         return False
-    minutes, hours, days, months, weekdays = (
-        frozenset(_values(field, *span)) for field, span in zip(fields, _RANGES, strict=True)
-    )
     found = Cron(
         minutes=minutes,
         hours=hours,

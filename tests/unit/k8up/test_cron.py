@@ -44,6 +44,11 @@ def test_another_minute_is_not(cron: str) -> None:
     assert not due_at(cron, SATURDAY)
 
 
+@pytest.mark.parametrize("cron", ["x 3 * * *", "*/0 * * * *", "30 3 * * MONDAY", "30 3 * *"])
+def test_a_schedule_that_no_cron_reads_is_never_due_and_ends_no_other(cron: str) -> None:
+    assert not due_at(cron, SATURDAY)
+
+
 def test_sunday_has_two_numbers() -> None:
     sunday = SATURDAY + timedelta(days=1)
     assert due_at("30 3 * * 0", sunday)
