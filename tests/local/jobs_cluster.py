@@ -175,8 +175,6 @@ def running_cluster(
 def _daemons(
     settings: SlurmSettings, runtime: SlurmRuntime, folder: Path, ssh_port: int
 ) -> list[daemons.Daemon]:
-    shared = runtime.shared
-    configuration = shared.read("slurm.conf", "gres.conf")
     # The interpreter of the tests, and what its link points to where the jail hides that.
     prefix = Path(sys.executable).resolve().parents[1]
 
@@ -189,15 +187,8 @@ def _daemons(
             mounts.append(Mount(path=daemons.CONTROLLER_SPOOL, source=_made(folder / "spool")))
         return PodSpec(name=name, argv=(), jail=_made(folder / "jail"), mounts=tuple(mounts))
 
-    reads = (*shared.read("sshd_config"), *shared.host_key_texts())
-    return [
-        daemons.slurmctld(settings, pod(daemons.CONTROLLER), configuration),
-        daemons.sshd(ssh_port, pod(daemons.LOGIN), reads, settings.setup),
-        *(
-            daemons.slurmd(settings, worker, pod(worker.name), configuration)
-            for worker in settings.workers
-        ),
-    ]
+    names = [daemons.CONTROLLER, daemons.LOGIN, *(worker.name for worker in settings.workers)]
+    return daemons.daemons_of(settings, [pod(name) for name in names], runtime.shared, ssh_port)
 
 
 def _sources(folder: Path) -> list[tuple[str, Path]]:

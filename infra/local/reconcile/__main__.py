@@ -32,14 +32,14 @@ from infra.clients.kube_rules import GPU_RESOURCE, condition
 from infra.local.cloud import Cloud, start_services
 from infra.local.k8up import K8up
 from infra.local.reconcile import pods
-from infra.local.reconcile.planner import DATABASE, make_plan
+from infra.local.reconcile.planner import make_plan
 from infra.local.reconcile.pods import (
     POWER_STATE,
     Plan,
-    PodPlan,
     Pods,
     cluster_status,
     nodeset_status,
+    planned_pods,
     refused_status,
 )
 from infra.local.reconcile.snapshot import (
@@ -54,8 +54,14 @@ from infra.local.reconcile.snapshot import (
     name_of,
     write_jail_files,
 )
-from infra.local.slurm import daemons
-from infra.local.slurm.daemons import Daemon, SlurmRuntime
+from infra.local.slurm.daemons import (
+    ACCOUNTING,
+    CONTROLLER,
+    DATABASE,
+    Daemon,
+    SlurmRuntime,
+    daemons_of,
+)
 from infra.local.slurm.pod import Mount, PodSpec, SlurmSetup, forget, is_hidden, requests
 from infra.render.names import NODESET_NAME_LABEL, kube_object
 from infra.state import Cache, Ports, State
@@ -371,38 +377,16 @@ class Operator:
         shared.write_cluster(settings)
         port = cluster.ssh_port
         shared.write_ssh(port, cluster.authorized_keys, cluster.host_keys, self.setup)
-        configuration = shared.read("slurm.conf", "gres.conf")
-        made: list[Daemon] = []
-        pods = {
-            role: self._pod(planned, brings_image=role == "login")
-            for role, planned in cluster.pods.items()
-        }
-        if (pod := pods.get("accounting")) is not None:
-            if (own := pods["database"]) is not None:
-                made.append(daemons.mariadb(settings, own, DATABASE))
-            made.append(daemons.slurmdbd(settings, pod, shared.read("slurmdbd.conf")))
-        if (pod := pods["controller"]) is not None:
-            made.append(daemons.slurmctld(settings, pod, configuration))
-        if (pod := pods["login"]) is not None:
-            reads = (*shared.read("sshd_config"), *shared.host_key_texts())
-            made.append(daemons.sshd(port, pod, reads, self.setup))
-        for nodeset in plan.nodesets:
-            workers = {worker.name: worker for worker in nodeset.workers}
-            for planned in nodeset.pods:
-                if (pod := self._pod(planned, brings_image=True)) is not None:
-                    worker = workers[planned.name]
-                    made.append(daemons.slurmd(settings, worker, pod, configuration))
-        return made
-
-    def _pod(self, plan: PodPlan, *, brings_image: bool = False) -> PodSpec | None:
-        """The pod with its volumes made; None while it waits."""
-        if plan.problem or plan.jail is None:
-            return None
-        plan.jail.mkdir(parents=True, exist_ok=True)
-        mounts = [_mount(path, volume) for path, volume in plan.mounts]
-        if brings_image:
-            mounts += _image_mounts(self.cache)
-        return PodSpec(name=plan.name, argv=(), jail=plan.jail, mounts=tuple(mounts))
+        made: list[PodSpec] = []
+        for pod in planned_pods(plan):
+            if pod.problem or pod.jail is None:
+                continue
+            pod.jail.mkdir(parents=True, exist_ok=True)
+            mounts = [_mount(path, volume) for path, volume in pod.mounts]
+            if pod.name not in (CONTROLLER, ACCOUNTING, DATABASE):
+                mounts += _image_mounts(self.cache)
+            made.append(PodSpec(name=pod.name, argv=(), jail=pod.jail, mounts=tuple(mounts)))
+        return daemons_of(settings, made, shared, port)
 
     def _report(self, plan: Plan, waiting: dict[str, str]) -> None:
         reports = [

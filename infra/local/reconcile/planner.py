@@ -15,7 +15,6 @@ from infra.clients.kube_rules import Scheduler, quantity
 from infra.local.reconcile import pod_specs
 from infra.local.reconcile.pod_specs import PodSet
 from infra.local.reconcile.pods import (
-    DATABASE_POD,
     ClusterPlan,
     NodeSetPlan,
     Plan,
@@ -45,16 +44,23 @@ from infra.local.reconcile.snapshot import (
     slurm_settings,
     topology_problem,
 )
-from infra.local.slurm.daemons import ACCOUNTING, CONTROLLER, CONTROLLER_SPOOL, LOGIN, WorkerNode
+from infra.local.slurm.daemons import (
+    ACCOUNTING,
+    CONTROLLER,
+    CONTROLLER_SPOOL,
+    DATABASE,
+    DATABASE_FOLDER,
+    LOGIN,
+    WorkerNode,
+)
 from infra.state import Ports
 from stacks.machines import JAIL_UPPER
 
 CLUSTER_REF: Final = "slurm.nebius.ai/parental-cluster-ref"
-DATABASE: Final = "/run/mysql"
 _JAIL: Final = "jail"
 _HERE: Final = {
     "/dev/shm": ("/dev/shm", "dev-shm"),  # noqa: S108
-    "/var/lib/mysql": (DATABASE, "mysql"),
+    "/var/lib/mysql": (DATABASE_FOLDER, "mysql"),
     "/var/spool/slurmctld": (CONTROLLER_SPOOL, "spool"),
 }
 """What is here of a container around its jail: its path there -> path and folder here."""
@@ -204,7 +210,7 @@ class _Maker:
     def _database(self) -> PodPlan:
         made = pod_specs.database(self._cluster)
         claim = {"persistentVolumeClaim": {"claimName": f"storage-{made.name}-0"}}
-        planned = self._pod(DATABASE_POD, made, {"storage": claim} if made.claims else {})
+        planned = self._pod(DATABASE, made, {"storage": claim} if made.claims else {})
         # In a filesystem it has a folder of its own, beside what others put there.
         mounts = tuple(
             (path, replace(volume, folder=volume.folder / "mysql"))

@@ -33,8 +33,6 @@ from infra.local.slurm.daemons import SlurmSettings, WorkerNode
 from infra.local.slurm.pod import Request
 from infra.render.names import kube_object
 
-DATABASE_POD: Final = "acct-db-0"
-
 
 @dataclass(slots=True, kw_only=True)
 class PodPlan:
@@ -276,7 +274,7 @@ class Pods:
 
     def keep(self, plan: Plan, snapshot: Snapshot) -> None:
         """Makes what is missing and removes the rest; the plan learns which pods are refused."""
-        planned = list(_planned(plan))
+        planned = list(planned_pods(plan))
         if plan.cluster is not None:
             namespace = plan.cluster.source["metadata"]["namespace"]
             if snapshot.find("Namespace", namespace) is None:
@@ -323,7 +321,7 @@ class Pods:
         """
         live = {_key(pod): pod for pod in snapshot.by_kind["Pod"]}
         num_nodes = len(snapshot.all("Node"))
-        for each in _planned(plan):
+        for each in planned_pods(plan):
             if each.of is None or (pod := live.get(_key(pod_object(each, each.of)))) is None:
                 continue
             reason = waiting.get(each.name, "not started")
@@ -501,7 +499,8 @@ def _main_state(pod: Object, main: str, planned: PodPlan, waiting: str) -> Objec
     return _running(pod, main)
 
 
-def _planned(plan: Plan) -> Iterator[PodPlan]:
+def planned_pods(plan: Plan) -> Iterator[PodPlan]:
+    """Every pod of the cluster, whether it runs or waits."""
     if plan.cluster is None:
         return
     yield from plan.cluster.pods.values()

@@ -23,7 +23,7 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -93,6 +93,8 @@ class SlurmSettings:
 
 CONTROLLER = "controller-0"
 ACCOUNTING = "accounting"
+DATABASE = "acct-db-0"
+DATABASE_FOLDER: Final = "/run/mysql"
 LOGIN = "login-0"
 MUNGE_SOCKET = f"{STATE_PATH}/munge/socket"
 SLURM_CONF = f"{STATE_PATH}/slurm.conf"
@@ -185,16 +187,17 @@ _PYXIS: Final = (
     "required spank_pyxis.so runtime_path=/run/pyxis execute_entrypoint=0 container_scope=global "
     "sbatch_support=1\n"
 )
-_DATABASE_SCRIPT: Final = """set -e
-cd {folder}
+_DATABASE_SCRIPT: Final = f"""set -e
+cd {DATABASE_FOLDER}
 if [ ! -d data ]; then
   rm -rf new
-  mariadb-install-db --no-defaults --user=root --skip-test-db --datadir={folder}/new >&2
+  mariadb-install-db --no-defaults --user=root --skip-test-db --datadir={DATABASE_FOLDER}/new >&2
   mv new data
 fi
-exec mariadbd --no-defaults --user=root --datadir={folder}/data --socket={folder}/socket \
---pid-file={folder}/pid --bind-address=127.0.0.1 --port={port} --skip-name-resolve \
---innodb-buffer-pool-size=64M --innodb-lock-wait-timeout=900 --init-file={init_file}
+exec mariadbd --no-defaults --user=root --datadir={DATABASE_FOLDER}/data \
+--socket={DATABASE_FOLDER}/socket --pid-file={DATABASE_FOLDER}/pid --bind-address=127.0.0.1 \
+--port={{port}} --skip-name-resolve \
+--innodb-buffer-pool-size=64M --innodb-lock-wait-timeout=900 --init-file={STATE_PATH}/database.sql
 """
 
 
@@ -341,53 +344,42 @@ class SharedFolder:
             files.write(path, data, mode=mode)
 
 
-def mariadb(settings: SlurmSettings, pod: PodSpec, folder: str) -> Daemon:
-    """The accounting database; makes its data folder on its first start."""
-    script = _DATABASE_SCRIPT.format(
-        folder=folder, port=settings.mariadb_port, init_file=f"{STATE_PATH}/database.sql"
-    )
-    return _daemon(pod, settings.setup, ("sh", "-c", script), settings.mariadb_port)
-
-
-def slurmdbd(settings: SlurmSettings, pod: PodSpec, reads: tuple[str, ...]) -> Daemon:
-    argv, needs = ("slurmdbd", "-D"), (settings.mariadb_port,)
-    return _daemon(pod, settings.setup, argv, settings.slurmdbd_port, needs, reads)
-
-
-def slurmctld(settings: SlurmSettings, pod: PodSpec, reads: tuple[str, ...]) -> Daemon:
-    argv = ("slurmctld", "-D", "-f", SLURM_CONF)
-    needs = (settings.slurmdbd_port,) if settings.accounting else ()
-    return _daemon(pod, settings.setup, argv, settings.slurmctld_port, needs, reads)
-
-
-def slurmd(
-    settings: SlurmSettings, worker: WorkerNode, pod: PodSpec, reads: tuple[str, ...]
-) -> Daemon:
-    # A node that is powered up counts as there once it has booted since: `-b` reports the start of
-    # the daemon as a boot, as Soperator's does, where the machine below it goes on.
-    argv = ("slurmd", "-D", "-b", "-f", SLURM_CONF, "-N", worker.name)
-    # munge takes a credential once: the one of a step goes to every node of it.
-    own = replace(pod, has_own_munge=True)
-    return _daemon(own, settings.setup, argv, worker.port, (settings.slurmctld_port,), reads)
-
-
-def sshd(port: int, pod: PodSpec, reads: tuple[str, ...], setup: SlurmSetup) -> Daemon:
-    # sshd refuses to start under a relative name: it starts itself again for each connection.
-    return _daemon(pod, setup, ("/usr/sbin/sshd", "-D", "-e", "-f", SSHD_CONFIG), port, reads=reads)
-
-
-def _daemon(
-    pod: PodSpec,
-    setup: SlurmSetup,
-    argv: tuple[str, ...],
-    port: int,
-    needs_ports: tuple[int, ...] = (),
-    reads: tuple[str, ...] = (),
-) -> Daemon:
-    named = {"PATH": setup.path, "HOME": "/root", "LANG": "C.UTF-8", "SLURM_CONF": SLURM_CONF}
-    mounts = (*pod.mounts, *setup.mounts)
-    own = replace(pod, argv=argv, environment=tuple(named.items()), mounts=mounts)
-    return Daemon(pod=own, port=port, needs_ports=needs_ports, reads=reads)
+def daemons_of(
+    settings: SlurmSettings, pods: Iterable[PodSpec], shared: SharedFolder, ssh_port: int
+) -> list[Daemon]:
+    """What runs in each pod, which its name tells: a part of the cluster, or a worker's slurmd."""
+    setup = settings.setup
+    variables = {"PATH": setup.path, "HOME": "/root", "LANG": "C.UTF-8", "SLURM_CONF": SLURM_CONF}
+    ports = {worker.name: worker.port for worker in settings.workers}
+    made: list[Daemon] = []
+    for pod in pods:
+        needs: tuple[int, ...] = ()
+        reads = shared.read("slurm.conf", "gres.conf")
+        if pod.name == DATABASE:
+            # It makes its data folder on its first start.
+            port, reads = settings.mariadb_port, ()
+            argv = ("sh", "-c", _DATABASE_SCRIPT.format(port=port))
+        elif pod.name == ACCOUNTING:
+            argv, port = ("slurmdbd", "-D"), settings.slurmdbd_port
+            needs, reads = (settings.mariadb_port,), shared.read("slurmdbd.conf")
+        elif pod.name == CONTROLLER:
+            argv, port = ("slurmctld", "-D", "-f", SLURM_CONF), settings.slurmctld_port
+            needs = (settings.slurmdbd_port,) if settings.accounting else ()
+        elif pod.name == LOGIN:
+            # sshd refuses a relative name: it starts itself again for each connection.
+            argv, port = ("/usr/sbin/sshd", "-D", "-e", "-f", SSHD_CONFIG), ssh_port
+            reads = (*shared.read("sshd_config"), *shared.host_key_texts())
+        else:
+            # A node that is powered up counts as there once it has booted since: `-b` reports the
+            # start of the daemon as a boot, as Soperator's does, where the machine goes on.
+            argv = ("slurmd", "-D", "-b", "-f", SLURM_CONF, "-N", pod.name)
+            port, needs = ports[pod.name], (settings.slurmctld_port,)
+            # munge takes a credential once: the one of a step goes to every node of it.
+            pod = replace(pod, has_own_munge=True)
+        mounts = (*pod.mounts, *setup.mounts)
+        own = replace(pod, argv=argv, environment=tuple(variables.items()), mounts=mounts)
+        made.append(Daemon(pod=own, port=port, needs_ports=needs, reads=reads))
+    return made
 
 
 def _database_sql(password: str) -> str:
