@@ -322,7 +322,12 @@ class Pods:
         live = {_key(pod): pod for pod in snapshot.by_kind["Pod"]}
         num_nodes = len(snapshot.all("Node"))
         for each in planned_pods(plan):
-            if each.of is None or (pod := live.get(_key(pod_object(each, each.of)))) is None:
+            if each.of is None or each.held is Held.CREATING:
+                continue
+            wanted = pod_object(each, each.of)
+            pod = live.get(_key(wanted))
+            # One of another specification went in this pass, for a new one or for none.
+            if pod is None or annotation(pod, MADE) != annotation(wanted, MADE):
                 continue
             reason = waiting.get(each.name, "not started")
             status = pod_status(each, reason, pod, num_nodes, restarts(each.name))

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from infra.clients.errors import AbsentError, KubeError
 from infra.local.kube.values import Release
 from infra.local.plugins.kubernetes_objects import render
 from infra.local.reconcile.__main__ import node_objects
 from infra.local.reconcile.planner import make_plan
-from infra.local.reconcile.pods import PodPlan, pod_object
+from infra.local.reconcile.pods import Plan, PodPlan, Pods, cluster_status, pod_object
 from infra.local.reconcile.snapshot import Places, Snapshot
 from infra.render.login import host_key_files
 from infra.state import Ports
@@ -47,8 +48,8 @@ def objects(values: Values) -> Iterator[Object]:
     yield {"kind": "Secret", "metadata": place, "data": keys}
 
 
-def planned(values: Values, *more: Object, without: str = "") -> dict[str, PodPlan]:
-    """The pods by name; `without` names an object, or a key of one, that is not there."""
+def whole_plan(values: Values, *more: Object, without: str = "") -> tuple[Plan, Snapshot]:
+    """`without` names an object, or a key of one, that is not there."""
     kinds = Snapshot.of([]).by_kind
     known = []
     for each in (*objects(values), *more):
@@ -58,7 +59,14 @@ def planned(values: Values, *more: Object, without: str = "") -> dict[str, PodPl
         if each["kind"] in kinds and each["metadata"]["name"] != without:
             known.append(each)
     places = Places(filesystems=Path("/fs"), pods=Path("/pods"))
-    plan = make_plan(Snapshot.of(known), places=places, ports=Ports(17800), worker_port=lambda _: 1)
+    snapshot = Snapshot.of(known)
+    plan = make_plan(snapshot, places=places, ports=Ports(17800), worker_port=lambda _: 1)
+    return plan, snapshot
+
+
+def planned(values: Values, *more: Object, without: str = "") -> dict[str, PodPlan]:
+    """The pods by name."""
+    plan, _ = whole_plan(values, *more, without=without)
     assert plan.cluster is not None
     workers = (pod for item in plan.nodesets for pod in item.pods)
     return {pod.name: pod for pod in (*plan.cluster.pods.values(), *workers)}
@@ -105,6 +113,45 @@ def test_a_pod_that_has_to_be_made_anew_is_judged_like_a_new_one(values: Values)
     first = live(planned(values)["worker-0"], "Running")
     values[NODESETS]["nodesets"][0]["configMapRefSshd"] = "mistyped"
     assert '"mistyped" not found' in planned(values, first)["worker-0"].problem
+
+
+class Server(dict[str, Object]):
+    """Objects by kind and name, as a client of the API server sees them; it takes no new pod."""
+
+    def apply(self, target: Object, **_options: Any) -> Object:
+        return {**target, "metadata": {**target["metadata"], "uid": "made"}}
+
+    def create(self, target: Object) -> None:
+        if target["kind"] == "Pod":
+            raise KubeError("Pod is invalid", status=422)
+
+    def delete(self, target: Object, **_options: Any) -> None:
+        self.pop(target["metadata"]["name"], None)
+
+    def merge_patch(self, target: Object, patch: Object, **_options: Any) -> None:
+        if target["kind"] == "Pod" and target["metadata"]["name"] not in self:
+            raise AbsentError("pods not found", status=404)
+
+
+@pytest.mark.parametrize("is_ending", [False, True])
+def test_a_pod_that_goes_in_a_pass_is_told_of_no_more_in_it(
+    values: Values, is_ending: bool
+) -> None:
+    """Else the pass ended there, and the SlurmCluster and the NodeSets were not told of either."""
+    old = live(planned(values)["login-0"], "Running")
+    old["metadata"]["uid"] = "old"
+    if is_ending:
+        old["metadata"]["deletionTimestamp"] = "2026-11-28T12:00:00Z"
+    values[CLUSTER]["slurmNodes"]["login"]["sshd"] = {"resources": {"cpu": "1", "memory": "2Gi"}}
+    place = {"kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    plan, snapshot = whole_plan(values, old, place)
+    pods = Pods(Server({"login-0": old}))  # pyright: ignore[reportArgumentType]
+    pods.keep(plan, snapshot)
+    pods.tell(plan, {}, snapshot, lambda _pod: 0)
+    assert plan.cluster is not None
+    told = {each["type"]: each for each in cluster_status(plan.cluster, {})["conditions"]}
+    said = "the pod is being deleted" if is_ending else "Pod is invalid"
+    assert said in told["LoginAvailable"]["message"]
 
 
 OWN_CLAIM = {"persistentVolumeClaim": {"claimName": "own-pvc"}}
