@@ -142,6 +142,12 @@ def cancel(shell: Shell, ids: Sequence[str]) -> None:
     asked(shell, "scancel", shlex.join(["scancel", *(job_id(each) for each in ids)]))
 
 
+def has_open_tasks(shell: Shell, wanted: str) -> bool:
+    """Whether a task of the array with this id runs or waits; one that is over may have its id."""
+    result = shell.run(f"squeue --noheader --jobs={job_id(wanted)} --format=%T")
+    return result.ok and not ACTIVE_STATES.isdisjoint(result.stdout.split())
+
+
 def id_of(shell: Shell, name: str) -> str | None:
     """Id of the user's one job with this name that runs or waits; None: there is none."""
     command = f"squeue --me --noheader --name={shlex.quote(name)} --format=%A"

@@ -321,17 +321,18 @@ def cancel(
     outputs = context.caller(stack, identity)
     with context.connect(outputs, identity) as connection:
         # scancel is silent about a job that never was, and about one that has ended.
-        found = [slurm.find(connection, job_id) for job_id in job_ids]
-        over = [job for job in found if job.finished]
-        running = [each for each in job_ids if each not in {job.id for job in over}]
+        found = {each: slurm.find(connection, each) for each in job_ids}
+        ended = [each for each, job in found.items() if job.finished]
+        over = [each for each in ended if not slurm.has_open_tasks(connection, each)]
+        running = [each for each in job_ids if each not in over]
         rest = waiting_for(running, slurm.recent(connection, days=1)) if running else ()
         if running:
             slurm.cancel(connection, [*running, *(job.id for job in rest)])
-    for job in over:
+    for job in (found[each] for each in over):
         output.note(f"{job.name} ({job.id}) has ended already: {job.state}")
     if not running:
         return
     for job in rest:
         output.note(f"{job.name} ({job.id}) waits for its success and is ended with it")
-    ended = ", ".join((*running, *(job.id for job in rest)))
-    output.note(f"{stack}: asked to end {ended}; see: soperator status -s {stack}")
+    told = ", ".join((*running, *(job.id for job in rest)))
+    output.note(f"{stack}: asked to end {told}; see: soperator status -s {stack}")

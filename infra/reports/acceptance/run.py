@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
-from infra.clients.errors import JobsError
+from infra.clients.errors import JobsError, UnknownJobError
 from infra.clients.pulumi import StackOutputs
-from infra.clients.slurm import Job
+from infra.clients.slurm import FORGOTTEN, Job
 from infra.clients.ssh import Connection
 from infra.clients.ssh_key import fingerprint
 from infra.jobs import follow
@@ -111,14 +111,18 @@ def collect(
                 missing |= dict.fromkeys(stages, f"not submitted: {error}")
         for stages, submission in submitted:
             say(f"{', '.join(stages)}: job {submission.job_id}")
-            ended = follow.follow(
-                connection,
-                submission.log_path,
-                submission.job_id,
-                write=write,
-                on_state=lambda job: say(follow.state_line(job)),
-                on_look=on_look,
-            )
+            try:
+                ended = follow.follow(
+                    connection,
+                    submission.log_path,
+                    submission.job_id,
+                    write=write,
+                    on_state=lambda job: say(follow.state_line(job)),
+                    on_look=on_look,
+                )
+            except UnknownJobError:
+                # Without accounting Slurm forgets it minutes after its end; its result stays.
+                ended = Job(id=submission.job_id, name=submission.job, state=FORGOTTEN)
             result = None
             try:
                 folder = pull(connection, outputs, submission.job, submission.job_id, state=state)

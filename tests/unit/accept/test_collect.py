@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from infra.clients.errors import JobsError
+from infra.clients.errors import JobsError, UnknownJobError
 from infra.clients.slurm import Job
 from infra.clients.ssh import Connection
 from infra.clients.ssh_key import fingerprint
@@ -27,8 +27,15 @@ WANTED = run.batches(Profile.FULL, ("readiness", "compute", "soak"), [])
 class Cluster:
     """Jobs that end at once and leave the result of their stage; some leave none."""
 
-    def __init__(self, folder: Path, *, lost: tuple[str, ...] = (), full: bool = False) -> None:
-        self.folder, self.lost, self.full = folder, lost, full
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        lost: tuple[str, ...] = (),
+        full: bool = False,
+        forgotten: tuple[str, ...] = (),
+    ) -> None:
+        self.folder, self.lost, self.full, self.forgotten = folder, lost, full, forgotten
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.events: list[str] = []
 
@@ -53,6 +60,8 @@ class Cluster:
 
     def follow(self, _connection: object, _log: str, stage: str, **_: object) -> Job:
         self.events.append(f"end {stage}")
+        if stage in self.forgotten:
+            raise UnknownJobError(f"job {stage}: Slurm knows no such job")
         return Job(id=stage, name="accept", state="COMPLETED", exit_code=0)
 
     def pull(
@@ -126,3 +135,15 @@ def test_what_was_measured_outlives_a_later_refusal(
     found = _collect(Cluster(tmp_path, full=True), monkeypatch)
     gaps = {check.stage: check.reason for check in found.checks if check.outcome == "NOT_RUN"}
     assert gaps == dict.fromkeys(("compute", "soak"), "not submitted: the budget has no room")
+
+
+def test_a_job_that_slurm_forgot_counts_by_what_it_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One ended while another was followed, on a cluster without accounting: all was lost."""
+    forgotten = ("compute", "soak")
+    assert _collect(Cluster(tmp_path, forgotten=forgotten), monkeypatch).outcome == "PASS"
+    found = _collect(Cluster(tmp_path, forgotten=forgotten, lost=("soak",)), monkeypatch)
+    (reason,) = (check.reason for check in found.checks if check.outcome == "NOT_RUN")
+    assert reason is not None
+    assert reason.startswith("job soak left no result: FORGOTTEN, exit 1; see ")

@@ -248,6 +248,34 @@ def test_cancel_says_what_has_ended_already(state: Path, monkeypatch: pytest.Mon
     assert not [command for command in asked if "scancel" in command]
 
 
+def test_cancel_ends_an_array_whose_last_task_is_over(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That task has the array's id: the search was said to have ended, and the others ran on."""
+    asked: list[str] = []
+
+    class Cluster:
+        def __enter__(self) -> Cluster:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def run(self, command: str) -> Result:
+            asked.append(command)
+            task = "ArrayJobId=12 JobName=sweep ExitCode=1:0 NodeList=worker-0 JobState="
+            shown = f"JobId=13 {task}RUNNING\nJobId=12 {task}FAILED\n"
+            if command.startswith("squeue"):
+                shown = "RUNNING\n" if "--jobs=12" in command else "--\n"
+            return Result(command=command, exit_code=0, stdout=shown, stderr="")
+
+    monkeypatch.setattr("infra.cli.context.caller", lambda *_: None)
+    monkeypatch.setattr("infra.cli.context.connect", lambda *_: Cluster())
+    done = RUNNER.invoke(app, ["cancel", "12"])
+    assert done.exit_code == 0, done.output
+    assert [command for command in asked if "scancel" in command] == ["scancel 12"]
+    assert "asked to end 12" in done.stderr
+
+
 @pytest.mark.parametrize("words", [["-f"], ["--follow"], ["--no-follow"]])
 def test_logs_takes_what_people_type(
     state: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
