@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from infra.reports.acceptance import certificate as certificate_page
 from infra.reports.acceptance.certificate import content
-from infra.reports.acceptance.result import parse
+from infra.reports.acceptance.run import parse
 from infra.reports.page import page
 from infra.reports.page.training import collect
 from stacks.load import load_stack

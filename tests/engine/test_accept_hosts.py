@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from infra.render.delivery import code_files, hash_files, pack
-from infra.reports.acceptance import result, run
-from infra.reports.acceptance.result import AcceptError
+from infra.reports.acceptance import run
+from infra.reports.acceptance.run import AcceptError
 from stacks.load import load_stack
 from tests.another_user import neighbour  # noqa: F401 (a fixture)
 from tests.engine.sshd import Sshd, running_sshd
@@ -79,7 +79,7 @@ def test_two_hosts_measure_together_and_the_result_comes_home(sshd, files, tmp_p
     said: list[bytes] = []
     text = run.run(hosts, pack(files), write=said.append, say=lambda _: None)
     (tmp_path / "home").write_bytes(text)
-    found = result.read(tmp_path / "home")
+    found = run.read(tmp_path / "home")
     assert (json.loads(text)["hardware"]["world_size"], found.outcome) == (2, "PASS")
     assert {check.stage for check in found.checks} == {"connectivity", "training"}
     assert b"PASS" in b"".join(said)

@@ -27,7 +27,7 @@ from infra.clients.ssh_key import fingerprint
 from infra.jobs.ledger import open_ledger
 from infra.operate.sessions import ask
 from infra.render.login import teams_script
-from infra.reports.acceptance.result import STAGES
+from infra.reports.acceptance.run import STAGES
 from infra.state import CHECKOUT
 from stacks.load import KEY_FILE_VARIABLE, load_stack
 from stacks.spec.slurm import AccountSpec, QosSpec

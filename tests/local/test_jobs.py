@@ -48,7 +48,7 @@ from infra.operate import sessions
 from infra.operate.sessions import Guard, ask
 from infra.render.delivery import code_files, hash_files
 from infra.reports.acceptance import certificate
-from infra.reports.acceptance.result import STAGES
+from infra.reports.acceptance.run import STAGES
 from infra.setup.demo.runner import Runner, run_chain
 from infra.state import CHECKOUT
 from stacks.errors import UserError

@@ -20,10 +20,9 @@ from infra.jobs.ledger import open_ledger
 from infra.jobs.recipes import Request, prepare
 from infra.render.delivery import hash_files, pack
 from infra.render.sbatch import hardware_environment, nodesets_of
-from infra.reports.acceptance import certificate, result, run
+from infra.reports.acceptance import certificate, run
 from infra.reports.acceptance.certificate import HEADERS, rows, summary
-from infra.reports.acceptance.result import AcceptError, Profile, Result, given, merge, read
-from infra.reports.acceptance.run import DEFAULT_PORT
+from infra.reports.acceptance.run import DEFAULT_PORT, AcceptError, Profile, Result
 from infra.state import DEFAULT_STACK
 from stacks.files import read_text
 from stacks.machines import shared_mounts
@@ -77,9 +76,9 @@ def accept(
             certificate.refuse_full(folder)
     doing = f"acceptance of {stack}: its outputs and its login node"
     output.note(doing)
-    with output.never_silent(doing), given(results or []):
+    with output.never_silent(doing), run.given(results or []):
         if results:
-            found: Result | None = merge([read(path) for path in results], {})
+            found: Result | None = run.merge([run.read(path) for path in results], {})
         else:
             mounts = sorted(shared_mounts(spec).values())
             batches = run.batches(profile, run.chosen_stages(stages), sets or [], mounts)
@@ -245,11 +244,11 @@ def accept_hosts(
     ranks_run = output.never_silent(f"acceptance on {', '.join(hosts)}")
     with ranks_run, output.ClusterText(sys.stderr) as shown:
         text = run.run(where, pack(files), write=shown.write, say=output.note)
-    path = context.state_root() / "accept" / stack / run_id / result.FILE_NAME
+    path = context.state_root() / "accept" / stack / run_id / run.FILE_NAME
     write(path, text)
     print(path)
     output.note(
         f"certificate: soperator cluster accept --stack {stack} --result {path}; against another "
         f"route: soperator runs overhead {path} OTHER"
     )
-    raise typer.Exit(exit_code(result.read(path).outcome))
+    raise typer.Exit(exit_code(run.read(path).outcome))

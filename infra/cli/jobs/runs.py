@@ -25,7 +25,7 @@ from infra.render.delivery import hash_files
 from infra.render.kube_job import how_to_run, pytorch_job, service_and_job, to_yaml, training_pods
 from infra.reports.acceptance import comparison
 from infra.reports.acceptance.comparison import compare, read_run
-from infra.reports.acceptance.result import given
+from infra.reports.acceptance.run import given
 from infra.reports.runs import diff as differ
 from infra.reports.runs import mlflow_store, run
 from infra.reports.runs.run import Run, find_run

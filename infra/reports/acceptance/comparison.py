@@ -20,8 +20,8 @@ from markupsafe import Markup
 from infra.files import fill
 from infra.render import kube_job
 from infra.render.kube_job import PORT, Pods
-from infra.reports.acceptance import certificate, result
-from infra.reports.acceptance.result import AcceptError
+from infra.reports.acceptance import certificate
+from infra.reports.acceptance.run import SCHEMA, AcceptError, parse
 from stacks.files import read_text
 from stacks.spec import StackSpec
 from stacks.spec.nodes import WorkerSpec
@@ -206,8 +206,8 @@ def read_run(path: Path) -> Run:
 
 def _read_run(values: Any, path: Path) -> Run:
     schema = values.get("schema") if isinstance(values, dict) else None
-    if schema == result.SCHEMA:
-        result.parse(values, str(path))
+    if schema == SCHEMA:
+        parse(values, str(path))
         return _measured(path, values, values["run"])
     if schema == certificate.SCHEMA:
         return _measured(path, values, values["runs"][0])
@@ -221,7 +221,7 @@ def _read_run(values: Any, path: Path) -> Run:
     if isinstance(values, dict) and {"cluster_info", "results"} <= set(values):
         return _recorded_benchmark(path, values)
     raise AcceptError(
-        f"{path}: schema {schema!r} is none of {result.SCHEMA}, {certificate.SCHEMA} and "
+        f"{path}: schema {schema!r} is none of {SCHEMA}, {certificate.SCHEMA} and "
         f"{TABLE_SCHEMA}, and it is no output of nebius-h100-8gpu-benchmark's benchmark.py"
     )
 

@@ -24,7 +24,7 @@ from infra.jobs.ledger import open_ledger
 from infra.jobs.recipes import Request
 from infra.jobs.submit import Submitter
 from infra.reports.acceptance import certificate, run
-from infra.reports.acceptance.result import STAGES, AcceptError, Profile, given, merge, parse
+from infra.reports.acceptance.run import STAGES, AcceptError, Profile, given, merge, parse
 from stacks.load import load_stack
 from tests.damage import damaged
 from tests.unit.accept import acceptance

@@ -16,7 +16,7 @@ import pytest
 from infra.clients.ssh_key import fingerprint, make_key_pair
 from infra.reports.acceptance import certificate
 from infra.reports.acceptance.certificate import accepting_usd, lost_share, rows, summary
-from infra.reports.acceptance.result import AcceptError, Check, parse
+from infra.reports.acceptance.run import AcceptError, Check, parse
 from tests.unit.accept import acceptance
 
 PRICES = {"worker-0": Decimal("17228.00"), "worker-1": Decimal("17228.00")}

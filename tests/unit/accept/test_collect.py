@@ -15,7 +15,7 @@ from infra.clients.ssh_key import fingerprint
 from infra.jobs.history import Submission
 from infra.reports.acceptance import run
 from infra.reports.acceptance.certificate import proof_text
-from infra.reports.acceptance.result import AcceptError, Profile, Result
+from infra.reports.acceptance.run import AcceptError, Profile, Result
 from tests.unit.accept import acceptance
 from tests.unit.jobs.test_submit import HASH, OUTPUTS
 from workloads.recipes.accept import StageName

@@ -14,7 +14,7 @@ from cost.report.charts import Axis, Series
 from infra.cli.main import app
 from infra.reports.acceptance import certificate, comparison
 from infra.reports.acceptance.comparison import Comparison, Run, compare, read_run, t_quantile
-from infra.reports.acceptance.result import AcceptError
+from infra.reports.acceptance.run import AcceptError
 from tests.unit.accept import acceptance
 
 RECORDED = Path(__file__).parent / "recorded"

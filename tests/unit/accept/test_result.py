@@ -11,8 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from infra.reports.acceptance import result as module
-from infra.reports.acceptance.result import AcceptError, merge, parse, read
+from infra.reports.acceptance import run as module
+from infra.reports.acceptance.run import AcceptError, merge, parse, read
 from tests.unit.accept import acceptance
 from workloads.accept import gates
 from workloads.recipes import accept

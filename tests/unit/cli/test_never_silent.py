@@ -25,7 +25,7 @@ from infra.cli.machine import local
 from infra.local import cloud, offline
 from infra.operate.support_bundle import Part
 from infra.reports.acceptance import certificate
-from infra.reports.acceptance.result import AcceptError
+from infra.reports.acceptance.run import AcceptError
 from infra.setup.demo import runner
 from infra.setup.demo.runner import Progress
 from infra.setup.tools import __main__ as setup
