@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.nightly import law
 from workloads.common.exit_codes import ConfigError, DataError
 from workloads.load.prompts import (
+    PROFILE_VARIABLE,
     Arrival,
     draw_lengths,
     poisson,
@@ -158,6 +159,25 @@ def test_what_the_recipe_says_wins_over_the_chat_profile():
         prompts=Prompts(cached_share=0.0),
     )
     assert with_profile(said, read_profile(PROFILE)) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("context_tokens", 2_000_000, "1 to 1000000"),
+        ("cached_share", -0.5, ">= 0"),
+        ("max_answer_s", 0.0, "> 0"),
+    ],
+)
+def test_a_profile_that_no_recipe_takes_is_refused_by_its_name(
+    name: str, value: float, expected: str
+) -> None:
+    """It went into the settings of the test, where nobody refused it in a line."""
+    text = json.dumps({"context_tokens": 8, "output_tokens": 8, name: value})
+    with pytest.raises(
+        ConfigError, match=f"{PROFILE_VARIABLE}.{name}: got .*, expected {expected}"
+    ):
+        with_profile(LoadConfig(), read_profile({PROFILE_VARIABLE: text}))
 
 
 def test_without_lengths_and_profile_nothing_runs():

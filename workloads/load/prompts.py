@@ -17,7 +17,7 @@ from workloads.common.exit_codes import ConfigError, DataError
 from workloads.data.chats import for_template
 from workloads.data.manifest import json_lines
 from workloads.recipes.load import Lengths, LoadConfig, Tokens
-from workloads.recipes.reader import AtLeastOne, Bound, Settings, parse
+from workloads.recipes.reader import AtLeastOne, Bound, NotNegative, Positive, Settings, parse
 
 PROFILE_VARIABLE = "SOPERATOR_CHAT_PROFILE"
 
@@ -26,13 +26,13 @@ PROFILE_VARIABLE = "SOPERATOR_CHAT_PROFILE"
 class ChatProfile(Settings):
     """What the stack declares of its reference chat; the job's script brings it as JSON."""
 
-    context_tokens: AtLeastOne[int]
+    context_tokens: Tokens[int]
     """Tokens that the model reads before each answer."""
     output_tokens: AtLeastOne[int]
     """Tokens that it writes in the whole chat."""
     turns: AtLeastOne[int] = 1
-    cached_share: float = 0.0
-    max_answer_s: float | None = None
+    cached_share: NotNegative[float] = 0.0
+    max_answer_s: Positive[float | None] = None
 
 
 def read_profile(environment: Mapping[str, str] | None = None) -> ChatProfile | None:
