@@ -55,11 +55,9 @@ class Place:
 
     def read(self) -> bytes | None:
         """The content of the object, or None where there is none."""
-        import obstore
-
         with self._store() as store:
             try:
-                return obstore.get(store, self.key).bytes().to_bytes()
+                return store.get(self.key).bytes().to_bytes()
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise
@@ -67,10 +65,8 @@ class Place:
 
     def below(self) -> tuple[Listed, ...]:
         """Every object whose key starts with this one, by key."""
-        import obstore
-
         with self._store() as store:
-            found = [each for page in obstore.list(store, self.key) for each in page]
+            found = [each for page in store.list(self.key) for each in page]
         listed = (
             Listed(
                 key=each["path"],
@@ -83,17 +79,13 @@ class Place:
 
     def write(self, content: bytes) -> None:
         """Makes the object, or writes over it."""
-        import obstore
-
         with self._store() as store:
-            obstore.put(store, self.key, content, use_multipart=False)
+            store.put(self.key, content, use_multipart=False)
 
     def remove(self) -> None:
         """Deletes the object; one that is gone, or whose bucket is, is no error."""
-        import obstore
-
         with self._store() as store, contextlib.suppress(FileNotFoundError):
-            obstore.delete(store, self.key)
+            store.delete(self.key)
 
     @contextlib.contextmanager
     def _store(self) -> Iterator[S3Store]:
