@@ -331,8 +331,9 @@ def _mounts(state: Path) -> list[str]:
 def _files(state: Path, before: Path) -> list[str]:
     try:
         known = json.loads(before.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
+    except (OSError, ValueError) as error:
+        what = f"{before} does not say what was there before ({error})"
+        return [f"perhaps files: {what}; remove it and look into {', '.join(_WATCHED)}"]
     return [
         f"file {Path(folder) / name}"
         for folder, names in _listing().items()
@@ -395,7 +396,7 @@ def serve_and_load(
         # One that has ended was measured.
         is_measured = earlier is not None and earlier[1].finished
         job = earlier[1] if earlier and is_measured else _wait_until_healthy(runner, serving)
-        loaded = _load(runner, load, _load_sets(runner, job, load_settings))
+        loaded = _load(runner, load, (*job_settings(runner.spec, job), *load_settings))
     except BaseException:
         # Ctrl-C too: a server takes its node for hours.
         with contextlib.suppress(JobsError):
@@ -438,7 +439,7 @@ def _earlier(
         if not job.finished:
             runner.log(f"{server.name}: job {each.job_id} of an earlier run is {job.state}")
             return each, job
-        sets = _load_sets(runner, job, load_settings)
+        sets = (*job_settings(runner.spec, job), *load_settings)
         measured = runner.of(load.name, sets)
         if any(runner.is_done(loaded) for _, loaded in measured):
             runner.log(f"{server.name}: job {each.job_id} served this and was measured")
@@ -452,10 +453,6 @@ def _load(runner: Runner, load: JobSpec, sets: tuple[str, ...]) -> Step:
         earlier = runner.find(load.name, sets)
         found = earlier or runner.start(load, sets)
     return runner.finish(found, reused=earlier is not None)
-
-
-def _load_sets(runner: Runner, server: Job, load_settings: tuple[str, ...]) -> tuple[str, ...]:
-    return (*job_settings(runner.spec, server), *load_settings)
 
 
 def _wait_until_healthy(runner: Runner, serving: Submission) -> Job:

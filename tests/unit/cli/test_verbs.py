@@ -448,6 +448,17 @@ def test_a_new_file_in_a_watched_folder_is_a_leftover(
     assert runner.find(tmp_path / "state", before) == [f"file {watched / 'data'}"]
 
 
+@pytest.mark.parametrize("text", [None, '{"/mnt": ['])
+def test_without_what_was_there_before_nothing_is_proved_of_files(
+    tmp_path: Path, text: str | None
+) -> None:
+    before = tmp_path / "before.json"
+    if text is not None:
+        before.write_text(text)
+    (line,) = runner.find(tmp_path, before)
+    assert line.startswith(f"perhaps files: {before} does not say what was there before (")
+
+
 def test_what_mount_makes_at_its_first_use_on_a_machine_is_no_leftover(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
