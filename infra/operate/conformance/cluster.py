@@ -45,22 +45,15 @@ class ApiServer:
     key: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Accepted:
-    """What became of objects that were sent."""
+    """What became of the objects that were sent so far."""
 
     count: int = 0
-    refused: tuple[str, ...] = ()
+    refused: list[str] = field(default_factory=list[str])
     """Object and the API server's own words."""
     unknown: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """API version and kind of objects without a definition here, and how many there were."""
-
-    def __add__(self, other: Accepted) -> Accepted:
-        return Accepted(
-            count=self.count + other.count,
-            refused=(*self.refused, *other.refused),
-            unknown=self.unknown + other.unknown,
-        )
 
 
 class Cluster:
@@ -70,25 +63,29 @@ class Cluster:
         self.server = server
         self.client = KubeClient(server.access)
 
-    def accept(self, objects: Sequence[Object], namespace: str) -> Accepted:
-        """Makes all of them under strict validation; `namespace` is the release's.
+    def accept(
+        self, objects: Sequence[Object], namespace: str, before: Accepted | None = None
+    ) -> Accepted:
+        """Makes all of them under strict validation, told after those of `before`; `namespace` is
+        the release's.
 
         As Helm does: its namespace and no other, a create, and an apply of what is there already.
         Webhooks are left out: nobody answers them before their operator runs.
         """
         self.need_namespace(namespace)
-        result = Accepted()
+        result = before or Accepted()
         for each in sorted(objects, key=_rank):
             if not each["kind"].endswith(_WEBHOOKS):
-                result += self._accept(each, namespace)
+                self._accept(each, namespace, result)
         return result
 
-    def _accept(self, one: Object, namespace: str) -> Accepted:
+    def _accept(self, one: Object, namespace: str, result: Accepted) -> None:
         try:
             if self.client.is_namespaced(one):
                 one = {**one, "metadata": {"namespace": namespace, **one["metadata"]}}
         except AbsentError:
-            return Accepted(unknown=Counter([(one["apiVersion"], one["kind"])]))
+            result.unknown[one["apiVersion"], one["kind"]] += 1
+            return
         try:
             try:
                 self.client.create(one)
@@ -97,8 +94,9 @@ class Cluster:
                     raise
                 self.client.apply(one)
         except KubeError as error:
-            return Accepted(refused=(str(error),))
-        return Accepted(count=1)
+            result.refused.append(str(error))
+        else:
+            result.count += 1
 
     def need_namespace(self, name: str) -> None:
         """Makes the namespace where it is missing."""
@@ -121,7 +119,7 @@ _NOT_HERE: Final = ("--leader-elect", "--metrics-bind-address", "--health-probe-
 
 
 class OperatorError(Exception):
-    """An operator of upstream did not start, or has ended; the end of its log says why."""
+    """An operator of upstream did not start, has ended, or does not come to its end; why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +249,6 @@ _SETS: Final = (
 )
 
 
-class NotReconciledError(Exception):
-    """The operator did not come to its end: what is missing, in its own words."""
-
-
 def reconciled(client: KubeClient, namespace: str, *, timeout_s: float = 120.0) -> None:
     """Simulates until the SlurmCluster is available and each NodeSet has its set of pods."""
     began = poked = time.monotonic()
@@ -265,7 +259,7 @@ def reconciled(client: KubeClient, namespace: str, *, timeout_s: float = 120.0) 
             return
         now = time.monotonic()
         if now > began + timeout_s:
-            raise NotReconciledError(f"after {timeout_s:g} s: {'; '.join(missing)}")
+            raise OperatorError(f"after {timeout_s:g} s: {'; '.join(missing)}")
         if now > poked + _PATIENCE_S:
             poked = now
             # It waits longer after each refusal, up to minutes: makes it look again.

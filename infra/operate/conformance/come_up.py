@@ -30,7 +30,6 @@ from infra.components.recorder import Registered, declare
 from infra.operate.conformance.cluster import (
     ApiServer,
     Cluster,
-    NotReconciledError,
     OperatorError,
     last_word,
     reconciled,
@@ -145,12 +144,12 @@ def pods_of(objects: Iterable[Object]) -> list[Pods]:
 def refused(client: KubeClient, pods: Sequence[Pods]) -> Step:
     """Pods that the API server would not take, asked by a dry run of each."""
     asked = [one for one in pods if one.spec.get("containers")]
-    obstacles: list[Obstacle] = []
+    obstacles: list[tuple[str, str]] = []
     for one in asked:
         try:
             client.create(_pod(one), dry_run=True)
         except KubeError as error:
-            obstacles.append(Obstacle(subject=one.subject, cause=str(error)))
+            obstacles.append((one.subject, str(error)))
     return _looked("pods valid", len(asked), "pods", obstacles)
 
 
@@ -158,7 +157,7 @@ def missing_keys(pods: Sequence[Pods], objects: Sequence[Object]) -> Step:
     """Secrets, ConfigMaps and keys of theirs that a kubelet would wait for, for ever."""
     have = _contents(objects)
     count = 0
-    obstacles: dict[Obstacle, None] = {}
+    obstacles: list[tuple[str, str]] = []
     for one in pods:
         for need in _needs(one.spec):
             count += 1
@@ -170,7 +169,7 @@ def missing_keys(pods: Sequence[Pods], objects: Sequence[Object]) -> Step:
                 cause = f"{what} has no key '{need.key}' (has: {', '.join(sorted(keys)) or 'none'})"
             else:
                 continue
-            obstacles[Obstacle(subject=one.subject, cause=cause)] = None
+            obstacles.append((one.subject, cause))
     return _looked("keys present", count, "Secrets, ConfigMaps and keys", obstacles)
 
 
@@ -178,10 +177,9 @@ def unplaced(pods: Sequence[Pods], nodes: Sequence[Object]) -> Step:
     """Pods that no declared node takes, by selector, affinity and taints."""
     asked = [one for one in pods if one.count and one.owner["kind"] != "DaemonSet"]
     obstacles = [
-        Obstacle(
-            subject=one.subject,
-            cause="no declared node takes them: "
-            f"{_wish(one.spec) or 'they tolerate none of the taints'}",
+        (
+            one.subject,
+            f"no declared node takes them: {_wish(one.spec) or 'they tolerate none of the taints'}",
         )
         for one in asked
         if not _places(one.spec, nodes)
@@ -197,13 +195,13 @@ def unbound(pods: Sequence[Pods], objects: Sequence[Object], nodes: Sequence[Obj
         for each in objects
         if each["kind"] == "PersistentVolumeClaim"
     }
-    obstacles: dict[Obstacle, None] = {}
+    obstacles: list[tuple[str, str]] = []
     # Those that name their volume, or are named by one, are bound before any pod comes.
     places: dict[tuple[str, str], list[Object]] = {}
     for key, claim in claims.items():
         places[key], problem = volumes.bind(claim, nodes)
         if problem:
-            obstacles[Obstacle(subject=describe(claim), cause=problem)] = None
+            obstacles.append((describe(claim), problem))
     count = len(claims)
     for one in pods:
         left = _places(one.spec, nodes)
@@ -212,13 +210,11 @@ def unbound(pods: Sequence[Pods], objects: Sequence[Object], nodes: Sequence[Obj
             name = each["claimName"]
             found = places.get((one.namespace, name))
             if found is None:
-                cause = f"PersistentVolumeClaim '{name}' does not exist"
-                obstacles[Obstacle(subject=one.subject, cause=cause)] = None
+                obstacles.append((one.subject, f"PersistentVolumeClaim '{name}' does not exist"))
                 continue
             left = [node for node in left if node in found]
         if not left and _places(one.spec, nodes) and one.owner["kind"] != "DaemonSet":
-            cause = "no node that takes them has all of their volumes"
-            obstacles[Obstacle(subject=one.subject, cause=cause)] = None
+            obstacles.append((one.subject, "no node that takes them has all of their volumes"))
         wanted = [(each["metadata"]["name"], each["spec"]) for each in one.claims]
         wanted += [
             (each["name"], template["spec"])
@@ -232,7 +228,7 @@ def unbound(pods: Sequence[Pods], objects: Sequence[Object], nodes: Sequence[Obj
                 claim = kube_object("v1", "PersistentVolumeClaim", name, one.namespace, spec=spec)
                 _, problem = volumes.bind(claim, _places(one.spec, nodes))
                 if problem:
-                    obstacles[Obstacle(subject=describe(claim), cause=problem)] = None
+                    obstacles.append((describe(claim), problem))
     return _looked("claims bound", count, "claims", obstacles)
 
 
@@ -505,7 +501,7 @@ class ComeUp:
             cluster.need_namespace(release.namespace)
         result = cluster.accept([*found.own, *found.given], found.spec.cluster.namespace)
         for each in self.renderings:
-            result += cluster.accept(each.objects, each.namespace)
+            cluster.accept(each.objects, each.namespace, result)
         outside: list[str] = []
         undefined: list[str] = []
         for (version, kind), count in sorted(result.unknown.items()):
@@ -539,7 +535,7 @@ class ComeUp:
         obstacles += [_refusal(text) for text in admitted.refused]
         try:
             reconciled(cluster.client, namespace)
-        except (NotReconciledError, KubeError) as error:
+        except (OperatorError, KubeError) as error:
             # One that has ended refuses everything, by its webhooks.
             cause = f"{error}; the operator's last word: {last_word(log)}"
             obstacles.append(Obstacle(subject=f"SlurmCluster in {namespace}", cause=cause))
@@ -593,9 +589,11 @@ def _refusal(text: str) -> Obstacle:
     return Obstacle(subject=subject, cause=cause)
 
 
-def _looked(name: str, count: int, what: str, obstacles: Iterable[Obstacle]) -> Step:
+def _looked(name: str, count: int, what: str, obstacles: Iterable[tuple[str, str]]) -> Step:
+    """A step over plain objects; what is said of one subject twice is one obstacle."""
     counted = f"{count} {what}" if count else ""
-    return Step(name=name, counted=counted, obstacles=tuple(obstacles))
+    found = (Obstacle(subject=each[0], cause=each[1]) for each in dict.fromkeys(obstacles))
+    return Step(name=name, counted=counted, obstacles=tuple(found))
 
 
 _PLACES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from infra.clients.errors import AbsentError
-from infra.operate.conformance.cluster import NotReconciledError, reconciled, simulate
+from infra.operate.conformance.cluster import OperatorError, reconciled, simulate
 
 NODESET = {"metadata": {"name": "worker"}}
 
@@ -52,7 +52,7 @@ def test_a_cluster_is_done_when_the_operator_went_through_all_of_it(
     if is_done:
         reconciled(client, "soperator", timeout_s=0)
     else:
-        with pytest.raises(NotReconciledError, match="SlurmCluster soperator"):
+        with pytest.raises(OperatorError, match="SlurmCluster soperator"):
             reconciled(client, "soperator", timeout_s=0)
 
 
