@@ -91,9 +91,7 @@ def init(
     path = stack_file.stack_path(folder, spec.name)
     state, made = prepare(calls, place, state_root() / "cloud", backend)
     passphrase, _ = state.passphrase()
-    if answers is None:
-        stack_file.refuse_other_passphrase(path, passphrase)
-    is_new = answers is not None and stack_file.write_stack(answers, folder, passphrase)
+    is_new = stack_file.write_stack(path, answers, passphrase)
     for each in made:
         print(f"made     {each}")
     print(f"{'wrote' if is_new else 'has'}    {path}")

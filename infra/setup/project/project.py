@@ -137,19 +137,16 @@ class Deployer:
         )
         return found is not None
 
-    def public_key(self, account: str, pem: str) -> Key:
-        """Registers the public half of a key that the account signs in with."""
-        return self._key("iam.v1.AuthPublicKeyService", account, {"data": pem})
-
     def access_key(self, account: str) -> tuple[Key, str, str]:
         """A key of the account for object storage: itself, its S3 id and its secret."""
         service = "iam.v2.AccessKeyService"
-        key = self._key(service, account, {"secret_delivery_mode": "EXPLICIT"})
+        key = self.key(service, account, {"secret_delivery_mode": "EXPLICIT"})
         secret = self.calls.get(service, "GetSecret", id=key.id).secret
         s3_id = self.calls.get(service, "Get", id=key.id).status.aws_access_key_id
         return key, s3_id, secret
 
-    def _key(self, service: str, account: str, spec: dict[str, Any]) -> Key:
+    def key(self, service: str, account: str, spec: dict[str, Any]) -> Key:
+        """A new key of the account, which is told with its day of end."""
         expires_at = (datetime.now(UTC) + _KEY_LIFE).replace(microsecond=0)
         name = f"{ACCOUNT}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
         id_ = self.calls.create(
@@ -364,9 +361,10 @@ def prepare(
     if state.passphrase()[1]:
         deployer.made.append(f"{state.passphrase_file}: keep a copy, it opens every secret")
     keys = dict(state.keys())
-    if not deployer.is_good("iam.v1.AuthPublicKeyService", keys.get("auth")):
+    signs_in = "iam.v1.AuthPublicKeyService"
+    if not deployer.is_good(signs_in, keys.get("auth")):
         public, private = _key_pair()
-        keys["auth"] = deployer.public_key(account, public)
+        keys["auth"] = deployer.key(signs_in, account, {"data": public})
         state.write_key_file(account=account, key=keys["auth"], private_pem=private)
         state.write_keys(keys)
     if backend is Backend.FILE:

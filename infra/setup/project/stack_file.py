@@ -105,24 +105,21 @@ def refuse_other_file(answers: Answers, folder: Path) -> None:
         )
 
 
-def write_stack(answers: Answers, folder: Path, passphrase: str) -> bool:
-    """Whether it wrote the file, which may be there; UserError for a lost passphrase."""
-    path = stack_path(folder, answers.name)
-    if path.is_file():
-        refuse_other_passphrase(path, passphrase)
-        return False
-    path.write_text(stack_text(answers, make_salt(passphrase)), encoding="utf-8")
-    return True
-
-
-def refuse_other_passphrase(path: Path, passphrase: str) -> None:
-    """UserError where the project's passphrase does not open the secrets of a stack file."""
+def write_stack(path: Path, answers: Answers | None, passphrase: str) -> bool:
+    """Whether it wrote the file; UserError where the project's passphrase does not open the secrets
+    of the one that is there, as it is without answers.
+    """
+    if not path.is_file():
+        assert answers is not None
+        path.write_text(stack_text(answers, make_salt(passphrase)), encoding="utf-8")
+        return True
     found = SALT.search(path.read_text(encoding="utf-8"))
     if found is None or not opens(passphrase, found.group(1)):
         raise UserError(
             f"{path}: its encryptionsalt is of another passphrase; bring the passphrase file "
             "of whoever made it, or choose another --name"
         )
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
