@@ -94,7 +94,7 @@ class Cloud:
         with self._lock:
             shared_sdk()
         found = self.schema.services[f"nebius.{service}"]
-        return self._api.call(found, method, self._api.request(found, method, **fields))
+        return self._api.ask(found, method, **fields)
 
     def list(self, service: str, parent_id: str) -> list[Any]:
         """Every resource of a service under one parent; asked once."""

@@ -230,9 +230,8 @@ def get(api: Api, kind: ResourceType, id_: str, *, project_id: str) -> Values:
             f"{id_}: is no id of a {kind.name}, which starts with '{prefix}-'; copy it from the "
             "console"
         )
-    request = api.request(kind.service, "Get", id=id_)
     try:
-        found = plain(api.schema, api.call(kind.service, "Get", request))
+        found = plain(api.schema, api.ask(kind.service, id=id_))
     except ApiError as error:
         if not error.is_unseen:
             raise
@@ -294,7 +293,7 @@ def hand_over(
 
 def _relabel(api: Api, kind: ResourceType, id_: str, labels: Mapping[str, str], name: str) -> None:
     # As the API has it, secrets too, so that nothing else changes.
-    found = api.call(kind.service, "Get", api.request(kind.service, "Get", id=id_))
+    found = api.ask(kind.service, id=id_)
     request = api.request(kind.service, "Update")
     request.spec.CopyFrom(found.spec)
     request.metadata.id, request.metadata.name = id_, name

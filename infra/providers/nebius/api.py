@@ -328,18 +328,53 @@ class Api:
         *,
         key: str | None = None,
         mask: str | None = None,
+        at: ServiceDescriptor | None = None,
     ) -> Any:
-        """The answer of one unary call; `fields` is the request message."""
-        answer = service.methods_by_name[method].output_type.full_name
-        metadata = {"x-idempotency-key": key, "x-resetmask": mask}
-        return self._send(
-            service, service.full_name, method, fields, self.schema.message(answer), metadata
-        )
+        """The answer of one unary call; `fields` is the request message.
+
+        Sends again with the same idempotency key while that can help. `at` is the service whose
+        host is asked, where that is another.
+        """
+        from nebius.aio.constant_channel import Constant
+        from nebius.aio.idempotency import new_key
+        from nebius.aio.request import Request
+        from nebius.aio.route import Route
+        from nebius.aio.service_error import RequestError
+        from nebius.aio.token.options import OPTION_REPORT_ERROR
+        from nebius.base.protos.dynamic import REGISTRY
+
+        answer = self.schema.message(service.methods_by_name[method].output_type.full_name)
+        there = at or service
+        host = self.schema.api_service_name(there)
+        route = Route(there.full_name, method, host, REGISTRY)
+        channel = self._sdk if at is None else Constant(route, self._sdk)
+        metadata = {"x-idempotency-key": key or new_key(), "x-resetmask": mask}
+        headers = [(header, value) for header, value in metadata.items() if value is not None]
+        for pause in (*self.back_off_s, None):
+            sent: Any = Request(
+                channel, service.full_name, method, fields, answer,
+                metadata=headers, timeout=self.call_s, retries=1, route=route,
+                # A rejected service account key fails at once, not after the whole timeout.
+                auth_options={OPTION_REPORT_ERROR: "true"}, auth_timeout=self.call_s,
+            )  # fmt: skip
+            # Without this a call to a dead address waits out its whole timeout.
+            sent.wait_for_ready = False
+            try:
+                return sent.wait()
+            except RequestError as error:
+                failure = _failure(error)
+                if pause is None or not failure.retriable or self._cancelled.wait(pause):
+                    raise failure from error
+        raise AssertionError("the last attempt returns or raises")
+
+    def ask(self, service: ServiceDescriptor, method: str = "Get", **fields: Any) -> Any:
+        """The answer of a call with these fields."""
+        return self.call(service, method, self.request(service, method, **fields))
 
     def find(self, service: ServiceDescriptor, method: str = "Get", **fields: Any) -> Any | None:
         """The resource that a call asks for, or None where it is not there."""
         try:
-            return self.call(service, method, self.request(service, method, **fields))
+            return self.ask(service, method, **fields)
         except ApiError as error:
             if error.is_not_found:
                 return None
@@ -367,53 +402,11 @@ class Api:
         """Everything that a method lists, page by page."""
         page = ""
         while True:
-            request = self.request(service, method, page_size=_PAGE, page_token=page, **fields)
-            answer = self.call(service, method, request)
+            answer = self.ask(service, method, page_size=_PAGE, page_token=page, **fields)
             yield from getattr(answer, LISTS[method])
             page = answer.next_page_token
             if not page:
                 return
-
-    def _send(
-        self,
-        service: ServiceDescriptor,
-        name: str,
-        method: str,
-        request: Any,
-        answer: type,
-        metadata: dict[str, str | None],
-    ) -> Any:
-        """Sends, and sends again with the same idempotency key while that can help."""
-        from nebius.aio.constant_channel import Constant
-        from nebius.aio.idempotency import new_key
-        from nebius.aio.request import Request
-        from nebius.aio.route import Route
-        from nebius.aio.service_error import RequestError
-        from nebius.aio.token.options import OPTION_REPORT_ERROR
-        from nebius.base.protos.dynamic import REGISTRY
-
-        host = self.schema.api_service_name(service)
-        route = Route(service.full_name, method, host, REGISTRY)
-        # Operations are asked for at the host of the service that made them.
-        channel = self._sdk if name == service.full_name else Constant(route, self._sdk)
-        metadata["x-idempotency-key"] = metadata.get("x-idempotency-key") or new_key()
-        headers = [(header, value) for header, value in metadata.items() if value is not None]
-        for pause in (*self.back_off_s, None):
-            sent: Any = Request(
-                channel, name, method, request, answer,
-                metadata=headers, timeout=self.call_s, retries=1, route=route,
-                # A rejected service account key fails at once, not after the whole timeout.
-                auth_options={OPTION_REPORT_ERROR: "true"}, auth_timeout=self.call_s,
-            )  # fmt: skip
-            # Without this a call to a dead address waits out its whole timeout.
-            sent.wait_for_ready = False
-            try:
-                return sent.wait()
-            except RequestError as error:
-                failure = _failure(error)
-                if pause is None or not failure.retriable or self._cancelled.wait(pause):
-                    raise failure from error
-        raise AssertionError("the last attempt returns or raises")
 
     def wait(self, service: ServiceDescriptor, operation: Any, watch: Watch | None = None) -> Any:
         """The finished operation; ApiError where it failed, UnfinishedError where it goes on."""
@@ -458,9 +451,10 @@ class Api:
 
     def operation(self, service: ServiceDescriptor, id_: str) -> Any:
         """An operation as it is now."""
-        name = f"{OPERATION}Service"
-        request: Any = self.schema.message("nebius.common.v1.GetOperationRequest")(id=id_)
-        return self._send(service, name, "Get", request, self.schema.message(OPERATION), {})
+        operations = self.schema.services[f"{OPERATION}Service"]
+        # It is asked for at the host of the service that made it.
+        request = self.request(operations, "Get", id=id_)
+        return self.call(operations, "Get", request, at=service)
 
     def when_idle(
         self, service: ServiceDescriptor, change: Callable[[], Any], watch: Watch | None = None

@@ -240,7 +240,7 @@ def _verify_gone(api: Api, kind: ResourceType, id_: str) -> None:
     """
     state = ""
     for pause_s in _LOOK_AGAIN_S:
-        found = api.call(kind.service, "Get", api.request(kind.service, "Get", id=id_))
+        found = api.ask(kind.service, id=id_)
         state = str(plain(api.schema, found).get("status", {}).get("state", ""))
         if "DELET" in state.upper():
             return

@@ -109,10 +109,8 @@ def enum_name(message: Any, field: str) -> str:
 _validating = threading.Lock()
 
 
-@cache
-def shared_validator(schema: Schema) -> Validator:
-    """The one of the schema in this process."""
-    return Validator(schema)
+shared_validator: Final = cache(Validator)
+"""The one of a schema in this process."""
 
 
 @dataclass(frozen=True)
