@@ -9,7 +9,6 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 
 from infra.providers.engine.resources import Resource
-from infra.providers.nebius.adoption import STATE_ID
 from stacks.spec import StackSpec
 
 
@@ -41,6 +40,13 @@ class Part(pulumi.ComponentResource):
             spec=spec,
             opts=pulumi.ResourceOptions.merge(pulumi.ResourceOptions(parent=self), opts),
         )
+
+    def _after(
+        self, *made: pulumi.Resource | None, provider: Kubernetes | None = None, **more: Any
+    ) -> pulumi.ResourceOptions:
+        """Options of a part of this one that is made after these, and goes before them."""
+        needs = [each for each in made if each is not None]
+        return pulumi.ResourceOptions(parent=self, provider=provider, depends_on=needs, **more)
 
     def _kept(self) -> pulumi.ResourceOptions:
         """Options of a resource with data: destroy leaves it unless the stack purges."""
@@ -84,13 +90,3 @@ UNLABELLED: Final = (
 )
 """Of no name, and gone with what they join. Nothing of a right or member can be updated, and an
 update of a release would install it again."""
-
-
-def labelled(
-    made: pulumi.ResourceTransformationArgs, state_id: pulumi.Output[str], company: str | None
-) -> pulumi.ResourceTransformationResult:
-    """A Nebius resource with the labels of the state that has it and of whose it is."""
-    props: dict[str, Any] = dict(made.props)
-    whose = {} if company is None else {"company": company}
-    props["metadata"] = {**props["metadata"], "labels": {STATE_ID: state_id, **whose}}
-    return pulumi.ResourceTransformationResult(props, made.opts)

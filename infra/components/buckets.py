@@ -74,9 +74,8 @@ class _Writer(Part):
             )
             for role in roles
         ]
-        mine = pulumi.ResourceOptions(parent=self)
         end = f"{self.pulumi_resource_name}-{noun}-key-end"
-        expiry = Expiry(end, days=days, version=version, opts=mine)
+        expiry = Expiry(end, days=days, version=version, opts=self._after())
         wanted = {
             "account": {"service_account": {"id": account.id}},
             "expires_at": expiry.at,
@@ -116,12 +115,11 @@ class Backups(_Writer):
         password = Password(
             f"{name}-backup-password",
             version=backup.password_version,
-            opts=pulumi.ResourceOptions(parent=self),
+            opts=self._after(),
         )
         self.password = password.password
         releases = make_releases(self, [k8up_chart(spec)], provider)
         namespace = spec.cluster.namespace
-        mine = pulumi.ResourceOptions(parent=self, provider=provider)
         secret = kubernetes.core.v1.Secret(
             f"{name}-{render.SECRET}",
             metadata={"name": render.SECRET, "namespace": namespace},
@@ -135,7 +133,7 @@ class Backups(_Writer):
                     )
                 )
             ),
-            opts=mine,
+            opts=self._after(provider=provider),
         )
         # A lost state file makes the next `up` choose another password and write over the secret
         # above: without this one no earlier copy could be opened any more. The namespace's end
@@ -149,18 +147,16 @@ class Backups(_Writer):
             string_data=pulumi.Output.secret(
                 password.password.apply(lambda text: {render.PASSWORD_KEY: text})
             ),
-            opts=pulumi.ResourceOptions.merge(mine, pulumi.ResourceOptions(retain_on_delete=True)),
+            opts=self._after(provider=provider, retain_on_delete=True),
         )
-        inside = pulumi.ResourceOptions.merge(
-            mine, pulumi.ResourceOptions(depends_on=[secret, *releases.values()])
-        )
+        needs = (secret, *releases.values())
         pods = kubernetes.apiextensions.CustomResource(
             f"{name}-jail-backup-pods",
             api_version=render.API_VERSION,
             kind=render.POD_CONFIG_KIND,
             metadata=kubernetes.meta.v1.ObjectMetaArgs(name=render.POD_CONFIG, namespace=namespace),
             spec=render.pod_config_spec(),
-            opts=inside,
+            opts=self._after(*needs, provider=provider),
         )
         kubernetes.apiextensions.CustomResource(
             f"{name}-jail-backup-schedule",
@@ -175,7 +171,7 @@ class Backups(_Writer):
                     repository=parts[2],
                 )
             ),
-            opts=pulumi.ResourceOptions.merge(inside, pulumi.ResourceOptions(depends_on=[pods])),
+            opts=self._after(*needs, pods, provider=provider),
         )
         self.register_outputs({})
 
@@ -236,10 +232,6 @@ class RunConfigs(_Writer):
                 "soperator:storage:Object",
                 f"{spec.name}-config-{PurePosixPath(path).stem}",
                 wanted,
-                pulumi.ResourceOptions(
-                    parent=self,
-                    retain_on_delete=True,
-                    additional_secret_outputs=["secret_access_key"],
-                ),
+                self._after(retain_on_delete=True, additional_secret_outputs=["secret_access_key"]),
             )
         self.register_outputs({"keys": self.keys})

@@ -74,7 +74,7 @@ class SlurmCluster(Part):
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__(spec, opts)
-        mine = pulumi.ResourceOptions(parent=self, provider=provider)
+        mine = self._after(provider=provider)
         name, cluster = spec.name, spec.cluster
         namespace = kubernetes.core.v1.Namespace(
             f"{name}-namespace", metadata={"name": cluster.namespace}, opts=mine
@@ -83,7 +83,7 @@ class SlurmCluster(Part):
             f"{name}-{names.LOGIN_HOST_KEYS}",
             metadata={"name": names.LOGIN_HOST_KEYS, "namespace": cluster.namespace},
             string_data=host_key_files(host_key.private_key, host_key.public_key),
-            opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[namespace]),
+            opts=self._after(namespace, provider=provider),
         )
         charts = cluster_charts(
             spec,
@@ -102,9 +102,7 @@ class SlurmCluster(Part):
                 [chart for chart in first if chart.namespace == cluster.namespace],
                 host_key.public_key,
                 provider.kubeconfig,
-                pulumi.ResourceOptions(
-                    parent=self, depends_on=[made["slurm-cluster"], made["nodesets"]]
-                ),
+                self._after(made["slurm-cluster"], made["nodesets"]),
             )
         make([chart for chart in charts if PODS_STARTED in chart.after], known=made)
         if spec.soperator.jail_files:
@@ -119,7 +117,7 @@ class SlurmCluster(Part):
             f"{spec.name}-{login.JAIL_FILES}",
             metadata=place,
             data=login.jail_file_texts(spec.soperator.jail_files),
-            opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[slurm]),
+            opts=self._after(slurm, provider=provider),
         )
         kubernetes.apiextensions.CustomResource(
             f"{spec.name}-jailed-config",
@@ -127,7 +125,7 @@ class SlurmCluster(Part):
             kind=login.JAILED_CONFIG,
             metadata=place,
             spec=login.jailed_config(spec.soperator.jail_files),
-            opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[texts]),
+            opts=self._after(texts, provider=provider),
         )
 
 
@@ -218,7 +216,7 @@ class Login(Part):
                 create=script,
                 # sshd of a login node takes LANG and LC_* only: each update would warn of it.
                 add_previous_output_in_env=False,
-                opts=pulumi.ResourceOptions(parent=self, depends_on=[*needs]),
+                opts=self._after(*needs),
             )
 
         ready = run("ready", ready_script(spec))
@@ -236,7 +234,7 @@ class Login(Part):
             connection=connection,
             source=pulumi.FileArchive(write_release(build_folder / spec.name, files, root)),
             remote_path=f"{spec.code_path}/releases/{self.code_hash}",
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[places]),
+            opts=self._after(places),
         )
         # Its schedules are submitted by the deployer, whom Slurm knows by the teams.
         live = run("current", activate_script(spec.code_path, self.code_hash), code, *needs)
@@ -262,7 +260,7 @@ class Monitoring(Part):
         """`metrics`: the release that brings namespace, definitions and store."""
         super().__init__(spec, opts)
         name = spec.name
-        after = pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[metrics])
+        after = self._after(metrics, provider=provider)
         kubernetes.core.v1.ConfigMap(f"{name}-dashboards", **objects.config_map(burn), opts=after)
         needs: list[pulumi.Resource] = [metrics]
         if spec.soperator.slack_notifier:
@@ -282,6 +280,6 @@ class Monitoring(Part):
                 kind=each["kind"],
                 metadata=each["metadata"],
                 spec=each["spec"],
-                opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=needs),
+                opts=self._after(*needs, provider=provider),
             )
         self.register_outputs({})

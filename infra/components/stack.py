@@ -10,7 +10,7 @@ from typing import Any, Final
 import pulumi
 
 from cost.resources.estimate import Estimate
-from infra.components.base import UNLABELLED, Kubernetes, labelled
+from infra.components.base import UNLABELLED, Kubernetes, Part
 from infra.components.buckets import Backups, Buckets, RunConfigs
 from infra.components.kube_cluster import (
     KubeCluster,
@@ -22,12 +22,13 @@ from infra.components.kube_cluster import (
 from infra.components.soperator import Login, Monitoring, SlurmCluster, Soperator
 from infra.components.storage import Filesystems, NfsServer, Registry
 from infra.providers.engine.resources import KeyPair, OwnResource
+from infra.providers.nebius.adoption import STATE_ID
 from infra.render.login import job_commands, members, mounts, nodesets, ssh_command
 from infra.render.values.slurm_cluster import is_stopped
 from stacks.spec import StackSpec
 
 
-class Stack(pulumi.ComponentResource):
+class Stack(Part):
     """Everything that a stack file declares, in dependency order."""
 
     login: dict[str, object]
@@ -45,9 +46,8 @@ class Stack(pulumi.ComponentResource):
     ) -> None:
         name = spec.name
         labels = pulumi.ResourceOptions(transformations=[self._label])
-        super().__init__("soperator:infra:Stack", name, opts=labels)
+        super().__init__(spec, labels)
         mine = pulumi.ResourceOptions(parent=self)
-        self._company = spec.nebius.company_name
         # A random id of the state; refused where another state has resources of the stack.
         whose = {
             "project_id": spec.nebius.project_id,
@@ -145,16 +145,18 @@ class Stack(pulumi.ComponentResource):
             self.outputs["backup_password"] = backups.password
         self.register_outputs({})
 
-    def _after(self, *made: pulumi.Resource | None) -> pulumi.ResourceOptions:
-        """Options of a part that is made after these, and goes before them."""
-        needs = [each for each in made if each is not None]
-        return pulumi.ResourceOptions(parent=self, depends_on=needs)
-
     def _label(
         self, made: pulumi.ResourceTransformationArgs
     ) -> pulumi.ResourceTransformationResult | None:
-        is_labelled = made.type_.startswith("nebius:") and made.type_ not in UNLABELLED
-        return labelled(made, self._state.id, self._company) if is_labelled else None
+        """A Nebius resource with the labels of the state that has it and of whose it is."""
+        if not made.type_.startswith("nebius:") or made.type_ in UNLABELLED:
+            return None
+        company = self._spec.nebius.company_name
+        whose = {} if company is None else {"company": company}
+        labels = {STATE_ID: self._state.id, **whose}
+        props: dict[str, Any] = dict(made.props)
+        props["metadata"] = {**props["metadata"], "labels": labels}
+        return pulumi.ResourceTransformationResult(props, made.opts)
 
 
 _HALF_WRITTEN: Final = "failed to load checkpoint"

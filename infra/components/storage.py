@@ -123,6 +123,5 @@ class NfsServer(Part):
     ) -> None:
         super().__init__(spec, opts)
         user_data = network.private_cidrs().apply(lambda found: nfs_user_data(spec, found))
-        mine = pulumi.ResourceOptions(parent=self)
-        self.address = Instance(spec, nfs, network, user_data, mine).address
+        self.address = Instance(spec, nfs, network, user_data, self._after()).address
         self.register_outputs({"address": self.address})
