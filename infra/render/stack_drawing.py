@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Final, Literal
 
@@ -66,65 +66,64 @@ class Box:
         return self.x + self.width / 2
 
     @property
+    def right(self) -> float:
+        """Its right edge."""
+        return self.x + self.width
+
+    @property
     def bottom(self) -> float:
         """Its lower edge."""
         return self.y + self.height
 
+    def svg(self) -> str:
+        """Rectangle and texts where it says."""
+        x = self.x + _PAD_PX
+        parts = [
+            _rect(self.kind, self.x, self.y, self.width, self.height),
+            _text("title", x, self.y + 16, self.title),
+        ]
+        for number, line in enumerate(self.lines, 1):
+            parts.append(_text("", x, self.y + 18 + number * LINE_PX, line))
+        return "\n".join(parts)
 
-@dataclass(slots=True)
-class Drawing:
-    """What was drawn so far, back to front."""
 
-    title: str
-    _parts: list[str] = field(default_factory=list[str])
-    _width: float = 0
-    _height: float = 0
+Part = Box | str
+"""A box, or an arrow as SVG."""
 
-    def box(self, box: Box) -> None:
-        """A box where it says."""
-        self._grow(box.x + box.width, box.bottom)
-        self._parts.append(_rect(box.kind, box.x, box.y, box.width, box.height))
-        self._parts.append(_text("title", box.x + _PAD_PX, box.y + 16, box.title))
-        for number, line in enumerate(box.lines, 1):
-            self._parts.append(_text("", box.x + _PAD_PX, box.y + 18 + number * LINE_PX, line))
 
-    def line(self, x1: float, y1: float, x2: float, y2: float) -> None:
-        """A straight line without a head, the first part of an arrow that turns."""
-        self._parts.append(f'<path d="M{x1:.0f} {y1:.0f}L{x2:.0f} {y2:.0f}"/>')
+def _arrow(
+    x1: float, y1: float, x2: float, y2: float, label: str = "", *, head: bool = True
+) -> str:
+    """A straight line to (x2, y2), its label beside the middle; without a head it goes on."""
+    end = ' marker-end="url(#head)"' if head else ""
+    drawn = f'<path d="M{x1:.0f} {y1:.0f}L{x2:.0f} {y2:.0f}"{end}/>'
+    return f"{drawn}\n{_text('', (x1 + x2) / 2 + 6, (y1 + y2) / 2 + 4, label)}" if label else drawn
 
-    def arrow(self, x1: float, y1: float, x2: float, y2: float, label: str = "") -> None:
-        """A straight line to (x2, y2) with a head, its label beside the middle."""
-        self._parts.append(
-            f'<path d="M{x1:.0f} {y1:.0f}L{x2:.0f} {y2:.0f}" marker-end="url(#head)"/>'
-        )
-        if label:
-            self._parts.append(_text("", (x1 + x2) / 2 + 6, (y1 + y2) / 2 + 4, label))
 
-    def text(self) -> str:
-        """The whole picture."""
-        width, height = self._width + 2 * _PAD_PX, self._height + 2 * _PAD_PX
-        head = (
-            '<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-            'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8"/></marker>'
-        )
-        return "\n".join(
-            [
-                (
-                    f'<svg xmlns="http://www.w3.org/2000/svg" class="stack" role="img" '
-                    f'width="{width:.0f}" height="{height:.0f}" '
-                    f'viewBox="{-_PAD_PX} {-_PAD_PX} {width:.0f} {height:.0f}">'
-                ),
-                f"<title>{escape(self.title)}</title>",
-                f"<style>{_STYLE}</style><defs>{head}</defs>",
-                _rect("ground", -_PAD_PX, -_PAD_PX, width, height),
-                *self._parts,
-                "</svg>\n",
-            ]
-        )
-
-    def _grow(self, right: float, bottom: float) -> None:
-        self._width = max(self._width, right)
-        self._height = max(self._height, bottom)
+def _picture(title: str, parts: Iterable[Part]) -> str:
+    """The whole picture of these parts, back to front."""
+    parts = list(parts)
+    boxes = [each for each in parts if isinstance(each, Box)]
+    width = max(box.right for box in boxes) + 2 * _PAD_PX
+    height = max(box.bottom for box in boxes) + 2 * _PAD_PX
+    head = (
+        '<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+        'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8"/></marker>'
+    )
+    return "\n".join(
+        [
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" class="stack" role="img" '
+                f'width="{width:.0f}" height="{height:.0f}" '
+                f'viewBox="{-_PAD_PX} {-_PAD_PX} {width:.0f} {height:.0f}">'
+            ),
+            f"<title>{escape(title)}</title>",
+            f"<style>{_STYLE}</style><defs>{head}</defs>",
+            _rect("ground", -_PAD_PX, -_PAD_PX, width, height),
+            *(each.svg() if isinstance(each, Box) else each for each in parts),
+            "</svg>\n",
+        ]
+    )
 
 
 def _rect(kind: str, x: float, y: float, width: float, height: float) -> str:
@@ -149,14 +148,16 @@ _ROW: Final = 1000.0
 
 def stack_svg(spec: StackSpec) -> str:
     """The whole stack as one SVG: people, cluster, node groups, filesystems, what is beside it."""
-    drawing = Drawing(f"Architecture of the stack {spec.name}")
+    return _picture(f"Architecture of the stack {spec.name}", _parts(spec))
+
+
+def _parts(spec: StackSpec) -> Iterator[Part]:
     boxes = _boxes(spec)
     if spec.attached is not None:
         placed = _rows([*boxes["login"], *boxes["workers"], *boxes["slurm"]], 0, 0)
-        for box in placed:
-            drawing.box(box)
-        _flows(drawing, spec, 0, placed[-1].bottom + _GAP)
-        return drawing.text()
+        yield from placed
+        yield from _flows(spec, 0, placed[-1].bottom + _GAP)
+        return
     top = _FRAME_TITLE * 3 + _GAP
     inner = _LEFT + 3 * _GAP
     services = _rows(boxes["services"], inner, top)
@@ -165,44 +166,27 @@ def stack_svg(spec: StackSpec) -> str:
     cluster_bottom = slurm[-1].bottom + _GAP
     disks = _rows(boxes["filesystems"], inner, cluster_bottom + _ARROW + _FRAME_TITLE)
     beside = _rows(boxes["beside"], inner, disks[-1].bottom + _ARROW + _GAP)
-    right = max(box.x + box.width for box in (*services, *workers, *slurm, *disks, *beside)) + _GAP
-
+    placed = (*services, *workers, *slurm, *disks, *beside)
+    right = max(box.right for box in placed) + _GAP
     bottom = (beside or disks)[-1].bottom + _GAP
-    frames = (
-        (_LEFT, 0, right + _GAP - _LEFT + _GAP, bottom),
-        (
-            _LEFT + _GAP,
-            _FRAME_TITLE,
-            right - _LEFT - _GAP + _GAP,
-            cluster_bottom - _FRAME_TITLE + _GAP / 2,
-        ),
-        (
-            inner - _GAP,
-            2 * _FRAME_TITLE,
-            right - inner + _GAP,
-            cluster_bottom - 2 * _FRAME_TITLE,
-        ),
-        (
-            inner - _GAP,
-            disks[0].y - _FRAME_TITLE,
-            right - inner + _GAP,
-            disks[-1].bottom - disks[0].y + _FRAME_TITLE + _GAP / 2,
-        ),
+    edges = (
+        (_LEFT, 0, right + 2 * _GAP, bottom),
+        (_LEFT + _GAP, _FRAME_TITLE, right + _GAP, cluster_bottom + _GAP / 2),
+        (inner - _GAP, 2 * _FRAME_TITLE, right, cluster_bottom),
+        (inner - _GAP, disks[0].y - _FRAME_TITLE, right, disks[-1].bottom + _GAP / 2),
     )
-    for box, (x, y, width, height) in zip(boxes["frames"], frames, strict=True):
-        drawing.box(replace(box, x=x, y=y, width=width, height=height))
-    for box in (*services, *workers, *slurm, *disks, *beside):
-        drawing.box(box)
+    for box, (x, y, end, lower) in zip(boxes["frames"], edges, strict=True):
+        yield replace(box, x=x, y=y, width=end - x, height=lower - y)
+    yield from placed
     (login,) = (box for box in services if box.title == "login")
     person, pulumi = boxes["people"]
-    _people(drawing, person, pulumi, login)
+    yield from _people(person, pulumi, login)
     mounts, copied = workers[0].middle, disks[0].middle
     under = "mounted where the box says"
-    drawing.arrow(mounts, cluster_bottom, mounts, disks[0].y - _FRAME_TITLE, under)
+    yield _arrow(mounts, cluster_bottom, mounts, disks[0].y - _FRAME_TITLE, under)
     if spec.storage.backup is not None:
-        drawing.arrow(copied, disks[-1].bottom, copied, beside[0].y, "restic, encrypted")
-    _flows(drawing, spec, inner, bottom + _GAP)
-    return drawing.text()
+        yield _arrow(copied, disks[-1].bottom, copied, beside[0].y, "restic, encrypted")
+    yield from _flows(spec, inner, bottom + _GAP)
 
 
 _KINDS: Final[Mapping[str, Kind]] = {
@@ -241,7 +225,7 @@ _FLOWS: Final = {
 """Module -> what its jobs belong to, the places that they read, and the one they write, if any."""
 
 
-def _flows(drawing: Drawing, spec: StackSpec, x: float, y: float) -> None:
+def _flows(spec: StackSpec, x: float, y: float) -> Iterator[Part]:
     """Data flow of training and of inference: for each module what its jobs read and write."""
     for module, (purpose, read, written) in _FLOWS.items():
         jobs = [job.name for job in spec.jobs if f"{job.module}.".startswith(f"{module}.")]
@@ -257,9 +241,8 @@ def _flows(drawing: Drawing, spec: StackSpec, x: float, y: float) -> None:
         row = _rows([source, work, target], x, y)
         row = [replace(box, x=box.x + 2 * _GAP * place) for place, box in enumerate(row)]
         for before, after in itertools.pairwise(row):
-            drawing.arrow(before.x + before.width, y + 20, after.x, y + 20)
-        for box in row:
-            drawing.box(box)
+            yield _arrow(before.right, y + 20, after.x, y + 20)
+        yield from row
         y = row[0].bottom + _GAP
 
 
@@ -286,15 +269,14 @@ def _equally_high(row: Sequence[Box]) -> list[Box]:
     return [replace(box, height=height) for box in row]
 
 
-def _people(drawing: Drawing, person: Box, pulumi: Box, login: Box) -> None:
+def _people(person: Box, pulumi: Box, login: Box) -> Iterator[Part]:
     """Who comes in from outside, and by which doors."""
     width = _LEFT - 2 * _GAP
     person = replace(person, y=login.y, width=width, height=person.least_height)
     pulumi = replace(pulumi, y=person.bottom + 2 * _GAP, width=width, height=pulumi.least_height)
-    drawing.box(person)
-    drawing.box(pulumi)
+    yield from (person, pulumi)
     # Above the boxes of the row, then down into the login node: no line crosses another box.
     over = login.y - _GAP / 2
-    drawing.line(width, over, login.middle, over)
-    drawing.arrow(login.middle, over, login.middle, login.y)
-    drawing.arrow(width, pulumi.y + 20, _LEFT, pulumi.y + 20)
+    yield _arrow(width, over, login.middle, over, head=False)
+    yield _arrow(login.middle, over, login.middle, login.y)
+    yield _arrow(width, pulumi.y + 20, _LEFT, pulumi.y + 20)
