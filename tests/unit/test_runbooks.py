@@ -531,7 +531,7 @@ def test_the_page_of_monitoring_has_every_dashboard_and_every_alert_with_its_lim
     watched: StackSpec,
 ) -> None:
     page = page_of("monitoring.md")
-    titles = [each.to_json()["title"] for each in dashboards(BURN)]
+    titles = [each["title"] for each in dashboards(BURN)]
     assert not [title for title in titles if f"\n| {title} |" not in page]
     found = section_of("monitoring.md", "Alerts")
     assert {each["alert"] for each in alerts(watched, BURN)} == set(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from cost.prices.book import HOURS_PER_MONTH
@@ -128,26 +127,9 @@ def custom_resources(spec: StackSpec, burn: Estimate) -> list[dict[str, Any]]:
 _COLUMNS: Final = 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dashboard:
-    """One page of Grafana."""
-
-    uid: str
-    title: str
-    panels: Sequence[Mapping[str, Any]]
-    """Title, unit as Grafana calls it, and questions by the name of their series; where they are
-    given, what the number means (`says`), kind, stacking, width of 24 columns and height."""
-    choose: Mapping[str, str]
-    """Name of a choice, and the PromQL of what there is to choose from."""
-
-    @property
-    def file_name(self) -> str:
-        """Name in the ConfigMap that Grafana's sidecar reads."""
-        return f"{self.uid}.json"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the page as Grafana imports it."""
-        return manifest("monitoring/page.yaml.j2", page=self, placed=list(_placed(self.panels)))
+def grafana_page(page: Mapping[str, Any]) -> dict[str, Any]:
+    """One of the dashboards, as Grafana imports it."""
+    return _manifest("page.yaml.j2", page=page, placed=list(_placed(page["panels"])))
 
 
 def _placed(
@@ -163,8 +145,13 @@ def _placed(
         x, row_height = x + width, max(row_height, height)
 
 
-def dashboards(burn: Estimate) -> tuple[Dashboard, ...]:
-    """Every dashboard of a stack; what it costs now, for what, and where that leads comes last."""
+def dashboards(burn: Estimate) -> list[dict[str, Any]]:
+    """Every dashboard of a stack; what it costs now, for what, and where that leads comes last.
+
+    `choose`: name of a choice, and the PromQL of what there is to choose from. A panel has title,
+    unit as Grafana calls it, and questions by the name of their series; where they are given, what
+    the number means (`says`), kind, stacking, width of 24 columns and height.
+    """
     says = f"US dollars without tax, {burn.prices}."
     if burn.unpriced_nodesets:
         says += f" Without nodes of {', '.join(burn.unpriced_nodesets)}: no price is known."
@@ -173,15 +160,7 @@ def dashboards(burn: Estimate) -> tuple[Dashboard, ...]:
             " Without lines of the bill that have no price: `soperator cost -s STACK` lists them."
         )
     least = " (at least)" if burn.is_lower_bound else ""
-    return tuple(
-        Dashboard(
-            uid=f"{NAME}-{page['uid']}",
-            title=page["title"],
-            panels=page["panels"],
-            choose=page.get("choose", {}),
-        )
-        for page in _manifest("dashboards.yaml.j2", burn=burn, says=says, least=least)
-    )
+    return _manifest("dashboards.yaml.j2", burn=burn, says=says, least=least)
 
 
 CONFIG_MAP: Final = f"{NAME}-dashboards"
@@ -194,5 +173,8 @@ def config_map(burn: Estimate) -> dict[str, Any]:
     """The ConfigMap that brings them to Grafana."""
     return {
         "metadata": {"name": CONFIG_MAP, "namespace": MONITORING, "labels": SIDECAR_LABEL},
-        "data": {each.file_name: json.dumps(each.to_json(), indent=1) for each in dashboards(burn)},
+        "data": {
+            f"{page['uid']}.json": json.dumps(grafana_page(page), indent=1)
+            for page in dashboards(burn)
+        },
     }

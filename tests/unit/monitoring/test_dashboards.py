@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from cost.resources.estimate import Estimate
-from infra.render.monitoring.objects import config_map, custom_resources, dashboards, rule_groups
+from infra.render.monitoring.objects import (
+    config_map,
+    custom_resources,
+    dashboards,
+    grafana_page,
+    rule_groups,
+)
 from infra.render.sbatch import metrics_environment
 from infra.render.values.pods import METRICS_IMPORT, chart_values
 from stacks.load import load_stack
@@ -31,7 +37,7 @@ def questions() -> list[str]:
     """Every PromQL of a panel or of the list of a variable."""
     found: list[str] = []
     for page in dashboards(BURN):
-        content = page.to_json()
+        content = grafana_page(page)
         found += [target["expr"] for panel in content["panels"] for target in panel["targets"]]
         for variable in content["templating"]["list"]:
             if "definition" in variable:
@@ -126,7 +132,7 @@ def test_a_price_that_is_not_known_is_no_price_of_zero(watched: StackSpec) -> No
 def test_sums_without_a_price_that_is_not_known_say_at_least(watched: StackSpec) -> None:
     rates = {"worker": None, "small": Decimal(2)}
     unknown = replace(BURN, is_lower_bound=True, node_usd_per_hour=rates)
-    panels = dashboards(unknown)[-1].panels
+    panels = dashboards(unknown)[-1]["panels"]
     summed = [each for each in panels if each["title"].endswith("(at least)")]
     assert [each["title"] for each in panels[:6]] == [
         "Now, an hour (at least)",
@@ -137,7 +143,7 @@ def test_sums_without_a_price_that_is_not_known_say_at_least(watched: StackSpec)
         "Budget of jobs a month",
     ]
     assert all("Without nodes of worker: no price is known." in each["says"] for each in summed)
-    storage = dashboards(replace(BURN, is_lower_bound=True))[-1].panels[0]
+    storage = dashboards(replace(BURN, is_lower_bound=True))[-1]["panels"][0]
     assert storage["title"] == "Now, an hour (at least)"
     assert "`soperator cost -s STACK` lists them" in storage["says"]
     assert "jobs cost at least $" in str(list(rules(watched, unknown)))
@@ -202,5 +208,5 @@ def test_the_store_listens_where_jobs_and_the_notifier_look(watched: StackSpec) 
 def test_a_panel_may_have_more_series_than_any_of_ours() -> None:
     asks = [{f"series {number}": "up"} for number in range(20)]
     panel = {"title": "t", "unit": "short", "asks": asks}
-    page = replace(dashboards(BURN)[0], panels=[panel]).to_json()
+    page = grafana_page({**dashboards(BURN)[0], "panels": [panel]})
     assert len({target["refId"] for target in page["panels"][0]["targets"]}) == 20
