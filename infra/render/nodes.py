@@ -98,31 +98,6 @@ def nvidia_operators(spec: StackSpec, cluster_id: Any) -> dict[str, dict[str, An
     return manifest("nvidia_operators.yaml.j2", {"cluster_id": cluster_id})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """One mk8s node group out of those that a declared group needs."""
-
-    name: str
-    min_nodes: int
-    max_nodes: int
-    """Equal to min_nodes where the group does not scale by itself."""
-
-
-def chunks(name: str, nodes: NodesSpec, group: NodeGroupSpec) -> Iterator[Chunk]:
-    """The node groups of one declared group, the first ones full, the last one the remainder."""
-    least, most = nodes.counts(group)
-    if isinstance(group, WorkerSpec) and group.created_nodes is not None and not nodes.paused:
-        least = group.created_nodes
-    # A paused set keeps its groups: their ids, and what hangs on them, outlive the pause.
-    for index, first in enumerate(range(0, max(group.max_nodes, 1), NODES_PER_GROUP_MAX)):
-        size = min(NODES_PER_GROUP_MAX, group.max_nodes - first) if most else 0
-        yield Chunk(
-            name=f"{name}-{index}" if index else name,
-            min_nodes=min(max(least - first, 0), size),
-            max_nodes=size,
-        )
-
-
 _HEADER: Final = "#cloud-config\n"
 _MODPROBE: Final = "/etc/modprobe.d/nvidia_config.conf"
 # Every boot, because drives of the machine are empty after a stop and drivers load anew.
@@ -136,8 +111,6 @@ def cloud_init(group: NodeGroupSpec, users: Sequence[NodeUserSpec]) -> str | Non
     """User data of the group's nodes, or None where they need none."""
     document: dict[str, Any] = {}
     files: list[dict[str, str]] = []
-    if users:
-        document["users"] = ["default", *map(user_entry, users)]
     if isinstance(group, WorkerSpec):
         if lines := group.nvidia_config_lines:
             options = "\n".join(lines) + "\n"
@@ -148,23 +121,23 @@ def cloud_init(group: NodeGroupSpec, users: Sequence[NodeUserSpec]) -> str | Non
             files.append(every_boot_script("20-local-nvme", _nvme_script(group.local_nvme)))
     if files:
         document["write_files"] = files
-    return user_data(document) if document else None
+    return user_data(users, document) if users or document else None
 
 
-def user_data(document: Mapping[str, Any]) -> str:
-    """The document as cloud-init takes it."""
+def user_data(users: Sequence[NodeUserSpec], document: Mapping[str, Any]) -> str:
+    """The document as cloud-init takes it, with users whose sudo asks for no password."""
+    entries = [
+        {
+            "name": user.name,
+            "sudo": "ALL=(ALL) NOPASSWD:ALL",
+            "shell": "/bin/bash",
+            "ssh_authorized_keys": list(user.ssh_public_keys),
+        }
+        for user in users
+    ]
+    first = {"users": ["default", *entries]} if entries else {}
     # JSON is YAML in which no text can be taken for anything else.
-    return _HEADER + json.dumps(document, indent=1) + "\n"
-
-
-def user_entry(user: NodeUserSpec) -> dict[str, Any]:
-    """One user in a document, with sudo that asks for no password."""
-    return {
-        "name": user.name,
-        "sudo": "ALL=(ALL) NOPASSWD:ALL",
-        "shell": "/bin/bash",
-        "ssh_authorized_keys": list(user.ssh_public_keys),
-    }
+    return _HEADER + json.dumps({**first, **document}, indent=1) + "\n"
 
 
 def every_boot_script(name: str, text: str) -> dict[str, str]:
@@ -198,18 +171,17 @@ def _nvme_script(nvme: LocalNvmeSpec) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """One node group of a stack under its role."""
+    """One mk8s node group, of those that a declared group needs, under its role."""
 
-    chunk: Chunk
+    name: str
+    """Inside the stack: the role, or the nodeset's with its number."""
+    min_nodes: int
+    max_nodes: int
+    """Equal to min_nodes where the group does not scale by itself."""
     label: str
     group: NodeGroupSpec
     tags: tuple[str, ...]
     """Mount tags of the filesystems its nodes attach."""
-
-    @property
-    def name(self) -> str:
-        """Name of the group inside the stack: the role, or the nodeset's with its number."""
-        return self.chunk.name
 
     @property
     def worker(self) -> WorkerSpec | None:
@@ -233,11 +205,29 @@ def roles(spec: StackSpec) -> tuple[Role, ...]:
         *((worker.name, "worker", worker, jailed) for worker in nodes.workers),
     ]
     return tuple(
-        Role(chunk=chunk, label=label, group=group, tags=attached)
+        Role(
+            name=f"{name}-{index}" if index else name,
+            min_nodes=least,
+            max_nodes=most,
+            label=label,
+            group=group,
+            tags=attached,
+        )
         for name, label, group, attached in declared
         if group is not None
-        for chunk in chunks(name, nodes, group)
+        for index, (least, most) in enumerate(_counts(nodes, group))
     )
+
+
+def _counts(nodes: NodesSpec, group: NodeGroupSpec) -> Iterator[tuple[int, int]]:
+    """Least and most nodes of each node group of a declared one; only the last one is not full."""
+    least, most = nodes.counts(group)
+    if isinstance(group, WorkerSpec) and group.created_nodes is not None and not nodes.paused:
+        least = group.created_nodes
+    # A paused set keeps its groups: their ids, and what hangs on them, outlive the pause.
+    for first in range(0, max(group.max_nodes, 1), NODES_PER_GROUP_MAX):
+        size = min(NODES_PER_GROUP_MAX, group.max_nodes - first) if most else 0
+        yield min(max(least - first, 0), size), size
 
 
 def declared_fabrics(spec: StackSpec) -> tuple[str, ...]:
@@ -291,11 +281,7 @@ def node_group_spec(
         "node_group.yaml.j2",
         known,
         spec=spec,
-        group=role.group,
-        worker=role.worker,
-        role=role.label,
-        chunk=role.chunk,
-        tags=role.tags,
+        role=role,
         labels=labels(role),
         names=names,
     )
@@ -369,17 +355,16 @@ _OPTIONS: Final = "rw,async,no_subtree_check,no_root_squash,mp"
 def nfs_user_data(spec: StackSpec, cidrs: Sequence[str]) -> str:
     """User data of a server that exports to the given IPv4 blocks."""
     assert spec.nfs is not None, "the machine is made only where nfs is declared"
-    document: dict[str, Any] = {}
-    if spec.nodes.ssh_users:
-        document["users"] = ["default", *map(user_entry, spec.nodes.ssh_users)]
-    document["package_update"] = True
-    document["packages"] = ["nfs-kernel-server", "mdadm"]
     clients = " ".join(f"{cidr}({_OPTIONS})" for cidr in cidrs)
-    document["write_files"] = [
-        {"path": "/etc/exports", "permissions": "0644", "content": f"{EXPORT} {clients}\n"},
-        every_boot_script("30-nfs-volume", volume_script(spec.nfs.data_disks.count)),
-    ]
-    return user_data(document)
+    document = {
+        "package_update": True,
+        "packages": ["nfs-kernel-server", "mdadm"],
+        "write_files": [
+            {"path": "/etc/exports", "permissions": "0644", "content": f"{EXPORT} {clients}\n"},
+            every_boot_script("30-nfs-volume", volume_script(spec.nfs.data_disks.count)),
+        ],
+    }
+    return user_data(spec.nodes.ssh_users, document)
 
 
 def volume_script(num_disks: int) -> str:

@@ -735,7 +735,7 @@ def _given(spec: StackSpec) -> Iterator[Object]:
 def _nodes(spec: StackSpec) -> Iterator[Object]:
     ids: Mapping[str, str] = defaultdict(lambda: "filesystem")
     for role in roles(spec):
-        if role.chunk.max_nodes == 0:
+        if role.max_nodes == 0:
             continue
         group = node_group_spec(spec, role, subnet_id="subnet", filesystem_ids=ids)["template"]
         name = f"{role.name}-node"
