@@ -20,7 +20,7 @@ import subprocess
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -233,21 +233,19 @@ class PackageSource:
 
     def pip_options(self) -> str:
         """Options of pip, which installs uv."""
-        if self.wheelhouse is not None:
-            return f"--no-index --find-links {shlex.quote(self.wheelhouse)}"
-        pairs = (("--index-url", self.index), ("--extra-index-url", self.extra_index))
-        return " ".join(f"{name} {shlex.quote(value)}" for name, value in pairs if value)
+        return self._options("--index-url", "--extra-index-url")
 
     def uv_options(self) -> str:
         """Options of uv, which installs the rest."""
+        options = self._options("--default-index", "--index")
+        # Every file is pinned by its hash, so it does not matter which index has it.
+        return f"{options} --index-strategy unsafe-best-match" if self.extra_index else options
+
+    def _options(self, index: str, extra_index: str) -> str:
         if self.wheelhouse is not None:
             return f"--no-index --find-links {shlex.quote(self.wheelhouse)}"
-        pairs = (("--default-index", self.index), ("--index", self.extra_index))
-        options = [f"{name} {shlex.quote(value)}" for name, value in pairs if value]
-        if self.extra_index:
-            # Every file is pinned by its hash, so it does not matter which index has it.
-            options.append("--index-strategy unsafe-best-match")
-        return " ".join(options)
+        pairs = ((index, self.index), (extra_index, self.extra_index))
+        return " ".join(f"{name} {shlex.quote(value)}" for name, value in pairs if value)
 
 
 def version_of(lock: bytes) -> str:
@@ -312,9 +310,8 @@ def run_configs(root: Path, spec: StackSpec) -> dict[str, bytes]:
 
 def config_keys(configs: Mapping[str, bytes]) -> dict[str, str]:
     """Path -> key of the object: another content has another key, and the old one stays."""
-    return {path: _key(PurePosixPath(path), content) for path, content in configs.items()}
-
-
-def _key(path: PurePosixPath, content: bytes) -> str:
-    digest = hashlib.sha256(content).hexdigest()[:_HASH_DIGITS]
-    return f"{path.with_suffix('')}/{digest}{path.suffix}"
+    keys: dict[str, str] = {}
+    for path, content in configs.items():
+        stem, dot, ending = path.rpartition(".")
+        keys[path] = f"{stem}/{hashlib.sha256(content).hexdigest()[:_HASH_DIGITS]}{dot}{ending}"
+    return keys

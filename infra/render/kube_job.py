@@ -66,17 +66,12 @@ def check(spec: StackSpec, pods: Pods) -> None:
         )
 
 
-_API_VERSIONS: Final = {
-    "Service": "v1",
-    "NetworkPolicy": "networking.k8s.io/v1",
-    "Job": "batch/v1",
-    "PyTorchJob": "kubeflow.org/v1",
-}
+_POLICY: Final = ("networking.k8s.io/v1", "NetworkPolicy")
 
 
 def service_and_job(pods: Pods) -> list[dict[str, Any]]:
     """The service by which pods resolve `NAME-0.NAME`, their policy, and a Job of numbered pods."""
-    return _objects(pods, "Service", "NetworkPolicy", "Job")
+    return _objects(pods, ("v1", "Service"), _POLICY, ("batch/v1", "Job"))
 
 
 def pytorch_job(pods: Pods) -> list[dict[str, Any]]:
@@ -85,10 +80,10 @@ def pytorch_job(pods: Pods) -> list[dict[str, Any]]:
     RANK of a pod is its number in every release of the operator, MASTER_ADDR and MASTER_PORT are
     the first one's: kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go (1417bbc).
     """
-    return _objects(pods, "NetworkPolicy", "PyTorchJob")
+    return _objects(pods, _POLICY, ("kubeflow.org/v1", "PyTorchJob"))
 
 
-def _objects(pods: Pods, *kinds: str) -> list[dict[str, Any]]:
+def _objects(pods: Pods, *kinds: tuple[str, str]) -> list[dict[str, Any]]:
     worker, labels = pods.worker, {"app.kubernetes.io/name": pods.name}
     gpus = {names.GPU_RESOURCE: str(pods.gpus)} if pods.gpus else {}
     specs = manifest(
@@ -107,16 +102,10 @@ def _objects(pods: Pods, *kinds: str) -> list[dict[str, Any]]:
             **pods.environment,
         },
     )
+    place, metadata = (pods.name, pods.namespace), {"labels": labels}
     return [
-        names.kube_object(
-            _API_VERSIONS[kind],
-            kind,
-            pods.name,
-            pods.namespace,
-            metadata={"labels": labels},
-            spec=specs[kind],
-        )
-        for kind in kinds
+        names.kube_object(version, kind, *place, metadata=metadata, spec=specs[kind])
+        for version, kind in kinds
     ]
 
 

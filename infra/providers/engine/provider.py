@@ -10,7 +10,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from google.protobuf import struct_pb2
@@ -249,12 +249,11 @@ def _from_wire_object(values: dict[str, Any]) -> Any:
             return values
         case s if s == _SECRET:
             return Secret(values.get("value"))
-        case s if s == _ASSET:
-            known = {k: values[k] for k in ("path", "text", "uri") if k in values}
-            return Asset(**known, hash=values.get("hash", ""))
-        case s if s == _ARCHIVE:
-            known = {k: values[k] for k in ("path", "uri", "assets") if k in values}
-            return Archive(**known, hash=values.get("hash", ""))
+        case s if s in (_ASSET, _ARCHIVE):
+            type_ = Asset if s == _ASSET else Archive
+            return type_(
+                **{each.name: values[each.name] for each in fields(type_) if each.name in values}
+            )
         case s if s == _OUTPUT:
             inner = values.get("value", UNKNOWN)
             return Secret(inner) if values.get("secret") else inner

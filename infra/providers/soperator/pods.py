@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -99,15 +100,10 @@ class PodsStartedProvider(Provider):
 
     def _wait(self, urn: str, inputs: Values, *, settle_s: float = 0.0) -> None:
         try:
-            client = self._connect(inputs["kubeconfig"])
-        except KubeconfigError as error:
+            with closing(self._connect(inputs["kubeconfig"])) as client:
+                self._watch(urn, client, inputs, settle_s)
+        except (KubeError, KubeconfigError) as error:
             raise ProviderError(f"pods of {inputs['cluster']}: {error}") from error
-        try:
-            self._watch(urn, client, inputs, settle_s)
-        except KubeError as error:
-            raise ProviderError(f"pods of {inputs['cluster']}: {error}") from error
-        finally:
-            client.close()
 
     def _watch(self, urn: str, client: KubeClient, inputs: Values, settle_s: float) -> None:
         wanted, cluster = inputs["pods"], inputs["cluster"]

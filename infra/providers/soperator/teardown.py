@@ -54,11 +54,6 @@ class TeardownProvider(Provider):
     identity = ("cluster_id", "project_id")
     in_place = True
 
-    def __init__(self, limits: Limits | None = None, tries_s: tuple[float, ...] = _TRIES_S) -> None:
-        super().__init__()
-        self._limits = limits
-        self._tries_s = tries_s
-
     def diff(self, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         """Another cluster is another clean-up; the rest changes in place."""
         found = super().diff(id, old_inputs, old_state, new)
@@ -85,9 +80,7 @@ class TeardownProvider(Provider):
             raise ProviderError(explain(error, what, target=self._api.target)) from error
 
     def _clean(self, client: KubeClient, cluster: str, disks: Disks, namespaces: list[str]) -> None:
-        cleaner = Cleaner(
-            client, namespaces, cancelled=self.cancelled, say=self._say, limits=self._limits
-        )
+        cleaner = Cleaner(client, namespaces, cancelled=self.cancelled, say=self._say)
         claimed = cleaner.disks()  # before the claims go, which are the way to them
         removed = cleaner.clean()
         if left := cleaner.left():
@@ -112,7 +105,7 @@ class TeardownProvider(Provider):
     def _client(self, kubeconfig: str) -> KubeClient:
         """A connection to an API server that answers; UnreachableError where none does."""
         client = KubeClient(read_kubeconfig(kubeconfig))
-        pauses_s = iter(self._tries_s)
+        pauses_s = iter(_TRIES_S)
         while True:
             try:
                 client.version()
@@ -140,14 +133,6 @@ _HELD_S: Final = 60.0
 """After this a finalizer counts as orphaned: its controller went with the releases."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Waits for one object in seconds."""
-
-    gone_s: float = _GONE_S
-    held_s: float = _HELD_S
-
-
 class Cleaner:
     """Removal from one cluster."""
 
@@ -158,13 +143,14 @@ class Cleaner:
         *,
         cancelled: threading.Event,
         say: Callable[[str], None],
-        limits: Limits | None = None,
+        gone_s: float = _GONE_S,
+        held_s: float = _HELD_S,
     ) -> None:
         self._client = client
         self._namespaces = frozenset(namespaces)
         self._cancelled = cancelled
         self._say = say
-        self._limits = limits or Limits()
+        self._gone_s, self._held_s = gone_s, held_s
 
     def disks(self) -> list[str]:
         """Ids of the Nebius disks behind our claims that shall go with them."""
@@ -215,9 +201,8 @@ class Cleaner:
 
     def _await_end(self, target: Object) -> None:
         """Waits for the end of an object; frees it from finalizers that nobody serves any more."""
-        limits = self._limits
         # Whether somebody takes Kubernetes' own finalizers off.
-        held_s = limits.held_s if self._client.get(CONTROLLER_LEASE) is not None else 0.0
+        held_s = self._held_s if self._client.get(CONTROLLER_LEASE) is not None else 0.0
         try:
             self._gone(target, held_s)
             return
@@ -225,7 +210,7 @@ class Cleaner:
             live = self._client.get(target)
         if live is not None and live["kind"] == "PersistentVolumeClaim" and not self._is_used(live):
             self._free(live)
-        self._gone(target, limits.gone_s)
+        self._gone(target, self._gone_s)
 
     def _gone(self, target: Object, timeout_s: float) -> None:
         self._client.wait_gone(target, timeout_s=timeout_s, cancelled=self._cancelled)

@@ -9,7 +9,7 @@ import pytest
 
 from infra.clients.errors import WaitTimeoutError
 from infra.providers.engine.provider import UNKNOWN, Dispatch, ProviderError
-from infra.providers.soperator.teardown import CSI_DRIVER, TYPE, Cleaner, Limits, TeardownProvider
+from infra.providers.soperator.teardown import CSI_DRIVER, TYPE, Cleaner, TeardownProvider
 
 OURS = "soperator"
 LEASE = ("Lease", "kube-system", "kube-controller-manager")
@@ -71,7 +71,8 @@ def cleaner(cluster):
         [OURS],
         cancelled=threading.Event(),
         say=lambda _: None,
-        limits=Limits(gone_s=0, held_s=0),
+        gone_s=0,
+        held_s=0,
     )
 
 
