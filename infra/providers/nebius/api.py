@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -217,7 +217,7 @@ class Watch:
         """Tells what changed since the last look at the operation."""
         if self.passed_s < _QUIET_S:
             return
-        resource = self._look(operation.resource_id)
+        resource = self._resource(operation)
         now = "; ".join((_stage(resource), *self._causes(resource)))
         line = f"{self._what}: {now}; {self._times()}"
         expected_s = self.pace.expected_s
@@ -235,7 +235,12 @@ class Watch:
     def finish(self, operation: Any) -> None:
         """Keeps the first cause of an operation that failed, where the failure names none."""
         if operation.status.code and self.cause is None:
-            self._causes(self._look(operation.resource_id))
+            self._causes(self._resource(operation))
+
+    def _resource(self, operation: Any) -> Any | None:
+        # What it looks like is only told: how the operation ends is what the operation says.
+        with suppress(ApiError):
+            return self._look(operation.resource_id)
 
     def _times(self) -> str:
         passed = _minutes(self.passed_s)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.providers.nebius.api import OTHER, PACES, Watch, causes
+from infra.providers.nebius.api import OTHER, PACES, ApiError, Watch, causes
 
 
 class Clock:
@@ -148,3 +148,18 @@ def test_every_pace_has_its_source_and_expects_less_than_it_allows():
     for pace in (*PACES.values(), OTHER):
         assert pace.source
         assert pace.expected_s is None or pace.expected_s < pace.deadline_s
+
+
+def test_a_resource_that_cannot_be_looked_at_does_not_hide_how_its_operation_ends(
+    schema, clock, heard, operation
+):
+    def look(_id: str) -> None:
+        raise ApiError("PERMISSION_DENIED", "no permission to read node groups")
+
+    watch = Watch("create NodeGroup 'w'", "mk8snodegroup", schema, heard, look, clock)
+    clock.now += 60
+    watch.poll(operation)
+    assert heard.kept == ["create NodeGroup 'w': running; 60 s of at most 45 min passed"]
+    operation.status.code = 8
+    watch.finish(operation)
+    assert watch.cause is None
