@@ -382,9 +382,6 @@ class _Copy(_OverSsh):
             self._copy(new)
         return new
 
-    def delete(self, id: str, state: Values) -> None:
-        pass
-
     def _copy(self, inputs: Values) -> None:
         source, remote = inputs["source"], inputs["remotePath"]
         with connected(inputs["connection"], self.cancelled) as client:

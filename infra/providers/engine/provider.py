@@ -351,7 +351,7 @@ def broken(inputs: Values, rules: Mapping[str, Rule]) -> list[Failure]:
 
 
 class Provider:
-    """Behaviour of one kind of resource, or of a plugin; at least create and delete are its own.
+    """Behaviour of one kind of resource, or of a plugin; at least create is its own.
 
     What most kinds share is declared: what their inputs must be, and which make another resource.
     """
@@ -407,8 +407,10 @@ class Provider:
         return id, state, inputs
 
     def delete(self, id: str, state: Values) -> None:
-        """Removes the resource; one that is already gone is no error."""
-        raise NotImplementedError
+        """Removes the resource; one that is already gone is no error.
+
+        What is in the state alone, and what others end, is forgotten.
+        """
 
 
 class Dispatch(Provider):

@@ -137,9 +137,8 @@ def _leaves(kind: ResourceType, found: Any) -> bool:
 def find_namesake(api: Api, kind: ResourceType, inputs: Values) -> Any | None:
     """The live resource of the same name under the same parent, or None."""
     metadata = inputs["metadata"]
-    if not metadata.get("name") or kind.schema.is_unnamed(kind.resource):
-        return None
-    if "GetByName" not in kind.service.methods_by_name:
+    has_name = metadata.get("name") and not kind.schema.is_unnamed(kind.resource)
+    if not has_name or "GetByName" not in kind.service.methods_by_name:
         return None
     found = api.find(
         kind.service, "GetByName", parent_id=metadata["parent_id"], name=metadata["name"]

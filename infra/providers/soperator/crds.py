@@ -64,9 +64,6 @@ class CustomResourcesProvider(Provider):
             raise ProviderError(f"custom resources of {id}: {error}") from error
         return None if gone else (id, state, inputs)
 
-    def delete(self, id: str, state: Values) -> None:
-        """Forgets them."""
-
     def _applied(self, urn: str, inputs: Values) -> Values:
         try:
             crds = crds_of(

@@ -46,14 +46,7 @@ _RENEWED_WITHIN: Final = 0.25
 """Share of the days before the end in which an `up` renews."""
 
 
-class _Kept(Provider):
-    """What is in the state and nowhere else."""
-
-    def delete(self, id: str, state: Values) -> None:
-        """Forgets it."""
-
-
-class KeyPairProvider(_Kept):
+class KeyPairProvider(Provider):
     """Makes ed25519 key pairs; another comment is another pair."""
 
     rules: ClassVar = {
@@ -71,7 +64,7 @@ class KeyPairProvider(_Kept):
         return hashlib.sha256(public_key.encode()).hexdigest()[:16], state
 
 
-class PasswordProvider(_Kept):
+class PasswordProvider(Provider):
     """Makes passwords; a new version is made in place and keeps the earlier ones."""
 
     rules: ClassVar = {"version": COUNT}
@@ -117,7 +110,7 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-class ExpiryProvider(_Kept):
+class ExpiryProvider(Provider):
     """Chooses the end of credentials; whatever changes chooses anew."""
 
     rules: ClassVar = {"days": COUNT, "version": COUNT}

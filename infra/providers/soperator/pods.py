@@ -95,9 +95,6 @@ class PodsStartedProvider(Provider):
         self._wait(urn, new, settle_s=SETTLE_S)
         return dict(new)
 
-    def delete(self, id: str, state: Values) -> None:
-        """Does nothing: there is no object of its own in the cluster."""
-
     def _wait(self, urn: str, inputs: Values, *, settle_s: float = 0.0) -> None:
         try:
             with closing(self._connect(inputs["kubeconfig"])) as client:
