@@ -261,15 +261,12 @@ def causes(schema: Schema, resource: Any | None) -> list[str]:
     """What the events of a resource blame, oldest first, each in one line with its fix."""
     if resource is None or "events" not in resource.status.DESCRIPTOR.fields_by_name:
         return []
-    loud = [
-        event
-        for event in resource.status.events
-        if enum_word(event.last_occurrence, "level") in _LOUD
-    ]
-    loud.sort(key=lambda event: event.first_occurred_at.ToNanoseconds())
     lines = []
-    for event in loud:
+    events = resource.status.events
+    for event in sorted(events, key=lambda event: event.first_occurred_at.ToNanoseconds()):
         last = event.last_occurrence
+        if enum_word(last, "level") not in _LOUD:
+            continue
         reasons = service_errors(schema, last.error)
         told = "; ".join(tell(kind, value) for kind, value in reasons)
         lines.append(" ".join((told or last.message or last.code).split()))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import cache, cached_property, partial
@@ -95,17 +94,15 @@ class Schema:
     def __init__(self, cache_dir: Path | None = None) -> None:
         self.files = descriptor_set(cache_dir or Cache.from_environ().root)
         self.pool = descriptor_pool.DescriptorPool()
-        self.services: dict[str, Service] = {}
-        self._services_of: dict[str, list[str]] = defaultdict(list)
         names: list[str] = []
         known = {file.name: file for file in self.files.file}
         order = TopologicalSorter({name: file.dependency for name, file in known.items()})
         for file in map(known.__getitem__, order.static_order()):
             self.pool.Add(file)  # type: ignore[attr-defined]  # missing in types-protobuf
             names += [f"{file.package}.{service.name}" for service in file.service]
-        for name in names:
-            self.services[name] = self.pool.FindServiceByName(name)
-            self._services_of[name.rsplit(".", 1)[0]].append(name)
+        self.services: dict[str, Service] = {
+            name: self.pool.FindServiceByName(name) for name in names
+        }
         extension = self.pool.FindExtensionByName
         self._extensions = {name: extension(f"nebius.{name}") for name in _OPTIONS}
         self._api_service_name = extension("nebius.api_service_name")
@@ -187,24 +184,23 @@ class Schema:
     @cache  # noqa: B019
     def service_of(self, package: str, resource: str) -> Service | None:
         """The service that creates a resource, such as Network of nebius.vpc.v1."""
-        for name in self._services_of.get(package, ()):
-            service = self.services[name]
+        for service in self._services_of(package):
             found = self.resource_of(service)
-            if found is None or found.full_name != f"{package}.{resource}":
-                continue
-            if "Create" in service.methods_by_name:
+            is_it = found is not None and found.full_name == f"{package}.{resource}"
+            if is_it and "Create" in service.methods_by_name:
                 return service
         return None
+
+    def _services_of(self, package: str) -> list[Service]:
+        named = self.services.items()
+        return [each for name, each in named if name.rpartition(".")[0] == package]
 
     @cache  # noqa: B019
     def resources_in(self, package: str) -> tuple[str, ...]:
         """Names of the resources of a package that can be created."""
-        found = []
-        for name in self._services_of.get(package, ()):
-            resource = self.resource_of(self.services[name])
-            if resource is not None and self.service_of(package, resource.name) is not None:
-                found.append(resource.name)
-        return tuple(sorted(found))
+        found = (self.resource_of(service) for service in self._services_of(package))
+        names = [each.name for each in found if each is not None]
+        return tuple(sorted(name for name in names if self.service_of(package, name) is not None))
 
     @cache  # noqa: B019
     def kind(self, resource: Descriptor) -> str:
