@@ -564,3 +564,18 @@ def test_adapters_are_merged_file_by_file_or_not_at_all(tmp_path: Path, kind: st
     assert json.loads((merged / "config.json").read_text())["dtype"] == "bfloat16"
     assert (merged / "tokenizer.json").read_text() == "x"
     assert not (merged / "adapter_config.json").exists()
+
+
+@pytest.mark.parametrize("header", ["[]", '{"a": 1}', '{"a": {"data_offsets": [0, 0]}}', "{"])
+def test_a_header_that_names_no_tensors_is_damaged(tmp_path: Path, header: str) -> None:
+    size = len(header).to_bytes(8, "little")
+    (tmp_path / "model.safetensors").write_bytes(size + header.encode())
+    with pytest.raises(DataError, match=r"model.safetensors: its header is damaged, lacks"):
+        stored_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": [1]}', '{"weight_map": {"a": []}}'])
+def test_an_index_that_names_no_files_is_damaged(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(DataError, match=r"index.json: is damaged: .*; copy the model again"):
+        stored_tensors(tmp_path)

@@ -98,10 +98,10 @@ def stored_tensors(model_dir: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
     if index.is_file() and not single.is_file():
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (OSError, ValueError, KeyError) as error:
+            for name, file in weight_map.items():
+                files.setdefault(model_dir / file, []).append(name)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{index}: is damaged: {error!r}; copy the model again") from error
-        for name, file in weight_map.items():
-            files.setdefault(model_dir / file, []).append(name)
     found: dict[str, tuple[Path, tuple[int, ...]]] = {}
     problems: list[str] = []
     for path, names in sorted(files.items()) or [(single, [])]:
@@ -116,7 +116,7 @@ def stored_tensors(model_dir: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
             lacks += [name for name in names if name not in header]
             why = f"has {size:,} bytes" if lacks else ""
             found |= {k: (path, tuple(v["shape"])) for k, v in header.items()}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             why = getattr(error, "strerror", None) or "its header is damaged"
         if why:
             problems.append(f"{path}: {why}, lacks tensors ({len(lacks)}): {', '.join(lacks[:3])}")
