@@ -35,7 +35,7 @@ class _Verb(NamedTuple):
 
 VERBS = {
     "init": _Verb("machine.init", "Set up a project for deployments, write a first stack."),
-    "attach": _Verb("machine.attach", "Use a Slurm that others run, as a user; no cloud."),
+    "attach": _Verb("machine.init:attach", "Use a Slurm that others run, as a user; no cloud."),
     "env": _Verb("machine.env", "Print the environment that plain pulumi needs, for eval."),
     "doctor": _Verb("machine.doctor", "Check tools, prices and project; name each fix."),
     "submit": _Verb("jobs.submit", "Submit a declared job, its pipeline, or a search."),
