@@ -33,7 +33,8 @@ def usd_per_month(owned: Owned, book: PriceBook) -> Decimal | None:
 
 def _storage(kind: str, spec: Mapping[str, Any], book: PriceBook) -> Decimal | None:
     type_ = spec["type"].lower().replace("_", "-")
-    return _times(_gib(spec), book.find(f"{kind}/{type_}", Unit.GIB_MONTH))
+    gib = Decimal(sum(spec.get(name, 0) * unit for name, unit in SIZES.items())) / GIB
+    return _times(gib, book.find(f"{kind}/{type_}", Unit.GIB_MONTH))
 
 
 def _bucket(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
@@ -71,10 +72,6 @@ def _machine(spec: Mapping[str, Any], book: PriceBook) -> Decimal | None:
 
 def _times(quantity: Decimal | int, price: Price | UnknownPrice) -> Decimal | None:
     return None if isinstance(price, UnknownPrice) else quantity * price.usd
-
-
-def _gib(spec: Mapping[str, Any]) -> Decimal:
-    return Decimal(sum(spec.get(name, 0) * unit for name, unit in SIZES.items())) / GIB
 
 
 _PRICED: Final[Mapping[str, Callable[[Mapping[str, Any], PriceBook], Decimal | None]]] = {

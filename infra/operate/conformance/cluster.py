@@ -74,7 +74,7 @@ class Cluster:
         """
         self.need_namespace(namespace)
         result = before or Accepted()
-        for each in sorted(objects, key=_rank):
+        for each in sorted(objects, key=lambda one: (*_FIRST, one["kind"]).index(one["kind"])):
             if not each["kind"].endswith(_WEBHOOKS):
                 self._accept(each, namespace, result)
         return result
@@ -103,10 +103,6 @@ class Cluster:
         made = kube_object("v1", "Namespace", name)
         if self.client.get(made) is None:
             self.client.apply(made)
-
-
-def _rank(one: Object) -> int:
-    return _FIRST.index(one["kind"]) if one["kind"] in _FIRST else len(_FIRST)
 
 
 _WEBHOOK_PORT: Final = 9443

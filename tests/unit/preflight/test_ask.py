@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from dataclasses import replace
 from datetime import timedelta
@@ -13,6 +14,7 @@ from infra.operate.preflight import ask as questions
 from infra.operate.preflight.ask import QUESTIONS, ask, doubts, in_short, refusal
 from infra.operate.preflight.supply import Cloud, Finding, Outcome, Owner, ask_quotas, not_checked
 from infra.providers.soperator.teardown import CLAIM_LABEL
+from stacks.machines import machines
 from stacks.rules.quotas import quota_use
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing, ReservationSpec
@@ -196,6 +198,21 @@ def test_a_platform_or_preset_that_the_api_lost_is_certain(served, account, h100
     assert finding.certain
     assert finding.seen == "nodes.workers[0]: the project has no platform 'gpu-h100-sxm'"
     assert "gpu-h200-sxm" in str(finding.fix)
+    (drift,) = found(h100, "catalog")
+    assert re.search(r"agrees with the API on (\d) of (?!\1)\d presets that are used", drift.seen)
+
+
+def test_a_catalog_of_which_the_api_lists_nothing_that_is_used_is_not_checked(
+    served, account, h100
+):
+    store = served.emulator.store
+    used = {machine.platform for _, machine in machines(h100)}
+    for one in list(store.of_kind("computeplatform")):
+        if one.metadata.name in used:
+            store.drop(one.metadata.id)
+    (finding,) = found(h100, "catalog")
+    assert finding.outcome is Outcome.NOT_CHECKED
+    assert finding.seen == "the API lists none of what is used"
 
 
 def test_a_preset_that_grew_is_told_as_drift_of_the_catalog(served, account, h100):
