@@ -273,11 +273,21 @@ def test_results_of_other_rows_models_or_prompts_are_refused(
     assert not (tmp_path / "comparison_report.json").exists()
 
 
+@pytest.mark.parametrize(
+    "edited",
+    [
+        [row(1, {"rougeL": 0.5}), row(0, {"rougeL": 0.5})],
+        [row(0, {"token_f1": 0.5}), row(1, {"token_f1": 0.5})],
+    ],
+)
 def test_rows_that_were_edited_under_an_equal_header_are_refused(
-    write: Write, compare: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    edited: list[Any],
+    write: Write,
+    compare: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write("original", [row(0, {"rougeL": 0.5}), row(1, {"rougeL": 0.5})])
-    write("trained", [row(1, {"rougeL": 0.5}), row(0, {"rougeL": 0.5})])
+    write("trained", edited)
     assert compare() == ExitCode.BAD_DATA
     assert "rows that the header does not tell apart" in capsys.readouterr().err
 
@@ -438,5 +448,9 @@ def test_both_inference_jobs_feed_compare_models(
     compared = json.loads(Path(record["artifacts"]["comparison_report"]).read_text())
     assert compared["perplexity"] == report["perplexity"], "with the recipe's own sampling"
     assert Path(record["artifacts"]["comparison_page"]).read_text().startswith("<!")
+    words = ["--recipe", str(recipe_file), "--set", 'evaluate.terms=["name"]']
+    assert run_job("inference_trained", inference_trained.main, words) == ExitCode.OK
+    assert run_job("compare", compare_job.main, ["--recipe", str(recipe_file)]) == ExitCode.BAD_DATA
+    assert "other settings" in json.loads(record_file.read_text())["reason"], "other words count"
     (results / "trained" / "header.json").unlink()
     assert run_job("compare", compare_job.main, ["--recipe", str(recipe_file)]) == ExitCode.BAD_DATA

@@ -112,7 +112,7 @@ def test_training_evaluation_and_serving_say_it_at_their_start(
         monkeypatch.setattr(f"workloads.train.inputs.{name}", lambda *_, _is=answer, **__: _is)
     monkeypatch.setattr("workloads.train.run.open_task", lambda *_, **__: task)
     monkeypatch.setattr("workloads.train.inputs.refuse_other_rows", started)
-    monkeypatch.setattr("workloads.evaluate.__main__._keep_config", started)
+    monkeypatch.setattr("workloads.evaluate.__main__.context", started)
     words = ["--recipe", str(recipe_file)]
     adapted = ["--set", f"evaluate.adapter={adapter}"]
     job = {

@@ -15,13 +15,14 @@ from __future__ import annotations
 import gc
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from workloads.common import atomic, hardware
-from workloads.common.dist import World, world
+from workloads.common.dist import world
 from workloads.common.log import log, tell
 from workloads.common.models import torch_dtype
 from workloads.common.places import Places
@@ -39,64 +40,64 @@ if TYPE_CHECKING:
     from workloads.evaluate.generate import ModelRows
 
 
-def main(job: Job) -> None:
-    """Evaluate both models and print the comparison."""
+@contextmanager
+def _begun(job: Job, **is_tuned: bool) -> Iterator[tuple[Context, list[Subject]]]:
+    """Yield what the named models share, and the models; the settings lie beside the record."""
     config = section(job.recipe, EvaluateConfig)
     model_dir = job.places.model_dir(job.recipe.model)
     job.places.data_path(config.dataset)
-    subjects = (
-        Subject(name="base", model_dir=model_dir, tuned_dir=None),
-        Subject(name="tuned", model_dir=model_dir, tuned_dir=tuned_dir(job, config)),
-    )
+    tuned = tuned_dir(job, config) if any(is_tuned.values()) else None
     with world(cpu_threads=config.cpu_threads) as here:
         job.record.hardware = hardware.detect_for(config.dtype, remedy="evaluate.dtype: fp32")
-        _keep_config(job, config, here)
-        _evaluate(job, config, here, *subjects)
+        job.record.engine = "transformers"
+        if here.is_main:
+            own = {"recipe": job.recipe.name, "model": job.recipe.model, "evaluate": asdict(config)}
+            job.keep("config", "config.json", json.dumps(own, indent=2) + "\n")
+        yield (
+            context(job, config, here, tuned),
+            [
+                Subject(name=name, model_dir=model_dir, tuned_dir=tuned if has_tuned else None)
+                for name, has_tuned in is_tuned.items()
+            ],
+        )
+        here.barrier()
 
 
-def _keep_config(job: Job, config: EvaluateConfig, here: World) -> None:
-    """Write the settings in force beside the record."""
-    if here.is_main:
-        values = {"recipe": job.recipe.name, "model": job.recipe.model, "evaluate": asdict(config)}
-        job.keep("config", "config.json", json.dumps(values, indent=2) + "\n")
-
-
-def _evaluate(job: Job, config: EvaluateConfig, here: World, base: Subject, tuned: Subject) -> None:
-    shared = context(job, config, here, tuned.tuned_dir)
-    held_out, sampling = shared.held_out, shared.sampling
-    before, base_model, base_header = _result(shared, base)
-    after, tuned_model, tuned_header = _result(shared, tuned)
-    result = {
-        "base_model": base_model,
-        "finetuned_model": tuned_model,
-        "comparison": comparison(base_model, tuned_model),
-        "significance": _significance(before, after, sampling),
-        "sampling": asdict(sampling),
-        "test_set": {
-            "num_rows": len(held_out.chats),
-            "num_perplexity_rows": len(held_out.examples),
-            "overlap": {folder: list(ids) for folder, ids in held_out.overlap.items()},
-            "overlap_forced": bool(held_out.overlap),
-        },
-        "headers": {"base": asdict(base_header), "tuned": asdict(tuned_header)},
-    }
-    if config.precisions:
-        subject = tuned if config.precision_model == "tuned" else base
-        result["precisions"] = compare_precisions(subject, shared, job.places)
-    _record(job, config, result)
-    if here.is_main:
-        text = json.dumps(result, indent=2, ensure_ascii=False)
-        job.keep("evaluation", "evaluation.json", text + "\n")
-        assert tuned.tuned_dir is not None
-        job.record.artifacts["adapter_dir"] = str(tuned.tuned_dir)
-        point(job.places.path("chkpt") / EVALUATED, tuned.tuned_dir)
-        tell(text)
-    here.barrier()
+def main(job: Job) -> None:
+    """Evaluate both models and print the comparison."""
+    with _begun(job, base=False, tuned=True) as (shared, (base, tuned)):
+        config, held_out, sampling = shared.config, shared.held_out, shared.sampling
+        before, base_model, base_header = _result(shared, base)
+        after, tuned_model, tuned_header = _result(shared, tuned)
+        result = {
+            "base_model": base_model,
+            "finetuned_model": tuned_model,
+            "comparison": comparison(base_model, tuned_model),
+            "significance": _significance(before, after, sampling),
+            "sampling": asdict(sampling),
+            "test_set": {
+                "num_rows": len(held_out.chats),
+                "num_perplexity_rows": len(held_out.examples),
+                "overlap": {folder: list(ids) for folder, ids in held_out.overlap.items()},
+                "overlap_forced": bool(held_out.overlap),
+            },
+            "headers": {"base": asdict(base_header), "tuned": asdict(tuned_header)},
+        }
+        if config.precisions:
+            subject = tuned if config.precision_model == "tuned" else base
+            result["precisions"] = compare_precisions(subject, shared, job.places)
+        _record(job, config, result)
+        if shared.here.is_main:
+            text = json.dumps(result, indent=2, ensure_ascii=False)
+            job.keep("evaluation", "evaluation.json", text + "\n")
+            assert tuned.tuned_dir is not None
+            job.record.artifacts["adapter_dir"] = str(tuned.tuned_dir)
+            point(job.places.path("chkpt") / EVALUATED, tuned.tuned_dir)
+            tell(text)
 
 
 def _record(job: Job, config: EvaluateConfig, result: dict[str, Any]) -> None:
     record = job.record
-    record.engine = "transformers"
     record.metrics |= {
         "batch_size": config.batch_size,
         "num_rows": result["test_set"]["num_rows"],
@@ -228,45 +229,33 @@ def _probe(model: Any, held_out: HeldOut) -> None:
 
 def run_inference(job: Job, side: Literal["original", "trained"]) -> None:
     """Answer every held-out row with the original or the trained model."""
-    config = section(job.recipe, EvaluateConfig)
-    model_dir = job.places.model_dir(job.recipe.model)
-    tuned = tuned_dir(job, config) if side == "trained" else None
-    job.places.data_path(config.dataset)
-    with world(cpu_threads=config.cpu_threads) as here:
-        job.record.hardware = hardware.detect_for(config.dtype, remedy="evaluate.dtype: fp32")
-        job.record.engine = "transformers"
-        _keep_config(job, config, here)
-        subject = Subject(name=side, model_dir=model_dir, tuned_dir=tuned)
-        _answer(job, context(job, config, here, tuned), subject)
-        here.barrier()
+    with _begun(job, **{side: side == "trained"}) as (shared, (subject,)):
+        from workloads.evaluate.generate import run_rows
 
-
-def _answer(job: Job, shared: Context, subject: Subject) -> None:
-    from workloads.evaluate.generate import run_rows
-
-    held_out, sampling = shared.held_out, shared.sampling
-    header = shared.header(subject)
-    model = subject.load(torch_dtype(shared.config.dtype), shared.here)
-    rows = run_rows(subject.name, model, shared, header)
-    metrics = measured(held_out, rows)
-    summary = {
-        **_values(metrics),
-        "num_rows": len(rows.generated),
-        "intervals": _intervals(metrics, sampling),
-        "overlap": {folder: list(ids) for folder, ids in held_out.overlap.items()},
-        "losses": [list(loss) for loss in rows.losses],
-    }
-    job.record.metrics |= {k: v for k, v in summary.items() if isinstance(v, (int, float))}
-    if not shared.here.is_main:
-        return
-    folder = shared.results / subject.name
-    with atomic.new_directory(folder, replace=True) as partial:
-        _write_json(partial / HEADER, asdict(header))
-        lines = [json.dumps(line, ensure_ascii=False) for line in row_lines(held_out, rows)]
-        (partial / ROWS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        _write_json(partial / SUMMARY, summary)
-    job.record.artifacts["results_dir"] = str(folder)
-    log(f"{len(rows.generated)} rows in {folder}")
+        held_out = shared.held_out
+        header = shared.header(subject)
+        model = subject.load(torch_dtype(shared.config.dtype), shared.here)
+        rows = run_rows(side, model, shared, header)
+        metrics = measured(held_out, rows)
+        summary = {
+            **_values(metrics),
+            "num_rows": len(rows.generated),
+            "intervals": _intervals(metrics, shared.sampling),
+            "overlap": {folder: list(ids) for folder, ids in held_out.overlap.items()},
+            "losses": [list(loss) for loss in rows.losses],
+        }
+        job.record.metrics |= {k: v for k, v in summary.items() if isinstance(v, (int, float))}
+        if shared.here.is_main:
+            folder = shared.results / side
+            with atomic.new_directory(folder, replace=True) as partial:
+                _write_json(partial / HEADER, asdict(header))
+                lines = [json.dumps(line, ensure_ascii=False) for line in row_lines(held_out, rows)]
+                (partial / ROWS).write_text(
+                    "".join(f"{line}\n" for line in lines), encoding="utf-8"
+                )
+                _write_json(partial / SUMMARY, summary)
+            job.record.artifacts["results_dir"] = str(folder)
+            log(f"{len(rows.generated)} rows in {folder}")
 
 
 def row_lines(held_out: HeldOut, rows: ModelRows) -> list[dict[str, Any]]:

@@ -117,7 +117,10 @@ def check_pair(original: Results, trained: Results) -> None:
     problems = differences(original.header, trained.header)
     if not problems:
         before, after = (
-            [(row["id"], row["prompt_sha256"], row["reference"]) for row in each.rows]
+            [
+                (row["id"], row["prompt_sha256"], row["reference"], row["scores"].keys())
+                for row in each.rows
+            ]
             for each in (original, trained)
         )
         if before != after or len(original.losses) != len(trained.losses):
@@ -176,8 +179,8 @@ def report(
     names = list(dict.fromkeys(name for row in original.rows for name in row["scores"]))
     if metric is not None and metric not in names:
         raise ConfigError(f"--metric {metric}: the rows have {', '.join(names)}")
-    columns = {name: _columns(original, trained, name) for name in names}
-    regressed = _regressions(original, trained, metric)
+    pairs = list(zip(original.rows, trained.rows, strict=True))
+    regressed = _regressions(pairs, metric)
     return {
         "format": FORMAT,
         "original_results": str(original.folder),
@@ -186,24 +189,23 @@ def report(
         "sampling": asdict(sampling),
         "num_rows": len(original.rows),
         "perplexity": _perplexity(original, trained, sampling),
-        "metrics": {
-            name: metric_report(name, before, after, sampling)
-            for name, (before, after) in columns.items()
-        },
-        "categories": _categories(original, trained),
+        "metrics": {name: metric_report(name, *_scores(pairs, name), sampling) for name in names},
+        "categories": _categories(pairs),
         "num_regressions": len(regressed),
-        "num_gains": len(_regressions(trained, original, metric)),
+        "num_gains": len(_regressions([(after, before) for before, after in pairs], metric)),
         "regressions": regressed,
     }
 
 
-def _columns(original: Results, trained: Results, name: str) -> tuple[list[float], list[float]]:
-    pairs = [
-        (before["scores"][name], after["scores"][name])
-        for before, after in zip(original.rows, trained.rows, strict=True)
-        if name in before["scores"] and name in after["scores"]
-    ]
-    return [before for before, _ in pairs], [after for _, after in pairs]
+_Pairs = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
+"""Each row of the test set as two models answered it; both have the same scores."""
+
+
+def _scores(pairs: _Pairs, name: str) -> tuple[list[float], list[float]]:
+    """Return one score of the rows that have it: of the first model, of the second."""
+    having = [pair for pair in pairs if name in pair[0]["scores"]]
+    before, after = ([pair[side]["scores"][name] for pair in having] for side in (0, 1))
+    return before, after
 
 
 def _perplexity(original: Results, trained: Results, sampling: Sampling) -> dict[str, Any]:
@@ -218,32 +220,31 @@ def _perplexity(original: Results, trained: Results, sampling: Sampling) -> dict
     }
 
 
-def _categories(original: Results, trained: Results) -> dict[str, dict[str, Any]]:
+def _categories(pairs: _Pairs) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for before, after in zip(original.rows, trained.rows, strict=True):
-        for name in before["scores"].keys() & after["scores"].keys():
-            pair = (before["scores"][name], after["scores"][name])
-            found[before["category"]][name].append(pair)
+    for before, after in pairs:
+        for name, value in before["scores"].items():
+            found[before["category"]][name].append((value, after["scores"][name]))
     return {
         category: {
             name: {
-                "original_mean": statistics.fmean(before for before, _ in pairs),
-                "trained_mean": statistics.fmean(after for _, after in pairs),
-                "count": len(pairs),
+                "original_mean": statistics.fmean(before for before, _ in values),
+                "trained_mean": statistics.fmean(after for _, after in values),
+                "count": len(values),
             }
-            for name, pairs in sorted(metrics.items())
+            for name, values in sorted(metrics.items())
         }
         for category, metrics in sorted(found.items())
     }
 
 
-def _regressions(original: Results, trained: Results, metric: str | None) -> list[dict[str, Any]]:
+def _regressions(pairs: _Pairs, metric: str | None) -> list[dict[str, Any]]:
     worse: list[dict[str, Any]] = []
-    for before, after in zip(original.rows, trained.rows, strict=True):
+    for before, after in pairs:
         name = next(
             (each for each in ((metric,) if metric else PRIMARY) if each in before["scores"]), None
         )
-        if name is None or name not in after["scores"]:
+        if name is None:
             continue
         was, is_now = before["scores"][name], after["scores"][name]
         if is_now == was or (is_now > was) == HIGHER_IS_BETTER.get(name, True):

@@ -160,25 +160,14 @@ def batches(lengths: Sequence[int], *, batch_size: int) -> list[list[int]]:
 
 
 def generate_in_batches(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    *,
-    batch_size: int,
-    max_new_tokens: int,
-    pad_id: int,
-    stop_ids: frozenset[int],
-    work: Counted | None = None,
+    model: Any, prompts: Sequence[Sequence[int]], *, batch_size: int, **options: Any
 ) -> Iterator[dict[int, tuple[int, ...]]]:
-    """Yield the continuations of each bucket as it ends, by the number of their prompt."""
+    """Yield the continuations of each bucket as it ends, by the number of their prompt.
+
+    `options` are those of `generate`.
+    """
     for rows in batches([len(prompt) for prompt in prompts], batch_size=batch_size):
-        made = generate(
-            model,
-            [prompts[row] for row in rows],
-            max_new_tokens=max_new_tokens,
-            pad_id=pad_id,
-            stop_ids=stop_ids,
-            work=work,
-        )
+        made = generate(model, [prompts[row] for row in rows], **options)
         yield dict(zip(rows, made.token_ids, strict=True))
 
 

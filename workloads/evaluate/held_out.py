@@ -157,6 +157,7 @@ class Context:
                 "precision": precision,
                 "batch_size": config.batch_size,
                 "max_new_tokens": config.max_new_tokens,
+                "terms": list(config.terms),
             },
             code_sha256=code_sha256(),
         )
