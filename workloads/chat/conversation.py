@@ -116,18 +116,21 @@ def messages(
     return sent + _asked(role, text, calls)
 
 
+def chats(conversation: Conversation, *, system: str = "") -> list[list[dict[str, Any]]]:
+    """Return the messages of each column so far."""
+    num_columns = max((len(turn["answers"]) for turn in conversation["turns"]), default=0)
+    return [
+        messages(conversation, column, system=system, role="", text="")
+        for column in range(num_columns)
+    ]
+
+
 def has_open_calls(conversation: Conversation) -> bool:
     """Whether the last answer of a column called a tool, so that its result may follow.
 
     A turn whose answer failed is left out, as in `messages`: its result can be sent again.
     """
-    turns = conversation["turns"]
-    num_columns = max((len(turn["answers"]) for turn in turns), default=0)
-    for column in range(num_columns):
-        came = [each for turn in turns if (each := answer_of(turn, column))["error"] is None]
-        if came and came[-1]["calls"]:
-            return True
-    return False
+    return any("tool_calls" in chat[-1] for chat in chats(conversation) if chat)
 
 
 def export(
@@ -149,7 +152,6 @@ def export(
             {**turn, "answers": [{**answer, **unnamed} for answer in turn["answers"]]}
             for turn in turns
         ]
-    num_columns = max((len(turn["answers"]) for turn in conversation["turns"]), default=0)
     return {
         "schema_version": VERSION,
         "kind": "chat",
@@ -158,10 +160,7 @@ def export(
         "system": system,
         "settings": dict(settings),
         "turns": turns,
-        "messages": [
-            messages(conversation, column, system=system, role="", text="")
-            for column in range(num_columns)
-        ],
+        "messages": chats(conversation, system=system),
     }
 
 

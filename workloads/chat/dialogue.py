@@ -51,8 +51,9 @@ class Arm:
 
     num_answers: int = 0
     num_failed: int = 0
-    ttfts_s: list[float] = field(default_factory=list)
-    totals_s: list[float] = field(default_factory=list)
+    ttft_s: list[float] = field(default_factory=list)
+    """One of each answer that has it, as for the two below."""
+    total_s: list[float] = field(default_factory=list)
     tokens_per_s: list[float] = field(default_factory=list)
     good: int = 0
     bad: int = 0
@@ -94,13 +95,9 @@ class Arms:
                 arm.num_failed += 1
                 return
             arm.num_answers += 1
-            for name, values in (
-                ("ttft_s", arm.ttfts_s),
-                ("total_s", arm.totals_s),
-                ("tokens_per_s", arm.tokens_per_s),
-            ):
+            for name in ("ttft_s", "total_s", "tokens_per_s"):
                 if event[name] is not None:
-                    values.append(event[name])
+                    getattr(arm, name).append(event[name])
             return
         arms = [self._arm(model, event["mode"]) for model in event["models"]]
         vote = event["vote"]
@@ -164,9 +161,9 @@ def table(arms: Mapping[Key, Arm]) -> list[list[str]]:
             _MODE_NAMES[mode],
             str(arm.num_answers),
             str(arm.num_failed),
-            _quantile(arm.ttfts_s, 0.5),
-            _quantile(arm.ttfts_s, 0.9),
-            _quantile(arm.totals_s, 0.5),
+            _quantile(arm.ttft_s, 0.5),
+            _quantile(arm.ttft_s, 0.9),
+            _quantile(arm.total_s, 0.5),
             f"{statistics.median(arm.tokens_per_s):.1f}" if arm.tokens_per_s else "-",
             f"{arm.good} / {arm.bad}",
             f"{arm.wins} / {arm.losses} / {arm.ties}",
@@ -464,14 +461,13 @@ class Dialogue:
             "columns": [each.label for each in models],
             "settings": asdict(settings),
         }
-        has_adapter = [partner(self.models, each.label) is not None for each in models]
         replies = [
             Reply(
                 model=each.label,
-                is_tuned=each.base is not None if has else None,
+                is_tuned=each.base is not None if partner(self.models, each.label) else None,
                 began_s=time.perf_counter(),
             )
-            for each, has in zip(models, has_adapter, strict=True)
+            for each in models
         ]
         hides = _hides(conversation, settings)
         changed = asyncio.Event()
