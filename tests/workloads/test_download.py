@@ -169,6 +169,15 @@ def test_a_prefix_of_a_bucket_arrives_with_its_folders(
     assert "2 files, 0.00 GiB, licence: see LICENSE" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("source", ["s3://bucket/one", "s3://bucket/one/one"])
+def test_an_object_that_is_called_as_its_folder_arrives(
+    hub: StandIn, tmp_path: Path, source: str
+) -> None:
+    hub.objects = {"bucket/one/one": b"1"}
+    assert main([source, str(tmp_path / "sets")]) == 0
+    assert (tmp_path / "sets/one").read_bytes() == b"1"
+
+
 @pytest.mark.parametrize("name", ["../escaped", "a/../../escaped", "a/./b", "./a"])
 def test_an_object_whose_name_leaves_the_folder_is_refused(
     hub: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str

@@ -14,6 +14,7 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -206,7 +207,7 @@ class ChatRenderer:
     def __init__(self, tokenizer: Any, template: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
         self._template = dict(template)
-        self._skeletons: dict[tuple[str, ...], list[_Skeleton] | None] = {}
+        self._pieces = lru_cache(_MAX_SKELETONS)(self._learn)
 
     def render(
         self, chats: Sequence[Messages], functions: Sequence[Functions] = ()
@@ -219,7 +220,8 @@ class ChatRenderer:
         for index, (messages, tools) in enumerate(offered):
             # What was learned of a template is around contents alone.
             if not tools and not any(message.get("tool_calls") for message in messages):
-                wanted += ((index, piece) for piece in self._pieces(messages) or ())
+                pieces = self._pieces(tuple(message["role"] for message in messages))
+                wanted += ((index, piece) for piece in pieces or ())
         texts = self._texts([offered[i][0][: piece.num_messages] for i, piece in wanted])
         results: list[list[Rendered] | None] = [[] for _ in chats]
         for (index, piece), text in zip(wanted, texts, strict=True):
@@ -245,15 +247,7 @@ class ChatRenderer:
             return [""] * len(chats)
         return texts
 
-    def _pieces(self, messages: Messages) -> list[_Skeleton] | None:
-        roles = tuple(message["role"] for message in messages)
-        if roles not in self._skeletons:
-            if len(self._skeletons) >= _MAX_SKELETONS:
-                self._skeletons.clear()
-            self._skeletons[roles] = self._learn(roles)
-        return self._skeletons[roles]
-
-    def _learn(self, roles: Sequence[str]) -> list[_Skeleton] | None:
+    def _learn(self, roles: tuple[str, ...]) -> list[_Skeleton] | None:
         """Return the skeletons of these roles; None when contents do not come back as they are."""
         marks = [f"XQ{index}ZJ" for index in range(len(roles))]
         messages = [

@@ -42,10 +42,10 @@ class Chat:
     columns: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Raw columns that the recipe keeps, for stratified splits."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the row as plain values."""
+    def to_line(self) -> bytes:
+        """Return the row as one line of UTF-8."""
         answers = [dict(answer) for answer in self.possible_answers]
-        return {
+        values = {
             "id": self.id,
             "group": self.group,
             "messages": [dict(message) for message in self.messages],
@@ -54,10 +54,7 @@ class Chat:
             "possible_answer": answers[0] if len(answers) == 1 else answers or None,
             "columns": dict(self.columns),
         }
-
-    def to_line(self) -> bytes:
-        """Return the row as one line of UTF-8."""
-        text = json.dumps(self.to_json(), ensure_ascii=False, default=str)
+        text = json.dumps(values, ensure_ascii=False, default=str)
         try:
             return text.encode() + b"\n"
         except UnicodeEncodeError as error:  # half of a surrogate pair, as \\ud83d in JSON

@@ -297,19 +297,14 @@ def read_glaive(row: Mapping[str, Any], *, at: str) -> tuple[list[dict[str, Any]
     for name, text in zip(parts[::2], parts[1::2], strict=True):
         content = text.replace(_END, "").strip()
         if name == "ASSISTANT" and tool_calls.GLAIVE_OPEN in content:
-            messages.append(_with_calls(content, at=at))
+            calls = tool_calls.parse_calls(content)
+            if not calls:
+                raise DataError(f"{at}: function call cannot be read: {content[:200]!r}")
+            before = content.partition(tool_calls.GLAIVE_OPEN)[0].strip()
+            messages.append(with_calls(before, calls))
         else:
             messages.append({"role": _ROLES[name], "content": content})
     return number_calls(messages), functions
-
-
-def _with_calls(content: str, *, at: str) -> dict[str, Any]:
-    """Return an assistant's turn with its calls."""
-    before = content.partition(tool_calls.GLAIVE_OPEN)[0].strip()
-    made = tool_calls.parse_calls(content)
-    if not made:
-        raise DataError(f"{at}: function call cannot be read: {content[:200]!r}")
-    return with_calls(before, made)
 
 
 def _functions(system: str) -> tuple[str, Functions]:

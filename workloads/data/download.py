@@ -33,6 +33,8 @@ class RemoteFile:
 
     path: str
     size_bytes: int
+    key: str = ""
+    """Bucket and name of an object."""
     sha256: str | None = None
     git_sha1: str | None = None
 
@@ -204,7 +206,7 @@ def describe_objects(source: str) -> Remote:
             else system.get_file_info(fs.FileSelector(root, recursive=True))
         )
     except OSError as error:
-        raise DataError(f"{source}: cannot be listed: {' '.join(str(error).split())}") from error
+        raise DataError(f"{source}: cannot be listed: {_line(error)}") from error
     entries = sorted(
         (entry for entry in entries if entry.type == fs.FileType.File), key=lambda each: each.path
     )
@@ -212,8 +214,8 @@ def describe_objects(source: str) -> Remote:
         raise DataError(f"{source}: has no object; check bucket, prefix and AWS_ENDPOINT_URL")
     base = root if found.type != fs.FileType.File else root.rpartition("/")[0]
     files = tuple(
-        RemoteFile(path=entry.path.removeprefix(f"{base}/"), size_bytes=entry.size)
-        for entry in entries
+        RemoteFile(path=each.path.removeprefix(f"{base}/"), size_bytes=each.size, key=each.path)
+        for each in entries
     )
     marks = [(entry.path, entry.size, entry.mtime_ns) for entry in entries]
     licences = [f.path for f in files if PurePosixPath(f.path).stem.upper() in _LICENCE_NAMES]
@@ -231,19 +233,15 @@ _LICENCE_NAMES = ("LICENSE", "LICENCE", "COPYING")
 def fetch_objects(remote: Remote, folder: Path) -> None:
     """Bring the objects to `folder`; a file that is there in part is continued."""
     system = _system()
-    root = _root(remote.source)
     for file in remote.files:
         target = remote.path_of(file, folder)
         target.parent.mkdir(parents=True, exist_ok=True)
-        single = len(remote.files) == 1 and PurePosixPath(root).name == file.path
         try:
-            _fetch_object(
-                system, root if single else f"{root}/{file.path}", target, file.size_bytes
-            )
+            _fetch_object(system, file.key, target, file.size_bytes)
         except OSError as error:
             raise DataError(
-                f"{remote.source}: the download of {file.path} stopped: "
-                f"{' '.join(str(error).split())}; the same command continues it"
+                f"{remote.source}: the download of {file.path} stopped: {_line(error)}; "
+                "the same command continues it"
             ) from error
 
 
@@ -291,10 +289,9 @@ def _is_object(source: Any, file: Path) -> bool:
 
 
 def _etag(file: Path, part_bytes: int, *, in_parts: bool) -> str:
-    if not in_parts:
-        with file.open("rb") as content:
-            return hashlib.file_digest(content, _md5).hexdigest()
     with file.open("rb") as content:
+        if not in_parts:
+            return hashlib.file_digest(content, _md5).hexdigest()
         sums = [_md5(part).digest() for part in iter(lambda: content.read(part_bytes), b"")]
     return f"{_md5(b''.join(sums)).hexdigest()}-{len(sums)}"
 
@@ -353,7 +350,13 @@ def download(source: str, target: Path, *, only_describe: bool = False) -> None:
     (fetch_repository if is_hub else fetch_objects)(remote, partial)
     shutil.rmtree(partial / ".cache", ignore_errors=True)  # the hub client's bookkeeping
     _check_sizes(remote, partial)
-    atomic.write_text(partial / SOURCE_FILE, json.dumps(_origin(remote), indent=2) + "\n")
+    origin = {
+        "source": source,
+        "revision": remote.revision,
+        "licence": remote.licence,
+        "files": {file.path: file.size_bytes for file in remote.files},
+    }
+    atomic.write_text(partial / SOURCE_FILE, json.dumps(origin, indent=2) + "\n")
     partial.rename(target)
     atomic.fsync_path(target.parent)
     log(f"{target}: whole, revision {remote.revision[:12]}")
@@ -378,15 +381,6 @@ def _check_sizes(remote: Remote, folder: Path) -> None:
                 f"{remote.source}: {file.path} has {have} of {file.size_bytes} bytes; "
                 "the same command continues it"
             )
-
-
-def _origin(remote: Remote) -> dict[str, Any]:
-    return {
-        "source": remote.source,
-        "revision": remote.revision,
-        "licence": remote.licence,
-        "files": {file.path: file.size_bytes for file in remote.files},
-    }
 
 
 def _is_whole(target: Path, remote: Remote) -> bool:

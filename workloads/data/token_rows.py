@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,13 +237,9 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the same batch on `device`."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {
-            name: value.to(device, non_blocking=True)
-            for name, value in values.items()
-            if not isinstance(value, int)
-        }
-        return Batch(**values | moved)
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        moved = {k: v.to(device, non_blocking=True) for k, v in values if not isinstance(v, int)}
+        return replace(self, **moved)
 
 
 def pack(rows: TokenRows, *, sequence_length: int) -> list[Pack]:
@@ -347,7 +343,9 @@ def check_tokens(file: Path, rows: TokenRows, *, model_dir: Path) -> None:
 
 
 def _check_ids(file: Path, rows: TokenRows, model_dir: Path) -> None:
-    size = _vocabulary(model_dir)
+    config = read_object(model_dir / "config.json")
+    parts = [each for each in (config, config.get("text_config")) if isinstance(each, dict)]
+    size = next((n for each in parts if isinstance(n := each.get("vocab_size"), int)), None)
     if size is None or not rows.num_tokens:
         return
     for token in (int(rows.input_ids.min()), int(rows.input_ids.max())):
@@ -356,12 +354,3 @@ def _check_ids(file: Path, rows: TokenRows, model_dir: Path) -> None:
                 f"{file}: holds token id {token}, but {model_dir} knows the ids 0 to {size - 1}; "
                 "run prepare-data with this model"
             )
-
-
-def _vocabulary(model_dir: Path) -> int | None:
-    """Return the size of the model's embedding; None where its config does not say."""
-    config = read_object(model_dir / "config.json")
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
-            return part["vocab_size"]
-    return None

@@ -168,21 +168,15 @@ class TokenWorker:
                 f"chat {owners[first]}: {rows.lengths[first]} tokens, at most {limit} allowed; "
                 "raise data.max_tokens or set data.overlong to drop or cut"
             )
-        if self._config.overlong == "drop":
-            return rows.select(~long), num_long, 0
-        return _cut(rows, limit, num_long)
-
-
-def _cut(rows: TokenRows, limit: int, num_long: int) -> tuple[TokenRows, int, int]:
-    """Return rows of at most `limit` tokens; those without a label left are dropped."""
-    short = rows.cut(limit)
-    # The first token of a row is never predicted.
-    labels = np.concatenate([[0], np.cumsum(short.learned)])
-    second = np.minimum(short.offsets[:-1] + 1, short.offsets[1:])
-    has_label = labels[short.offsets[1:]] > labels[second]
-    num_lost = int((~has_label & (rows.lengths > limit)).sum())
-    keep = has_label | (rows.lengths <= limit)
-    return short.select(keep), num_lost, num_long - num_lost
+        keep = ~long
+        if self._config.overlong == "cut":
+            rows = rows.cut(limit)
+            # The first token of a row is never predicted; a row without a label left is dropped.
+            labels = np.concatenate([[0], np.cumsum(rows.learned)])
+            second = np.minimum(rows.offsets[:-1] + 1, rows.offsets[1:])
+            keep |= labels[rows.offsets[1:]] > labels[second]
+        num_dropped = int((~keep).sum())
+        return rows.select(keep), num_dropped, num_long - num_dropped
 
 
 _worker: TokenWorker | None = None
