@@ -172,38 +172,33 @@ def _html(report: Report) -> str:
     # Its table of entities takes longer to import than a preview's text to print.
     import html
 
+    escape = html.escape
     parts = ['<section class="cost">']
     if report.heading is not None:
-        parts.append(f'<p class="heading">{html.escape(report.heading)}</p>')
+        parts.append(f'<p class="heading">{escape(report.heading)}</p>')
     for table in report.tables:
-        parts += [f"<table><caption>{html.escape(table.title)}</caption>", "<thead><tr>"]
-        kinds = [
-            "" if i < table.num_text_columns else " class=number"
-            for i in range(len(table.headings))
-        ]
+        width = len(table.headings)
+        kinds = ["" if i < table.num_text_columns else " class=number" for i in range(width)]
+        columns = zip(kinds, table.headings, strict=True)
         parts += [
-            f"<th{kind}>{html.escape(heading)}</th>"
-            for kind, heading in zip(kinds, table.headings, strict=True)
+            f"<table><caption>{escape(table.title)}</caption>",
+            "<thead><tr>",
+            *(f"<th{kind}>{escape(heading)}</th>" for kind, heading in columns),
+            "</tr></thead><tbody>",
         ]
-        parts.append("</tr></thead><tbody>")
         for index, row in enumerate(table.rows):
-            cells = "".join(
-                f"<td{kind}>{html.escape(cell.strip())}</td>"
-                for kind, cell in zip(kinds, row, strict=False)
-            )
+            cells = [escape(cell.strip()) for cell in row]
             if len(row) == 1:
-                width = len(table.headings)
-                parts.append(
-                    f"<tr class=cause><td colspan={width}>{html.escape(row[0].strip())}</td></tr>"
-                )
+                parts.append(f"<tr class=cause><td colspan={width}>{cells[0]}</td></tr>")
                 continue
             kind = "" if any(row[1:]) else " class=section"
-            parts.append(f"<tr{' class=bad' if index in table.bad_rows else kind}>{cells}</tr>")
+            kind = " class=bad" if index in table.bad_rows else kind
+            parts.append(f"<tr{kind}>{''.join(map('<td{}>{}</td>'.format, kinds, cells))}</tr>")
         parts.append("</tbody></table>")
     if drawn := report.draw_figures():
         figures = "\n".join(f"<figure>{figure}</figure>" for figure in drawn)
         parts.append(f'<div class="figures">{figures}</div>')
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in report.notes)
+    notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
     parts += [f'<ul class="notes">{notes}</ul>', "</section>"]
     return "\n".join(parts) + "\n"
 
@@ -333,26 +328,23 @@ def page(title: str, fragments: Iterable[str]) -> str:
     import html
 
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    return "\n".join(
-        (
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            # A page without an icon makes a browser ask for one.
-            '<link rel="icon" href="data:,">',
-            f"<title>{html.escape(title)}</title>",
-            f"<style>\n{_STYLE.read_text(encoding='ascii')}</style>",
-            "</head>",
-            f"<body><main><h1>{html.escape(title)}</h1>",
-            *fragments,
-            "</main></body>",
-            "</html>",
-            "",
-        )
-    )
+    body = "".join(f"{each}\n" for each in fragments)
+    # A page without an icon makes a browser ask for one.
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{html.escape(title)}</title>
+<style>
+{_STYLE.read_text(encoding="ascii")}</style>
+</head>
+<body><main><h1>{html.escape(title)}</h1>
+{body}</main></body>
+</html>
+"""
 
 
 @dataclass(frozen=True, slots=True)

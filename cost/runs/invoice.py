@@ -290,18 +290,10 @@ class Verdict(StrEnum):
     NOT_RUN = "NOT RUN"
 
 
-_OF_SECTION: Final[Mapping[Section, Product]] = {
-    Section.COMPUTE: Product.COMPUTE,
-    Section.BOOT_DISKS: Product.DISKS,
-    Section.WORKER_DISKS: Product.DISKS,
-    Section.FILESYSTEMS: Product.FILESYSTEMS,
-    Section.OBJECT_STORAGE: Product.OBJECT_STORAGE,
-    Section.NETWORK: Product.NETWORK,
-    Section.KUBERNETES: Product.KUBERNETES,
-    Section.REGISTRY: Product.REGISTRY,
-}
 _VOLUMES: Final = "charts.volumes"
 """Priced beside Kubernetes here; the cloud sells plain disks."""
+_DISKS: Final = (Section.BOOT_DISKS, Section.WORKER_DISKS)
+"""Every other section of the bill is a product of the same name."""
 # The first that is found in a row's names says its product. Disks and filesystems come before
 # machines, as all three are sold by the service Compute.
 _WORDS: Final = (
@@ -379,26 +371,16 @@ def reconcile(
         if line.category not in USAGE:
             beside[line.category] += line.billed_usd
     covered = invoice.since - spend.since < _HOUR and spend.until - invoice.until < _HOUR
-    notes: list[str] = []
-    if not covered:
-        notes.append(
-            f"The export reaches from {invoice.since:%Y-%m-%d %H:%M} to "
-            f"{invoice.until:%Y-%m-%d %H:%M} UTC, not over the whole period: nothing is told by it."
-        )
-    if not sold:
-        notes.append("No row of what is sold lies inside the period: nothing is told by it.")
-    if cut:
-        notes.append(f"{len(cut)} rows lie across the edge of the period and are left out.")
-    if invoice.num_repeated:
-        notes.append(
-            f"{invoice.num_repeated} rows are there more than once, the same in every column, and "
-            "counted each time: was a file put into the export twice?"
-        )
-    if len(invoice.accounts) > 1:
-        notes.append(
-            f"The export holds {len(invoice.accounts)} accounts or projects by its SubAccountId: "
-            "export the stack's own."
-        )
+    notes = {
+        f"The export reaches from {invoice.since:%Y-%m-%d %H:%M} to {invoice.until:%Y-%m-%d %H:%M} "
+        "UTC, not over the whole period: nothing is told by it.": not covered,
+        "No row of what is sold lies inside the period: nothing is told by it.": not sold,
+        f"{len(cut)} rows lie across the edge of the period and are left out.": cut,
+        f"{invoice.num_repeated} rows are there more than once, the same in every column, and "
+        "counted each time: was a file put into the export twice?": invoice.num_repeated,
+        f"The export holds {len(invoice.accounts)} accounts or projects by its SubAccountId: "
+        "export the stack's own.": len(invoice.accounts) > 1,
+    }
     rows = [
         _row(product, ours[product], theirs[product], at_edge[product], listed[product],
              unpriced[product], tolerance)
@@ -414,7 +396,7 @@ def reconcile(
         until=spend.until,
         rows=tuple(rows),
         beside_usd=dict(sorted(beside.items())),
-        notes=tuple(notes),
+        notes=tuple(note for note, is_so in notes.items() if is_so),
     )
 
 
@@ -435,7 +417,8 @@ def _ours(
     usd: dict[Product, Decimal] = defaultdict(Decimal)
     unpriced: dict[Product, list[str]] = defaultdict(list)
     for line in estimate.components:
-        product = Product.DISKS if line.id == _VOLUMES else _OF_SECTION[line.section]
+        is_disk = line.id == _VOLUMES or line.section in _DISKS
+        product = Product.DISKS if is_disk else Product[line.section.name]
         if line.monthly_low_usd is None:
             unpriced[product].append(line.name)
         else:
