@@ -76,11 +76,11 @@ def explanations(bill: Bill) -> Iterator[Explanation]:
 def _traced(bill: Bill) -> Bill:
     """The same bill of numbers that know where they come from."""
     spec = traced(bill.spec)
-    prices = {
-        sku: leaves(each, f"{sku}: {each.source}, {each.dated}", usd=f"USD per {each.unit}")
+    used = {
+        sku: (leaves(each, f"{sku}: {each.source}, {each.dated}", usd=f"USD per {each.unit}"),)
         for sku, each in bill.book.prices.items()
     }
-    book = replace(bill.book, prices=prices)
+    book = replace(bill.book, readings={**bill.book.readings, **used})
     total = estimate(spec, book)
     units = unit_costs(spec, total, bill.records)
     rows = units.chats

@@ -29,10 +29,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from datetime import date
 from decimal import Decimal
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeVar
@@ -236,7 +237,7 @@ def read_price_file(path: Path) -> PriceBook:
             )
             _refuse_duplicates(readings[sku], at, decoder)
     refuse(decoder)
-    return PriceBook.of_readings(path.stem, head.caveat if head else "", readings)
+    return PriceBook(name=path.stem, caveat=head.caveat if head else "", readings=readings)
 
 
 def read_head(path: Path, key: str, decoder: Decoder) -> tuple[_BookHead | None, object]:
@@ -343,18 +344,22 @@ PRICES_DIR: Final = Path(__file__).parent
 _LAYERS: Final = tuple(Layer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PriceBook:
-    """Prices by SKU."""
+    """Prices by SKU. Without slots, which a cached property cannot have."""
 
     name: str
     caveat: str
-    prices: Mapping[str, Price]
-    """The price in use of every SKU."""
-    readings: Mapping[str, tuple[Price, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    readings: Mapping[str, tuple[Price, ...]]
     """Every reading of every SKU, used or not."""
     region: str | None = None
     """Region whose prices are in use; None: those that hold everywhere."""
+
+    @cached_property
+    def prices(self) -> Mapping[str, Price]:
+        """The price in use of every SKU: its newest reading."""
+        found = {sku: newest(prices, self.region) for sku, prices in self.readings.items()}
+        return MappingProxyType({sku: price for sku, price in found.items() if price})
 
     @staticmethod
     def load(name: str, prices_dir: Path = PRICES_DIR) -> PriceBook:
@@ -365,25 +370,9 @@ class PriceBook:
             raise UnknownBookError(f"{name}: no such price book in {prices_dir} (have: {have})")
         return read_price_file(path)
 
-    @staticmethod
-    def of_readings(
-        name: str, caveat: str, readings: Mapping[str, tuple[Price, ...]], region: str | None = None
-    ) -> PriceBook:
-        """A book that uses the newest reading of every SKU."""
-        found = {sku: newest(prices, region) for sku, prices in readings.items()}
-        return PriceBook(
-            name=name,
-            caveat=caveat,
-            prices=MappingProxyType({sku: price for sku, price in found.items() if price}),
-            readings=MappingProxyType(dict(readings)),
-            region=region,
-        )
-
     def in_region(self, region: str) -> PriceBook:
         """The same readings, those in use that hold in the region."""
-        if region == self.region:
-            return self
-        return PriceBook.of_readings(self.name, self.caveat, self.readings, region)
+        return self if region == self.region else replace(self, region=region)
 
     def find(self, sku: str, unit: Unit) -> Price | UnknownPrice:
         """The price of the SKU, which must be sold by `unit`."""
@@ -402,7 +391,7 @@ class PriceBook:
         for price in prices:
             known = readings.get(price.sku, ())
             readings[price.sku] = known if price in known else (*known, price)
-        return PriceBook.of_readings(self.name, self.caveat, readings, self.region)
+        return replace(self, readings=readings)
 
     def unused(self, sku: str) -> tuple[Price, ...]:
         """Readings of the SKU that are not in use, newest first."""

@@ -352,7 +352,7 @@ def test_a_preset_without_a_price_is_never_the_best():
     from cost.choose.advise import advise
     from cost.prices.book import PriceBook
 
-    found = advise(ask(), PriceBook(name="empty", caveat="", prices={}))
+    found = advise(ask(), PriceBook(name="empty", caveat="", readings={}))
     assert found.winner is None
     assert {each.verdict for each in found.candidates} <= {
         Verdict.UNPRICED,

@@ -61,8 +61,8 @@ def test_what_is_not_known_has_no_difference():
 def test_a_lower_bound_says_so():
     spec = load_stack("l40s-dev")
     book = layered(spec)
-    prices = {sku: price for sku, price in book.prices.items() if sku != "gpu-l40s-d/gpu"}
-    text = render_compare([bill(spec, replace(book, prices=prices)), bill_of(spec)])
+    readings = {sku: found for sku, found in book.readings.items() if sku != "gpu-l40s-d/gpu"}
+    text = render_compare([bill(spec, replace(book, readings=readings)), bill_of(spec)])
     assert "at least $" in text
     words = " ".join(text.split())
     assert (
@@ -76,8 +76,8 @@ def test_a_lower_bound_says_so():
 def test_a_comment_gives_no_change_of_a_total_that_misses_a_line():
     spec = load_stack("l40s-dev")
     book = layered(spec)
-    prices = {sku: price for sku, price in book.prices.items() if sku != "gpu-l40s-d/gpu"}
-    after = bill(spec, replace(book, prices=prices))
+    readings = {sku: found for sku, found in book.readings.items() if sku != "gpu-l40s-d/gpu"}
+    after = bill(spec, replace(book, readings=readings))
     text = comment([StackChange(name="l40s-dev", before=bill_of(spec), after=after)])
     assert "| $18,116.08 | at least $1,439.96 | unknown | unknown |" in text
 

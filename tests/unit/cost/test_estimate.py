@@ -27,7 +27,7 @@ def line(bill: Estimate, name: str) -> CostComponent:
 def without_price(spec: StackSpec, sku: str) -> Bill:
     book = PriceBook.load(spec.prices)
     readings = {name: found for name, found in book.readings.items() if name != sku}
-    return make_bill(spec, PriceBook.of_readings(book.name, book.caveat, readings))
+    return make_bill(spec, replace(book, readings=readings))
 
 
 def test_the_gpu_price_of_an_sxm_machine_already_holds_its_cpus_and_memory(
@@ -148,7 +148,7 @@ def test_an_unused_filesystem_is_warned_about_with_its_price(priced: Callable[[s
     spec, _ = priced("l40s-dev")
     idle = replace(spec, slurm=replace(spec.slurm, accounting=False))
     book = PriceBook.load(spec.prices)
-    for prices, usd in ((book.prices, Decimal("20.48")), ({}, None)):
-        problems = price_problems(check(idle), idle, replace(book, prices=prices))
+    for readings, usd in ((book.readings, Decimal("20.48")), ({}, None)):
+        problems = price_problems(check(idle), idle, replace(book, readings=readings))
         (problem,) = [each for each in problems if each.rule == "storage.accounting-unused"]
         assert problem.usd_per_month == usd

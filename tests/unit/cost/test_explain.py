@@ -212,8 +212,8 @@ def test_runs_are_explained_forecast_and_measured_with_and_without_preemption():
 def test_what_has_no_price_says_so_and_the_total_is_a_lower_bound():
     spec = load_stack("l40s-dev")
     book = PriceBook.load(spec.prices)
-    prices = {sku: price for sku, price in book.prices.items() if sku != "gpu-l40s-d/gpu"}
-    found = bill(spec, replace(book, prices=prices))
+    readings = {sku: found for sku, found in book.readings.items() if sku != "gpu-l40s-d/gpu"}
+    found = bill(spec, replace(book, readings=readings))
     line = explain(found, "nodes.workers[worker]")
     assert line.figures == ()
     assert "UNPRICED" in line.formula

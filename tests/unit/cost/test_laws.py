@@ -181,8 +181,10 @@ def test_more_of_anything_never_costs_less(spec: StackSpec, more: int, kind: str
 @SETTINGS
 @given(factor=st.integers(1, 1000))
 def test_prices_that_all_grow_by_a_factor_make_the_bill_grow_by_it(factor: int):
-    dearer = {sku: replace(price, usd=price.usd * factor) for sku, price in book().prices.items()}
-    grown = snapshot_of(shipped(), replace(book(), prices=dearer))
+    dearer = {
+        sku: (replace(price, usd=price.usd * factor),) for sku, price in book().prices.items()
+    }
+    grown = snapshot_of(shipped(), replace(book(), readings=dearer))
     before = snapshot_of(shipped())
     assert grown.low_usd == before.low_usd * factor
     assert grown.high_usd == before.high_usd * factor

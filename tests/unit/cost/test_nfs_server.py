@@ -63,7 +63,7 @@ def test_a_public_address_is_a_line_of_its_own(spec: StackSpec) -> None:
 
 
 def test_a_disk_type_without_a_price_is_unpriced_and_not_free(spec: StackSpec) -> None:
-    book = replace(layered(spec), prices={})
+    book = replace(layered(spec), readings={})
     lines = {line.id: line for line in components(replace(spec, nfs=NFS), book)}
     for name in ("nfs", "nfs.boot_disk", "nfs.data_disks"):
         assert lines[name].unknown is not None

@@ -112,12 +112,12 @@ def test_the_idle_share_follows_from_the_chats_that_are_asked_for():
 def test_a_declared_line_without_a_price_leaves_a_limit_untold():
     spec = replace(load_stack("l40s-dev"), policy=PolicySpec(max_usd_per_month=Decimal(19000)))
     book = PriceBook.load(spec.prices)
-    prices = {sku: price for sku, price in book.prices.items() if sku != "gpu-l40s-d/gpu"}
-    (problem,) = policy_problems(inputs_of(spec, book=replace(book, prices=prices)))
+    readings = {sku: found for sku, found in book.readings.items() if sku != "gpu-l40s-d/gpu"}
+    (problem,) = policy_problems(inputs_of(spec, book=replace(book, readings=readings)))
     assert problem.level is Level.WARNING
     assert "not priced: worker (gpu-l40s-d)" in problem.message
     broke = replace(spec, policy=PolicySpec(max_usd_per_month=Decimal(100)))
-    (error,) = policy_problems(inputs_of(broke, book=replace(book, prices=prices)))
+    (error,) = policy_problems(inputs_of(broke, book=replace(book, readings=readings)))
     assert error.level is Level.ERROR
 
 

@@ -184,7 +184,7 @@ def test_no_reading_of_the_region_is_newer_in_the_layer_in_use(
 @given(readings, st.sampled_from(REGIONS))
 @law()
 def test_layering_twice_changes_nothing(found: list[Price], region: str | None):
-    empty = PriceBook.of_readings("b", "", {}, region)
+    empty = PriceBook(name="b", caveat="", readings={}, region=region)
     once = empty.with_prices(found)
     assert once.with_prices(found) == once
 
@@ -202,5 +202,6 @@ def test_a_contract_always_wins(found: list[Price], usd: Decimal):
         layer=Layer.CONTRACT,
     )
     for prices in ([*others, agreed], [agreed, *others]):
-        book = PriceBook.of_readings("b", "", {}, "eu-north1").with_prices(prices)
+        empty = PriceBook(name="b", caveat="", readings={}, region="eu-north1")
+        book = empty.with_prices(prices)
         assert book.prices[H100] == agreed

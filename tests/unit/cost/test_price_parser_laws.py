@@ -38,8 +38,7 @@ def written(prices: dict[str, Any], folder: Path) -> Path:
 
 def read(prices: dict[str, Any]) -> PriceBook:
     with tempfile.TemporaryDirectory() as folder:
-        file = read_price_file(written(prices, Path(folder)))
-    return PriceBook.of_readings(file.name, file.caveat, file.readings)
+        return read_price_file(written(prices, Path(folder)))
 
 
 def refusals(path: Path) -> list[str]:

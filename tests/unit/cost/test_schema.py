@@ -71,8 +71,8 @@ def test_a_bill_with_every_part_and_a_missing_price_is_valid():
     assert refusals(found) == []
     assert found["parts"]["policy"]["level"] == "error"
     book = layered(spec)
-    prices = {sku: price for sku, price in book.prices.items() if sku != "gpu-l40s-d/gpu"}
-    assert refusals(document(spec, replace(book, prices=prices))) == []
+    readings = {sku: found for sku, found in book.readings.items() if sku != "gpu-l40s-d/gpu"}
+    assert refusals(document(spec, replace(book, readings=readings))) == []
 
 
 def test_a_document_keeps_its_keys_and_their_order():

@@ -150,8 +150,8 @@ def test_what_the_seed_leaves_out_has_a_subtotal_of_its_own(priced: Callable[[st
 def test_without_a_source_that_says_free_the_line_is_unpriced(priced: Callable[[str], Priced]):
     spec, _ = priced("l40s-dev")
     book = PriceBook.load(spec.prices)
-    prices = {sku: price for sku, price in book.prices.items() if sku != "mk8s/control-plane"}
-    bill = estimate(spec, replace(book, prices=prices))
+    readings = {sku: found for sku, found in book.readings.items() if sku != "mk8s/control-plane"}
+    bill = estimate(spec, replace(book, readings=readings))
     assert bill.subtotal(Scope.ALSO).is_lower_bound
     assert bill.is_lower_bound
     assert not bill.subtotal(Scope.MAIN).is_lower_bound

@@ -283,7 +283,7 @@ def test_a_run_of_unknown_hours_is_held_to_its_time_limit(tmp_path: Path) -> Non
 
 def test_a_cost_that_is_not_known_is_let_through_with_a_note(tmp_path: Path) -> None:
     of = books(tmp_path, "1")
-    unpriced = replace(of.rates.book, prices={})
+    unpriced = replace(of.rates.book, readings={})
     rates = replace(of.rates, spec=l40s(runs=()), book=unpriced)
     of = replace(of, spec=replace(of.spec, runs=()), rates=rates)
     said = ask(of, Recorded(stdout=EMPTY))
