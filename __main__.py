@@ -13,10 +13,9 @@ from cost.diff.table import change
 from cost.prices.book import PriceBookError, price_age_problems
 from infra.clients.passphrase import public_problem
 from infra.components.stack import Stack, deployed_outputs
-from infra.jobs.ledger import with_history
 from infra.jobs.nodes import describe_jobs
 from infra.jobs.recipes import load_fit_problems, notice_problems, search_problems
-from infra.jobs.records import load_records
+from infra.jobs.records import load_records, with_history
 from infra.operate.preflight.ask import ask, doubts, in_short, refusal
 from infra.operate.prices import LivePriceError, price_book
 from infra.providers.nebius.adoption import DiscoveryError, discovered

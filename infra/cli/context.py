@@ -281,8 +281,7 @@ def spec_here(stack: str) -> StackSpec | None:
 def bill(stack: str) -> Bill:
     """The stack's bill with the runs that were pulled here; a stack with errors has none."""
     from cost.bill.bill import bill as make_bill
-    from infra.jobs.ledger import with_history
-    from infra.jobs.records import load_records
+    from infra.jobs.records import load_records, with_history
     from infra.operate.prices import price_book
 
     declared = spec(stack)

@@ -21,7 +21,7 @@ from cost.report.layout import rounded, small_usd_text
 from cost.resources.estimate import Estimate, estimate
 from cost.run_record import RunRecord
 from cost.runs.budget import Charge, MonthBudget, month_budget, queue_charge
-from cost.runs.forecast import Forecast, UnknownRun, forecast, learned
+from cost.runs.forecast import Forecast, UnknownRun, forecast
 from cost.runs.ledger import (
     FILE_NAME,
     ActualEntry,
@@ -44,7 +44,7 @@ from cost.runs.spend import JobUse, Spend, month_of, spend, spend_report
 from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Accounted, Shell
-from infra.jobs.records import load_records
+from infra.jobs.records import load_records, with_history
 from infra.operate.prices import price_book
 from infra.operate.sessions import Ask
 from infra.render.names import shell_file
@@ -110,11 +110,6 @@ def open_ledger(spec: StackSpec, state: Path, log: Log) -> JobLedger:
         records=load_records(state, spec.name, log),
         log=log,
     )
-
-
-def with_history(spec: StackSpec, state: Path) -> StackSpec:
-    """The stack with the preemption rate that its jobs met, as far as this machine settled them."""
-    return learned(spec, Ledger(state / "runs" / spec.name / FILE_NAME).read().entries)
 
 
 PADDING_METRIC = "padding_percent"

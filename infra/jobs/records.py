@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from cost.run_record import RunRecord, RunRecordError, load_run_records
+from cost.runs.forecast import learned
+from cost.runs.ledger import FILE_NAME, Ledger
 from stacks.files import read_bytes
+from stacks.spec import StackSpec
 
 _MOST_BYTES: Final = 256 << 20
 """Samples of a long training on many GPUs."""
@@ -36,6 +39,11 @@ def load_whole_records(state: Path, stack: str) -> tuple[RunRecord, ...]:
     if problems:
         raise RunRecordError("\n".join(problems))
     return records
+
+
+def with_history(spec: StackSpec, state: Path) -> StackSpec:
+    """The stack with the preemption rate that its jobs met, as far as this machine settled them."""
+    return learned(spec, Ledger(state / "runs" / spec.name / FILE_NAME).read().entries)
 
 
 def losses(folder: Path, name: str = "loss") -> tuple[tuple[int, float], ...]:

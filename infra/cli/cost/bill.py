@@ -38,7 +38,7 @@ from cost.runs.spend import By, month_of, render_spend
 from infra.cli import context
 from infra.cli.context import StackOption, arg, moment, opt, put, share
 from infra.cli.output import comparing, exit_code, note
-from infra.jobs.records import load_whole_records
+from infra.jobs.records import load_whole_records, with_history
 from infra.operate.prices import price_book
 from infra.state import DEFAULT_STACK
 from stacks.errors import Problem, UserError
@@ -256,7 +256,8 @@ def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChang
 
 def _bill(spec: StackSpec, book: PriceBook) -> Bill:
     """The bill; refused are errors other than what the stack may not afford, which a bill shows."""
-    found = bill(spec, book, load_whole_records(context.state_root(), spec.name))
+    state = context.state_root()
+    found = bill(with_history(spec, state), book, load_whole_records(state, spec.name))
     refused = [problem for problem in found.errors if not _is_unaffordable(problem, spec)]
     if refused:
         raise UserError("\n".join(str(problem) for problem in refused))

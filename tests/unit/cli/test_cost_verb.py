@@ -17,9 +17,11 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from cost.diff.table import MARK
+from cost.runs.ledger import FILE_NAME, Ledger
 from infra.cli.main import app
 from stacks.load import STACKS_DIR
 from tests.unit.cost.conftest import RECORD, record_text
+from tests.unit.cost.run_stacks import actual_entry, at
 
 RUNNER = CliRunner()
 CHECKOUT = STACKS_DIR.parent
@@ -70,6 +72,25 @@ def stack_with(folder: Path, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> No
     folder.mkdir(exist_ok=True)
     (folder / "Pulumi.mine.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
     monkeypatch.setattr("stacks.load.load_stack.__defaults__", (folder,))
+
+
+def test_a_bill_has_the_preemption_rate_that_the_stack_s_jobs_met(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As its preview has: `soperator cost` printed what is declared, whatever the ledger knew."""
+    document = yaml.safe_load((STACKS_DIR / "Pulumi.l40s-dev.yaml").read_text(encoding="utf-8"))
+    nodes = document["config"]["soperator-stack:nodes"]
+    nodes["workers"] = [{**each, "billing": "preemptible"} for each in nodes["workers"]]
+    rate = {"preemptions_per_node_day": 1, "checkpoint_stall_s": 30, "restart_s": 300}
+    preemption = {**rate, "source": "a guess"}
+    stack_with(tmp_path / "stacks", monkeypatch, nodes=nodes, preemption=preemption)
+    ended = actual_entry("7", None, at(0), at(23))
+    Ledger(state / "runs" / "mine" / FILE_NAME).append(ended)
+    for arguments in (("--stack", "mine"), ("explain", "preemption[finetune]", "--stack", "mine")):
+        result = cost(*arguments)
+        assert "the rate is learned: 0 preemptions in 3.83 node-days" in " ".join(
+            result.output.split()
+        )
 
 
 def test_two_stacks_stand_side_by_side_with_the_difference(state: Path):
