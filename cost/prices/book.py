@@ -536,8 +536,6 @@ class ApiPriceBook:
     """The price in use of every hosted model."""
 
     prices: Mapping[str, ApiPrice]
-    readings: Mapping[str, tuple[ApiPrice, ...]]
-    """Every reading of every model, used or not."""
 
     @staticmethod
     def load(folder: Path = API_PRICES_DIR) -> ApiPriceBook:
@@ -554,7 +552,7 @@ class ApiPriceBook:
             model: max(found, key=lambda price: (not price.is_undated, price.date))
             for model, found in readings.items()
         }
-        return ApiPriceBook(prices=MappingProxyType(used), readings=MappingProxyType(readings))
+        return ApiPriceBook(prices=MappingProxyType(used))
 
     def find(self, model: str) -> ApiPrice | UnknownPrice:
         """The price of the model, whatever the case of its name."""

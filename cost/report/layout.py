@@ -442,17 +442,13 @@ def render_explanation(found: Explanation, format: Format = Format.TABLE) -> str
             ],
             "notes": found.notes,
         },
-        rows=lambda: _rows(found),
+        rows=lambda: [
+            ("kind", "name", "value", "source"),
+            *(("input", each.name, each.value, each.source) for each in found.inputs),
+            *(
+                (each.unit, each.name, traced_number(each.value), each.expression)
+                for each in found.figures
+            ),
+        ],
     )
     return render_report(report, format)
-
-
-def _rows(found: Explanation) -> list[tuple[object, ...]]:
-    return [
-        ("kind", "name", "value", "source"),
-        *(("input", each.name, each.value, each.source) for each in found.inputs),
-        *(
-            (each.unit, each.name, traced_number(each.value), each.expression)
-            for each in found.figures
-        ),
-    ]

@@ -193,9 +193,6 @@ def components(spec: StackSpec, book: PriceBook) -> tuple[CostComponent, ...]:
     )
 
 
-_ENDS: Final = ("min_nodes", "max_nodes")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """One node group under the name and the config key that its user knows it by."""
@@ -206,7 +203,8 @@ class Group:
     min_nodes: int
     """Least nodes that are paid for; none of a nodeset of a paused stack."""
     max_nodes: int
-    is_paused: bool
+    count_keys: tuple[str, ...]
+    """Keys of the number of nodes: `nodes` where it is fixed, and the pause where it is on."""
 
     @property
     def nodeset(self) -> str | None:
@@ -217,13 +215,6 @@ class Group:
     def is_fixed(self) -> bool:
         """Whether the number of nodes never changes."""
         return self.min_nodes == self.max_nodes
-
-    @property
-    def count_keys(self) -> tuple[str, ...]:
-        """Keys of the number of nodes: `nodes` where it is fixed, and the pause where it is on."""
-        ends = ("nodes",) if self.spec.min_nodes == self.spec.max_nodes else _ENDS
-        paused = ("nodes.paused",) if self.is_paused else ()
-        return (*(f"{self.key}.{end}" for end in ends), *paused)
 
     @property
     def count(self) -> str:
@@ -242,18 +233,14 @@ def groups(spec: StackSpec) -> Iterator[Group]:
         del declared[len(nodes.workers) :]
     for label, key, group in declared:
         if group is not None:
-            least, most = nodes.counts(group)
-            found = Group(
-                label=label,
-                key=key,
-                spec=group,
-                min_nodes=least,
-                max_nodes=most,
-                is_paused=(least, most) != (group.min_nodes, group.max_nodes),
+            ends, paid = (group.min_nodes, group.max_nodes), nodes.counts(group)
+            names = ("nodes",) if ends[0] == ends[1] else ("min_nodes", "max_nodes")
+            paused = ("nodes.paused",) if paid != ends else ()
+            keys = (*(f"{key}.{name}" for name in names), *paused)
+            least, most = (named(count, "nodes", ", ".join(keys)) for count in paid)
+            yield Group(
+                label=label, key=key, spec=group, min_nodes=least, max_nodes=most, count_keys=keys
             )
-            keys = ", ".join(found.count_keys)
-            least, most = (named(count, "nodes", keys) for count in (least, most))
-            yield replace(found, min_nodes=least, max_nodes=most)
 
 
 def node_line(group: Group, book: PriceBook) -> CostComponent:

@@ -308,10 +308,6 @@ def _part_in(actual: ActualEntry, start: datetime, end: datetime) -> Decimal:
     for run in actual.runs:
         ended = run.ended_at or run.started_at
         num_nodes = len(run.nodes)
-        whole += num_nodes * _round_seconds(ended - run.started_at)
-        inside += num_nodes * _round_seconds(min(ended, end) - max(run.started_at, start))
+        whole += num_nodes * max(_ZERO, span_s(ended - run.started_at))
+        inside += num_nodes * max(_ZERO, span_s(min(ended, end) - max(run.started_at, start)))
     return inside / whole if whole else _ZERO
-
-
-def _round_seconds(span: timedelta) -> Decimal:
-    return max(_ZERO, Decimal(span // timedelta(seconds=1)))

@@ -519,11 +519,12 @@ _COLUMNS: Final = (
 
 def render_reconciliation(found: Reconciliation, format: Format = Format.TABLE) -> str:
     """The comparison in the format, ending in a newline."""
+    period = (found.stack_name, found.since.isoformat(), found.until.isoformat())
     report = Report(
         tables=(_table(found),),
         notes=tuple(_notes(found)),
         data=lambda: _plain(found),
-        rows=lambda: _csv_rows(found),
+        rows=lambda: [_COLUMNS, *((*period, *_plain_row(row).values()) for row in found.rows)],
     )
     return render_report(report, format)
 
@@ -573,10 +574,3 @@ def _plain(found: Reconciliation) -> dict[str, object]:
 def _plain_row(row: ProductRow) -> dict[str, object]:
     paths = "product ours_usd invoice_usd=theirs_usd difference_usd verdict"
     return {**picked(row, paths), "why": row.why or None}
-
-
-def _csv_rows(found: Reconciliation) -> Iterator[Sequence[object]]:
-    yield _COLUMNS
-    period = (found.stack_name, found.since.isoformat(), found.until.isoformat())
-    for row in found.rows:
-        yield (*period, *_plain_row(row).values())

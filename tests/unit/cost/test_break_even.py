@@ -58,7 +58,6 @@ def book(**prices: ApiPrice) -> ApiPriceBook:
     """A book with these models, `a/NAME`."""
     return ApiPriceBook(
         prices=MappingProxyType({f"a/{name}": entry for name, entry in prices.items()}),
-        readings=MappingProxyType({}),
     )
 
 
