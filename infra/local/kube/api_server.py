@@ -40,7 +40,7 @@ _FILES: Final = ("ca.crt", "server.key", "service-account.key", "server.crt")
 
 
 def write_certificates(folder: Path, address: str) -> None:
-    """Write the server's certificate, which is its own authority, and its key, unless they stand.
+    """Write the server's certificate, which is trusted for itself, and its key, unless they stand.
 
     Tokens of service accounts are signed with the same key.
     """
@@ -53,17 +53,6 @@ def write_certificates(folder: Path, address: str) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")])
     names = [x509.IPAddress(ipaddress.ip_address(address)), x509.DNSName("localhost")]
-    uses = dict.fromkeys(
-        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False
-    )
-    usage = x509.KeyUsage(
-        **uses,
-        digital_signature=True,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
-    )
     made = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -72,8 +61,6 @@ def write_certificates(folder: Path, address: str) -> None:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(days=_VALID_DAYS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
