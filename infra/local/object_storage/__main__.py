@@ -58,22 +58,17 @@ class Claim:
     signature: str
 
 
+_CLAIM: Final = re.compile(
+    rf"{_ALGORITHM} +Credential=(?P<key_id>[^/,]*)/(?P<scope>[^/,]*(?:/[^/,]*){{3}}), *"
+    r"SignedHeaders=(?P<signed>[^,]*), *Signature=(?P<signature>[^,]*)"
+)
+
+
 def read_claim(header: str) -> Claim | None:
     """The claim; None for a header that is no such signature."""
-    algorithm, _, rest = header.partition(" ")
-    pairs = (part.strip().partition("=") for part in rest.split(","))
-    parts = {name: value for name, _, value in pairs}
-    if algorithm != _ALGORITHM or not {"Credential", "SignedHeaders", "Signature"} <= set(parts):
+    if (found := _CLAIM.fullmatch(header)) is None:
         return None
-    key_id, _, scope = parts["Credential"].partition("/")
-    if len(scope.split("/")) != 4:
-        return None
-    return Claim(
-        key_id=key_id,
-        scope=scope,
-        signed=tuple(parts["SignedHeaders"].split(";")),
-        signature=parts["Signature"],
-    )
+    return Claim(**{**found.groupdict(), "signed": tuple(found["signed"].split(";"))})
 
 
 def is_signed(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import hashlib
 import json
 import signal
 import sys
@@ -51,6 +50,7 @@ from infra.local.reconcile.snapshot import (
     Volume,
     annotation,
     bound_volume,
+    digest,
     name_of,
     write_jail_files,
 )
@@ -226,8 +226,7 @@ def _node(group: NodeGroup, index: int) -> Object:
     metadata = {"labels": labels, "annotations": {FILESYSTEMS: attached}}
     spec = {"taints": [dict(taint) for taint in group.taints]}
     node = kube_object("v1", "Node", name, metadata=metadata, spec=spec, status=status)
-    text = json.dumps(node, sort_keys=True)
-    node["metadata"]["annotations"][_APPLIED] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    node["metadata"]["annotations"][_APPLIED] = digest(node)
     return node
 
 

@@ -8,8 +8,6 @@ what is missing.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,7 @@ from infra.local.reconcile.snapshot import (
     Snapshot,
     Volume,
     annotation,
+    digest,
     is_made_on_demand,
     name_of,
 )
@@ -405,12 +404,12 @@ class Pods:
     def _event(self, about: Object, reason: str, text: str) -> None:
         """One event for each thing that is said of an object: it counts no repetition."""
         metadata = about["metadata"]
-        digest = _digest([metadata["uid"], reason, text])
+        mark = digest([metadata["uid"], reason, text])
         now = kubernetes_time()
         event = kube_object(
             "v1",
             "Event",
-            f"{metadata['name']}.{digest}",
+            f"{metadata['name']}.{mark}",
             metadata["namespace"],
             involvedObject={
                 **{key: about[key] for key in ("apiVersion", "kind")},
@@ -444,7 +443,7 @@ _COMPONENTS: Final = {
 def shown_name(planned: str, made: PodSet) -> str:
     """The pod's name in the API server."""
     if made.owner[1] == "ReplicaSet":
-        template, own = _digest(made.spec), _digest([made.name, made.source["metadata"]["uid"]])
+        template, own = digest(made.spec), digest([made.name, made.source["metadata"]["uid"]])
         return f"{made.name}-{template[:_SHORT]}-{own[:5]}"
     return f"{made.name}-{planned.rpartition('-')[2]}"
 
@@ -529,7 +528,7 @@ def pod_object(planned: PodPlan, made: PodSet) -> Object:
         spec["nodeName"] = planned.node
     if made.owner[1] == "StatefulSet":
         spec = {"hostname": name, **spec}
-    notes = {"kubectl.kubernetes.io/default-container": made.main, MADE: _digest(spec)}
+    notes = {"kubectl.kubernetes.io/default-container": made.main, MADE: digest(spec)}
     metadata = {"labels": _labels(made), "annotations": notes}
     namespace = made.source["metadata"]["namespace"]
     return kube_object("v1", "Pod", name, namespace, metadata=metadata, spec=spec)
@@ -545,7 +544,7 @@ def _file_objects(made: PodSet) -> Iterator[Object]:
             keys = [each["key"] for each in given.get("items") or ()]
             keys = keys or [paths.get(volume["name"]) or volume["name"]]
             name = given.get("secretName") or given["name"]
-            notes = {"annotations": {MADE: _digest(keys)}}
+            notes = {"annotations": {MADE: digest(keys)}}
             content = "stringData" if kind == "Secret" else "data"
             data = {content: dict.fromkeys(keys, _PLACEHOLDER)}
             yield kube_object("v1", kind, name, namespace, metadata=notes, **data)
@@ -555,7 +554,7 @@ def _set_object(made: PodSet) -> Object:
     version, kind = made.owner
     name = made.name
     if kind == "ReplicaSet":
-        name = f"{name}-{_digest(made.spec)[:_SHORT]}"
+        name = f"{name}-{digest(made.spec)[:_SHORT]}"
     labels = _labels(made)
     template: Object = {"metadata": {"labels": labels}, "spec": made.spec}
     spec: Object = {"selector": {"matchLabels": labels}, "template": template}
@@ -566,7 +565,7 @@ def _set_object(made: PodSet) -> Object:
         ]
     metadata = {
         "labels": labels,
-        "annotations": {MADE: _digest(spec)},
+        "annotations": {MADE: digest(spec)},
         "ownerReferences": [_reference(made.source)],
     }
     namespace = made.source["metadata"]["namespace"]
@@ -660,8 +659,3 @@ def _since(pod: Object, name: str, state: str, key: str) -> str:
 
 def _key(item: Object) -> str:
     return f"{item['kind']} {item['metadata'].get('namespace', '')}/{name_of(item)}"
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

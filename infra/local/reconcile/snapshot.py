@@ -11,6 +11,8 @@ machine, as virtiofs tags are followed on the cloud. No folder is made here: it 
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -88,6 +90,12 @@ class Snapshot:
 def annotation(item: Object, key: str) -> str:
     """An annotation's value; empty where there is none."""
     return (item["metadata"].get("annotations") or {}).get(key, "")
+
+
+def digest(value: Any) -> str:
+    """Changes with the value."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def secret_data(secret: Object) -> dict[str, bytes]:
@@ -189,17 +197,13 @@ def write_jail_files(snapshot: Snapshot, cluster: Object, jail: Path) -> None:
         for item in spec.get("items") or []:
             if item["key"] in data:
                 mode = item.get("mode", spec.get("defaultMode", _MODE))
-                _write(jail, item["path"], data[item["key"]], mode)
-
-
-def _write(jail: Path, path: str, text: str, mode: int) -> None:
-    target = jail / path.lstrip("/")
-    if not target.resolve().is_relative_to(jail.resolve()):
-        return  # a link or `..` leads out of the jail
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not target.is_file() or target.read_text() != text:
-        target.write_text(text)
-    target.chmod(mode)
+                text, target = data[item["key"]], jail / item["path"].lstrip("/")
+                if not target.resolve().is_relative_to(jail.resolve()):
+                    continue  # a link or `..` leads out of the jail
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if not target.is_file() or target.read_text() != text:
+                    target.write_text(text)
+                target.chmod(mode)
 
 
 FILESYSTEMS: Final = "local.soperator/filesystems"

@@ -416,20 +416,13 @@ _LAST_RETRY_S: Final = 10.0
 
 
 @dataclass(slots=True)
-class _Attempt:
-    """When a daemon that ended may be started again."""
-
-    not_before: float = 0.0
-    wait_s: float = _FIRST_RETRY_S
-
-
-@dataclass(slots=True)
 class SlurmRuntime:
     """The daemons of one state folder."""
 
     folder: Path
     run_dir: Path
-    _attempts: dict[str, _Attempt] = field(default_factory=dict)
+    _attempts: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By pod: when one that ended may be started again, and how long it waits after that."""
 
     @property
     def shared(self) -> SharedFolder:
@@ -518,12 +511,11 @@ class SlurmRuntime:
         if not process.is_free(daemon.port):
             told = process.login_in_use if spec.name == LOGIN else process.in_use
             return told(daemon.port)
-        attempt = self._attempts.setdefault(spec.name, _Attempt())
         now = time.monotonic()
-        if now < attempt.not_before:
+        not_before, wait_s = self._attempts.get(spec.name, (now, _FIRST_RETRY_S))
+        if now < not_before:
             return f"ended: {process.last_line(self._log(spec.name))[:300]}"
-        attempt.not_before = now + attempt.wait_s
-        attempt.wait_s = min(2 * attempt.wait_s, _LAST_RETRY_S)
+        self._attempts[spec.name] = (now + wait_s, min(2 * wait_s, _LAST_RETRY_S))
         if not pods.processes(self.folder, spec.name):
             self.shared.renew_spool(spec.name)
             shutil.rmtree(self.pods_folder / spec.name / "tmp", ignore_errors=True)
