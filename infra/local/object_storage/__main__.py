@@ -430,7 +430,10 @@ class ObjectStorage:
         after = next((query[name] for name in names if query.get(name)), "")
         quoted = query.get("encoding-type") == "url"
         show = _quoted if quoted else escape
-        size = min(int(query.get("max-keys") or _PAGE), _PAGE)
+        asked = query.get("max-keys") or str(_PAGE)
+        if not asked.isdecimal():
+            raise S3Error(400, "InvalidArgument", f"max-keys {asked!r} is no count")
+        size = min(int(asked), _PAGE)
         entries: list[str] = []
         last, shown, cut = "", set[str](), False
         for key in self._objects.keys(request.bucket.id, prefix):
@@ -441,7 +444,7 @@ class ObjectStorage:
             if name in shown or name.encode() <= after.encode():
                 continue
             if len(shown) == size:
-                cut = True
+                cut = size > 0
                 break
             stored = None if group else self._objects.find(request.bucket.id, key)
             if group:

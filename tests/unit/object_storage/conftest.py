@@ -23,6 +23,7 @@ class Storage:
     port: int
     folder: Path
     cloud: ObjectCloud
+    access: Access
     now: float = 1_800_000_000.0
 
     def client(self, bucket: str, owner: str = "", **changed: Any) -> Any:
@@ -45,8 +46,8 @@ def storage(tmp_path: Path) -> Iterator[Storage]:
     cloud = object_cloud(tmp_path / "cloud")
     for name in BUCKETS:
         cloud.add_bucket(name)
-    found = Storage(port=0, folder=tmp_path / "objects", cloud=cloud)
     access = Access(tmp_path / "cloud", cloud.schema, clock=lambda: found.now)
+    found = Storage(port=0, folder=tmp_path / "objects", cloud=cloud, access=access)
     server = make_server(ObjectStorage(access, Objects(found.folder)), 0)
     found.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)

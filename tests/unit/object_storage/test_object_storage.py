@@ -13,7 +13,16 @@ import obstore
 import pytest
 from obstore.exceptions import PermissionDeniedError
 
-from infra.local.object_storage.__main__ import REGION, Access, Objects, ObjectStorage, make_server
+from infra.local.object_storage.__main__ import (
+    REGION,
+    Access,
+    Objects,
+    ObjectStorage,
+    Request,
+    S3Error,
+    make_server,
+    refused,
+)
 from tests.object_cloud import PROJECT, credentials, object_cloud
 from tests.unit.object_storage.conftest import Storage
 
@@ -62,6 +71,29 @@ def test_a_list_has_every_page_of_a_prefix_in_order(storage: Storage) -> None:
     obstore.put(client, "other/one", b"x")
     assert keys(client, "runs") == names
     assert obstore.list_with_delimiter(client)["common_prefixes"] == ["other", "runs"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("1", "<IsTruncated>true</IsTruncated><NextMarker>a</NextMarker>"),
+        ("0", "<MaxKeys>0</MaxKeys><IsTruncated>false</IsTruncated>"),
+        ("many", "<Code>InvalidArgument</Code>"),
+    ],
+)
+def test_a_page_is_as_long_as_it_is_asked_for(storage: Storage, asked: str, told: str) -> None:
+    """A page of none would begin again for ever where it said that more are to come."""
+    bucket, objects = storage.access.bucket("copies"), Objects(storage.folder)
+    assert bucket is not None
+    for key in ("a", "b"):
+        objects.put(bucket.id, key, b"1")
+    query = {"max-keys": asked}
+    call = Request(method="GET", bucket=bucket, key="", query=query, headers={}, body=b"")
+    try:
+        answer = ObjectStorage(storage.access, objects)._dispatch(call)
+    except S3Error as error:
+        answer = refused(error)
+    assert told.encode() in answer.body
 
 
 def test_what_is_written_lies_on_the_disk_of_the_bucket_and_of_no_other(storage: Storage) -> None:
