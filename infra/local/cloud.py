@@ -80,8 +80,8 @@ RECONCILER: Final = "reconcile"
 SERVICES: Final = (EMULATOR, OBJECT_STORAGE, "etcd", "kube-apiserver", RECONCILER)
 _READY_S: Final = 300.0
 _POLL_S: Final = 0.05
-_LATENCY: Final = "latency"
-"""File beside the emulator's state: seconds of every operation."""
+_LATENCY: Final = {"code": "SLOW", "when": "operation", "method": "", "times": 1_000_000_000}
+"""The fault that has every operation last as long as it says."""
 _FOREVER: Final = 'while :; do "$@"; sleep 1; done'
 """Nobody else would start the reconciler again after a kill -9."""
 _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -239,8 +239,6 @@ def start_emulator(cloud: Cloud) -> None:
     """Start the emulated Nebius API and wait for it."""
     options = ["--kube-endpoint", cloud.kube.endpoint, "--kube-ca", str(cloud.kube.ca_file)]
     options += ["--object-storage", f"127.0.0.1:{cloud.ports.object_storage}"]
-    if (latency := cloud.state.local / EMULATOR / _LATENCY).exists():
-        options += ["--latency", latency.read_text()]
     _start_listening(cloud, EMULATOR, cloud.ports.nebius_api, options)
 
 
@@ -248,18 +246,6 @@ def start_object_storage(cloud: Cloud) -> None:
     """Start the emulated object storage and wait for it; what it holds lies beside the others."""
     options = ["--cloud", str(cloud.state.local / EMULATOR)]
     _start_listening(cloud, OBJECT_STORAGE, cloud.ports.object_storage, options)
-
-
-def restart_emulator(cloud: Cloud, *, latency_s: float | None) -> None:
-    """Start the Nebius API again with another time of its operations; None is its default."""
-    latency = cloud.state.local / EMULATOR / _LATENCY
-    if latency_s is None:
-        latency.unlink(missing_ok=True)
-    else:
-        latency.write_text(f"{latency_s:g}")
-    # The reconciler may win the race to start it: both start the same.
-    process.stop(EMULATOR, cloud.state.run)
-    start_emulator(cloud)
 
 
 def start_reconciler(cloud: Cloud) -> None:
@@ -361,13 +347,13 @@ def plant_fault(cloud: Cloud, kind: str, method: str, times: int) -> None:
 def clear_faults(cloud: Cloud) -> None:
     """Forget every planted fault and the latency."""
     _faults(cloud).plant([])
-    restart_emulator(cloud, latency_s=None)
 
 
 def set_latency(cloud: Cloud, seconds: float) -> None:
     """Make every operation take `seconds`."""
-    _faults(cloud)  # a cloud that was never started is refused
-    restart_emulator(cloud, latency_s=seconds)
+    faults = _faults(cloud)
+    others = [one for one in faults.pending() if one["code"] != _LATENCY["code"]]
+    faults.plant([*others, {**_LATENCY, "seconds": seconds}])
 
 
 def kill_part(cloud: Cloud, part: str) -> None:

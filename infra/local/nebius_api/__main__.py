@@ -246,7 +246,7 @@ class Emulator:
             resource_id,
             metadata=metadata,
             fault=self.faults.take(method.full_name, "operation"),
-            longer_s=self.faults.delay_s(method.full_name, "operation"),
+            lasts_s=self.faults.delay_s(method.full_name, "operation"),
             now=self.clock(),
         )
         if key:

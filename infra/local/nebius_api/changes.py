@@ -318,10 +318,13 @@ class Operations:
         *,
         metadata: dict[str, str],
         fault: errors.ApiError | None,
-        longer_s: float = 0.0,
+        lasts_s: float | None = None,
         now: float,
     ) -> Any:
-        """A new operation's message; it ends after the latency, with the fault if there is one."""
+        """A new operation's message; it ends with the fault if there is one.
+
+        Without `lasts_s` it takes what every operation takes.
+        """
         package = method.containing_service.full_name.split(".")[1]
         message: Any = self._store.schema.message(OPERATION)(
             id=f"{package}operation-e00{uuid.uuid4().hex[:16]}",
@@ -338,7 +341,7 @@ class Operations:
         tracker.started_at.CopyFrom(message.created_at)
         tracker.work_done.total_tick_count = _TICKS
         failure = None if fault is None else rpc_status(self._store.schema, fault)
-        due = now + self._latency_s + longer_s
+        due = now + (self._latency_s if lasts_s is None else lasts_s)
         started = Operation(message, method.name, now, due, failure=failure)
         self._store.put_operation(started)
         self.tick(now)

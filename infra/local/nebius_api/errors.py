@@ -146,14 +146,14 @@ class Faults:
         found = (one for one in self.pending() if one.get("when") == "event")
         return [_error(one) for one in found if re.search(one["method"], resource_id)]
 
-    def delay_s(self, method: str, when: When) -> float:
-        """How long a fault, counted down, keeps this moment of the call; 0 mostly."""
+    def delay_s(self, method: str, when: When) -> float | None:
+        """How long a fault, counted down, has this moment of the call last; None mostly."""
         fault = self._next(method, when, slow=True)
-        return 0.0 if fault is None else float(fault["seconds"])
+        return None if fault is None else float(fault["seconds"])
 
     async def hold(self, method: str, when: When) -> None:
         """Holds this moment of the call back, where a fault says so and until it is removed."""
-        until = time.monotonic() + self.delay_s(method, when)
+        until = time.monotonic() + (self.delay_s(method, when) or 0)
         while time.monotonic() < until and self._file.read_text() != _NONE:
             await asyncio.sleep(_POLL_S)
 

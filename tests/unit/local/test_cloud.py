@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.local import cloud, engine, process
+from infra.local.nebius_api.errors import Faults
 from infra.local.process import LocalError
 from infra.local.slurm.pod import FAST_SETTING
 
@@ -61,6 +62,19 @@ def test_a_strangers_listener_on_the_login_port_is_refused_at_once(tmp_path: Pat
         with pytest.raises(LocalError, match=rf"^local\.login\.ssh_port: port {port} of .* is in"):
             cloud.refuse_taken_login_port(embedded, "local.login.ssh_port", port)
     cloud.refuse_taken_login_port(embedded, "local.login.ssh_port", port)
+
+
+def test_the_time_of_operations_is_a_fault_until_all_are_cleared(tmp_path: Path) -> None:
+    embedded = cloud.Cloud.from_environ({"SOPERATOR_STATE": str(tmp_path)})
+    folder = embedded.state.local / cloud.EMULATOR
+    folder.mkdir(parents=True)
+    cloud.plant_fault(embedded, "quota", "Create$", 1)
+    for seconds in (5.0, 0.0):
+        cloud.set_latency(embedded, seconds)
+        assert Faults(folder).delay_s("any/Create", "operation") == seconds
+    assert [one["code"] for one in Faults(folder).pending()] == ["RESOURCE_EXHAUSTED", "SLOW"]
+    cloud.clear_faults(embedded)
+    assert Faults(folder).delay_s("any/Create", "operation") is None
 
 
 def test_operations_of_a_cloud_that_was_never_started_take_no_other_time(tmp_path: Path) -> None:

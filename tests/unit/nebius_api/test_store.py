@@ -52,6 +52,18 @@ def test_resources_operations_and_keys_survive_the_process(tmp_path):
     assert call(again, "Get", id=operation.resource_id).status.state == 2  # READY
 
 
+@pytest.mark.parametrize("seconds", [0, 10, 61])
+def test_a_slow_operation_lasts_as_long_as_its_fault_says(tmp_path, seconds):
+    clock = Clock()
+    emulator = start(tmp_path, clock)
+    slow = {"method": "Create$", "code": "SLOW", "when": "operation", "seconds": seconds}
+    emulator.faults.plant([slow])
+    operations = [create(emulator, name) for name in ("slow", "usual")]
+    clock.now += 11
+    done = [emulator.store.operations[each.id].due <= clock.now for each in operations]
+    assert done == [seconds < 11, False]
+
+
 def test_an_operation_that_became_due_while_nothing_ran_is_finished(tmp_path):
     clock = Clock()
     operation = create(start(tmp_path, clock), "jail")
