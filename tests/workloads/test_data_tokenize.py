@@ -342,6 +342,14 @@ def test_a_chat_that_the_template_refuses_is_a_reject_with_its_line_and_reason(
     assert found[1]["reason"].startswith("is not JSON")
 
 
+def test_a_bare_carriage_return_ends_no_line(tmp_path: Path, model_dir: Path) -> None:
+    line = json.dumps({"id": "c", "messages": messages_of([("q", "a")])}).replace(", ", ",\r")
+    path = tmp_path / "chats.jsonl"
+    path.write_text(f"{line}\r\n", newline="")
+    _, done = tokenize(path, model_dir)
+    assert (done.num_chats, done.num_refused) == (1, 0)
+
+
 def test_a_block_of_refused_chats_alone_costs_no_other_block(
     tmp_path: Path, model_dir: Path
 ) -> None:

@@ -112,9 +112,9 @@ class TokenWorker:
         """Return the token rows of the task's chats, in order."""
         with task.path.open("rb") as file:
             file.seek(task.offset)
-            lines = file.read(task.size_bytes).splitlines()
+            lines = file.read(task.size_bytes).split(b"\n")  # a bare CR ends none
         numbered = {
-            f"{task.path.name}:{number}": line
+            f"{task.path.name}:{number}": line.rstrip(b"\r")
             for number, line in enumerate(lines, start=task.first_line)
             if line.strip()
         }
