@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -103,7 +104,8 @@ class ResourceProvider(Provider):
                 state = self._known(id_, inputs)
                 raise PartialError(f"{what}: {error}", id=id_, state=state) from error
             except ApiError:
-                remove(api, kind, id_)
+                with suppress(ApiError):  # the next run finds it by its name or labels
+                    remove(api, kind, id_)
                 raise
             return id_, self._state(id_)
 

@@ -111,6 +111,18 @@ def test_a_create_that_failed_leaves_nothing_and_can_be_repeated(provider, decla
     provider.of(TYPE).create(urn, declared())
 
 
+def test_a_create_that_failed_says_why_even_where_its_rest_cannot_be_removed(
+    provider, declared, urn, served
+):
+    fault = {"method": "FilesystemService.Create", "code": "INTERNAL", "when": "operation"}
+    held = {"method": "FilesystemService.Delete", "code": "PERMISSION_DENIED", "times": 9}
+    served.emulator.faults.plant([{**fault, "message": "disk on fire"}, held])
+    with pytest.raises(ProviderError, match="disk on fire"):
+        provider.of(TYPE).create(urn, declared())
+    served.emulator.faults.plant([])
+    provider.of(TYPE).create(urn, declared())
+
+
 def test_an_outage_is_survived_with_one_key(provider, declared, urn, served):
     served.plant("FilesystemService.Create", "UNAVAILABLE", times=2)
     provider.of(TYPE).create(urn, declared())
