@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Final, cast
 
 from stacks.compatibility import SOPERATOR as RELEASES
-from stacks.compatibility import SoperatorRelease, numbers, release_of
+from stacks.compatibility import numbers, release_of
 from stacks.errors import Problem, UserError
 from stacks.files import is_map, parse_yaml
 from stacks.load import PROJECT
@@ -283,7 +283,15 @@ def _check_soperator(
         return
     old, new = release_of(was), release_of(now)
     if numbers(now) < numbers(was):
-        _check_way_back(old, new, was, now, findings)
+        if old.slurm and new.slurm and numbers(new.slurm) < numbers(old.slurm):
+            findings.add("change.slurm-back", SOPERATOR_KEY, now=now, new=new, was=was, old=old)
+        else:
+            slurm = (
+                f"Slurm is {old.slurm} in both"
+                if old.slurm and old.slurm == new.slurm
+                else "no source says which Slurm it has, and an older one reads no newer state"
+            )
+            findings.add("change.soperator-back", SOPERATOR_KEY, now=now, was=was, slurm=slurm)
     elif skipped := sorted(
         {row.line for row in RELEASES.values() if numbers(was)[:2] < row.line < numbers(now)[:2]}
     ):
@@ -292,20 +300,6 @@ def _check_soperator(
     kubernetes = after.get(KUBERNETES_KEY)
     if before.get(KUBERNETES_KEY) not in (None, kubernetes):
         findings.add("change.two-at-once", SOPERATOR_KEY, now=now, kubernetes=kubernetes)
-
-
-def _check_way_back(
-    old: SoperatorRelease, new: SoperatorRelease, was: str, now: str, findings: Findings
-) -> None:
-    if old.slurm and new.slurm and numbers(new.slurm) < numbers(old.slurm):
-        findings.add("change.slurm-back", SOPERATOR_KEY, now=now, new=new, was=was, old=old)
-        return
-    slurm = (
-        f"Slurm is {old.slurm} in both"
-        if old.slurm and old.slurm == new.slurm
-        else "no source says which Slurm it has, and an older one reads no newer state"
-    )
-    findings.add("change.soperator-back", SOPERATOR_KEY, now=now, was=was, slurm=slurm)
 
 
 _KEY: Final = f"{PROJECT}:nodes"

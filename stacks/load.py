@@ -344,9 +344,10 @@ def _key_file(
     try:
         text = read_text(expanded, at_most_bytes=_KEY_FILE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror or "unreadable") if isinstance(error, OSError) else "not text"
         refuse(
             path,
-            f"cannot read the SSH public key {expanded} ({_reason(error)}); make one with "
+            f"cannot read the SSH public key {expanded} ({reason.lower()}); make one with "
             f"'ssh-keygen -t ed25519' or set {KEY_FILE_VARIABLE}",
         )
         return []
@@ -366,7 +367,3 @@ def _expand(name: str, environ: Mapping[str, str]) -> tuple[Path, str | None]:
         text = values.get("HOME", str(Path.home())) + text[1:]
     named = (each[1] or each[2] for each in variable.finditer(name))
     return Path(text), next((each for each in named if each not in values), None)
-
-
-def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return (error.strerror or "unreadable").lower() if isinstance(error, OSError) else "not text"

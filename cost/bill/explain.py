@@ -220,8 +220,6 @@ def _break_evens(bill: Bill) -> Iterator[Explanation]:
     api = ApiPriceBook.load()
     api = replace(api, prices={name: _traced_api(each) for name, each in api.prices.items()})
     found = break_even(bill.spec, bill.unit_costs, api, book=bill.book)
-    if isinstance(found, NotKnown):
-        return
     pairs = groupby(found.rows, key=lambda row: (row.scenario, row.api))
     for (scenario, cost), group in pairs:
         rows = list(group)

@@ -147,11 +147,8 @@ class BreakEvens:
 
 def break_even(
     spec: StackSpec, unit_costs: UnitCosts, api_book: ApiPriceBook, *, book: PriceBook | None = None
-) -> BreakEvens | NotKnown:
+) -> BreakEvens:
     """The stack's chats against the models that it names; a book adds other kinds of billing."""
-    chats = unit_costs.chats
-    if isinstance(chats, NotKnown):
-        return chats
     apis, unpriced = api_costs(spec.chat, api_book)
     workers = serving_workers(spec)
     declared = next((worker.billing for worker in workers), Billing.ON_DEMAND)
@@ -161,7 +158,7 @@ def break_even(
     return BreakEvens(
         rows=tuple(
             row
-            for chat in chats
+            for chat in unit_costs.known_chats
             for api in apis
             for billing, hourly in billings.items()
             for row in _rows(chat, api, billing, hourly)
@@ -284,15 +281,12 @@ def break_even_part(inputs: Inputs) -> tuple[BillPart, ...]:
     if not models:
         return (BillPart(name=_NAME, draw_figures=lambda: _charts(units, ())),)
     found = break_even(inputs.spec, units, ApiPriceBook.load(), book=inputs.book)
-    if isinstance(found, NotKnown):
-        return ()
-    apis = found.apis
     return (
         BillPart(
             name=_NAME,
             tables=break_even_tables(found, units),
             notes=tuple(break_even_notes(found, units)),
-            draw_figures=lambda: _charts(units, apis),
+            draw_figures=lambda: _charts(units, found.apis),
             data=lambda: plain_break_even(found),
         ),
     )

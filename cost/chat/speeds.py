@@ -32,6 +32,8 @@ class Basis(StrEnum):
 
     ASSUMED = "assumed"
     MEASURED = "measured"
+    ESTIMATE = "estimate"
+    """By the roofline of a preset that nothing was measured on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,11 +84,6 @@ class UnitCosts:
         """The rows; none where no speed is known."""
         return () if isinstance(self.chats, NotKnown) else self.chats
 
-    @property
-    def feasible_chats(self) -> tuple[ChatCost, ...]:
-        """Rows whose answers come in time; all rows when nothing is promised."""
-        return tuple(row for row in self.known_chats if row.meets_slo is not False)
-
 
 def unit_costs(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> UnitCosts:
     """Unit costs of the stack from its bill, its assumed speeds and the records of its jobs."""
@@ -428,8 +423,10 @@ def _promise_note(units: UnitCosts, rows: Sequence[ChatCost]) -> list[str]:
     promise = units.chat.max_answer_s
     if promise is None:
         return []
-    kept = [row.speed.scenario for row in units.feasible_chats]
-    missed = [row.speed.scenario for row in rows if row.meets_slo is False]
+    kept, missed = (
+        [row.speed.scenario for row in rows if row.meets_slo is verdict]
+        for verdict in (True, False)
+    )
     verdict = f"kept by {', '.join(kept) or 'no row'}"
     verdict += f"; {MISSES}: {', '.join(missed)}" if missed else ""
     return [f"Promise (chat.max_answer_s): an answer in {_seconds(promise)}; {verdict}."]

@@ -13,7 +13,7 @@ from decimal import Decimal
 from enum import IntEnum
 from typing import Final
 
-from cost.chat.speeds import HOURS_PER_DAY
+from cost.chat.speeds import HOURS_PER_DAY, Basis
 from cost.chat.unit_costs import percent
 from cost.choose.servers import (
     BANDWIDTH_SHARE,
@@ -23,7 +23,6 @@ from cost.choose.servers import (
     PEAKS,
     SLO_NAMES,
     Ask,
-    Basis,
     Estimate,
     Load,
     Measured,

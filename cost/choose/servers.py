@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import ROUND_CEILING, Decimal
-from enum import StrEnum
 from typing import Final
 
 from cost.chat.speeds import SECONDS_PER_DAY
@@ -216,13 +215,6 @@ _OK_SHARE: Final = Decimal("0.99")
 """Of all requests, those that must be answered for a 99th percentile to mean anything."""
 
 
-class Basis(StrEnum):
-    """Where a load's figures come from."""
-
-    MEASURED = "measured"
-    ESTIMATE = "estimate"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """So many streams on one server."""
@@ -305,17 +297,11 @@ def best_load(ask: Ask, loads: Sequence[Load]) -> Load | None:
 
 def _measured(model: str, record: RunRecord) -> Measured | None:
     hardware, curve = record.hardware, record.curve
-    if (
-        record.kind != Kind.LOAD
-        or record.outcome is not Outcome.PASS
-        or record.model is None
-        or record.engine is None
-        or curve is None
-        or hardware is None
-        or hardware.platform is None
-        or hardware.preset is None
-        or base_name(record.model) != base_name(model)
-    ):
+    if record.kind != Kind.LOAD or record.outcome is not Outcome.PASS:
+        return None
+    if not (curve and hardware and hardware.platform and hardware.preset and record.engine):
+        return None
+    if not record.model or base_name(record.model) != base_name(model):
         return None
     answered = [each for each in curve.sweep if each.num_ok and each.mean_prompt_tokens]
     if not answered:

@@ -47,7 +47,6 @@ class Roll:
     """One declared group whose nodes are all made anew."""
 
     label: str
-    key: str
     stage: int
     """Groups of one stage roll together, after those of earlier ones."""
     num_nodes: int
@@ -132,7 +131,6 @@ def _group_roll(group: Group, nodes: int, causes: tuple[Cause, ...], total: Esti
         drain_minutes = math.ceil(strategy.drain_timeout_s / 60) or None
     return Roll(
         label=group.label,
-        key=group.key,
         stage=stage_of(None if group.nodeset is not None else group.label),
         num_nodes=nodes,
         count=group.count if nodes == group.max_nodes else str(nodes),

@@ -14,6 +14,7 @@ from stacks.machines import MEMORY, VOLUMES, node_groups, paths_of_one_node, sha
 from stacks.rules import Findings
 from stacks.rules.naming import is_under, name_problem, path_problem, reserved_problem
 from stacks.rules.nodes import check_hardware, check_stripes
+from stacks.schedule import DAYS, MONTHS
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing
 from stacks.spec.storage import (
@@ -36,12 +37,13 @@ _K8UP_WORD: Final = re.compile(r"@(hourly|daily|weekly|monthly|yearly)(-random)?
 _K8UP_FIELD: Final = re.compile(r"[0-9A-Za-z*/,-]+")
 # Of k8up's cron: https://pkg.go.dev/github.com/robfig/cron/v3, read 2026-11-21.
 _K8UP_FIELDS: Final = (
-    ("minute", 0, 59),
-    ("hour", 0, 23),
-    ("day of month", 1, 31),
-    ("month", 1, 12),
-    ("day of week", 0, 6),
+    ("minute", 0, 59, ()),
+    ("hour", 0, 23, ()),
+    ("day of month", 1, 31, ()),
+    ("month", 1, 12, MONTHS),
+    ("day of week", 0, 6, DAYS),
 )
+_K8UP_ITEM: Final = re.compile(r"(?:\*|(\w+)(?:-(\w+))?)(?:/0*[1-9][0-9]{0,8})?")
 
 
 def check_storage(spec: StackSpec, findings: Findings) -> None:
@@ -219,10 +221,14 @@ def _schedule_problem(text: str) -> str | None:
             f"'{text}' is no schedule; give five fields of cron, or @hourly, @daily, @weekly, "
             "@monthly or @yearly, with -random to spread the load"
         )
-    for part, (name, first, last) in zip(parts, _K8UP_FIELDS, strict=True):
+    for part, (name, first, last, names) in zip(parts, _K8UP_FIELDS, strict=True):
+        known = {f"{number}": number for number in range(first, last + 1)}
+        known |= {f"0{number}": number for number in range(first, 10)}
+        known |= {each: number for number, each in enumerate(names, first)}
         for item in part.split(","):
-            bounds = item.partition("/")[0].split("-")
-            if any(end.isdigit() and not first <= int(end) <= last for end in bounds):
+            found = _K8UP_ITEM.fullmatch(item.upper())
+            ends = [known.get(end, -1) for end in found.groups() if end] if found else [-1]
+            if -1 in ends or ends != sorted(ends):
                 return f"'{text}': '{item}' is no {name}; cron takes {first} to {last}"
     return None
 

@@ -220,16 +220,15 @@ def _file_text(value: object) -> tuple[object, str | None]:
     return value, wanted and f"expected {wanted}, got {described(value)}"
 
 
-def _whole(value: object) -> tuple[object, str | None]:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value, None
-    return None, f"expected a whole number, got {described(value)}"
+def _only(kind: type) -> Reading:
+    """A value of this very type: to Python true is a whole number too."""
 
+    def read(value: object) -> tuple[object, str | None]:
+        if type(value) is kind:
+            return value, None
+        return None, f"expected {_WORDS[kind]}, got {described(value)}"
 
-def _truth(value: object) -> tuple[object, str | None]:
-    if isinstance(value, bool):
-        return value, None
-    return None, f"expected true or false, got {described(value)}"
+    return read
 
 
 def _exact(value: object) -> tuple[object, str | None]:
@@ -299,8 +298,8 @@ _JSON_TEXT: Final[Any] = object()
 _SCALARS: Final[Mapping[object, Reading]] = {
     str: _text,
     FileText: _file_text,
-    int: _whole,
-    bool: _truth,
+    int: _only(int),
+    bool: _only(bool),
     Decimal: _exact,
     datetime: _moment,
     date: _day,

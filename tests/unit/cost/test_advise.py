@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost.chat.speeds import Basis
 from cost.choose.advise import Advice, Verdict, explain_candidate, plain_advice, render_advice
 from cost.choose.servers import (
     PEAKS,
     Ask,
-    Basis,
     Load,
     Server,
     best_load,

@@ -179,7 +179,7 @@ def test_a_row_that_misses_its_promise_says_so_in_text_and_is_red_in_html(
     priced: Callable[[str], Priced],
 ):
     units = with_chat(priced, max_answer_s=Decimal(60))
-    assert [row.speed.scenario for row in units.feasible_chats] == ["Optimized Target"]
+    assert "kept by Optimized Target; MISSES SLO: Single Batch" in " ".join(chat_notes(units))
     table = chat_table(units)
     assert table is not None
     document = Report(heading=None, tables=(table,), notes=tuple(chat_notes(units)))

@@ -93,6 +93,13 @@ ERRORS: list[tuple[Change, str, str]] = [
     (lambda c: c["storage"].update(
         backup={"keep_daily": 7, "size_gib": 1, "schedule": "0 0 * * 1-7"}),
      "storage.backup.schedule", "'1-7' is no day of week"),
+    *(
+        (lambda c, text=text: c["storage"].update(
+            backup={"keep_daily": 7, "size_gib": 1, "schedule": text}),
+         "storage.backup.schedule", "' is no ")
+        for text in ("0 2 * * 5-1", "*/0 2 * * *", "0 2 * * FRI-MON", "0 MON * * *", "0 1-2-3 * * *",
+                     "0 2 * JAN,,MAR *", "0 2- * * *", "0 2 * * 7", "0 2/ * * *", "*-5 2 * * *")
+    ),
     (lambda c: (c["storage"]["jail"].update(type="weka"), submount(c, type="weka")),
      "storage", "a cluster can have one"),
     (lambda c: submount(c, name="Data"), "storage.submounts[2].name", "lower-case"),
@@ -297,3 +304,18 @@ def test_a_damaged_public_key_is_refused(line: str, message: str):
 
 def test_a_private_key_is_never_repeated_in_a_message():
     assert "BEGIN" not in (public_key_problem("-----BEGIN OPENSSH PRIVATE KEY----- abc") or "")
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "0 2 * * 1-5",
+        "*/15 08-18/2 1,15 jan-mar,DEC mon",
+        "59 23 31 12 6",
+        "@daily-random",
+        "7/20 * * * *",
+    ],
+)
+def test_a_schedule_that_k8up_reads_is_taken(schedule: str):
+    backup = {"keep_daily": 7, "size_gib": 1, "schedule": schedule, "prune_schedule": schedule}
+    assert check(changed(lambda c: c["storage"].update(backup=backup))) == ()
