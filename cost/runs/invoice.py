@@ -435,8 +435,9 @@ def _inside(invoice: Invoice, spend: Spend) -> tuple[list[InvoiceLine], list[Inv
     inside: list[InvoiceLine] = []
     cut: list[InvoiceLine] = []
     for line in invoice.lines:
-        # Also one of a single moment, such as a purchase, at either end of the period.
-        if spend.since <= line.started_at and line.ended_at <= spend.until:
+        # One of a single moment, such as a purchase, is of the period that it begins or the last.
+        begins = line.started_at < spend.until or invoice.until <= spend.until
+        if begins and spend.since <= line.started_at and line.ended_at <= spend.until:
             inside.append(line)
         elif line.started_at < spend.until and line.ended_at > spend.since:
             cut.append(line)

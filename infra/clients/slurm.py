@@ -145,7 +145,9 @@ def cancel(shell: Shell, ids: Sequence[str]) -> None:
 def has_open_tasks(shell: Shell, wanted: str) -> bool:
     """Whether a task of the array with this id runs or waits; one that is over may have its id."""
     result = shell.run(f"squeue --noheader --jobs={job_id(wanted)} --format=%T")
-    return result.ok and not ACTIVE_STATES.isdisjoint(result.stdout.split())
+    if not result.ok and _GONE not in result.stderr:
+        raise refused("squeue", result)
+    return not ACTIVE_STATES.isdisjoint(result.stdout.split())
 
 
 def id_of(shell: Shell, name: str) -> str | None:

@@ -222,13 +222,12 @@ def _schedule_problem(text: str) -> str | None:
             "@monthly or @yearly, with -random to spread the load"
         )
     for part, (name, first, last, names) in zip(parts, _K8UP_FIELDS, strict=True):
-        known = {f"{number}": number for number in range(first, last + 1)}
-        known |= {f"0{number}": number for number in range(first, 10)}
-        known |= {each: number for number, each in enumerate(names, first)}
+        known = {each: number for number, each in enumerate(names, first)}
         for item in part.split(","):
             found = _K8UP_ITEM.fullmatch(item.upper())
-            ends = [known.get(end, -1) for end in found.groups() if end] if found else [-1]
-            if -1 in ends or ends != sorted(ends):
+            ends = [end for end in found.groups() if end] if found else [""]
+            bounds = [int(end) if end.isdigit() else known.get(end, -1) for end in ends]
+            if bounds != sorted(bounds) or any(not first <= each <= last for each in bounds):
                 return f"'{text}': '{item}' is no {name}; cron takes {first} to {last}"
     return None
 

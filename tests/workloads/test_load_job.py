@@ -191,6 +191,8 @@ def test_each_fault_has_its_class(behaviour: Behaviour, outcome: str, detail: st
     [
         (b"HTTP/1.1 2\xb20 OK\r\n\r\n", "malformed"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\n", "malformed"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"1" * 5000 + b"\r\n\r\n", "malformed"),
+        (b"HTTP/1.1 " + b"2" * 5000 + b" OK\r\n\r\n", "malformed"),
         # A length below 0 would send the reader back to what it has read, for ever.
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-ff\r\n", "malformed"),
         (
@@ -409,6 +411,11 @@ def test_a_test_of_which_no_request_was_answered_passes_nothing(load: RunLoad):
     assert (code, record["outcome"]) == (69, "NOT_RUN")
     assert "none of 8 measured requests was answered in time" in record["reason"]
     assert result["verdicts"]["errors"] == "NOT RUN"
+    with running(lambda number, _: Behaviour(status=500 if number > 1 else 200)) as (_, url):
+        most = ("--set", "load.max_error_share=0.9")
+        code, record, _ = load("--url", url, "--concurrency", "1", *most)
+    assert code == 69
+    assert record["reason"].endswith("; the first error: http_500: as told"), record["reason"]
 
 
 def test_a_server_that_dies_in_the_middle_ends_the_test_with_what_it_has(load: RunLoad):

@@ -566,7 +566,10 @@ def test_adapters_are_merged_file_by_file_or_not_at_all(tmp_path: Path, kind: st
     assert not (merged / "adapter_config.json").exists()
 
 
-@pytest.mark.parametrize("header", ["[]", '{"a": 1}', '{"a": {"data_offsets": [0, 0]}}', "{"])
+@pytest.mark.parametrize(
+    "header",
+    ["[]", '{"a": 1}', '{"a": {"data_offsets": [0, 0]}}', '{"a": {"data_offsets": [0]}}', "{"],
+)
 def test_a_header_that_names_no_tensors_is_damaged(tmp_path: Path, header: str) -> None:
     size = len(header).to_bytes(8, "little")
     (tmp_path / "model.safetensors").write_bytes(size + header.encode())

@@ -100,7 +100,7 @@ def stored_tensors(model_dir: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             for name, file in weight_map.items():
                 files.setdefault(model_dir / file, []).append(name)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise DataError(f"{index}: is damaged: {error!r}; copy the model again") from error
     found: dict[str, tuple[Path, tuple[int, ...]]] = {}
     problems: list[str] = []
@@ -116,7 +116,7 @@ def stored_tensors(model_dir: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
             lacks += [name for name in names if name not in header]
             why = f"has {size:,} bytes" if lacks else ""
             found |= {k: (path, tuple(v["shape"])) for k, v in header.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             why = getattr(error, "strerror", None) or "its header is damaged"
         if why:
             problems.append(f"{path}: {why}, lacks tensors ({len(lacks)}): {', '.join(lacks[:3])}")

@@ -48,7 +48,10 @@ class Header:
     @property
     def key(self) -> str:
         """Return the name of the folder that holds the rows."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        values = asdict(self)
+        # What is counted in an answer does not change it: answers of other terms are used again.
+        values["settings"].pop("terms", None)
+        text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -126,6 +126,7 @@ def main(job: Job) -> None:
             f"none of {sum(each.num_requests for each in found.points)} measured requests was "
             "answered in time (load.timeout_s, or 429), so no speed is measured; lower load.sweep "
             "or the lengths, or choose a faster preset"
+            + (f"; the first error: {found.first_error}" if found.errors else "")
         )
 
 

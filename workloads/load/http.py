@@ -68,8 +68,8 @@ def _read(answer: Answer, on_body: Body | None) -> Generator[None, tuple[bytes, 
 
     if "chunked" not in answer.headers.get("transfer-encoding", "").lower():
         length = answer.headers.get("content-length")
-        if length is not None and not length.isdecimal():
-            raise HttpError("malformed", f"content-length {length!r}")
+        if length is not None and not (length.isdecimal() and len(length) < 19):
+            raise HttpError("malformed", f"content-length {length[:40]!r}")
         left = sys.maxsize if length is None else int(length)
         while left and answer.status not in (204, 304):
             if piece := data[:left]:
@@ -111,7 +111,11 @@ def _read(answer: Answer, on_body: Body | None) -> Generator[None, tuple[bytes, 
 def _read_head(answer: Answer, head: bytes) -> None:
     lines = head.decode("latin-1").split("\r\n")
     parts = lines[0].split(" ", 2)
-    if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdecimal():
+    if (
+        len(parts) < 2
+        or not parts[0].startswith("HTTP/1.")
+        or not re.fullmatch("[0-9]{3}", parts[1])
+    ):
         raise HttpError("malformed", f"no HTTP answer but {lines[0][:40]!r}")
     answer.status = int(parts[1])
     members = (line.partition(":") for line in lines[1:])

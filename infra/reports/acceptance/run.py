@@ -381,7 +381,8 @@ def gaps(stages: Sequence[str], result: Result | None, ended: Job, stack: str) -
     asked = set() if result is None else {check.stage for check in result.checks}
     what = "left no result" if result is None else "ended before it"
     look = f"`soperator logs {ended.id} -s {stack}`"
-    why = f"job {ended.id} {what}: {ended.state}, exit {ended.status}; see {look}"
+    status = "" if ended.exit_code is None else f", exit {ended.status}"
+    why = f"job {ended.id} {what}: {ended.state}{status}; see {look}"
     return {stage: why for stage in stages if stage not in asked}
 
 

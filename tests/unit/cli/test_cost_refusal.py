@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-import stacks.load
 from infra.cli.main import app
-from stacks.load import STACKS_DIR, load_stack, stack_names
+from stacks.load import STACKS_DIR, stack_names
 
 
 @pytest.fixture
@@ -26,11 +25,8 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Pat
         text = text.replace(old, new)
     (folder / "Pulumi.l40s-dev.yaml").write_text(text, encoding="utf-8")
     monkeypatch.setenv("SOPERATOR_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(
-        stacks.load,
-        "load_stack",
-        lambda name, environ=None: load_stack(name, folder, environ=environ),
-    )
+    # Not the function: a module that is imported meanwhile would keep another one for ever.
+    monkeypatch.setattr("stacks.load.load_stack.__defaults__", (folder,))
 
 
 def cost(*arguments: str) -> Result:

@@ -18,6 +18,7 @@ from infra.cli import context
 from infra.cli.machine import doctor, local
 from infra.cli.machine.doctor import price_ages
 from infra.cli.main import app
+from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.pulumi import outputs_from, read_first_up, read_outputs
 from infra.clients.ssh import Result
@@ -274,6 +275,16 @@ def test_cancel_ends_an_array_whose_last_task_is_over(
     assert done.exit_code == 0, done.output
     assert [command for command in asked if "scancel" in command] == ["scancel 12"]
     assert "asked to end 12" in done.stderr
+
+
+def test_a_queue_that_is_not_told_is_no_empty_one() -> None:
+    class Cluster:
+        def run(self, command: str) -> Result:
+            error = "slurm_load_jobs error: Unable to contact slurm controller"
+            return Result(command=command, exit_code=1, stdout="", stderr=error)
+
+    with pytest.raises(JobsError, match=r"squeue: exit 1: .*contact slurm controller"):
+        slurm.has_open_tasks(Cluster(), "12")
 
 
 @pytest.mark.parametrize("words", [["-f"], ["--follow"], ["--no-follow"]])

@@ -128,8 +128,8 @@ def test_a_comment_calls_no_policy_kept_that_is_not(most: int, verdict: str):
     text = comment([StackChange(name="l40s-dev", before=before, after=bill_of(spec))])
     assert f"| {verdict} |" in text
     prices = layered(spec)
-    priced = {sku: price for sku, price in prices.prices.items() if sku != "gpu-l40s-d/gpu"}
-    after = bill(spec, replace(prices, prices=priced))
+    read = {sku: each for sku, each in prices.readings.items() if sku != "gpu-l40s-d/gpu"}
+    after = bill(spec, replace(prices, readings=read))
     text = comment([StackChange(name="l40s-dev", before=before, after=after)])
     assert "| not known |" in text
 

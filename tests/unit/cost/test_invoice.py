@@ -127,6 +127,15 @@ def test_a_row_of_one_moment_counts_at_either_end_of_the_period(
     assert abs(found.theirs_usd - found.ours_usd - 500) < Decimal("1e-9")
 
 
+def test_a_row_of_the_moment_that_ends_a_period_is_of_the_next_one(
+    tmp_path: Path, ours: tuple[Estimate, Spend]
+) -> None:
+    """It would be in the sums of both months."""
+    bought = row("500", "Compute", "vCPU", category="Purchase", hour=24, hours=0)
+    later = row("9", "Compute", "vCPU", hour=24, hours=1)
+    assert whole_day(tmp_path, ours, bought, later).verdict is Verdict.PASS
+
+
 def test_a_discount_is_told_by_its_list_price(tmp_path: Path, ours: tuple[Estimate, Spend]) -> None:
     empty = held(ours, read_invoice(written(tmp_path, row("0", "Compute", "GPU", hours=24))))
     usd = {each.product: each.ours_usd for each in empty.rows}[Product.COMPUTE]

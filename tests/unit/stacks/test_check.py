@@ -98,7 +98,7 @@ ERRORS: list[tuple[Change, str, str]] = [
             backup={"keep_daily": 7, "size_gib": 1, "schedule": text}),
          "storage.backup.schedule", "' is no ")
         for text in ("0 2 * * 5-1", "*/0 2 * * *", "0 2 * * FRI-MON", "0 MON * * *", "0 1-2-3 * * *",
-                     "0 2 * JAN,,MAR *", "0 2- * * *", "0 2 * * 7", "0 2/ * * *", "*-5 2 * * *")
+                     "0 2 * JAN,,MAR *", "0 2- * * *", "0 2 * * 7", "0 2 * * 07", "0 2/ * * *", "*-5 2 * * *")
     ),
     (lambda c: (c["storage"]["jail"].update(type="weka"), submount(c, type="weka")),
      "storage", "a cluster can have one"),
