@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -104,8 +103,11 @@ class ResourceProvider(Provider):
                 state = self._known(id_, inputs)
                 raise PartialError(f"{what}: {error}", id=id_, state=state) from error
             except ApiError:
-                with suppress(ApiError):  # the next run finds it by its name or labels
+                try:
                     remove(api, kind, id_)
+                except (ApiError, UnfinishedError) as error:
+                    left = f"{id_} could not be removed ({error}); the next up takes it over"
+                    self.engine.warning(urn, f"{left}, soperator cluster orphans lists it")
                 raise
             return id_, self._state(id_)
 

@@ -1,6 +1,7 @@
 """The generic provider against the emulator: what the engine tests do not show alone."""
 
 import itertools
+import re
 import threading
 
 import pytest
@@ -112,13 +113,17 @@ def test_a_create_that_failed_leaves_nothing_and_can_be_repeated(provider, decla
 
 
 def test_a_create_that_failed_says_why_even_where_its_rest_cannot_be_removed(
-    provider, declared, urn, served
+    provider, declared, urn, served, monkeypatch
 ):
+    told: list[str] = []
+    monkeypatch.setattr(provider.engine, "warning", lambda _urn, line: told.append(line))
     fault = {"method": "FilesystemService.Create", "code": "INTERNAL", "when": "operation"}
     held = {"method": "FilesystemService.Delete", "code": "PERMISSION_DENIED", "times": 9}
     served.emulator.faults.plant([{**fault, "message": "disk on fire"}, held])
     with pytest.raises(ProviderError, match="disk on fire"):
         provider.of(TYPE).create(urn, declared())
+    (left,) = told
+    assert re.match(r"computefilesystem-\S+ could not be removed \(.*PERMISSION_DENIED", left), left
     served.emulator.faults.plant([])
     provider.of(TYPE).create(urn, declared())
 
