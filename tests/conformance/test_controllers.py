@@ -196,7 +196,7 @@ def test_the_database_becomes_a_set_whose_claim_binds(
     assert not come_up.refused(cluster.client, sets).obstacles
     volumes = [each for each in way.live if each["kind"] in ("PersistentVolume", "StorageClass")]
     bound = come_up.unbound(sets, volumes, way.declared.nodes)
-    record_property("claims of MariaDB", bound.counted)
+    record_property("counted", f"{bound.counted} of MariaDB")
     assert bound.counted
     assert not bound.obstacles, "\n".join(map(str, bound.obstacles))
 
