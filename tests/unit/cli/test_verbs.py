@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -226,8 +227,8 @@ def test_cancel_refuses_a_job_that_never_was(state: Path, monkeypatch: pytest.Mo
     assert "Slurm knows no such job" in done.stderr
 
 
-def test_cancel_says_what_has_ended_already(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It claimed to have asked a completed job to end."""
+def answering(monkeypatch: pytest.MonkeyPatch, shown: Callable[[str], str]) -> list[str]:
+    """A cluster on which every command works and shows this; the commands that it was asked."""
     asked: list[str] = []
 
     class Cluster:
@@ -238,11 +239,17 @@ def test_cancel_says_what_has_ended_already(state: Path, monkeypatch: pytest.Mon
 
         def run(self, command: str) -> Result:
             asked.append(command)
-            shown = "JobId=28 JobName=finetune JobState=COMPLETED ExitCode=0:0 NodeList=worker-0\n"
-            return Result(command=command, exit_code=0, stdout=shown, stderr="")
+            return Result(command=command, exit_code=0, stdout=shown(command), stderr="")
 
     monkeypatch.setattr("infra.cli.context.caller", lambda *_: None)
     monkeypatch.setattr("infra.cli.context.connect", lambda *_: Cluster())
+    return asked
+
+
+def test_cancel_says_what_has_ended_already(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It claimed to have asked a completed job to end."""
+    shown = "JobId=28 JobName=finetune JobState=COMPLETED ExitCode=0:0 NodeList=worker-0\n"
+    asked = answering(monkeypatch, lambda _command: shown)
     done = RUNNER.invoke(app, ["cancel", "28"])
     assert done.exit_code == 0, done.output
     assert done.stderr.strip() == "finetune (28) has ended already: COMPLETED"
@@ -253,24 +260,14 @@ def test_cancel_ends_an_array_whose_last_task_is_over(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That task has the array's id: the search was said to have ended, and the others ran on."""
-    asked: list[str] = []
+    task = "ArrayJobId=12 JobName=sweep ExitCode=1:0 NodeList=worker-0 JobState="
 
-    class Cluster:
-        def __enter__(self) -> Cluster:
-            return self
+    def shown(command: str) -> str:
+        if command.startswith("squeue"):
+            return "RUNNING\n" if "--jobs=12" in command else "--\n"
+        return f"JobId=13 {task}RUNNING\nJobId=12 {task}FAILED\n"
 
-        def __exit__(self, *_: object) -> None: ...
-
-        def run(self, command: str) -> Result:
-            asked.append(command)
-            task = "ArrayJobId=12 JobName=sweep ExitCode=1:0 NodeList=worker-0 JobState="
-            shown = f"JobId=13 {task}RUNNING\nJobId=12 {task}FAILED\n"
-            if command.startswith("squeue"):
-                shown = "RUNNING\n" if "--jobs=12" in command else "--\n"
-            return Result(command=command, exit_code=0, stdout=shown, stderr="")
-
-    monkeypatch.setattr("infra.cli.context.caller", lambda *_: None)
-    monkeypatch.setattr("infra.cli.context.connect", lambda *_: Cluster())
+    asked = answering(monkeypatch, shown)
     done = RUNNER.invoke(app, ["cancel", "12"])
     assert done.exit_code == 0, done.output
     assert [command for command in asked if "scancel" in command] == ["scancel 12"]
