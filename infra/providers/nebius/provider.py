@@ -106,8 +106,9 @@ class ResourceProvider(Provider):
                 try:
                     remove(api, kind, id_)
                 except (ApiError, UnfinishedError) as error:
-                    left = f"{id_} could not be removed ({error}); the next up takes it over"
-                    self.engine.warning(urn, f"{left}, soperator cluster orphans lists it")
+                    left = f"{id_} could not be removed ({error}); the next up takes it over, "
+                    listed = f"soperator cluster orphans --stack {adoption.labels(urn)['stack']}"
+                    self.engine.warning(urn, f"{left}{listed} lists it")
                 raise
             return id_, self._state(id_)
 
@@ -226,9 +227,8 @@ def remove(api: Api, kind: ResourceType, id_: str, watch: Watch | None = None) -
     """Deletes, after any other change of the resource has ended; one that is gone is no error."""
     request = api.request(kind.service, "Delete", id=id_)
     try:
-        operation = api.when_idle(
-            kind.service, lambda: api.call(kind.service, "Delete", request), watch
-        )
+        delete = partial(api.call, kind.service, "Delete", request)
+        operation = api.when_idle(kind.service, delete, watch)
         api.wait(kind.service, operation, watch)
         _verify_gone(api, kind, id_)
     except ApiError as error:

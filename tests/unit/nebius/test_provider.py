@@ -124,6 +124,7 @@ def test_a_create_that_failed_says_why_even_where_its_rest_cannot_be_removed(
         provider.of(TYPE).create(urn, declared())
     (left,) = told
     assert re.match(r"computefilesystem-\S+ could not be removed \(.*PERMISSION_DENIED", left), left
+    assert "soperator cluster orphans --stack local lists it" in left
     served.emulator.faults.plant([])
     provider.of(TYPE).create(urn, declared())
 
