@@ -240,14 +240,16 @@ def _report(
     state: Path, progress: Progress, folders: dict[str, Path], *, reduced: bool, kept: bool
 ) -> None:
     from infra.reports.page.page import render
+    from infra.reports.page.training import collect
     from infra.setup.demo import summary
 
-    found = summary.outcomes(context.spec(_STACK), state, folders)
+    report = collect(context.spec(_STACK), state)
     page = state / "report.html"
-    files.write(page, render(found.report))
+    files.write(page, render(report))
     if reduced:
         print("\nReduced: few steps, rows and requests check the path; the figures mean little.")
-    print(summary.text(found, progress.stages, progress.elapsed_s, page, kept=kept))
+    stages, elapsed_s = progress.stages, progress.elapsed_s
+    print(summary.text(report, folders, stages, elapsed_s, page, kept=kept))
 
 
 def _take_down(state: Path, progress: Progress) -> None:
