@@ -140,8 +140,7 @@ class _Maker:
         # In this order the scheduler takes them.
         pods = {"controller": self._controller(nodes["controller"])}
         if has_database:
-            made = pod_specs.accounting(self._cluster, self._sources)
-            pods["accounting"] = self._pod(ACCOUNTING, made)
+            pods["accounting"] = self._pod(ACCOUNTING, self._set("accounting"))
             pods["database"] = self._database()
             if (wanted := accounting["k8sNodeFilterName"]) not in self._filters:
                 problem = f"k8sNodeFilterName '{wanted}' is not in spec.k8sNodeFilters"
@@ -168,8 +167,9 @@ class _Maker:
             return NodeSetPlan(source=item, problem=_missing_cluster(item))
         spec = item["spec"]
         # Slurm knows every node of an elastic set; the pods of those that are powered up run.
+        made = self._set("worker", item)
         pods = tuple(
-            self._worker(item, f"{name_of(item)}-{ordinal}")
+            self._worker(made, f"{name_of(item)}-{ordinal}")
             for ordinal in active(item, self._snapshot)
         )
         names = (f"{name_of(item)}-{ordinal}" for ordinal in range(spec.get("replicas", 1)))
@@ -190,25 +190,26 @@ class _Maker:
         )
         return NodeSetPlan(source=item, workers=workers, pods=pods)
 
-    def _worker(self, item: Object, pod: str) -> PodPlan:
-        made = pod_specs.worker(self._cluster, item, has_host_keys=self._host_keys is not None)
+    def _set(self, kind: pod_specs.Kind, nodeset: Object | None = None) -> PodSet:
+        has_keys = self._host_keys is not None
+        return pod_specs.pod_set(kind, self._cluster, nodeset, has_host_keys=has_keys)
+
+    def _worker(self, made: PodSet, pod: str) -> PodPlan:
         planned = self._pod(pod, made)
         node = self._snapshot.find("Node", planned.node)
         if planned.problem or node is None:
             return planned
-        problem = topology_problem(self._spec, item["spec"], node)
+        problem = topology_problem(self._spec, made.source["spec"], node)
         return replace(planned, problem=problem, held=Held.WAITING) if problem else planned
 
     def _controller(self, spec: Mapping[str, Any]) -> PodPlan:
         name = spec["volumes"]["spool"].get("volumeSourceName")
         if name and name not in self._sources:
             return PodPlan(name=CONTROLLER, problem=self._no_source(name))
-        accounting = (self._spec["slurmNodes"].get("accounting") or {}).get("enabled", False)
-        made = pod_specs.controller(self._cluster, self._sources, accounting=accounting)
-        return self._pod(CONTROLLER, made)
+        return self._pod(CONTROLLER, self._set("controller"))
 
     def _database(self) -> PodPlan:
-        made = pod_specs.database(self._cluster)
+        made = self._set("database")
         claim = {"persistentVolumeClaim": {"claimName": f"storage-{made.name}-0"}}
         planned = self._pod(DATABASE, made, {"storage": claim} if made.claims else {})
         # In a filesystem it has a folder of its own, beside what others put there.
@@ -226,10 +227,7 @@ class _Maker:
         for mount in spec["volumes"].get("jailSubMounts") or []:
             if (name := mount.get("volumeSourceName", "")) not in self._sources:
                 return PodPlan(name=LOGIN, problem=self._no_source(name))
-        made = pod_specs.login(
-            self._cluster, self._sources, has_host_keys=self._host_keys is not None
-        )
-        return self._pod(LOGIN, made)
+        return self._pod(LOGIN, self._set("login"))
 
     def _pod(
         self, name: str, made: PodSet, own: Mapping[str, Mapping[str, Any]] | None = None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.local.reconcile import pod_specs
-from infra.local.reconcile.pod_specs import PodSet
+from infra.local.reconcile.pod_specs import PodSet, pod_set
 from stacks.machines import JAIL_UPPER, MEMORY
 from tests.unit.kube.samples import CLUSTER, NODESETS, one, rendered
 from tests.unit.local.operator_mounts import IN_POD
@@ -31,8 +30,8 @@ def test_login_and_worker_pods_have_the_operators_own_mounts_and_no_others() -> 
     declared(login["volumes"])
     declared(worker["slurmd"]["volumes"])
     cluster["spec"]["slurmConfig"]["topologyPlugin"] = "topology/tree"
-    made = paths(pod_specs.login(cluster, {}, has_host_keys=True))
-    made |= paths(pod_specs.worker(cluster, nodeset, has_host_keys=True))
+    made = paths(pod_set("login", cluster))
+    made |= paths(pod_set("worker", cluster, nodeset))
     assert made == set(IN_POD)
 
 
@@ -43,7 +42,7 @@ def test_a_mount_at_the_operators_own_path_stays_in_the_pod_beside_it() -> None:
     nodeset["spec"]["slurmd"]["volumes"]["jailSubMounts"] = [
         {"name": "memory", "mountPath": MEMORY, "volumeSource": {"emptyDir": {}}}
     ]
-    worker = pod_specs.worker(cluster, nodeset, has_host_keys=True)
+    worker = pod_set("worker", cluster, nodeset)
     mounts = worker.spec["containers"][0]["volumeMounts"]
     at = [each["name"] for each in mounts if each["mountPath"] == f"{JAIL_UPPER}{MEMORY}"]
     assert sorted(at) == ["in-memory", "memory"]
