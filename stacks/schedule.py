@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Final
@@ -196,6 +196,43 @@ def _numbers(text: str, field: _Field) -> frozenset[int]:
             f"{field.first_step}, than for cron; list the numbers"
         )
     return frozenset(counted)
+
+
+# https://pkg.go.dev/github.com/robfig/cron/v3, read 2026-11-21: Sunday is 0 alone, names stand in
+# lists and ranges too, and a step after one number goes on to the end.
+_K8UP_FIELDS: Final = (*_FIELDS[:4], replace(_FIELDS[4], last=6))
+_K8UP_FIELD: Final = re.compile(r"[0-9A-Za-z*/,-]+")
+_K8UP_ITEM: Final = re.compile(r"(?:\*|(\w+)(?:-(\w+))?)(?:/0*([1-9][0-9]{0,8}))?")
+
+
+def parse_k8up(text: str) -> Cron:
+    """The schedule of five fields as k8up's cron reads them, which is not as Slurm does."""
+    parts = text.split(" ")
+    if len(parts) != len(_K8UP_FIELDS) or not all(_K8UP_FIELD.fullmatch(part) for part in parts):
+        raise CronError(
+            f"'{text}' is no schedule; give five fields of cron, or @hourly, @daily, @weekly, "
+            "@monthly or @yearly, with -random to spread the load"
+        )
+    found: list[frozenset[int]] = []
+    for part, field in zip(parts, _K8UP_FIELDS, strict=True):
+        known = {each: number for number, each in enumerate(field.names, field.first)}
+        numbers: set[int] = set()
+        for item in part.split(","):
+            read = _K8UP_ITEM.fullmatch(item.upper())
+            low, high, step = read.groups() if read else ("", None, None)
+            named = [end for end in (low, high) if end is not None]
+            ends = [int(end) if end.isdigit() else known.get(end, -1) for end in named]
+            if ends != sorted(ends) or any(not field.first <= end <= field.last for end in ends):
+                allowed = f"cron takes {field.first} to {field.last}"
+                raise CronError(f"'{text}': '{item}' is no {field.name}; {allowed}")
+            start = ends[0] if ends else field.first
+            end = field.last if not ends or (step and high is None) else ends[-1]
+            numbers.update(range(start, end + 1, int(step or 1)))
+        found.append(frozenset(numbers))
+    minutes, hours, days, months, weekdays = found
+    # A star with a step of 2 or more restricts, as any number does.
+    is_star = [re.search(r"(^|,)\*(/0*1)?(,|$)", part) is not None for part in parts]
+    return Cron(minutes, hours, days, months, weekdays, not (is_star[2] or is_star[4]))
 
 
 def _number(text: str) -> int | None:

@@ -42,13 +42,8 @@ from infra.local.slurm import pod as pods
 from infra.local.slurm.pod import Mount, PodSpec
 from infra.render.names import kube_object
 from infra.state import State
-from stacks.schedule import DAYS, MONTHS, WORDS, Cron
+from stacks.schedule import WORDS, CronError, parse_k8up
 
-_NAMES: Final[Mapping[str, int]] = {
-    **{name: number for number, name in enumerate(DAYS)},
-    **{name: number for number, name in enumerate(MONTHS, 1)},
-}
-_RANGES: Final = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 _MISSED: Final = timedelta(minutes=10)
 """The operator keeps no memory: what was due while nobody ran is not made up for."""
 
@@ -75,41 +70,11 @@ def is_due(cron: str, since: datetime, now: datetime) -> bool:
 
     What the operator's cron cannot read is never due, as there.
     """
-    fields = cron.split()
     try:
-        minutes, hours, days, months, weekdays = (
-            frozenset(_values(field, *span)) for field, span in zip(fields, _RANGES, strict=True)
-        )
-    except ValueError:  # no number, or not five fields
+        found = parse_k8up(cron)
+    except CronError:
         return False
-    found = Cron(
-        minutes=minutes,
-        hours=hours,
-        days=days,
-        months=months,
-        weekdays=frozenset(number % 7 for number in weekdays),
-        # Two restricted fields mean either: crontab(5).
-        either_day=not (fields[2].startswith("*") or fields[4].startswith("*")),
-    )
     return any(at <= now for at in found.next_times(max(since, now - _MISSED), 1))
-
-
-def _values(field: str, first: int, last: int) -> set[int]:
-    found: set[int] = set()
-    for part in field.split(","):
-        span, _, step = part.partition("/")
-        low, _, high = span.partition("-")
-        if span == "*":
-            start, end = first, last
-        else:
-            start = _number(low)
-            end = _number(high) if high else (last if step else start)
-        found.update(range(start, end + 1, int(step or 1)))
-    return found
-
-
-def _number(text: str) -> int:
-    return _NAMES[text.upper()] if text.upper() in _NAMES else int(text)
 
 
 def _on_node(volume: Object, node: Object, snapshot: Snapshot, places: Places) -> Path:

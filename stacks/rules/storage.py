@@ -14,7 +14,7 @@ from stacks.machines import MEMORY, VOLUMES, node_groups, paths_of_one_node, sha
 from stacks.rules import Findings
 from stacks.rules.naming import is_under, name_problem, path_problem, reserved_problem
 from stacks.rules.nodes import check_hardware, check_stripes
-from stacks.schedule import DAYS, MONTHS
+from stacks.schedule import CronError, parse_k8up
 from stacks.spec import StackSpec
 from stacks.spec.nodes import Billing
 from stacks.spec.storage import (
@@ -34,16 +34,6 @@ _SHARED_PLACES: Final = frozenset(PLACES) - {"scratch", "cache"}
 # k8up has @annually-random too, but leaves it as it is, and its cron does not know the word:
 # k8up-io/k8up operator/handler/randomizer.go, read 2026-11-21.
 _K8UP_WORD: Final = re.compile(r"@(hourly|daily|weekly|monthly|yearly)(-random)?|@annually")
-_K8UP_FIELD: Final = re.compile(r"[0-9A-Za-z*/,-]+")
-# Of k8up's cron: https://pkg.go.dev/github.com/robfig/cron/v3, read 2026-11-21.
-_K8UP_FIELDS: Final = (
-    ("minute", 0, 59, ()),
-    ("hour", 0, 23, ()),
-    ("day of month", 1, 31, ()),
-    ("month", 1, 12, MONTHS),
-    ("day of week", 0, 6, DAYS),
-)
-_K8UP_ITEM: Final = re.compile(r"(?:\*|(\w+)(?:-(\w+))?)(?:/0*[1-9][0-9]{0,8})?")
 
 
 def check_storage(spec: StackSpec, findings: Findings) -> None:
@@ -215,20 +205,10 @@ def _schedule_problem(text: str) -> str | None:
     """What is wrong with a schedule and what to give instead; None for one that is right."""
     if _K8UP_WORD.fullmatch(text):
         return None
-    parts = text.split(" ")
-    if len(parts) != len(_K8UP_FIELDS) or not all(_K8UP_FIELD.fullmatch(part) for part in parts):
-        return (
-            f"'{text}' is no schedule; give five fields of cron, or @hourly, @daily, @weekly, "
-            "@monthly or @yearly, with -random to spread the load"
-        )
-    for part, (name, first, last, names) in zip(parts, _K8UP_FIELDS, strict=True):
-        known = {each: number for number, each in enumerate(names, first)}
-        for item in part.split(","):
-            found = _K8UP_ITEM.fullmatch(item.upper())
-            ends = [end for end in found.groups() if end] if found else [""]
-            bounds = [int(end) if end.isdigit() else known.get(end, -1) for end in ends]
-            if bounds != sorted(bounds) or any(not first <= each <= last for each in bounds):
-                return f"'{text}': '{item}' is no {name}; cron takes {first} to {last}"
+    try:
+        parse_k8up(text)
+    except CronError as error:
+        return str(error)
     return None
 
 

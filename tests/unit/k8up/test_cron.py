@@ -49,10 +49,19 @@ def test_a_schedule_that_no_cron_reads_is_never_due_and_ends_no_other(cron: str)
     assert not due_at(cron, SATURDAY)
 
 
-def test_sunday_has_two_numbers() -> None:
+def test_sunday_has_one_number_and_7_is_read_by_no_cron_of_k8ups() -> None:
+    """Its days of a week end at 6, and one field that cannot be read ends the whole schedule."""
     sunday = SATURDAY + timedelta(days=1)
     assert due_at("30 3 * * 0", sunday)
-    assert due_at("30 3 * * 7", sunday)
+    assert not due_at("30 3 * * 7", sunday)
+
+
+@pytest.mark.parametrize(("days", "comes"), [("*", False), ("*/1", False), ("*/2", True)])
+def test_a_star_with_a_step_is_a_restriction_beside_a_day_of_the_week(
+    days: str, comes: bool
+) -> None:
+    """Two restricted fields mean either; the 21st is a Saturday."""
+    assert due_at(f"30 3 {days} * 1", SATURDAY) is comes
 
 
 def test_a_minute_is_due_once_and_not_made_up_for_after_a_long_stop() -> None:
