@@ -58,7 +58,6 @@ VERBS = {
     "runs list": _Verb("jobs.runs:list_", "List runs with outcome, model, speed, dollars, code."),
     "runs diff": _Verb("jobs.runs", "Compare settings and losses of two runs."),
     "runs reproduce": _Verb("jobs.runs", "Submit a run's recipe, settings and code once more."),
-    "runs export": _Verb("jobs.runs", "Write runs as an experiment that MLflow reads."),
     "runs top": _Verb("jobs.follow", "Watch the GPUs of a running job, from inside it."),
     "runs tensorboard": _Verb("jobs.shell", "Show loss curves, through a tunnel."),
     "runs leaderboard": _Verb("jobs.runs", "Rank the trials of a declared search, with $ a trial."),

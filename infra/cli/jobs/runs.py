@@ -27,7 +27,7 @@ from infra.reports.acceptance import comparison
 from infra.reports.acceptance.comparison import compare, read_run
 from infra.reports.acceptance.run import given
 from infra.reports.runs import diff as differ
-from infra.reports.runs import mlflow_store, run
+from infra.reports.runs import run
 from infra.reports.runs.run import Run, find_run
 from infra.state import DEFAULT_STACK
 from stacks.errors import UserError, nearest
@@ -152,24 +152,6 @@ def reproduce(
     output.note(
         f"{job.name} is job {found.job_id}; once it ended: soperator pull {found.job_id} "
         f"-s {stack} && soperator runs diff {wanted.name} {found.job_id} -s {stack}"
-    )
-
-
-def export(
-    folder: Annotated[Path, opt("MLflow's file store; new or ours.", "--mlflow", "FOLDER")],
-    stack: StackOption = DEFAULT_STACK,
-    job: JobsOption = None,
-    shared: SharedOption = False,
-) -> None:
-    """Write runs as an experiment that MLflow reads."""
-    found = run.select(_runs(stack, shared=shared), jobs=job or ())
-    if not found:
-        raise UserError(f"{stack}: no such run is here; soperator pull ID -s {stack} brings one")
-    number = mlflow_store.export(found, stack, folder)
-    print(folder)
-    output.note(
-        f"{number} runs: MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri "
-        f"{folder.resolve().as_uri()}"
     )
 
 
