@@ -96,22 +96,6 @@ GROUPS = {
 """What the words of several verbs begin with; one that is a verb as well runs without another."""
 _HIDDEN = frozenset({"kube-token"})
 """Not for people: every kubeconfig that `pulumi up` made runs it, so its name stays."""
-_MOVED = {
-    "cost": "prices size advise spend",
-    "runs": "manifest load leaderboard top tensorboard",
-    "data": "venv push",
-    "cluster": "accept accept-hosts drain pause resume backup restore destroy adopt draw "
-    "support-bundle",
-    "local": "demo",
-}
-FORMER = {
-    **{name: f"{group} {name}" for group, names in _MOVED.items() for name in names.split()},
-    "chat-cost": "cost chat",
-    "compare-runs": "runs overhead",
-    "reap": "cluster autostop",
-    "leftovers": "cluster orphans",
-}
-"""Names of before the groups, each with the one of today: they work for one release more."""
 
 _READER_GONE = 141
 """As a shell says that SIGPIPE ended a command: `runs diff A B | head -1` is no verdict."""
@@ -182,9 +166,9 @@ class Root(LazyGroup):
     """All of the command; refusals become a line each and exit code 1."""
 
     def known(self, ctx: Any) -> dict[str, str]:
-        # Also the last word of a group's command, and the names of before the groups.
+        # Also the last word of a group's command.
         inner = {words.split()[-1]: words for words in VERBS if " " in words}
-        return {**inner, **FORMER, **super().known(ctx)}
+        return {**inner, **super().known(ctx)}
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         # The usage line has both options: one screen of 24 lines has room for no more.
@@ -193,16 +177,6 @@ class Root(LazyGroup):
         formatter.write("Groups of commands, each with its own --help:\n")
         with formatter.indentation():
             formatter.write_dl([*GROUPS.items()])
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] in FORMER:
-            now = FORMER[args[0]]
-            print(
-                f"soperator: '{args[0]}' is '{now}' now; the old name goes with the next release",
-                file=sys.stderr,
-            )
-            args = [*now.split(), *args[1:]]
-        return super().resolve_command(ctx, args)
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
         with interrupts.at_once(), _flushed():  # --help and --version print in here

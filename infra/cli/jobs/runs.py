@@ -51,7 +51,6 @@ def list_(
     last: Annotated[int | None, opt("So many of the newest.", min=1)] = None,
     shared: SharedOption = False,
     format: Annotated[Format, opt("How to print.")] = Format.TABLE,
-    json: Annotated[bool, opt("As --format json.")] = False,
 ) -> None:
     """List runs with outcome, model, speed, dollars and code."""
     wrong = sorted(set(outcome or ()) - set(Outcome))
@@ -66,7 +65,7 @@ def list_(
         since=None if since is None else moment("--since", since, datetime.now(UTC)),
         last=last,
     )
-    if json or format is Format.JSON:
+    if format is Format.JSON:
         output.print_json([run.plain(each) for each in found])
         return
     if not found:

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli import main
-from infra.cli.main import FORMER, GROUPS, VERBS, app
+from infra.cli.main import GROUPS, VERBS, app
 from infra.clients.errors import JobsError
 
 RUNNER = CliRunner()
@@ -84,25 +84,8 @@ def test_a_group_lists_each_of_its_commands_in_a_line(group: str) -> None:
     assert [line.split()[0] for line in listed] == own
 
 
-@pytest.mark.parametrize(("former", "now"), FORMER.items())
-def test_a_former_name_runs_the_command_and_says_its_name_of_today(former: str, now: str) -> None:
-    done = RUNNER.invoke(app, [former, "--help"])
-    assert (done.exit_code, done.stderr) == (
-        0,
-        f"soperator: '{former}' is '{now}' now; the old name goes with the next release\n",
-    )
-    assert done.stdout == RUNNER.invoke(app, [*now.split(), "--help"]).stdout
-
-
-def test_a_former_name_hands_on_all_that_stands_after_it() -> None:
-    done = RUNNER.invoke(app, ["size", "no-such-model", "--seq", "12"])
-    assert done.exit_code == 1
-    assert "no-such-model" in done.stderr
-
-
 def test_the_command_that_kubeconfigs_run_keeps_its_name() -> None:
     """`pulumi up` wrote it into them, and kubectl shows what it says on standard error."""
-    assert "kube-token" not in FORMER
     done = RUNNER.invoke(app, ["kube-token", "--help"])
     assert (done.exit_code, done.stderr) == (0, "")
 
@@ -115,6 +98,7 @@ def test_the_command_that_kubeconfigs_run_keeps_its_name() -> None:
         (["cluster", "xyz"], "no such command 'xyz'; see soperator cluster --help"),
         (["destory"], "no such command 'destory'; did you mean 'cluster destroy'?"),
         (["orphans"], "no such command 'orphans'; did you mean 'cluster orphans'?"),
+        (["demo"], "no such command 'demo'; did you mean 'local demo'?"),
         (["cost chat"], "no such command 'cost chat'; "),
     ],
 )
@@ -152,10 +136,18 @@ def test_help_that_no_disk_takes_is_one_line(words: list[str]) -> None:
     assert done.stderr.startswith("soperator: standard output: No space left on device")
 
 
-def test_without_a_standard_error_an_old_name_leaves_json_alone() -> None:
-    command = f"exec {sys.executable} -m infra.cli.main prices --format json 2>&-"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)
+def test_without_a_standard_error_a_note_leaves_json_alone(tmp_path: Path) -> None:
+    record = tmp_path / "runs" / "local" / "7" / "run_record.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("{")
+    command = f"exec {sys.executable} -m infra.cli.main runs list --format json"
+    environ = {**os.environ, "SOPERATOR_STATE": str(tmp_path)}
+    noted, silent = (
+        subprocess.run(["sh", "-c", each], capture_output=True, text=True, check=True, env=environ)
+        for each in (command, f"{command} 2>&-")
+    )
+    assert "damaged run record, left out" in noted.stderr
+    assert json.loads(noted.stdout) == json.loads(silent.stdout) == []
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

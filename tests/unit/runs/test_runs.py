@@ -85,7 +85,7 @@ def test_a_damaged_record_is_named_and_costs_no_other(state: Path) -> None:
 
 def test_the_list_as_json_names_units_and_settings(state: Path) -> None:
     write_run(state, "2")
-    (found,) = json.loads(RUNNER.invoke(app, ["runs", "list", "--json"]).stdout)
+    (found,) = json.loads(RUNNER.invoke(app, ["runs", "list", "--format", "json"]).stdout)
     assert found["tokens_per_s"] == 400.0
     assert found["method"] == "lora"
     assert found["settings"]["train.lora.rank"] == 8
