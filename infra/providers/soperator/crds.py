@@ -143,7 +143,9 @@ _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 _CONTENT: Final = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
 _CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
 _TIMEOUT: Final = urllib3.Timeout(connect=5.0, read=30.0)
-_RETRIES: Final = urllib3.Retry(3, backoff_factor=0.5, status_forcelist=(429, 502, 503, 504))
+_RETRIES: Final = urllib3.Retry(
+    3, backoff_factor=0.5, status_forcelist=(429, 502, 503, 504), raise_on_status=False
+)
 _MOST_BYTES: Final = 32 << 20
 """Of one chart or index; helm-soperator 4.1.7 has about 1 MB."""
 _ANY: Final = ".*"

@@ -15,6 +15,7 @@ import pytest
 
 from infra.local.kube.api_server import load_crds
 from infra.providers.nebius.sdk import ENDPOINT_VARIABLE
+from infra.providers.soperator import crds
 from infra.providers.soperator.crds import FOLDER, ChartError, crds_of, digests
 
 GROUP = "slurm.nebius.ai"
@@ -205,6 +206,16 @@ def test_a_chart_without_definitions_is_refused():
 def test_a_registry_that_is_away_is_told_by_name():
     with pytest.raises(ChartError, match="no answer from the registry"):
         crds_of("oci://127.0.0.1:1/soperator/helm-soperator", "4.1.7", group=GROUP, scheme="http")
+
+
+def test_a_registry_that_stays_busy_is_told_by_its_status(monkeypatch: pytest.MonkeyPatch):
+    """It was "no answer from the registry: MaxRetryError", which sends people to their network."""
+    monkeypatch.setattr(crds, "_RETRIES", crds._RETRIES.new(backoff_factor=0))
+    registry = Registry(FILES)
+    monkeypatch.setattr(registry, "answer", lambda request: registry.reply(request, 429, b""))
+    with pytest.raises(ChartError, match="the registry answers HTTP 429"):
+        registry.crds()
+    registry.server.shutdown()
 
 
 def test_what_is_no_registry_is_refused():
