@@ -84,6 +84,7 @@ def environ() -> dict[str, str]:
     """
     from infra.cli.machine.env import environment
     from infra.local import engine
+    from infra.providers.nebius.sdk import ENDPOINT_VARIABLE, TOKEN_VARIABLE
     from stacks.load import KEY_FILE_VARIABLE
 
     ours, state = environment(), State.from_environ()
@@ -92,8 +93,10 @@ def environ() -> dict[str, str]:
         with contextlib.suppress(OSError):
             engine.make_ssh_key(state)
     # The engine must be found, and its passphrase match, in a shell that never ran `soperator env`.
-    forced = {name: ours[name] for name in ("PATH", "PULUMI_CONFIG_PASSPHRASE") if name in ours}
-    return {**ours, **os.environ, **forced}
+    forced = ["PATH", "PULUMI_CONFIG_PASSPHRASE"]
+    if ENDPOINT_VARIABLE not in os.environ:
+        forced.append(TOKEN_VARIABLE)  # an emulator of ours takes its own alone
+    return {**ours, **os.environ, **{name: ours[name] for name in forced if name in ours}}
 
 
 def read(stack: str) -> StackOutputs:

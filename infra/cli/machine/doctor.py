@@ -218,6 +218,8 @@ def asked(stack: str) -> list[Finding]:
     if stack == DEFAULT_STACK:
         # The embedded cloud, also in a shell that never ran `soperator env`.
         ours = environment(Target.LOCAL)
+        if ENDPOINT_VARIABLE not in os.environ:
+            os.environ.pop(TOKEN_VARIABLE, None)  # another cloud's, which it does not take
         for name in (ENDPOINT_VARIABLE, TOKEN_VARIABLE):
             os.environ.setdefault(name, ours[name])
     return [

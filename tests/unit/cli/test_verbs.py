@@ -349,6 +349,20 @@ def test_doctor_takes_the_service_account_that_init_made(
     assert doctor.credentials("h100-prod")[-1].fix == f"run: chmod 600 {key}"
 
 
+def test_the_emulator_never_gets_the_token_of_the_cloud(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a shell with a token alone; it was refused there, and doctor said that it is no good."""
+    monkeypatch.setenv("NEBIUS_IAM_TOKEN", "of-the-cloud")
+    monkeypatch.delenv("SOPERATOR_NEBIUS_ENDPOINT", raising=False)
+    monkeypatch.delenv("PULUMI_BACKEND_URL", raising=False)
+    assert context.environ()["NEBIUS_IAM_TOKEN"] != "of-the-cloud"
+    monkeypatch.setattr(doctor, "ask", lambda *_, **__: ())
+    doctor.asked("local")
+    assert os.environ["SOPERATOR_NEBIUS_ENDPOINT"].startswith("http://127.0.0.1:")
+    assert os.environ["NEBIUS_IAM_TOKEN"] != "of-the-cloud"
+
+
 @pytest.mark.parametrize("verb", ["backup", "restore"])
 def test_an_interrupted_copy_says_what_ends_it(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It said `kubectl delete restore`, without name and namespace, which ends nothing."""
