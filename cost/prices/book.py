@@ -215,10 +215,16 @@ def read_price_file(path: Path) -> PriceBook:
     """The book of the file; PriceBookError names everything that is wrong with it."""
     decoder = Decoder()
     head, entries = read_head(path, "prices", decoder)
+    readings = read_prices(decoder, entries, f"{path}.prices")
+    refuse(decoder)
+    return PriceBook(name=path.stem, caveat=head.caveat if head else "", readings=readings)
+
+
+def read_prices(decoder: Decoder, entries: object, path: str) -> dict[str, tuple[Price, ...]]:
+    """SKU -> its readings, of what a file has under `prices`."""
     readings: dict[str, tuple[Price, ...]] = {}
     shared = [each.name for each in fields(SkuHead)]
-    found = read_entries(decoder, entries, f"{path}.prices", _PriceRow, shared)
-    for sku, at, values, rows in found:
+    for sku, at, values, rows in read_entries(decoder, entries, path, _PriceRow, shared):
         entry = decoder.record(SkuHead, values, at)
         sold_by = None if entry is None else unit(sku, entry.unit, at, decoder)
         if sold_by is not None and entry is not None:
@@ -236,8 +242,7 @@ def read_price_file(path: Path) -> PriceBook:
                 for row in rows
             )
             _refuse_duplicates(readings[sku], at, decoder)
-    refuse(decoder)
-    return PriceBook(name=path.stem, caveat=head.caveat if head else "", readings=readings)
+    return readings
 
 
 def read_head(path: Path, key: str, decoder: Decoder) -> tuple[_BookHead | None, object]:

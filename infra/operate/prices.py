@@ -25,13 +25,16 @@ from cost.prices.book import (
     HOURS_PER_MONTH,
     UNITS,
     Layer,
-    Money,
     Price,
     PriceBook,
+    PriceBookError,
     Unit,
     covers_vm,
     layered,
     node_sku,
+    read_document,
+    read_prices,
+    refuse,
 )
 from infra import files
 from infra.providers.nebius.api import Api, ApiError, explain
@@ -282,9 +285,6 @@ class _Calculator:
         return message
 
 
-_VERSION: Final = 1
-
-
 def cache_file(state: Path, region: str) -> Path:
     """Where the estimates of a region are kept, of the API that the environment names."""
     folder = "cloud" if loopback_target() is None else "emulator"
@@ -299,9 +299,7 @@ def save(state: Path, region: str, prices: Sequence[Price]) -> Path:
     except LivePriceError:
         kept = ()
     document = {
-        "schema_version": _VERSION,
-        "region": region,
-        "currency": CURRENCY,
+        **_head(region),
         "prices": {
             price.sku: {
                 "unit": price.unit.value,
@@ -319,44 +317,31 @@ def save(state: Path, region: str, prices: Sequence[Price]) -> Path:
 def load(state: Path, region: str) -> tuple[Price, ...]:
     """The kept estimates; none where nothing was asked for yet, LivePriceError where damaged."""
     path = cache_file(state, region)
-    try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.is_file():
         return ()
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise LivePriceError(f"{path}: cannot be read ({reason}); {_REMEDY}") from error
     decoder = Decoder()
-    entries = document.get("prices") if isinstance(document, dict) else None
-    if not isinstance(entries, dict) or document.get("schema_version") != _VERSION:
-        raise LivePriceError(f"{path}: not a file of schema version {_VERSION}; {_REMEDY}")
-    if document.get("region") != region:
-        decoder.refuse(f"{path}.region", f"{document.get('region')!r} is not '{region}'")
-    if document.get("currency") != CURRENCY:
-        decoder.refuse(f"{path}.currency", f"{document.get('currency')!r}; only {CURRENCY}")
-    prices: list[Price] = []
-    for sku, entry in entries.items():
-        key = f"{path}.prices.{sku}"
-        if not isinstance(entry, dict) or sku not in UNITS or entry.get("unit") != UNITS[sku]:
-            decoder.refuse(key, "not a price of a known SKU by its unit")
-        elif (kept := decoder.record(_Kept, entry, key)) is not None:
-            prices.append(_live(sku, region, usd=kept.usd, source=kept.source, date=kept.date))
-    if decoder.problems:
-        raise LivePriceError("\n".join(f"{line}; {_REMEDY}" for line in decoder.problems))
-    return tuple(prices)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    """One kept estimate."""
-
-    unit: str
-    usd: Money
-    source: str
-    date: date
+    try:
+        document = read_document(path)
+        for name, value in _head(region).items():
+            if document.get(name) != value:
+                decoder.refuse(f"{path}.{name}", f"{document.get(name)!r} is not {value!r}")
+        readings = read_prices(decoder, document.get("prices"), f"{path}.prices")
+        refuse(decoder)
+    except PriceBookError as error:
+        problems = (f"{line}; {_REMEDY}" for line in str(error).splitlines())
+        raise LivePriceError("\n".join(problems)) from error
+    return tuple(
+        _live(price.sku, region, usd=price.usd, source=price.source, date=price.date)
+        for rows in readings.values()
+        for price in rows
+    )
 
 
 _REMEDY: Final = "run `soperator cost prices --refresh`, or delete the file"
+
+
+def _head(region: str) -> dict[str, Any]:
+    return {"schema_version": 1, "region": region, "currency": CURRENCY}
 
 
 def price_book(spec: StackSpec, state: Path) -> PriceBook:

@@ -123,16 +123,20 @@ def test_without_estimates_nothing_is_kept(tmp_path: Path):
     assert prices.load(tmp_path, "eu-north1") == ()
 
 
+ROW = {"unit": "GPU-hour", "usd": "3.85", "source": "s", "date": "2026-11-20"}
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"schema_version": 2}, "not a file of schema version 1"),
-        ({"prices": []}, "not a file of schema version 1"),
+        ({"schema_version": 2}, ".schema_version: 2 is not 1"),
+        ({"prices": []}, ".prices: expected a mapping of what is sold to its price"),
         ({"region": "moon"}, ".region: 'moon' is not 'eu-north1'"),
-        ({"currency": "EUR"}, ".currency: 'EUR'; only USD"),
-        ({"prices": {"gold": {}}}, ".prices.gold: not a price of a known SKU by its unit"),
+        ({"currency": "EUR"}, ".currency: 'EUR' is not 'USD'"),
+        ({"prices": {"gold": {**ROW, "unit": "GiB-month"}}}, ".prices.gold: 'gold' is not sold"),
+        ({"prices": {H100: {**ROW, "unit": "GiB-month"}}}, f"'{H100}' is sold by GPU-hour"),
         (
-            {"prices": {H100: {"unit": "GPU-hour", "usd": "-1", "source": "s", "date": "x"}}},
+            {"prices": {H100: {**ROW, "usd": "-1"}}},
             f".prices.{H100}.usd: expected a number from 0 to",
         ),
     ],
@@ -146,7 +150,7 @@ def test_a_damaged_file_is_refused_with_its_key_and_what_to_do(
         "schema_version": 1,
         "region": "eu-north1",
         "currency": "USD",
-        "prices": {},
+        "prices": {H100: ROW},
     }
     path.write_text(json.dumps(good | change))
     with pytest.raises(LivePriceError) as refusal:
@@ -161,5 +165,5 @@ def test_a_truncated_file_is_refused_in_one_line(tmp_path: Path):
     path = prices.cache_file(tmp_path, "eu-north1")
     path.parent.mkdir(parents=True)
     path.write_text('{"schema_version": 1,')
-    with pytest.raises(LivePriceError, match="cannot be read"):
+    with pytest.raises(LivePriceError, match=r"not valid YAML: .*delete the file"):
         prices.load(tmp_path, "eu-north1")
