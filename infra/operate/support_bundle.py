@@ -9,6 +9,7 @@ All of it reads only. Secrets and ConfigMaps of Kubernetes are not read.
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import io
 import json
@@ -32,6 +33,7 @@ from urllib.parse import quote
 from infra.clients.kube import KubeClient, Object
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell
+from infra.files import write
 from infra.render.values.pods import LOGS, MONITORING
 from infra.state import CHECKOUT, DEFAULT_STACK, State
 from stacks.load import STACKS_DIR
@@ -676,32 +678,16 @@ def write_bundle(
     index = redactor.text("\n".join(lines) + "\n")
     index += f"redacted: {redactor.num_redacted} places\n"
     texts = {INDEX: index.encode(errors="replace"), **texts}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with (
-            os.fdopen(descriptor, "wb") as file,
-            tarfile.open(fileobj=file, mode="w:gz") as archive,
-        ):
-            for name, data in texts.items():
-                entry = tarfile.TarInfo(f"{folder}/{name}")
-                entry.size, entry.mode, entry.mtime = len(data), 0o600, int(now.timestamp())
-                archive.addfile(entry, io.BytesIO(data))
-        _place(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, data in texts.items():
+            entry = tarfile.TarInfo(f"{folder}/{name}")
+            entry.size, entry.mode, entry.mtime = len(data), 0o600, int(now.timestamp())
+            archive.addfile(entry, io.BytesIO(data))
+    if os.path.lexists(path):  # made by another meanwhile
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    write(path, packed.getvalue(), mode=0o600)
     return index, is_whole
-
-
-def _place(temporary: Path, path: Path) -> None:
-    """Give the file its name; FileExistsError where another has it by now."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:
-        # A filesystem without second names.
-        temporary.replace(path)
 
 
 def _cut(text: str) -> str:
