@@ -325,20 +325,16 @@ def parts_of_kube(spec: Callable[[], StackSpec], client: Callable[[], KubeClient
         ]
 
     def events() -> str:
-        return _lines(sorted((_event(each) for each in ours("Event")), key=lambda line: line[0]))
-
-    def pods() -> str:
-        return _lines(_pod(each) for each in ours("Pod"))
+        found = sorted(_event(each) for each in ours("Event"))
+        return "".join(f"{' | '.join(row)}\n" for row in found)
 
     def statuses(version: str, kind: str) -> Callable[[], str]:
-        return lambda: json.dumps(
-            [_status(each) for each in client().list(version, kind)], indent=1
-        )
+        return lambda: _statuses(client().list(version, kind))
 
     return [
         Part("kube/version.txt", "version of the API", lambda: client().version()),
         Part("kube/events.txt", "events of our namespaces", events),
-        Part("kube/pods.txt", "pods and why they wait", pods),
+        Part("kube/pods.json", "pods and why they wait", lambda: _statuses(ours("Pod"))),
         *(Part(name, says, statuses(*kind)) for name, says, *kind in _STATUS),
     ]
 
@@ -351,37 +347,16 @@ def _event(each: Object) -> tuple[str, ...]:
     return (when, str(each.get("type", "")), what, str(each.get("reason", "")), message)
 
 
-def _pod(each: Object) -> tuple[str, ...]:
-    status: dict[str, Any] = each.get("status") or {}
-    waits = [
-        f"{one['name']}: restarts {one.get('restartCount', 0)}, {_state(one.get('state') or {})}"
-        for key in ("initContainerStatuses", "containerStatuses")
-        for one in status.get(key) or []
-    ]
-    reasons = [
-        f"{one['type']}: {one.get('reason', '')} {one.get('message', '')}".strip()
-        for one in status.get("conditions") or []
-        if one.get("status") != "True"
-    ]
-    meta = each["metadata"]
-    node = str((each.get("spec") or {}).get("nodeName", ""))
-    phase = str(status.get("phase", ""))
-    return (f"{meta['namespace']}/{meta['name']}", phase, node, *waits, *reasons)
-
-
-def _state(state: dict[str, Any]) -> str:
-    (name, detail), *_ = [*state.items(), ("unknown", {})]
-    words = [str(detail[key]) for key in ("reason", "exitCode", "message") if key in detail]
-    return " ".join([name, *words])
-
-
-def _status(each: Object) -> dict[str, Any]:
-    metadata = {name: each["metadata"][name] for name in _KEPT if name in each["metadata"]}
-    return {"metadata": metadata, "status": each.get("status")}
-
-
-def _lines(rows: Iterable[tuple[str, ...]]) -> str:
-    return "".join(" | ".join(row) + "\n" for row in rows)
+def _statuses(objects: Iterable[Object]) -> str:
+    """What each says of itself and, of a pod, the node that it is on."""
+    found: list[Object] = []
+    for each in objects:
+        kept = {name: each["metadata"][name] for name in _KEPT if name in each["metadata"]}
+        said: Object = {"metadata": kept, "status": each.get("status")}
+        if node := (each.get("spec") or {}).get("nodeName"):
+            said["nodeName"] = node
+        found.append(said)
+    return json.dumps(found, indent=1)
 
 
 _WORDS: Final = (

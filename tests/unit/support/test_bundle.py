@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import subprocess
 import tarfile
@@ -78,7 +79,10 @@ class Kube:
         if kind == "Pod":
             waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
             container = {"name": "slurmd", "restartCount": 3, "state": waiting}
-            return [{"metadata": place, "status": {"containerStatuses": [container]}}]
+            spec = {"nodeName": "node-0", "env": SECRET}
+            theirs = {"metadata": {"name": "x", "namespace": "theirs"}}
+            pod = {"metadata": place, "spec": spec, "status": {"containerStatuses": [container]}}
+            return [pod, theirs]
         data = {"spec": {"env": SECRET}, "status": {"phase": "Ready"}}
         return [{"metadata": {**place, "managedFields": [SECRET]}, **data}]
 
@@ -260,7 +264,9 @@ def test_of_kubernetes_no_secret_and_no_spec_is_taken() -> None:
         .endswith("| Warning | Pod/soperator/worker-0 | BackOff | image is away")
     )
     assert "not ours" not in found["kube/events.txt"]
-    assert "slurmd: restarts 3, waiting CrashLoopBackOff" in found["kube/pods.txt"]
+    (pod,) = json.loads(found["kube/pods.json"])
+    assert pod["nodeName"] == "node-0"
+    assert pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"] == "CrashLoopBackOff"
     assert '"phase": "Ready"' in found["kube/nodesets.json"]
 
 
@@ -311,7 +317,7 @@ def test_an_invalid_stack_file_costs_its_parts_alone(
     done = run("-o", "mine.tar.gz")
     assert done.exit_code == 69, done.output
     assert (alone / "mine.tar.gz").is_file()
-    assert "NOT RUN  kube/pods.txt: pods and why they wait: stacks/Pulumi.local" in done.output
+    assert "NOT RUN  kube/pods.json: pods and why they wait: stacks/Pulumi.local" in done.output
 
 
 def test_a_file_that_is_there_is_not_written_over(alone: Path) -> None:
