@@ -1,7 +1,8 @@
 """What pulumi-command does, case by case: each function returns one line that a table can hold.
 
-The cases are what infra/components/soperator.py relies on, and what its user meets when a server is
-away, answers with another key, or a command fails.
+The cases are what infra/components/soperator.py relies on, what its user meets when a server is
+away, answers with another key, or a command fails, and what the stand-in refuses: inputs that the
+program never sends.
 """
 
 from __future__ import annotations
@@ -47,13 +48,15 @@ class World:
         return Resource(self.plugin, type_, name)
 
     def remote(self, *, strict: bool = False, **inputs: Any) -> dict[str, Any]:
-        """Inputs with a connection, secret as the Python SDK makes it."""
-        changes = inputs.pop("connection", {})
+        """Inputs of a command as the program has them, but for what is given."""
         server = self.strict_sshd if strict else self.sshd
-        return {"connection": Secret(server.connection(**changes)), **inputs}
+        reached = {"connection": Secret(server.connection(**inputs.pop("connection", {})))}
+        return {**reached, "addPreviousOutputInEnv": False, **inputs}
 
     def copy(self, source: Asset | Archive, place: Path | str, **inputs: Any) -> dict[str, Any]:
-        return self.remote(source=source, remotePath=str(place), **inputs)
+        """Inputs of a copy with a connection, secret as the Python SDK makes it."""
+        reached = {"connection": Secret(self.sshd.connection(**inputs.pop("connection", {})))}
+        return {**reached, "source": source, "remotePath": str(place), **inputs}
 
     def tidy(self, text: str) -> str:
         """A line without what differs from run to run."""
@@ -102,9 +105,10 @@ def an_environment_that_the_server_does_not_take(world: World) -> str:
 
 def previous_output_that_the_server_does_not_take(world: World) -> str:
     ready = world.resource(COMMAND)
-    ready.create(world.remote(create="echo one", strict=True))
+    told = {"addPreviousOutputInEnv": True}
+    ready.create(world.remote(create="echo one", strict=True, **told))
     world.plugin.take_lines()
-    ready.update(world.remote(create="echo two $PULUMI_COMMAND_STDOUT", strict=True))
+    ready.update(world.remote(create="echo two $PULUMI_COMMAND_STDOUT", strict=True, **told))
     warned = len(world.plugin.take_lines("warning"))
     return f"stdout {ready.output('stdout')!r}, {warned} warnings"
 
@@ -112,30 +116,40 @@ def previous_output_that_the_server_does_not_take(world: World) -> str:
 def update_runs_update_else_create_with_the_previous_output(world: World) -> str:
     ready, found = world.resource(COMMAND), []
     ready.create(world.remote(create="echo one"))
-    for inputs in (
-        {"create": "echo again $PULUMI_COMMAND_STDOUT"},
-        {"create": "echo one", "update": "echo updated $PULUMI_COMMAND_STDOUT"},
-        {"create": "x", "update": "echo $PULUMI_COMMAND_STDOUT.", "addPreviousOutputInEnv": False},
+    for is_told, inputs in (
+        (True, {"create": "echo again $PULUMI_COMMAND_STDOUT"}),
+        (True, {"create": "echo one", "update": "echo updated $PULUMI_COMMAND_STDOUT"}),
+        (False, {"create": "x", "update": "echo $PULUMI_COMMAND_STDOUT."}),
     ):
-        found.append(ready.step(world.remote(**inputs)))
-        ready.update(world.remote(**inputs))
+        declared = world.remote(addPreviousOutputInEnv=is_told, **inputs)
+        found.append(ready.step(declared))
+        ready.update(declared)
         found.append(ready.output("stdout"))
     return str(found)
 
 
 def what_a_change_does(world: World) -> str:
-    ready = world.resource(COMMAND)
-    first: dict[str, Any] = {"create": "true", "triggers": ["a"]}
-    ready.create(world.remote(**first))
     changes: dict[str, dict[str, Any]] = {
         "nothing": {},
-        "triggers": {"triggers": ["b"]},
         "create": {"create": "echo"},
+        "connection": {"connection": {"dialErrorLimit": 3}},
+    }
+    return _steps(world, {"create": "true"}, changes)
+
+
+def what_a_change_of_other_inputs_does(world: World) -> str:
+    changes: dict[str, dict[str, Any]] = {
+        "triggers": {"triggers": ["b"]},
         "create and triggers": {"create": "echo", "triggers": ["b"]},
         "delete": {"delete": "true"},
-        "connection": {"connection": {"dialErrorLimit": 3}},
         "stdin": {"stdin": "x"},
     }
+    return _steps(world, {"create": "true", "triggers": ["a"]}, changes)
+
+
+def _steps(world: World, first: dict[str, Any], changes: dict[str, dict[str, Any]]) -> str:
+    ready = world.resource(COMMAND)
+    ready.create(world.remote(**first))
     return ", ".join(
         f"{name}: {ready.step(world.remote(**{**first, **change}))}"
         for name, change in changes.items()
@@ -165,7 +179,8 @@ def a_copy_whose_connection_alone_changed(world: World) -> str:
 
 def delete_runs_with_the_last_output(world: World) -> str:
     ready, gone = world.resource(COMMAND), world.folder / "gone"
-    ready.create(world.remote(create="echo last", delete=f"echo $PULUMI_COMMAND_STDOUT > {gone}"))
+    delete = f"echo $PULUMI_COMMAND_STDOUT > {gone}"
+    ready.create(world.remote(create="echo last", delete=delete, addPreviousOutputInEnv=True))
     ready.delete()
     return gone.read_text().strip()
 
@@ -269,7 +284,7 @@ def inputs_that_are_refused(world: World) -> str:
         "no host": (COMMAND, {"connection": Secret({"user": "root"}), "create": "true"}),
         "logging": (COMMAND, world.remote(create="true", logging="all")),
         "unknown input": (COMMAND, world.remote(create="true", crate="true")),
-        "no source": (COPY, world.remote(remotePath="/x")),
+        "no source": (COPY, _without(world.copy(text_asset("1"), "/x"), "source")),
         "source on the web": (COPY, world.copy(Asset(uri="https://x", hash="1"), "/x")),
     }
     answers = {
@@ -279,18 +294,28 @@ def inputs_that_are_refused(world: World) -> str:
     return ", ".join(f"{name}: {text.partition(':')[0]}" for name, text in answers.items())
 
 
-def a_folder_with_and_without_a_slash(world: World) -> str:
-    source = world.folder / "code"
+def _without(inputs: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in inputs.items() if key != name}
+
+
+def a_folder_with_a_slash(world: World) -> str:
+    return _copied_folder(world, "slash", "/")
+
+
+def a_folder_without_a_slash(world: World) -> str:
+    return _copied_folder(world, "plain", "")
+
+
+def _copied_folder(world: World, name: str, end: str) -> str:
+    source, target = world.folder / "code", world.folder / "new" / name
     (source / "deep" / "empty").mkdir(parents=True, exist_ok=True)
     (source / "deep" / "a.py").write_text("a")
     (source / "run.sh").write_text("#!/bin/sh\n")
     (source / "run.sh").chmod(0o755)
-    for name, path in (("plain", f"{source}"), ("slash", f"{source}/")):
-        inputs = world.copy(Archive(path=path, hash="1"), world.folder / "new" / name)
-        world.resource(COPY, name).create(inputs)
+    world.resource(COPY).create(world.copy(Archive(path=f"{source}{end}", hash="1"), target))
     there = sorted(
-        f"{path.relative_to(world.folder / 'new')}" + ("*" if is_program(path) else "")
-        for path in (world.folder / "new").rglob("*")
+        f"{path.relative_to(target.parent)}" + ("*" if is_program(path) else "")
+        for path in (target, *target.rglob("*"))
     )
     return " ".join(there)
 
@@ -381,6 +406,7 @@ CASES: tuple[Callable[[World], str], ...] = (
     previous_output_that_the_server_does_not_take,
     update_runs_update_else_create_with_the_previous_output,
     what_a_change_does,
+    what_a_change_of_other_inputs_does,
     what_a_change_of_a_copy_does,
     a_copy_whose_connection_alone_changed,
     delete_runs_with_the_last_output,
@@ -400,7 +426,8 @@ CASES: tuple[Callable[[World], str], ...] = (
     a_preview_of_an_update,
     defaults_of_a_connection,
     inputs_that_are_refused,
-    a_folder_with_and_without_a_slash,
+    a_folder_with_a_slash,
+    a_folder_without_a_slash,
     a_folder_over_an_older_one,
     a_folder_with_links,
     a_file_into_a_folder_over_a_file_and_to_a_new_place,

@@ -45,7 +45,7 @@ def check(plugin: str, case: str, answer: str, *, official: bool) -> None:
     assert found, f"{TABLE.name}: {plugin} {case}: no row; it answered: {answer}"
     (row,) = found
     expected = row.official if official else row.stand_in or row.official
-    assert answer == expected, f"{TABLE.name}: {plugin} {case}"
+    assert answer == expected, f"{TABLE.name}: {plugin} {case}: it answered: {answer}"
 
 
 def program_of(name: str, *, official: bool) -> Path:

@@ -28,9 +28,10 @@ class Sshd:
     private_key: str
 
     def connection(self, **changes):
-        """Inputs of pulumi-command's connection."""
+        """Inputs of pulumi-command's connection, as the program has them."""
         user = {"host": "127.0.0.1", "port": self.port, "user": "root"}
-        return {**user, "privateKey": self.private_key, "hostKey": self.host_key, **changes}
+        keys = {"privateKey": self.private_key, "hostKey": self.host_key}
+        return {**user, **keys, "dialErrorLimit": 10, "perDialTimeout": 15, **changes}
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from infra.local.plugins.command import copy_path
+from infra.local.plugins.command import copy_content
 from infra.providers.engine.provider import ProviderError
 
 
@@ -26,6 +26,6 @@ class FullDisk:
 def test_a_full_disk_is_named_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("0123")
     with pytest.raises(ProviderError, match=r"2 of 4 bytes arrived: its filesystem is full"):
-        copy_path(cast("Any", FullDisk()), f"{tmp_path}/", "/there")
+        copy_content(cast("Any", FullDisk()), f"{tmp_path}/", "/there")
     (tmp_path / "a.txt").write_text("01")
-    copy_path(cast("Any", FullDisk()), f"{tmp_path}/", "/there")
+    copy_content(cast("Any", FullDisk()), f"{tmp_path}/", "/there")
