@@ -43,162 +43,6 @@ _DEFAULT_PERCENT: Final = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roll:
-    """One declared group whose nodes are all made anew."""
-
-    label: str
-    stage: int
-    """Groups of one stage roll together, after those of earlier ones."""
-    num_nodes: int
-    """At most, where the group scales by itself."""
-    count: str
-    """Number of nodes as printed, such as `3..9`."""
-    at_once: int
-    """Nodes that are away at the same time."""
-    surge: int
-    """Nodes beyond the declared number while it lasts."""
-    rounds: int
-    drain_minutes: int | None
-    """Longest drain of a round; None where it may take for ever."""
-    causes: tuple[Cause, ...]
-    nodeset: str | None
-    surge_usd: Decimal | None
-    """US dollars at most for the surge; None when a node has no price."""
-
-    @property
-    def minutes(self) -> int | None:
-        """Longest in all; None where a drain may take for ever."""
-        if self.drain_minutes is None:
-            return None
-        return self.rounds * (self.drain_minutes + ROLLOUT.round_minutes_max)
-
-    @property
-    def slurm_nodes(self) -> tuple[str, ...]:
-        """Slurm nodes whose jobs end; none of a group without workers."""
-        if self.nodeset is None:
-            return ()
-        return tuple(f"{self.nodeset}-{index}" for index in range(self.num_nodes))
-
-
-def rolls(
-    before: Mapping[str, str], after: Mapping[str, str], spec: StackSpec, total: Estimate
-) -> tuple[Roll, ...]:
-    """Every group that rolls, in the order in which they do; a new group has nothing to roll."""
-    changed = dict(changed_keys(before, after))
-    found: list[Roll] = []
-    for group in groups(spec):
-        if f"{group.key}.platform" not in before:
-            continue
-        nodes = min(_most(before, group.key), group.max_nodes)
-        causes = dict.fromkeys(c for key, c in changed.items() if _makes_anew(key, group, spec))
-        if nodes and causes:
-            found.append(_group_roll(group, nodes, tuple(causes), total))
-    return tuple(sorted(found, key=lambda roll: roll.stage))
-
-
-def _makes_anew(key: str, group: Group, spec: StackSpec) -> bool:
-    if key.startswith(_EVERY):
-        return True
-    if key in _GPU:
-        is_last = key == "cluster.gpu_drivers" or (
-            spec.cluster.gpu_drivers is GpuDrivers.PREINSTALLED
-        )
-        return is_last and group.spec.gpus > 0
-    if key.startswith(f"{group.key}."):
-        return key.removeprefix(f"{group.key}.").split(".")[0].split("[")[0] in _FIELDS
-    # A filesystem that comes to the group's nodes, goes, or is another; the rest of a declaration,
-    # such as its size, is the filesystem's own affair.
-    if not key.endswith(_IDENTITY):
-        return False
-    if key.startswith(_JAILED):
-        return group.label not in _UNJAILED
-    return any(key.startswith(each) and group.label == role for each, role in _OF_ROLE.items())
-
-
-def _group_roll(group: Group, nodes: int, causes: tuple[Cause, ...], total: Estimate) -> Roll:
-    chunks = [
-        min(NODES_PER_GROUP_MAX, nodes - first) for first in range(0, nodes, NODES_PER_GROUP_MAX)
-    ]
-    strategy = group.spec.strategy if isinstance(group.spec, WorkerSpec) else None
-    pace = [_pace(strategy, chunk) for chunk in chunks]
-    rounds = max(
-        math.ceil(chunk / max(away + surge, 1))
-        for chunk, (away, surge) in zip(chunks, pace, strict=True)
-    )
-    surge = sum(extra for _, extra in pace)
-    drain_minutes: int | None = ROLLOUT.drain_timeout_minutes
-    if strategy is not None and strategy.drain_timeout_s is not None:
-        drain_minutes = math.ceil(strategy.drain_timeout_s / 60) or None
-    return Roll(
-        label=group.label,
-        stage=stage_of(None if group.nodeset is not None else group.label),
-        num_nodes=nodes,
-        count=group.count if nodes == group.max_nodes else str(nodes),
-        at_once=sum(away for away, _ in pace),
-        surge=surge,
-        rounds=rounds,
-        drain_minutes=drain_minutes,
-        causes=causes,
-        nodeset=group.nodeset,
-        surge_usd=_surge_usd(group, surge, rounds, total),
-    )
-
-
-def _pace(strategy: StrategySpec | None, nodes: int) -> tuple[int, int]:
-    """Nodes away at once and nodes beyond the number, of one mk8s group."""
-    if strategy is None:
-        return min(ROLLOUT.max_unavailable, nodes), ROLLOUT.max_surge
-    away, surge = strategy.max_unavailable_nodes, strategy.max_surge_nodes
-    if away is None:
-        percent = strategy.max_unavailable_percent
-        # The API rounds nodes that are away down and surge up.
-        away = nodes * (_DEFAULT_PERCENT if percent is None else percent) // 100
-    if surge is None:
-        surge = math.ceil(nodes * (strategy.max_surge_percent or 0) / 100)
-    # Both 0 would never end; the API takes at least one node.
-    return min(max(away, 0 if surge else 1), nodes), surge
-
-
-def _surge_usd(group: Group, surge: int, rounds: int, total: Estimate) -> Decimal | None:
-    if not surge:
-        return Decimal(0)
-    ids = (group.key, f"{group.key}.boot_disk")
-    lines = [line for line in total.components if line.id in ids]
-    if any(line.rate is None for line in lines):
-        return None
-    monthly = sum((line.monthly_usd_of_node for line in lines), Decimal(0))
-    minutes = rounds * ROLLOUT.round_minutes_max
-    return monthly / HOURS_PER_MONTH * surge * minutes / 60
-
-
-def _most(values: Mapping[str, str], key: str) -> int:
-    """Most nodes of a group as the values have it; none of a nodeset of a paused stack."""
-    if values.get("nodes.paused") == "true" and key.startswith("nodes.workers["):
-        return 0
-    return int(values.get(f"{key}.nodes") or values.get(f"{key}.max_nodes") or 0)
-
-
-def nodesets(values: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Name and most nodes of every nodeset that the values declare."""
-    start, end = "nodes.workers[", "].platform"
-    for key in values:
-        if key.startswith(start) and key.endswith(end):
-            name = key.removeprefix(start).removesuffix(end)
-            yield name, _most(values, f"{start}{name}]")
-
-
-_NEW_CLUSTER: Final = (
-    "nebius.project_id",
-    "nebius.network_id",
-    "nebius.subnet_id",
-    "nebius.discover_network",
-)
-_POD_FIELDS: Final = ("shared_memory_gib", "local_disks[", "image_disk")
-_POD_KEYS: Final = (SOPERATOR_KEY, "soperator.cuda_version", "storage.memory")
-_NO_WAY_BACK: Final = "none: a control plane never goes back to an older version"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One step of a change."""
 
@@ -237,22 +81,155 @@ class Rollout:
         return "\n".join(lines) + "\n"
 
 
+def rolls(
+    before: Mapping[str, str], after: Mapping[str, str], spec: StackSpec, total: Estimate
+) -> Iterator[tuple[int, Step]]:
+    """Stage and step of every group whose nodes are all made anew; a new one has none to replace.
+
+    Groups of one stage roll together, after those of earlier ones.
+    """
+    changed = dict(changed_keys(before, after))
+    for group in groups(spec):
+        if f"{group.key}.platform" not in before:
+            continue
+        nodes = min(_most(before, group.key), group.max_nodes)
+        causes = dict.fromkeys(c for key, c in changed.items() if _makes_anew(key, group, spec))
+        if nodes and causes:
+            stage = stage_of(None if group.nodeset is not None else group.label)
+            yield stage, _roll(group, nodes, tuple(causes), total)
+
+
+def _makes_anew(key: str, group: Group, spec: StackSpec) -> bool:
+    if key.startswith(_EVERY):
+        return True
+    if key in _GPU:
+        is_last = key == "cluster.gpu_drivers" or (
+            spec.cluster.gpu_drivers is GpuDrivers.PREINSTALLED
+        )
+        return is_last and group.spec.gpus > 0
+    if key.startswith(f"{group.key}."):
+        return key.removeprefix(f"{group.key}.").split(".")[0].split("[")[0] in _FIELDS
+    # A filesystem that comes to the group's nodes, goes, or is another; the rest of a declaration,
+    # such as its size, is the filesystem's own affair.
+    if not key.endswith(_IDENTITY):
+        return False
+    if key.startswith(_JAILED):
+        return group.label not in _UNJAILED
+    return any(key.startswith(each) and group.label == role for each, role in _OF_ROLE.items())
+
+
+def _roll(group: Group, num_nodes: int, causes: tuple[Cause, ...], total: Estimate) -> Step:
+    chunks = [
+        min(NODES_PER_GROUP_MAX, num_nodes - first)
+        for first in range(0, num_nodes, NODES_PER_GROUP_MAX)
+    ]
+    strategy = group.spec.strategy if isinstance(group.spec, WorkerSpec) else None
+    pace = [_pace(strategy, chunk) for chunk in chunks]
+    rounds = max(
+        math.ceil(chunk / max(away + surge, 1))
+        for chunk, (away, surge) in zip(chunks, pace, strict=True)
+    )
+    at_once, surge = (sum(each) for each in zip(*pace, strict=True))
+    # At most so many, where the group scales by itself.
+    count = group.count if num_nodes == group.max_nodes else str(num_nodes)
+    beyond = f"{surge} beyond the number for {_surge_price(group, surge, rounds, total)}"
+    jobs = "" if group.nodeset is None else "; jobs on them end"
+    follows = any(cause.subject == KUBERNETES_KEY for cause in causes)
+    return Step(
+        what=f"{group.label}: {count} node{'s' if num_nodes > 1 else ''} made anew, {at_once} away "
+        f"at once, {beyond if surge else 'none beyond'}; {_duration(strategy, rounds)}{jobs}",
+        causes=tuple(map(str, causes)),
+        way_back="none: nodes follow the control plane"
+        if follows
+        else "set the keys back: the nodes are made anew once more",
+        slurm_nodes=()
+        if group.nodeset is None
+        else tuple(f"{group.nodeset}-{index}" for index in range(num_nodes)),
+    )
+
+
+def _duration(strategy: StrategySpec | None, rounds: int) -> str:
+    """Longest in all, every round with its longest drain."""
+    drain_minutes: int | None = ROLLOUT.drain_timeout_minutes
+    if strategy is not None and strategy.drain_timeout_s is not None:
+        drain_minutes = math.ceil(strategy.drain_timeout_s / 60)
+    times = f"{rounds} round{'s' if rounds > 1 else ''}"
+    if not drain_minutes:
+        return f"{times}, each as long as pods take to leave (drain_timeout_s: 0)"
+    hours, minutes = divmod(rounds * (drain_minutes + ROLLOUT.round_minutes_max), 60)
+    told = f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
+    return f"{times} of {drain_minutes} + {ROLLOUT.round_minutes_max} min: {told}"
+
+
+def _pace(strategy: StrategySpec | None, nodes: int) -> tuple[int, int]:
+    """Nodes away at once and nodes beyond the number, of one mk8s group."""
+    if strategy is None:
+        return min(ROLLOUT.max_unavailable, nodes), ROLLOUT.max_surge
+    away, surge = strategy.max_unavailable_nodes, strategy.max_surge_nodes
+    if away is None:
+        percent = strategy.max_unavailable_percent
+        # The API rounds nodes that are away down and surge up.
+        away = nodes * (_DEFAULT_PERCENT if percent is None else percent) // 100
+    if surge is None:
+        surge = math.ceil(nodes * (strategy.max_surge_percent or 0) / 100)
+    # Both 0 would never end; the API takes at least one node.
+    return min(max(away, 0 if surge else 1), nodes), surge
+
+
+def _surge_price(group: Group, surge: int, rounds: int, total: Estimate) -> str:
+    """US dollars at most of the nodes beyond the number."""
+    ids = (group.key, f"{group.key}.boot_disk")
+    lines = [line for line in total.components if line.id in ids]
+    if any(line.rate is None for line in lines):
+        return "UNPRICED"
+    monthly = sum((line.monthly_usd_of_node for line in lines), Decimal(0))
+    minutes = rounds * ROLLOUT.round_minutes_max
+    return usd_text(monthly / HOURS_PER_MONTH * surge * minutes / 60)
+
+
+def _most(values: Mapping[str, str], key: str) -> int:
+    """Most nodes of a group as the values have it; none of a nodeset of a paused stack."""
+    if values.get("nodes.paused") == "true" and key.startswith("nodes.workers["):
+        return 0
+    return int(values.get(f"{key}.nodes") or values.get(f"{key}.max_nodes") or 0)
+
+
+def nodesets(values: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """Name and most nodes of every nodeset that the values declare."""
+    start, end = "nodes.workers[", "].platform"
+    for key in values:
+        if key.startswith(start) and key.endswith(end):
+            name = key.removeprefix(start).removesuffix(end)
+            yield name, _most(values, f"{start}{name}]")
+
+
+_NEW_CLUSTER: Final = (
+    "nebius.project_id",
+    "nebius.network_id",
+    "nebius.subnet_id",
+    "nebius.discover_network",
+)
+_POD_FIELDS: Final = ("shared_memory_gib", "local_disks[", "image_disk")
+_POD_KEYS: Final = (SOPERATOR_KEY, "soperator.cuda_version", "storage.memory")
+_NO_WAY_BACK: Final = "none: a control plane never goes back to an older version"
+
+
 def rollout(
     before: Mapping[str, str], after: Mapping[str, str], spec: StackSpec, total: Estimate
 ) -> Rollout:
     """The steps from the deployed values to the declared ones, with prices of `total`."""
     if KUBERNETES_KEY not in before:
         return Rollout(steps=())
-    rolling = rolls(before, after, spec, total)
+    rolling = sorted(rolls(before, after, spec, total), key=lambda each: each[0])
     return Rollout(
         steps=(
             *_cluster(before, after, spec),
             *_grown(before, after),
-            *map(_roll, rolling),
+            *(step for _, step in rolling),
             *leaving(before, spec),
             *_charts(before, after, spec),
         ),
-        is_staged=len({roll.stage for roll in rolling}) > 1,
+        is_staged=len({stage for stage, _ in rolling}) > 1,
     )
 
 
@@ -293,23 +270,6 @@ def _grown(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Step
                 "drains",
                 way_back="none: a filesystem never shrinks",
             )
-
-
-def _roll(roll: Roll) -> Step:
-    nodes = f"{roll.count} node{'s' if roll.num_nodes > 1 else ''}"
-    price = "UNPRICED" if roll.surge_usd is None else usd_text(roll.surge_usd)
-    surge = f"{roll.surge} beyond the number for {price}" if roll.surge else "none beyond"
-    jobs = "; jobs on them end" if roll.nodeset is not None else ""
-    kubernetes = any(cause.subject == KUBERNETES_KEY for cause in roll.causes)
-    return Step(
-        what=f"{roll.label}: {nodes} made anew, {roll.at_once} away at once, {surge}; "
-        f"{_duration(roll)}{jobs}",
-        causes=tuple(map(str, roll.causes)),
-        way_back="none: nodes follow the control plane"
-        if kubernetes
-        else "set the keys back: the nodes are made anew once more",
-        slurm_nodes=roll.slurm_nodes,
-    )
 
 
 def leaving(before: Mapping[str, str], spec: StackSpec) -> Iterator[Step]:
@@ -383,13 +343,3 @@ def _told(key: str, before: Mapping[str, str], after: Mapping[str, str]) -> str:
 def _every_node(before: Mapping[str, str]) -> tuple[str, ...]:
     """Every Slurm node of the deployment."""
     return tuple(f"{name}-{at}" for name, most in nodesets(before) for at in range(most))
-
-
-def _duration(roll: Roll) -> str:
-    times = f"{roll.rounds} round{'s' if roll.rounds > 1 else ''}"
-    if roll.minutes is None:
-        return f"{times}, each as long as pods take to leave (drain_timeout_s: 0)"
-    hours, minutes = divmod(roll.minutes, 60)
-    told = f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
-    each = f"{roll.drain_minutes} + {ROLLOUT.round_minutes_max} min"
-    return f"{times} of {each}: {told}"

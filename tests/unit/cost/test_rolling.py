@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from cost.diff.rollout import Roll, leaving, rolls
+from cost.diff.rollout import Step, leaving, rolls
 from cost.prices.book import layered
+from cost.report.layout import usd_text
 from cost.resources.estimate import estimate
 from infra.render.names import filesystems
 from infra.render.nodes import node_group_spec, roles
@@ -121,9 +122,11 @@ def rendered(spec: StackSpec) -> dict[str, Any]:
     return found
 
 
-def rolled(before: StackSpec, after: StackSpec) -> tuple[Roll, ...]:
+def rolled(before: StackSpec, after: StackSpec) -> dict[str, tuple[int, Step]]:
+    """Stage and step by group."""
     total = estimate(after, layered(after))
-    return rolls(declared_values(before), declared_values(after), after, total)
+    found = rolls(declared_values(before), declared_values(after), after, total)
+    return {step.what.partition(":")[0]: (stage, step) for stage, step in found}
 
 
 @pytest.fixture
@@ -140,17 +143,17 @@ def test_a_key_rolls_exactly_the_groups_whose_nodes_it_changes(
     after = CHANGES[name](before)
     old, new = rendered(before), rendered(after)
     changed = {group for group in old if old[group] != new.get(group)}
-    assert {roll.label for roll in rolled(before, after)} == changed
+    assert rolled(before, after).keys() == changed
 
 
 def test_a_group_names_the_keys_that_roll_it(spec: StackSpec):
     after = worker(max_pods=64)(cluster(os="ubuntu22.04")(spec))
-    by_group = {roll.label: [str(each) for each in roll.causes] for roll in rolled(spec, after)}
-    assert by_group["login"] == ["cluster.os: ubuntu24.04 -> ubuntu22.04"]
-    assert by_group["worker"] == [
+    by_group = {group: step.causes for group, (_, step) in rolled(spec, after).items()}
+    assert by_group["login"] == ("cluster.os: ubuntu24.04 -> ubuntu22.04",)
+    assert by_group["worker"] == (
         "cluster.os: ubuntu24.04 -> ubuntu22.04",
         "nodes.workers[worker].max_pods: not set -> 64",
-    ]
+    )
 
 
 def test_other_keys_of_a_user_of_the_nodes_are_other_nodes(spec: StackSpec):
@@ -158,13 +161,15 @@ def test_other_keys_of_a_user_of_the_nodes_are_other_nodes(spec: StackSpec):
         nodes(ssh_users=(NodeUserSpec(name="ops", ssh_public_keys=(key,)),))(spec)
         for key in (KEY, f"{KEY}-else")
     )
-    assert {roll.label for roll in rolled(before, after)} == set(rendered(spec))
+    assert rolled(before, after).keys() == rendered(spec).keys()
 
 
-def of_worker(spec: StackSpec, num: int, **strategy: Any) -> Roll:
+def of_worker(spec: StackSpec, num: int, **strategy: Any) -> str:
+    """What happens to so many workers whose nodes are made anew."""
     before = worker(min_nodes=num, max_nodes=num, strategy=StrategySpec(**strategy))(spec)
-    (found,) = rolled(before, worker(max_pods=64)(before))
-    return found
+    ((_, step),) = rolled(before, worker(max_pods=64)(before)).values()
+    assert step.slurm_nodes == tuple(f"worker-{at}" for at in range(num))
+    return step.what
 
 
 @pytest.mark.parametrize(
@@ -183,29 +188,31 @@ def of_worker(spec: StackSpec, num: int, **strategy: Any) -> Roll:
 def test_nodes_away_and_beyond_follow_the_strategy_of_each_group_of_100(
     spec: StackSpec, num: int, strategy: Mapping[str, int], at_once: int, surge: int, rounds: int
 ):
-    found = of_worker(spec, num, **strategy)
-    assert (found.at_once, found.surge, found.rounds) == (at_once, surge, rounds)
+    what = of_worker(spec, num, **strategy)
+    assert f" made anew, {at_once} away at once, " in what
+    assert (f", {surge} beyond the number for $" if surge else ", none beyond; ") in what
+    assert f"; {rounds} round{'s' if rounds > 1 else ''} of " in what
 
 
 def test_time_is_rounds_of_drain_and_new_nodes(spec: StackSpec):
-    assert of_worker(spec, 4).minutes == 2 * (10 + 45)
-    assert of_worker(spec, 4, drain_timeout_s=90).minutes == 2 * (2 + 45)
-    assert of_worker(spec, 4, drain_timeout_s=0).minutes is None
+    assert "; 2 rounds of 10 + 45 min: 1 h 50 min; " in of_worker(spec, 4)
+    assert "; 2 rounds of 2 + 45 min: 1 h 34 min; " in of_worker(spec, 4, drain_timeout_s=90)
+    endless = of_worker(spec, 4, drain_timeout_s=0)
+    assert "; 2 rounds, each as long as pods take to leave (drain_timeout_s: 0); " in endless
 
 
 def test_the_surge_costs_its_nodes_and_their_disks_for_as_long_as_it_lasts(spec: StackSpec):
-    assert of_worker(spec, 2).surge_usd == 0
     found = of_worker(spec, 2, max_unavailable_nodes=0, max_surge_nodes=1)
     total = estimate(spec, layered(spec))
     lines = [c for c in total.components if c.id.startswith("nodes.workers[worker]")]
     hourly = sum((line.monthly_usd_of_node for line in lines), Decimal(0)) / 730
-    assert found.surge_usd == pytest.approx(hourly * 2 * 45 / 60)
+    assert f", 1 beyond the number for {usd_text(hourly * 2 * 45 / 60)}; " in found
 
 
 def test_services_roll_before_workers(spec: StackSpec):
-    stages = [roll.stage for roll in rolled(spec, cluster(os="ubuntu22.04")(spec))]
-    assert stages == sorted(stages)
-    assert rolled(spec, cluster(os="ubuntu22.04")(spec))[0].label == "system"
+    stages = {g: stage for g, (stage, _) in rolled(spec, cluster(os="ubuntu22.04")(spec)).items()}
+    assert stages["system"] == min(stages.values())
+    assert stages["worker"] == max(stages.values())
 
 
 def test_a_smaller_set_loses_its_highest_numbers(public_key_file: Path):
