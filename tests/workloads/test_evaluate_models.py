@@ -261,26 +261,92 @@ def test_lm_eval_without_tasks_is_a_wrong_recipe(
     assert (code, record["outcome"]) == (ExitCode.BAD_CONFIG, "FAIL")
 
 
-def test_lm_eval_gets_both_models_and_its_numbers_are_recorded(
-    trained: Any, recipe_file: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stand-in with the signature of lm_eval.simple_evaluate."""
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """A stand-in with the signatures and refusals of lm-eval 0.4.13; what it was asked."""
     asked: list[dict[str, Any]] = []
+
+    class TaskManager:
+        def load(self, names: list[str]) -> None:
+            if names == ["arc_easy"]:
+                raise ConnectionError("Couldn't reach 'allenai/ai2_arc' on the Hub")
+            if names != ["arc"]:
+                raise KeyError(f"Spec '{names[0]}' is not a registered task/group/tag name")
 
     def simple_evaluate(**options: Any) -> dict[str, Any]:
         asked.append(options)
         return {"results": {"arc": {"alias": "arc", "acc,none": 0.25 * len(asked)}}}
 
-    stand_in = types.ModuleType("lm_eval")
-    stand_in.simple_evaluate = simple_evaluate  # type: ignore[attr-defined]
-    stand_in.__spec__ = types.SimpleNamespace(name="lm_eval")  # type: ignore[assignment]
-    monkeypatch.setitem(sys.modules, "lm_eval", stand_in)
+    for name, values in {
+        "lm_eval": {"simple_evaluate": simple_evaluate},
+        "lm_eval.tasks": {"TaskManager": TaskManager},
+    }.items():
+        stand_in = types.ModuleType(name)
+        vars(stand_in).update(values, __spec__=types.SimpleNamespace(name=name))
+        monkeypatch.setitem(sys.modules, name, stand_in)
+    return asked
+
+
+def test_lm_eval_gets_both_models_and_its_numbers_are_recorded(
+    trained: Any, recipe_file: Path, capsys: Any, harness: list[dict[str, Any]]
+) -> None:
     code, record = lm_eval(
         recipe_file, capsys, 'evaluate.lm_eval_tasks=["arc"]', "evaluate.lm_eval_limit=5"
     )
     assert (code, record["outcome"]) == (0, "PASS")
-    assert [("peft" in each["model_args"], each["limit"]) for each in asked] == [
+    assert [("peft" in each["model_args"], each["limit"]) for each in harness] == [
         (False, 5),
         (True, 5),
     ]
     assert (record["metrics"]["base_arc_acc"], record["metrics"]["arc_acc"]) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("task", "exit_code", "said"),
+    [
+        ("arc_esay", ExitCode.BAD_CONFIG, "Spec 'arc_esay' is not a registered"),
+        ("arc_easy", ExitCode.BAD_DATA, "Couldn't reach 'allenai/ai2_arc' on the Hub"),
+    ],
+)
+def test_a_task_of_lm_eval_that_cannot_be_read_is_told_before_a_model_is_loaded(
+    trained: Any,
+    recipe_file: Path,
+    capsys: Any,
+    harness: list[dict[str, Any]],
+    task: str,
+    exit_code: ExitCode,
+    said: str,
+) -> None:
+    code, record = lm_eval(recipe_file, capsys, f'evaluate.lm_eval_tasks=["{task}"]')
+    assert (code, harness) == (exit_code, [])
+    assert record["reason"].startswith(f"evaluate.lm_eval_tasks: {said}")
+
+
+def test_lm_eval_itself_scores_a_task_of_the_users_own(
+    trained: Any, recipe_file: Path, capsys: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("lm_eval", reason="needs lm-eval, which the project does not ship")
+    rows = [
+        {"question": f"{a} plus {b}?", "choices": [str(a + b), "no"], "answer": 0}
+        for a in (2, 3)
+        for b in (4, 5)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    task = tmp_path / "sums.yaml"
+    task.write_text(
+        f"""task: sums
+dataset_path: json
+dataset_kwargs: {{data_files: {tmp_path}/rows.jsonl}}
+output_type: multiple_choice
+test_split: train
+doc_to_text: "{{{{question}}}}"
+doc_to_target: answer
+doc_to_choice: "{{{{choices}}}}"
+"""
+    )
+    code, record = lm_eval(recipe_file, capsys, f'evaluate.lm_eval_tasks=["{task}"]')
+    assert (code, record["outcome"]) == (0, "PASS"), record["reason"]
+    assert record["metrics"].keys() >= {"sums_acc", "base_sums_acc", "sums_acc_stderr"}
+    assert all(0 <= value <= 1 for value in record["metrics"].values())
+    code, record = lm_eval(recipe_file, capsys, 'evaluate.lm_eval_tasks=["no_such_task"]')
+    assert (code, "no_such_task" in record["reason"]) == (ExitCode.BAD_CONFIG, True)

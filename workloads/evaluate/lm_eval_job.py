@@ -1,7 +1,7 @@
 """The job lm_eval: EleutherAI's lm-eval harness on both models, where it is installed.
 
-Owns what is passed to it and what comes back; the tasks and their rows are the harness's own, which
-it takes from the caches of `datasets`. Without the package the record says NOT_RUN, exit 69.
+Owns what is passed to it and what comes back; tasks are the harness's own or YAML files of its
+form, with rows out of the caches of `datasets`. Without the package: NOT_RUN, exit 69.
 Usage: python -m workloads.evaluate.lm_eval_job --recipe NAME --set 'evaluate.lm_eval_tasks=["arc"]'
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from workloads.common import hardware
 from workloads.common.dist import World, world
 from workloads.common.exit_codes import ConfigError, DataError, NotRunError
+from workloads.common.log import at
 from workloads.evaluate.subject import check_base, tuned_dir
 from workloads.job import Job, end, run_job, section
 from workloads.recipes.evaluate import EvaluateConfig
@@ -51,8 +53,11 @@ def _run(job: Job, config: EvaluateConfig, here: World, model_dir: Path, tuned: 
     else:
         arguments["finetuned_model"] = {"pretrained": str(tuned), "tokenizer": str(model_dir)}
     harness: Any = importlib.import_module(PACKAGE)
+    tasks = ", ".join(config.lm_eval_tasks)
+    _check_tasks(config)
     results: dict[str, Any] = {}
     for name, values in arguments.items():
+        at(f"lm-eval asks the {name.replace('_', ' ')}: {tasks}")
         made = harness.simple_evaluate(
             model="hf",
             model_args={**values, "dtype": _DTYPES[config.dtype]},
@@ -63,7 +68,7 @@ def _run(job: Job, config: EvaluateConfig, here: World, model_dir: Path, tuned: 
             random_seed=config.seed,
         )
         if not isinstance(made, Mapping) or not made.get("results"):
-            raise DataError(f"lm-eval gave no results for {', '.join(config.lm_eval_tasks)}")
+            raise DataError(f"lm-eval gave no results for {tasks}")
         results[name] = made["results"]
     job.keep("lm_eval", "lm_eval.json", json.dumps(results, indent=2, default=str) + "\n")
     for prefix, name in (("", "finetuned_model"), ("base_", "base_model")):
@@ -72,6 +77,23 @@ def _run(job: Job, config: EvaluateConfig, here: World, model_dir: Path, tuned: 
                 if isinstance(value, float):
                     label = metric.removesuffix(",none").replace(",", "_")
                     job.record.metrics[f"{prefix}{task}_{label}"] = value
+
+
+def _check_tasks(config: EvaluateConfig) -> None:
+    """Refuse tasks that cannot be read; the harness itself would find out after it has a model."""
+    at("lm-eval reads its tasks")
+    manager: Any = importlib.import_module(f"{PACKAGE}.tasks").TaskManager()
+    try:
+        manager.load(list(config.lm_eval_tasks))
+    except KeyError as error:
+        raise ConfigError(
+            f"evaluate.lm_eval_tasks: {error.args[0]}; `lm-eval ls tasks` lists what there is"
+        ) from error
+    except OSError as error:  # those of `datasets` for what is not there and cannot be reached too
+        raise DataError(
+            f"evaluate.lm_eval_tasks: {error}; load the task once where the hub can be reached, "
+            f"with HF_HOME={os.environ.get('HF_HOME', '~/.cache/huggingface')}, as this job has it"
+        ) from error
 
 
 if __name__ == "__main__":
