@@ -4,9 +4,9 @@ It lies in one SQLite file: resources, operations, idempotency keys, tokens. Eve
 memory and written through; `commit` ends the transaction of one call, so a killed process loses
 whole calls only, never halves of one.
 
-Platforms and fabrics come from stacks/catalog.py. Quota limits are ours: generous, and finite, so
-that a mistake of a factor of ten is refused. An emulator for previews knows no project's region,
-limits or capacity, and says so: it holds every project that it is asked of.
+Platforms and fabrics come from stacks/catalog.py; what a project begins with is project.yaml.j2.
+An emulator for previews knows no project's region, limits or capacity, and says so: it holds every
+project that it is asked of.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from google.protobuf import json_format
 
+from infra.files import fill
 from infra.local.nebius_api.errors import refusal
 from infra.providers.nebius.quota_use import used_by
-from infra.providers.nebius.resource_type import GIB, size_bytes
+from infra.providers.nebius.resource_type import size_bytes
 from infra.providers.nebius.schema import OPERATION, Schema, enum_word
 from stacks.catalog import FABRICS, PLATFORMS
+from stacks.files import parse_yaml
 from stacks.rules.quotas import gpu_quota
 
 
@@ -293,29 +295,6 @@ _PROJECTS: Final = (
     ("tenant-e00t", "project-e00p"),
     ("tenant-e00replaceme", "project-e00replaceme"),
 )
-_TIB: Final = 1 << 40
-_LIMITS: Final = {
-    "compute.disk.count": 500,
-    "compute.disk.size.network-ssd": 50 * _TIB,
-    "compute.disk.size.network-ssd-io-m3": 50 * _TIB,
-    "compute.disk.size.network-ssd-non-replicated": 50 * _TIB,
-    "compute.filesystem.count": 64,
-    "compute.filesystem.size.network-ssd": 20 * _TIB,
-    "compute.gpucluster.count": 8,
-    "compute.instance.count": 200,
-    "compute.instance.non-gpu.vcpu": 1024,
-    "mk8s.cluster.count": 8,
-    "vpc.allocation.count": 512,
-}
-_GPUS: Final = 64
-"""Limit of each GPU family."""
-_ADVICE: Final = {
-    "available": 8,
-    "limit": 16,
-    "availability_level": "AVAILABILITY_LEVEL_MEDIUM",
-    "data_state": "DATA_STATE_FRESH",
-}
-"""Instances to be had now."""
 
 
 def seed(store: Store, token: str, *, anywhere: bool = False) -> None:
@@ -328,76 +307,17 @@ def seed(store: Store, token: str, *, anywhere: bool = False) -> None:
 
 def plant_project(store: Store, tenant: str, project: str, *, anywhere: bool) -> None:
     """One tenant with one project; `anywhere`: of no region, with every platform and no limit."""
-    for type_, *place, body in _planted(tenant, project, "" if anywhere else _REGION):
-        resource: Any = store.schema.message(f"nebius.{type_}")()
-        metadata = dict(zip(("id", "parent_id", "name"), place, strict=True))
-        body["metadata"] = {**metadata, "resource_version": 1}
+    text = fill(
+        Path(__file__).with_name("project.yaml.j2"),
+        {"gpu_quota": gpu_quota},
+        tenant=tenant,
+        project=project,
+        region="" if anywhere else _REGION,
+        platforms=tuple(PLATFORMS.values()),
+        fabrics=tuple(FABRICS.values()),
+    )
+    for body in cast("list[dict[str, Any]]", parse_yaml(text)):
+        resource: Any = store.schema.message(f"nebius.{body.pop('type')}")()
         json_format.ParseDict(body, resource, descriptor_pool=store.schema.pool)
         set_state(store.schema, resource, "ready")
         store.put(resource)
-
-
-def _planted(
-    tenant: str, project: str, region: str
-) -> Iterator[tuple[str, str, str, str, dict[str, Any]]]:
-    """Type, id, parent, name and content: the default network, quotas, platforms and capacity."""
-    key = project.removeprefix("project-")
-    yield "iam.v2.Tenant", tenant, "", tenant.removeprefix("tenant-"), {}
-    yield "iam.v2.Project", project, tenant, "default", {"spec": {"region": region}}
-    yield "iam.v1.Group", f"group-{key}editors", tenant, "editors", {}
-    network, subnet = f"vpcnetwork-{key}default", f"vpcsubnet-{key}default"
-    yield "vpc.v1.Network", network, project, "default-network", {"spec": {}}
-    spec: dict[str, Any] = {"network_id": network}
-    yield "vpc.v1.Subnet", subnet, project, "default-subnet", {"spec": spec}
-    for platform in PLATFORMS.values():
-        if region not in ("", *platform.regions):
-            continue
-        presets = [
-            {
-                "name": preset.name,
-                "allow_gpu_clustering": preset.allows_gpu_cluster,
-                "resources": {
-                    "vcpu_count": preset.vcpus,
-                    "memory_gibibytes": preset.memory_gib,
-                    "gpu_count": preset.gpus,
-                },
-            }
-            for preset in platform.presets.values()
-        ]
-        spec = {"human_readable_name": platform.name, "presets": presets}
-        if platform.gres_type is not None:
-            spec["gpu_count_quota_type"] = gpu_quota(platform.name)
-        id_ = f"computeplatform-{key}{platform.name}"
-        yield "compute.v1.Platform", id_, project, platform.name, {"spec": spec}
-    gpus = {gpu_quota(p.name): _GPUS for p in PLATFORMS.values() if p.gres_type is not None}
-    for name, limit in (_LIMITS | gpus).items():
-        id_ = f"quotaallowance-{key}{name.replace('.', '-')}"
-        spec = {"limit": str(limit), "region": region} if region else {}
-        unit = "byte" if limit >= GIB else "count"
-        status = {"unit": unit, "service": name.split(".")[0]}
-        yield "quotas.v1.QuotaAllowance", id_, project, name, {"spec": spec, "status": status}
-    for fabric in FABRICS.values():
-        if fabric.region != region:
-            continue
-        id_ = f"capacityblockgroup-{key}{fabric.name}"
-        affinity = {"compute_v1": {"fabric": fabric.name, "platform": fabric.platform}}
-        status = {"region": region, "current_limit": "16", "resource_affinity": affinity}
-        yield "capacity.v1.CapacityBlockGroup", id_, tenant, fabric.name, {"status": status}
-    # What every GPU preset of the region offers, on each of its fabrics where it joins one.
-    for platform in PLATFORMS.values():
-        if platform.gres_type is None or region not in platform.regions:
-            continue
-        fabrics = [f.name for f in FABRICS.values() if f.platform == platform.name]
-        for preset in platform.presets.values():
-            for fabric in fabrics if preset.allows_gpu_cluster else [""]:
-                name = fabric or f"{platform.name}-{preset.name}"
-                wanted = {"platform": platform.name, "preset": {"name": preset.name}}
-                spec = {"region": region, "fabric": fabric, "compute_instance": wanted}
-                body = {"spec": spec, "status": {"on_demand": _ADVICE, "preemptible": _ADVICE}}
-                yield (
-                    "capacity.v1.ResourceAdvice",
-                    f"resourceadvice-{key}{name}",
-                    tenant,
-                    name,
-                    body,
-                )
