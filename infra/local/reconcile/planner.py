@@ -140,12 +140,14 @@ class _Maker:
         # In this order the scheduler takes them.
         pods = {"controller": self._controller(nodes["controller"])}
         if has_database:
-            pods["accounting"] = self._pod(ACCOUNTING, self._set("accounting"))
-            pods["database"] = self._database()
-            if (wanted := accounting["k8sNodeFilterName"]) not in self._filters:
-                problem = f"k8sNodeFilterName '{wanted}' is not in spec.k8sNodeFilters"
-                for role in ("accounting", "database"):
-                    pods[role] = PodPlan(name=pods[role].name, problem=problem, of=pods[role].of)
+            slurmdbd, mariadb = self._set("accounting"), self._set("database")
+            if (wanted := accounting["k8sNodeFilterName"]) in self._filters:
+                pods["accounting"] = self._pod(ACCOUNTING, slurmdbd)
+                pods["database"] = self._database(mariadb)
+            else:
+                refused = f"k8sNodeFilterName '{wanted}' is not in spec.k8sNodeFilters"
+                pods["accounting"] = PodPlan(name=ACCOUNTING, problem=refused, of=slurmdbd)
+                pods["database"] = PodPlan(name=DATABASE, problem=refused, of=mariadb)
         login = nodes["login"]
         pods["login"] = self._login(login)
         by_port = login["sshdServiceType"] == "NodePort"
@@ -208,8 +210,7 @@ class _Maker:
             return PodPlan(name=CONTROLLER, problem=self._no_source(name))
         return self._pod(CONTROLLER, self._set("controller"))
 
-    def _database(self) -> PodPlan:
-        made = self._set("database")
+    def _database(self, made: PodSet) -> PodPlan:
         claim = {"persistentVolumeClaim": {"claimName": f"storage-{made.name}-0"}}
         planned = self._pod(DATABASE, made, {"storage": claim} if made.claims else {})
         # In a filesystem it has a folder of its own, beside what others put there.

@@ -226,3 +226,16 @@ def test_a_database_that_is_larger_than_its_node_waits(values: Values) -> None:
     accounting |= {"enabled": True, "mariadbOperator": mariadb}
     problem = planned(values)["acct-db-0"].problem
     assert problem.startswith("insufficient cpu: needs 9")
+
+
+def test_a_pod_that_is_refused_for_its_filter_takes_nothing_of_a_node(values: Values) -> None:
+    """Else the login pod, which comes after it, was said to be too large."""
+    mariadb = {"enabled": True, "resources": {"cpu": "5", "memory": "1Gi"}}
+    accounting = values[CLUSTER]["slurmNodes"]["accounting"]
+    accounting |= {"enabled": True, "mariadbOperator": mariadb, "k8sNodeFilterName": "mistyped"}
+    login = values[CLUSTER]["slurmNodes"]["login"]
+    login |= {"k8sNodeFilterName": "accounting", "sshd": {"resources": {"cpu": "2"}}}
+    found = planned(values)
+    refused = "k8sNodeFilterName 'mistyped' is not in spec.k8sNodeFilters"
+    assert {found[name].problem for name in ("accounting", "acct-db-0")} == {refused}
+    assert found["login-0"].problem == ""
