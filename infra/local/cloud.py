@@ -341,19 +341,23 @@ def plant_fault(cloud: Cloud, kind: str, method: str, times: int) -> None:
     except re.error as error:
         raise LocalError(f"--method '{method}' is no regular expression: {error}") from error
     faults = _faults(cloud)
-    faults.plant([*faults.pending(), {**_API_FAULTS[kind], "method": method, "times": times}])
+    with faults.alone():
+        faults.plant([*faults.pending(), {**_API_FAULTS[kind], "method": method, "times": times}])
 
 
 def clear_faults(cloud: Cloud) -> None:
     """Forget every planted fault and the latency."""
-    _faults(cloud).plant([])
+    faults = _faults(cloud)
+    with faults.alone():
+        faults.plant([])
 
 
 def set_latency(cloud: Cloud, seconds: float) -> None:
     """Make every operation take `seconds`."""
     faults = _faults(cloud)
-    others = [one for one in faults.pending() if one["code"] != _LATENCY["code"]]
-    faults.plant([*others, {**_LATENCY, "seconds": seconds}])
+    with faults.alone():
+        others = [one for one in faults.pending() if one["code"] != _LATENCY["code"]]
+        faults.plant([*others, {**_LATENCY, "seconds": seconds}])
 
 
 def kill_part(cloud: Cloud, part: str) -> None:

@@ -20,6 +20,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -114,6 +115,11 @@ class Faults:
     def __init__(self, folder: Path) -> None:
         self._file = folder / "faults.json"
 
+    def alone(self) -> AbstractContextManager[None]:
+        """No other process changes them in the block: it would write over what it did not read."""
+        lock = self._file.with_suffix(".lock")
+        return files.alone(lock, AssertionError("waits"), lambda _holder: None)
+
     def plant(self, faults: list[dict[str, Any]]) -> None:
         """Replaces all planted faults."""
         files.write(self._file, json.dumps(faults, indent=1))
@@ -158,16 +164,17 @@ class Faults:
             await asyncio.sleep(_POLL_S)
 
     def _next(self, method: str, when: When, *, slow: bool) -> dict[str, Any] | None:
-        faults = self.pending()
-        for fault in faults:
-            if (fault["code"] == _SLOW) is not slow or fault.get("when", "before") != when:
-                continue
-            if not re.search(fault["method"], method):
-                continue
-            passes = fault.get("skip", 0) > 0
-            counter = "skip" if passes else "times"
-            fault[counter] = fault.get(counter, 1) - 1
-            self.plant(faults)
-            if not passes:
-                return fault
+        with self.alone():
+            faults = self.pending()
+            for fault in faults:
+                if (fault["code"] == _SLOW) is not slow or fault.get("when", "before") != when:
+                    continue
+                if not re.search(fault["method"], method):
+                    continue
+                passes = fault.get("skip", 0) > 0
+                counter = "skip" if passes else "times"
+                fault[counter] = fault.get(counter, 1) - 1
+                self.plant(faults)
+                if not passes:
+                    return fault
         return None

@@ -1,10 +1,14 @@
 """Planted faults reach the SDK as the real ones would, and idempotency keys make retries safe."""
 
+import threading
+from pathlib import Path
+
 import nebius.api.nebius.compute.v1 as compute
 import pytest
 from nebius.aio.operation import OperationError
 from nebius.aio.service_error import RequestError
 
+from infra.local.nebius_api import errors
 from tests.unit.nebius_api.resources import PROJECT, filesystem, make
 
 CREATE = "FilesystemService.Create"
@@ -84,3 +88,29 @@ def test_a_fault_counts_down_in_its_file(client, served):
         client.create(filesystem()).wait()
     assert [fault["times"] for fault in served.emulator.faults.pending()] == [1]
     served.emulator.faults.plant([])
+
+
+def test_a_fault_that_is_planted_while_another_is_counted_down_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`soperator local fault` during an `up`: the emulator wrote what it had read over it."""
+    faults, slow = errors.Faults(tmp_path), errors.Faults(tmp_path)
+    faults.plant([{"method": "Create", "code": "UNAVAILABLE", "times": 2}])
+
+    def plant() -> None:
+        with faults.alone():
+            faults.plant([*faults.pending(), {"method": "Delete", "code": "INTERNAL"}])
+
+    other = threading.Thread(target=plant)
+    write = errors.files.write
+
+    def begin_the_other(path: Path, text: str) -> None:
+        monkeypatch.setattr(errors.files, "write", write)
+        other.start()
+        other.join(0.3)
+        write(path, text)
+
+    monkeypatch.setattr(errors.files, "write", begin_the_other)
+    assert slow.take("any.Create", "before") is not None
+    other.join()
+    assert [each["method"] for each in faults.pending()] == ["Create", "Delete"]
