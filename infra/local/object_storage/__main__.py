@@ -298,6 +298,7 @@ _LISTING: Final = frozenset(
     }
 )
 _RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
+_SIGNED_S: Final = 15 * 60
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
 _UNSIGNED: Final = "UNSIGNED-PAYLOAD"
 
@@ -326,9 +327,12 @@ class Request:
 class ObjectStorage:
     """The calls."""
 
-    def __init__(self, access: Access, objects: Objects) -> None:
+    def __init__(
+        self, access: Access, objects: Objects, clock: Callable[[], float] = time.time
+    ) -> None:
         self._access = access
         self._objects = objects
+        self._clock = clock
 
     def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """The answer to one call; header names are lower case."""
@@ -345,6 +349,12 @@ class ObjectStorage:
         secret = self._access.secret(claim.key_id)
         if secret is None:
             raise S3Error(403, "InvalidAccessKeyId", f"no key {claim.key_id}, or it has ended")
+        try:
+            signed = datetime.strptime(headers.get("x-amz-date", ""), "%Y%m%dT%H%M%S%z")
+        except ValueError as error:
+            raise S3Error(403, "AccessDenied", f"x-amz-date: {error}") from error
+        if abs(self._clock() - signed.timestamp()) > _SIGNED_S:
+            raise S3Error(403, "RequestTimeTooSkewed", "signed too long ago, or not yet")
         wire = {"method": method, "path": parts.path, "query": parts.query}
         if not is_signed(claim, secret, **wire, headers=headers):
             raise S3Error(403, "SignatureDoesNotMatch", "the secret did not make the signature")

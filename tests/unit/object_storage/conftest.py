@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ class Storage:
     cloud: ObjectCloud
     access: Access
     now: float = 1_800_000_000.0
+    ahead_s: float = 0
+    """How far its clock is before that of who signs."""
 
     def client(self, bucket: str, owner: str = "", **changed: Any) -> Any:
         """An S3 client of a bucket, with the key of the account of `owner` or of that bucket."""
@@ -48,7 +51,8 @@ def storage(tmp_path: Path) -> Iterator[Storage]:
         cloud.add_bucket(name)
     access = Access(tmp_path / "cloud", cloud.schema, clock=lambda: found.now)
     found = Storage(port=0, folder=tmp_path / "objects", cloud=cloud, access=access)
-    server = make_server(ObjectStorage(access, Objects(found.folder)), 0)
+    calls = ObjectStorage(access, Objects(found.folder), lambda: time.time() + found.ahead_s)
+    server = make_server(calls, 0)
     found.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()

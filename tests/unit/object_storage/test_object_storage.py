@@ -11,7 +11,7 @@ from pathlib import Path
 
 import obstore
 import pytest
-from obstore.exceptions import PermissionDeniedError
+from obstore.exceptions import GenericError, PermissionDeniedError
 
 from infra.local.object_storage.__main__ import (
     REGION,
@@ -171,6 +171,30 @@ def test_a_deleted_bucket_is_gone_and_one_of_the_same_name_starts_empty(storage:
     storage.cloud.put("nebius.storage.v1.Bucket", "storagebucket-new", name="configs")
     storage.cloud.permit("configs", "storagebucket-new", "storage.object-editor")
     assert keys(client) == []
+
+
+@pytest.mark.parametrize("ahead_s", [840, -840, 960, -960])
+def test_a_signature_of_another_time_than_now_is_refused(storage: Storage, ahead_s: float) -> None:
+    """Real ones last for 15 minutes: a client with a wrong clock is refused here too."""
+    client = storage.client("configs")
+    obstore.put(client, "one", b"x")
+    storage.ahead_s = ahead_s
+    if abs(ahead_s) < 900:
+        assert keys(client) == ["one"]
+        return
+    with pytest.raises(GenericError, match="RequestTimeTooSkewed"):
+        keys(client)
+
+
+@pytest.mark.parametrize("date", ["", "yesterday", "20261128T120000"])
+def test_a_signature_without_its_time_is_refused(storage: Storage, date: str) -> None:
+    calls = ObjectStorage(storage.access, Objects(storage.folder))
+    key = credentials("configs")["access_key_id"]
+    scope = f"Credential={key}/20261128/{REGION}/s3/aws4_request"
+    claim = f"AWS4-HMAC-SHA256 {scope}, SignedHeaders=host, Signature=0"
+    headers = {"authorization": claim, "x-amz-date": date}
+    answer = calls.answer("GET", "/configs", headers, b"")
+    assert (answer.status, b"x-amz-date" in answer.body) == (403, True)
 
 
 @pytest.mark.skipif(shutil.which("restic") is None, reason="no restic: run `make setup`")
