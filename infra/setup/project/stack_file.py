@@ -110,7 +110,10 @@ def write_stack(path: Path, answers: Answers | None, passphrase: str) -> bool:
     of the one that is there, as it is without answers.
     """
     if not path.is_file():
-        assert answers is not None
+        if answers is None:
+            raise UserError(
+                f"{path}: was removed meanwhile; bring it back, or give all options of a new stack"
+            )
         path.write_text(stack_text(answers, make_salt(passphrase)), encoding="utf-8")
         return True
     found = SALT.search(path.read_text(encoding="utf-8"))

@@ -16,8 +16,9 @@ from infra.clients.passphrase import PUBLIC, make_salt, opens, public_problem
 from infra.local import engine
 from infra.providers.nebius import sdk
 from infra.setup.project.project import Place
-from infra.setup.project.stack_file import Answers, stack_text, worker_choices
+from infra.setup.project.stack_file import Answers, stack_text, worker_choices, write_stack
 from stacks.check import check
+from stacks.errors import UserError
 from stacks.load import STACKS_DIR, load_stack
 from tests.unit.init.conftest import PROJECT, environment_of
 
@@ -145,6 +146,13 @@ def test_an_edited_stack_file_stays_and_the_keys_of_its_project_are_renewed(
     other = init(folder, "--project", PROJECT, "--name", "prod")
     assert other.exit_code == 1
     assert "nebius.project_id 'project-other'" in other.stderr
+
+
+def test_a_stack_file_that_is_removed_meanwhile_is_told(tmp_path: Path):
+    """What a project lacks may take a minute to make; it was a traceback then."""
+    path = tmp_path / "Pulumi.prod.yaml"
+    with pytest.raises(UserError, match=f"^{path}: was removed meanwhile; bring it back"):
+        write_stack(path, None, "passphrase")
 
 
 @pytest.mark.feature("S003-59")
