@@ -79,10 +79,13 @@ class Submitter(SubmittedJobs):
 
         For every command that enters the cluster; one that submits must know, and uses `alone`.
         """
-        with contextlib.suppress(UserError):
+        try:
             if self._left():
                 with self._locked(waits=False):
                     self._recover()
+        except UserError as error:
+            if not isinstance(error, JobsError):  # one is on its way, or nobody answers
+                self.log(f"{error}; a job of a command that was cut off waits held for it")
 
     def submit(
         self,

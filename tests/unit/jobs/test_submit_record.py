@@ -157,8 +157,12 @@ def test_a_stack_file_that_cannot_be_read_keeps_nobody_from_looking_at_the_clust
     def damaged() -> JobLedger:
         raise StackError(("Pulumi.local.yaml: no such key",))
 
-    own = replace(here(state, node, outputs, pytest.fail), books=damaged)
+    lines: list[str] = []
+    own = replace(here(state, node, outputs, lines.append), books=damaged)
     own.recover()
+    assert lines == [
+        "Pulumi.local.yaml: no such key; a job of a command that was cut off waits held for it"
+    ]
     assert len(left(state)) == 1
     with pytest.raises(StackError), own.alone():
         pytest.fail("it went on")
