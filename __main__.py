@@ -48,7 +48,7 @@ def main() -> None:
         raise pulumi.RunError(str(error)) from error
     damaged: list[str] = []
     records = load_records(STATE, spec.name, damaged.append)
-    stack_bill = bill(with_history(spec, STATE), book, records)
+    stack_bill = bill(with_history(spec, STATE, damaged.append), book, records)
     # The engine prints the level itself.
     texts = [str(problem).removeprefix(f"{Level.ERROR}: ") for problem in stack_bill.errors]
     texts += [*recipe_problems(ROOT, spec), *load_fit_problems(ROOT, spec)]

@@ -290,7 +290,7 @@ def bill(stack: str) -> Bill:
     declared = spec(stack)
     state = state_root()
     records = load_records(state, stack, note)
-    found = make_bill(with_history(declared, state), price_book(declared, state), records)
+    found = make_bill(with_history(declared, state, note), price_book(declared, state), records)
     if found.errors:
         raise UserError("\n".join(str(problem) for problem in found.problems))
     return found

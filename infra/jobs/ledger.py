@@ -21,7 +21,7 @@ from cost.report.layout import rounded, small_usd_text
 from cost.resources.estimate import Estimate, estimate
 from cost.run_record import RunRecord
 from cost.runs.budget import Charge, MonthBudget, month_budget, queue_charge
-from cost.runs.forecast import Forecast, UnknownRun, forecast
+from cost.runs.forecast import Forecast, UnknownRun, forecast, learned
 from cost.runs.ledger import (
     FILE_NAME,
     ActualEntry,
@@ -44,7 +44,7 @@ from cost.runs.spend import JobUse, Spend, month_of, spend, spend_report
 from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Accounted, Shell
-from infra.jobs.records import load_records, with_history
+from infra.jobs.records import load_records
 from infra.operate.prices import price_book
 from infra.operate.sessions import Ask
 from infra.render.names import shell_file
@@ -102,11 +102,12 @@ class JobLedger:
 def open_ledger(spec: StackSpec, state: Path, log: Log) -> JobLedger:
     """The stack's ledger in this state folder; `log` also gets a line where records are damaged."""
     book = price_book(spec, state)
-    spec = with_history(spec, state)
+    file = Ledger(state / "runs" / spec.name / FILE_NAME)
+    spec = learned(spec, file.read().entries)
     return JobLedger(
         spec=spec,
         rates=estimate(spec, book),
-        file=Ledger(state / "runs" / spec.name / FILE_NAME),
+        file=file,
         records=load_records(state, spec.name, log),
         log=log,
     )

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from cost.run_record import RunRecord, RunRecordError, load_run_records
 from cost.runs.forecast import learned
-from cost.runs.ledger import FILE_NAME, Ledger
+from cost.runs.ledger import FILE_NAME, Ledger, LedgerError
 from stacks.files import read_bytes
 from stacks.spec import StackSpec
 
@@ -41,9 +41,16 @@ def load_whole_records(state: Path, stack: str) -> tuple[RunRecord, ...]:
     return records
 
 
-def with_history(spec: StackSpec, state: Path) -> StackSpec:
-    """The stack with the preemption rate that its jobs met, as far as this machine settled them."""
-    return learned(spec, Ledger(state / "runs" / spec.name / FILE_NAME).read().entries)
+def with_history(spec: StackSpec, state: Path, log: Callable[[str], object]) -> StackSpec:
+    """The stack with the preemption rate that its jobs met, as far as this machine settled them.
+
+    Where the ledger cannot be read the rate is the declared one, and `log` gets a line.
+    """
+    try:
+        return learned(spec, Ledger(state / "runs" / spec.name / FILE_NAME).read().entries)
+    except LedgerError as error:
+        log(f"{error}; the preemption rate that its jobs met is left out")
+        return spec
 
 
 def losses(folder: Path, name: str = "loss") -> tuple[tuple[int, float], ...]:

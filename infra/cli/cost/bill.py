@@ -257,7 +257,7 @@ def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChang
 def _bill(spec: StackSpec, book: PriceBook) -> Bill:
     """The bill; refused are errors other than what the stack may not afford, which a bill shows."""
     state = context.state_root()
-    found = bill(with_history(spec, state), book, load_whole_records(state, spec.name))
+    found = bill(with_history(spec, state, note), book, load_whole_records(state, spec.name))
     refused = [problem for problem in found.errors if not _is_unaffordable(problem, spec)]
     if refused:
         raise UserError("\n".join(str(problem) for problem in refused))

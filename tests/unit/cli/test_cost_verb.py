@@ -93,6 +93,16 @@ def test_a_bill_has_the_preemption_rate_that_the_stack_s_jobs_met(
         )
 
 
+def test_a_ledger_that_cannot_be_read_costs_the_bill_that_rate_alone(state: Path):
+    """It refused every bill of the stack, whose lines it has nothing to do with."""
+    whole = cost("--stack", "l40s-dev", "--format", "json")
+    (state / "runs" / "l40s-dev" / FILE_NAME).mkdir(parents=True)
+    result = cost("--stack", "l40s-dev", "--format", "json")
+    assert (result.exit_code, result.stdout) == (0, whole.stdout)
+    assert "cannot be read" in result.stderr
+    assert "the preemption rate that its jobs met is left out" in result.stderr
+
+
 def test_two_stacks_stand_side_by_side_with_the_difference(state: Path):
     result = cost("--stack", "h100-prod", "--compare", "l40s-dev", "--format", "json")
     assert result.exit_code == 0, result.output
