@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from infra import files
 from infra.cli import output
@@ -380,18 +379,15 @@ def serve_and_load(
     server, load = found.server, found.load
     # Any free port: the declared one may be a server's that a person runs on this machine.
     own = (f"serve.adapter={_adapter(tuned)}", "serve.port=0")
-    mark = ServerMark(
-        job=server.name,
-        code_hash=runner.code_hash,
-        sets=(*own, *settings.get(server.name, ())),
-    )
+    sets = (*own, *settings.get(server.name, ()))
+    mark = _mark_of(server.name, runner.code_hash, sets)
     _end_another(runner, mark)
     load_settings = settings.get(load.name, ())
     with runner.alone():
-        earlier = _earlier(runner, server, load, mark, load_settings)
+        earlier = _earlier(runner, server, load, sets, load_settings)
         if earlier is None:
-            files.write(_mark_file(runner.state), json.dumps(mark._asdict()))
-        serving = earlier[0] if earlier is not None else runner.start(server, mark.sets)
+            files.write(_mark_file(runner.state), json.dumps(mark))
+        serving = earlier[0] if earlier is not None else runner.start(server, sets)
     try:
         # One that has ended was measured.
         is_measured = earlier is not None and earlier[1].finished
@@ -416,13 +412,13 @@ def _adapter(tuned: Step) -> str:
     return str(adapter)
 
 
-def _end_another(runner: Runner, mark: ServerMark) -> None:
+def _end_another(runner: Runner, mark: Mapping[str, object]) -> None:
     """Ends the demo's server of an earlier run that serves something else."""
-    left = read_mark(runner.state)
-    if left is None or left == mark:
+    left = read_object(_mark_file(runner.state))
+    if left in ({}, mark):
         return
     for each in runner.submissions():
-        if left.fits(each):
+        if _mark_of(each.job, each.code_hash, each.sets) == left:
             with contextlib.suppress(JobsError):
                 if not slurm.find(runner.connection, each.job_id).finished:
                     runner.log(f"{each.job}: job {each.job_id} of an earlier run serves another")
@@ -432,15 +428,18 @@ def _end_another(runner: Runner, mark: ServerMark) -> None:
 
 
 def _earlier(
-    runner: Runner, server: JobSpec, load: JobSpec, mark: ServerMark, load_settings: tuple[str, ...]
+    runner: Runner,
+    server: JobSpec,
+    load: JobSpec,
+    sets: tuple[str, ...],
+    load_settings: tuple[str, ...],
 ) -> tuple[Submission, Job] | None:
     """A server of these settings that runs, or that ended after its load test was measured."""
-    for each, job in runner.of(server.name, mark.sets):
+    for each, job in runner.of(server.name, sets):
         if not job.finished:
             runner.log(f"{server.name}: job {each.job_id} of an earlier run is {job.state}")
             return each, job
-        sets = (*job_settings(runner.spec, job), *load_settings)
-        measured = runner.of(load.name, sets)
+        measured = runner.of(load.name, (*job_settings(runner.spec, job), *load_settings))
         if any(runner.is_done(loaded) for _, loaded in measured):
             runner.log(f"{server.name}: job {each.job_id} served this and was measured")
             return each, job
@@ -479,26 +478,10 @@ def _end(runner: Runner, serving: Submission, *, reused: bool) -> Step:
     return Step(job=job, reused=reused, folder=folder)
 
 
-class ServerMark(NamedTuple):
-    """What tells the demo's server among all submissions of one cluster."""
-
-    job: str
-    code_hash: str
-    sets: tuple[str, ...]
-
-    def fits(self, submission: Submission) -> bool:
-        """Whether the demo submitted this one."""
-        return (submission.job, submission.code_hash, submission.sets) == self
-
-
-def read_mark(state: Path) -> ServerMark | None:
-    """The mark of an earlier run; a damaged file is as good as none."""
-    try:
-        values = json.loads(_mark_file(state).read_text(encoding="utf-8"))
-        return ServerMark(**{**values, "sets": tuple(values["sets"])})
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
 def _mark_file(state: Path) -> Path:
+    """Job, code and settings of the demo's server, by which it is told among all submissions."""
     return state / "demo" / "server.json"
+
+
+def _mark_of(job: str, code_hash: str, sets: Sequence[str]) -> dict[str, object]:
+    return {"job": job, "code_hash": code_hash, "sets": [*sets]}

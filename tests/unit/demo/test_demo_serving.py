@@ -194,7 +194,7 @@ def test_the_adapter_of_the_fine_tune_is_served_asked_and_the_server_ended(
     assert served.sets == ("serve.adapter=/mnt/chkpt/finetune/2/final", "serve.port=0")
     assert loaded.sets[0] == 'load.target.serve_job="1"'
     assert loaded.sets[-1] == "load.sweep=[1]"
-    assert runner.read_mark(tmp_path) is None
+    assert not (tmp_path / "demo" / "server.json").exists()
 
 
 def test_a_second_run_submits_nothing(demo: Demo, cluster: Slurm) -> None:
