@@ -134,7 +134,7 @@ def render(values: Mapping[str, Any]) -> str:
         checks=sorted(values["checks"], key=lambda check: _FIRST.index(check["outcome"])),
         outcome=outcome_text(values),
         proof=proof_text(values),
-        style=page_style(),
+        style=_style(),
         plots=[Markup(plot) for plot in drawn if plot],  # noqa: S704 (escaped in cost/report/charts.py)
         is_rehearsal=is_rehearsal(values),
         counts=_counts(values),
@@ -144,8 +144,8 @@ def render(values: Mapping[str, Any]) -> str:
     )
 
 
-def page_style() -> Markup:
-    """The style of the pages of acceptance: the report's with their own."""
+def _style() -> Markup:
+    """The style of the page: the report's with its own."""
     styles = (_FOLDER.parent / "page" / "page.css", _FOLDER / "page.css")
     return Markup("".join(path.read_text(encoding="utf-8") for path in styles))  # noqa: S704 (ours)
 

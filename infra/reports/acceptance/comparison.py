@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from markupsafe import Markup
-
-from infra.files import fill
+from cost.report.layout import Format, Report, Table, render_report
 from infra.render import kube_job
 from infra.render.kube_job import PORT, Pods
 from infra.reports.acceptance import certificate
@@ -264,7 +262,6 @@ def _recorded_benchmark(path: Path, values: Mapping[str, Any]) -> Run:
 
 
 HEADERS: Final = ("nodes", "ranks", "workload", "first", "second", "overhead", "95 %", "outcome")
-_FOLDER = Path(__file__).parent
 
 
 def rows(found: Comparison) -> list[tuple[str, ...]]:
@@ -318,18 +315,23 @@ def plain(found: Comparison) -> dict[str, Any]:
 
 def html(found: Comparison) -> str:
     """The page; every text of a file is escaped."""
-    return fill(
-        _FOLDER / "comparison.html.j2",
-        style=certificate.page_style(),
-        headers=HEADERS,
-        rows=rows(found),
-        notes=notes(found),
-        graphs=_graphs(found),
+    table = Table(
+        title="Tokens a second of both",
+        headings=HEADERS,
+        rows=tuple(rows(found)),
+        num_text_columns=3,
+        bad_rows=frozenset(i for i, row in enumerate(found.rows) if row.outcome == "FAIL"),
     )
+    page = Report(
+        title="Two runs compared",
+        tables=(table,),
+        notes=tuple(notes(found)),
+        draw_figures=lambda: tuple(_graphs(found)),
+    )
+    return render_report(page, Format.HTML)
 
 
-def _graphs(found: Comparison) -> list[Markup]:
-    graphs: list[Markup] = []
+def _graphs(found: Comparison) -> Iterator[str]:
     for workload in dict.fromkeys(row.workload for row in found.rows):
         mine = [row for row in found.rows if row.workload == workload]
         base = mine[0]
@@ -339,8 +341,7 @@ def _graphs(found: Comparison) -> list[Markup]:
             "ideal": [(float(row.nodes), base.first / base.nodes * row.nodes) for row in mine],
         }
         if len({row.nodes for row in mine}) > 1:
-            graphs.append(Markup(certificate.compared(workload, lines)))  # noqa: S704 (escaped)
-    return graphs
+            yield certificate.compared(workload, lines)
 
 
 def _run(run: Any) -> str:
