@@ -327,9 +327,10 @@ def test_what_is_no_whole_chat_stream_is_told_by_kind(data: bytes, kind: str):
 def test_the_job_writes_curve_record_and_settings(load: RunLoad, tmp_path: Path):
     with running(lambda *_: Behaviour(first_s=0.02, gap_s=0.005)) as (server, url):
         code, record, result = load(
-            *("--url", url, "--concurrency", "1,4", "--ttft-ms", "5000", "--served-model"),
-            *("stand-in", "--set", "load.target.platform=p", "--set", "load.target.preset=q"),
-            *("--set", "load.target.engine=vllm", "--rates", "40"),
+            *("--url", url, "--set", "load.sweep=[1,4]", "--set", "load.slo.ttft_ms=5000"),
+            *("--set", "load.target.model=stand-in"),
+            *("--set", "load.target.platform=p", "--set", "load.target.preset=q"),
+            *("--set", "load.target.engine=vllm", "--set", "load.open_loop.rates_per_s=[40]"),
             *("--set", "load.open_loop.requests=8"),
         )
     assert (code, record["outcome"], record["kind"]) == (0, "PASS", "load")
@@ -369,7 +370,7 @@ def with_another_client(beside: Sequence[int]) -> Iterator[tuple[StandIn, str]]:
 
 def test_a_stage_beside_requests_of_others_is_measured_again(load: RunLoad):
     with with_another_client([4]) as (server, url):
-        code, record, result = load("--url", url, "--concurrency", "1")
+        code, record, result = load("--url", url, "--set", "load.sweep=[1]")
     assert (code, record["outcome"]) == (0, "PASS")
     assert len(result["curve"]) == 1
     # The template's, 9 of the stage that does not count, the other's, 9 of the one that does.
@@ -382,7 +383,7 @@ def test_a_job_that_measures_says_what_it_measures_now_not_what_it_measured_last
     monkeypatch.setattr("workloads.common.log.QUIET_S", 0.05)
     with running(lambda *_: Behaviour(first_s=0.2)) as (_, url):
         monkeypatch.setattr("sys.stderr", said := io.StringIO())
-        assert load("--url", url, "--concurrency", "1,2")[0] == 0
+        assert load("--url", url, "--set", "load.sweep=[1,2]")[0] == 0
     still = re.findall(r"still: (.*), \d+ s", said.getvalue())
     loops = {"closed loop at 1 streams", "closed loop at 2 streams"}
     assert {text for text in still if "stand-in" not in text} == loops
@@ -390,7 +391,7 @@ def test_a_job_that_measures_says_what_it_measures_now_not_what_it_measured_last
 
 def test_a_server_that_others_use_all_the_time_gives_no_speed_and_no_price(load: RunLoad):
     with with_another_client([4, 6, 16]) as (server, url):
-        code, record, result = load("--url", url, "--concurrency", "1,4")
+        code, record, result = load("--url", url, "--set", "load.sweep=[1,4]")
     assert (code, record["outcome"]) == (69, "NOT_RUN")
     assert "others use this server: 1 requests of theirs beside 1 streams" in record["reason"]
     assert result["curve"] == []
@@ -404,14 +405,14 @@ def test_rows_of_a_file_are_asked_without_their_answers(load: RunLoad, tmp_path:
     messages = [{"role": role, "content": content} for role, content in roles]
     rows.write_text(json.dumps({"messages": messages}) + "\n")
     with running(lambda *_: Behaviour()) as (server, url):
-        code, *_ = load("--url", url, "--rows", str(rows), "--concurrency", "1")
+        code, *_ = load("--url", url, "--rows", str(rows), "--set", "load.sweep=[1]")
     assert code == 0
     assert {each["messages"][-1]["content"] for each in server.requests} == {"second"}
 
 
 def test_a_promise_that_no_point_keeps_fails_only_when_it_is_required(load: RunLoad):
     with running(lambda *_: Behaviour(first_s=0.05)) as (_, url):
-        words = ("--url", url, "--concurrency", "1", "--ttft-ms", "1")
+        words = ("--url", url, "--set", "load.sweep=[1]", "--set", "load.slo.ttft_ms=1")
         code, record, result = load(*words)
         assert (code, record["outcome"], result["verdicts"]["slo"]) == (0, "PASS", "FAIL")
         assert result["operating_point"] is None
@@ -426,12 +427,12 @@ def test_refusals_are_no_failure_and_errors_are(load: RunLoad):
         return lambda number, _: how if number % 4 == 3 else Behaviour()
 
     with running(sometimes(Behaviour(status=429, retry_after="0"))) as (_, url):
-        code, record, result = load("--url", url, "--concurrency", "1")
+        code, record, result = load("--url", url, "--set", "load.sweep=[1]")
     assert (code, record["outcome"]) == (0, "PASS")
     assert result["curve"][0]["num_rejected"] == 2
     assert result["curve"][0]["num_errors"] == 0
     with running(sometimes(Behaviour(garbage_after=1))) as (_, url):
-        code, record, result = load("--url", url, "--concurrency", "1")
+        code, record, result = load("--url", url, "--set", "load.sweep=[1]")
     assert (code, record["outcome"]) == (1, "FAIL")
     assert "of 9 requests failed" in record["reason"]
     assert "the first: malformed: no chat chunk" in record["reason"]
@@ -441,13 +442,13 @@ def test_refusals_are_no_failure_and_errors_are(load: RunLoad):
 def test_a_test_of_which_no_request_was_answered_passes_nothing(load: RunLoad):
     full = Behaviour(status=429, retry_after="0")
     with running(lambda number, _: full if number else Behaviour()) as (_, url):
-        code, record, result = load("--url", url, "--concurrency", "1")
+        code, record, result = load("--url", url, "--set", "load.sweep=[1]")
     assert (code, record["outcome"]) == (69, "NOT_RUN")
     assert "none of 8 measured requests was answered in time" in record["reason"]
     assert result["verdicts"]["errors"] == "NOT RUN"
     with running(lambda number, _: Behaviour(status=500 if number > 1 else 200)) as (_, url):
         most = ("--set", "load.max_error_share=0.9")
-        code, record, _ = load("--url", url, "--concurrency", "1", *most)
+        code, record, _ = load("--url", url, "--set", "load.sweep=[1]", *most)
     assert code == 69
     assert record["reason"].endswith("; the first error: http_500: as told"), record["reason"]
 
@@ -464,7 +465,7 @@ def test_a_server_that_dies_in_the_middle_ends_the_test_with_what_it_has(load: R
 
     with running(behave) as (server, url):
         found.append(server)
-        code, record, result = load("--url", url, "--concurrency", "1,2,4")
+        code, record, result = load("--url", url, "--set", "load.sweep=[1,2,4]")
     assert (code, record["outcome"]) == (1, "FAIL")
     assert "5 requests in a row could not connect after" in record["reason"]
     assert [each["concurrency"] for each in result["curve"]] == [1]
@@ -474,9 +475,9 @@ def test_a_server_that_dies_in_the_middle_ends_the_test_with_what_it_has(load: R
     ("path", "words", "code", "reason"),
     [
         ("/wrong", (), 2, "/wrong/models: answered 404, not a list of models; give the address"),
-        ("/v1", ("--served-model", "x"), 2, "no model 'x' (has: stand-in)"),
+        ("/v1", ("--set", "load.target.model=x"), 2, "no model 'x' (has: stand-in)"),
         ("/v1", ("--set", "load.sweep=[2]"), 2, "load.sweep: got [2], expected rising numbers"),
-        ("/v1", ("--trace", "/nowhere.csv"), 65, "/nowhere.csv cannot be read"),
+        ("/v1", ("--set", "load.open_loop.trace=/nowhere.csv"), 65, "/nowhere.csv cannot be read"),
         ("/v1", ("--tokenizer", "none"), 65, "model 'none' was not found"),
     ],
 )
@@ -511,7 +512,7 @@ def test_a_serve_job_is_found_by_its_endpoint_and_its_key(load: RunLoad, tmp_pat
         folder = tmp_path / "results" / "12"
         folder.mkdir(parents=True)
         (folder / "endpoint.json").write_text(json.dumps(endpoint))
-        code, *_ = load("--serve-job", "12", "--concurrency", "1")
+        code, *_ = load("--serve-job", "12", "--set", "load.sweep=[1]")
     assert code == 0
     assert set(server.keys) == {"Bearer a-key-of-some-length"}
     code, record, _ = load("--serve-job", "13")

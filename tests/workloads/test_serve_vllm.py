@@ -509,8 +509,8 @@ def test_vllm_asks_for_the_key_at_every_door(vllm: Vllm) -> None:
 def test_a_load_test_of_vllm_says_what_it_measured(vllm: Vllm, tmp_path: Path) -> None:
     model = Path.home() / ".cache/soperator-stack/models"
     places = {"SOPERATOR_PLACE_RESULTS": str(tmp_path), "SOPERATOR_PLACE_MODEL": str(model)}
-    words = ["--url", vllm.url, "--concurrency", "1,2", "--requests-per-stream", "1"]
-    words += ["--prompt-tokens", "16", "--output-tokens", "4"]
+    words = ["--url", vllm.url, "--set", "load.sweep=[1,2]", "--set", "load.requests_per_stream=1"]
+    words += ["--set", "load.prompt_tokens.mean=16", "--set", "load.output_tokens.mean=4"]
     words += ["--set", "load.open_loop.shares=[]", "--set", "load.timeout_s=600"]
     done = subprocess.run(
         [sys.executable, "-m", "workloads.load", *words],

@@ -11,7 +11,6 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from workloads.common.exit_codes import ConfigError, NotRunError, WorkloadError
 from workloads.common.hardware import Hardware
@@ -24,20 +23,6 @@ from workloads.recipes.load import LoadConfig
 
 DEFAULT_RECIPE = "smollm2_135m_load_cpu"
 RESULT_FILE = "load.json"
-# Flag -> recipe key.
-_FLAGS = {
-    "url": "load.target.url", "serve_job": "load.target.serve_job",
-    "api_key_file": "load.target.api_key_file", "served_model": "load.target.model",
-    "prompt_tokens": "load.prompt_tokens.mean", "output_tokens": "load.output_tokens.mean",
-    "requests_per_stream": "load.requests_per_stream", "timeout_s": "load.timeout_s",
-    "seed": "load.seed", "ttft_ms": "load.slo.ttft_ms", "tpot_ms": "load.slo.tpot_ms",
-    "e2e_s": "load.slo.e2e_s"
-}  # fmt: skip
-_FILES = {
-    "rows": "load.prompts.rows",
-    "tokenizer": "load.prompts.tokenizer",
-    "trace": "load.open_loop.trace",
-}
 
 
 def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
@@ -45,38 +30,21 @@ def recipe_arguments(arguments: Sequence[str] | None = None) -> list[str]:
     parser = argument_parser("load", required=False)
     parser.add_argument("--url", help="address of the server up to /v1")
     parser.add_argument("--serve-job", help="id of a running serve job, instead of --url")
-    parser.add_argument("--api-key-file", help="file with the key of the server")
-    parser.add_argument("--served-model", help="name in the API; the last listed by default")
     parser.add_argument("--model", help="model that is served, as the stack's chat names it")
-    parser.add_argument("--prompt-tokens", type=int)
-    parser.add_argument("--output-tokens", type=int)
-    parser.add_argument("--concurrency", help="levels of the sweep, such as 1,2,4,8")
-    parser.add_argument("--rates", help="Poisson rates in requests/s, such as 0.5,2")
-    parser.add_argument("--trace", help=".csv or .jsonl file of arrivals")
-    parser.add_argument("--rows", help=".jsonl file of chats to send")
+    parser.add_argument("--rows", type=Path, help=".jsonl file of chats to send")
     parser.add_argument("--tokenizer", help="model folder whose tokenizer makes the prompts")
-    parser.add_argument("--requests-per-stream", type=int)
-    parser.add_argument("--timeout-s", type=float)
-    parser.add_argument("--ttft-ms", type=float, help="promise: time to the first token")
-    parser.add_argument("--tpot-ms", type=float, help="promise: time for each further token")
-    parser.add_argument("--e2e-s", type=float, help="promise: time for the whole answer")
-    parser.add_argument("--seed", type=int)
     options = parser.parse_args(arguments)
-    sets: list[tuple[str, Any]] = []
-    if options.model:
-        sets.append(("model", options.model))
-    for flag, key in _FLAGS.items():
-        if (value := getattr(options, flag)) is not None:
-            sets.append((key, value))
-    for flag, key in _FILES.items():
-        if value := getattr(options, flag):
-            is_file = flag != "tokenizer" or value.startswith((".", "/"))
-            sets.append((key, str(Path(value).resolve()) if is_file else value))
-    if options.rates:
-        options.overrides.insert(0, f"load.open_loop.rates_per_s=[{options.rates}]")
-    if options.concurrency:
-        options.overrides.insert(0, f"load.sweep=[{options.concurrency}]")
-    return recipe_words(options, DEFAULT_RECIPE, sets)
+    tokenizer = options.tokenizer
+    if tokenizer and tokenizer.startswith((".", "/")):
+        tokenizer = str(Path(tokenizer).resolve())
+    given = {
+        "model": options.model,
+        "load.target.url": options.url,
+        "load.target.serve_job": options.serve_job,
+        "load.prompts.rows": options.rows and str(options.rows.resolve()),
+        "load.prompts.tokenizer": tokenizer,
+    }
+    return recipe_words(options, DEFAULT_RECIPE, [each for each in given.items() if each[1]])
 
 
 def main(job: Job) -> None:
