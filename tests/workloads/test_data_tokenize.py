@@ -1,4 +1,4 @@
-"""Chats to token rows: the fast way equals the slow one, any number of workers gives one file."""
+"""Chats to token rows: the fast way equals the slow one, and the library uses all CPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from hypothesis import strategies as st
 from tests.nightly import law
 from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
 from workloads.common.exit_codes import DataError, ExitCode
-from workloads.common.models import load_tokenizer
-from workloads.data import dataset_tokenize
 from workloads.data.chat_template import (
     ChatRenderer,
     Rendered,
@@ -33,9 +30,8 @@ from workloads.data.chat_template import (
     render,
 )
 from workloads.data.chats import Chat
-from workloads.data.dataset_tokenize import main, tokenize_file
+from workloads.data.dataset_tokenize import TokenizeConfig, main, tokenize_file
 from workloads.data.token_rows import IGNORED, Example, TokenRows, read_parquet
-from workloads.data.token_worker import TokenizeConfig
 
 CHECKOUT = Path(__file__).parents[2]
 # Turns are trimmed, as Llama's template does it.
@@ -201,13 +197,10 @@ def write(path: Path, chats: list[list[dict[str, str]]]) -> Path:
 
 def tokenize(source: Path, model_dir: Path, **values: Any) -> tuple[TokenRows, Any]:
     """Returns the token rows of `source` and the counts."""
-    num_workers = values.pop("num_workers", 0)
     config = TokenizeConfig(**{"max_tokens": 512, **values})
-    output = source.with_suffix(f".{num_workers}.parquet")
+    output = source.with_suffix(".parquet")
     with source.with_suffix(".rejects").open("wb") as rejected:
-        done = tokenize_file(
-            source, output, rejected, model_dir=model_dir, config=config, num_workers=num_workers
-        )
+        done = tokenize_file(source, output, rejected, model_dir=model_dir, config=config)
     return read_parquet(output), done
 
 
@@ -227,7 +220,7 @@ def test_the_columns_are_exactly_three_and_no_row_is_padded(
     import pyarrow.parquet as pq
 
     rows, done = tokenize(chats, model_dir)
-    table = pq.read_table(tmp_path / "chats.0.parquet")
+    table = pq.read_table(tmp_path / "chats.parquet")
     assert table.column_names == ["input_ids", "labels", "attention_mask"]
     assert (len(rows), done.num_tokens) == (1200, rows.num_tokens)
     assert all(set(mask) == {1} for mask in table["attention_mask"].to_pylist())
@@ -253,51 +246,27 @@ def test_switches_of_the_template_reach_it(
 
 
 @pytest.mark.feature("S000-28")
-def test_any_number_of_workers_writes_the_same_bytes(
-    chats: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[int] = []
-
-    def pool(num_workers: int, **more: Any) -> ProcessPoolExecutor:
-        started.append(num_workers)
-        return ProcessPoolExecutor(num_workers, **more)
-
-    monkeypatch.setattr(dataset_tokenize, "ProcessPoolExecutor", pool)
-    settings: dict[str, Any] = {"max_tokens": 60, "overlong": "cut"}
-    one, done = tokenize(chats, model_dir, num_workers=0, **settings)
-    other, done_by_two = tokenize(chats, model_dir, num_workers=2, **settings)
-    assert done.num_cut > 0
-    assert (
-        chats.with_suffix(".2.parquet").read_bytes() == chats.with_suffix(".0.parquet").read_bytes()
+def test_the_library_tokenises_in_a_thread_for_each_cpu(chats: Path, model_dir: Path) -> None:
+    """Unless its own switch says otherwise; the bytes are the same."""
+    program = (
+        "import os, sys\n"
+        "from workloads.data.dataset_tokenize import main\n"
+        "assert main(sys.argv[1:]) == 0\n"
+        "print(len(os.listdir('/proc/self/task')))\n"
     )
-    assert one.digest == other.digest
-    assert done == done_by_two
-    assert done.workers_cpu_s > 0
-    assert done_by_two.workers_cpu_s > 0
-    assert started == [2]
-
-
-@pytest.mark.feature("S000-28")
-def test_unless_told_otherwise_there_is_a_worker_for_each_cpu(
-    chats: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[int] = []
-
-    def pool(tasks: Any, model_dir: Path, config: TokenizeConfig, num_workers: int) -> Any:
-        started.append(num_workers)
-        return map(dataset_tokenize.TokenWorker(load_tokenizer(model_dir), config).tokenize, tasks)
-
-    monkeypatch.setattr(dataset_tokenize, "_BLOCK_LINES", 32)
-    monkeypatch.setattr(dataset_tokenize, "_blocks_of_workers", pool)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
-    tokenize(chats, model_dir, num_workers=None)
-    assert started == [3]
-
-
-def test_an_error_in_a_worker_names_the_chat(tmp_path: Path, model_dir: Path) -> None:
-    path = write(tmp_path / "chats.jsonl", [messages_of([("q", "a" * 50)])] * 600)
-    with pytest.raises(DataError, match=r"chat c0: .* at most 20 allowed"):
-        tokenize(path, model_dir, num_workers=2, max_tokens=20, overlong="refuse")
+    num_threads: list[int] = []
+    for switch in ("true", "false"):
+        out = chats.with_name(f"{switch}.parquet")
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(chats), str(out), "--model", str(model_dir)],
+            env={**os.environ, "PYTHONPATH": str(CHECKOUT), "TOKENIZERS_PARALLELISM": switch},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        num_threads.append(int(done.stdout))
+    assert num_threads[0] - num_threads[1] == len(os.sched_getaffinity(0))
+    assert chats.with_name("true.parquet").read_bytes() == out.read_bytes()
 
 
 def test_an_overlong_chat_is_dropped_cut_or_refused_as_declared(
@@ -318,9 +287,8 @@ def test_an_overlong_chat_is_dropped_cut_or_refused_as_declared(
         tokenize(path, model_dir, max_tokens=limit, overlong="refuse")
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_chat_that_the_template_refuses_is_a_reject_with_its_line_and_reason(
-    num_workers: int, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     model_dir = tmp_path / "model"
     make_tokenizer(REFUSES_SYSTEM).save_pretrained(model_dir)
@@ -332,7 +300,7 @@ def test_a_chat_that_the_template_refuses_is_a_reject_with_its_line_and_reason(
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(all_lines))
     expected, _ = tokenize(good, model_dir)
-    rows, done = tokenize(path, model_dir, num_workers=num_workers)
+    rows, done = tokenize(path, model_dir)
     assert rows.digest == expected.digest
     assert (done.num_chats, done.num_refused) == (1200, 2)
     found = [json.loads(line) for line in path.with_suffix(".rejects").read_text().splitlines()]
@@ -422,11 +390,11 @@ def test_a_file_that_another_program_wrote_is_refused(change: str, tmp_path: Pat
 def test_a_killed_run_leaves_no_output_and_no_manifest_and_is_redone(
     tmp_path: Path, model_dir: Path, chats: Path
 ) -> None:
-    """kill -9 while workers tokenise; the next run starts anew and ends whole."""
+    """kill -9 while it tokenises; the next run starts anew and ends whole."""
     out = tmp_path / "out" / "tokens.parquet"
     command = [
         *(sys.executable, "-m", "workloads.data.dataset_tokenize", str(chats), str(out)),
-        *("--model", str(model_dir), "--num-workers", "2"),
+        *("--model", str(model_dir)),
     ]
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     process = subprocess.Popen(
@@ -443,21 +411,3 @@ def test_a_killed_run_leaves_no_output_and_no_manifest_and_is_redone(
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "1200 examples of 1200 chats" in done.stderr
     assert len(read_parquet(out)) == 1200
-
-
-@pytest.mark.feature("S000-28")
-def test_a_worker_that_is_killed_ends_the_run_and_says_why(
-    chats: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """multiprocessing.Pool waits for ever when the kernel kills a worker for its memory."""
-    from workloads.common.exit_codes import WorkloadError
-    from workloads.data import token_worker
-
-    monkeypatch.setattr(token_worker, "work", die)
-    with pytest.raises(WorkloadError, match="a tokenizing process was killed, most likely for mem"):
-        tokenize(chats, model_dir, num_workers=2)
-
-
-def die(task: Any) -> None:
-    """Ends this process as the kernel does it."""
-    os.kill(os.getpid(), signal.SIGKILL)
