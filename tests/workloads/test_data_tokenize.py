@@ -1,10 +1,9 @@
-"""Chats to token rows: the fast way equals the slow one, and the library uses all CPUs."""
+"""Chats to token rows: which tokens are learned, what is refused, on all CPUs."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,11 +19,8 @@ from tests.nightly import law
 from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
 from workloads.common.exit_codes import DataError, ExitCode
 from workloads.data.chat_template import (
-    ChatRenderer,
     Rendered,
-    _by_bytes,
     _by_offsets,
-    _token_bytes,
     check_tokenizer,
     encode,
     render,
@@ -76,53 +72,21 @@ def messages_of(turns: list[tuple[str, str]], system: str | None = None) -> list
     return chat
 
 
-def slow(tokenizer: Any, messages: list[dict[str, str]]) -> list[Rendered] | str:
-    """Returns the turn by turn rendering, or why there is none."""
-    try:
-        return render(tokenizer, messages)
-    except DataError as error:
-        return str(error)
-
-
 @pytest.mark.parametrize("name", list(TEMPLATES))
 @given(turns=TURNS, system=st.none() | CONTENT)
 @law(60)
-def test_what_was_learned_of_a_template_gives_what_turn_by_turn_rendering_gives(
+def test_the_spans_are_the_turns_of_the_assistant_whatever_the_template(
     name: str, turns: list[tuple[str, str]], system: str | None
 ) -> None:
-    tokenizer = TEMPLATES[name]
-    messages = messages_of(turns, system)
-    expected = slow(tokenizer, messages)
-    if isinstance(expected, str):
-        with pytest.raises(DataError, match=re.escape(expected)):
-            ChatRenderer(tokenizer, {}).render([messages])
-    else:
-        assert ChatRenderer(tokenizer, {}).render([messages]) == [expected]
-
-
-def test_a_learned_template_renders_each_chat_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slow way renders twice a turn; rendering would take longer than tokenising."""
-    tokenizer = make_tokenizer()
-    renderer = ChatRenderer(tokenizer, {})
-    chats = [messages_of([(f"q{i}", "a"), ("q", f"a{i}")]) for i in range(50)]
-    renderer.render(chats[:1])
-    rendered: list[int] = []
-    apply = tokenizer.apply_chat_template
-
-    def count(conversation: Any, **options: Any) -> Any:
-        rendered.append(1 if isinstance(conversation[0], dict) else len(conversation))
-        return apply(conversation, **options)
-
-    monkeypatch.setattr(tokenizer, "apply_chat_template", count)
-    renderer.render(chats)
-    assert rendered == [50]
+    said = [(question, answer.strip()) for question, answer in turns]
+    pieces = render(TEMPLATES[name], messages_of(said, system))
+    spans = [piece.text[slice(*span)] for piece in pieces for span in piece.spans]
+    assert spans == [f"{answer}<|im_end|>" for _, answer in said]
 
 
 @given(turns=TURNS)
 @law(100)
-def test_labels_by_the_bytes_of_tokens_are_those_by_their_places(
-    turns: list[tuple[str, str]],
-) -> None:
+def test_labels_are_those_of_the_tokens_by_their_places(turns: list[tuple[str, str]]) -> None:
     tokenizer = TEMPLATES["chatml"]
     (item,) = render(tokenizer, messages_of(turns))
     (example,) = encode(tokenizer, [item])
@@ -132,15 +96,6 @@ def test_labels_by_the_bytes_of_tokens_are_those_by_their_places(
     assert example.labels == tuple(
         token if place in learned else IGNORED for place, token in enumerate(encoding.ids)
     )
-    assert _by_bytes(ends_of(encoding.ids, tokenizer), item) is not None, "the slow way was taken"
-
-
-def ends_of(ids: list[int], tokenizer: Any) -> Any:
-    """Returns the bytes before each token and after the last."""
-    import numpy as np
-
-    sizes = _token_bytes(tokenizer.backend_tokenizer)
-    return np.concatenate([[0], np.cumsum(sizes[np.array(ids)])])
 
 
 @pytest.mark.parametrize("answer", ["a\n", "b c", "a  ", "\n"])
@@ -182,7 +137,7 @@ def test_a_template_that_refuses_a_role_says_which() -> None:
 def test_a_chat_without_a_prompt_is_refused_and_not_a_failure_of_the_library() -> None:
     greeting = [{"role": "assistant", "content": "Hello!"}, *messages_of([("q", "a")])]
     with pytest.raises(DataError, match="empty conversation"):
-        ChatRenderer(make_tokenizer(), {}).render([greeting])
+        render(make_tokenizer(), greeting)
 
 
 def write(path: Path, chats: list[list[dict[str, str]]]) -> Path:

@@ -21,7 +21,7 @@ from workloads.common.atomic import new_file
 from workloads.common.exit_codes import DataError
 from workloads.common.log import log
 from workloads.common.models import load_tokenizer
-from workloads.data.chat_template import ChatRenderer, check_tokenizer, encode
+from workloads.data.chat_template import check_tokenizer, encode, render
 from workloads.data.chats import parse_line
 from workloads.data.dataset_convert import Rejects, rejects_path
 from workloads.data.manifest import Step, command
@@ -117,7 +117,6 @@ class _Blocks:
         self._tokenizer = tokenizer
         self._config = config
         self._rejects = rejects
-        self._renderer = ChatRenderer(tokenizer, config.chat_template_kwargs)
         self.done = Tokenized()
 
     def tokenize(self, numbered: dict[str, bytes]) -> TokenRows:
@@ -155,9 +154,8 @@ class _Blocks:
     def _encode(self, numbered: Mapping[str, bytes]) -> tuple[TokenRows, list[str]]:
         """Return the token rows of the lines' chats, and the id of each row's chat."""
         chats = [parse_line(line, at=at) for at, line in numbered.items()]
-        if not chats:
-            return TokenRows.joined([]), []
-        rendered = self._renderer.render([c.messages for c in chats], [c.functions for c in chats])
+        template = self._config.chat_template_kwargs
+        rendered = [render(self._tokenizer, c.messages, c.functions, **template) for c in chats]
         owners = [chat.id for chat, pieces in zip(chats, rendered, strict=True) for _ in pieces]
         return encode(self._tokenizer, [piece for pieces in rendered for piece in pieces]), owners
 
