@@ -36,13 +36,12 @@ def same(one: Path, two: Path) -> None:
 
 
 @pytest.mark.feature("S000-57")
-@pytest.mark.parametrize("dora", ["false", "true"])
 def test_a_checkpoint_of_an_adapter_is_the_adapter_that_its_run_ended_with(
-    places: Path, run: Any, model_dir: Path, dora: str
+    places: Path, run: Any, model_dir: Path
 ) -> None:
     """Its settings are the run's: rank and alpha are not in the slices."""
     run("prepare-data")
-    assert run("train", *SMALL, f"train.lora.dora={dora}")[0] == 0
+    assert run("train", *SMALL)[0] == 0
     folder = places / "chkpt" / "finetune" / "12"
     weights = found(folder / "checkpoint-2")
     assert weights.names == ("tiny", "tiny-tuned")

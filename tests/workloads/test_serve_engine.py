@@ -76,10 +76,8 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-@pytest.fixture(scope="module", params=["lora", "dora"])
-def adapter_dir(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model_dir: Path
-) -> Path:
+@pytest.fixture(scope="module")
+def adapter_dir(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
     """An adapter of the tiny model whose weights are far from nothing."""
     import peft
 
@@ -89,15 +87,12 @@ def adapter_dir(
         r=4,
         lora_alpha=16,
         target_modules=["q_proj", "v_proj", "down_proj"],
-        use_dora=request.param == "dora",
         task_type="CAUSAL_LM",
     )
     tuned = peft.get_peft_model(base, config)
     for name, weight in tuned.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.5)
-        elif "magnitude" in name:
-            weight.data *= torch.rand_like(weight) + 0.5
     folder = tmp_path_factory.mktemp("adapter")
     tuned.save_pretrained(folder)
     return folder

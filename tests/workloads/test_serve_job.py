@@ -600,24 +600,15 @@ def test_vllm_makes_room_for_an_adapter_in_the_ranks_that_it_knows(
         words(513)
 
 
-def test_an_adapter_of_dora_is_not_given_to_vllm(
-    tmp_path: Path, places: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_adapter_of_dora_is_refused_with_the_way_to_serve_it(
+    tmp_path: Path, places: Path
 ) -> None:
-    """vLLM raises on it once the job holds its GPU: "vLLM does not yet support DoRA."."""
-    monkeypatch.setattr(server, "is_installed", lambda: True)
+    """peft mixes no rows of DoRA with others, and vLLM does not load it."""
     folder = adapter(tmp_path / "a")
-    plain = find_weights(serve_config(adapter=str(folder)), "tiny", Places())
-    assert not plain.has_dora
     values = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps({**values, "use_dora": True}))
-    assert plain.has_dora
-    assert server.choose_engine(serve_config(), num_gpus=1, has_dora=True) == "transformers"
-    for wrong in (serve_config(engine="vllm"), serve_config(gpus=2)):
-        with pytest.raises(ConfigError, match=r"serve\..*use_dora.*serve\.merged") as caught:
-            server.choose_engine(wrong, num_gpus=2, has_dora=True)
-        assert "\n" not in str(caught.value)
-    words = ["--base", "tiny", "--adapter", str(folder), "--engine", "vllm"]
-    assert run_job("serve", main, recipe_arguments(words)) is ExitCode.BAD_CONFIG
+    with pytest.raises(DataError, match=r"use_dora.* merge it .*serve\.merged"):
+        find_weights(serve_config(adapter=str(folder)), "tiny", Places())
 
 
 def test_an_engine_program_that_ends_by_itself_is_a_failure(

@@ -93,9 +93,7 @@ def _serve(job: Job, config: ServeConfig, weights: Weights) -> None:
         key_file = job.places.expand(config.api_key_file, at="serve.api_key_file")
     key = api_key(key_file)
     job.record.hardware = hardware.detect_for(config.dtype, remedy="serve.dtype: fp32")
-    job.record.engine = server.choose_engine(
-        config, num_gpus=torch.cuda.device_count(), has_dora=weights.has_dora
-    )
+    job.record.engine = server.choose_engine(config, num_gpus=torch.cuda.device_count())
     job.record.model = weights.served_name
     settings = json.dumps(dataclasses.asdict(job.recipe), indent=2, default=dict)
     job.keep("config", "config.json", settings + "\n")

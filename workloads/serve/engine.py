@@ -219,47 +219,6 @@ def _heads(config: Any) -> tuple[int, int]:
     return getattr(config, "num_key_value_heads", None) or all_heads, size
 
 
-def split_rows(layer: Any, adapter: str, tuned: Callable[[], Items[int] | None]) -> None:
-    """Let `layer` adapt only the rows that `tuned` returns before each pass; None: all of them."""
-    base = layer.base_layer
-    if not isinstance(base, torch.nn.Linear):
-        raise DataError(
-            f"DoRA on a {type(base).__name__} layer is not served beside its base; merge it "
-            "(train.export merged) and serve that with --merged"
-        )
-    scaling = layer.scaling[adapter]
-    down, up = layer.lora_A[adapter], layer.lora_B[adapter]
-    factor_O = _factor(layer, adapter)
-
-    def forward(x_BTI: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        out_BTO = base(x_BTI)
-        rows = tuned()
-        if rows is None:
-            return adapted(x_BTI, out_BTO)
-        if rows:
-            out_BTO[rows] = adapted(x_BTI[rows], out_BTO[rows])
-        return out_BTO
-
-    def adapted(x_BTI: torch.Tensor, out_BTO: torch.Tensor) -> torch.Tensor:
-        product_BTO = up(down(x_BTI.to(down.weight.dtype))) * scaling
-        if base.bias is None:
-            return (factor_O * (out_BTO + product_BTO)).to(out_BTO.dtype)
-        plain_BTO = out_BTO - base.bias
-        return (factor_O * (plain_BTO + product_BTO) + base.bias).to(out_BTO.dtype)
-
-    layer.forward = forward
-
-
-def _factor(layer: Any, adapter: str) -> torch.Tensor:
-    """Return m / |W + s B A| of each output, with the norm in fp32."""
-    weight_OI = layer.base_layer.weight.detach()
-    up_OR, down_RI = (each[adapter].weight.detach() for each in (layer.lora_B, layer.lora_A))
-    product_OI = up_OR.float() @ down_RI.float()
-    norm_O = (weight_OI.float() + layer.scaling[adapter] * product_OI).norm(dim=1)
-    magnitude_O = layer.lora_magnitude_vector[adapter].weight.detach().float()
-    return (magnitude_O / norm_O).to(weight_OI.dtype)
-
-
 _ADAPTER, _BASE = "default", "__base__"
 
 
@@ -274,27 +233,22 @@ class AdapterRows:
         from peft.tuners.lora import LoraLayer
         from peft.utils.other import AuxiliaryTrainingWrapper
 
-        self._names: list[str] = []
-        self._tuned: list[int] | None = None
+        self._names: list[str] | None = None
         for module in model.modules():
-            if isinstance(module, LoraLayer) and module.use_dora.get(_ADAPTER):
-                split_rows(module, _ADAPTER, lambda: self._tuned)
-            # DoRA keeps its magnitudes in a layer of that kind; no pass goes through it.
-            elif isinstance(module, (LoraLayer, AuxiliaryTrainingWrapper)):
+            if isinstance(module, (LoraLayer, AuxiliaryTrainingWrapper)):
                 layer: Any = module
                 layer.register_forward_pre_hook(self._tell, with_kwargs=True)
 
     def choose(self, is_tuned: Items[bool]) -> None:
         """Set the rows of the next pass."""
-        self._names = [_ADAPTER if each else _BASE for each in is_tuned]
-        rows = [row for row, each in enumerate(is_tuned) if each]
         # All rows tuned: the plain path, without splitting the batch.
-        self._tuned = None if len(rows) == len(is_tuned) else rows
+        names = [_ADAPTER if each else _BASE for each in is_tuned]
+        self._names = None if all(is_tuned) else names
 
     def _tell(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self._tuned is None:
+        if self._names is None:
             return args, kwargs
         return args, {**kwargs, "adapter_names": self._names}
 

@@ -280,8 +280,8 @@ def is_installed() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-def choose_engine(config: ServeConfig, *, num_gpus: int, has_dora: bool = False) -> str:
-    """Return the engine's name: what is asked for, or what is there and serves the adapter."""
+def choose_engine(config: ServeConfig, *, num_gpus: int) -> str:
+    """Return the engine's name: what is asked for, or what is there."""
     if config.gpus > max(1, num_gpus):
         raise ConfigError(
             f"serve.gpus: {config.gpus}, this job has {num_gpus}; raise gpus_per_node of the job, "
@@ -289,12 +289,6 @@ def choose_engine(config: ServeConfig, *, num_gpus: int, has_dora: bool = False)
         )
     is_vllm = config.engine == "vllm" or config.gpus > 1
     key = "serve.engine: vllm" if config.engine == "vllm" else f"serve.gpus: {config.gpus}"
-    if is_vllm and has_dora:
-        raise ConfigError(
-            f"{key}, but the adapter is DoRA's (use_dora), which vLLM does not load; merge it "
-            "(train.export_merged) and name that by serve.merged, or take transformers on one "
-            "GPU"
-        )
     if is_vllm and not is_installed():
         raise ConfigError(
             f"{key} takes vLLM, which is not installed in this Python environment; install it "
@@ -303,7 +297,7 @@ def choose_engine(config: ServeConfig, *, num_gpus: int, has_dora: bool = False)
     if num_gpus > config.gpus:
         log(f"{config.gpus} of {num_gpus} GPUs of this job are used (serve.gpus)")
     if config.engine == "auto":
-        return "vllm" if num_gpus and is_installed() and not has_dora else "transformers"
+        return "vllm" if num_gpus and is_installed() else "transformers"
     return config.engine
 
 

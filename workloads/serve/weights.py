@@ -63,13 +63,6 @@ class Weights:
     def names(self) -> tuple[str, ...]:
         return (self.served_name, *([self.tuned_name] if self.tuned_name else []))
 
-    @property
-    def has_dora(self) -> bool:
-        """Whether the adapter is DoRA's, which not every engine computes."""
-        if self.adapter_dir is None:
-            return False
-        return read_object(self.adapter_dir / ADAPTER_CONFIG).get("use_dora") is True
-
 
 def find_weights(config: ServeConfig, model: str, places: Places) -> Weights:
     """Return what `config` serves; a folder that is not what its key says is refused."""
@@ -114,7 +107,7 @@ def _evaluated(base_dir: Path, places: Places) -> Path | None:
     try:
         if not (folder / ADAPTER_CONFIG).is_file():
             raise DataError(f"{folder} has no {ADAPTER_CONFIG}; serve.checkpoint serves it alone")
-        check_base(base_dir, folder)
+        _check_adapter(base_dir, folder)
     except DataError as error:
         log(f"serve.adapter: auto: the base alone: {error}")
         return None
@@ -129,8 +122,17 @@ def _existing(folder: Path, at: str) -> Path:
 
 
 def _beside_base(config: ServeConfig, adapter_dir: Path, base_dir: Path) -> Weights:
-    check_base(base_dir, adapter_dir)
+    _check_adapter(base_dir, adapter_dir)
     return _named(config, base_dir, adapter_dir)
+
+
+def _check_adapter(base_dir: Path, adapter_dir: Path) -> None:
+    check_base(base_dir, adapter_dir)
+    if read_object(adapter_dir / ADAPTER_CONFIG).get("use_dora") is True:
+        raise DataError(
+            f"{adapter_dir}: an adapter of DoRA (use_dora), which answers in no batch with its "
+            "base; merge it (train.export_merged) and name that by serve.merged"
+        )
 
 
 def _whole(config: ServeConfig, folder: Path, model: str, places: Places, *, at: str) -> Weights:
