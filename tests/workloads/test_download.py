@@ -86,6 +86,28 @@ def test_a_file_that_is_not_what_the_hub_says_is_removed_and_fetched_again(
     assert (target / "weights.bin").read_bytes() == WEIGHTS
 
 
+def test_a_signed_link_of_the_hub_is_told_without_its_query(
+    hub: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The hub sends large files to another host by links that open them for whoever has one."""
+    from huggingface_hub import HfApi
+
+    link = "https://cdn.example/xet/ab?X-Amz-Signature=c0ffee&Expires=1&Policy=eyJT~_-__"
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(f"403 Client Error: Forbidden for url: {link} (Request ID: Root=1-67)")
+
+    monkeypatch.setattr(HfApi, "snapshot_download", refused)
+    assert main([MODEL, str(tmp_path / "tiny")]) == ExitCode.BAD_DATA
+    told = capsys.readouterr().err
+    assert "Forbidden for url: https://cdn.example/xet/ab?... (Request ID: Root=1-67)" in told
+    assert "c0ffee" not in told
+    assert "eyJT" not in told
+
+
 def test_a_gated_model_without_a_token_says_where_to_accept_its_terms(
     hub: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
