@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from infra.files import fill
 from infra.local.process import LocalError, start_ticks
 
 STATE_PATH: Final = "/run/soperator"
@@ -92,43 +93,26 @@ def is_hidden(path: Path) -> bool:
 
 def render_script(pod: PodSpec, slurm_dir: Path) -> str:
     """The shell script that becomes the pod's daemon."""
-    root = slurm_dir / "pods" / pod.name / "root"
-    steps = _Steps(root, pod.jail)
-    own_tmp = slurm_dir / "pods" / pod.name / "tmp"
-    steps.add("set -e")
-    steps.add(f"mount -t tmpfs -o mode=755 {marker(slurm_dir, pod.name)} {_quoted(root)}")
-    # Else a recursive bind of the state folder's own file system would bring this root along.
-    steps.add(f"mount --make-unbindable {_quoted(root)}")
-    shadowed = _shadowed([mount.path for mount in pod.mounts])
-    for entry in sorted(os.scandir("/"), key=lambda entry: entry.name):
-        if entry.path not in (*_FROM_JAIL, *_OWN, *_SKIPPED):
-            steps.show(entry, shadowed)
-    for path in _FROM_JAIL:
-        steps.from_jail(path)
-    steps.add(f"mkdir -p {_quoted(own_tmp)} && chmod 1777 {_quoted(own_tmp)}")
-    steps.mount(Mount(path="/tmp", source=own_tmp))  # noqa: S108
-    steps.add(f"mkdir {_quoted(root)}/run")
-    steps.add(f"mount -t tmpfs -o mode=755 run {_quoted(root)}/run")
-    steps.add(f"mkdir -m 755 {_quoted(root)}/run/sshd {_quoted(root)}/run/lock")
-    steps.mount(Mount(path=STATE_PATH, source=slurm_dir / "shared"))
-    if pod.has_own_munge:
-        own_munge = munge_folder(slurm_dir / "shared", pod.name)
-        steps.mount(Mount(path=f"{STATE_PATH}/{MUNGE}", source=own_munge))
-    steps.add(f"mount --bind {_quoted(slurm_dir / 'shared' / 'hosts')} {_quoted(root)}/etc/hosts")
-    profile = _quoted(slurm_dir / "shared" / PROFILE)
-    steps.add(f"[ ! -e {profile} ] || mount --bind {profile} {_quoted(root)}/etc/profile")
-    for name in _ACCOUNT_FILES:
-        steps.account_file(name)
-    for mount in sorted(pod.mounts, key=lambda mount: PurePosixPath(mount.path).parts):
-        steps.mount(mount)
-    steps.add(f"mount -o remount,bind,ro {_quoted(root)}{_COPIED}")
-    steps.add(f"hostname {shlex.quote(pod.name)}")
-    # pivot_root(2) onto itself: the old root ends up on top and is detached.
-    steps.add(f"cd {_quoted(root)} && pivot_root . . && umount -l .")
-    steps.add("cd /root")
-    exports = " ".join(f"{key}={shlex.quote(value)}" for key, value in pod.environment)
-    steps.add(f"exec env {exports} {shlex.join(pod.argv)}")
-    return "\n".join(steps.lines) + "\n"
+    folder, shared = slurm_dir / "pods" / pod.name, slurm_dir / "shared"
+    text = fill(
+        Path(__file__).with_name("pod.sh.j2"),
+        {"quote": shlex.quote, "join_words": shlex.join},
+        pod=pod,
+        root=str(folder / "root"),
+        jail=str(pod.jail),
+        own_tmp=str(folder / "tmp"),
+        shared=str(shared),
+        own_munge=munge_folder(shared, pod.name),
+        marker=marker(slurm_dir, pod.name),
+        shown=[*_shown("/", _shadowed([mount.path for mount in pod.mounts]))],
+        mounts=sorted(pod.mounts, key=lambda mount: PurePosixPath(mount.path).parts),
+        jailed=_FROM_JAIL,
+        accounts=_ACCOUNT_FILES,
+        state=STATE_PATH,
+        munge=MUNGE,
+        profile=PROFILE,
+    )
+    return f"{text}\n"
 
 
 def argv(script: Path) -> list[str]:
@@ -156,71 +140,23 @@ def kill(slurm_dir: Path, pod: str | None = None, timeout_s: float = 5) -> bool:
     return True
 
 
-class _Steps:
-    """The script's lines so far."""
-
-    def __init__(self, root: Path, jail: Path) -> None:
-        self.lines: list[str] = []
-        self._root = root
-        self._jail = jail
-
-    def add(self, line: str) -> None:
-        self.lines.append(line)
-
-    def from_jail(self, path: str) -> None:
-        """Show a directory of the jail, shared by all pods and kept."""
-        self.add(f"mkdir -p {_quoted(self._jail)}{path}")
-        self.mount(Mount(path=path, source=Path(f"{self._jail}{path}")))
-
-    def account_file(self, name: str) -> None:
-        """Show the jail's own account file; the first pod of a jail begins it with the host's."""
-        own, fresh = f"{_quoted(self._jail)}/etc/{name}", f"{_quoted(self._jail)}/etc/.{name}.$$"
-        # A link is made once, whoever of the pods that start together comes first.
-        make = f"cp -p /etc/{name} {fresh} && {{ ln {fresh} {own} 2>/dev/null || true; }}"
-        self.add(f"mkdir -p {_quoted(self._jail)}/etc")
-        self.add(f"[ -e {own} ] || {{ {make}; rm -f {fresh}; }}")
-        self.add(f"mount --bind {own} {_quoted(self._root)}/etc/{name}")
-
-    def mount(self, mount: Mount) -> None:
-        target = _quoted(f"{self._root}{mount.path}")
-        self.add(f"mkdir -p {target}")
-        if mount.source is None:
-            self.add(f"mount -t tmpfs -o mode=1777,size={mount.tmpfs_bytes} tmpfs {target}")
-            return
-        self.add(f"mount --bind {_quoted(mount.source)} {target}")
-        if mount.read_only:
-            self.add(f"mount -o remount,bind,ro {target}")
-
-    def show(self, entry: os.DirEntry[str], shadowed: set[str]) -> None:
-        """Show one entry of a directory of the host."""
-        target = _quoted(f"{self._root}{entry.path}")
+def _shown(folder: str, shadowed: set[str]) -> Iterator[tuple[str, str, str]]:
+    """How each entry of a directory of the host is shown, its path, and where a link leads."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.path in (*_FROM_JAIL, *_OWN, *_SKIPPED):
+            continue
         if entry.is_symlink():
-            self.add(f"ln -s {_quoted(Path(entry.path).readlink())} {target}")
+            yield "link", entry.path, str(Path(entry.path).readlink())
         elif entry.path == _COPIED:
-            self.add(f"mkdir {target} && mount -t tmpfs -o mode=755 etc {target}")
-            # A file that is being exchanged may be gone when it comes to it.
-            copy = f"cp -a {_COPIED}/. {target}"
-            self.add(" || ".join([copy, *[f"{{ sleep 1; {copy}; }}"] * 4]))
+            yield "copy", entry.path, ""
         elif entry.path in shadowed:
-            self._shadow(entry.path, shadowed)
+            # One of the jail's, so that it can take new mount points, with the host's in it.
+            yield "jail", entry.path, ""
+            yield from _shown(entry.path, shadowed)
         elif entry.is_dir():
-            self.add(f"mkdir -p {target} && mount --rbind {_quoted(entry.path)} {target}")
-            if entry.path not in _KERNEL:
-                self.add(f"mount -o remount,bind,ro {target}")
+            yield "kernel" if entry.path in _KERNEL else "folder", entry.path, ""
         elif entry.is_file():
-            self.add(f"[ -e {target} ] || touch {target}")
-            self.add(f"mount --bind -o ro {_quoted(entry.path)} {target}")
-
-    def _shadow(self, path: str, shadowed: set[str]) -> None:
-        """Show a host directory as one of the jail's, so that it can take new mount points."""
-        self.from_jail(path)
-        for child in sorted(os.scandir(path), key=lambda child: child.name):
-            target = _quoted(f"{self._root}{child.path}")
-            if child.is_symlink():
-                link = _quoted(Path(child.path).readlink())
-                self.add(f"[ -L {target} ] || ln -s {link} {target}")
-            else:
-                self.show(child, shadowed)
+            yield "file", entry.path, ""
 
 
 def _shadowed(paths: Sequence[str]) -> set[str]:
@@ -274,10 +210,6 @@ def _signal(pid: int, start: int, number: signal.Signals, wanted: str) -> None:
 def _wanted(slurm_dir: Path, pod: str | None) -> str:
     """What a mountinfo line of the pod holds; a space ends the marker of one pod."""
     return marker(slurm_dir) if pod is None else marker(slurm_dir, pod) + " "
-
-
-def _quoted(path: Path | str) -> str:
-    return shlex.quote(str(path))
 
 
 SLURM_SETTING: Final = "SOPERATOR_SLURM"
