@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from pathlib import Path
 from typing import Final, Literal
 
+from infra.files import fill
 from infra.render.login import memory_text
 from infra.render.templates import manifest
 from stacks.catalog import GIB
@@ -24,17 +26,6 @@ TITLE_PX: Final = 24
 _PAD_PX: Final = 10
 _CHARACTER_PX: Final = 6.4
 """Upper bound of a character's mean width at 11 px."""
-# A page that has the picture in it has others too: no rule reaches beyond this one.
-_STYLE: Final = (
-    ".stack text{font:11px sans-serif;fill:#24292f}"
-    ".stack .title{font-weight:bold;font-size:12px}"
-    ".stack rect{stroke:#57606a;stroke-width:1;rx:4}"
-    ".stack .plain{fill:#ffffff}.stack .gpu{fill:#e6f4ea}"
-    ".stack .disk{fill:#fff4de}.stack .outside{fill:#eaeef2}"
-    ".stack .frame{fill:none;stroke-dasharray:5 3}"
-    ".stack .ground{fill:#ffffff;stroke:none}"
-    ".stack path{fill:none;stroke:#57606a;stroke-width:1.5}"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,66 +66,36 @@ class Box:
         """Its lower edge."""
         return self.y + self.height
 
-    def svg(self) -> str:
-        """Rectangle and texts where it says."""
-        x = self.x + _PAD_PX
-        parts = [
-            _rect(self.kind, self.x, self.y, self.width, self.height),
-            _text("title", x, self.y + 16, self.title),
-        ]
-        for number, line in enumerate(self.lines, 1):
-            parts.append(_text("", x, self.y + 18 + number * LINE_PX, line))
-        return "\n".join(parts)
 
-
-Part = Box | str
-"""A box, or an arrow as SVG."""
-
-
-def _arrow(
-    x1: float, y1: float, x2: float, y2: float, label: str = "", *, head: bool = True
-) -> str:
+@dataclass(frozen=True, slots=True)
+class Arrow:
     """A straight line to (x2, y2), its label beside the middle; without a head it goes on."""
-    end = ' marker-end="url(#head)"' if head else ""
-    drawn = f'<path d="M{x1:.0f} {y1:.0f}L{x2:.0f} {y2:.0f}"{end}/>'
-    return f"{drawn}\n{_text('', (x1 + x2) / 2 + 6, (y1 + y2) / 2 + 4, label)}" if label else drawn
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    label: str = ""
+    head: bool = True
 
 
-def _picture(title: str, parts: Iterable[Part]) -> str:
+Part = Box | Arrow
+
+
+def _picture(title: str, parts: Sequence[Part]) -> str:
     """The whole picture of these parts, back to front."""
-    parts = list(parts)
     boxes = [each for each in parts if isinstance(each, Box)]
-    width = max(box.right for box in boxes) + 2 * _PAD_PX
-    height = max(box.bottom for box in boxes) + 2 * _PAD_PX
-    head = (
-        '<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-        'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8"/></marker>'
+    svg = fill(
+        Path(__file__).with_name("stack_drawing.svg.j2"),
+        {"px": "{:.0f}".format, "escaped": escape},
+        title=title,
+        parts=parts,
+        width=max(box.right for box in boxes) + 2 * _PAD_PX,
+        height=max(box.bottom for box in boxes) + 2 * _PAD_PX,
+        pad=_PAD_PX,
+        line_px=LINE_PX,
     )
-    return "\n".join(
-        [
-            (
-                f'<svg xmlns="http://www.w3.org/2000/svg" class="stack" role="img" '
-                f'width="{width:.0f}" height="{height:.0f}" '
-                f'viewBox="{-_PAD_PX} {-_PAD_PX} {width:.0f} {height:.0f}">'
-            ),
-            f"<title>{escape(title)}</title>",
-            f"<style>{_STYLE}</style><defs>{head}</defs>",
-            _rect("ground", -_PAD_PX, -_PAD_PX, width, height),
-            *(each.svg() if isinstance(each, Box) else each for each in parts),
-            "</svg>\n",
-        ]
-    )
-
-
-def _rect(kind: str, x: float, y: float, width: float, height: float) -> str:
-    return (
-        f'<rect class="{kind}" x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}"/>'
-    )
-
-
-def _text(kind: str, x: float, y: float, text: str) -> str:
-    style = f' class="{kind}"' if kind else ""
-    return f'<text{style} x="{x:.0f}" y="{y:.0f}">{escape(text)}</text>'
+    return f"{svg}\n"
 
 
 _GAP: Final = 16.0
@@ -148,7 +109,7 @@ _ROW: Final = 1000.0
 
 def stack_svg(spec: StackSpec) -> str:
     """The whole stack as one SVG: people, cluster, node groups, filesystems, what is beside it."""
-    return _picture(f"Architecture of the stack {spec.name}", _parts(spec))
+    return _picture(f"Architecture of the stack {spec.name}", [*_parts(spec)])
 
 
 def _parts(spec: StackSpec) -> Iterator[Part]:
@@ -183,9 +144,9 @@ def _parts(spec: StackSpec) -> Iterator[Part]:
     yield from _people(person, pulumi, login)
     mounts, copied = workers[0].middle, disks[0].middle
     under = "mounted where the box says"
-    yield _arrow(mounts, cluster_bottom, mounts, disks[0].y - _FRAME_TITLE, under)
+    yield Arrow(mounts, cluster_bottom, mounts, disks[0].y - _FRAME_TITLE, under)
     if spec.storage.backup is not None:
-        yield _arrow(copied, disks[-1].bottom, copied, beside[0].y, "restic, encrypted")
+        yield Arrow(copied, disks[-1].bottom, copied, beside[0].y, "restic, encrypted")
     yield from _flows(spec, inner, bottom + _GAP)
 
 
@@ -241,7 +202,7 @@ def _flows(spec: StackSpec, x: float, y: float) -> Iterator[Part]:
         row = _rows([source, work, target], x, y)
         row = [replace(box, x=box.x + 2 * _GAP * place) for place, box in enumerate(row)]
         for before, after in itertools.pairwise(row):
-            yield _arrow(before.right, y + 20, after.x, y + 20)
+            yield Arrow(before.right, y + 20, after.x, y + 20)
         yield from row
         y = row[0].bottom + _GAP
 
@@ -277,6 +238,6 @@ def _people(person: Box, pulumi: Box, login: Box) -> Iterator[Part]:
     yield from (person, pulumi)
     # Above the boxes of the row, then down into the login node: no line crosses another box.
     over = login.y - _GAP / 2
-    yield _arrow(width, over, login.middle, over, head=False)
-    yield _arrow(login.middle, over, login.middle, login.y)
-    yield _arrow(width, pulumi.y + 20, _LEFT, pulumi.y + 20)
+    yield Arrow(width, over, login.middle, over, head=False)
+    yield Arrow(login.middle, over, login.middle, login.y)
+    yield Arrow(width, pulumi.y + 20, _LEFT, pulumi.y + 20)
