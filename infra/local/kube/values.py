@@ -33,10 +33,6 @@ MOUNT_TAG: Final = "local.soperator/mount-tag"
 """Annotation of a PersistentVolume: virtiofs tag of the filesystem behind it."""
 
 
-MADE_FOLDERS: Final = "local.soperator/folders"
-"""Annotation of a NodeSet: volume=folder:folder that an init container makes, comma separated."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """A Helm release."""
@@ -181,8 +177,6 @@ def _tree(chart: str) -> Mapping[str, Any]:
 NODESET_API_VERSION: Final = "slurm.nebius.ai/v1alpha1"
 API_VERSION: Final = "slurm.nebius.ai/v1"
 _SCRIPTS: Final = "slurm-scripts"
-_FOLDERS: Final = "make-folders-"
-"""Init container that makes the folders of the volume that its name ends with."""
 _TAG: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
@@ -201,7 +195,6 @@ def _templates() -> jinja2.Environment:
         "nodeset_api": NODESET_API_VERSION,
         "scripts": _SCRIPTS,
         "script_texts": _script_texts,
-        "made_folders": _made_folders,
         "mount_tag": MOUNT_TAG,
         "jail_upper": JAIL_UPPER,
         "kebab": _kebab,
@@ -241,16 +234,6 @@ def _kebab(value: object, path: str) -> str:
             "use a-z, 0-9 and '-' only"
         )
     return str(value)
-
-
-def _made_folders(containers: list[dict[str, Any]]) -> dict[str, str]:
-    """What the init containers that make folders would make, for a runtime without containers."""
-    made = [
-        f"{container['name'].removeprefix(_FOLDERS)}={':'.join(container['command'][4:])}"
-        for container in containers
-        if container["name"].startswith(_FOLDERS)
-    ]
-    return {MADE_FOLDERS: ",".join(made)} if made else {}
 
 
 def _script_texts(scripts: dict[str, Any]) -> dict[str, str]:

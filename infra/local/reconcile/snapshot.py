@@ -22,7 +22,7 @@ from typing import Any, Final
 from infra.clients import kube_rules
 from infra.clients.kube import KubeClient
 from infra.clients.kube_rules import Object, name_of, quantity
-from infra.local.kube.values import MADE_FOLDERS, MOUNT_TAG
+from infra.local.kube.values import MOUNT_TAG
 from infra.local.slurm.daemons import Partition, SlurmSettings, WorkerNode
 from infra.providers.soperator.teardown import CSI_DRIVER
 from infra.state import Ports
@@ -306,11 +306,15 @@ def resolve(
     raise UnboundError(f"volume '{name}': {kinds} cannot be mounted on the local stack")
 
 
+_MAKER: Final = "make-folders-"
+"""Init container that makes the folders of the volume that its name ends with."""
+
+
 def own_source(name: str, source: Object) -> Mapping[str, Any]:
-    """A disk of the pod's own, with the folders that are made in it by its NodeSet's words."""
-    entries = (entry.partition("=") for entry in annotation(source, MADE_FOLDERS).split(","))
-    made = {volume: folders.split(":") for volume, _, folders in entries if folders}
-    return {"ephemeral": {}, _FOLDERS: made.get(name, [])}
+    """A disk of the pod's own, with the folders that an init container of its NodeSet makes."""
+    containers = source["spec"].get("customInitContainers") or ()
+    made = (each["command"][4:] for each in containers if each["name"] == f"{_MAKER}{name}")
+    return {"ephemeral": {}, _FOLDERS: next(made, [])}
 
 
 def bound_volume(claim: Object, snapshot: Snapshot) -> Object | None:

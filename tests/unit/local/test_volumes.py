@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from infra.local.kube.values import MADE_FOLDERS
 from infra.local.reconcile.snapshot import (
     FILESYSTEMS,
     Places,
@@ -136,8 +135,15 @@ def test_an_export_of_an_nfs_server_is_one_folder_for_every_pod() -> None:
 
 
 def test_a_disk_of_a_worker_has_the_folders_that_its_init_container_makes() -> None:
-    made = {MADE_FOLDERS: "scratch=tmp:data/preprocessed,other=x"}
-    nodeset = {"metadata": {"name": "worker", "annotations": made}}
+    made = {"scratch": ["tmp", "data/preprocessed"], "other": ["x"]}
+    containers = [
+        {"name": "ensure-scratch-ext4", "command": ["sh"]},
+        *(
+            {"name": f"make-folders-{disk}", "command": ["sh", "-c", "mkdir", "sh", *folders]}
+            for disk, folders in made.items()
+        ),
+    ]
+    nodeset = {"metadata": {"name": "worker"}, "spec": {"customInitContainers": containers}}
     source = own_source("scratch", nodeset)
     assert found(source).made_folders == ("tmp", "data/preprocessed")
     assert found(own_source("plain", nodeset)).made_folders == ()

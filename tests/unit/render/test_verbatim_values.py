@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from infra.local.kube.values import MADE_FOLDERS, Release
+from infra.local.kube.values import Release
 from infra.local.plugins.kubernetes_objects import render
+from infra.local.reconcile.snapshot import own_source
 from infra.render.values.slurm_cluster import nodesets_values, slurm_cluster_values
 from stacks.spec import StackSpec
 from stacks.spec.cluster import SssdSpec
@@ -169,5 +170,4 @@ def test_the_local_stack_is_told_the_folders(spec: StackSpec, folders: tuple[str
     version = spec.cluster.soperator_version
     release = Release(name="nodesets", namespace="x", chart="helm-nodesets", version=version)
     (nodeset, *_) = [each for each in render(release, values).objects if each["kind"] == "NodeSet"]
-    told = nodeset["metadata"]["annotations"].get(MADE_FOLDERS)
-    assert told == ("scratch=tmp:preprocessed" if folders else None)
+    assert own_source("scratch", nodeset)["madeFolders"] == [*folders]
