@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -414,43 +414,34 @@ class ComeUp:
 
     def steps(self, spec: StackSpec, server: ApiServer, folder: Path) -> Iterator[Step]:
         """Every step in turn; a step that stands on a missing one is NOT RUN."""
+        count = 0
         try:
-            checkout = self.sources.soperator(spec.cluster.soperator_version)
+            for step in self._steps(spec, server, folder):
+                count += 1
+                yield step
         except NotRunError as error:
-            yield from not_run(STEPS, str(error))
-            return
+            yield from not_run(STEPS[count:], *error.args)
+        except OperatorError as error:
+            why = Obstacle(subject="release soperator", cause=str(error))
+            yield Step(name="reconciled", counted="", obstacles=(why,))
+            yield from not_run(STEPS[count + 1 :], "the operator does not run")
+
+    def _steps(self, spec: StackSpec, server: ApiServer, folder: Path) -> Iterator[Step]:
+        version = spec.cluster.soperator_version
+        checkout = self.sources.soperator(version)
         found = self.declared = declared(spec, folder / "build")
         yield self.rendered(found, folder)
-        with ExitStack() as stack:
-            cluster = Cluster(server)
-            stack.callback(cluster.client.close)
-            crds, missing = definitions(self.sources, spec.cluster.soperator_version)
+        cluster = Cluster(server)
+        with closing(cluster.client):
+            crds, missing = definitions(self.sources, version)
             yield self.accepted(found, cluster, crds, tuple(missing.values()))
             if lacking := [why for name, why in missing.items() if name in OPERATED]:
-                yield from not_run(STEPS[2:], *lacking)
-                return
-            try:
-                program = self.sources.program(
-                    checkout.replace("soperator", "soperator-operator", 1)
-                )
-                log = stack.enter_context(
-                    soperator(
-                        program,
-                        self.of_release("soperator"),
-                        cluster=cluster,
-                        folder=folder / "operator",
-                    )
-                )
-            except NotRunError as error:
-                yield from not_run(STEPS[2:], str(error))
-                return
-            except OperatorError as error:
-                why = Obstacle(subject="release soperator", cause=str(error))
-                yield Step(name="reconciled", counted="", obstacles=(why,))
-                yield from not_run(STEPS[3:], "the operator does not run")
-                return
-            yield self.reconciled(found, cluster, log)
-            yield from self.pods(found, cluster)
+                raise NotRunError(*lacking)
+            program = self.sources.program(checkout.replace("soperator", "soperator-operator", 1))
+            release, place = self.of_release("soperator"), folder / "operator"
+            with soperator(program, release, cluster=cluster, folder=place) as log:
+                yield self.reconciled(found, cluster, log)
+                yield from self.pods(found, cluster)
 
     def rendered(self, found: Declared, folder: Path) -> Step:
         """Every release through its real chart."""
