@@ -334,7 +334,7 @@ class KubeconfigError(UserError):
 
 @dataclass(kw_only=True)
 class Access:
-    """Server, trust, identity and default namespace of one context."""
+    """Server, trust, identity and default namespace."""
 
     server: str
     ca_pem: str | None = None
@@ -361,37 +361,26 @@ class Access:
             return self._token
 
 
-def read_kubeconfig(text: str, context: str | None = None) -> Access:
+def read_kubeconfig(text: str) -> Access:
     """The access of a kubeconfig as the program writes it (infra/render/nodes.py), the only one
-    that this client gets: JSON, with the authority in it and a token or what prints one.
+    that this client gets: JSON of one cluster and one user, who has a token or what prints one.
     """
     try:
         config = json.loads(text)
-    except ValueError as error:
-        raise KubeconfigError(f"kubeconfig: is not JSON: {error}") from error
-    if not isinstance(config, dict) or "clusters" not in config:
-        raise KubeconfigError("kubeconfig: has no `clusters`")
-    chosen = _named(config, "contexts", context or config.get("current-context"), "context")
-    cluster = _named(config, "clusters", chosen.get("cluster"), "cluster")
-    user = _named(config, "users", chosen.get("user"), "user")
-    if not cluster.get("server"):
-        raise KubeconfigError(f"kubeconfig: clusters.{chosen.get('cluster')}.server: is required")
+        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        server = cluster["server"].rstrip("/")
+    except (ValueError, LookupError, TypeError) as error:
+        raise KubeconfigError(
+            f"kubeconfig: is not as the program writes it: {type(error).__name__}: {error}; run "
+            "`pulumi up`, which writes it"
+        ) from error
     authority = cluster.get("certificate-authority-data")
     return Access(
-        server=cluster["server"].rstrip("/"),
+        server=server,
         ca_pem=base64.b64decode(authority).decode() if authority else None,
         static_token=user.get("token"),
         exec_command=user.get("exec"),
-        namespace=chosen.get("namespace") or "default",
     )
-
-
-def _named(config: dict[str, Any], section: str, name: Any, noun: str) -> dict[str, Any]:
-    for item in config.get(section) or []:
-        if item.get("name") == name:
-            return item.get(noun) or {}
-    known = ", ".join(str(item.get("name")) for item in config.get(section) or []) or "none"
-    raise KubeconfigError(f"kubeconfig: {section}: no {noun} {name!r} (has: {known})")
 
 
 def _run_exec(command: dict[str, Any]) -> tuple[str, float]:

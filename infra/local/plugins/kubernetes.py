@@ -79,8 +79,7 @@ class Kubernetes(Provider):
             )
         with self._lock:
             if self._client is None:
-                context = self._variables.get("context")
-                access = read_kubeconfig(kubeconfig, context or None)
+                access = read_kubeconfig(kubeconfig)
                 if self._variables.get("namespace"):
                     access.namespace = self._variables["namespace"]
                 self._client = KubeClient(access)
