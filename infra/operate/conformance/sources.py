@@ -108,8 +108,6 @@ class Sources:
         found, wanted = self.folder / name, _wanted(name)
         if not found.is_dir():
             raise NotRunError(f"no checkout {found}: {wanted.made_by(found)}")
-        if name == "soperator":  # of which version is asked for by its own name
-            return found
         said = self.version(name)
         if said != wanted.version:
             raise NotRunError(
@@ -118,16 +116,10 @@ class Sources:
         return found
 
     def soperator(self, version: str) -> str:
-        """Name of the checkout of this version of Soperator."""
-        own = f"soperator-{version}"
-        for name in ("soperator", own):
-            if self.version(name) == version:
-                return name
-        known = [name for name in ("soperator", own) if (self.folder / name).is_dir()]
-        is_of = "".join(f"{self.folder / name} is of {self.version(name)}; " for name in known)
-        name = own if "soperator" in known or version != DEPLOYED else "soperator"
-        how = _wanted(name).made_by(self.folder / name)
-        raise NotRunError(f"no checkout of soperator {version}: {is_of}{how}")
+        """Name of the checkout of this version of Soperator, which is there."""
+        name = "soperator" if version == DEPLOYED else f"soperator-{version}"
+        self.checkout(name)
+        return name
 
     def version(self, name: str) -> str | None:
         """What a checkout says of its version, by its file or as a clone; None without one."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from infra.operate.conformance.come_up import definitions
 from infra.operate.conformance.sources import (
     CHARTS,
     CHECKOUTS,
@@ -101,6 +100,7 @@ def says(folder: Path, name: str, text: str) -> Path:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        ("soperator", "4.9.9\n"),
         ("soperator-5.0.0", "4.9.9\n"),
         ("k8up", "name: k8up\nversion: 4.9.9\n"),
         ("mariadb-operator", 'version: 25.10.2\nappVersion: "4.9.9"\n'),
@@ -166,43 +166,13 @@ def test_soperator_is_taken_in_the_version_that_is_asked_for(tmp_path):
     with pytest.raises(NotRunError) as refused:
         sources.soperator("4.0.0")
     assert str(refused.value) == (
-        f"no checkout of soperator 4.0.0: {tmp_path}/soperator is of 4.1.7; "
+        f"no checkout {tmp_path}/soperator-4.0.0: "
         f"git clone https://github.com/nebius/soperator {tmp_path}/soperator-4.0.0 "
         f"&& git -C {tmp_path}/soperator-4.0.0 checkout 4.0.0"
     )
     says(tmp_path, "soperator-4.0.0", "4.0.0\n")
     assert sources.soperator("4.0.0") == "soperator-4.0.0"
-
-
-@pytest.mark.parametrize("other", ["", "5.0.0\n"])
-def test_the_deployed_version_may_lie_under_its_own_name(other, tmp_path):
-    """Beside a checkout `soperator` of another version, or without any."""
-    if other:
-        says(tmp_path, "soperator", other)
-    own = says(tmp_path, "soperator-4.1.7", "4.1.7\n")
-    (chart := own / "helm" / "soperator").mkdir(parents=True)
-    (chart / "Chart.yaml").write_text("version: 4.1.7\n")
-    (crds := chart / "crds").mkdir()
-    (crds / "one.yaml").write_text("kind: CustomResourceDefinition\nspec: {}\nmetadata: {}\n")
-    sources = Sources(tmp_path)
-    assert sources.soperator("4.1.7") == "soperator-4.1.7"
-    assert sources.chart("soperator", "4.1.7") == chart
-    assert len(definitions(sources)[0]) == 1
-    assert checkouts(sources)["soperator-4.1.7"] == "4.1.7"
-
-
-def test_a_checkout_soperator_of_another_version_is_left_as_it_is(tmp_path):
-    says(tmp_path, "soperator", "5.0.0\n")
-    with pytest.raises(NotRunError) as refused:
-        Sources(tmp_path).chart("helm-nodesets", "4.1.7")
-    assert str(refused.value) == (
-        f"no checkout of soperator 4.1.7: {tmp_path}/soperator is of 5.0.0; "
-        f"git clone https://github.com/nebius/soperator {tmp_path}/soperator-4.1.7 "
-        f"&& git -C {tmp_path}/soperator-4.1.7 checkout 4.1.7"
-    )
-    says(tmp_path, "soperator-4.1.7", "4.1.6\n")
-    with pytest.raises(NotRunError, match=r"-4\.1\.7 is of 4\.1\.6; git -C \S+ checkout 4\.1\.7$"):
-        Sources(tmp_path).chart("helm-nodesets", "4.1.7")
+    assert checkouts(sources) == {"soperator": "4.1.7", "soperator-4.0.0": "4.0.0"}
 
 
 def test_a_chart_is_of_the_version_that_the_stack_has(tmp_path):
