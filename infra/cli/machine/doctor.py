@@ -10,15 +10,16 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
 from cost.bill.bill import bill
 from cost.prices.book import price_age_problems
+from cost.report.layout import picked
 from cost.resources.estimate import Estimate
 from infra.cli import context, output
 from infra.cli.context import StackOption, opt
@@ -28,6 +29,7 @@ from infra.clients.errors import JobsError, last_words
 from infra.clients.passphrase import public_problem
 from infra.local.slurm.pod import SlurmSetup
 from infra.operate.preflight.ask import ask
+from infra.operate.preflight.supply import Finding, Outcome, failed, not_checked, passed, warned
 from infra.operate.prices import price_book
 from infra.providers.nebius.sdk import (
     CLI_CONFIG,
@@ -51,16 +53,6 @@ if TYPE_CHECKING:
 
 
 _LOCAL_TOOLS = ("munged", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "sshd", "etcd")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check: PASS, WARN, FAIL or NOT CHECKED, what was seen, and the fix where it needs one."""
-
-    check: str
-    outcome: str
-    seen: str
-    fix: str | None = None
 
 
 def doctor(
@@ -89,13 +81,13 @@ def doctor(
         *(finding for look in of_cluster for finding in look(stack)),
     ]
     if format is Format.JSON:
-        output.print_json([asdict(each) for each in findings])
+        output.print_json([picked(each, "check outcome seen fix") for each in findings])
     else:
         output.print_table(
             ("CHECK", "OUTCOME", "SEEN", "FIX"),
             [(each.check, each.outcome, each.seen, each.fix or "") for each in findings],
         )
-    raise typer.Exit(any(each.outcome == "FAIL" for each in findings))
+    raise typer.Exit(any(each.outcome is Outcome.FAIL for each in findings))
 
 
 def _come_up(stack: str, sources: Path, format: Format) -> NoReturn:
@@ -131,13 +123,13 @@ def tools(stack: str, path: str) -> list[Finding]:
         fixes |= dict.fromkeys((*_LOCAL_TOOLS, "kube-apiserver"), "make setup")
     found = {name: shutil.which(name, path=path) for name in fixes}
     findings = [
-        Finding(name, "PASS", found[name] or "")
-        if found[name]
-        else Finding(name, "WARN" if name == "ssh" else "FAIL", "not on PATH", fix)
+        passed(place, check=name)
+        if (place := found[name])
+        else (warned if name == "ssh" else failed)("not on PATH", fix, check=name)
         for name, fix in fixes.items()
     ]
     if stack == DEFAULT_STACK and os.geteuid() != 0:
-        findings.append(Finding("root", "FAIL", f"uid {os.geteuid()}", "run as root"))
+        findings.append(failed(f"uid {os.geteuid()}", "run as root", check="root"))
     return findings
 
 
@@ -147,9 +139,9 @@ def credentials(stack: str) -> list[Finding]:
     key = context.private_key(context.caller(stack, None).attached_key if attached else None)
     fix = "attach again with --key KEY" if attached else "soperator env, or --identity KEY"
     findings = [
-        Finding("SSH key", "PASS", str(key))
+        passed(str(key), check="SSH key")
         if key.is_file()
-        else Finding("SSH key", "FAIL", f"{key} is missing", fix)
+        else failed(f"{key} is missing", fix, check="SSH key")
     ]
     if attached or stack == DEFAULT_STACK:
         return findings
@@ -157,17 +149,21 @@ def credentials(stack: str) -> list[Finding]:
         reason := public_problem(STACKS_DIR / f"Pulumi.{stack}.yaml")
     ):
         seen, _, fix = reason.partition("; expected ")
-        findings.append(Finding("passphrase", "FAIL", seen, fix))
+        findings.append(failed(seen, fix, check="passphrase"))
+    name = "Nebius token"
     if os.environ.get(TOKEN_VARIABLE):
-        findings.append(Finding("Nebius token", "PASS", f"{TOKEN_VARIABLE} is set"))
+        findings.append(passed(f"{TOKEN_VARIABLE} is set", check=name))
     elif os.environ.get(KEY_FILE_VARIABLE):
         findings.append(_service_account_key())
     elif CLI_CONFIG.is_file():
-        findings.append(Finding("Nebius token", "PASS", f"profile of the nebius CLI: {CLI_CONFIG}"))
+        findings.append(passed(f"profile of the nebius CLI: {CLI_CONFIG}", check=name))
     else:
         fix = f"export {TOKEN_VARIABLE}=$(nebius iam get-access-token)"
-        findings.append(Finding("Nebius token", "FAIL", f"{TOKEN_VARIABLE} is not set", fix))
+        findings.append(failed(f"{TOKEN_VARIABLE} is not set", fix, check=name))
     return findings
+
+
+_KEY: Final = "service account key"
 
 
 def _service_account_key() -> Finding:
@@ -178,37 +174,30 @@ def _service_account_key() -> Finding:
         path.read_bytes()
     except EndpointError as error:
         seen, _, fix = str(error).partition("; ")
-        return Finding("service account key", "FAIL", seen, fix)
+        return failed(seen, fix, check=_KEY)
     except OSError as error:
-        seen = f"{KEY_FILE_VARIABLE}: {error}"
-        return Finding("service account key", "FAIL", seen, "let your user read it, mode 0600")
-    return Finding("service account key", "PASS", str(path))
+        fix = "let your user read it, mode 0600"
+        return failed(f"{KEY_FILE_VARIABLE}: {error}", fix, check=_KEY)
+    return passed(str(path), check=_KEY)
 
 
 def declared(stack: str) -> list[Finding]:
     """The stack file by its own rules, and how old the prices are."""
     spec = context.spec(stack)
     found = bill(spec, price_book(spec, context.state_root()))
+    file = f"stacks/Pulumi.{stack}.yaml"
     findings = [
-        Finding(
-            problem.path,
-            "FAIL" if problem.level is Level.ERROR else "WARN",
-            str(problem).split(": ", 2)[2],
-            f"edit stacks/Pulumi.{stack}.yaml",
+        (failed if problem.level is Level.ERROR else warned)(
+            str(problem).split(": ", 2)[2], f"edit {file}", check=problem.path
         )
         for problem in found.problems
     ]
     if not findings:
-        findings.append(Finding(f"stacks/Pulumi.{stack}.yaml", "PASS", "no problem found"))
+        findings.append(passed("no problem found", check=file))
     total = found.estimate
+    fix = f"add it to cost/prices/{total.book.name}.yaml, or declare it in contract_prices"
     findings += [
-        Finding(
-            f"price of {line.name}",
-            "WARN",
-            str(line.unknown),
-            f"add it to cost/prices/{total.book.name}.yaml, or declare it in contract_prices",
-        )
-        for line in total.unpriced
+        warned(str(line.unknown), fix, check=f"price of {line.name}") for line in total.unpriced
     ]
     return [*findings, price_ages(spec, total, datetime.now(UTC).date())]
 
@@ -222,10 +211,8 @@ def asked(stack: str) -> list[Finding]:
             os.environ.pop(TOKEN_VARIABLE, None)  # another cloud's, which it does not take
         for name in (ENDPOINT_VARIABLE, TOKEN_VARIABLE):
             os.environ.setdefault(name, ours[name])
-    return [
-        Finding(one.check, one.outcome.value, _one_line(one.seen), one.fix)
-        for one in ask(context.spec(stack), project=PROJECT)
-    ]
+    found = ask(context.spec(stack), project=PROJECT)
+    return [replace(one, seen=_one_line(one.seen)) for one in found]
 
 
 def login(stack: str) -> list[Finding]:
@@ -234,11 +221,11 @@ def login(stack: str) -> list[Finding]:
         with context.connect(context.caller(stack, None)) as connection:
             done = connection.run("sinfo --version && sinfo --noheader --format=%F")
     except JobsError as error:
-        return [Finding("login node", "FAIL", str(error), "docs/attach.md: what to ask for")]
+        return [failed(str(error), "docs/attach.md: what to ask for", check="login node")]
     if not done.ok:
-        return [Finding("Slurm", "FAIL", last_words(done.stderr), "ask its administrators")]
+        return [failed(last_words(done.stderr), "ask its administrators", check="Slurm")]
     version, nodes = done.stdout.split("\n")[:2]
-    return [Finding("Slurm", "PASS", f"{version}, nodes allocated/idle/other/total: {nodes}")]
+    return [passed(f"{version}, nodes allocated/idle/other/total: {nodes}", check="Slurm")]
 
 
 def pods(stack: str) -> list[Finding]:
@@ -254,13 +241,13 @@ def pods(stack: str) -> list[Finding]:
         kept = blocked(client, namespace, found, node_labels(spec))
     except UserError as error:
         fix = f"kubectl -n {namespace} get pods,events, where the cluster can be reached"
-        return [Finding("pods", "NOT CHECKED", str(error), fix)]
+        return [not_checked(str(error), check="pods", fix=fix)]
     finally:
         client.close()
     if not kept:
-        return [Finding("pods", "PASS", f"{len(found)} in {namespace}, none is kept from starting")]
+        return [passed(f"{len(found)} in {namespace}, none is kept from starting", check="pods")]
     return [
-        Finding(f"pod {namespace}/{name}", "FAIL", f"cannot start: {cause.what}", cause.advice)
+        failed(f"cannot start: {cause.what}", cause.advice, check=f"pod {namespace}/{name}")
         for name, cause in sorted(kept.items())
     ]
 
@@ -277,11 +264,11 @@ def price_ages(spec: StackSpec, total: Estimate, today: date) -> Finding:
     problems = price_age_problems(spec, used, today)
     if problems:
         seen, _, fix = problems[0].message.partition("; ")
-        return Finding("price age", "WARN", seen, fix)
+        return warned(seen, fix, check="price age")
     if total.price_date is None:
-        return Finding("price age", "WARN", "no price is known", "add prices to cost/prices")
+        return warned("no price is known", "add prices to cost/prices", check="price age")
     age = (today - total.price_date).days
-    return Finding("price age", "PASS", f"the oldest is of {total.price_date}, {age} days old")
+    return passed(f"the oldest is of {total.price_date}, {age} days old", check="price age")
 
 
 def steps(stack: str, sources: Path) -> Iterator[Step]:

@@ -37,6 +37,8 @@ class Outcome(StrEnum):
     """NOT CHECKED is no answer: the API was away, slow, or does not tell."""
 
     PASS = "PASS"  # noqa: S105
+    WARN = "WARN"
+    """Of `soperator doctor` alone."""
     FAIL = "FAIL"
     NOT_CHECKED = "NOT CHECKED"
 
@@ -67,9 +69,14 @@ def failed(seen: str, fix: str, *, certain: bool = False, check: str = "") -> Fi
     return Finding(check=check, outcome=Outcome.FAIL, seen=seen, fix=fix, certain=certain)
 
 
-def not_checked(reason: str) -> Finding:
+def warned(seen: str, fix: str, *, check: str) -> Finding:
+    """What to know of, and what to do about it."""
+    return Finding(check=check, outcome=Outcome.WARN, seen=seen, fix=fix)
+
+
+def not_checked(reason: str, *, check: str = "", fix: str | None = None) -> Finding:
     """No answer, with the reason."""
-    return Finding(check="", outcome=Outcome.NOT_CHECKED, seen=reason)
+    return Finding(check=check, outcome=Outcome.NOT_CHECKED, seen=reason, fix=fix)
 
 
 class Cloud:
@@ -426,7 +433,7 @@ def _drift(spec: StackSpec, live: Mapping[str, Mapping[str, Any]]) -> Finding:
         fix = "correct stacks/catalog.py: memory and CPUs of Slurm's nodes are computed from it"
         return failed("; ".join(lines), fix, check=_DRIFT)
     if not offered:
-        return replace(not_checked("the API lists none of what is used"), check=_DRIFT)
+        return not_checked("the API lists none of what is used", check=_DRIFT)
     new = sorted(live.keys() - PLATFORMS.keys())
     more = f"; the API also has {', '.join(new)}" if new else ""
     some = f"{len(offered)} of {len(used)} presets that are used"
