@@ -405,22 +405,5 @@ def preset_settings(text: str) -> list[str]:
     return _hardware(platform, preset)
 
 
-def settings(concurrency: str | None, rates: str | None, sets: Sequence[str]) -> list[str]:
-    """The options as settings of the recipe; given settings come last, so they win."""
-    found: list[str] = []
-    if concurrency is not None:
-        found.append(f"load.sweep={_numbers('--concurrency', concurrency, int)}")
-    if rates is not None:
-        found.append(f"load.open_loop.rates_per_s={_numbers('--rates', rates, float)}")
-    return [*found, *sets]
-
-
 def _hardware(platform: str, preset: str) -> list[str]:
     return [f"load.target.platform={platform}", f"load.target.preset={preset}"]
-
-
-def _numbers(option: str, text: str, kind: type[int] | type[float]) -> str:
-    try:
-        return json.dumps([kind(each) for each in text.split(",")])
-    except ValueError:
-        raise JobsError(f"{option} {text}: write numbers with commas, such as 1,2,4,8") from None

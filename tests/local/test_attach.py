@@ -358,8 +358,8 @@ def test_a_model_is_served_and_loaded_and_a_session_runs_as_the_user(
     endpoint = f"{plain.home}/soperator/lab/results/users/{ANN}/{job}/endpoint.json"
     wait = f"for i in $(seq 240); do [ ! -s {endpoint} ] || break; sleep 1; done; cat {endpoint}"
     assert json.loads(plain.as_root(wait))["models"] == ["tiny"]
-    sets = as_options(LOAD_SETS)
-    measured = type_("runs", "load", job, "-s", "lab", "--concurrency", "1", *sets).stdout.split()
+    sets = as_options((*LOAD_SETS, "load.sweep=[1]"))
+    measured = type_("runs", "load", job, "-s", "lab", *sets).stdout.split()
     type_("logs", measured[-1], "-s", "lab")
     type_("cancel", job, "-s", "lab")
     outputs = context.caller("lab", None)

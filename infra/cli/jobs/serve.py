@@ -202,10 +202,6 @@ def load(
     ] = None,
     stack: context.StackOption = DEFAULT_STACK,
     url: Annotated[str | None, opt("Any server up to /v1 instead, asked from here.", "URL")] = None,
-    concurrency: Annotated[
-        str | None, opt("Streams of the sweep, rising from 1.", "N,N,...")
-    ] = None,
-    rates: Annotated[str | None, opt("Poisson rates in requests a second.", "R,R,...")] = None,
     rows: Annotated[Path | None, opt("With --url: .jsonl file of chats to send.")] = None,
     tokenizer: Annotated[
         Path | None, opt("With --url: model folder whose tokenizer makes prompts.")
@@ -225,7 +221,7 @@ def load(
     The job is submitted and not waited for, unlike by `serve` and `cluster accept`:
     `soperator logs ID` follows it. While others use the server nothing is measured: NOT RUN, 69.
     """
-    chosen = server.settings(concurrency, rates, sets or ())
+    chosen = sets or []
     declared = context.spec(stack)
     if url is not None:
         if serve_job is not None:

@@ -31,8 +31,8 @@ def rows(folder: Path) -> Path:
 
 def test_a_server_anywhere_is_measured_and_the_record_is_the_stack_s(state: Path):
     with running(lambda *_: Behaviour()) as (_, url):
-        words = ["runs", "load", "--url", url, "--rows", str(rows(state)), "--concurrency", "1"]
-        words += ["--preset", "p/q", "--set", "load.open_loop.shares=[]"]
+        words = ["runs", "load", "--url", url, "--rows", str(rows(state))]
+        words += ["--preset", "p/q", "--set", "load.sweep=[1]", "--set", "load.open_loop.shares=[]"]
         result = RUNNER.invoke(app, words)
     assert result.exit_code == 0
     (record,), problems = load_run_records(state / "runs" / "local")
@@ -57,10 +57,9 @@ THERE = ["--dry-run", "--url", "http://127.0.0.1:1/v1"]
     [
         (["7", "--url", "http://127.0.0.1:1/v1"], "runs load: give a job id or --url, not both"),
         (["--preset", "p/q"], "--preset: only with --url; for a job use --set load.prompts"),
-        (["--concurrency", "x"], "--concurrency x: write numbers with commas, such as 1,2,4,8"),
         (["-s", "h100-prod"], "h100-prod: jobs: no load test; declare one"),
-        ([*THERE, "--rates", "nan"], "load.open_loop.rates_per_s"),
-        ([*THERE, "--concurrency", "-1"], "load.sweep"),
+        ([*THERE, "--set", "load.open_loop.rates_per_s=[NaN]"], "load.open_loop.rates_per_s"),
+        ([*THERE, "--set", "load.sweep=[-1]"], "load.sweep"),
         ([*THERE, "--set", "load.swep=[1]"], "load.swep"),
         (["--dry-run", "--url", "127.0.0.1:8000"], "--url 127.0.0.1:8000: not an address"),
         ([*THERE, "--rows", "/dev/zero"], "--rows /dev/zero: no such file; give a .jsonl file"),

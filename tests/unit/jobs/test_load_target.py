@@ -13,7 +13,6 @@ from infra.jobs.server import (
     job_settings,
     load_job,
     preset_settings,
-    settings,
 )
 from stacks.load import load_stack
 from stacks.spec import StackSpec
@@ -61,27 +60,10 @@ def test_the_job_is_told_the_server_and_its_node_s_preset(spec: StackSpec):
     assert job_settings(spec, job("10", where="elsewhere-0")) == ['load.target.serve_job="10"']
 
 
-def test_options_become_settings_and_given_settings_come_last():
-    assert settings("1,2", "0.5", ["load.sweep=[1]"]) == [
-        "load.sweep=[1, 2]",
-        "load.open_loop.rates_per_s=[0.5]",
-        "load.sweep=[1]",
-    ]
+def test_the_preset_of_a_server_elsewhere_becomes_settings():
     assert preset_settings("p/q") == ["load.target.platform=p", "load.target.preset=q"]
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: settings("1,two", None, ()), r"--concurrency 1,two: write numbers with commas"),
-        (lambda: settings(None, "", ()), "--rates : write numbers"),
-        (lambda: preset_settings("1gpu"), "--preset 1gpu: write PLATFORM/PRESET"),
-    ],
-)
-def test_options_that_are_no_numbers_are_refused(call: object, words: str):
-    assert callable(call)
-    with pytest.raises(JobsError, match=words):
-        call()
+    with pytest.raises(JobsError, match="--preset 1gpu: write PLATFORM/PRESET"):
+        preset_settings("1gpu")
 
 
 def test_a_stack_without_a_load_test_is_told_what_to_declare(spec: StackSpec):
