@@ -143,8 +143,8 @@ class Advice:
 
 def advise(ask: Ask, book: PriceBook, curves: Sequence[Measured] = ()) -> Advice:
     """Every GPU preset of the catalog, ranked; curves count where their requests are like those."""
-    aside = {each: why for each in curves if (why := each.why_aside(ask))}
-    used = [each for each in curves if each not in aside]
+    judged = [(each, each.why_aside(ask)) for each in curves]
+    used = [each for each, why in judged if why is None]
     found = [
         min(_tries(ask, book, platform, preset, gb, used), key=_order)
         for platform, preset, gb in gpu_presets()
@@ -152,7 +152,7 @@ def advise(ask: Ask, book: PriceBook, curves: Sequence[Measured] = ()) -> Advice
     return Advice(
         ask=ask,
         candidates=tuple(_with_distances(sorted(found, key=_order))),
-        left_aside=tuple(aside.values()),
+        left_aside=tuple(why for _, why in judged if why is not None),
     )
 
 
@@ -500,7 +500,7 @@ def _candidate_figures(ask: Ask, found: Candidate) -> Iterator[_Figure]:
     yield "demand at the peak", "answers a second", ask.peak_answers_per_s
     load = found.load
     if found.estimate is not None:
-        terms = estimate(_traced_server(found), ask, found.estimate.streams)
+        terms = estimate(_traced_server(found), ask, found.estimate.load.streams)
         yield from _estimated_figures(found, terms)
     elif load is not None:
         at = f"measured at {load.streams} streams"
@@ -529,7 +529,7 @@ def _estimated_figures(found: Candidate, terms: Estimate) -> Iterator[_Figure]:
         yield name, "seconds", terms.passing_s
     yield "reading one prompt", "seconds", terms.read_s
     bound = "by the bytes it reads" if terms.is_bound_by_memory else "by its operations"
-    yield f"one step of {terms.streams} streams, {bound}", "seconds", terms.step_s
+    yield f"one step of {load.streams} streams, {bound}", "seconds", terms.step_s
     yield "one server", "answers a second", load.answers_per_s
     waited = f"first token, 99 of 100 behind at most {terms.prompts_waited} other prompts (M/D/1)"
     yield waited, "seconds", load.ttft_p99_s

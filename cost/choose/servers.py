@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from decimal import ROUND_CEILING, Decimal
 from typing import Final
 
@@ -235,12 +234,9 @@ class Load:
 class Measured:
     """The curve of one load test on a node of a preset."""
 
+    record: RunRecord
     platform: str
     preset: str
-    engine: str
-    job_id: str
-    stack: str | None
-    date: date
     points: tuple[LoadPoint, ...]
     input_tokens: Decimal
     answer_tokens: Decimal
@@ -248,7 +244,10 @@ class Measured:
     @property
     def source(self) -> str:
         """The job that measured it."""
-        return f"job {self.job_id} of stack {self.stack or '?'}, {self.engine}, {self.date}"
+        job = self.record
+        return (
+            f"job {job.job_id} of stack {job.stack or '?'}, {job.engine}, {job.finished_at.date()}"
+        )
 
     def why_aside(self, ask: Ask) -> str | None:
         """Why the curve says nothing about the question's chats; None where it does."""
@@ -281,11 +280,11 @@ class Measured:
 
 def measured_curves(model: str, records: Iterable[RunRecord]) -> tuple[Measured, ...]:
     """The newest curve of the model by platform, preset and engine; tuned ones are their base."""
-    newest: dict[tuple[str, str, str], Measured] = {}
+    newest: dict[tuple[str, str, str | None], Measured] = {}
     for record in sorted(records, key=lambda each: (each.finished_at, each.job_id)):
         found = _measured(model, record)
         if found is not None:
-            newest[found.platform, found.preset, found.engine] = found
+            newest[found.platform, found.preset, record.engine] = found
     return tuple(newest.values())
 
 
@@ -309,12 +308,9 @@ def _measured(model: str, record: RunRecord) -> Measured | None:
     first = answered[0]
     assert first.mean_prompt_tokens is not None
     return Measured(
+        record=record,
         platform=hardware.platform,
         preset=hardware.preset,
-        engine=record.engine,
-        job_id=record.job_id,
-        stack=record.stack,
-        date=record.finished_at.date(),
         points=curve.sweep,
         input_tokens=first.mean_prompt_tokens,
         answer_tokens=first.mean_output_tokens,
@@ -364,30 +360,17 @@ def _share(share: Share, of: str, server: Server) -> Decimal:
 class Estimate:
     """Every term of one load, so that each can be explained."""
 
-    streams: int
-    weights: int
-    """Weights that a token is multiplied with."""
     passing_s: Decimal
     """Seconds that the GPUs pass the sums of one token between them; 0 of one GPU."""
     read_s: Decimal
     """Seconds to read one prompt."""
-    reading_bytes_s: Decimal
-    """Seconds of a step by the bytes that it reads."""
-    arithmetic_s: Decimal
-    """Seconds of a step by its operations."""
+    step_s: Decimal
+    """Seconds of one step of all streams."""
+    is_bound_by_memory: bool
+    """Whether bytes, not operations, say how long a step takes."""
     prompts_waited: Decimal
     """Prompts' worth of reading that 99 of 100 new ones wait at most."""
     load: Load
-
-    @property
-    def step_s(self) -> Decimal:
-        """Seconds of one step of all streams."""
-        return max(self.reading_bytes_s, self.arithmetic_s) + self.streams * self.passing_s
-
-    @property
-    def is_bound_by_memory(self) -> bool:
-        """Whether bytes, not operations, say how long a step takes."""
-        return self.reading_bytes_s >= self.arithmetic_s
 
 
 def estimate(server: Server, ask: Ask, streams: int) -> Estimate:
@@ -417,12 +400,10 @@ def estimate(server: Server, ask: Ask, streams: int) -> Estimate:
     busy_s = read_s + ask.answer_tokens * step_s / streams
     waited = prompts_waited(read_s / busy_s)
     return Estimate(
-        streams=streams,
-        weights=weights,
         passing_s=passing_s,
         read_s=read_s,
-        reading_bytes_s=reading_bytes_s,
-        arithmetic_s=arithmetic_s,
+        step_s=step_s,
+        is_bound_by_memory=reading_bytes_s >= arithmetic_s,
         prompts_waited=waited,
         load=Load(
             streams=streams,

@@ -247,7 +247,7 @@ def test_of_several_engines_the_cheapest_counts_and_of_two_tests_the_newer():
     found = candidate(advice((*curves(), *fast), promise=promise("5", "500")))
     assert "vllm" in found.source
     newer = curves(finished_at="2026-11-22T06:00:00Z", job_id="20")
-    assert [each.job_id for each in newer] == ["20"]
+    assert [each.record.job_id for each in newer] == ["20"]
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,9 @@ def latencies(found: Candidate, router: Router) -> tuple[float, float]:
     assert found.servers is not None
     assert terms.is_bound_by_memory
     tokens = 2000
-    weights_bytes = 2 * terms.weights
+    weights_bytes = 2 * 13_990_394_880  # an embedding of its own is looked up
     stream_bytes = cache_bytes_per_token(load_shape("Qwen3-14B")) * (8000 + tokens / 2)
-    bytes_per_s = (weights_bytes + terms.streams * stream_bytes) / float(terms.reading_bytes_s)
+    bytes_per_s = (weights_bytes + terms.load.streams * stream_bytes) / float(terms.step_s)
 
     def step_s(streams: int) -> float:
         # Fewer streams read fewer keys and values; the weights are read all the same.
@@ -113,7 +113,10 @@ def latencies(found: Candidate, router: Router) -> tuple[float, float]:
 
     servers = [
         OneServer(
-            streams=terms.streams, read_s=float(terms.read_s), step_s=step_s, answer_tokens=tokens
+            streams=terms.load.streams,
+            read_s=float(terms.read_s),
+            step_s=step_s,
+            answer_tokens=tokens,
         )
         for _ in range(found.servers)
     ]
