@@ -220,10 +220,10 @@ def _break_evens(bill: Bill) -> Iterator[Explanation]:
     api = ApiPriceBook.load()
     api = replace(api, prices={name: _traced_api(each) for name, each in api.prices.items()})
     found = break_even(bill.spec, bill.unit_costs, api, book=bill.book)
-    pairs = groupby(found.rows, key=lambda row: (row.scenario, row.api))
+    pairs = groupby(found.rows, key=lambda row: (row.chat.speed.scenario, row.api))
     for (scenario, cost), group in pairs:
         rows = list(group)
-        room, unit = number(rows[0].room_per_day), "chats a day"
+        room, unit = number(rows[0].chat.chats_per_day), "chats a day"
         figures: list[tuple[str, str, Decimal | None]] = [("the API", "USD a chat", cost.usd)]
         for row in rows:
             name = f"{row.view}, {row.billing}"

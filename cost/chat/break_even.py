@@ -11,12 +11,11 @@ speed between them has no interval, so nothing is made of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from decimal import Decimal
 from enum import StrEnum
-from itertools import groupby
+from itertools import groupby, product
 from typing import Final
 
 from cost.chat.speeds import (
@@ -69,19 +68,18 @@ class ApiCost:
     """What the reference chat costs at an API."""
 
     model: str
+    """As the stack names it."""
     usd: Decimal
     """US dollars a chat."""
-    source: str
-    date: date
-    is_undated: bool
-    """Whether the source names no day and `date` is the day of reading."""
+    price: ApiPrice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
     """One scenario, view and kind of billing against one model of an API."""
 
-    scenario: str
+    chat: ChatCost
+    """The scenario: its `chats_per_day` are the room of the serving nodes."""
     view: View
     billing: Billing
     """How the serving nodeset is billed in this row."""
@@ -89,10 +87,6 @@ class BreakEven:
     usd_per_day_low: Decimal
     """US dollars a day of self-hosting at min_nodes, however many chats are answered."""
     usd_per_day_high: Decimal
-    room_per_day: Decimal
-    """Chats a day that the serving nodes have room for."""
-    serving_nodes: int
-    meets_slo: bool | None
 
     @property
     def chats_per_day_low(self) -> Decimal | None:
@@ -113,17 +107,17 @@ class BreakEven:
     def utilisation(self) -> Decimal | None:
         """Share of the room that must be used for self-hosting to win; over 1 is never."""
         chats = self.chats_per_day_low
-        return None if chats is None else chats / self.room_per_day
+        return None if chats is None else chats / self.chat.chats_per_day
 
     @property
     def serving_nodes_needed(self) -> int | None:
         """Serving nodes with room for the break-even of a cluster that costs no more for them."""
-        chats, each = self.chats_per_day_low, self.room_per_day / self.serving_nodes
+        chats, each = self.chats_per_day_low, self.chat.chats_per_day / self.chat.serving_nodes
         return None if chats is None else _whole(chats / each)
 
     def fits(self, chats_per_day: Decimal | None) -> bool:
         """Whether the serving nodes have room for the chats."""
-        return chats_per_day is not None and chats_per_day <= self.room_per_day
+        return chats_per_day is not None and chats_per_day <= self.chat.chats_per_day
 
     def self_hosted_usd(self, chats_per_day: Decimal) -> Decimal:
         """US dollars a chat of self-hosting at so many chats a day, at min_nodes."""
@@ -175,26 +169,21 @@ def hourly_by_billing(
     spec: StackSpec, hourly: HourlyCost, book: PriceBook
 ) -> Mapping[Billing, HourlyCost]:
     """The hourly cost with the serving nodes billed in every other way that the book prices."""
-    if spec.chat.serving_nodeset is None:
-        return {}
     found: dict[Billing, HourlyCost] = {}
-    serving = spec.chat.serving_nodes
-    for billing in Billing:
-        changed = hourly
-        for worker in serving_workers(spec):
-            now, other = node_rate(worker, book), node_rate(replace(worker, billing=billing), book)
-            if isinstance(now, UnknownPrice) or isinstance(other, UnknownPrice):
-                continue
-            change, alone = other.usd - now.usd, changed.serving_usd
-            low, high = spec.nodes.counts(worker)
-            changed = HourlyCost(
-                cluster_low_usd=changed.cluster_low_usd + change * max(low, serving),
-                cluster_high_usd=changed.cluster_high_usd + change * high,
-                serving_usd=None if alone is None else alone + change * serving,
-            )
-        # A kind without a price of its own says nothing new.
-        if changed != hourly:
-            found[billing] = changed
+    named_workers = () if spec.chat.serving_nodeset is None else serving_workers(spec)
+    for worker, billing in product(named_workers, Billing):
+        now, other = node_rate(worker, book), node_rate(replace(worker, billing=billing), book)
+        if isinstance(now, UnknownPrice) or isinstance(other, UnknownPrice):
+            continue
+        change, serving, alone = other.usd - now.usd, spec.chat.serving_nodes, hourly.serving_usd
+        if not change:  # a kind without a price of its own says nothing new
+            continue
+        low, high = spec.nodes.counts(worker)
+        found[billing] = HourlyCost(
+            cluster_low_usd=hourly.cluster_low_usd + change * max(low, serving),
+            cluster_high_usd=hourly.cluster_high_usd + change * high,
+            serving_usd=None if alone is None else alone + change * serving,
+        )
     return found
 
 
@@ -220,9 +209,7 @@ def api_costs(
         ApiCost(
             model=model,
             usd=named(api_usd_per_chat(chat, price), "USD a chat of the API", model),
-            source=price.source,
-            date=price.date,
-            is_undated=price.is_undated,
+            price=price,
         )
         for model, price in prices
         if not isinstance(price, UnknownPrice)
@@ -254,15 +241,12 @@ def _rows(
         costs.append((View.SERVING, hourly.serving_usd, hourly.serving_usd))
     return tuple(
         BreakEven(
-            scenario=chat.speed.scenario,
+            chat=chat,
             view=view,
             billing=billing,
             api=api,
             usd_per_day_low=low * HOURS_PER_DAY,
             usd_per_day_high=high * HOURS_PER_DAY,
-            room_per_day=chat.chats_per_day,
-            serving_nodes=chat.serving_nodes,
-            meets_slo=chat.meets_slo,
         )
         for view, low, high in costs
     )
@@ -323,7 +307,8 @@ def break_even_notes(found: BreakEvens, units: UnitCosts) -> list[str]:
         )
     notes += [
         f"{api.model}: {small_usd_text(api.usd)} a chat, "
-        f"{'undated price, read on' if api.is_undated else 'price of'} {api.date}: {api.source}."
+        f"{'undated price, read on' if api.price.is_undated else 'price of'} {api.price.date}: "
+        f"{api.price.source}."
         for api in found.apis
     ]
     return notes
@@ -332,8 +317,9 @@ def break_even_notes(found: BreakEvens, units: UnitCosts) -> list[str]:
 def plain_break_even(found: BreakEvens) -> dict[str, object]:
     """The comparisons as plain values: money as text, None where there is none."""
     paths = (
-        "scenario api_model=api.model api_usd_per_chat=api.usd billing view chats_per_day_low "
-        "chats_per_day_high room_per_day is_reached meets_slo"
+        "chat.speed.scenario api_model=api.model api_usd_per_chat=api.usd billing view "
+        "chats_per_day_low chats_per_day_high room_per_day=chat.chats_per_day is_reached "
+        "chat.meets_slo"
     )
     return {
         "rows": [
@@ -341,7 +327,7 @@ def plain_break_even(found: BreakEvens) -> dict[str, object]:
                 **picked(row, paths, lambda usd: small_usd_text(usd).removeprefix("$")),
                 "chats_per_day_low": _whole(row.chats_per_day_low),
                 "chats_per_day_high": _whole(row.chats_per_day_high),
-                "room_per_day": int(row.room_per_day),
+                "room_per_day": int(row.chat.chats_per_day),
             }
             for row in found.rows
         ],
@@ -352,7 +338,7 @@ def plain_break_even(found: BreakEvens) -> dict[str, object]:
 def _meetings(found: BreakEvens, bound: str) -> Table:
     rows: list[tuple[str, ...]] = []
     for (scenario, meets_slo), of_scenario in groupby(
-        found.rows, key=lambda row: (row.scenario, row.meets_slo)
+        found.rows, key=lambda row: (row.chat.speed.scenario, row.chat.meets_slo)
     ):
         name = f"{scenario}, {MISSES}" if meets_slo is False else scenario
         rows.append((name, "", "", "", "", "", ""))
@@ -394,13 +380,9 @@ def _bands(found: BreakEvens, chats: tuple[ChatCost, ...], bound: str) -> Table:
     rows: list[tuple[str, ...]] = []
     now = found.rows[0].billing
     for chat in chats:
-        of_chat = {
-            row.view: row
-            for row in found.rows
-            if row.scenario == chat.speed.scenario and row.billing is now
-        }
+        of_chat = {row.view: row for row in found.rows if row.chat is chat and row.billing is now}
         for view, row in of_chat.items():
-            usd = [row.self_hosted_usd(share * row.room_per_day) for share in UTILISATIONS]
+            usd = [row.self_hosted_usd(share * chat.chats_per_day) for share in UTILISATIONS]
             rows.append((chat.speed.scenario, str(view), *map(small_usd_text, usd)))
     rows += [
         (api.model, "API", *[small_usd_text(api.usd)] * len(UTILISATIONS)) for api in found.apis
@@ -419,9 +401,9 @@ def _more_nodes(found: BreakEvens, bound: str) -> list[str]:
     if most is None:
         return []
     return [
-        f"{row.scenario} against {row.api.model}, {row.billing}: the whole cluster wins from "
-        f"{bound}{_whole(row.chats_per_day_low):,} chats a day when {row.serving_nodes_needed} of "
-        f"its {most} nodes serve (chat.serving_nodes)."
+        f"{row.chat.speed.scenario} against {row.api.model}, {row.billing}: the whole cluster wins "
+        f"from {bound}{_whole(row.chats_per_day_low):,} chats a day when "
+        f"{row.serving_nodes_needed} of its {most} nodes serve (chat.serving_nodes)."
         for row in found.rows
         if row.view is View.CLUSTER
         and not row.is_reached
@@ -490,7 +472,8 @@ class Finetune:
     """Mean characters of the tuned model's answers over the base model's."""
     served: ChatCost | None
     """The tuned model at the operating point of the newest load test that asked it."""
-    paybacks: tuple[Payback, ...]
+    apis: tuple[ApiCost, ...]
+    """Other ways to answer a chat."""
 
     @property
     def investment_usd(self) -> Decimal | None:
@@ -502,6 +485,25 @@ class Finetune:
     def now(self) -> ChatCost | None:
         """What a chat costs now: served under load where that was measured, else as evaluated."""
         return self.served or self.tuned_own_length or self.base
+
+    @property
+    def paybacks(self) -> tuple[Payback, ...]:
+        """Against the base model, then against each API."""
+        others = [(api.model, api.usd, self.now) for api in self.apis]
+        if self.base is not None:
+            against = "base model, tuned answers at their own length"
+            others = [(against, usd_of(self.base), self.tuned_own_length), *others]
+        return tuple(
+            Payback(
+                against=against,
+                other_usd=other_usd,
+                ours_usd=usd_of(ours),
+                investment_usd=self.investment_usd,
+                chats_per_day=min(ours.chats_per_day, ours.demand_per_day or ours.chats_per_day),
+            )
+            for against, other_usd, ours in others
+            if ours is not None
+        )
 
 
 def finetune(
@@ -528,7 +530,7 @@ def finetune(
             ratio = after / before
             tokens = max(spec.chat.turns, int(rounded(spec.chat.output_tokens * ratio, Decimal(1))))
             own = _cost(replace(spec.chat, output_tokens=tokens), units, evaluated)
-    found = Finetune(
+    return Finetune(
         training=units.run,
         evaluation=NotKnown(
             reason="no evaluation of this stack's chat model with both models has passed",
@@ -540,9 +542,8 @@ def finetune(
         tuned_own_length=own,
         length_ratio=ratio,
         served=_served(spec, units, line),
-        paybacks=(),
+        apis=tuple(apis),
     )
-    return replace(found, paybacks=tuple(_paybacks(found, apis)))
 
 
 def asked_tuned(record: RunRecord) -> bool:
@@ -559,28 +560,6 @@ def asked_tuned(record: RunRecord) -> bool:
 def usd_of(row: ChatCost) -> Decimal:
     """US dollars a chat of the serving nodes; of the whole cluster where none is named."""
     return row.cluster_low_usd if row.serving_usd is None else row.serving_usd
-
-
-def _paybacks(found: Finetune, apis: Sequence[ApiCost]) -> Iterator[Payback]:
-    if found.base is not None and found.tuned_own_length is not None:
-        against = "base model, tuned answers at their own length"
-        yield _payback(found, against, usd_of(found.base), found.tuned_own_length)
-    if found.now is not None:
-        for api in apis:
-            yield _payback(found, api.model, api.usd, found.now)
-
-
-def _payback(found: Finetune, against: str, other_usd: Decimal, ours: ChatCost) -> Payback:
-    demand = ours.chats_per_day
-    if ours.demand_per_day is not None:
-        demand = min(demand, ours.demand_per_day)
-    return Payback(
-        against=against,
-        other_usd=other_usd,
-        ours_usd=usd_of(ours),
-        investment_usd=found.investment_usd,
-        chats_per_day=demand,
-    )
 
 
 def _cost(chat: ChatSpec, units: UnitCosts, record: RunRecord) -> ChatCost | None:

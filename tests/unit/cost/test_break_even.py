@@ -27,6 +27,7 @@ from cost.chat.break_even import (
     hourly_by_billing,
     plain_break_even,
 )
+from cost.chat.speeds import Basis, HourlyCost, Speed, chat_cost
 from cost.chat.unit_costs import Inputs, UnitCosts, unit_costs
 from cost.prices.book import ApiPrice, ApiPriceBook, PriceBook
 from cost.report.layout import WIDTH, Format, Report, render_report
@@ -89,7 +90,8 @@ def row_of(found: BreakEvens, scenario: str, view: View) -> BreakEven:
     (row,) = [
         row
         for row in found.rows
-        if (row.scenario, row.view) == (scenario, view) and row.billing is Billing.ON_DEMAND
+        if (row.chat.speed.scenario, row.view) == (scenario, view)
+        and row.billing is Billing.ON_DEMAND
     ]
     return row
 
@@ -129,7 +131,7 @@ def test_where_the_room_ends_first_self_hosting_never_wins(priced: Callable[[str
     found, units = compared(priced, book(dear=price("0", "500")))
     row = row_of(found, "Single Batch Finetuned", View.CLUSTER)
     assert not row.is_reached
-    assert row.self_hosted_usd(row.room_per_day) > row.api.usd
+    assert row.self_hosted_usd(row.chat.chats_per_day) > row.api.usd
     text = render_report(
         Report(
             heading=None,
@@ -283,6 +285,13 @@ def test_the_bill_has_a_part_with_the_tables_and_draws_only_when_asked(
     assert (part.tables, part.notes) == ((), ())
 
 
+ONE_CHAT = chat_cost(
+    CHAT,
+    Speed(
+        scenario="s", output_tokens_per_s=Decimal(60), basis=Basis.ASSUMED, source="x", date=None
+    ),
+    HourlyCost(cluster_low_usd=Decimal(1), cluster_high_usd=Decimal(1), serving_usd=None),
+)
 money = st.decimals("0.0001", "100000", places=4)
 
 
@@ -292,15 +301,12 @@ def test_at_the_break_even_both_ways_cost_the_same(
     usd_per_day: Decimal, more: Decimal, api_usd: Decimal, room: Decimal, nodes: int
 ):
     row = BreakEven(
-        scenario="s",
+        chat=replace(ONE_CHAT, chats_per_day=room, serving_nodes=nodes),
         view=View.CLUSTER,
         billing=Billing.ON_DEMAND,
-        api=ApiCost(model="m", usd=api_usd, source="x", date=DAY, is_undated=False),
+        api=ApiCost(model="m", usd=api_usd, price=price("1", "1")),
         usd_per_day_low=usd_per_day,
         usd_per_day_high=usd_per_day + more,
-        room_per_day=room,
-        serving_nodes=nodes,
-        meets_slo=None,
     )
     chats, high = row.chats_per_day_low, row.chats_per_day_high
     assert chats is not None
