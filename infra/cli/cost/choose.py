@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
@@ -110,10 +109,7 @@ def size(
             found = answer.training_answer(
                 model, need, book, gpus=gpus, gpu_memory_gb=gpu_mem, spec=spec
             )
-    if format is output.Format.JSON:
-        output.print_json(found.data())
-        return
-    sys.stdout.write(render_report(found, Format.TABLE))
+    put(render_report(found, Format(format)), None)
 
 
 def advise(
@@ -141,7 +137,6 @@ def advise(
     ] = None,
     stack: StackOption = DEFAULT_STACK,
     prices: Annotated[str, opt("Price book in cost/prices.", "BOOK")] = "nebius",
-    json: Annotated[bool, opt("The same as --format json.")] = False,
     format: Annotated[Format, opt("How to print.")] = Format.TABLE,
     output: OutputOption = None,
 ) -> None:
@@ -168,13 +163,12 @@ def advise(
     source = f"Chats are {f'those of stack {declared.name}' if is_declared else 'as given'}."
     curves = measured_curves(ask.shape.name, _records(declared))
     found = advice_on(ask, PriceBook.load(prices), curves)
-    shape = Format.JSON if json else format
     if explain is not None:
-        put(render_explanation(explain_candidate(found, explain), shape), output)
+        put(render_explanation(explain_candidate(found, explain), format), output)
         return
     heading = declared.bill_heading
     emulated = [f"Curves of stack {stack}: {heading}"] if heading else []
-    put(render_advice(found, shape, [source, *emulated]), output)
+    put(render_advice(found, format, [source, *emulated]), output)
     if found.winner is None:
         raise UserError(
             f"no preset keeps {ask.promise} for {ask.shape.name}; relax --slo, shorten the chats, "

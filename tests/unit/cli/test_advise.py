@@ -46,7 +46,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_key_file: Path
 
 def test_a_pulled_curve_is_ranked_among_the_estimates(state: Path) -> None:
     write_load(state / "runs" / "local" / "14", load_json(prompt_tokens=6000))
-    result = RUNNER.invoke(app, [*SMALL, "--slo", SLO, "--json"])
+    result = RUNNER.invoke(app, [*SMALL, "--slo", SLO, "--format", "json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     assert found["slo"] == {"ttft_p99_s": "5", "tpot_p99_ms": "500"}
@@ -68,7 +68,7 @@ def test_a_curve_counts_however_its_model_is_named(state: Path, tmp_path: Path, 
     write_load(state / "runs" / "local" / "14", load_json(prompt_tokens=6000))
     model = named.format(folder=folder)
     result = RUNNER.invoke(
-        app, ["cost", "advise", "--model", model, *SMALL[4:], "--slo", SLO, "--json"]
+        app, ["cost", "advise", "--model", model, *SMALL[4:], "--slo", SLO, "--format", "json"]
     )
     assert result.exit_code == 0, result.output
     bases = [each["basis"] for each in json.loads(result.output)["candidates"]]
@@ -84,7 +84,7 @@ def test_curves_of_every_stack_count_but_emulated_ones_only_where_asked_for(stat
     write_load(state / "runs" / "local" / "14", curve)
     measured: dict[str, list[str]] = {}
     for stack in ("local", "l40s-dev"):
-        words = [*SMALL, "--json", "--stack", stack]
+        words = [*SMALL, "--format", "json", "--stack", stack]
         found = json.loads(RUNNER.invoke(app, words).output)
         measured[stack] = sorted(
             each["platform"] for each in found["candidates"] if each["basis"] == "measured"
