@@ -6,7 +6,7 @@ Also settings in the words of transformers' TrainingArguments and of DeepSpeed, 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -354,16 +354,39 @@ def _put(values: dict[str, Any], key: str, value: Any, *, at: str, source: str) 
     values[key] = value
 
 
-_VALUES = {
+_TAKEN = {
     "train_micro_batch_size_per_gpu": "micro_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation",
     "gradient_clipping": "max_grad_norm",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_num_steps": "warmup_steps",
 }
-_OPTIONS = {
-    "optimizer.params.lr": "learning_rate", "optimizer.params.weight_decay": "weight_decay",
-    "scheduler.params.warmup_num_steps": "warmup_steps"
-}  # fmt: skip
+_SECTIONS = {
+    "zero_optimization": "FSDP2 does this by itself",
+    "zero_optimization.offload_param": "no counterpart",
+    "zero_optimization.offload_optimizer": "no counterpart",
+    "bf16": "torch's own mixed precision has it",
+    "fp16": "torch's own mixed precision has it",
+    "optimizer": "AdamW runs with torch's own default",
+    "optimizer.params": "AdamW runs with torch's own default",
+    "scheduler": "the recipe's schedule has it",
+    "scheduler.params": "the recipe's schedule has it",
+}
+"""Each with the reason why what is neither taken nor a choice has no effect."""
+_STAGES = {0: "ddp", 3: "fsdp"}
 _SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+_DEVICES = ("zero_optimization.offload_param.device", "zero_optimization.offload_optimizer.device")
+_CHOICES: dict[str, tuple[Collection[Any], str]] = {
+    "zero_optimization.stage": (
+        list(_STAGES),
+        "3 (full sharding, FSDP2) or 0 (DDP); stages 1 and 2 divide only a part",
+    ),
+    **dict.fromkeys(_DEVICES, (["none", "cpu"], "cpu or none")),
+    "optimizer.type": (["AdamW", "Adam"], "AdamW"),
+    "scheduler.type": ([None, *_SCHEDULERS], f"one of {', '.join(_SCHEDULERS)}"),
+}
+"""What may be said, and how that is told; a list, as what is said may not be hashable."""
 _LEFT_OUT = (
     "activation_checkpointing", "aio", "autotuning", "comms_logger", "communication_data_type",
     "dump_state", "flops_profiler", "gradient_predivide_factor", "memory_breakdown",
@@ -371,7 +394,7 @@ _LEFT_OUT = (
     "wall_clock_breakdown", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"
 )  # fmt: skip
 """Keys of its buffers, logs and profilers, by its docs/_pages/config-json.md and constants.py."""
-_SECTIONS = ("zero_optimization", "bf16", "fp16", "optimizer", "scheduler")
+_KNOWN = [path for path in (*_TAKEN, *_SECTIONS, *_LEFT_OUT) if "." not in path]
 
 
 @dataclass(slots=True)
@@ -387,114 +410,66 @@ class Mapped:
         self.values[key] = ours
         self.lines.append(f"deepspeed {source}={value!r} -> train.{key}={ours!r}")
 
-    def take(self, source: str, value: Any, key: str) -> None:
-        """Take over one value as it is; `auto` leaves the recipe's."""
-        if value == "auto":
-            self.lines.append(f"deepspeed {source}='auto': the recipe's value stays")
-        else:
-            self.put(source, value, key, value)
-
-    def leave(self, source: str, value: Any, why: str = "no counterpart") -> None:
+    def leave(self, source: str, value: Any, why: str) -> None:
         """Say that one value has no effect."""
         self.lines.append(f"deepspeed {source}={value!r}: {why}, left out")
 
     def refuse(self, source: str, problem: str) -> None:
         self.problems.append(f"{self.at}.{source}: {problem}")
 
-    def rest(
-        self, section: Mapping[str, Any], source: str, why: str, done: Collection[str] = ()
-    ) -> None:
-        """Take over what has a key of ours, and leave all else that is not `done`."""
+    def flat(self, section: Mapping[str, Any], source: str = "") -> Iterator[tuple[str, Any]]:
+        """Yield each setting with its path; what should be a section and is none is refused."""
         for name, value in section.items():
-            path = f"{source}.{name}"
-            if path in _OPTIONS:
-                self.take(path, value, _OPTIONS[path])
-            elif name not in done:
-                self.leave(path, value, why)
+            path = f"{source}{name}"
+            if path not in _SECTIONS:
+                yield path, value
+            elif isinstance(value, Mapping):
+                yield from self.flat(value, f"{path}.")
+            elif value is not None or not source:
+                self.refuse(path, f"got {value!r}, expected a mapping")
 
-    def section(self, section: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-        """Return the mapping at the end of `source`; an empty one where it is none, or wrong."""
-        value = section.get(source.rpartition(".")[2])
-        if value is not None and not isinstance(value, Mapping):
-            self.refuse(source, f"got {value!r}, expected a mapping")
-        return value if isinstance(value, Mapping) else {}
+    def take(self, path: str, value: Any) -> None:
+        """Take over one setting where it has a key of ours, else say why it has no effect."""
+        section = path.rpartition(".")[0]
+        if path in _TAKEN:
+            if value == "auto":
+                self.lines.append(f"deepspeed {path}='auto': the recipe's value stays")
+            else:
+                self.put(path, value, _TAKEN[path], value)
+        elif path in _CHOICES:
+            allowed, expected = _CHOICES[path]
+            if value not in allowed:
+                self.refuse(path, f"got {value!r}, expected {expected}")
+        elif section in KINDS and path == f"{section}.enabled":
+            if value is not True:
+                self.leave(path, value, "the recipe's dtype stays")
+        elif section or path in _LEFT_OUT:
+            self.leave(path, value, _SECTIONS.get(section, "no counterpart"))
+        else:
+            near = difflib.get_close_matches(path, _KNOWN, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(_KNOWN)}"
+            self.refuse(path, f"unknown key{hint}")
 
 
 def map_deepspeed(config: Mapping[str, Any], *, at: str) -> Mapped:
     """Return what a DeepSpeed config says in our keys; ConfigError for what has no meaning here."""
     mapped = Mapped(at)
-    known = (*_VALUES, *_SECTIONS, *_LEFT_OUT)
-    for key, value in config.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
-            mapped.refuse(key, f"unknown key{hint}")
-        elif key in _SECTIONS and not isinstance(value, Mapping):
-            mapped.refuse(key, f"got {value!r}, expected a mapping")
-        elif key in _VALUES:
-            mapped.take(key, value, _VALUES[key])
-        elif key in _LEFT_OUT:
-            mapped.leave(key, value)
-    if not mapped.problems:
-        _zero(config.get("zero_optimization", {}), mapped)
-        _types(config, mapped)
-        _optimizer(config, mapped)
-    if mapped.problems:
-        raise ConfigError("; ".join(mapped.problems))
-    return mapped
-
-
-def _zero(zero: Mapping[str, Any], mapped: Mapped) -> None:
-    stage = zero.get("stage", 0)
-    if stage not in (0, 3):
-        expected = "3 (full sharding, FSDP2) or 0 (DDP); stages 1 and 2 divide only a part"
-        mapped.refuse("zero_optimization.stage", f"got {stage!r}, expected {expected}")
-        return
-    devices: dict[str, Any] = {}
-    for name in ("offload_param", "offload_optimizer"):
-        section = mapped.section(zero, f"zero_optimization.{name}")
-        devices[name] = device = section.get("device", "none")
-        if device not in ("none", "cpu"):
-            source = f"zero_optimization.{name}.device"
-            mapped.refuse(source, f"got {device!r}, expected cpu or none")
-        mapped.rest(section, f"zero_optimization.{name}", "no counterpart", {"device"})
-    offloads = stage == 3 and "cpu" in devices.values()
-    strategy = "offload" if offloads else {0: "ddp", 3: "fsdp"}[stage]
-    mapped.put("zero_optimization.stage", stage, "strategy", strategy)
-    mapped.rest(zero, "zero_optimization", "FSDP2 does this by itself", {"stage", *devices})
-
-
-def _types(config: Mapping[str, Any], mapped: Mapped) -> None:
-    on = [kind for kind in KINDS if config.get(kind, {}).get("enabled", False) is True]
+    said = dict(mapped.flat(config))
+    for path, value in said.items():
+        mapped.take(path, value)
+    on = [kind for kind in KINDS if said.get(f"{kind}.enabled") is True]
     if len(on) == 2:
         mapped.refuse("fp16.enabled", "got true with bf16.enabled true; enable one of them")
-    elif on:
-        mapped.put(f"{on[0]}.enabled", True, "dtype", on[0])
-    for kind in KINDS:
-        for key, value in config.get(kind, {}).items():
-            if key != "enabled":
-                mapped.leave(f"{kind}.{key}", value, "torch's own mixed precision has it")
-            elif kind not in on:
-                mapped.leave(f"{kind}.{key}", value, "the recipe's dtype stays")
-
-
-def _optimizer(config: Mapping[str, Any], mapped: Mapped) -> None:
-    optimizer = config.get("optimizer", {})
-    kind = optimizer.get("type", "AdamW")
-    if kind not in ("AdamW", "Adam"):
-        mapped.refuse("optimizer.type", f"got {kind!r}, expected AdamW")
-    if "type" in optimizer:
-        mapped.lines.append(f"deepspeed optimizer.type={kind!r}: AdamW trains")
-    params = mapped.section(optimizer, "optimizer.params")
-    mapped.rest(params, "optimizer.params", "AdamW runs with torch's own default")
-    scheduler = config.get("scheduler", {})
-    kind = scheduler.get("type")
-    if kind is None:
-        return
-    if kind not in list(_SCHEDULERS):
-        expected = ", ".join(_SCHEDULERS)
-        mapped.refuse("scheduler.type", f"got {kind!r}, expected one of {expected}")
-        return
-    mapped.put("scheduler.type", kind, "schedule", _SCHEDULERS[kind])
-    params = mapped.section(scheduler, "scheduler.params")
-    mapped.rest(params, "scheduler.params", "the recipe's schedule has it")
+    if mapped.problems:
+        raise ConfigError("; ".join(mapped.problems))
+    stage = said.get("zero_optimization.stage", 0)
+    offloads = stage == 3 and "cpu" in map(said.get, _DEVICES)
+    strategy = "offload" if offloads else _STAGES[stage]
+    mapped.put("zero_optimization.stage", stage, "strategy", strategy)
+    for kind in on:
+        mapped.put(f"{kind}.enabled", True, "dtype", kind)
+    if optimizer := said.get("optimizer.type"):
+        mapped.lines.append(f"deepspeed optimizer.type={optimizer!r}: AdamW trains")
+    if scheduler := said.get("scheduler.type"):
+        mapped.put("scheduler.type", scheduler, "schedule", _SCHEDULERS[scheduler])
+    return mapped
