@@ -151,6 +151,12 @@ def test_the_chat_profile_fills_what_the_recipe_leaves_open():
     assert config.prompts.cached_share == 0.8
 
 
+def test_a_chat_of_a_context_of_millions_is_tested_too():
+    """A stack may declare it: a profile that was refused took every load test of its stack."""
+    profile = read_profile({PROFILE_VARIABLE: '{"context_tokens": 10000000, "output_tokens": 8}'})
+    assert with_profile(LoadConfig(), profile).prompt_tokens.mean == 10_000_000
+
+
 def test_what_the_recipe_says_wins_over_the_chat_profile():
     said = LoadConfig(
         prompt_tokens=Lengths(mean=10),
@@ -164,7 +170,7 @@ def test_what_the_recipe_says_wins_over_the_chat_profile():
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("context_tokens", 2_000_000, "1 to 1000000"),
+        ("context_tokens", 20_000_000, "1 to 10000000"),
         ("cached_share", -0.5, ">= 0"),
         ("max_answer_s", 0.0, "> 0"),
     ],
