@@ -84,15 +84,12 @@ def test_fixed_lengths_are_all_the_mean_and_none_is_over_the_most():
     assert max(drawn) == 12
 
 
-@pytest.mark.parametrize("ending", ["csv", "jsonl"])
-def test_a_trace_is_read_in_the_order_of_time(tmp_path: Path, ending: str):
-    path = tmp_path / f"trace.{ending}"
-    text = {
-        "csv": "at_s,prompt_tokens,output_tokens\n2.5,,9\n0.5,10,20\n",
-        "jsonl": '{"at_s": 2.5, "output_tokens": 9}\n\n'
-        '{"at_s": 0.5, "prompt_tokens": 10, "output_tokens": 20}\n',
-    }
-    path.write_text(text[ending])
+def test_a_trace_is_read_in_the_order_of_time(tmp_path: Path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        '{"at_s": 2.5, "output_tokens": 9}\n\n'
+        '{"at_s": 0.5, "prompt_tokens": 10, "output_tokens": 20}\n'
+    )
     assert read_trace(path) == (
         Arrival(at_s=0.5, prompt_tokens=10, output_tokens=20),
         Arrival(at_s=2.5, output_tokens=9),
@@ -102,20 +99,20 @@ def test_a_trace_is_read_in_the_order_of_time(tmp_path: Path, ending: str):
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.csv", "at_s\nnan\n-1\n3\n", r"a.csv:2.at_s: got NaN.*; .*a.csv:3.at_s: got -1"),
-        ("a.csv", "time\n1\n", "^[^;]*a.csv:1: got the columns time; allowed: at_s, prompt_tokens"),
-        ("a.csv", "at_s,output_token\n1,\n2,\n", "a.csv:1: got the columns at_s, output_token;"),
-        ("a.csv", "", "a.csv:1: got the columns none; "),
-        ("a.csv", "at_s\n1,2\n", "a.csv:2.more values than columns: unknown key"),
+        (
+            "a.jsonl",
+            '{"at_s": NaN}\n{"at_s": -1}\n{"at_s": 3}\n',
+            r"a.jsonl:1.at_s: got NaN.*; .*a.jsonl:2.at_s: got -1",
+        ),
         ("a.jsonl", '{"at_s": -1}\nnope\n', "a.jsonl:1.at_s: got -1.*a.jsonl:2: not JSON"),
-        ("a.csv", "at_s\nx\n", 'a.csv:2.at_s: got "x", expected a number'),
+        ("a.jsonl", '{"at_s": "x"}\n', 'a.jsonl:1.at_s: got "x", expected a number'),
+        ("a.jsonl", '{"output_tokens": 1}\n', "a.jsonl:1.at_s: missing"),
         ("a.jsonl", '{"at_s": 1, "tokens": 3}\n', "a.jsonl:1.tokens: unknown key; "),
         ("a.jsonl", "[1]\n", "a.jsonl:1: got .1., expected a mapping"),
         ("a.jsonl", '{"at_s": 1, "output_tokens": 0}\n', "output_tokens: got 0, expected 1 to"),
         ("a.jsonl", '{"at_s": true}\n', "at_s: got true"),
         ("a.jsonl", '{"at_s": 1}\n', "1 arrivals; a trace needs 2"),
-        ("a.txt", "", "is a .csv or a .jsonl file"),
-        ("missing.csv", None, "cannot be read"),
+        ("a.csv", "at_s\n1\n", "a.csv:1: not JSON"),
         ("missing.jsonl", None, "missing.jsonl: cannot be read"),
     ],
 )

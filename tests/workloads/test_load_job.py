@@ -478,7 +478,12 @@ def test_a_server_that_dies_in_the_middle_ends_the_test_with_what_it_has(load: R
         ("/wrong", (), 2, "/wrong/models: answered 404, not a list of models; give the address"),
         ("/v1", ("--set", "load.target.model=x"), 2, "no model 'x' (has: stand-in)"),
         ("/v1", ("--set", "load.sweep=[2]"), 2, "load.sweep: got [2], expected rising numbers"),
-        ("/v1", ("--set", "load.open_loop.trace=/nowhere.csv"), 65, "/nowhere.csv cannot be read"),
+        (
+            "/v1",
+            ("--set", "load.open_loop.trace=/nowhere.jsonl"),
+            65,
+            "/nowhere.jsonl: cannot be read",
+        ),
         ("/v1", ("--tokenizer", "none"), 65, "model 'none' was not found"),
     ],
 )

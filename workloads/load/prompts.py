@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,14 +112,14 @@ def poisson(rate_per_s: float, count: int, seed: int) -> tuple[Arrival, ...]:
 
 
 def read_trace(path: Path) -> tuple[Arrival, ...]:
-    """Return the arrivals of a .csv or .jsonl file in the order of time; every bad row is named.
+    """Return the arrivals of a .jsonl file in the order of time; every bad row is named.
 
     A line that is not JSON ends the reading.
     """
     problems: list[str] = []
     found: list[Arrival] = []
     try:
-        for number, row in _rows(path):
+        for number, row in json_lines(path):
             try:
                 found.append(parse(Arrival, row, at=f"{path}:{number}"))
             except ConfigError as error:
@@ -133,36 +132,6 @@ def read_trace(path: Path) -> tuple[Arrival, ...]:
         more = " ..." if len(problems) > 5 else ""
         raise DataError(f"load.open_loop.trace: {'; '.join(problems[:5])}{more}")
     return tuple(sorted(found, key=lambda each: each.at_s))
-
-
-def _rows(path: Path) -> Iterator[tuple[int, Any]]:
-    if path.suffix == ".jsonl":
-        yield from json_lines(path)
-        return
-    if path.suffix != ".csv":
-        raise DataError(f"{path}: a trace is a .csv or a .jsonl file")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-    rows = csv.DictReader(text.splitlines(), restkey="more values than columns")
-    columns, allowed = rows.fieldnames or (), Arrival.__slots__
-    if not {"at_s"} <= {*columns} <= {*allowed}:
-        raise DataError(
-            f"{path}:1: got the columns {', '.join(columns) or 'none'}; "
-            f"allowed: {', '.join(allowed)}, at_s is needed"
-        )
-    for number, row in enumerate(rows, 2):
-        yield number, {key: _number(value) for key, value in row.items() if value}
-
-
-def _number(text: Any) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except (ValueError, TypeError):
-            continue
-    return text
 
 
 _WORD = re.compile(r" [a-z]{2,}")

@@ -104,7 +104,7 @@ class OpenLoop(Settings):
     rates_per_s: tuple[float, ...] = ()
     """Poisson rates in requests/s, instead of the shares."""
     trace: str | None = None
-    """A .csv or .jsonl file with at_s and, where known, prompt_tokens and output_tokens."""
+    """A .jsonl file with at_s and, where known, prompt_tokens and output_tokens."""
     requests: Annotated[int, least(2)] = 64
     """Measured arrivals of each Poisson rate."""
 
