@@ -31,10 +31,7 @@ from cost.report.layout import (
 from cost.resources.estimate import Estimate
 from cost.runs.ledger import (
     AccountedJob,
-    ActualEntry,
     Entry,
-    ForecastEntry,
-    JobKey,
     OverrideEntry,
     actuals,
     forecasts,
@@ -161,21 +158,33 @@ class _Stay:
     weight: Decimal
 
 
-def spend(rates: Estimate, uses: Sequence[JobUse], *, since: datetime, until: datetime) -> Spend:
-    """The stack's US dollars over the period; jobs in the order of `uses`."""
-    workers = {worker.name: worker for worker in rates.spec.nodes.workers}
+def spend(
+    rates: Estimate,
+    uses: Sequence[JobUse],
+    *,
+    since: datetime,
+    until: datetime,
+    entries: Sequence[Entry] = (),
+    budget: MonthBudget | None = None,
+    notes: Sequence[str] = (),
+) -> Spend:
+    """The stack's US dollars over the period; jobs in the order of `uses`.
+
+    `entries`: the ledger, of which each job has its forecast and its padding.
+    """
     # Of a cluster that others run the rest of a node is theirs, and so is a node without our jobs.
     is_attached = rates.spec.attached is not None
     least_weight = Decimal(1) if is_attached else _ZERO
     stays, foreign = _stays(rates, uses, since, until)
     period_s = span_s(until - since)
-    job_seconds: dict[tuple[int, str], Decimal] = defaultdict(Decimal)
+    seconds: list[dict[str, Decimal]] = [defaultdict(Decimal) for _ in uses]
     idle_usd = idle_hours = extra_usd = extra_disk_usd = _ZERO
-    for name, worker in workers.items():
+    for worker in rates.spec.nodes.workers:
+        name = worker.name
         nodes = [stays[node] for node in sorted(stays) if nodeset_of(rates.spec, node) == name]
         for node in nodes:
-            for job, seconds in _shared(node, least_weight):
-                job_seconds[job, name] += seconds
+            for job, of_node in _shared(node, least_weight):
+                seconds[job][name] += of_node
         idle_s, extra_s = _idle_and_extra(nodes, rates.least_nodes(worker), period_s)
         rate = rates.node_usd_per_hour[name] or _ZERO
         idle_hours += idle_s / _SECONDS_PER_HOUR
@@ -183,15 +192,33 @@ def spend(rates: Estimate, uses: Sequence[JobUse], *, since: datetime, until: da
         extra_usd += _ZERO if is_attached else rate * extra_s / _SECONDS_PER_HOUR
         extra_disk_usd += rates.disk_usd_per_hour[name] * extra_s / _SECONDS_PER_HOUR
     hours = period_s / _SECONDS_PER_HOUR
-    jobs = tuple(
-        _job(index, use, rates, job_seconds, since, until) for index, use in enumerate(uses)
-    )
+    expected, ended = forecasts(entries), actuals(entries)
+    jobs: list[JobSpend] = []
+    for use, of_job in zip(uses, seconds, strict=True):
+        forecast = expected.get(use.forecast_key)
+        actual = ended.get((use.cluster, use.job_id))
+        padding = None if actual is None else actual.padding_percent
+        usd = _nodes_usd(use, of_job, rates)
+        jobs.append(
+            JobSpend(
+                use=use,
+                node_hours=sum((each / _SECONDS_PER_HOUR for each in of_job.values()), _ZERO),
+                nodes_usd=usd,
+                is_whole=use.is_finished
+                and all(
+                    run.started_at >= since and run.ended_at is not None and run.ended_at <= until
+                    for run in use.runs
+                ),
+                forecast_usd=None if forecast is None else forecast.usd_per_task,
+                padding_usd=None if padding is None or usd is None else usd * padding / 100,
+            )
+        )
     of_jobs_usd = total_usd(jobs) if is_attached else _ZERO
     return Spend(
         stack_name=rates.spec.name,
         since=since,
         until=until,
-        jobs=jobs,
+        jobs=tuple(jobs),
         idle_usd=idle_usd,
         idle_node_hours=idle_hours,
         control_plane_usd=rates.control_plane_usd_per_hour * hours,
@@ -201,6 +228,14 @@ def spend(rates: Estimate, uses: Sequence[JobUse], *, since: datetime, until: da
         bill_usd=rates.hourly_low_usd * hours + extra_usd + extra_disk_usd + of_jobs_usd,
         is_lower_bound=rates.is_lower_bound or bool(foreign),
         foreign_nodes=foreign,
+        heading=rates.spec.bill_heading,
+        overrides=tuple(
+            entry
+            for entry in entries
+            if isinstance(entry, OverrideEntry) and since <= entry.at <= until
+        ),
+        budget=budget,
+        notes=tuple(notes),
     )
 
 
@@ -297,29 +332,18 @@ def _idle_and_extra(
     return idle_s, extra_s
 
 
-def _job(
-    index: int,
-    use: JobUse,
-    rates: Estimate,
-    job_seconds: Mapping[tuple[int, str], Decimal],
-    since: datetime,
-    until: datetime,
-) -> JobSpend:
-    usd: Decimal | None = _ZERO
-    node_hours = _ZERO
-    for name, rate in rates.node_usd_per_hour.items():
-        hours = job_seconds.get((index, name), _ZERO) / _SECONDS_PER_HOUR
-        node_hours += hours
-        if hours:
-            usd = None if usd is None or rate is None else usd + rate * hours
+def _nodes_usd(use: JobUse, seconds: Mapping[str, Decimal], rates: Estimate) -> Decimal | None:
+    """US dollars of these seconds of nodes, by nodeset; None when one has no price."""
     nodes = (node for run in use.runs for node in run.nodes)
     if any(nodeset_of(rates.spec, node) not in rates.node_usd_per_hour for node in nodes):
-        usd = None
-    is_whole = use.is_finished and all(
-        run.started_at >= since and run.ended_at is not None and run.ended_at <= until
-        for run in use.runs
-    )
-    return JobSpend(use=use, node_hours=node_hours, nodes_usd=usd, is_whole=is_whole)
+        return None
+    usd = _ZERO
+    for name, of_nodeset in seconds.items():
+        rate = rates.node_usd_per_hour[name]
+        if rate is None and of_nodeset:
+            return None
+        usd += (rate or _ZERO) * (of_nodeset / _SECONDS_PER_HOUR)
+    return usd
 
 
 def span_s(span: timedelta) -> Decimal:
@@ -338,43 +362,6 @@ def month_of(moment: datetime) -> tuple[datetime, datetime]:
     """First moment of the calendar month, and of the next one."""
     start = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return start, (start + timedelta(days=32)).replace(day=1)
-
-
-def spend_report(
-    found: Spend,
-    entries: Sequence[Entry],
-    *,
-    heading: str | None,
-    budget: MonthBudget | None,
-    notes: Sequence[str],
-) -> Spend:
-    """The spend of a period with what the ledger knows of its jobs: what `cost spend` prints."""
-    expected, ended = forecasts(entries), actuals(entries)
-    return replace(
-        found,
-        heading=heading,
-        jobs=tuple(_known(job, expected, ended) for job in found.jobs),
-        overrides=tuple(
-            entry
-            for entry in entries
-            if isinstance(entry, OverrideEntry) and found.since <= entry.at <= found.until
-        ),
-        budget=budget,
-        notes=tuple(notes),
-    )
-
-
-def _known(
-    job: JobSpend, expected: Mapping[JobKey, ForecastEntry], ended: Mapping[JobKey, ActualEntry]
-) -> JobSpend:
-    forecast = expected.get(job.use.forecast_key)
-    actual = ended.get((job.use.cluster, job.use.job_id))
-    padding = None if actual is None else actual.padding_percent
-    padding_usd = None
-    if padding is not None and job.nodes_usd is not None:
-        padding_usd = job.nodes_usd * padding / 100
-    forecast_usd = None if forecast is None else forecast.usd_per_task
-    return replace(job, forecast_usd=forecast_usd, padding_usd=padding_usd)
 
 
 SCHEMA_VERSION: Final = 1

@@ -40,7 +40,7 @@ from cost.runs.ledger import (
     forecasts,
     open_parts,
 )
-from cost.runs.spend import JobUse, Spend, month_of, spend, spend_report
+from cost.runs.spend import JobUse, Spend, month_of, spend
 from infra.clients import slurm
 from infra.clients.errors import JobsError
 from infra.clients.slurm import Accounted, Shell
@@ -591,10 +591,12 @@ def _report(
             for run in use.runs
         )
     )
-    return spend_report(
-        spend(ledger.rates, inside, since=since, until=until),
-        content.entries,
-        heading=ledger.spec.bill_heading,
+    return spend(
+        ledger.rates,
+        inside,
+        since=since,
+        until=until,
+        entries=content.entries,
         budget=month,
         notes=(*content.problems, *notes),
     )

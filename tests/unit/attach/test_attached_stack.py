@@ -25,7 +25,7 @@ from cost.resources.estimate import estimate
 from cost.runs.budget import queue_charge
 from cost.runs.forecast import UnknownRun, forecast, recipe_of
 from cost.runs.ledger import Occupancy
-from cost.runs.spend import JobUse, render_spend, spend, spend_report
+from cost.runs.spend import JobUse, render_spend, spend
 from cost.size.plan import make_plan
 from cost.size.shape import SizeError
 from infra.cli import context
@@ -391,10 +391,10 @@ def test_a_job_pays_its_share_of_a_node_and_idle_nodes_are_others(tmp_path: Path
     assert (found_spend.idle_usd, found_spend.extra_nodes_usd, found_spend.bill_usd) == (0, 0, 4)
     both = spend(rates, (use("gpu01", cpus=4, gpus=1), use("c9", cpus=32)), **period)
     assert both.is_lower_bound
-    text = render_spend(spend_report(both, (), heading=None, budget=None, notes=()), Format.TABLE)
+    text = render_spend(both, Format.TABLE)
     assert "$4.00 at least" in text
     alone = spend(rates, (use("c9", cpus=32),), **period)
-    text = render_spend(spend_report(alone, (), heading=None, budget=None, notes=()), Format.TABLE)
+    text = render_spend(alone, Format.TABLE)
     assert [line.split()[1] for line in text.splitlines() if line.startswith("jobs")] == ["unknown"]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,7 +28,6 @@ from cost.runs.spend import (
     parts,
     render_spend,
     spend,
-    spend_report,
 )
 from stacks.spec.cost import BudgetSpec
 from tests.nightly import law
@@ -43,9 +43,9 @@ def rates(public_key_file: object) -> Estimate:
     return rates_of(l40s())
 
 
-def day(rates: Estimate, *uses: JobUse) -> Spend:
+def day(rates: Estimate, *uses: JobUse, **known: Any) -> Spend:
     """Spend of 10 November, from midnight to midnight."""
-    return spend(rates, uses, since=at(0), until=at(0, day=11))
+    return spend(rates, uses, since=at(0), until=at(0, day=11), **known)
 
 
 def usd(found: Spend) -> list[Decimal | None]:
@@ -206,15 +206,11 @@ def test_groups_come_dearest_first(rates: Estimate):
 
 def report(rates: Estimate, *entries: Entry) -> Spend:
     """Two hours on four nodes (36.5504 USD), beside what the ledger says of them."""
-    found = day(
+    return day(
         rates,
         use("1", at(8), at(10), FOUR),
         use("2", at(11), at(12), ["worker-4"], job="=cmd|x", user="bob", partition="long"),
-    )
-    return spend_report(
-        found,
-        entries,
-        heading=None,
+        entries=entries,
         budget=month_budget(BudgetSpec(usd_per_month=Decimal(100)), entries, at(12)),
         notes=["From the ledger alone."],
     )
@@ -237,8 +233,7 @@ def test_the_actual_stands_beside_its_forecast_and_its_padding(rates: Estimate):
 
 
 def test_a_job_that_is_not_whole_in_the_period_has_no_variance(rates: Estimate):
-    found = day(rates, use("1", at(22, day=9), at(1), FOUR))
-    (row,) = spend_report(found, ENTRIES, heading=None, budget=None, notes=()).jobs
+    (row,) = day(rates, use("1", at(22, day=9), at(1), FOUR), entries=ENTRIES).jobs
     assert row.variance is None
 
 
@@ -281,17 +276,17 @@ def test_the_sums_of_jobs_by_each_of_these_hold_what_is_spent_and_reserved(
     by: By, names: list[str], rates: Estimate
 ) -> None:
     """Two hours on four nodes, one on a node; carl's job waits, for an hour on a node at most."""
-    found = day(
-        rates,
-        use("1", at(8), at(10), FOUR, account="red"),
-        use("2", at(11), at(12), ["worker-4"], job="=cmd|x", user="bob", account="blue"),
-    )
     waits = use("3", at(12), None, (), job="serve", user="carl", account="grey", state="PENDING")
     waits = replace(waits, runs=(), num_nodes=1, limit_s=3600)
     month = month_budget(
         BudgetSpec(usd_per_month=Decimal(100)), (), at(12), [queue_charge(rates, waits, at(12))]
     )
-    made = spend_report(found, (), heading=None, budget=month, notes=())
+    made = day(
+        rates,
+        use("1", at(8), at(10), FOUR, account="red"),
+        use("2", at(11), at(12), ["worker-4"], job="=cmd|x", user="bob", account="blue"),
+        budget=month,
+    )
     plain = json.loads(render_spend(made, Format.JSON, by))
     assert [(plain["by"], each[by]) for each in plain["groups"]] == [(by, name) for name in names]
     usd = [Decimal(each["nodes_usd"]) for each in plain["groups"]]
