@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
-from enum import StrEnum
 from typing import Annotated, Any, Final
 
 from cost.bill.bill import Bill, figures
@@ -314,34 +313,7 @@ def _book(name: str) -> str:
     return RENAMED_BOOKS.get(name, name)
 
 
-class Kind(StrEnum):
-    """What changed."""
-
-    KEY = "config key"
-    PRICE = "price"
-    MEASUREMENT = "measurement"
-    PROGRAM = "program"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """One reason of a change."""
-
-    kind: Kind
-    subject: str
-    """Config key, SKU, or name of the amount."""
-    detail: str
-    """What it was and is."""
-
-    def __str__(self) -> str:
-        return f"{self.subject}: {self.detail}"
-
-
-_PROGRAM: Final = Cause(
-    kind=Kind.PROGRAM,
-    subject="no config key",
-    detail="this version of the program counts the line differently",
-)
+_PROGRAM: Final = "no config key: this version of the program counts the line differently"
 
 
 class Comparison:
@@ -350,12 +322,12 @@ class Comparison:
     def __init__(self, before: Snapshot, after: Snapshot) -> None:
         self._before = before
         self._after = after
-        self._by_parent: dict[str, list[tuple[int, Cause]]] = {}
+        self._by_parent: dict[str, list[tuple[int, str]]] = {}
         for position, (key, cause) in enumerate(changed_keys(before.values, after.values)):
             for parent in parents_of(key):
                 self._by_parent.setdefault(parent, []).append((position, cause))
 
-    def of_line(self, before: SnapshotLine | None, after: SnapshotLine | None) -> tuple[Cause, ...]:
+    def of_line(self, before: SnapshotLine | None, after: SnapshotLine | None) -> tuple[str, ...]:
         """Causes of a line's change, config keys first."""
         lines = [line for line in (before, after) if line is not None]
         causes = self._under(key for line in lines for key in line.keys)
@@ -366,37 +338,30 @@ class Comparison:
             causes += self._under(f"{PRICE_KEYS[-1]}[{sku}]" for sku in sorted(skus))
         return (*causes, *prices) or (_PROGRAM,)
 
-    def of_amount(
-        self, before: Amount, after: Amount, of_bill: Iterable[Cause]
-    ) -> tuple[Cause, ...]:
+    def of_amount(self, before: Amount, after: Amount, of_bill: Iterable[str]) -> tuple[str, ...]:
         """Causes of a unit cost's change: its own keys, a new basis, then those of the bill."""
         causes = self._under((*before.keys, *after.keys))
         if before.basis != after.basis and (not causes or "measured" in after.basis):
-            detail = f"now {after.basis}; was {before.basis}"
-            causes.append(Cause(kind=Kind.MEASUREMENT, subject=after.label, detail=detail))
+            causes.append(f"{after.label}: now {after.basis}; was {before.basis}")
         return tuple(dict.fromkeys([*causes, *of_bill])) or (_PROGRAM,)
 
-    def _under(self, parents: Iterable[str]) -> list[Cause]:
+    def _under(self, parents: Iterable[str]) -> list[str]:
         """Causes of the changed keys inside the parents, in the order of the declaration."""
         found = {each for parent in parents for each in self._by_parent.get(parent, ())}
         return list(dict.fromkeys(cause for _, cause in sorted(found, key=lambda each: each[0])))
 
-    def _prices(self, before: SnapshotLine, after: SnapshotLine) -> Iterator[Cause]:
+    def _prices(self, before: SnapshotLine, after: SnapshotLine) -> Iterator[str]:
         for sku in after.skus:
             old, new = self._before.prices.get(sku), self._after.prices.get(sku)
             if old is None or new is None or sku not in before.skus or old.usd == new.usd:
                 continue
-            yield Cause(
-                kind=Kind.PRICE,
-                subject=f"price {sku}",
-                detail=f"{old.usd:f} ({old.book}, {old.date}) -> {new.usd:f} ({new.book}, "
-                f"{new.date}) USD per {new.unit}",
+            yield (
+                f"price {sku}: {old.usd:f} ({old.book}, {old.date}) -> {new.usd:f} ({new.book}, "
+                f"{new.date}) USD per {new.unit}"
             )
 
 
-def changed_keys(
-    before: Mapping[str, str], after: Mapping[str, str]
-) -> Iterator[tuple[str, Cause]]:
+def changed_keys(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Every changed leaf key with its cause; what came or went as a whole has its parent's."""
     before, after = _ends(before, after), _ends(after, before)
     records: dict[bool, frozenset[str]] = {}
@@ -411,12 +376,11 @@ def changed_keys(
                 records[is_new] = frozenset(each for name in other for each in parents_of(name))
             parent = next((each for each in _records(key) if each not in records[is_new]), None)
             if parent is not None:
-                detail = "added" if is_new else "removed"
-                yield key, Cause(kind=Kind.KEY, subject=parent, detail=detail)
+                yield key, f"{parent}: {'added' if is_new else 'removed'}"
                 continue
         was = "not set" if old is None else old
         now = "not set" if new is None else new
-        yield key, Cause(kind=Kind.KEY, subject=key, detail=f"{was} -> {now}")
+        yield key, f"{key}: {was} -> {now}"
 
 
 def _ends(side: Mapping[str, str], other: Mapping[str, str]) -> Mapping[str, str]:
@@ -447,7 +411,7 @@ class LineChange:
 
     before: SnapshotLine | None
     after: SnapshotLine | None
-    causes: tuple[Cause, ...]
+    causes: tuple[str, ...]
 
     @property
     def line(self) -> SnapshotLine:
@@ -486,7 +450,7 @@ class AmountChange:
     label: str
     before_usd: Decimal | None
     after_usd: Decimal | None
-    causes: tuple[Cause, ...]
+    causes: tuple[str, ...]
     """Empty where the amount is the same."""
     before_is_lower_bound: bool = False
     after_is_lower_bound: bool = False

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
-from cost.diff.diff import Cause, changed_keys
+from cost.diff.diff import changed_keys
 from cost.prices.book import HOURS_PER_MONTH
 from cost.report.layout import usd_text
 from cost.resources.estimate import Estimate
@@ -118,7 +118,7 @@ def _makes_anew(key: str, group: Group, spec: StackSpec) -> bool:
     return any(key.startswith(each) and group.label == role for each, role in _OF_ROLE.items())
 
 
-def _roll(group: Group, num_nodes: int, causes: tuple[Cause, ...], total: Estimate) -> Step:
+def _roll(group: Group, num_nodes: int, causes: tuple[str, ...], total: Estimate) -> Step:
     chunks = [
         min(NODES_PER_GROUP_MAX, num_nodes - first)
         for first in range(0, num_nodes, NODES_PER_GROUP_MAX)
@@ -134,11 +134,11 @@ def _roll(group: Group, num_nodes: int, causes: tuple[Cause, ...], total: Estima
     count = group.count if num_nodes == group.max_nodes else str(num_nodes)
     beyond = f"{surge} beyond the number for {_surge_price(group, surge, rounds, total)}"
     jobs = "" if group.nodeset is None else "; jobs on them end"
-    follows = any(cause.subject == KUBERNETES_KEY for cause in causes)
+    follows = any(cause.startswith(f"{KUBERNETES_KEY}: ") for cause in causes)
     return Step(
         what=f"{group.label}: {count} node{'s' if num_nodes > 1 else ''} made anew, {at_once} away "
         f"at once, {beyond if surge else 'none beyond'}; {_duration(strategy, rounds)}{jobs}",
-        causes=tuple(map(str, causes)),
+        causes=causes,
         way_back="none: nodes follow the control plane"
         if follows
         else "set the keys back: the nodes are made anew once more",

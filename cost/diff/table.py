@@ -20,7 +20,6 @@ from cost.chat.unit_costs import Amount
 from cost.choose.limits import limits
 from cost.diff.diff import (
     CLUSTER_AMOUNTS,
-    Cause,
     Difference,
     LineChange,
     SnapshotError,
@@ -160,7 +159,7 @@ def _unit_rows(change: Difference) -> Iterator[tuple[str, ...]]:
         yield from _cause_rows([cause for cause in amount.causes if cause not in of_lines])
 
 
-def _cause_rows(causes: Sequence[Cause]) -> Iterator[tuple[str]]:
+def _cause_rows(causes: Sequence[str]) -> Iterator[tuple[str]]:
     for cause in causes[:_MOST_CAUSES]:
         yield (f"{GAP}{GAP}{cause}",)
     if len(causes) > _MOST_CAUSES:
@@ -181,13 +180,13 @@ def csv_rows(change: Difference) -> Iterator[Sequence[object]]:
     yield ("resource", "before_usd", "after_usd", "change_low_usd", "change_high_usd", "causes")
     for line in change.changes:
         *values, causes = _plain_line(line).values()
-        yield (*values, "; ".join(str(cause) for cause in line.causes) if causes else None)
+        yield (*values, "; ".join(line.causes) if causes else None)
     ends = (change.before.low_usd, change.after.low_usd)
     totals = (*ends, change.change_low_usd, change.change_high_usd)
     yield ("Total", *map(money, totals), None)
     for amount in change.amounts:
         amounts = (amount.before_usd, amount.after_usd, amount.change_usd)
-        causes = "; ".join(str(cause) for cause in amount.causes)
+        causes = "; ".join(amount.causes)
         yield (amount.label, *map(number, amounts), None, causes or None)
 
 

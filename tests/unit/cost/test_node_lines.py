@@ -43,7 +43,7 @@ def test_a_paused_stack_pays_for_everything_but_its_workers(spec: StackSpec) -> 
 def test_a_pause_is_named_as_the_cause_of_what_it_saves(spec: StackSpec) -> None:
     book = PriceBook.load(spec.prices)
     found = diff(take(bill(spec, book, ())), take(bill(paused(spec), book, ())))
-    causes = {str(cause) for line in found.changes for cause in line.causes}
+    causes = {cause for line in found.changes for cause in line.causes}
     assert causes == {"nodes.paused: false -> true"}
 
 
