@@ -22,7 +22,7 @@ from cost.chat.unit_costs import UnitCosts, unit_costs
 from cost.run_record import Lineage, RunRecord, lineage, load_run_records
 from infra.clients.errors import JobsError
 from infra.jobs import top
-from infra.jobs.records import losses, read_object, read_text
+from infra.jobs.records import losses, read_object, read_text, with_history
 from infra.operate.prices import price_book
 from stacks.spec import StackSpec
 
@@ -110,9 +110,11 @@ class Report:
 
 def collect(spec: StackSpec, state: Path) -> Report:
     """The report's content for one stack."""
-    records, problems = load_run_records(state / "runs" / spec.name)
+    records, damaged = load_run_records(state / "runs" / spec.name)
+    problems = list(damaged)
     records = tuple(sorted(records, key=lambda each: (each.finished_at, each.job_id)))
-    bill = make_bill(spec, price_book(spec, state), records)
+    spec, book = with_history(spec, state, problems.append), price_book(spec, state)
+    bill = make_bill(spec, book, records)
     line = lineage(spec.name, records)
     training, evaluation = line.training, line.evaluation
     return Report(
@@ -126,7 +128,7 @@ def collect(spec: StackSpec, state: Path) -> Report:
         eval_losses=losses(Path(training.path).parent, "eval_loss") if training else (),
         gpus=gpu_use(Path(training.path).parent) if training else None,
         evaluation=evaluation_of(Path(evaluation.path).parent) if evaluation else None,
-        problems=problems,
+        problems=tuple(problems),
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from cost.bill.bill import bill
 from cost.report.layout import small_usd_text
+from cost.runs.ledger import FILE_NAME, Ledger
 from infra.jobs import records
 from infra.operate.prices import price_book
 from infra.render.stack_drawing import stack_svg
@@ -22,8 +23,10 @@ from infra.reports.page.loop import answers
 from infra.reports.page.quality import evaluation_rows
 from infra.reports.page.training import Report, collect, figure, p_text, signed
 from stacks.load import load_stack
-from stacks.spec.cost import PolicySpec
+from stacks.spec.cost import PolicySpec, PreemptionSpec
+from stacks.spec.nodes import Billing
 from tests.damage import damaged
+from tests.unit.cost.run_stacks import actual_entry, at
 from tests.unit.report.reports import HOSTILE, evaluation, record, write_record, write_runs
 
 
@@ -65,6 +68,26 @@ def test_the_page_refers_to_nothing_outside_itself(report: Report) -> None:
 def test_the_bill_of_a_stack_that_pays_nothing_is_headed_so(report: Report) -> None:
     assert "What this shape would cost on Nebius; this machine bills nothing." in page.render(
         report
+    )
+
+
+def test_the_bill_has_the_preemption_rate_that_the_stack_s_jobs_met(
+    tmp_path: Path, public_key_file: Path
+) -> None:
+    """As `soperator cost` and the preview have it: the page says that its tables are the same."""
+    spec = load_stack("l40s-dev")
+    workers = tuple(replace(each, billing=Billing.PREEMPTIBLE) for each in spec.nodes.workers)
+    rate = PreemptionSpec(
+        preemptions_per_node_day=Decimal(1),
+        checkpoint_stall_s=Decimal(30),
+        restart_s=Decimal(300),
+        source="a guess",
+    )
+    spec = replace(spec, nodes=replace(spec.nodes, workers=workers), preemption=rate)
+    ended = actual_entry("7", None, at(0), at(23))
+    Ledger(tmp_path / "runs" / spec.name / FILE_NAME).append(ended)
+    assert "the rate is learned: 0 preemptions in 3.83 node-days" in page.render(
+        collect(spec, tmp_path)
     )
 
 
