@@ -21,7 +21,6 @@ from cost.bill.bill import Bill, SharedBill, bill, bill_page, render, render_cha
 from cost.bill.explain import explain as explanation_of
 from cost.chat.unit_costs import NotKnown
 from cost.choose.alternatives import alternatives, alternatives_report, parse_shortage
-from cost.diff.diff import diff, take
 from cost.diff.table import (
     SIDES,
     StackChange,
@@ -57,9 +56,8 @@ def cost(
     compare: Annotated[
         list[str] | None,
         opt(
-            "Put this stack beside it; or show the change from a stack file, "
-            "or from every stack of another checkout.",
-            "STACK|FILE|FOLDER",
+            "Put this stack beside it; or show the change from the stacks of another checkout.",
+            "STACK|FOLDER",
         ),
     ] = None,
     alternatives: Annotated[bool, opt("Show what would do instead, best first.")] = False,
@@ -123,16 +121,9 @@ def _bill_text(stack: str, format: Format) -> tuple[str, bool]:
 
 
 def _compared(stack: str | None, targets: list[str], format: Format) -> str:
-    first = Path(targets[0])
-    is_path = first.suffix == ".yaml" or len(first.parts) > 1
-    if len(targets) == 1 and first.is_dir():
-        return _since_checkout(stack, first, format)
-    if is_path and len(targets) == 1:
-        before = of_file(first)
-        after = of_stack(stack or before.spec.name)
-        change = diff(take(before), take(after))
-        text = render_diff(change, format, SIDES)
-        return page("Change", [text]) if format is Format.HTML else text
+    folder = Path(targets[0])
+    if len(targets) == 1 and (folder.is_dir() or len(folder.parts) > 1):
+        return _since_checkout(stack, folder, format)
     names = [stack or DEFAULT_STACK, *targets]
     for name in targets:
         if names.count(name) > 1:
@@ -224,22 +215,14 @@ def of_stack(stack: str) -> Bill:
     return _bill(spec, price_book(spec, context.state_root()))
 
 
-def of_file(path: Path) -> Bill:
-    """The bill of `Pulumi.NAME.yaml`, with the price books of the checkout that it is in."""
-    name = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
-    if path.name != f"Pulumi.{name}.yaml" or not path.is_file():
-        raise UserError(f"--compare {path}: no such stack file; give one called Pulumi.NAME.yaml")
-    spec = load_stack(name, path.parent, environ=context.environ())
-    of_checkout = path.resolve().parent.parent / _PRICES
-    prices_dir = of_checkout if of_checkout.is_dir() else PRICES_DIR
-    return _bill(spec, layered(spec, book=PriceBook.load(spec.prices, prices_dir)))
-
-
 def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChange, ...]:
     """What became of the stacks of another checkout; every stack of either where none is named."""
     then = folder / _STACKS
     if not then.is_dir():
         raise UserError(f"--compare {folder}: no folder {_STACKS} in it; give a checkout")
+    prices_dir = folder / _PRICES
+    if not prices_dir.is_dir():
+        prices_dir = PRICES_DIR
     was, now = set(stack_names(then)), set(stack_names())
     found: list[StackChange] = []
     for name in stacks or sorted(was | now):
@@ -247,7 +230,8 @@ def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChang
         before, problem = None, None
         if name in was:
             try:
-                before = of_file(then / f"Pulumi.{name}.yaml")
+                spec = load_stack(name, then, environ=context.environ())
+                before = _bill(spec, layered(spec, book=PriceBook.load(spec.prices, prices_dir)))
             except UserError as error:
                 problem = str(error).splitlines()[0]
         found.append(StackChange(name=name, before=before, after=after, problem=problem))

@@ -126,10 +126,9 @@ def test_a_stack_is_not_compared_with_itself(state: Path):
     refused(cost("--stack", "local", "--compare", "local"), "--compare local", "named twice")
 
 
-def test_a_stack_file_of_another_time_shows_the_change_with_its_cause(checkout: Path):
-    path = checkout / "stacks" / "Pulumi.l40s-dev.yaml"
-    edit(path, "nodes: 4", "nodes: 5")
-    result = cost("--compare", str(path))
+def test_a_stack_of_another_time_shows_the_change_with_its_cause(checkout: Path):
+    edit(checkout / "stacks" / "Pulumi.l40s-dev.yaml", "nodes: 4", "nodes: 5")
+    result = cost("--compare", str(checkout), "--stack", "l40s-dev")
     assert result.exit_code == 0, result.output
     assert "nodes.workers[worker].nodes: 5 -> 4" in result.stdout
     # One node less: 4.5688 x 730 and its disk of 558 GiB at 0.053.
@@ -171,10 +170,9 @@ def test_a_checkout_that_cannot_be_read_is_said_in_the_comment(checkout: Path):
     assert "did you mean 'prices'?" in result.stdout
 
 
-def test_a_stack_file_is_not_called_deployed(checkout: Path):
-    path = checkout / "stacks" / "Pulumi.l40s-dev.yaml"
-    edit(path, "nodes: 4", "nodes: 5")
-    result = cost("--compare", str(path))
+def test_a_stack_of_a_checkout_is_not_called_deployed(checkout: Path):
+    edit(checkout / "stacks" / "Pulumi.l40s-dev.yaml", "nodes: 4", "nodes: 5")
+    result = cost("--compare", str(checkout))
     assert "Change of l40s-dev, declared there to declared here" in result.stdout
 
 
@@ -187,7 +185,7 @@ def test_an_unknown_price_book_is_refused_by_its_key(
 
 def test_a_folder_that_is_no_checkout_is_refused(state: Path, tmp_path: Path):
     refused(cost("--compare", str(tmp_path)), f"--compare {tmp_path}", "no folder stacks")
-    refused(cost("--compare", str(tmp_path / "Pulumi.x.yaml")), "no such stack file")
+    refused(cost("--compare", str(tmp_path / "Pulumi.x.yaml")), "give a checkout")
 
 
 def test_a_figure_is_explained_from_either_side_of_the_verb(state: Path):
@@ -396,23 +394,22 @@ def test_a_stack_over_its_quota_still_gets_alternatives(
 
 
 def test_a_limit_that_is_declared_twice_is_refused_and_one_that_is_passed_is_shown(
-    checkout: Path,
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quota = "{name: compute.instance.gpu.l40s, limit: 1}"
-    path = checkout / "stacks" / "Pulumi.l40s-dev.yaml"
-    prices = "soperator-stack:prices:"
-    edit(path, prices, f"soperator-stack:quotas: [{quota}]\n  {prices}")
-    found = cost("--compare", str(path))
-    assert found.exit_code == 0, found.stderr
-    edit(path, quota, f"{quota}, {quota}")
-    refused(cost("--compare", str(path)), "'compute.instance.gpu.l40s' is used twice")
+    quota = {"name": "compute.instance.gpu.l40s", "limit": 1}
+    stack_with(tmp_path / "stacks", monkeypatch, quotas=[quota])
+    found = cost("--stack", "mine")
+    assert found.exit_code == 1, found.stderr
+    assert "Total" in found.stdout
+    stack_with(tmp_path / "stacks", monkeypatch, quotas=[quota, quota])
+    refused(cost("--stack", "mine"), "'compute.instance.gpu.l40s' is used twice")
 
 
-def test_a_share_of_more_than_everything_is_refused(checkout: Path) -> None:
-    path = checkout / "stacks" / "Pulumi.l40s-dev.yaml"
-    prices = "soperator-stack:prices:"
-    edit(path, prices, f"soperator-stack:policy: {{max_idle_share: 1.2}}\n  {prices}")
-    refused(cost("--compare", str(path)), "policy.max_idle_share: expected a share from 0 to 1")
+def test_a_share_of_more_than_everything_is_refused(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack_with(tmp_path / "stacks", monkeypatch, policy={"max_idle_share": 1.2})
+    refused(cost("--stack", "mine"), "policy.max_idle_share: expected a share from 0 to 1")
 
 
 def test_another_checkout_becomes_rows_and_a_page_too(checkout: Path) -> None:
