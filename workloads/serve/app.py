@@ -33,11 +33,11 @@ from workloads.serve.protocol import (
     ApiError,
     ChatRequest,
     Choice,
-    Mailbox,
     RunningChat,
     bad_request,
     parse_chat,
     prompt_ids,
+    sink,
 )
 from workloads.serve.sampling import GrammarError, Grammars
 from workloads.serve.text import ToolStream
@@ -63,7 +63,6 @@ class ChatServer:
     is_healthy: bool = True
 
     def __post_init__(self) -> None:
-        self._mailbox = Mailbox()
         self._seeds = random.Random(self.config.seed)
         self._created = int(time.time())
 
@@ -187,7 +186,7 @@ class ChatServer:
             )
             for each in generations
         ]
-        sinks = [self._mailbox.sink(queue, index) for index in range(len(generations))]
+        sinks = [sink(queue, index) for index in range(len(generations))]
         try:
             self._engine.submit([*zip(generations, sinks, strict=True)])
         except ApiError:

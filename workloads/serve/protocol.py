@@ -13,7 +13,6 @@ import contextlib
 import json
 import secrets
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -432,31 +431,15 @@ def _logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-class Mailbox:
-    """Deltas from the engine's thread to the queues of this loop, many for one wake-up."""
+def sink(queue: asyncio.Queue[tuple[int, Delta]], index: int) -> Sink:
+    """Return what the engine's thread calls for choice `index` of a request of this loop."""
+    loop = asyncio.get_running_loop()
 
-    def __init__(self) -> None:
-        self._items: deque[tuple[asyncio.Queue[tuple[int, Delta]], int, Delta]] = deque()
-        self._is_scheduled = False
+    def put(delta: Delta) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(queue.put_nowait, (index, delta))
 
-    def sink(self, queue: asyncio.Queue[tuple[int, Delta]], index: int) -> Sink:
-        """Return what the engine calls for choice `index` of a request."""
-        loop = asyncio.get_running_loop()
-
-        def put(delta: Delta) -> None:
-            self._items.append((queue, index, delta))
-            if not self._is_scheduled:
-                self._is_scheduled = True
-                with contextlib.suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(self._deliver)
-
-        return put
-
-    def _deliver(self) -> None:
-        self._is_scheduled = False
-        while self._items:
-            queue, index, delta = self._items.popleft()
-            queue.put_nowait((index, delta))
+    return put
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
