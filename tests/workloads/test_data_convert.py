@@ -15,6 +15,7 @@ from workloads.common.exit_codes import DataError, ExitCode
 from workloads.common.tool_calls import ToolCall, parse_calls, render
 from workloads.data.chats import calls_of, for_template, parse_line, read_bfcl, read_jsonl
 from workloads.data.dataset_convert import from_row, main, raw_rows
+from workloads.data.manifest import json_lines
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=12),
@@ -261,6 +262,13 @@ def test_rows_that_cannot_be_read_are_kept_apart_with_line_and_reason(tmp_path: 
     assert "is not JSON" in rejects[2]["reason"]
     assert rejects[3]["reason"] == "is list, expected an object with columns"
     assert "text after" in rejects[4]["reason"]
+
+
+def test_a_bare_carriage_return_ends_no_row(tmp_path: Path) -> None:
+    """JSON has it as white space: a row that holds it was read as two that are no JSON."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a":\r1}\r\n\n{"b": "\xe2\x80\xa8"}\n')
+    assert list(json_lines(path)) == [(1, {"a": 1}), (3, {"b": "\u2028"})]
 
 
 def test_keep_may_stand_there_once_for_each_column(tmp_path: Path) -> None:

@@ -135,8 +135,9 @@ def read_object(path: Path) -> dict[str, Any]:
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the number and the value of each line of a file that is not empty."""
     try:
-        # Not splitlines(): JSON may hold U+2028 and U+0085 as they are, and they end no line of it.
-        lines = path.read_text(encoding="utf-8").split("\n")
+        # Neither splitlines() nor read_text(): JSON may hold U+2028, U+0085 and a bare CR as they
+        # are, and they end no line of it.
+        lines = path.read_bytes().decode().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
