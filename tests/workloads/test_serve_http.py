@@ -519,6 +519,8 @@ def test_what_a_page_elsewhere_can_send_is_refused(
         ("no-such-host.invalid", ".+"),
         ("192.0.2.1", "Cannot assign requested address"),
         ("fe80::1", "Invalid argument"),
+        ("127.0.0.1\0", "host name must not contain null character"),
+        ("\u00fc" * 80, "encoding of hostname failed"),
     ],
 )
 def test_a_host_that_is_not_here_is_refused_by_its_name(host: str, reason: str) -> None:

@@ -134,11 +134,11 @@ def listen(config: ServeConfig) -> socket.socket:
         return socket.create_server(
             (config.host, config.port), family=family, dualstack_ipv6=family is socket.AF_INET6
         )
-    except OSError as error:
+    except (OSError, TypeError) as error:  # TypeError: a host that is no name at all
         # Without the address, which create_server adds.
-        reason = (error.strerror or str(error)).partition(" (while ")[0]
+        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while ")[0]
         said = f"serve.host: {config.host}: {reason}; name an address of this machine"
-        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+        if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
             said = f"serve.port: {config.host}:{config.port}: {reason}; choose another port, or 0"
             said += " for any free one"
         raise ConfigError(said) from error
