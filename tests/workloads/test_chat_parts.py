@@ -201,6 +201,12 @@ def test_whatever_a_browser_kept_gives_a_conversation(kept: Any) -> None:
     restored_settings(restored.get("settings"), PAIR)
 
 
+@pytest.mark.parametrize("calls", [None, "f", [{"name": "f"}], [["id", "name", "arguments"]]])
+def test_a_kept_conversation_whose_calls_are_not_ours_is_begun_anew(calls: Any) -> None:
+    kept = conversations.add_turn(conversations.new(), "q", [answer(calls=calls)], role="user")
+    assert conversations.restored(kept)["turns"] == []
+
+
 def test_a_kept_conversation_comes_back_whole() -> None:
     chat = conversations.add_turn(conversations.new(), "q", [answer()], role="user")
     assert conversations.restored(json.loads(json.dumps(chat))) == chat

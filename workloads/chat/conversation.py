@@ -37,10 +37,15 @@ def restored(value: Any) -> Conversation:
                 set(turn) >= _TURN_KEYS
                 and bool(turn["answers"])
                 and all(set(answer) >= {*ANSWER_KEYS} for answer in turn["answers"])
+                and all(
+                    {"id", "name", "arguments"} <= call.keys()
+                    for answer in turn["answers"]
+                    for call in answer["calls"]
+                )
                 for turn in value["turns"]
             )
         )
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, AttributeError):
         return new()
     return value if ours else new()
 
