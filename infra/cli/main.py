@@ -96,6 +96,13 @@ GROUPS = {
 """What the words of several verbs begin with; one that is a verb as well runs without another."""
 _HIDDEN = frozenset({"kube-token"})
 """Not for people: every kubeconfig that `pulumi up` made runs it, so its name stays."""
+_FORMER = {
+    "chat-cost": "cost chat",
+    "compare-runs": "runs overhead",
+    "reap": "cluster autostop",
+    "leftovers": "cluster orphans",
+}
+"""Names of before the groups whose last word is another now: a refusal says the one of today."""
 
 _READER_GONE = 141
 """As a shell says that SIGPIPE ended a command: `runs diff A B | head -1` is no verdict."""
@@ -168,7 +175,7 @@ class Root(LazyGroup):
     def known(self, ctx: Any) -> dict[str, str]:
         # Also the last word of a group's command.
         inner = {words.split()[-1]: words for words in VERBS if " " in words}
-        return {**inner, **super().known(ctx)}
+        return {**inner, **_FORMER, **super().known(ctx)}
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         # The usage line has both options: one screen of 24 lines has room for no more.

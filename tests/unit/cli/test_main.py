@@ -99,6 +99,7 @@ def test_the_command_that_kubeconfigs_run_keeps_its_name() -> None:
         (["destory"], "no such command 'destory'; did you mean 'cluster destroy'?"),
         (["orphans"], "no such command 'orphans'; did you mean 'cluster orphans'?"),
         (["demo"], "no such command 'demo'; did you mean 'local demo'?"),
+        (["reap"], "no such command 'reap'; did you mean 'cluster autostop'?"),
         (["cost chat"], "no such command 'cost chat'; "),
     ],
 )
