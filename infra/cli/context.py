@@ -179,9 +179,7 @@ def kube_client(stack: str) -> KubeClient:
     refuse_attached(stack, "its Kubernetes API")
     found = environ()
     access = parse(read_kubeconfig(stack, found))
-    if (credential := access.exec_command) is not None:
-        own = [{"name": name, "value": value} for name, value in found.items()]
-        access.exec_command = {**credential, "env": [*own, *(credential.get("env") or ())]}
+    access.environ = found
     return KubeClient(access)
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -31,7 +30,6 @@ from infra.clients.errors import (
 )
 from infra.clients.kube_rules import Object, describe, finalizers, summary
 from infra.render.names import kube_object
-from stacks.errors import UserError
 
 FIELD_MANAGER: Final = "pulumi"
 _POLL_S: Final = 0.25
@@ -328,7 +326,7 @@ _EXEC_TIMEOUT_S = 60
 _RENEW_BEFORE_S = 60
 
 
-class KubeconfigError(UserError):
+class KubeconfigError(KubeError):
     """A kubeconfig that leads nowhere."""
 
 
@@ -339,7 +337,9 @@ class Access:
     server: str
     ca_pem: str | None = None
     static_token: str | None = None
-    exec_command: dict[str, Any] | None = None
+    exec_command: Mapping[str, Any] | None = None
+    environ: Mapping[str, str] | None = None
+    """Of that command; None: this process's own."""
     namespace: str = "default"
     _token: str | None = field(default=None, repr=False)
     _expires: float = field(default=float("inf"), repr=False)
@@ -357,7 +357,7 @@ class Access:
             return self.static_token
         with self._lock:
             if self._token is None or time.time() > self._expires - _RENEW_BEFORE_S:
-                self._token, self._expires = _run_exec(self.exec_command)
+                self._token, self._expires = _run_exec(self.exec_command, self.environ)
             return self._token
 
 
@@ -383,17 +383,13 @@ def read_kubeconfig(text: str) -> Access:
     )
 
 
-def _run_exec(command: dict[str, Any]) -> tuple[str, float]:
-    """Token and expiry (seconds since the epoch) of a client-go exec credential."""
-    argv = [command["command"], *(command.get("args") or [])]
-    api_version = command.get("apiVersion", "client.authentication.k8s.io/v1")
-    info = {"apiVersion": api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
-    extra = {item["name"]: item["value"] for item in command.get("env") or []}
-    environment = {**os.environ, **extra, "KUBERNETES_EXEC_INFO": json.dumps(info)}
+def _run_exec(command: Mapping[str, Any], environ: Mapping[str, str] | None) -> tuple[str, float]:
+    """Token and expiry (seconds since the epoch) of `soperator kube-token`."""
+    argv = [command["command"], *command["args"]]
     try:
         done = subprocess.run(
             argv,
-            env=environment,
+            env=environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

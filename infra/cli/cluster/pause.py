@@ -23,7 +23,6 @@ from infra.cli.context import IdentityOption, StackOption, arg, opt
 from infra.cli.output import Format
 from infra.clients import pulumi
 from infra.clients.errors import JobsError, KubeError, NothingThereError
-from infra.clients.kube import KubeconfigError
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell
 from infra.clients.ssh import Connection
@@ -305,7 +304,7 @@ def _uncordon(stack: str, nodes: tuple[str, ...]) -> None:
     try:
         with closing(context.kube_client(stack)) as client:
             idle.uncordon(client, nodes)
-    except (JobsError, KubeError, KubeconfigError) as error:
+    except (JobsError, KubeError) as error:
         output.note(
             f"{stack}: nodes {', '.join(nodes)} still take no pods ({error}); let them: "
             f"kubectl uncordon {' '.join(nodes)}"

@@ -24,7 +24,7 @@ import urllib3
 import yaml
 
 from infra.clients.errors import KubeError, UnreachableError
-from infra.clients.kube import KubeClient, KubeconfigError, read_kubeconfig
+from infra.clients.kube import KubeClient, read_kubeconfig
 from infra.clients.kube_rules import holds, name_of
 from infra.providers.engine.provider import TEXT, UNKNOWN, Found, Provider, ProviderError, Values
 from infra.providers.nebius.sdk import ENDPOINT_VARIABLE
@@ -60,7 +60,7 @@ class CustomResourcesProvider(Provider):
             gone = missing(client, state.get(_DIGESTS) or {})
         except UnreachableError:
             return id, state, inputs
-        except (KubeError, KubeconfigError) as error:
+        except KubeError as error:
             raise ProviderError(f"custom resources of {id}: {error}") from error
         return None if gone else (id, state, inputs)
 
@@ -79,7 +79,7 @@ class CustomResourcesProvider(Provider):
                 cancelled=self.cancelled,
                 say=lambda line: self.engine.info(urn, line),
             )
-        except (KubeError, KubeconfigError, LostVersionError) as error:
+        except (KubeError, LostVersionError) as error:
             what = f"custom resources of {inputs['chart']} {inputs['version']}"
             raise ProviderError(f"{what}: {error}") from error
         return {**inputs, _DIGESTS: dict(digests(crds))}

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from infra.clients.errors import KubeError
-from infra.clients.kube import KubeClient, KubeconfigError, read_kubeconfig
+from infra.clients.kube import KubeClient, read_kubeconfig
 from infra.clients.kube_rules import Object
 from infra.providers.engine.provider import (
     FULL_LIST,
@@ -99,7 +99,7 @@ class PodsStartedProvider(Provider):
         try:
             with closing(self._connect(inputs["kubeconfig"])) as client:
                 self._watch(urn, client, inputs, settle_s)
-        except (KubeError, KubeconfigError) as error:
+        except KubeError as error:
             raise ProviderError(f"pods of {inputs['cluster']}: {error}") from error
 
     def _watch(self, urn: str, client: KubeClient, inputs: Values, settle_s: float) -> None:

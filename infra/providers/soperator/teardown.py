@@ -71,7 +71,7 @@ class TeardownProvider(Provider):
             self._clean(self._client(state["kubeconfig"]), cluster, disks, namespaces)
         except UnreachableError:
             self._tell_gone(cluster, disks, namespaces)
-        except (KubeError, KubeconfigError) as error:
+        except KubeError as error:
             raise ProviderError(f"clean up {cluster}: {error}; run the command again") from error
         except UnfinishedError as error:
             raise ProviderError(f"clean up {cluster}: {error}") from error
