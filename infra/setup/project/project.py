@@ -28,7 +28,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from infra import files
 from infra.clients import pulumi
 from infra.clients.errors import JobsError
-from infra.providers.nebius.api import Api, ApiError, explain
+from infra.providers.nebius.api import Api, ApiError, UnfinishedError, explain
 from infra.providers.nebius.resource_type import shared_validator
 from stacks.errors import UserError
 
@@ -72,11 +72,13 @@ class Calls:
     @contextmanager
     def _explained(self, service: str, method: str) -> Iterator[ServiceDescriptor]:
         """The service; in the block, what the API refuses is said in one line."""
+        what = f"{service}/{method}"
         try:
             yield self._api.schema.services[f"nebius.{service}"]
+        except UnfinishedError as error:
+            raise UserError(f"{what}: {error}") from error
         except ApiError as error:
             refusal = UnseenError if error.is_unseen else UserError
-            what = f"{service}/{method}"
             raise refusal(explain(error, what, target=self._api.target)) from error
 
 

@@ -15,6 +15,7 @@ from infra.cli.main import app
 from infra.clients.passphrase import PUBLIC, make_salt, opens, public_problem
 from infra.local import engine
 from infra.providers.nebius import sdk
+from infra.providers.nebius.api import Api, UnfinishedError
 from infra.setup.project.project import Place
 from infra.setup.project.stack_file import Answers, stack_text, worker_choices, write_stack
 from stacks.check import check
@@ -146,6 +147,22 @@ def test_an_edited_stack_file_stays_and_the_keys_of_its_project_are_renewed(
     other = init(folder, "--project", PROJECT, "--name", "prod")
     assert other.exit_code == 1
     assert "nebius.project_id 'project-other'" in other.stderr
+
+
+def test_an_operation_that_outlasts_the_wait_is_told(
+    served: Any, whole: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """It goes on in the cloud; the command ended with a traceback."""
+    folder, options, key = whole
+
+    def wait(*_arguments: Any) -> None:
+        raise UnfinishedError("operation iamoperation-1 goes on; run the command again")
+
+    monkeypatch.setattr(Api, "wait", wait)
+    result = init(folder, *options, key=key)
+    assert result.exit_code == 1
+    told = "iam.v1.ServiceAccountService/Create: operation iamoperation-1 goes on; run the command"
+    assert told in result.stderr
 
 
 def test_a_stack_file_that_is_removed_meanwhile_is_told(tmp_path: Path):
