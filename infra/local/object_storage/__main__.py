@@ -294,7 +294,7 @@ _NAMESPACE: Final = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 _LISTING: Final = frozenset(
     {
         *("list-type", "prefix", "delimiter", "max-keys", "encoding-type", "fetch-owner"),
-        *("marker", "start-after", "continuation-token"),
+        *("start-after", "continuation-token"),
     }
 )
 _RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
@@ -398,7 +398,7 @@ class ObjectStorage:
             return _xml(f"<LocationConstraint {_NAMESPACE}>{REGION}</LocationConstraint>")
         if request.method == "POST" and request.query.keys() == {"delete"}:
             return self._delete_many(request)
-        if request.method == "GET" and request.query.keys() <= _LISTING:
+        if request.method == "GET" and {"list-type"} <= request.query.keys() <= _LISTING:
             return self._list(request)
         asked = ", ".join(request.query) or "no sub-resource"
         raise S3Error(501, "NotImplemented", f"{request.method} of a bucket with {asked}")
@@ -434,10 +434,9 @@ class ObjectStorage:
         return Answer(status=206 if partial else 200, body=body, headers=headers)
 
     def _list(self, request: Request) -> Answer:
-        query, second = request.query, request.query.get("list-type") == "2"
+        query = request.query
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        names = ("continuation-token", "start-after") if second else ("marker",)
-        after = next((query[name] for name in names if query.get(name)), "")
+        after = query.get("continuation-token") or query.get("start-after", "")
         quoted = query.get("encoding-type") == "url"
         show = _quoted if quoted else escape
         asked = query.get("max-keys") or str(_PAGE)
@@ -467,8 +466,7 @@ class ObjectStorage:
             last = name
         more = f"<IsTruncated>{str(cut).lower()}</IsTruncated>"
         if cut:
-            tag = "NextContinuationToken" if second else "NextMarker"
-            more += f"<{tag}>{show(last)}</{tag}>"
+            more += f"<NextContinuationToken>{show(last)}</NextContinuationToken>"
         return _xml(
             f"<ListBucketResult {_NAMESPACE}><Prefix>{show(prefix)}</Prefix>"
             f"{'<EncodingType>url</EncodingType>' if quoted else ''}"

@@ -76,7 +76,7 @@ def test_a_list_has_every_page_of_a_prefix_in_order(storage: Storage) -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ("1", "<IsTruncated>true</IsTruncated><NextMarker>a</NextMarker>"),
+        ("1", "<IsTruncated>true</IsTruncated><NextContinuationToken>a</NextContinuationToken>"),
         ("0", "<MaxKeys>0</MaxKeys><IsTruncated>false</IsTruncated>"),
         ("many", "<Code>InvalidArgument</Code>"),
     ],
@@ -87,7 +87,7 @@ def test_a_page_is_as_long_as_it_is_asked_for(storage: Storage, asked: str, told
     assert bucket is not None
     for key in ("a", "b"):
         objects.put(bucket.id, key, b"1")
-    query = {"max-keys": asked}
+    query = {"list-type": "2", "max-keys": asked}
     call = Request(method="GET", bucket=bucket, key="", query=query, headers={}, body=b"")
     try:
         answer = ObjectStorage(storage.access, objects)._dispatch(call)
