@@ -30,6 +30,16 @@ class DeniedError(StorageError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One object as a listing shows it."""
+
+    key: str
+    size_bytes: int
+    etag: str | None
+    """Another one with each write of the object; None: the store gives none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """One object and the key that opens its bucket."""
 
@@ -52,6 +62,20 @@ class Place:
                 if "NoSuchBucket" in str(error):
                     raise
                 return None
+
+    def below(self) -> tuple[Listed, ...]:
+        """Every object whose key starts with this one, by key."""
+        with self._store() as store:
+            found = [each for page in store.list(self.key) for each in page]
+        listed = (
+            Listed(
+                key=each["path"],
+                size_bytes=each["size"],
+                etag=(each["e_tag"] or "").strip('"') or None,
+            )
+            for each in found
+        )
+        return tuple(sorted(listed, key=lambda each: each.key))
 
     def write(self, content: bytes) -> None:
         """Makes the object, or writes over it."""

@@ -8,14 +8,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
+from cost.runs.ledger import FILE_NAME, Ledger, LedgerError, actuals
 from infra.cli import context, output
 from infra.cli.context import IdentityOption, StackOption, arg, opt
 from infra.cli.output import Format
-from infra.clients.errors import StackPausedError
+from infra.clients.errors import JobsError, StackPausedError
+from infra.clients.pulumi import StackOutputs
 from infra.jobs import transfer
 from infra.jobs.follow import find
+from infra.jobs.history import run_folder
 from infra.jobs.ledger import note_actual, open_ledger
 from infra.render.delivery import PackageSource
+from infra.reports.runs.run import publish
 from infra.state import CHECKOUT, DEFAULT_STACK
 from stacks.errors import UserError
 
@@ -86,6 +90,26 @@ def pull(
         except UserError as error:
             # The results are here, whatever is wrong with prices or accounting.
             output.note(f"job {job.id}: its cost is not written down: {error}")
+    _share(outputs, stack, job.id)
+
+
+def _share(outputs: StackOutputs, stack: str, job_id: str) -> None:
+    """Puts the run's record where others of the stack see it; without a bucket there is no such."""
+    state = context.state_root()
+    try:
+        store = context.run_config_store(outputs)
+        if store is None:
+            return
+        entries = Ledger(state / "runs" / stack / FILE_NAME).read().entries
+        publish(
+            store,
+            run_folder(state, stack, job_id),
+            cluster=outputs.login_host_key,
+            job_id=job_id,
+            actual=actuals(entries).get((outputs.login_host_key, job_id)),
+        )
+    except (JobsError, LedgerError) as error:
+        output.note(f"job {job_id}: others do not see it: {error}")
 
 
 def venv(

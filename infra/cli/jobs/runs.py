@@ -36,6 +36,9 @@ from stacks.spec.nodes import WorkerSpec
 from stacks.spec.slurm import SearchSpec
 
 JobsOption = Annotated[list[str] | None, opt("Of this job only; repeatable.", "--job", "NAME")]
+SharedOption = Annotated[
+    bool, opt("First bring the runs of others from the stack's bucket.", "--shared")
+]
 
 
 def list_(
@@ -46,6 +49,7 @@ def list_(
     model: Annotated[str | None, opt("A part of the model's name.")] = None,
     since: Annotated[str | None, opt("Started since, UTC, such as 2026-11-01.", "TIME")] = None,
     last: Annotated[int | None, opt("So many of the newest.", min=1)] = None,
+    shared: SharedOption = False,
     format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """List runs with outcome, model, speed, dollars and code."""
@@ -53,7 +57,7 @@ def list_(
     if wrong:
         raise UserError(f"--outcome {wrong[0]}: not one of {', '.join(Outcome)}")
     found = run.select(
-        _runs(stack),
+        _runs(stack, shared=shared),
         jobs=job or (),
         kinds=kind or (),
         outcomes=outcome or (),
@@ -76,12 +80,13 @@ def diff(
     second: Annotated[str, arg("Run that is held against it.")],
     stack: StackOption = DEFAULT_STACK,
     tolerance: Annotated[float, opt("Losses that agree are this close.", "PERCENT", min=0)] = 1.0,
+    shared: SharedOption = False,
     format: Annotated[Format, opt("How to print.")] = Format.TABLE,
 ) -> None:
     """Compare two runs; ends 0 where their losses agree, 1 DIFFER, 69 NOT RUN, 2 for trouble."""
     with comparing():
         close = float(share("--tolerance", tolerance))
-        runs = _runs(stack)
+        runs = _runs(stack, shared=shared)
         found = differ.diff(
             *(find_run(runs, name, stack) for name in (first, second)), tolerance=close
         )
@@ -101,10 +106,11 @@ def reproduce(
     once_more: context.AgainOption = False,
     sync: context.SyncOption = False,
     force: context.ForceOption = False,
+    shared: SharedOption = False,
     identity: context.IdentityOption = None,
 ) -> None:
     """Submit a run's recipe, settings, seed and code once more; shows it first."""
-    wanted = find_run(_runs(stack), name, stack)
+    wanted = find_run(_runs(stack, shared=shared), name, stack)
     spec = context.spec(stack)
     job = run.job_of(wanted, spec)
     files = context.local_code(stack)
@@ -148,10 +154,18 @@ def reproduce(
     )
 
 
-def _runs(stack: str) -> Sequence[Run]:
-    """The runs that were pulled here."""
+def _runs(stack: str, *, shared: bool) -> Sequence[Run]:
+    """The runs that are known here, after those of others came where that was asked."""
     state = context.state_root()
     ledger = open_ledger(context.spec(stack), state, lambda _: None)
+    if shared:
+        store = context.run_config_store(context.read(stack))
+        if store is None:
+            raise UserError(
+                f"{stack}: has no bucket for its runs; declare storage.config_bucket_gib and run "
+                "pulumi up"
+            )
+        output.note(f"{run.bring(store, state, stack)} files came from the bucket")
     entries = ledger.file.read().entries
     return run.read_runs(state, stack, rates=ledger.rates, entries=entries, say=output.note)
 

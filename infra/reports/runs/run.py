@@ -1,10 +1,13 @@
 """A run: its record, what was asked for it, what it was made of and cost; lists of runs.
 
-Its files are in `<state>/runs/<stack>/<job id>/` of jobs that were pulled here.
+Its files are in `<state>/runs/<stack>/<job id>/` of jobs that were pulled here, and `.shared/`
+beside them of those that others pulled. A team sees each other's in the stack's bucket of run
+configs, under `records/<cluster>-<job id>/<file>`: publish(...), bring(...).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -19,17 +22,22 @@ from cost.report.layout import picked, small_usd_text
 from cost.resources.estimate import Estimate
 from cost.run_record import RunRecord, load_run_records
 from cost.runs.forecast import SECONDS_PER_HOUR, recipe_of, with_settings
-from cost.runs.ledger import ActualEntry, Entry, actuals
+from cost.runs.ledger import ActualEntry, Entry, LineError, VersionError, actuals, decode, encode
+from infra import files
 from infra.clients.errors import JobsError
+from infra.clients.objects import Place, StorageError
 from infra.clients.slurm import Carrier
 from infra.jobs import history
 from infra.jobs.history import Submission
-from infra.jobs.records import losses, read_object
+from infra.jobs.records import LOSS_CURVE, losses, read_object
 from infra.render.delivery import git
 from stacks.spec import StackSpec
 from stacks.spec.slurm import JobSpec
 
+SHARED: Final = ".shared"
+"""Hidden, so that what others ran counts for no price or speed here."""
 RECIPE: Final = "recipe.json"
+ACTUAL: Final = "actual.json"
 ACCOUNTING: Final = "accounting"
 _SPEEDS: Final = {
     "train": "train_tokens_per_s",
@@ -43,6 +51,8 @@ _ANY_SPEED: Final = "output_tokens_per_s"
 class Run:
     """One job that left a run record."""
 
+    name: str
+    """Job id; of a run that others pulled `ID@CLUSTER`, as ids start again on a new cluster."""
     folder: Path
     record: RunRecord
     code_hash: str | None
@@ -64,11 +74,6 @@ class Run:
     """Where the dollars come from."""
     losses: tuple[tuple[int, float], ...]
     """(train step from 1, loss)."""
-
-    @property
-    def name(self) -> str:
-        """Its job's id."""
-        return self.record.job_id
 
     @property
     def stack(self) -> str:
@@ -120,39 +125,56 @@ def read_runs(
 
     `entries`: the ledger's, for what runs cost; `rates`: for those that it has no end of.
     """
+    root = state / "runs" / stack
     ended = actuals(entries)
-    records, problems = load_run_records(state / "runs" / stack)
-    for problem in problems:
-        say(f"damaged run record, left out: {problem}")
-    found = [_run(record, ended, rates) for record in records]
-    return tuple(sorted(found, key=lambda run: (run.record.started_at, run.name)))
+    found: dict[tuple[str, object], Run] = {}
+    for folder, is_shared in ((root, False), (root / SHARED, True)):
+        records, problems = load_run_records(folder)
+        for problem in problems:
+            say(f"damaged run record, left out: {problem}")
+        for record in records:
+            if is_shared and not Path(record.path).parent.name.startswith(f"{record.job_id}-"):
+                say(f"damaged run record, left out: {record.path}: job_id: is not of its folder")
+                continue
+            run = _run(record, is_shared, ended, rates)
+            # The same run pulled by us and by others is one run, and ours.
+            found.setdefault((record.job_id, record.started_at), run)
+    return tuple(sorted(found.values(), key=lambda run: (run.record.started_at, run.name)))
 
 
 def find_run(runs: Sequence[Run], name: str, stack: str) -> Run:
-    """The run of this name, the newest of several; refused with the names there are."""
+    """The run of this name; refused with the names there are."""
     named = [run for run in runs if run.name == name]
-    if named:
-        return named[-1]
+    if len(named) == 1:
+        return named[0]
+    same_id = [run.name for run in runs if run.record.job_id == name]
+    if same_id:
+        raise JobsError(f"run {name!r}: there are several: {', '.join(same_id)}; name one of these")
     have = ", ".join(run.name for run in runs[-12:]) or "none"
     raise JobsError(
-        f"run {name!r}: not here (newest: {have}); bring it with soperator pull {name} -s {stack}"
+        f"run {name!r}: not here (newest: {have}); bring it with soperator pull {name} -s {stack}, "
+        f"or those of others with soperator runs list --shared -s {stack}"
     )
 
 
 def _run(
     record: RunRecord,
+    is_shared: bool,
     ended: Mapping[tuple[str, str], ActualEntry],
     rates: Estimate | None,
 ) -> Run:
     folder = Path(record.path).parent
     detail = read_object(Path(record.path))
     submission = history.read_submission(folder / history.SUBMISSION)
-    actual = submission and ended.get((submission.cluster, record.job_id))
+    actual = _shared_actual(folder) if is_shared else None
+    if actual is None and submission is not None:
+        actual = ended.get((submission.cluster, record.job_id))
     usd, usd_from = _cost(record, actual, rates)
     recipe = read_object(folder / RECIPE)
     artifacts, world_size = detail.get("artifacts"), detail.get("world_size")
     revision = _text(detail, "git_revision") or ""
     return Run(
+        name=folder.name.replace("-", "@") if is_shared else record.job_id,
         folder=folder,
         record=record,
         code_hash=_text(detail, "code_hash"),
@@ -194,6 +216,15 @@ def _cost(
             usd = rates.nodes_usd(worker, hardware.num_nodes, hours)
             return usd, None if usd is None else "its record's time, whole nodes"
     return None, None
+
+
+def _shared_actual(folder: Path) -> ActualEntry | None:
+    """The line of another ledger that came with the record; a damaged one is as good as none."""
+    try:
+        entry = decode((folder / ACTUAL).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, LineError, VersionError):
+        return None
+    return entry if isinstance(entry, ActualEntry) else None
 
 
 def _text(values: object, key: str) -> str | None:
@@ -412,3 +443,93 @@ def _value(value: Any) -> str:
     except ValueError:
         return value
     return json.dumps(value)
+
+
+PREFIX: Final = "records"
+_RECORD: Final = "run_record.json"
+_PUBLISHED: Final = (RECIPE, LOSS_CURVE, history.SUBMISSION, "load.json")
+_BROUGHT: Final = (*_PUBLISHED, ACTUAL, _RECORD)
+_TAGS: Final = ".tags.json"
+"""File name -> tag of the object that it was brought from; a damaged file is as none."""
+_MOST_BYTES: Final = 32 * 2**20
+"""A loss curve of 200,000 steps; a larger file stays on the cluster."""
+_CLUSTER_DIGITS: Final = 8
+_NAME: Final = re.compile(rf"[0-9]+-[0-9a-f]{{{_CLUSTER_DIGITS}}}")
+"""Whoever wrote the key: it stays in its folder, and is of `shared_name`."""
+
+
+def shared_name(cluster: str, job_id: str) -> str:
+    """Name of the run's folder; ids start again on a cluster with another host key."""
+    return f"{job_id}-{hashlib.sha256(cluster.encode()).hexdigest()[:_CLUSTER_DIGITS]}"
+
+
+def publish(
+    store: Mapping[str, str],
+    folder: Path,
+    *,
+    cluster: str,
+    job_id: str,
+    actual: ActualEntry | None,
+) -> int:
+    """Uploads the small files of a pulled run, its record last; the number of files written."""
+    if not (folder / _RECORD).is_file():
+        return 0
+    contents = {
+        name: (folder / name).read_bytes()
+        for name in _PUBLISHED
+        if (folder / name).is_file() and (folder / name).stat().st_size <= _MOST_BYTES
+    }
+    if actual is not None:
+        contents[ACTUAL] = f"{encode(actual)}\n".encode()
+    contents[_RECORD] = (folder / _RECORD).read_bytes()
+    name, written = shared_name(cluster, job_id), 0
+    try:
+        for file, content in contents.items():
+            place = Place(key=f"{PREFIX}/{name}/{file}", **store)
+            if place.read() != content:
+                place.write(content)
+                written += 1
+    except StorageError as error:
+        raise JobsError(
+            f"job {job_id}: its record is not in the bucket: {error}; pull it again after "
+            "`pulumi up`, which renews the key"
+        ) from error
+    return written
+
+
+def bring(store: Mapping[str, str], state: Path, stack: str) -> int:
+    """Downloads what is not here yet of the runs in the bucket; the number of files that came.
+
+    Only a whole run counts: its record is written last there, and here.
+    """
+    root = state / "runs" / stack / SHARED
+    brought = 0
+    try:
+        listed = Place(key=f"{PREFIX}/", **store).below()
+        for found in sorted(listed, key=lambda each: each.key.endswith(_RECORD)):
+            parts = found.key.split("/")
+            if len(parts) != 3 or not _NAME.fullmatch(parts[1]) or parts[2] not in _BROUGHT:
+                continue
+            if found.size_bytes > _MOST_BYTES:
+                continue
+            folder, name = root / parts[1], parts[2]
+            # A record of equal length may be another one: the store's tag tells.
+            tags = read_object(folder / _TAGS)
+            here = (folder / name).read_bytes() if (folder / name).is_file() else None
+            is_whole = here is not None and len(here) == found.size_bytes
+            if is_whole and found.etag is not None and tags.get(name) == found.etag:
+                continue
+            content = Place(key=found.key, **store).read()
+            if content is None:
+                continue
+            if content != here:
+                files.write(folder / name, content)
+                brought += 1
+            files.write(folder / _TAGS, json.dumps({**tags, name: found.etag}))
+    except StorageError as error:
+        raise JobsError(
+            f"{stack}: the runs of others were not brought: {error}; `pulumi up` renews the key"
+        ) from error
+    except OSError as error:
+        raise JobsError(f"{root}: {error.strerror or error}; mend it and ask again") from error
+    return brought

@@ -12,8 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli.main import app
+from infra.clients.errors import JobsError
 from infra.reports.runs import run
 from infra.reports.runs.diff import Verdict, agreement, diff, unit
+from infra.reports.runs.run import SHARED, find_run
 from tests.unit.cost.run_stacks import CLUSTER, actual_entry, at, l40s, rates_of
 from tests.unit.runs.folders import RECIPE, runs, write_run
 
@@ -219,11 +221,22 @@ def test_a_damaged_file_beside_a_record_costs_no_other_run(state: Path) -> None:
     assert runs(state)[0].submission is None
 
 
-def test_a_record_that_says_what_is_no_commit_is_not_believed(state: Path) -> None:
-    """It stands in commands that people copy, and in what git is asked."""
-    write_run(state, "3", git_revision="--output=x")
-    (three,) = runs(state)
-    assert three.git_revision is None
+def test_a_record_of_others_that_says_another_id_or_commit_is_not_believed(state: Path) -> None:
+    """Both stand in commands that people copy, and in what git is asked."""
+    for folder, job_id in (("2-0123abcd", "5"), ("3-0123abcd", "3")):
+        made = write_run(state / "others", job_id, git_revision="--output=x")
+        made.rename(parent(state) / folder)
+    said: list[str] = []
+    (three,) = runs(state, say=said.append)
+    assert (three.name, three.git_revision) == ("3@0123abcd", None)
+    assert [line for line in said if "2-0123abcd" in line and "is not of its folder" in line]
+
+
+def parent(state: Path) -> Path:
+    """Where runs of others lie."""
+    path = state / "runs" / "local" / SHARED
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def test_a_step_that_only_one_run_has_is_told_and_not_compared() -> None:
@@ -235,6 +248,14 @@ def test_a_step_that_only_one_run_has_is_told_and_not_compared() -> None:
 def test_a_diff_without_recipes_says_that_settings_are_not_compared(state: Path) -> None:
     write_run(state, "2", recipe=None)
     (two,) = runs(state)
-    notes = diff(two, replace(two, record=replace(two.record, job_id="3"), data_hash=None)).notes
+    notes = diff(two, replace(two, name="3", data_hash=None)).notes
     assert "run 2 kept no recipe.json: its settings are not compared" in notes
     assert "run 3 has no data hash: its data is not compared" in notes
+
+
+def test_a_name_that_two_clusters_gave_is_refused(state: Path) -> None:
+    write_run(state, "2")
+    (two,) = runs(state)
+    others = [replace(two, name="2@aaaaaaaa"), replace(two, name="2@bbbbbbbb")]
+    with pytest.raises(JobsError, match="there are several: 2@aaaaaaaa, 2@bbbbbbbb"):
+        find_run(others, "2", "local")
