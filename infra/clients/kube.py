@@ -82,10 +82,9 @@ class KubeClient:
         *,
         dry_run: bool = False,
         field_manager: str = FIELD_MANAGER,
-        force: bool = True,
     ) -> Object:
-        """Server-side apply; with `force` it takes over fields of others. The object afterwards."""
-        params = {"fieldManager": field_manager, "force": str(force).lower(), **_STRICT}
+        """Server-side apply, which takes over fields of others. The object afterwards."""
+        params = {"fieldManager": field_manager, "force": "true", **_STRICT}
         params |= _DRY if dry_run else {}
         return self._request(
             "PATCH", self.path(target), target, about=target, params=params, form=_APPLY

@@ -214,6 +214,14 @@ def what_a_change_does(world: World) -> str:
         "label": labelled,
         "name": world.config_map("other", a="1"),
         "namespace": elsewhere,
+    }
+    return ", ".join(f"{name}: {note.step(inputs)}" for name, inputs in changes.items())
+
+
+def what_a_change_of_a_fixed_one_does(world: World) -> str:
+    note = world.resource(CONFIG_MAP, "note")
+    note.create(world.config_map(a="1"))
+    changes = {
         "immutable": {**world.config_map(a="1"), "immutable": True},
         "immutable and data": {**world.config_map(a="2"), "immutable": True},
     }
@@ -241,9 +249,14 @@ def what_a_change_of_a_secret_does(world: World) -> str:
         "nothing": world.secret(a="1"),
         "text": world.secret(a="2"),
         "another key": world.secret(a="1", b="2"),
-        "type": {**world.secret(a="1"), "type": "example.com/kind"},
     }
     return ", ".join(f"{name}: {key.step(inputs)}" for name, inputs in changes.items())
+
+
+def what_a_change_of_a_secrets_type_does(world: World) -> str:
+    key = world.resource(SECRET, "key")
+    key.create(world.secret(a="1"))
+    return f"type: {key.step({**world.secret(a='1'), 'type': 'example.com/kind'})}"
 
 
 OBJECTS: Final[dict[str, tuple[str, Values, dict[str, Values]]]] = {
@@ -404,8 +417,8 @@ def a_namespace_that_is_not_there(world: World) -> str:
 
 
 def a_kind_that_the_server_does_not_know(world: World) -> str:
-    inputs = {**world.config_map(), "apiVersion": "example.com/v1", "kind": "Thing"}
-    inputs["metadata"]["namespace"] = world.namespace
+    metadata = {"name": "note", "namespace": world.namespace}
+    inputs = {"apiVersion": "example.com/v1", "kind": "Thing", "metadata": metadata, "spec": {}}
     thing = world.resource("kubernetes:example.com/v1:Thing", "thing")
     preview = refusal(lambda: thing.create(inputs, preview=True))
     return f"preview {preview}; create {refusal(lambda: thing.create(inputs))}"
@@ -469,7 +482,7 @@ def secrets_of_the_state(world: World) -> str:
 def a_secret_in_a_custom_resource(world: World) -> str:
     worker = world.resource(NODESET, "worker")
     inputs = nodeset(world)
-    inputs["metadata"]["annotations"] = {"token": Secret("planted")}
+    inputs["metadata"]["labels"] = {"token": Secret("planted")}
     worker.create(inputs)
     return f"in the open: {'planted' in _open_text(worker.state)}"
 
@@ -707,8 +720,10 @@ CASES: tuple[Callable[[World], str], ...] = (
     a_field_that_somebody_took_without_force,
     a_field_that_is_no_longer_declared,
     what_a_change_does,
+    what_a_change_of_a_fixed_one_does,
     what_a_change_does_where_content_is_fixed,
     what_a_change_of_a_secret_does,
+    what_a_change_of_a_secrets_type_does,
     what_a_change_of_another_kind_does,
     what_a_change_of_a_custom_resource_does,
     a_name_that_is_not_declared,

@@ -10,7 +10,9 @@ import pytest
 
 from infra.clients.kube import KubeClient
 from infra.local.plugins.kubernetes import Kubernetes
+from infra.providers.engine.provider import reveal
 from stacks.errors import UserError
+from tests.conformance.kubernetes_cases import PROGRAM
 from tests.engine.reset_proxy import ResetProxy, When
 from tests.local.kube_server import running_cluster
 from tests.nightly import at_night
@@ -19,24 +21,24 @@ pytestmark = pytest.mark.local
 
 NAMESPACE = "resets"
 SPACE = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-KINDS = ("ConfigMap", "LimitRange", "ServiceAccount")
+KINDS = {
+    "kubernetes:core/v1:ConfigMap": {"data": {"a": "1"}},
+    "kubernetes:core/v1:Secret": {"stringData": {"a": "1"}},
+    "kubernetes:slurm.nebius.ai/v1alpha1:JailedConfig": {"spec": {"configMap": {"name": "a"}}},
+}
 BURST = 2
 """Resets in a row that end a run: a request is repeated once."""
 
 
 def _declared() -> dict[str, dict[str, Any]]:
     """Type -> object of a small deployment."""
-    limits = [{"type": "Pod", "max": {"cpu": "2"}}]
-    bodies = {"ConfigMap": {"data": {"a": "1"}}, "LimitRange": {"spec": {"limits": limits}}}
-    return {
-        f"kubernetes:core/v1:{kind}": {
-            "apiVersion": "v1",
-            "kind": kind,
-            "metadata": {"name": kind.lower(), "namespace": NAMESPACE},
-            **bodies.get(kind, {}),
-        }
-        for kind in KINDS
-    }
+    declared = {}
+    for type_, content in KINDS.items():
+        _, version, kind = type_.split(":")
+        place = {"name": kind.lower(), "namespace": NAMESPACE}
+        core = {"apiVersion": version.removeprefix("core/"), "kind": kind, "metadata": place}
+        declared[type_] = {**core, **content}
+    return declared
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +72,14 @@ class Run:
         """Creates what the state lacks, as a new process does; what it was refused with."""
         plugin = Kubernetes()
         # As infra/components/stack.py has it; else what a lost answer made "already exists".
-        plugin.configure({"kubeconfig": _kubeconfig(self.proxy), "upsertExistingObjects": "true"})
+        plugin.configure({"kubeconfig": _kubeconfig(self.proxy), **PROGRAM})
         try:
             for type_, declared in _declared().items():
                 if type_ not in self.state:
                     urn = f"urn:pulumi:dev::resets::{type_}::one"
                     inputs, problems = plugin.of(type_).check({}, declared)
                     assert not list(problems)
-                    self.state[type_] = plugin.of(type_).create(urn, inputs)
+                    self.state[type_] = plugin.of(type_).create(urn, reveal(inputs))
         except UserError as error:
             return str(error)
         return ""
@@ -103,9 +105,9 @@ def _emptied(client: KubeClient) -> None:
 def _content(client: KubeClient) -> list[tuple[str, str, Any, Any]]:
     """What the namespace holds, without the server's own bookkeeping."""
     return [
-        (kind, one["metadata"]["name"], one.get("data"), one.get("spec"))
-        for kind in KINDS
-        for one in client.list("v1", kind, NAMESPACE)
+        (each["kind"], one["metadata"]["name"], one.get("data"), one.get("spec"))
+        for each in _declared().values()
+        for one in client.list(each["apiVersion"], each["kind"], NAMESPACE)
     ]
 
 

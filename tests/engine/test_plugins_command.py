@@ -152,13 +152,13 @@ def test_every_problem_of_the_inputs_is_reported_before_anything_runs(plugin, ss
     _, wrong = plugin.of(COPY).check({}, inputs)
     assert [path for path, _ in wrong] == [
         "triggers",
-        "remotePath",
-        "source",
         "connection.agentSocketPath",
         "connection.proxy",
         "connection.host",
+        "remotePath",
+        "source",
     ]
-    assert all("the official command plugin serves more" in why for _, why in wrong)
+    assert all("the official plugin serves more" in why for _, why in wrong)
 
 
 def test_unknown_inputs_pass_the_check_of_a_preview(plugin):

@@ -21,8 +21,10 @@ import json, os
 import pulumi
 import pulumi_kubernetes as k8s
 
+from infra.components.base import Kubernetes
+
 settings = json.loads(os.environ["SETTINGS"])
-provider = k8s.Provider("cluster", kubeconfig=os.environ["CLUSTER"])
+provider = Kubernetes("cluster", os.environ["CLUSTER"])
 opts = pulumi.ResourceOptions(provider=provider)
 namespace = k8s.core.v1.Namespace("slurm", metadata={"name": "slurm"}, opts=opts)
 inside = pulumi.ResourceOptions(provider=provider, depends_on=[namespace])
@@ -32,14 +34,15 @@ k8s.core.v1.Secret(
     string_data={"token": settings.get("token", "planted-secret")},
     opts=inside,
 )
-k8s.core.v1.ConfigMap("auto", metadata={"namespace": "slurm"}, data={"a": "1"}, opts=inside)
+k8s.core.v1.ConfigMap(
+    "note", metadata={"name": "note", "namespace": "slurm"}, data={"a": "1"}, opts=inside
+)
 release = k8s.helm.v3.Release(
     "nodesets",
     name="nodesets",
     namespace="slurm",
     chart="oci://cr.eu-north1.nebius.cloud/soperator/helm-nodesets",
     version="4.1.7",
-    skip_await=True,
     values=settings["nodesets"],
     opts=inside,
 )

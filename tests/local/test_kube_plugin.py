@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from infra.clients.kube import KubeClient
+from infra.local.plugins import kubernetes_objects
 from infra.local.plugins.kubernetes import Kubernetes
 from infra.providers.engine.provider import (
     UNKNOWN,
@@ -16,6 +17,7 @@ from infra.providers.engine.provider import (
     reveal,
 )
 from stacks.errors import UserError
+from tests.conformance.kubernetes_cases import PROGRAM
 from tests.local.kube_server import kubeconfig, running_cluster
 
 pytestmark = pytest.mark.local
@@ -53,7 +55,7 @@ def client(cluster):
 @pytest.fixture
 def plugin(cluster):
     made = Kubernetes()
-    made.configure({"kubeconfig": kubeconfig(cluster)})
+    made.configure({"kubeconfig": kubeconfig(cluster), **PROGRAM})
     return made
 
 
@@ -80,7 +82,7 @@ def _bare(item):
 
 
 def config_map(namespace, name="cm", **data):
-    metadata = {"namespace": namespace, **({"name": name} if name else {})}
+    metadata = {"name": name, "namespace": namespace}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
@@ -135,7 +137,7 @@ def test_a_preview_checks_the_fields_of_an_object_whose_namespace_comes_later(pl
 
 def test_a_preview_with_unknown_values_asks_nobody():
     plugin = Kubernetes()
-    plugin.configure({"kubeconfig": UNKNOWN})
+    plugin.configure({"kubeconfig": UNKNOWN, **PROGRAM})
     inputs = config_map("default", a=UNKNOWN)
     assert plugin.of(CONFIG_MAP).preview(urn("cm"), "", {}, inputs) == inputs
 
@@ -143,7 +145,7 @@ def test_a_preview_with_unknown_values_asks_nobody():
 def test_a_preview_without_an_answer_passes_and_says_so_once(plugin, cluster):
     away = json.loads(kubeconfig(cluster))
     away["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
-    plugin.configure({"kubeconfig": json.dumps(away)})
+    plugin.configure({"kubeconfig": json.dumps(away), **PROGRAM})
     said = []
     plugin.engine.info = lambda urn, line, **_: said.append(line)
     for name in ("one", "two"):
@@ -154,30 +156,11 @@ def test_a_preview_without_an_answer_passes_and_says_so_once(plugin, cluster):
         plugin.of(CONFIG_MAP).create(urn("one"), config_map("default", "one"))
 
 
-def test_an_object_without_a_name_gets_one_that_stays(plugin, client, namespace):
-    inputs = config_map(namespace, name=None, a="1")
-    id_, state = plugin.of(CONFIG_MAP).create(urn("notes"), inputs)
-    assert id_ == f"{namespace}/{state['metadata']['name']}"
-    assert id_.startswith(f"{namespace}/notes-")
-    found = plugin.of(CONFIG_MAP).read(id_, state, inputs)
-    assert found == (id_, state, inputs)
-    assert plugin.of(CONFIG_MAP).diff(id_, inputs, state, inputs).detailed == {}
-
-
 def test_drift_of_a_declared_field_is_seen_and_defaults_are_not(plugin, client, namespace):
-    inputs = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "claim", "namespace": namespace},
-        "spec": {
-            "accessModes": ["ReadWriteMany"],
-            "resources": {"requests": {"storage": "2048Gi"}},
-        },
-    }
-    type_ = "kubernetes:core/v1:PersistentVolumeClaim"
-    id_, state = plugin.of(type_).create(urn("claim"), inputs)
-    assert client.get(inputs)["spec"]["volumeMode"] == "Filesystem"
-    assert plugin.of(type_).read(id_, state, inputs) == (id_, state, inputs)
+    inputs = {**nodeset(namespace), "spec": SPEC}
+    id_, state = plugin.of(NODESET).create(urn("worker"), inputs)
+    assert client.get(inputs)["spec"].keys() > SPEC.keys()
+    assert plugin.of(NODESET).read(id_, state, inputs) == (id_, state, inputs)
 
     note = config_map(namespace, a="1")
     id_, state = plugin.of(CONFIG_MAP).create(urn("cm"), note)
@@ -213,10 +196,12 @@ def test_what_was_deleted_by_hand_is_read_as_gone_and_deletes_without_error(
     plugin.of(CONFIG_MAP).delete(id_, state)
 
 
-def test_a_finalizer_that_nobody_takes_is_named_when_the_time_is_over(plugin, client, namespace):
-    notes = {"finalizers": ["test/hold"], "annotations": {"pulumi.com/timeoutSeconds": "0"}}
+def test_a_finalizer_that_nobody_takes_is_named_when_the_time_is_over(
+    plugin, client, namespace, monkeypatch
+):
+    monkeypatch.setattr(kubernetes_objects, "_TIMEOUT_S", 0.0)
     inputs = config_map(namespace)
-    inputs["metadata"] |= notes
+    inputs["metadata"]["finalizers"] = ["test/hold"]
     id_, state = plugin.of(CONFIG_MAP).create(urn("cm"), inputs)
     with pytest.raises(UserError, match=r"ConfigMap .*/cm: waited 0 s .* test/hold"):
         plugin.of(CONFIG_MAP).delete(id_, state)
@@ -300,10 +285,6 @@ def test_an_exec_credential_of_the_kubeconfig_opens_the_cluster(cluster, namespa
         }
     }
     plugin = Kubernetes()
-    plugin.configure({"kubeconfig": json.dumps(config), "namespace": namespace})
-    id_, _ = plugin.of(CONFIG_MAP).create(urn("cm"), config_map(None, a="1") | _no_namespace())
+    plugin.configure({"kubeconfig": json.dumps(config), **PROGRAM})
+    id_, _ = plugin.of(CONFIG_MAP).create(urn("cm"), config_map(namespace, a="1"))
     assert id_ == f"{namespace}/cm"
-
-
-def _no_namespace():
-    return {"metadata": {"name": "cm"}}

@@ -25,18 +25,16 @@ import paramiko
 from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
 
+from infra.local.plugins import StandIn
 from infra.providers.engine.provider import (
     COUNT,
     TEXT,
     UNKNOWN,
     Archive,
     Dispatch,
-    Failure,
-    Provider,
     ProviderError,
     Rule,
     Values,
-    broken,
 )
 from infra.providers.engine.serve import serve
 
@@ -48,7 +46,6 @@ _CONNECTION: Final = {
     **dict.fromkeys(("host", "user", "privateKey", "hostKey"), TEXT),
     **dict.fromkeys(("port", "dialErrorLimit", "perDialTimeout"), COUNT),
 }
-_OFFICIAL: Final = "the official command plugin serves more"
 
 
 def _refuse_dead_agent() -> None:
@@ -234,25 +231,13 @@ class CommandProvider(Dispatch):
         super().__init__({REMOTE: _Command(), COPY: _Copy()})
 
 
-class _OverSsh(Provider):
-    def check(self, old: Values, new: Values) -> tuple[Values, list[Failure]]:
-        _, wrong = super().check(old, new)
-        connection = new.get("connection")
-        inside = broken(connection, _CONNECTION) if isinstance(connection, dict) else []
-        failures = [*wrong, *((f"connection.{name}", why) for name, why in inside)]
-        return new, [(path, f"{why}; {_OFFICIAL}") for path, why in failures]
-
-
-_REACHED: Final = Rule(lambda value: isinstance(value, dict), "is required, as a mapping")
-
-
 def _new_id(urn: str) -> str:
     return urn.rsplit("::", 1)[-1] + secrets.token_hex(4)
 
 
-class _Copy(_OverSsh):
+class _Copy(StandIn):
     rules: ClassVar = {
-        "connection": _REACHED,
+        "connection": _CONNECTION,
         "remotePath": TEXT,
         "source": Rule(
             lambda value: isinstance(value, Archive) and (value.path or "").endswith("/"),
@@ -279,9 +264,9 @@ class _Copy(_OverSsh):
                 raise ProviderError(f"remotePath: '{remote}': {error}") from error
 
 
-class _Command(_OverSsh):
+class _Command(StandIn):
     rules: ClassVar = {
-        "connection": _REACHED,
+        "connection": _CONNECTION,
         "create": TEXT,
         "addPreviousOutputInEnv": Rule(lambda value: value is False, "{} must be false"),
     }

@@ -1,4 +1,4 @@
-"""Stand-in for pulumi-kubernetes 4.34: any kind by server-side apply, and Helm releases.
+"""Stand-in for pulumi-kubernetes 4.34: the program's kinds by server-side apply, Helm releases.
 
 tests/conformance/plugins.tsv has where it differs from the official plugin, and what that means.
 
@@ -18,14 +18,34 @@ from typing import Any, Final
 
 from infra.clients.errors import UnreachableError
 from infra.clients.kube import KubeClient, read_kubeconfig
-from infra.local.plugins.kubernetes_objects import Objects, Releases
+from infra.local.plugins import OFFICIAL
+from infra.local.plugins.kubernetes_objects import (
+    ConfigMaps,
+    Namespaces,
+    Objects,
+    Releases,
+    Secrets,
+)
 from infra.providers.engine.provider import UNKNOWN, Provider, ProviderError
 from infra.providers.engine.serve import serve
 
 VERSION: Final = "4.34.2"
 """The official plugin's version whose contract this follows."""
-_RELEASE: Final = "kubernetes:helm.sh/v3:Release"
-_COMPONENTS: Final = ("kubernetes:yaml", "kubernetes:helm.sh/v4", "kubernetes:kustomize")
+_SERVED: Final = {
+    "kubernetes:core/v1:Namespace": Namespaces,
+    "kubernetes:core/v1:ConfigMap": ConfigMaps,
+    "kubernetes:core/v1:Secret": Secrets,
+    "kubernetes:helm.sh/v3:Release": Releases,
+}
+_BUILT_IN: Final = ("helm.sh", "k8s.io")
+"""Ends of groups that no chart of the program defines."""
+_OPTIONS: Final = (
+    *("enableConfigMapMutable", "enableSecretMutable", "upsertExistingObjects"),
+    "enablePatchForce",
+)
+"""The program sets all: objects are changed in place and taken over with the fields of others."""
+_ELSEWHERE: Final = ("cluster", "context", "namespace")
+"""It sets none of these, which choose another place than kubeconfig and object name."""
 _DELETE_UNREACHABLE: Final = "PULUMI_K8S_DELETE_UNREACHABLE"
 """The official plugin's own variable, with its meaning."""
 _GONE: Final = (
@@ -48,14 +68,21 @@ class Kubernetes(Provider):
 
     def configure(self, variables: Values) -> None:
         self._variables = variables
+        problems = [f"{name}: must be true" for name in _OPTIONS if not self._option(name)]
+        problems += [f"{name}: is not served" for name in _ELSEWHERE if name in variables]
+        if problems:
+            raise ProviderError(f"kubernetes provider: {'; '.join(problems)}; {OFFICIAL}")
 
     def of(self, type_: str) -> Provider:
-        if type_.startswith(_COMPONENTS):
+        group = type_.split(":")[1].partition("/")[0]
+        is_custom = "." in group and not group.endswith(_BUILT_IN)
+        served = _SERVED.get(type_, Objects if is_custom else None)
+        if served is None:
             raise ProviderError(
-                f"{type_}: the stand-in serves plain resources and helm.v3.Release only; "
-                "install the official kubernetes plugin for components"
+                f"{type_}: the stand-in serves Namespace, ConfigMap, Secret, custom resources and "
+                f"helm.v3.Release only; {OFFICIAL}"
             )
-        return Releases(self) if type_ == _RELEASE else Objects(self, type_)
+        return served(self)
 
     @contextmanager
     def forgetting(self, refused: str) -> Iterator[None]:
@@ -65,7 +92,7 @@ class Kubernetes(Provider):
         except UnreachableError as error:
             is_forgotten = os.environ.get(_DELETE_UNREACHABLE) == "true"
             if "deleteUnreachable" in self._variables:
-                is_forgotten = self.option("deleteUnreachable")
+                is_forgotten = self._option("deleteUnreachable")
             if not is_forgotten:
                 raise ProviderError(f"{refused} {_GONE}") from error
 
@@ -79,10 +106,7 @@ class Kubernetes(Provider):
             )
         with self._lock:
             if self._client is None:
-                access = read_kubeconfig(kubeconfig)
-                if self._variables.get("namespace"):
-                    access.namespace = self._variables["namespace"]
-                self._client = KubeClient(access)
+                self._client = KubeClient(read_kubeconfig(kubeconfig))
             return self._client
 
     def preview_client(self, urn: str) -> KubeClient | None:
@@ -105,13 +129,7 @@ class Kubernetes(Provider):
             self._said.add(line)
         self.engine.info(urn, line)
 
-    @property
-    def namespace(self) -> str:
-        """The namespace of objects that name none."""
-        configured = self._variables.get("namespace")
-        return configured if isinstance(configured, str) and configured else "default"
-
-    def option(self, name: str) -> bool:
+    def _option(self, name: str) -> bool:
         """A switch of the provider's configuration."""
         return self._variables.get(name) in (True, "true")
 

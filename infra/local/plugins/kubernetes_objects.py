@@ -1,6 +1,7 @@
 """Objects and releases of the stand-in of pulumi-kubernetes: apply, drift, delete, records.
 
-Nothing waits for a status: what asks for it by `pulumi.com/waitFor` is refused. On a whole cluster
+Objects are those of infra/components: Namespace, ConfigMap, Secret and custom resources, each with
+its name, its content and labels; what else could be declared is refused by name. On a whole cluster
 kube-controller-manager empties a deleted namespace and takes its finalizer away; the local stack
 runs the API server alone, so whoever deletes a namespace there does it.
 
@@ -16,17 +17,13 @@ from __future__ import annotations
 
 import base64
 import json
-import secrets
-import string
 import threading
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from infra.clients.errors import AbsentError, KubeError, UnreachableError
+from infra.clients.errors import AbsentError, UnreachableError
 from infra.clients.kube import KubeClient
-from infra.clients.kube_rules import describe, quantity
 from infra.local.kube.api_server import load_crds
 from infra.local.kube.values import (
     RECORDED_LABEL,
@@ -36,16 +33,18 @@ from infra.local.kube.values import (
     merge,
     objects,
 )
+from infra.local.plugins import OFFICIAL, StandIn
 from infra.providers.engine.provider import (
+    TEXT,
     UNKNOWN,
     Diff,
+    Failure,
     Found,
-    Provider,
     ProviderError,
+    Rule,
     Secret,
     compare,
     contains_unknown,
-    reveal,
 )
 from infra.providers.soperator.teardown import CONTROLLER_LEASE
 from infra.render.names import kube_object
@@ -61,19 +60,7 @@ def project(live: Any, declared: Any) -> Any:
     if isinstance(declared, list) and isinstance(live, list):
         shared = [project(item, was) for item, was in zip(live, declared, strict=False)]
         return shared + live[len(declared) :]
-    return declared if _same_scalar(live, declared) else live
-
-
-def _same_scalar(live: Any, declared: Any) -> bool:
-    """Whether two values mean the same to the API: 1000m and 1, or null and nothing."""
-    if live == declared:
-        return True
-    if not isinstance(live, str) or not isinstance(declared, str | int):
-        return False
-    try:
-        return quantity(live) == quantity(str(declared))
-    except ValueError:  # no amounts, but words
-        return False
+    return live
 
 
 _EMPTY_TIMEOUT_S: Final = 60.0
@@ -93,175 +80,88 @@ def finish_namespace(client: KubeClient, name: str, cancelled: threading.Event) 
         client.finalize_namespace(namespace)
 
 
-_WAIT_FOR: Final = "pulumi.com/waitFor"
-_TIMEOUT_SECONDS: Final = "pulumi.com/timeoutSeconds"
 _TIMEOUT_S: Final = 600.0
-_NOT_SERVED: Final = "the stand-in does not serve it; install the official kubernetes plugin"
-
-
-def _annotations(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Those that are known."""
-    metadata = reveal(inputs.get("metadata"))
-    found = metadata.get("annotations") if isinstance(metadata, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 Values = dict[str, Any]
 
-_IDENTITY: Final = ("apiVersion", "kind", "metadata.name", "metadata.namespace")
-# Fields that the API refuses to change, or whose change must reach the pods that read them.
-# Source: pulumi-kubernetes provider/pkg/provider/diff.go, table forceNew, v4.32.0, read 2026-11-22.
-_REPLACED: Final[dict[str, tuple[str, ...]]] = {
-    "ConfigMap": ("data", "binaryData"),
-    "Secret": ("data", "stringData", "type"),
-    "PersistentVolume": ("spec.local", "spec.csi", "spec.hostPath", "spec.nfs"),
-    "PersistentVolumeClaim": (
-        "spec.accessModes",
-        "spec.selector",
-        "spec.storageClassName",
-        "spec.volumeName",
-    ),
-    "StorageClass": ("parameters", "provisioner"),
-    "Job": ("spec.completions", "spec.parallelism", "spec.selector", "spec.template"),
-    "DaemonSet": ("spec.selector",),
-    "Deployment": ("spec.selector",),
-    "Service": ("spec.clusterIP",),
-    "RoleBinding": ("roleRef",),
-    "ClusterRoleBinding": ("roleRef",),
+_IDENTITY: Final = ("metadata.name", "metadata.namespace")
+_PLACED: Final = {
+    "name": TEXT,
+    "namespace": TEXT,
+    "labels": Rule(lambda value: isinstance(value, dict), "{} is no mapping", optional=True),
 }
-_MUTABLE: Final = {"ConfigMap": "enableConfigMapMutable", "Secret": "enableSecretMutable"}
 _SECRET_FIELDS: Final = ("data", "stringData")
-_SERVER_METADATA: Final = (
-    "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "generation",
-    "managedFields", "resourceVersion", "selfLink", "uid"
-)  # fmt: skip
-_SUFFIX_LETTERS: Final = string.ascii_lowercase + string.digits
-_SUFFIX_LENGTH: Final = 8
 
 
 _UNREAD: Final = "failed to read resource state due to unreachable cluster."
 
 
-class Objects(Provider):
-    """The engine's verbs on single objects."""
+class Objects(StandIn):
+    """The engine's verbs on single objects; these are custom resources."""
 
-    def __init__(self, provider: Kubernetes, type_: str) -> None:
+    rules: ClassVar = {"apiVersion": TEXT, "kind": TEXT, "metadata": _PLACED, "spec": {}}
+
+    def __init__(self, provider: Kubernetes) -> None:
         super().__init__()
         self._provider = provider
-        self._type = type_
 
-    def check(self, old: Values, new: Values) -> tuple[Values, Iterable[tuple[str, str]]]:
-        failures = [
-            (key, "is required")
-            for key in ("apiVersion", "kind")
-            if not isinstance(new.get(key), str) or new[key] == ""
-        ]
-        if _WAIT_FOR in _annotations(new):
-            failures.append(("metadata.annotations", f"{_WAIT_FOR}: {_NOT_SERVED}"))
-        return _conceal_secret(_encoded(new)), failures
+    def check(self, old: Values, new: Values) -> tuple[Values, list[Failure]]:
+        inputs, failures = super().check(old, new)
+        return _conceal_secret(_encoded(inputs)), failures
 
     def diff(self, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
-        detailed = compare(old_inputs, new)
-        old_name = old_inputs.get("metadata", {}).get("name")
-        new_name = new.get("metadata", {}).get("name")
-        if old_name is None and new_name == id.rpartition("/")[2]:
-            detailed.pop("metadata.name", None)  # the automatic name, now written down
-        if new_name is None and old_name is not None:
-            detailed.pop("metadata.name", None)  # an automatic name keeps what is there
-        fixed = (*_IDENTITY, *self._replaced(new))
-        replaces = tuple(p for p in detailed if any(_below(p, at) for at in fixed))
-        return Diff(
-            detailed=detailed,
-            replaces=replaces,
-            stables=("apiVersion", "kind"),
-            # Two objects cannot have one name at the same time.
-            delete_before_replace=bool(replaces)
-            and new_name is not None
-            and (old_name, _namespace(old_inputs)) == (new_name, _namespace(new)),
-        )
+        changes = compare(old_inputs, new)
+        replaces = tuple(path for path in _IDENTITY if path in changes)
+        return Diff(detailed=changes, replaces=replaces)
 
     def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
-        client = self._provider.client()
-        placed = self._placed(client, self._named(urn, inputs))
-        if not self._provider.option("upsertExistingObjects") and client.get(placed) is not None:
-            raise KubeError(
-                f"{describe(placed)}: already exists; set upsertExistingObjects on the provider to "
-                "take it over",
-                status=409,
-            )
-        live = client.apply(placed, force=self._forces(inputs))
+        live = self._provider.client().apply(inputs)
         return _id(live), _state(live, project(live, inputs))
 
     def update(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
-        client = self._provider.client()
-        live = client.apply(self._placed(client, _with_id(new, id)), force=self._forces(new))
+        live = self._provider.client().apply(new)
         return _state(live, project(live, new))
 
-    def _forces(self, inputs: Values) -> bool:
-        """Whether fields that somebody else manages are taken over."""
-        declared = _annotations(inputs).get("pulumi.com/patchForce") == "true"
-        return declared or self._provider.option("enablePatchForce")
-
     def read(self, id: str, state: Values, inputs: Values) -> Found | None:
+        if not inputs:
+            raise ProviderError(f"{id}: the stand-in imports nothing; {OFFICIAL}")
         live = None
         with self._provider.forgetting(_UNREAD):
-            client = self._provider.client()
-            live = client.get(self._placed(client, _with_id(inputs or _of_type(self._type), id)))
+            live = self._provider.client().get(inputs)
         if live is None:
             return None
         declared = project(live, inputs)
-        if not inputs:  # what a program would have declared to get this object
-            metadata = {k: v for k, v in live["metadata"].items() if k not in _SERVER_METADATA}
-            declared = {**{k: v for k, v in live.items() if k != "status"}, "metadata": metadata}
         return _id(live), _state(live, declared), _conceal_secret(declared)
 
     def delete(self, id: str, state: Values) -> None:
-        known = {key: state[key] for key in ("apiVersion", "kind") if key in state}
         with self._provider.forgetting("configured Kubernetes cluster is unreachable."):
-            client = self._provider.client()
-            target = self._placed(client, _with_id(known or _of_type(self._type), id))
-            timeout_s = float(_annotations(state).get(_TIMEOUT_SECONDS, _TIMEOUT_S))
-            remove(client, target, timeout_s, self._provider.cancelled)
+            remove(self._provider.client(), state, _TIMEOUT_S, self._provider.cancelled)
 
     def preview(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
-        target = _with_id(new, id) if id else self._named(urn, new)
-        if not contains_unknown(target):
+        if not contains_unknown(new):
             client = self._provider.preview_client(urn)
             if client is not None:
-                with suppress(AbsentError):  # a kind that comes with the same update
-                    target = self._placed(client, target)
-                dry_run(client, target)
-        state = {**new, "metadata": dict(new.get("metadata") or {})}
-        state["metadata"].setdefault("name", UNKNOWN)
-        return _conceal_secret(state)
-
-    def _named(self, urn: str, inputs: Values) -> Values:
-        metadata = dict(inputs.get("metadata") or {})
-        if not metadata.get("name") and metadata.get("name") is not UNKNOWN:
-            metadata["name"] = auto_name(urn)
-            notes = {**(metadata.get("annotations") or {}), "pulumi.com/autonamed": "true"}
-            metadata["annotations"] = notes
-        return {**inputs, "metadata": metadata}
-
-    def _placed(self, client: KubeClient, target: Values) -> Values:
-        """The object with its namespace, where its kind has one."""
-        metadata = dict(target["metadata"])
-        if client.is_namespaced(target):
-            metadata["namespace"] = metadata.get("namespace") or self._provider.namespace
-        return {**target, "metadata": metadata}
-
-    def _replaced(self, new: Values) -> tuple[str, ...]:
-        kind = new.get("kind", "")
-        option = _MUTABLE.get(kind)
-        if option and self._provider.option(option) and not new.get("immutable"):
-            return tuple(name for name in _REPLACED[kind] if name == "type")
-        return _REPLACED.get(kind, ())
+                dry_run(client, new)
+        return _conceal_secret(new)
 
 
-def auto_name(urn: str) -> str:
-    """A name for what was declared without one."""
-    suffix = "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(_SUFFIX_LENGTH))
-    return f"{urn.rpartition('::')[2]}-{suffix}"
+class Namespaces(Objects):
+    """They have a name and nothing else."""
+
+    rules: ClassVar = {"apiVersion": TEXT, "kind": TEXT, "metadata": {"name": TEXT}}
+
+
+class ConfigMaps(Objects):
+    """Texts in the open."""
+
+    rules: ClassVar = {"apiVersion": TEXT, "kind": TEXT, "metadata": _PLACED, "data": {}}
+
+
+class Secrets(Objects):
+    """Texts that the state keeps encrypted."""
+
+    rules: ClassVar = {"apiVersion": TEXT, "kind": TEXT, "metadata": _PLACED, "stringData": {}}
 
 
 def dry_run(client: KubeClient, target: Values) -> None:
@@ -311,40 +211,17 @@ def _conceal_secret(values: Values) -> Values:
 def _encoded(values: Values) -> Values:
     """A Secret's inputs as the official plugin keeps them: texts in `data`, in base64."""
     texts = values.get("stringData")
-    if values.get("kind") != "Secret" or not isinstance(texts, dict) or contains_unknown(texts):
+    if not isinstance(texts, dict) or contains_unknown(texts):
         return values
     encoded = {key: base64.b64encode(str(text).encode()).decode() for key, text in texts.items()}
     rest = {key: item for key, item in values.items() if key != "stringData"}
-    return {**rest, "data": {**(values.get("data") or {}), **encoded}}
+    return {**rest, "data": encoded}
 
 
 def _id(live: Values) -> str:
     namespace = live["metadata"].get("namespace")
     name = live["metadata"]["name"]
     return f"{namespace}/{name}" if namespace else name
-
-
-def _namespace(inputs: Values) -> str:
-    return (inputs.get("metadata") or {}).get("namespace") or "default"
-
-
-def _with_id(values: Values, id: str) -> Values:
-    namespace, _, name = id.rpartition("/")
-    metadata = {**(values.get("metadata") or {}), "name": name}
-    if namespace:
-        metadata["namespace"] = namespace
-    return {**values, "metadata": metadata}
-
-
-def _of_type(type_: str) -> Values:
-    """apiVersion and kind of a type token; the core group is written `core/v1` there."""
-    _, group_version, kind = type_.split(":")
-    return {"apiVersion": group_version.removeprefix("core/"), "kind": kind}
-
-
-def _below(path: str, at: str) -> bool:
-    """Whether `path` is `at`, inside it, or above it (a whole mapping came or went)."""
-    return path == at or path.startswith((f"{at}.", f"{at}[")) or at.startswith(f"{path}.")
 
 
 RELEASE_LABEL: Final = "local.soperator/release"
@@ -355,29 +232,30 @@ _HELM_TYPE: Final = "helm.sh/release.v1"
 _MARK_WORDS: Final = {"labels": "label", "annotations": "annotation"}
 
 
-class Releases(Provider):
+class Releases(StandIn):
     """The engine's verbs on helm.v3.Release."""
 
     identity = ("name", "namespace")
+    rules: ClassVar = {
+        **dict.fromkeys(("name", "namespace", "chart", "version"), TEXT),
+        **dict.fromkeys(
+            ("compat", "createNamespace", "repositoryOpts", "skipCrds", "timeout", "values"),
+            Rule(lambda _: True, "", optional=True),
+        ),
+    }
 
     def __init__(self, provider: Kubernetes) -> None:
         super().__init__()
         self._provider = provider
 
-    def check(self, old: Values, new: Values) -> tuple[Values, Iterable[tuple[str, str]]]:
-        failures = [("chart", "is required")] if not new.get("chart", UNKNOWN) else []
-        if "valueYamlFiles" in new:
-            failures.append(("valueYamlFiles", _NOT_SERVED))
-        return new, failures
-
     def create(self, urn: str, inputs: Values) -> tuple[str, Values]:
-        release = self._release(inputs.get("name") or auto_name(urn), inputs)
+        release = _release(inputs)
         if _helm_records(self._provider.client(), release.namespace, release.name):
             raise ProviderError("cannot re-use a name that is still in use")
         return f"{release.namespace}/{release.name}", self._deploy(urn, release, inputs, new=True)
 
     def update(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
-        release = self._release(id.rpartition("/")[2], new)
+        release = _release(new)
         records = _helm_records(self._provider.client(), release.namespace, release.name)
         if any(each["metadata"]["labels"]["status"].startswith("pending") for each in records):
             raise ProviderError("another operation (install/upgrade/rollback) is in progress")
@@ -417,16 +295,15 @@ class Releases(Provider):
         remove(client, record, timeout_s, self._provider.cancelled)
 
     def preview(self, urn: str, id: str, old_state: Values, new: Values) -> Values:
-        name = id.rpartition("/")[2] or new.get("name") or auto_name(urn)
-        if not contains_unknown({**new, "name": name}):
-            release = self._release(name, new)
+        if not contains_unknown(new):
+            release = _release(new)
             rendered = self._render(release, new)
             self._say(urn, release, rendered)
             client = self._provider.preview_client(urn)
             if client is not None:
                 for target in rendered.objects:
                     dry_run(client, target)
-        return {**new, "name": new.get("name") or UNKNOWN, "status": UNKNOWN}
+        return {**new, "status": UNKNOWN}
 
     def _deploy(self, urn: str, release: Release, inputs: Values, *, new: bool = False) -> Values:
         rendered = self._render(release, inputs)
@@ -450,23 +327,14 @@ class Releases(Provider):
             client.apply(_owned(target, release) if keep else target)
         for key in reversed([key for key in known if key not in keep]):
             remove(client, _target(key), RELEASE_TIMEOUT_S, self._provider.cancelled)
-        state = {**inputs, "name": release.name, "namespace": release.namespace}
         record = _record(client, release, rendered, revision, "deployed", keep)
-        return {**state, "status": _status(record)}
+        return {**inputs, "status": _status(record)}
 
     def _render(self, release: Release, inputs: Values) -> Rendered:
         try:
             return render(release, inputs.get("values") or {})
         except ChartError as error:
             raise ProviderError(f"release {release.name}: {error}") from error
-
-    def _release(self, name: str, inputs: Values) -> Release:
-        return Release(
-            name=name,
-            namespace=inputs.get("namespace") or self._provider.namespace,
-            chart=inputs["chart"].rpartition("/")[2],
-            version=str(inputs.get("version") or ""),
-        )
 
     def _say(self, urn: str, release: Release, rendered: Rendered) -> None:
         name, chart, say = release.name, release.chart, self._provider.say_once
@@ -477,6 +345,12 @@ class Releases(Provider):
         if rendered.unused:
             unused = ", ".join(rendered.unused)
             say(urn, f"release {name}: values without effect on this stack: {unused}")
+
+
+def _release(inputs: Values) -> Release:
+    chart = inputs["chart"].rpartition("/")[2]
+    place = {key: inputs[key] for key in ("name", "namespace", "version")}
+    return Release(**place, chart=chart)
 
 
 def _record(

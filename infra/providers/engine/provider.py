@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
 from google.protobuf import struct_pb2
 
@@ -337,16 +337,29 @@ COUNT: Final = Rule(
 )
 
 
-def broken(inputs: Values, rules: Mapping[str, Rule]) -> list[Failure]:
-    """Problems of inputs that must keep these rules, and have no others; unknown ones may be."""
+Rules: TypeAlias = "Mapping[str, Rule | Rules]"
+"""Input -> what it must be, or what is in it."""
+
+
+def broken(inputs: Values, rules: Rules, path: str = "") -> list[Failure]:
+    """Problems of inputs that must keep these rules, and have no others; unknown ones may be.
+
+    Without rules a mapping may have anything.
+    """
     failures = [
-        (key, f"unknown; has {', '.join(rules)}") for key in sorted(inputs.keys() - rules.keys())
+        (join(path, key), f"unknown; has {', '.join(rules)}")
+        for key in sorted(inputs.keys() - rules.keys() if rules else ())
     ]
     for key, rule in rules.items():
-        value = inputs.get(key)
-        if value is UNKNOWN or (rule.optional and key not in inputs) or rule.holds(value):
-            continue
-        failures.append((key, rule.refusal.format(repr(value))))
+        value, at = inputs.get(key), join(path, key)
+        if isinstance(rule, Rule):
+            may_be = value is UNKNOWN or (rule.optional and key not in inputs)
+            if not may_be and not rule.holds(value):
+                failures.append((at, rule.refusal.format(repr(value))))
+        elif isinstance(value, dict):
+            failures += broken(value, rule, at)
+        elif value is not UNKNOWN:
+            failures.append((at, "is required, as a mapping"))
     return failures
 
 
@@ -356,7 +369,7 @@ class Provider:
     What most kinds share is declared: what their inputs must be, and which make another resource.
     """
 
-    rules: ClassVar[Mapping[str, Rule] | None] = None
+    rules: ClassVar[Rules | None] = None
     """Input -> what it must be; None takes any."""
     identity: ClassVar[tuple[str, ...]] = ()
     """Inputs of which a change needs another resource."""

@@ -7,19 +7,18 @@ import pytest
 from infra.local.plugins.kubernetes import Kubernetes
 from infra.local.plugins.kubernetes_objects import project
 from infra.providers.engine.provider import UNKNOWN, ProviderError
+from tests.conformance.kubernetes_cases import PROGRAM
 
 URN_TYPE = "kubernetes:core/v1:ConfigMap"
 
 
-def diff(old, new, id="ns/cm", **options):
-    plugin = Kubernetes()
-    plugin.configure(options)
-    return plugin.of(URN_TYPE).diff(id, old, old, new)
+def diff(old, new):
+    return Kubernetes().of(URN_TYPE).diff("ns/cm", old, old, new)
 
 
-def config_map(name="cm", kind="ConfigMap", **data):
-    metadata = {"namespace": "ns", **({"name": name} if name else {})}
-    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "data": data}
+def config_map(name="cm", **data):
+    metadata = {"name": name, "namespace": "ns"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
 def test_a_new_name_replaces_and_the_old_object_may_stay_until_then():
@@ -44,34 +43,15 @@ def test_a_label_is_changed_in_place():
     assert found.replaces == ()
 
 
-@pytest.mark.parametrize(
-    ("kind", "option"),
-    [("ConfigMap", "enableConfigMapMutable"), ("Secret", "enableSecretMutable")],
-)
-def test_data_replaces_unless_the_provider_makes_it_mutable(kind, option):
-    old, new = config_map(kind=kind, a="1"), config_map(kind=kind, a="2")
-    assert diff(old, new).replaces == ("data.a",)
-    assert diff(old, new, **{option: "true"}).replaces == ()
-
-
-def test_an_automatic_name_that_is_written_down_later_is_no_change():
-    assert diff(config_map(name=None), config_map("cm-1"), id="ns/cm-1").detailed == {}
+def test_content_is_changed_in_place():
+    found = diff(config_map(a="1"), config_map(a="2"))
+    assert dict(found.detailed) == {"data.a": "update"}
+    assert found.replaces == ()
 
 
 def test_fields_that_the_program_does_not_declare_are_no_drift():
     live = {"spec": {"replicas": 1, "paused": False}, "status": {"phase": "x"}}
     assert project(live, {"spec": {"replicas": 2}}) == {"spec": {"replicas": 1}}
-
-
-@pytest.mark.parametrize(
-    ("live", "declared"), [("1", "1000m"), ("1Gi", "1024Mi"), ("2", 2), ("500m", "0.5")]
-)
-def test_quantities_that_mean_the_same_are_no_drift(live, declared):
-    assert project({"cpu": live}, {"cpu": declared}) == {"cpu": declared}
-
-
-def test_a_quantity_that_means_more_is_drift():
-    assert project({"cpu": "2"}, {"cpu": "1000m"}) == {"cpu": "2"}
 
 
 def test_items_that_were_added_by_hand_are_drift():
@@ -80,25 +60,56 @@ def test_items_that_were_added_by_hand_are_drift():
     }
 
 
-def test_what_the_stand_in_does_not_serve_is_refused_in_the_preview():
-    """The official plugin waits, and reads files; here they would be left out without a word."""
-    plugin = Kubernetes()
-    waits = {"pulumi.com/waitFor": "condition=Ready"}
-    inputs = {**config_map(), "metadata": {"name": "cm", "annotations": waits}}
-    _, failures = plugin.of(URN_TYPE).check({}, inputs)
-    assert [path for path, _ in failures] == ["metadata.annotations"]
-    assert "pulumi.com/waitFor: the stand-in does not serve it" in dict(failures).popitem()[1]
-    for unknown in (UNKNOWN, {"annotations": UNKNOWN}):
-        assert not plugin.of(URN_TYPE).check({}, {**config_map(), "metadata": unknown})[1]
-    release = {"chart": "c", "valueYamlFiles": ["values.yaml"]}
-    _, failures = plugin.of("kubernetes:helm.sh/v3:Release").check({}, release)
-    assert [path for path, _ in failures] == ["valueYamlFiles"]
+def problems(type_, inputs):
+    return dict(Kubernetes().of(type_).check({}, inputs)[1])
 
 
-def test_components_of_the_official_plugin_are_refused_by_name():
+def test_what_the_program_never_sends_is_refused_in_the_preview():
+    """The official plugin waits, names, and reads files; here that would be left out silently."""
+    waits = {"name": "cm", "annotations": {"pulumi.com/waitFor": "condition=Ready"}}
+    more = "the official plugin serves more"
+    assert problems(URN_TYPE, {**config_map(), "metadata": waits, "immutable": True}) == {
+        "immutable": f"unknown; has apiVersion, kind, metadata, data; {more}",
+        "metadata.annotations": f"unknown; has name, namespace, labels; {more}",
+        "metadata.namespace": f"is required, as a text that is not empty; {more}",
+    }
+    later = {"name": UNKNOWN, "namespace": "ns"}
+    assert not problems(URN_TYPE, {**config_map(), "metadata": later, "data": UNKNOWN})
+    place = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "a"}}
+    assert not problems("kubernetes:core/v1:Namespace", place)
+    set_ = {"apiVersion": "a.b/v1", "kind": "Set", "metadata": {"name": "a", "namespace": "ns"}}
+    assert not problems("kubernetes:a.b/v1:Set", {**set_, "spec": {"any": ["thing"]}})
+    assert problems("kubernetes:a.b/v1:Set", set_).keys() == {"spec"}
+    release = {"chart": "c", "valueYamlFiles": ["values.yaml"], "namespace": "ns", "version": "1"}
+    found = problems("kubernetes:helm.sh/v3:Release", release)
+    assert list(found) == ["valueYamlFiles", "name"]
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        *("kubernetes:helm.sh/v4:Chart", "kubernetes:yaml/v2:ConfigFile"),
+        *("kubernetes:core/v1:Pod", "kubernetes:batch/v1:Job"),
+        "kubernetes:storage.k8s.io/v1:StorageClass",
+    ],
+)
+def test_other_types_of_the_official_plugin_are_refused_by_name(type_):
+    with pytest.raises(ProviderError, match=rf"^{type_}: .* only; the official plugin"):
+        Kubernetes().of(type_)
+
+
+def test_a_provider_that_is_set_up_otherwise_is_refused():
+    """As the program does it, objects are changed in place and taken over."""
     plugin = Kubernetes()
-    with pytest.raises(ProviderError, match=r"helm\.v3\.Release only; install the official"):
-        plugin.of("kubernetes:helm.sh/v4:Chart").check({}, {})
+    plugin.configure({**PROGRAM, "kubeconfig": UNKNOWN})
+    odd = {**PROGRAM, "enablePatchForce": "false", "context": "other"}
+    with pytest.raises(ProviderError, match="enablePatchForce: must be true; context: is not"):
+        plugin.configure(odd)
+
+
+def test_an_import_is_refused():
+    with pytest.raises(ProviderError, match="ns/cm: the stand-in imports nothing"):
+        Kubernetes().of(URN_TYPE).read("ns/cm", {}, {})
 
 
 def test_a_provider_without_a_kubeconfig_never_takes_the_users_own(monkeypatch, tmp_path):
