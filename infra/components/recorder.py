@@ -19,6 +19,7 @@ from pulumi.runtime import mocks
 from cost.prices.book import PriceBook
 from cost.resources.estimate import estimate
 from infra.components.stack import Stack
+from infra.providers.engine.provider import SIGNATURE
 from stacks.spec import StackSpec
 
 CHECKOUT = Path(__file__).parents[2]
@@ -26,7 +27,6 @@ PROJECT = "soperator-stack"
 OUTPUTS = "test:index:Outputs"
 """A resource whose inputs are the outputs of the stack."""
 _ROOT = "pulumi:pulumi:Stack"
-SIGNATURE = "4dabf18193072939515e22adb298388d"
 SECRET = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105  # marks one on the wire
 _CLUSTER_STATUS = {
     "control_plane": {

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.providers.engine.provider import Archive, Asset, Secret
+from infra.providers.engine.provider import ARCHIVE, ASSET, SIGNATURE, Secret
 from tests.conformance.plugin import (
     Plugin,
     RefusedError,
@@ -30,6 +30,19 @@ from tests.engine.sshd import Sshd
 COMMAND = "command:remote:Command"
 COPY = "command:remote:CopyToRemote"
 OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJTEQYBhvJUYyGCQSCbWuMPmDKqkmIvFY8oMJmvDbFWz"
+
+
+Values = dict[str, Any]
+
+
+def asset(**content: str) -> Values:
+    """One file, as the engine sends it: path, text or uri, and hash."""
+    return {SIGNATURE: ASSET, **content}
+
+
+def archive(**content: Any) -> Values:
+    """A tree of files, as the engine sends it: path, uri or assets, and hash."""
+    return {SIGNATURE: ARCHIVE, **content}
 
 
 @dataclass
@@ -53,7 +66,7 @@ class World:
         reached = {"connection": Secret(server.connection(**inputs.pop("connection", {})))}
         return {**reached, "addPreviousOutputInEnv": False, **inputs}
 
-    def copy(self, source: Asset | Archive, place: Path | str, **inputs: Any) -> dict[str, Any]:
+    def copy(self, source: Values, place: Path | str, **inputs: Any) -> dict[str, Any]:
         """Inputs of a copy with a connection, secret as the Python SDK makes it."""
         reached = {"connection": Secret(self.sshd.connection(**inputs.pop("connection", {})))}
         return {**reached, "source": source, "remotePath": str(place), **inputs}
@@ -285,7 +298,7 @@ def inputs_that_are_refused(world: World) -> str:
         "logging": (COMMAND, world.remote(create="true", logging="all")),
         "unknown input": (COMMAND, world.remote(create="true", crate="true")),
         "no source": (COPY, _without(world.copy(text_asset("1"), "/x"), "source")),
-        "source on the web": (COPY, world.copy(Asset(uri="https://x", hash="1"), "/x")),
+        "source on the web": (COPY, world.copy(asset(uri="https://x", hash="1"), "/x")),
     }
     answers = {
         name: refusal(lambda type_=type_, inputs=inputs: world.resource(type_).check(inputs))
@@ -312,7 +325,7 @@ def _copied_folder(world: World, name: str, end: str) -> str:
     (source / "deep" / "a.py").write_text("a")
     (source / "run.sh").write_text("#!/bin/sh\n")
     (source / "run.sh").chmod(0o755)
-    world.resource(COPY).create(world.copy(Archive(path=f"{source}{end}", hash="1"), target))
+    world.resource(COPY).create(world.copy(archive(path=f"{source}{end}", hash="1"), target))
     there = sorted(
         f"{path.relative_to(target.parent)}" + ("*" if is_program(path) else "")
         for path in (target, *target.rglob("*"))
@@ -325,7 +338,7 @@ def a_folder_over_an_older_one(world: World) -> str:
     for folder, name in ((source, "new"), (target, "stays"), (target, "new")):
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(f"{name} of {folder.name}{'!' * (folder == target)}")
-    world.resource(COPY).create(world.copy(Archive(path=f"{source}/", hash="1"), target))
+    world.resource(COPY).create(world.copy(archive(path=f"{source}/", hash="1"), target))
     return ", ".join(f"{path.name}: {path.read_text()}" for path in sorted(target.iterdir()))
 
 
@@ -337,7 +350,7 @@ def a_folder_with_links(world: World) -> str:
         if not (source / name).is_symlink():
             (source / name).symlink_to(to)
     copy = world.resource(COPY)
-    return refusal(lambda: copy.create(world.copy(Archive(path=f"{source}/", hash="1"), target)))
+    return refusal(lambda: copy.create(world.copy(archive(path=f"{source}/", hash="1"), target)))
 
 
 def a_file_into_a_folder_over_a_file_and_to_a_new_place(world: World) -> str:
@@ -347,8 +360,7 @@ def a_file_into_a_folder_over_a_file_and_to_a_new_place(world: World) -> str:
     folder.mkdir(exist_ok=True)
     file.write_text("something longer")
     for place in (folder, file, world.folder / "missing" / "deep" / "name"):
-        asset = Asset(path=str(source), hash="1")
-        world.resource(COPY).create(world.copy(asset, place))
+        world.resource(COPY).create(world.copy(asset(path=str(source), hash="1"), place))
     paths = (folder / "job.sh", file, world.folder / "missing" / "deep" / "name")
     return ", ".join(path.read_text() for path in paths)
 
@@ -361,12 +373,12 @@ def a_text_onto_a_folder(world: World) -> str:
 def a_folder_onto_a_file(world: World) -> str:
     (world.folder / "taken").write_text("")
     (world.folder / "some").mkdir(exist_ok=True)
-    inputs = world.copy(Archive(path=f"{world.folder}/some/", hash="1"), world.folder / "taken")
+    inputs = world.copy(archive(path=f"{world.folder}/some/", hash="1"), world.folder / "taken")
     return refusal(lambda: world.resource(COPY).create(inputs))
 
 
 def a_source_that_is_not_there(world: World) -> str:
-    inputs = world.copy(Archive(path=f"{world.folder}/nowhere/", hash="1"), world.folder / "x")
+    inputs = world.copy(archive(path=f"{world.folder}/nowhere/", hash="1"), world.folder / "x")
     return refusal(lambda: world.resource(COPY).create(inputs))
 
 
@@ -374,7 +386,7 @@ def a_place_without_room(world: World) -> str:
     """Stopped by a limit on the size of files, as a quota stops it: the server writes no more."""
     source = world.folder / "large"
     source.write_bytes(b"x" * 3_000_000)
-    inputs = world.copy(Asset(path=str(source), hash="1"), "/dev/full")
+    inputs = world.copy(asset(path=str(source), hash="1"), "/dev/full")
     return refusal(lambda: world.resource(COPY).create(inputs))
 
 
@@ -391,8 +403,8 @@ def an_interrupt(world: World) -> str:
         return text.partition(":")[0]
 
 
-def text_asset(text: str) -> Asset:
-    return Asset(text=text, hash=hashlib.sha256(text.encode()).hexdigest())
+def text_asset(text: str) -> Values:
+    return asset(text=text, hash=hashlib.sha256(text.encode()).hexdigest())
 
 
 def is_program(path: Path) -> bool:

@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from infra.local.plugins.command import COPY, REMOTE, CommandProvider
-from infra.providers.engine.provider import UNKNOWN, Archive, ProviderError
+from infra.providers.engine.provider import UNKNOWN, ProviderError
+from tests.conformance.command_cases import archive
 from tests.engine.sshd import running_sshd
 
 pytestmark = pytest.mark.engine
@@ -107,8 +108,8 @@ def test_cancel_ends_a_running_command(plugin, sshd, lines):
 
 def copied(sshd, source, target, **inputs):
     """Inputs of a copy of a folder's content."""
-    archive = Archive(path=f"{source}/", **inputs)
-    return {"connection": sshd.connection(), "remotePath": str(target), "source": archive}
+    there = {"connection": sshd.connection(), "remotePath": str(target)}
+    return {**there, "source": archive(path=f"{source}/", **inputs)}
 
 
 def test_the_content_of_a_folder_lands_in_the_remote_folder(plugin, sshd, tmp_path):
@@ -148,7 +149,7 @@ def test_a_copy_is_repeated_only_for_new_content_or_a_new_place(plugin, sshd, tm
 def test_every_problem_of_the_inputs_is_reported_before_anything_runs(plugin, sshd):
     connection = {**sshd.connection(), "agentSocketPath": "/a", "proxy": {"host": "b"}}
     del connection["host"]
-    inputs = {"connection": connection, "source": Archive(uri="x"), "triggers": []}
+    inputs = {"connection": connection, "source": archive(uri="x"), "triggers": []}
     _, wrong = plugin.of(COPY).check({}, inputs)
     assert [path for path, _ in wrong] == [
         "triggers",

@@ -27,10 +27,11 @@ from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
 
 from infra.local.plugins import StandIn
 from infra.providers.engine.provider import (
+    ARCHIVE,
     COUNT,
+    SIGNATURE,
     TEXT,
     UNKNOWN,
-    Archive,
     Dispatch,
     ProviderError,
     Rule,
@@ -240,7 +241,11 @@ class _Copy(StandIn):
         "connection": _CONNECTION,
         "remotePath": TEXT,
         "source": Rule(
-            lambda value: isinstance(value, Archive) and (value.path or "").endswith("/"),
+            lambda value: (
+                isinstance(value, dict)
+                and value.get(SIGNATURE) == ARCHIVE
+                and value.get("path", "").endswith("/")
+            ),
             "must be a FileArchive of a folder whose path ends with a slash",
         ),
     }
@@ -259,7 +264,7 @@ class _Copy(StandIn):
         with connected(inputs["connection"], self.cancelled) as client:
             try:
                 with client.open_sftp() as sftp:
-                    copy_content(sftp, inputs["source"].path, remote)
+                    copy_content(sftp, inputs["source"]["path"], remote)
             except OSError as error:
                 raise ProviderError(f"remotePath: '{remote}': {error}") from error
 

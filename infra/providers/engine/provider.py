@@ -10,7 +10,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
 from google.protobuf import struct_pb2
@@ -81,7 +81,7 @@ def compare(old: Any, new: Any, path: str = "") -> dict[str, Kind]:
     if isinstance(old, list) and isinstance(new, list):
         places = {i: f"{path}[{i}]" for i in range(max(len(old), len(new)))}
         old, new = dict(enumerate(old)), dict(enumerate(new))
-    elif isinstance(old, dict) and isinstance(new, dict):
+    elif isinstance(old, dict) and isinstance(new, dict) and SIGNATURE not in new:
         places = {key: join(path, key) for key in sorted(old.keys() | new.keys())}
     else:
         is_same = new is not UNKNOWN and type(old) is type(new) and old == new
@@ -114,11 +114,12 @@ def first_keys(paths: Iterable[str]) -> list[str]:
 
 
 # Source: pulumi/pulumi sdk/go/common/resource/sig/sig.go and plugin/rpc.go, v3.190.0.
-_SIGNATURE: Final = "4dabf18193072939515e22adb298388d"
+SIGNATURE: Final = "4dabf18193072939515e22adb298388d"
 _SECRET: Final = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105
-_ASSET: Final = "c44067f5952c0a294b673a41bacd8c17"
-_ARCHIVE: Final = "0def7320c3a5731c473e5ecbe6d01bc7"
-_OUTPUT: Final = "d0e6a833031e9bbcd3f4e8bde6ca49a4"
+ASSET: Final = "c44067f5952c0a294b673a41bacd8c17"
+ARCHIVE: Final = "0def7320c3a5731c473e5ecbe6d01bc7"
+"""Mappings with these signatures are files and trees of files: a path or what else has the content,
+and its hash."""
 _UNKNOWN: Final = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
 # The engine has one unknown per kind of value; all mean the same to a plugin.
 _UNKNOWNS: Final = frozenset(
@@ -155,26 +156,6 @@ class Secret:
 
     def __repr__(self) -> str:
         return "Secret(...)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asset:
-    """One file: exactly one of `path`, `text` and `uri`, with the sha256 of its content."""
-
-    path: str | None = None
-    text: str | None = None
-    uri: str | None = None
-    hash: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Archive:
-    """A tree of files: exactly one of `path` (folder or archive), `uri` and `assets`."""
-
-    path: str | None = None
-    uri: str | None = None
-    assets: Mapping[str, Asset | Archive] | None = field(default=None)
-    hash: str = ""
 
 
 def unmarshal(struct: struct_pb2.Struct) -> dict[str, Any]:
@@ -244,21 +225,12 @@ def _from_wire(value: struct_pb2.Value) -> Any:
 
 
 def _from_wire_object(values: dict[str, Any]) -> Any:
-    match values.get(_SIGNATURE):
-        case None:
-            return values
-        case s if s == _SECRET:
-            return Secret(values.get("value"))
-        case s if s in (_ASSET, _ARCHIVE):
-            type_ = Asset if s == _ASSET else Archive
-            return type_(
-                **{each.name: values[each.name] for each in fields(type_) if each.name in values}
-            )
-        case s if s == _OUTPUT:
-            inner = values.get("value", UNKNOWN)
-            return Secret(inner) if values.get("secret") else inner
-        case signature:
-            raise ValueError(f"property value with an unknown signature {signature!r}")
+    signature = values.get(SIGNATURE)
+    if signature == _SECRET:
+        return Secret(values.get("value"))
+    if signature in (None, ASSET, ARCHIVE):
+        return values
+    raise ValueError(f"property value with an unknown signature {signature!r}")
 
 
 def _to_wire(value: Any, path: str) -> struct_pb2.Value:
@@ -279,15 +251,7 @@ def _to_wire(value: Any, path: str) -> struct_pb2.Value:
         fields = {str(key): _to_wire(item, f"{path}.{key}") for key, item in value.items()}
         return struct_pb2.Value(struct_value=struct_pb2.Struct(fields=fields))
     if isinstance(value, Secret):
-        return _to_wire({_SIGNATURE: _SECRET, "value": value.value}, path)
-    if isinstance(value, Asset | Archive):
-        signature = _ASSET if isinstance(value, Asset) else _ARCHIVE
-        names = ("path", "text", "uri", "assets", "hash")
-        known = {name: getattr(value, name, None) for name in names}
-        present = {name: item for name, item in known.items() if item not in (None, "")}
-        if known["text"] == "":
-            present["text"] = ""
-        return _to_wire({_SIGNATURE: signature, **present}, path)
+        return _to_wire({SIGNATURE: _SECRET, "value": value.value}, path)
     raise TypeError(f"{path}: {type(value).__name__} is no property value")
 
 

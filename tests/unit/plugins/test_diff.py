@@ -2,7 +2,8 @@
 
 import pytest
 
-from infra.providers.engine.provider import UNKNOWN, Archive, Diff, compare, first_keys, join
+from infra.providers.engine.provider import UNKNOWN, Diff, compare, first_keys, join
+from tests.conformance.command_cases import archive
 
 
 def test_equal_values_have_no_difference():
@@ -31,7 +32,7 @@ def test_true_and_one_are_different():
 
 
 def test_an_archive_changes_with_its_hash():
-    old, new = Archive(path="/p", hash="1"), Archive(path="/p", hash="2")
+    old, new = archive(path="/p", hash="1"), archive(path="/p", hash="2")
     assert compare({"source": old}, {"source": new}) == {"source": "update"}
 
 

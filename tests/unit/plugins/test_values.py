@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.providers.engine.provider import (
+    SIGNATURE,
     UNKNOWN,
-    Archive,
-    Asset,
     Secret,
     conceal,
     contains_unknown,
@@ -15,15 +14,15 @@ from infra.providers.engine.provider import (
     reveal,
     unmarshal,
 )
+from tests.conformance.command_cases import archive, asset
 
-SIGNATURE = "4dabf18193072939515e22adb298388d"
 leaves = (
     st.none()
     | st.booleans()
     | st.integers(-(2**53), 2**53)
     | st.text()
     | st.just(UNKNOWN)
-    | st.text().map(lambda text: Asset(text=text, hash="h"))
+    | st.text().map(lambda text: asset(text=text, hash="h"))
 )
 values = st.recursive(
     leaves,
@@ -48,17 +47,8 @@ def test_a_whole_number_is_an_int_and_a_fraction_stays_a_float():
 
 
 def test_an_archive_keeps_its_path_and_hash():
-    archive = Archive(assets={"a": Asset(path="/x", hash="1"), "b": Archive(path="/y")}, hash="2")
-    assert unmarshal(marshal({"source": archive})) == {"source": archive}
-
-
-def test_an_output_value_becomes_a_secret_or_an_unknown():
-    signature = "d0e6a833031e9bbcd3f4e8bde6ca49a4"
-    wire = {
-        "known": {SIGNATURE: signature, "value": "v", "secret": True},
-        "open": {SIGNATURE: signature, "dependencies": ["urn:x"]},
-    }
-    assert unmarshal(marshal(wire)) == {"known": Secret("v"), "open": UNKNOWN}
+    tree = archive(assets={"a": asset(path="/x", hash="1"), "b": archive(path="/y")}, hash="2")
+    assert unmarshal(marshal({"source": tree})) == {"source": tree}
 
 
 def test_a_foreign_signature_is_refused():
