@@ -286,7 +286,7 @@ def read_entries(
             decoder.refuse(at, f"expected a mapping of {', '.join(allowed)}")
         else:
             own = {key: entry[key] for key in keys if key in entry}
-            for key in entry.keys() - set(allowed):
+            for key in [key for key in entry if key not in allowed]:
                 decoder.unknown(str(key), allowed, at)
             listed: list[tuple[str, Any]] = [(at, own)]
             if "readings" in entry:

@@ -33,6 +33,14 @@ def problems(tmp_path: Path, prices: str, head: str = "name: b\ncurrency: USD") 
     return str(refusal.value).splitlines()
 
 
+def test_unknown_keys_are_told_in_the_order_in_which_they_stand(tmp_path: Path):
+    """By a set they came in another order in every process."""
+    keys = ("one", "two", "three", "four", "five", "six")
+    more = ", ".join(f"{key}: 1" for key in keys)
+    found = problems(tmp_path, "a: " + ENTRY.replace("}", f", {more}}}"))
+    assert [line.partition(".a.")[2].partition(":")[0] for line in found] == [*keys]
+
+
 @pytest.mark.feature("S000-90")
 @pytest.mark.parametrize(
     ("prices", "problem"),
