@@ -174,8 +174,7 @@ def _tries(
             reason=f"not in {ask.region} (is in {', '.join(regions)})",
         )
         return
-    here = regions if ask.region is None else (ask.region,)
-    rate, region = cheapest_rate(book, platform, preset.name, regions=here)
+    rate, region = cheapest_rate(book, platform, preset.name, ask.region)
     measured = [each for each in curves if (each.platform, each.preset) == (platform, preset.name)]
     for curve in measured:
         yield _priced(ask, _of_curve(ask, platform, preset, curve), rate, region)

@@ -5,7 +5,7 @@ choices(shape, need, book), verdicts(shape, training, gpus)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from math import gcd
@@ -94,11 +94,8 @@ def verdicts(shape: ModelShape, training: Training, gpus: Gpus) -> tuple[Verdict
 
 def best(found: tuple[Verdict, ...]) -> Verdict:
     """The first that fits and runs here, else the first that fits, else plain DDP."""
-    for wanted in ("usable_here", "fits"):
-        chosen = next((each for each in found if getattr(each, wanted)), None)
-        if chosen is not None:
-            return chosen
-    return found[0]
+    usable = [each for each in found if each.usable_here]
+    return (usable or [each for each in found if each.fits] or found)[0]
 
 
 def least_recomputed(shape: ModelShape, training: Training, gpus: Gpus, strategy: object) -> int:
@@ -207,17 +204,15 @@ def gib_text(amount: int) -> str:
 
 
 def cheapest_rate(
-    book: PriceBook, platform: str, preset: str, *, regions: Sequence[str] | None = None
+    book: PriceBook, platform: str, preset: str, region: str | None
 ) -> tuple[Rate | UnknownPrice, str]:
     """US dollars an hour of a node without its disks, and its region: the first of equal ones.
 
-    On demand, of the given regions, or of all that have the platform.
+    On demand, in the region, or where it is cheapest of all that have the platform.
     """
-    found = [
-        (preset_rate(platform, preset, book.in_region(region)), region)
-        for region in (PLATFORMS[platform].regions if regions is None else regions)
-    ]
-    known = [(rate, region) for rate, region in found if not isinstance(rate, UnknownPrice)]
+    regions = PLATFORMS[platform].regions if region is None else (region,)
+    found = [(preset_rate(platform, preset, book.in_region(each)), each) for each in regions]
+    known = [(rate, each) for rate, each in found if not isinstance(rate, UnknownPrice)]
     return min(known, key=lambda each: each[0].usd) if known else found[0]
 
 
@@ -310,25 +305,26 @@ def _training_choice(
     gpus: int | None,
 ) -> Choice:
     counts = NODE_COUNTS if gpus is None else (-(-gpus // preset.gpus),)
-    usable, host = usable_bytes(memory_gb), usable_host_bytes(preset.memory_gib)
-    tried: list[tuple[int, Verdict]] = []
-    for nodes in counts:
-        on = Gpus(nodes=nodes, per_node=preset.gpus, usable=usable, host_bytes=host)
-        tried.append((nodes, best(verdicts(shape, training, on))))
-        if tried[-1][1].fits:
-            break
-    # Where nothing fits, one node with plain DDP says best what is missing.
-    nodes, verdict = tried[-1] if tried[-1][1].fits else tried[0]
+    least = Gpus(
+        nodes=counts[0],
+        per_node=preset.gpus,
+        usable=usable_bytes(memory_gb),
+        host_bytes=usable_host_bytes(preset.memory_gib),
+    )
+    tried = (best(verdicts(shape, training, replace(least, nodes=nodes))) for nodes in counts)
+    # Where nothing fits, the fewest nodes with plain DDP say best what is missing.
+    first = next(tried)
+    verdict = first if first.fits else next((each for each in tried if each.fits), first)
     return Choice(
         platform=platform,
         preset=preset.name,
-        nodes=nodes,
-        gpus=nodes * preset.gpus,
+        nodes=verdict.gpus.nodes,
+        gpus=verdict.gpus.count,
         fits=verdict.fits,
         runs_here=verdict.runs_here,
         strategy=verdict.sharding.label,
         need_bytes=verdict.memory.total,
-        usable_bytes=usable,
+        usable_bytes=least.usable,
         largest_batch=verdict.largest_micro_batch,
         reason=verdict.reason
         if verdict.fits
@@ -352,9 +348,9 @@ def _serving_choice(
     need = f"needs {gib_text(memory.total)} of {gib_text(usable)} a GPU"
     fits = memory.total <= usable
     # workloads/evaluate generates in one process on one GPU, with weights as they are trained.
-    cannot = "" if chosen.tensor == 1 else f"one model over {chosen.tensor} GPUs"
-    if serving.dtype not in TRAINED_DTYPES:
-        cannot = ", ".join([cannot] * bool(cannot) + [f"dtype {serving.dtype}"])
+    missing = [f"one model over {chosen.tensor} GPUs"] if chosen.tensor > 1 else []
+    missing += [] if serving.dtype in TRAINED_DTYPES else [f"dtype {serving.dtype}"]
+    cannot = ", ".join(missing)
     return Choice(
         platform=platform,
         preset=preset.name,
@@ -371,13 +367,13 @@ def _serving_choice(
 
 
 def _priced(choice: Choice, book: PriceBook, spec: StackSpec | None) -> Choice:
-    regions = None if spec is None else (spec.nebius.region,)
     if spec is not None:
         most = _most_nodes(spec, choice.platform, choice.preset)
         if choice.nodes > most:
             why = f"{choice.reason}; needs {choice.nodes} nodes, and {spec.name} has {most}"
             choice = replace(choice, fits=False, reason=why)
-    rate, region = cheapest_rate(book, choice.platform, choice.preset, regions=regions)
+    of_stack = None if spec is None else spec.nebius.region
+    rate, region = cheapest_rate(book, choice.platform, choice.preset, of_stack)
     if isinstance(rate, UnknownPrice):
         return replace(choice, region=region, reason=f"{choice.reason}; price: {rate.reason}")
     return replace(choice, region=region, usd_per_hour=choice.nodes * rate.usd)

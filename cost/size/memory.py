@@ -19,7 +19,7 @@ does by default (docs.vllm.ai, max_num_batched_tokens), and keeps fp32 logits of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Final, Literal
 
@@ -270,10 +270,7 @@ class Memory:
     @property
     def parts(self) -> dict[str, int]:
         """Bytes on the GPU by part, in the order of the tables."""
-        names = (
-            "weights", "gradients", "optimizer", "gathered", "activations", "working", "kv_cache"
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "host"}
 
 
 def trained_weights(shape: ModelShape, training: Training) -> int:
