@@ -1,13 +1,18 @@
 """Answers to `soperator cost size`: tables for people and values for programs, of one computation.
 
-`--rule 2024-deck` is that of slides of March 2024, which print nine rows: their GPUs are the next
-power of two of the memory for training by 40 GB. docs/sizing.md says where it is low.
+`--rule 2024-deck` is that of slides of March 2024, which print nine rows and no rule. This one
+gives all nine: weights are bytes times billions; training takes 3.5 times that, rounded up to 1 or
+1.5 times a power of two where that is at most a tenth more; GPUs are the next power of two of
+memory by 40 GB. docs/sizing.md says where it is low.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from fractions import Fraction
+from math import ceil
 from typing import Final
 
 from cost.prices.book import PriceBook
@@ -15,6 +20,7 @@ from cost.report.layout import Report, Table, picked, usd_text
 from cost.size.choice import Choice, Gpus, Verdict, choices, refuse_more_layers, verdicts
 from cost.size.memory import (
     ABOUT,
+    BITS,
     GIB,
     USABLE_PERCENT,
     Dtype,
@@ -191,33 +197,38 @@ def models_answer(
     )
 
 
-def deck_answer(gpu_memory_gb: int | None = None) -> Report:
-    """The deck's nine rows beside the planner's, which are of AdamW in fp32, one row of 4,096
-    tokens, FSDP.
+def deck_answer(
+    model: str | None = None, *, dtype: Dtype | None = None, gpu_memory_gb: int | None = None
+) -> Report:
+    """The deck's rule beside the planner: its nine rows, or the rows of one model.
+
+    The planner's are of AdamW in fp32, one row of 4,096 tokens, FSDP.
     """
     memory_gb = GPU_MEMORY_GB if gpu_memory_gb is None else gpu_memory_gb
     _require_positive(gpu_mem=memory_gb)
+    deck = [f"Llama-2-{billions}b" for billions in BILLIONS]
+    shapes = [load_shape(name) for name in ([model] if model else deck)]
     values: list[dict[str, object]] = []
     cells: list[tuple[str, ...]] = []
-    for dtype, models in _DECK.items():
-        for model, (weights_gb, training_gb) in models.items():
-            deck_gpus = _next_power_of_two(-(-training_gb // memory_gb))
-            state, total, gpus = honest(load_shape(model), dtype, gpu_memory_gb=memory_gb)
+    for each in DTYPES if dtype is None else (dtype,):
+        for shape in shapes:
+            said = deck_row(billions_of(shape), each, gpu_memory_gb=memory_gb)
+            state, total, gpus = honest(shape, each, gpu_memory_gb=memory_gb)
+            deck_names = "deck_weights_gb", "deck_training_gb", "deck_gpus"
             values.append(
                 {
-                    "model": model,
-                    "dtype": dtype.value,
-                    "deck_weights_gb": weights_gb,
-                    "deck_training_gb": training_gb,
-                    "deck_gpus": deck_gpus,
+                    "model": shape.name,
+                    "dtype": each.value,
+                    **dict(zip(deck_names, said, strict=True)),
                     "state_bytes": state,
                     "total_bytes": total,
                     "gpus": gpus,
                 }
             )
-            said = f"{weights_gb:,}", f"{training_gb:,}", f"{deck_gpus}"
             planned = f"{state / 10**9:,.1f}", f"{total / 10**9:,.1f}", f"{gpus or 'none'}"
-            cells.append((f"{model} {dtype}", *said, *planned))
+            cells.append(
+                (f"{shape.name} {each}", f"{said[0]:,}", f"{said[1]:,}", f"{said[2]}", *planned)
+            )
     return Report(
         tables=(
             Table(
@@ -366,12 +377,37 @@ def verdict_json(verdict: Verdict) -> dict[str, object]:
 
 GPU_MEMORY_GB: Final = 40
 """The deck's assumption; its own benchmark ran on GPUs of 80 GB."""
-_DECK: Final = {
-    Dtype.FP32: {"Llama-2-7b": (28, 98), "Llama-2-13b": (52, 192), "Llama-2-70b": (280, 1024)},
-    Dtype.FP16: {"Llama-2-7b": (14, 49), "Llama-2-13b": (26, 96), "Llama-2-70b": (140, 512)},
-    Dtype.INT8: {"Llama-2-7b": (7, 25), "Llama-2-13b": (13, 48), "Llama-2-70b": (70, 256)},
-}
-"""Decimal GB of weights and of training as the slides print them; 1,024 is their "~1TB"."""
+DTYPES: Final = (Dtype.FP32, Dtype.FP16, Dtype.INT8)
+BILLIONS: Final = (7, 13, 70)
+"""The deck's models: Llama-2."""
+_FACTOR: Final = Fraction(7, 2)
+_ROUNDED_UP_BY: Final = Fraction(11, 10)
+
+
+def deck_row(
+    billions: int, dtype: Dtype, *, gpu_memory_gb: int = GPU_MEMORY_GB
+) -> tuple[int, int, int]:
+    """Decimal GB of weights and of training, and GPUs: the deck's, or by its rule for others."""
+    if dtype not in DTYPES:
+        raise SizeError(
+            f"dtype: {dtype} is not a type that the deck prints; use one of {', '.join(DTYPES)}"
+        )
+    weights_gb = billions * BITS[dtype] // 8
+    training_gb = _deck_rounding(_FACTOR * weights_gb)
+    return weights_gb, training_gb, _next_power_of_two(-(-training_gb // gpu_memory_gb))
+
+
+def billions_of(shape: ModelShape) -> int:
+    """The size that a model is called by, as the deck does: 70 for Llama-2-70b with its 69."""
+    named = re.search(r"(?<![\d.])(\d+)b$", shape.name, re.IGNORECASE)
+    return int(named.group(1)) if named else max(1, round(shape.parameters / 10**9))
+
+
+def _deck_rounding(amount_gb: Fraction) -> int:
+    power = _next_power_of_two(ceil(amount_gb))
+    steps = (Fraction(3 * power, 4), Fraction(power))
+    round_number = next(step for step in steps if step >= amount_gb)
+    return ceil(round_number if round_number <= amount_gb * _ROUNDED_UP_BY else amount_gb)
 
 
 def _next_power_of_two(number: int) -> int:

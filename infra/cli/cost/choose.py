@@ -78,9 +78,7 @@ def size(
         both = "--no-checkpointing and --checkpointing-layers"
         raise typer.BadParameter(f"{both} exclude each other; give one of them")
     if rule is not None:
-        if model is not None or dtype is not None:
-            raise typer.BadParameter("--rule has models and types of its own; leave yours out")
-        found = answer.deck_answer(gpu_mem)
+        found = answer.deck_answer(model, dtype=dtype, gpu_memory_gb=gpu_mem)
     else:
         need = (
             Serving(
