@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -196,13 +197,18 @@ def write_rows(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
         pq.write_table(pa.Table.from_pylist(rows), path)
     elif kind == "jsonl":
         path.write_text("".join(f"{json.dumps(row)}\n\n" for row in rows), encoding="utf-8")
-    else:
+    elif kind == "json":
         path.write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    else:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, list(rows[0]))
+            table.writeheader()
+            table.writerows(rows)
     return path
 
 
 @pytest.mark.feature("S000-24")
-@pytest.mark.parametrize("kind", ["parquet", "jsonl", "json"])
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "json", "csv"])
 def test_every_kind_of_file_gives_the_same_chats_in_order(kind: str, tmp_path: Path) -> None:
     rows = [
         {"user": f"q{i}, \"x\"\n'y'", "assistant": f"a{i} \u00e9", "level": i % 2} for i in range(5)
@@ -279,6 +285,17 @@ def test_keep_may_stand_there_once_for_each_column(tmp_path: Path) -> None:
     assert dict(read_jsonl(out)[0].columns) == {"a": 1, "b": 2, "c": 3}
 
 
+def test_a_csv_row_with_a_field_too_many_is_a_reject(tmp_path: Path) -> None:
+    path, out = tmp_path / "rows.csv", tmp_path / "chats.jsonl"
+    path.write_text("user,assistant\nq,a\nq,a,b\n")
+    assert main([str(path), str(out), "--format", "system_user_assistant"]) == 0
+    (reject,) = [json.loads(line) for line in (tmp_path / "chats.rejects.jsonl").open()]
+    assert (reject["at"], reject["reason"]) == (
+        "rows.csv:3",
+        "does not have the 2 fields of the header",
+    )
+
+
 DEEP = "[" * 200_000 + "]" * 200_000
 
 
@@ -321,7 +338,18 @@ def test_a_glaive_call_nested_too_deeply_is_a_reject(tmp_path: Path) -> None:
     assert reject["reason"].startswith("function call cannot be read")
 
 
-@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_a_csv_row_with_a_stray_quote_is_a_reject_that_names_its_lines(tmp_path: Path) -> None:
+    path, out = tmp_path / "rows.csv", tmp_path / "chats.jsonl"
+    path.write_text('user,assistant\nq1,a\n"q\n2"x,a\nq3,a\n')
+    options = [str(out), "--format", "system_user_assistant"]
+    assert main([str(path), *options]) == 0
+    assert [chat.messages[0]["content"] for chat in read_jsonl(out)] == ["q1", "q3"]
+    (reject,) = [json.loads(line) for line in (tmp_path / "chats.rejects.jsonl").open()]
+    assert (reject["at"], reject["row"]) == ("rows.csv:4", '"q\n2"x,a')
+    assert reject["reason"].startswith("lines 3 to 4: is not CSV")
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "parquet"])
 def test_a_row_that_is_not_unicode_is_a_reject_and_the_others_go_on(
     kind: str, tmp_path: Path
 ) -> None:
@@ -336,7 +364,8 @@ def test_a_row_that_is_not_unicode_is_a_reject_and_the_others_go_on(
         )
         pq.write_table(pa.table({"user": users, "assistant": ["a", "a"]}), path)
     else:
-        path.write_bytes(json.dumps(rows, ensure_ascii=False).encode("latin-1"))
+        text = json.dumps(rows, ensure_ascii=False) if kind == "json" else path.read_text()
+        path.write_bytes(text.encode("latin-1"))
     out = tmp_path / "chats.jsonl"
     assert main([str(path), str(out), "--format", "system_user_assistant"]) == 0
     assert [chat.messages[0]["content"] for chat in read_jsonl(out)] == ["q"]
@@ -350,8 +379,10 @@ def test_a_row_that_is_not_unicode_is_a_reject_and_the_others_go_on(
         ("rows.json", '{"a": 1}', "holds one array of rows, this one starts with '{'"),
         ("rows.json", "[1, 2", "the file ends inside the array"),
         ("rows.json", f"[{DEEP}]", "is not JSON that can be read: maximum recursion depth"),
+        ("rows.csv", 'user\nq\n"open\nq\n', ":3: a quote of this row is never closed"),
+        ("rows.csv", '"user"x\nq\n', ":1: the header cannot be read as CSV"),
         ("rows.json", "[1 2]", "is not followed by a comma or a bracket"),
-        ("rows.txt", "x", "expected one kind of .parquet, .jsonl, .json"),
+        ("rows.txt", "x", "expected one kind of .parquet, .jsonl, .json, .csv"),
         ("rows.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n',
          "no usable row, 1 rejected; the first: rows.jsonl:1: no assistant turn in 1 messages"),
     ],
@@ -433,3 +464,11 @@ def test_a_bfcl_row_of_several_calls_asks_for_all_of_them(tmp_path: Path) -> Non
     ]
     assert list(chat.possible_answers) == truth
     assert parse_line(chat.to_line(), at="x") == chat
+
+
+def test_a_long_field_of_csv_is_read_and_leaves_the_process_its_own_limit(tmp_path: Path) -> None:
+    long = "x" * 200_000
+    (tmp_path / "rows.csv").write_text(f"a,b\n1,{long}\n")
+    limit = csv.field_size_limit()
+    assert [row for _, row in raw_rows("csv", tmp_path / "rows.csv")] == [{"a": "1", "b": long}]
+    assert csv.field_size_limit() == limit

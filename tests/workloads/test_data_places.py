@@ -211,10 +211,10 @@ def test_prepare_data_runs_the_sample_by_a_recipe(places: Path, run: Run) -> Non
 
 def test_a_kind_that_the_folder_does_not_hold_is_refused(places: Path, run: Run) -> None:
     (places / "data" / "raw").mkdir()
-    (places / "data" / "raw" / "rows.json").write_text("[]")
+    (places / "data" / "raw" / "rows.csv").write_text("user,assistant\nq,a\n")
     code, record = run("prepare-data", "data.source.kind=jsonl", "data.source.path=raw")
     assert code == ExitCode.BAD_DATA
-    assert "holds json files, but data.source.kind is jsonl; set it to json" in record["reason"]
+    assert "holds csv files, but data.source.kind is jsonl; set it to csv" in record["reason"]
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,18 @@
 """Raw rows to chats, one JSON object a line; rows that cannot be read go to a file of rejects.
 
-Owns how rows of parquet, JSON and JSON lines are read, and the stream: one row in memory.
+Owns how rows of parquet, JSON, JSON lines and CSV are read, and the stream: one row in memory.
 Usage: python -m workloads.data.dataset_convert rows.parquet chats.jsonl [--format glaive]
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -38,11 +40,13 @@ from workloads.recipes.data import Format, SourceConfig, from_options
 
 _ROW_CHARS = 2000
 _REPORTED = 5
-ENDINGS = {"parquet": ".parquet", "jsonl": ".jsonl", "json": ".json"}
+ENDINGS = {"parquet": ".parquet", "jsonl": ".jsonl", "json": ".json", "csv": ".csv"}
 _READ_CHARS = 1 << 20
 _PARQUET_ROWS = 256
 _NO_VALUE = (ValueError, OverflowError)
 """Text that is not UTF-8, a time that Python has no date for."""
+_NEVER_CLOSED = "unexpected end of data"
+"""csv's own words at the end of a file inside quotes; all rows behind them would be one reject."""
 _KEEP_BYTES = "surrogateescape"
 """What is not UTF-8 stays recognisable, so that its row alone is refused when it is written."""
 
@@ -73,14 +77,14 @@ def kind_of(path: Path) -> str:
 def raw_rows(kind: str, path: Path) -> Iterator[tuple[str, Any]]:
     """Yield ("file:row number", row) of every row below `path`, files in the order of their names.
 
-    The number is the line in JSON lines, else the row's number.
+    The number is the line in JSON lines, the line where the row ends in CSV, else the row's number.
     """
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     files = files_of(path, ENDINGS[kind])
     if not files:
         raise DataError(f"{path}: has no {ENDINGS[kind]} file")
-    read = {"parquet": _parquet, "jsonl": _jsonl, "json": _json}[kind]
+    read = {"parquet": _parquet, "jsonl": _jsonl, "json": _json, "csv": _csv}[kind]
     for file in files:
         name = file.name if path.is_file() else str(file.relative_to(path))
         for number, row in read(file):
@@ -180,6 +184,55 @@ def _skip(source: TextIO, buffer: str) -> str:
         if not buffer:
             return ""
     return buffer
+
+
+def _csv(file: Path) -> Iterator[tuple[int, Any]]:
+    with _long_fields(), file.open(encoding="utf-8-sig", errors=_KEEP_BYTES, newline="") as source:
+        lines: list[str] = []  # of the row that is read now
+        rows = csv.DictReader(_remembered(source, lines), strict=True)
+        try:
+            num_columns = len(rows.fieldnames or ())
+        except csv.Error as error:
+            raise DataError(f"{file}:1: the header cannot be read as CSV: {error}") from error
+        while True:
+            lines.clear()
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                number = rows.reader.line_num
+                first = number - len(lines) + 1
+                if str(error) == _NEVER_CLOSED:
+                    raise DataError(
+                        f"{file}:{first}: a quote of this row is never closed; write quotes inside "
+                        "a quoted field twice"
+                    ) from error
+                where = "" if first == number else f"lines {first} to {number}: "
+                yield number, BadRow("".join(lines).rstrip("\r\n"), f"{where}is not CSV: {error}")
+                continue
+            if None in row or None in row.values():
+                text = ",".join(str(value) for value in row.values())
+                reason = f"does not have the {num_columns} fields of the header"
+                yield rows.line_num, BadRow(text, reason)
+            else:
+                yield rows.line_num, row
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Lets a field be of any length; the limit is one of the process, so it is put back."""
+    before = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _remembered(source: TextIO, lines: list[str]) -> Iterator[str]:
+    for line in source:
+        lines.append(line)
+        yield line
 
 
 class Rejects:

@@ -11,7 +11,7 @@ from workloads.common.exit_codes import ConfigError
 from workloads.recipes.reader import Bound, Positive, Settings, over, require
 
 T = TypeVar("T")
-Kind = Literal["bfcl", "jsonl", "json", "parquet"]
+Kind = Literal["bfcl", "jsonl", "json", "csv", "parquet"]
 Format = Literal["messages", "system_user_assistant", "glaive"]
 Overlong = Literal["drop", "cut", "refuse"]
 BFCL_CATEGORIES = (
