@@ -84,7 +84,7 @@ def test_the_modules_by_hand_make_what_prepare_data_makes(
         monkeypatch.setattr(sys, "argv", [module, *words])
         monkeypatch.delitem(sys.modules, f"workloads.data.{module}", raising=False)
         with pytest.raises(SystemExit) as ended:
-            runpy.run_module(f"workloads.data.{module}", run_name="__main__")
+            runpy.run_module(f"workloads.data.{module}", run_name="__main__", alter_sys=True)
         assert ended.value.code == 0
     for name in (*names, *tokens):
         assert (hand / name).read_bytes() == (places / "data/prepared" / name).read_bytes(), name
