@@ -240,16 +240,14 @@ def _report(
     state: Path, progress: Progress, folders: dict[str, Path], *, reduced: bool, kept: bool
 ) -> None:
     from infra.reports.page.page import render
-    from infra.reports.page.training import collect
     from infra.setup.demo import summary
 
-    report = collect(context.spec(_STACK), state)
+    found = summary.outcomes(context.spec(_STACK), state, folders)
     page = state / "report.html"
-    files.write(page, render(report))
+    files.write(page, render(found.report))
     if reduced:
         print("\nReduced: few steps, rows and requests check the path; the figures mean little.")
-    stages, elapsed_s = progress.stages, progress.elapsed_s
-    print(summary.text(report, folders, stages, elapsed_s, page, kept=kept))
+    print(summary.text(found, progress.stages, progress.elapsed_s, page, kept=kept))
 
 
 def _take_down(state: Path, progress: Progress) -> None:
