@@ -122,6 +122,7 @@ def test_a_benchmark_measures_something_smaller(
 def test_the_benchmark_of_data_measures_packing_and_the_library(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its own pass is in one process here: forking takes minutes on a busy machine."""
     module = importlib.import_module("tests.bench.data")
     model = cache / "models" / MODEL
     monkeypatch.setattr(module, "MODEL", model)
@@ -133,7 +134,7 @@ def test_the_benchmark_of_data_measures_packing_and_the_library(
     source.write_bytes(b"".join(chat.to_line() for chat in module.chats_of(4)))
     module._write_texts(source, tmp_path / "texts.json")
     library = module._pass(module._LIBRARY, model / "tokenizer.json", tmp_path / "texts.json")
-    ours = module._pass(module._OURS, model, source, tmp_path / "tokens.parquet")
+    ours = module._pass(module._OURS, model, source, tmp_path / "tokens.parquet", 1)
     assert ours.num_tokens == library.num_tokens > 0
     assert ours.cpu_s > 0
     assert library.cpu_s > 0

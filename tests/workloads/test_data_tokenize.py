@@ -1,13 +1,15 @@
-"""Chats to token rows: which tokens are learned, what is refused, on all CPUs."""
+"""Chats to token rows: the fast way equals the slow one, any number of workers gives one file."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,22 @@ from hypothesis import strategies as st
 from tests.nightly import law
 from tests.workloads.conftest import CHAT_TEMPLATE, make_tokenizer
 from workloads.common.exit_codes import DataError, ExitCode
+from workloads.common.models import load_tokenizer
+from workloads.data import dataset_tokenize
 from workloads.data.chat_template import (
+    ChatRenderer,
     Rendered,
+    _by_bytes,
     _by_offsets,
+    _token_bytes,
     check_tokenizer,
     encode,
     render,
 )
 from workloads.data.chats import Chat
-from workloads.data.dataset_tokenize import TokenizeConfig, main, tokenize_file
+from workloads.data.dataset_tokenize import main, tokenize_file
 from workloads.data.token_rows import IGNORED, Example, TokenRows, read_parquet
+from workloads.data.token_worker import TokenizeConfig
 
 CHECKOUT = Path(__file__).parents[2]
 # Turns are trimmed, as Llama's template does it.
@@ -72,21 +80,53 @@ def messages_of(turns: list[tuple[str, str]], system: str | None = None) -> list
     return chat
 
 
+def slow(tokenizer: Any, messages: list[dict[str, str]]) -> list[Rendered] | str:
+    """Returns the turn by turn rendering, or why there is none."""
+    try:
+        return render(tokenizer, messages)
+    except DataError as error:
+        return str(error)
+
+
 @pytest.mark.parametrize("name", list(TEMPLATES))
 @given(turns=TURNS, system=st.none() | CONTENT)
 @law(60)
-def test_the_spans_are_the_turns_of_the_assistant_whatever_the_template(
+def test_what_was_learned_of_a_template_gives_what_turn_by_turn_rendering_gives(
     name: str, turns: list[tuple[str, str]], system: str | None
 ) -> None:
-    said = [(question, answer.strip()) for question, answer in turns]
-    pieces = render(TEMPLATES[name], messages_of(said, system))
-    spans = [piece.text[slice(*span)] for piece in pieces for span in piece.spans]
-    assert spans == [f"{answer}<|im_end|>" for _, answer in said]
+    tokenizer = TEMPLATES[name]
+    messages = messages_of(turns, system)
+    expected = slow(tokenizer, messages)
+    if isinstance(expected, str):
+        with pytest.raises(DataError, match=re.escape(expected)):
+            ChatRenderer(tokenizer, {}).render([messages])
+    else:
+        assert ChatRenderer(tokenizer, {}).render([messages]) == [expected]
+
+
+def test_a_learned_template_renders_each_chat_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slow way renders twice a turn; rendering would take longer than tokenising."""
+    tokenizer = make_tokenizer()
+    renderer = ChatRenderer(tokenizer, {})
+    chats = [messages_of([(f"q{i}", "a"), ("q", f"a{i}")]) for i in range(50)]
+    renderer.render(chats[:1])
+    rendered: list[int] = []
+    apply = tokenizer.apply_chat_template
+
+    def count(conversation: Any, **options: Any) -> Any:
+        rendered.append(1 if isinstance(conversation[0], dict) else len(conversation))
+        return apply(conversation, **options)
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", count)
+    renderer.render(chats)
+    assert rendered == [50]
 
 
 @given(turns=TURNS)
 @law(100)
-def test_labels_are_those_of_the_tokens_by_their_places(turns: list[tuple[str, str]]) -> None:
+def test_labels_by_the_bytes_of_tokens_are_those_by_their_places(
+    turns: list[tuple[str, str]],
+) -> None:
     tokenizer = TEMPLATES["chatml"]
     (item,) = render(tokenizer, messages_of(turns))
     (example,) = encode(tokenizer, [item])
@@ -96,6 +136,15 @@ def test_labels_are_those_of_the_tokens_by_their_places(turns: list[tuple[str, s
     assert example.labels == tuple(
         token if place in learned else IGNORED for place, token in enumerate(encoding.ids)
     )
+    assert _by_bytes(ends_of(encoding.ids, tokenizer), item) is not None, "the slow way was taken"
+
+
+def ends_of(ids: list[int], tokenizer: Any) -> Any:
+    """Returns the bytes before each token and after the last."""
+    import numpy as np
+
+    sizes = _token_bytes(tokenizer.backend_tokenizer)
+    return np.concatenate([[0], np.cumsum(sizes[np.array(ids)])])
 
 
 @pytest.mark.parametrize("answer", ["a\n", "b c", "a  ", "\n"])
@@ -137,7 +186,7 @@ def test_a_template_that_refuses_a_role_says_which() -> None:
 def test_a_chat_without_a_prompt_is_refused_and_not_a_failure_of_the_library() -> None:
     greeting = [{"role": "assistant", "content": "Hello!"}, *messages_of([("q", "a")])]
     with pytest.raises(DataError, match="empty conversation"):
-        render(make_tokenizer(), greeting)
+        ChatRenderer(make_tokenizer(), {}).render([greeting])
 
 
 def write(path: Path, chats: list[list[dict[str, str]]]) -> Path:
@@ -152,10 +201,13 @@ def write(path: Path, chats: list[list[dict[str, str]]]) -> Path:
 
 def tokenize(source: Path, model_dir: Path, **values: Any) -> tuple[TokenRows, Any]:
     """Returns the token rows of `source` and the counts."""
+    num_workers = values.pop("num_workers", 0)
     config = TokenizeConfig(**{"max_tokens": 512, **values})
-    output = source.with_suffix(".parquet")
+    output = source.with_suffix(f".{num_workers}.parquet")
     with source.with_suffix(".rejects").open("wb") as rejected:
-        done = tokenize_file(source, output, rejected, model_dir=model_dir, config=config)
+        done = tokenize_file(
+            source, output, rejected, model_dir=model_dir, config=config, num_workers=num_workers
+        )
     return read_parquet(output), done
 
 
@@ -175,7 +227,7 @@ def test_the_columns_are_exactly_three_and_no_row_is_padded(
     import pyarrow.parquet as pq
 
     rows, done = tokenize(chats, model_dir)
-    table = pq.read_table(tmp_path / "chats.parquet")
+    table = pq.read_table(tmp_path / "chats.0.parquet")
     assert table.column_names == ["input_ids", "labels", "attention_mask"]
     assert (len(rows), done.num_tokens) == (1200, rows.num_tokens)
     assert all(set(mask) == {1} for mask in table["attention_mask"].to_pylist())
@@ -201,27 +253,51 @@ def test_switches_of_the_template_reach_it(
 
 
 @pytest.mark.feature("S000-28")
-def test_the_library_tokenises_in_a_thread_for_each_cpu(chats: Path, model_dir: Path) -> None:
-    """Unless its own switch says otherwise; the bytes are the same."""
-    program = (
-        "import os, sys\n"
-        "from workloads.data.dataset_tokenize import main\n"
-        "assert main(sys.argv[1:]) == 0\n"
-        "print(len(os.listdir('/proc/self/task')))\n"
+def test_any_number_of_workers_writes_the_same_bytes(
+    chats: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def pool(num_workers: int, **more: Any) -> ProcessPoolExecutor:
+        started.append(num_workers)
+        return ProcessPoolExecutor(num_workers, **more)
+
+    monkeypatch.setattr(dataset_tokenize, "ProcessPoolExecutor", pool)
+    settings: dict[str, Any] = {"max_tokens": 60, "overlong": "cut"}
+    one, done = tokenize(chats, model_dir, num_workers=0, **settings)
+    other, done_by_two = tokenize(chats, model_dir, num_workers=2, **settings)
+    assert done.num_cut > 0
+    assert (
+        chats.with_suffix(".2.parquet").read_bytes() == chats.with_suffix(".0.parquet").read_bytes()
     )
-    num_threads: list[int] = []
-    for switch in ("true", "false"):
-        out = chats.with_name(f"{switch}.parquet")
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(chats), str(out), "--model", str(model_dir)],
-            env={**os.environ, "PYTHONPATH": str(CHECKOUT), "TOKENIZERS_PARALLELISM": switch},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        num_threads.append(int(done.stdout))
-    assert num_threads[0] - num_threads[1] == len(os.sched_getaffinity(0))
-    assert chats.with_name("true.parquet").read_bytes() == out.read_bytes()
+    assert one.digest == other.digest
+    assert done == done_by_two
+    assert done.workers_cpu_s > 0
+    assert done_by_two.workers_cpu_s > 0
+    assert started == [2]
+
+
+@pytest.mark.feature("S000-28")
+def test_unless_told_otherwise_there_is_a_worker_for_each_cpu(
+    chats: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def pool(tasks: Any, model_dir: Path, config: TokenizeConfig, num_workers: int) -> Any:
+        started.append(num_workers)
+        return map(dataset_tokenize.TokenWorker(load_tokenizer(model_dir), config).tokenize, tasks)
+
+    monkeypatch.setattr(dataset_tokenize, "_BLOCK_LINES", 32)
+    monkeypatch.setattr(dataset_tokenize, "_blocks_of_workers", pool)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    tokenize(chats, model_dir, num_workers=None)
+    assert started == [3]
+
+
+def test_an_error_in_a_worker_names_the_chat(tmp_path: Path, model_dir: Path) -> None:
+    path = write(tmp_path / "chats.jsonl", [messages_of([("q", "a" * 50)])] * 600)
+    with pytest.raises(DataError, match=r"chat c0: .* at most 20 allowed"):
+        tokenize(path, model_dir, num_workers=2, max_tokens=20, overlong="refuse")
 
 
 def test_an_overlong_chat_is_dropped_cut_or_refused_as_declared(
@@ -242,8 +318,9 @@ def test_an_overlong_chat_is_dropped_cut_or_refused_as_declared(
         tokenize(path, model_dir, max_tokens=limit, overlong="refuse")
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_chat_that_the_template_refuses_is_a_reject_with_its_line_and_reason(
-    tmp_path: Path,
+    num_workers: int, tmp_path: Path
 ) -> None:
     model_dir = tmp_path / "model"
     make_tokenizer(REFUSES_SYSTEM).save_pretrained(model_dir)
@@ -255,7 +332,7 @@ def test_a_chat_that_the_template_refuses_is_a_reject_with_its_line_and_reason(
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(all_lines))
     expected, _ = tokenize(good, model_dir)
-    rows, done = tokenize(path, model_dir)
+    rows, done = tokenize(path, model_dir, num_workers=num_workers)
     assert rows.digest == expected.digest
     assert (done.num_chats, done.num_refused) == (1200, 2)
     found = [json.loads(line) for line in path.with_suffix(".rejects").read_text().splitlines()]
@@ -345,11 +422,11 @@ def test_a_file_that_another_program_wrote_is_refused(change: str, tmp_path: Pat
 def test_a_killed_run_leaves_no_output_and_no_manifest_and_is_redone(
     tmp_path: Path, model_dir: Path, chats: Path
 ) -> None:
-    """kill -9 while it tokenises; the next run starts anew and ends whole."""
+    """kill -9 while workers tokenise; the next run starts anew and ends whole."""
     out = tmp_path / "out" / "tokens.parquet"
     command = [
         *(sys.executable, "-m", "workloads.data.dataset_tokenize", str(chats), str(out)),
-        *("--model", str(model_dir)),
+        *("--model", str(model_dir), "--num-workers", "2"),
     ]
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     process = subprocess.Popen(
@@ -366,3 +443,21 @@ def test_a_killed_run_leaves_no_output_and_no_manifest_and_is_redone(
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "1200 examples of 1200 chats" in done.stderr
     assert len(read_parquet(out)) == 1200
+
+
+@pytest.mark.feature("S000-28")
+def test_a_worker_that_is_killed_ends_the_run_and_says_why(
+    chats: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """multiprocessing.Pool waits for ever when the kernel kills a worker for its memory."""
+    from workloads.common.exit_codes import WorkloadError
+    from workloads.data import token_worker
+
+    monkeypatch.setattr(token_worker, "work", die)
+    with pytest.raises(WorkloadError, match="a tokenizing process was killed, most likely for mem"):
+        tokenize(chats, model_dir, num_workers=2)
+
+
+def die(task: Any) -> None:
+    """Ends this process as the kernel does it."""
+    os.kill(os.getpid(), signal.SIGKILL)

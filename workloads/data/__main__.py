@@ -18,9 +18,10 @@ from workloads.common.models import load_tokenizer
 from workloads.data.chat_template import check_tokenizer
 from workloads.data.dataset_convert import convert, kind_of, rejects_path, source_files
 from workloads.data.dataset_split import split_file, split_names
-from workloads.data.dataset_tokenize import TokenizeConfig, tokenize_file
+from workloads.data.dataset_tokenize import tokenize_file
 from workloads.data.manifest import Step, read_manifest
 from workloads.data.token_rows import tokenizer_files
+from workloads.data.token_worker import TokenizeConfig
 from workloads.job import Job, end, run_job, section
 from workloads.recipes.data import DataConfig
 

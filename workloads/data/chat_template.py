@@ -4,14 +4,17 @@ Owns the prompts of training, evaluation and serving, and whether a template kno
 spans that carry the loss. Nothing about a template is assumed: the spans come from
 rendering the chat turn by turn, and each assumption that fails is an error or leads to the safe
 form (one example per assistant turn). A span covers an assistant turn from its first character to
-its end-of-turn token.
+its end-of-turn token. What a template puts around the contents is learned once for each sequence of
+roles and checked against every rendered chat, which spares all renderings but one.
 """
 
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,6 +33,8 @@ from workloads.data.chats import (
 from workloads.data.token_rows import TokenRows
 
 Messages = Sequence[Message]
+_MAX_SKELETONS = 4096
+_MARK = re.compile(r"XQ\d+ZJ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,18 +175,192 @@ def as_answer(tokenizer: Any, text: str) -> str:
     return tokenizer.decode(ids, skip_special_tokens=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Skeleton:
+    """What the template writes around the contents of one sequence of roles."""
+
+    num_messages: int
+    fixed: tuple[str, ...]
+    """Before the first content, between contents, after the last."""
+    spans: tuple[tuple[int, int, int], ...]
+    """Message, characters of the span before its content, characters after it."""
+
+    def fill(self, contents: Sequence[str]) -> Rendered:
+        """Return the text with these contents, and its spans."""
+        text = self.fixed[0]
+        starts: list[int] = []
+        for content, after in zip(contents[: self.num_messages], self.fixed[1:], strict=True):
+            starts.append(len(text))
+            text += content + after
+        return Rendered(
+            text=text,
+            spans=tuple(
+                (starts[turn] - before, starts[turn] + len(contents[turn]) + after)
+                for turn, before, after in self.spans
+            ),
+        )
+
+
+class ChatRenderer:
+    """Renders chats of one tokenizer with one set of template switches."""
+
+    def __init__(self, tokenizer: Any, template: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._template = dict(template)
+        self._pieces = lru_cache(_MAX_SKELETONS)(self._learn)
+
+    def render(
+        self, chats: Sequence[Messages], functions: Sequence[Functions] = ()
+    ) -> list[list[Rendered]]:
+        """Return what `render` returns for every chat and the functions that it offers."""
+        knows = bool(call_form(self._tokenizer))
+        pairs = list(zip(chats, functions or [()] * len(chats), strict=True))
+        offered = [for_template(*each, knows_tools=knows) for each in pairs]
+        wanted: list[tuple[int, _Skeleton]] = []
+        for index, (messages, tools) in enumerate(offered):
+            # What was learned of a template is around contents alone.
+            if not tools and not any(message.get("tool_calls") for message in messages):
+                pieces = self._pieces(tuple(message["role"] for message in messages))
+                wanted += ((index, piece) for piece in pieces or ())
+        texts = self._texts([offered[i][0][: piece.num_messages] for i, piece in wanted])
+        results: list[list[Rendered] | None] = [[] for _ in chats]
+        for (index, piece), text in zip(wanted, texts, strict=True):
+            found = results[index]
+            if found is not None:
+                rendered = _matching(piece, offered[index][0], text)
+                results[index] = None if rendered is None else [*found, rendered]
+        return [
+            found or render(self._tokenizer, *pair, **self._template)
+            for found, pair in zip(results, pairs, strict=True)
+        ]
+
+    def _texts(self, chats: Sequence[Messages]) -> Sequence[str]:
+        from jinja2 import TemplateError
+
+        try:
+            texts: Sequence[str] = self._tokenizer.apply_chat_template(
+                [[dict(message) for message in messages] for messages in chats],
+                tokenize=False,
+                **self._template,
+            )
+        except (TemplateError, ValueError):  # one of them; the slow way says which
+            return [""] * len(chats)
+        return texts
+
+    def _learn(self, roles: tuple[str, ...]) -> list[_Skeleton] | None:
+        """Return the skeletons of these roles; None when contents do not come back as they are."""
+        marks = [f"XQ{index}ZJ" for index in range(len(roles))]
+        messages = [
+            {"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)
+        ]
+        try:
+            pieces = render(self._tokenizer, messages, **self._template)
+        except DataError:
+            return None
+        turns = [index for index, role in enumerate(roles) if role == "assistant"]
+        whole = len(pieces) == 1
+        skeletons: list[_Skeleton] = []
+        for number, piece in enumerate(pieces):
+            last = turns[-1] if whole else turns[number]
+            skeleton = _cut(piece, marks[: last + 1], turns if whole else [last])
+            if skeleton is None:
+                return None
+            skeletons.append(skeleton)
+        return skeletons
+
+
+def _cut(piece: Rendered, marks: Sequence[str], turns: Sequence[int]) -> _Skeleton | None:
+    """Return what stands around `marks` in a rendered text; None unless each is there once."""
+    if [found[0] for found in _MARK.finditer(piece.text)] != list(marks):
+        return None
+    starts = [piece.text.index(mark) for mark in marks]
+    return _Skeleton(
+        num_messages=len(marks),
+        fixed=tuple(_MARK.split(piece.text)),
+        spans=tuple(
+            (turn, starts[turn] - first, last - starts[turn] - len(marks[turn]))
+            for turn, (first, last) in zip(turns, piece.spans, strict=True)
+        ),
+    )
+
+
+def _matching(piece: _Skeleton, messages: Messages, text: str) -> Rendered | None:
+    """Return the piece filled with the chat's contents where that is the rendered text."""
+    contents = [message["content"] for message in messages[: piece.num_messages]]
+    filled = piece.fill(contents)
+    if filled.text == text:
+        return filled
+    # Templates that trim contents, such as Llama's.
+    filled = piece.fill([content.strip() for content in contents])
+    return filled if filled.text == text else None
+
+
+_SIZES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
 def encode(tokenizer: Any, rendered: Sequence[Rendered]) -> TokenRows:
     """Return one row a rendered chat; the tokenizer library runs on all CPUs unless told not to."""
+    backend = tokenizer.backend_tokenizer
     texts = [item.text for item in rendered]
-    encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-    ids, learned = [np.zeros(0, np.int32)], [np.zeros(0, np.bool_)]
-    for encoding, item in zip(encodings, rendered, strict=True):
-        ids.append(np.array(encoding.ids, np.int32))
-        learned.append(np.zeros(len(encoding), np.bool_))
-        for start, end in _token_spans(encoding, item):
-            learned[-1][start:end] = True
-    lengths = [len(encoding) for encoding in encodings]
-    return TokenRows.cut_at(np.concatenate(ids), np.concatenate(learned), lengths)
+    sizes = _token_bytes(backend)
+    # Without the places of tokens, which take the library a tenth of its time.
+    encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+    flat = array("i")
+    offsets = np.zeros(len(rendered) + 1, dtype=np.int64)
+    for number, encoding in enumerate(encodings, start=1):
+        flat.extend(encoding.ids)
+        offsets[number] = len(flat)
+    ids = np.frombuffer(flat, dtype=np.int32) if flat else np.zeros(0, np.int32)
+    learned = np.zeros(len(ids), dtype=np.bool_)
+    ends = None if sizes is None else np.concatenate([[0], np.cumsum(sizes[ids])])
+    for number, item in enumerate(rendered):
+        first, last = int(offsets[number]), int(offsets[number + 1])
+        spans = None if ends is None else _by_bytes(ends[first : last + 1] - ends[first], item)
+        if spans is None:
+            spans = _token_spans(backend.encode(item.text, add_special_tokens=False), item)
+        for start, end in spans:
+            learned[first + start : first + end] = True
+    return TokenRows(input_ids=ids, learned=learned, offsets=offsets)
+
+
+def _by_bytes(ends: Any, item: Rendered) -> list[tuple[int, int]] | None:
+    """Return the spans in tokens by the bytes before each token; None where that does not do.
+
+    Tokens of a byte-level tokenizer are the text's bytes one after another. Where their sum is not
+    the text's size, or no token starts at an edge, the places of the tokens must be asked for.
+    """
+    edges = [position for span in item.spans for position in span]
+    if item.text.isascii():
+        size_bytes = len(item.text)
+    else:
+        size_bytes = len(item.text.encode())
+        edges = [len(item.text[:position].encode()) for position in edges]
+    if ends[-1] != size_bytes:
+        return None
+    tokens = ends.searchsorted(edges).tolist()
+    if any(ends[token] != edge for token, edge in zip(tokens, edges, strict=True)):
+        return None
+    return list(zip(tokens[::2], tokens[1::2], strict=True))
+
+
+def _token_bytes(backend: Any) -> Any:
+    """Return the bytes of every token of a byte-level tokenizer as an array; None for others."""
+    found = _SIZES.get(backend)
+    if found is None:
+        from tokenizers import decoders
+
+        if backend.normalizer is None and isinstance(backend.decoder, decoders.ByteLevel):
+            added = backend.get_added_tokens_decoder()
+            sizes = np.zeros(max([*backend.get_vocab().values(), *added]) + 1, dtype=np.int64)
+            # One character of a byte-level token stands for one byte; added tokens are text.
+            for text, token in backend.get_vocab().items():
+                sizes[token] = len(text)
+            for token, text in added.items():
+                sizes[token] = len(text.content.encode())
+        else:
+            sizes = np.zeros(0, dtype=np.int64)
+        _SIZES[backend] = found = sizes
+    return found if len(found) else None
 
 
 def _token_spans(encoding: Any, item: Rendered) -> list[tuple[int, int]]:

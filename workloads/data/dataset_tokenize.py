@@ -1,6 +1,7 @@
-"""A file of chats to token rows in parquet, in the order of the file, some lines at a time.
+"""A file of chats to token rows in parquet, on all CPUs, in the order of the file.
 
-Owns what happens to a conversation longer than the limit. The tokenizers library runs on all CPUs.
+Owns the blocks that workers get and how many workers there are. The result is the same to the byte
+at any number of workers. At most two blocks a worker are in memory.
 Usage: python -m workloads.data.dataset_tokenize chats_train.jsonl tokens_train.parquet --model DIR
 """
 
@@ -8,85 +9,68 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from itertools import islice
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, get_args
-
-import numpy as np
+from typing import BinaryIO, get_args
 
 from workloads.common.atomic import new_file
-from workloads.common.exit_codes import DataError
+from workloads.common.exit_codes import DataError, WorkloadError
 from workloads.common.log import log
 from workloads.common.models import load_tokenizer
-from workloads.data.chat_template import check_tokenizer, encode, render
-from workloads.data.chats import parse_line
+from workloads.data import token_worker
 from workloads.data.dataset_convert import Rejects, rejects_path
 from workloads.data.manifest import Step, command
 from workloads.data.token_rows import TokenRows, tokenizer_files, write_parquet
+from workloads.data.token_worker import Block, Task, TokenizeConfig, Tokenized, TokenWorker
 from workloads.recipes.data import Overlong, from_options
-from workloads.recipes.reader import Settings, over
 
 _BLOCK_LINES = 512
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeConfig(Settings):
-    """How chats become token rows."""
-
-    max_tokens: Annotated[int, over(1)]
-    overlong: Overlong = "drop"
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokenized:
-    """What was made of chats and what was left out."""
-
-    num_chats: int = 0
-    num_examples: int = 0
-    num_tokens: int = 0
-    num_assistant_tokens: int = 0
-    num_dropped: int = 0
-    """Longer than the limit."""
-    num_cut: int = 0
-    """Cut to the limit."""
-    num_refused: int = 0
-    """Lines of which no chat was made."""
-
-    def __add__(self, other: Tokenized) -> Tokenized:
-        names = [each.name for each in fields(self)]
-        return Tokenized(**{name: getattr(self, name) + getattr(other, name) for name in names})
-
-    def counts(self, side: str = "") -> dict[str, int]:
-        """Return the numbers for a manifest and a run record."""
-        name = f"num_{side}_" if side else "num_"
-        found = asdict(self)
-        return {
-            f"{name}{each}": found[f"num_{each}"]
-            for each in ("examples", "tokens", "assistant_tokens", "dropped", "cut", "refused")
-        }
-
-    def __str__(self) -> str:
-        return (
-            f"{self.num_examples} examples of {self.num_chats} chats, {self.num_tokens} tokens, "
-            f"{self.num_assistant_tokens} of the assistant, {self.num_dropped} dropped, "
-            f"{self.num_cut} cut, {self.num_refused} refused"
-        )
+_BLOCKS_A_WORKER = 8
+"""Fewer do not pay for starting a worker."""
 
 
 def tokenize_file(
-    source: Path, output: Path, rejected: BinaryIO, *, model_dir: Path, config: TokenizeConfig
+    source: Path,
+    output: Path,
+    rejected: BinaryIO,
+    *,
+    model_dir: Path,
+    config: TokenizeConfig,
+    num_workers: int | None = None,
 ) -> Tokenized:
-    """Write `output`, in a folder that exists, and rejects; no row at all is an error."""
-    if not source.stat().st_size:
+    """Write `output`, in a folder that exists, and rejects; no row at all is an error.
+
+    Without `num_workers` there is one for each CPU that this process may use, or none for a small
+    file.
+    """
+    tasks = list(_tasks(source))
+    if not tasks:
         raise DataError(f"{source}: has no chat; the split is empty")
-    rejects = Rejects(rejected)
-    blocks = _Blocks(load_tokenizer(model_dir), config, rejects)
-    write_parquet(output, map(blocks.tokenize, _numbered(source)))
-    done = blocks.done
+    if num_workers is None:
+        cpus = len(os.sched_getaffinity(0))
+        num_workers = min(cpus, len(tasks) // _BLOCKS_A_WORKER)
+    done, rejects = Tokenized(), Rejects(rejected)
+    blocks = (
+        map(TokenWorker(load_tokenizer(model_dir), config).tokenize, tasks)
+        if num_workers < 2
+        else _blocks_of_workers(tasks, model_dir, config, num_workers)
+    )
+
+    def rows() -> Iterator[TokenRows]:
+        nonlocal done
+        for block in blocks:
+            done += block.done
+            for each in block.refused:
+                rejects.add(*each)
+            yield block.rows
+
+    write_parquet(output, rows())
     if not done.num_chats:
         raise DataError(f"{source}: no usable chat, {rejects.told()}")
     if not done.num_examples:
@@ -97,89 +81,57 @@ def tokenize_file(
     return done
 
 
-def _numbered(source: Path) -> Iterator[dict[str, bytes]]:
-    """Yield some lines at a time, by file and number, without those that are empty."""
-    with source.open("rb") as file:  # a bare CR ends no line
-        lines = enumerate(file, start=1)
-        while block := list(islice(lines, _BLOCK_LINES)):
-            yield {
-                f"{source.name}:{number}": line.rstrip(b"\r\n")
-                for number, line in block
-                if line.strip()
-            }
+def _tasks(source: Path) -> Iterator[Task]:
+    """Yield the file in blocks of lines; the block does not depend on the number of workers."""
+    with source.open("rb") as lines:
+        offset = size_bytes = 0
+        first = 1
+        number = 0
+        for number, line in enumerate(lines, start=1):
+            size_bytes += len(line)
+            if number - first + 1 == _BLOCK_LINES:
+                yield Task(path=source, offset=offset, size_bytes=size_bytes, first_line=first)
+                offset, size_bytes, first = offset + size_bytes, 0, number + 1
+        if size_bytes:
+            yield Task(path=source, offset=offset, size_bytes=size_bytes, first_line=first)
 
 
-class _Blocks:
-    """Makes token rows of blocks of chats, one after another, and counts them."""
-
-    def __init__(self, tokenizer: Any, config: TokenizeConfig, rejects: Rejects) -> None:
-        check_tokenizer(tokenizer)
-        self._tokenizer = tokenizer
-        self._config = config
-        self._rejects = rejects
-        self.done = Tokenized()
-
-    def tokenize(self, numbered: dict[str, bytes]) -> TokenRows:
-        """Return the token rows of the lines, in order; a line that has none is a reject."""
-        num_lines = len(numbered)
-        try:
-            rows, owners = self._encode(numbered)
-        except DataError:
-            for at, reason in [*self._refused(numbered)]:
-                self._rejects.add(at, reason, numbered.pop(at).decode(errors="replace"))
-            rows, owners = self._encode(numbered)
-        rows, num_dropped, num_cut = self._limit(rows, owners)
-        self.done += Tokenized(
-            num_chats=len(numbered),
-            num_examples=len(rows),
-            num_tokens=rows.num_tokens,
-            num_assistant_tokens=int(rows.learned.sum()),
-            num_dropped=num_dropped,
-            num_cut=num_cut,
-            num_refused=num_lines - len(numbered),
-        )
-        return rows
-
-    def _refused(self, numbered: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
-        """Yield the lines that have no rows, and why, each tried alone.
-
-        They cannot be read, or the template refuses their chats.
-        """
-        for at, line in numbered.items():
-            try:
-                self._encode({at: line})
-            except DataError as error:
-                yield at, str(error)
-
-    def _encode(self, numbered: Mapping[str, bytes]) -> tuple[TokenRows, list[str]]:
-        """Return the token rows of the lines' chats, and the id of each row's chat."""
-        chats = [parse_line(line, at=at) for at, line in numbered.items()]
-        template = self._config.chat_template_kwargs
-        rendered = [render(self._tokenizer, c.messages, c.functions, **template) for c in chats]
-        owners = [chat.id for chat, pieces in zip(chats, rendered, strict=True) for _ in pieces]
-        return encode(self._tokenizer, [piece for pieces in rendered for piece in pieces]), owners
-
-    def _limit(self, rows: TokenRows, owners: list[str]) -> tuple[TokenRows, int, int]:
-        limit = self._config.max_tokens
-        long = rows.lengths > limit
-        num_long = int(long.sum())
-        if not num_long:
-            return rows, 0, 0
-        if self._config.overlong == "refuse":
-            first = int(long.argmax())
-            raise DataError(
-                f"chat {owners[first]}: {rows.lengths[first]} tokens, at most {limit} allowed; "
-                "raise data.max_tokens or set data.overlong to drop or cut"
-            )
-        keep = ~long
-        if self._config.overlong == "cut":
-            rows = rows.cut(limit)
-            # The first token of a row is never predicted; a row without a label left is dropped.
-            labels = np.concatenate([[0], np.cumsum(rows.learned)])
-            second = np.minimum(rows.offsets[:-1] + 1, rows.offsets[1:])
-            keep |= labels[rows.offsets[1:]] > labels[second]
-        num_dropped = int((~keep).sum())
-        return rows.select(keep), num_dropped, num_long - num_dropped
+def _blocks_of_workers(
+    tasks: Sequence[Task], model_dir: Path, config: TokenizeConfig, num_workers: int
+) -> Iterator[Block]:
+    """Yield the blocks in the order of `tasks`."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload([token_worker.__name__])
+    # Read when the fork server starts. One process a CPU: the library's own threads would fight.
+    settings = {token_worker.PRELOAD: str(model_dir), "TOKENIZERS_PARALLELISM": "false"}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ |= settings
+    pool = ProcessPoolExecutor(
+        num_workers,
+        mp_context=context,
+        initializer=token_worker.start,
+        initargs=(model_dir, config),
+    )
+    waiting: deque[Future[Block]] = deque()
+    try:
+        for task in tasks:
+            waiting.append(pool.submit(token_worker.work, task))
+            if len(waiting) == 2 * num_workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise WorkloadError(
+            "a tokenizing process was killed, most likely for memory: give the job more memory or "
+            "fewer CPUs (--cpus-per-task)"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -193,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
     parser.add_argument("--max-tokens", type=int, default=4096)
     parser.add_argument("--overlong", choices=get_args(Overlong), default="drop")
+    parser.add_argument("--num-workers", type=int, help="processes; default: all CPUs")
     parser.add_argument(
         "--chat-template-kwargs",
         type=json.loads,
@@ -230,6 +183,7 @@ def _run(options: argparse.Namespace) -> None:
             rejected,
             model_dir=options.model,
             config=config,
+            num_workers=options.num_workers,
         )
     step.finish([output, rejects], {"num_chats": done.num_chats, **done.counts()})
     log(f"{output}: {done} in {rejects.name}")
