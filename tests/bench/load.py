@@ -26,7 +26,7 @@ RESULT = Path(__file__).with_name("load.json")
 NUM_STREAMS = 64
 TOKENS_PER_S = 30.0
 NUM_TOKENS = 150
-LIMIT_PERCENT = 8.0
+LIMIT_PERCENT = 5.0
 """A median over it ends with 1."""
 
 
