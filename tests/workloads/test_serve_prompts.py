@@ -86,21 +86,26 @@ def test_what_the_template_refuses_is_told() -> None:
 
 
 @pytest.mark.feature("S000-72")
-@pytest.mark.parametrize("stage", ["auto", "never"])
-def test_the_weights_are_read_from_the_ram_disk_unless_told_otherwise(
-    places: Path, ram_disk: Path, monkeypatch: pytest.MonkeyPatch, stage: Any
+def test_a_cold_start_is_measured_with_and_without_the_ram_disk(
+    places: Path, ram_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOPERATOR_PLACE_SCRATCH", str(ram_disk))
     limits = Limits(context_tokens=64, max_concurrency=1)
-    config = ServeConfig(dtype="fp32", stage=stage, cpu_threads=1, limits=limits)
+    config = ServeConfig(dtype="fp32", compare_cold_start=True, cpu_threads=1, limits=limits)
     own = Places()
     weights = find_weights(config, "tiny", own)
-    read = Mock(wraps=engine.load_model)
-    monkeypatch.setattr(engine, "load_model", read)
+    read = Mock(wraps=engine._model)
+    monkeypatch.setattr(engine, "_model", read)
     loaded = engine.load(config, weights, own)
-    (folder,) = read.call_args.args
-    assert folder.is_relative_to(ram_disk) == (stage == "auto")
-    copied = {"stage_copy_s", "staged_bytes"} if stage == "auto" else set()
-    assert set(loaded.metrics) == {"is_staged", "load_s"} | copied
-    assert loaded.metrics["is_staged"] == (stage == "auto")
+    unstaged, staged = (call.args[1] for call in read.call_args_list)
+    assert unstaged == weights.model_dir
+    assert staged.is_relative_to(ram_disk)
+    assert set(loaded.metrics) == {
+        "load_unstaged_s",
+        "is_staged",
+        "stage_copy_s",
+        "staged_bytes",
+        "load_s",
+    }
+    assert loaded.metrics["is_staged"] == 1
     assert json.dumps(loaded.metrics)

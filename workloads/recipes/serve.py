@@ -80,6 +80,8 @@ class ServeConfig(Settings):
     """What a request's `chat_template_kwargs` may tell the model's chat template."""
     stage: Literal["auto", "never"] = "auto"
     """auto: weights go to the place `scratch` first where that is a RAM disk with room."""
+    compare_cold_start: bool = False
+    """Whether the weights are loaded a second time, without the RAM disk, to measure the gain."""
     prefill_tokens: Positive[int] = 512
     """Prompt tokens read between two decode steps: the longest that a running answer waits."""
     drain_s: NotNegative[float] = 20.0

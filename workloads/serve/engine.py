@@ -7,6 +7,7 @@ of the pass, S tokens seen, H key-value heads, D head size, V vocabulary.
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 import time
@@ -46,7 +47,7 @@ from workloads.serve.scheduler import (
     Turn,
 )
 from workloads.serve.text import TextStream
-from workloads.serve.weights import Weights
+from workloads.serve.weights import Weights, forget_cached
 
 _ALIGNMENT = 8
 """Masks of CUDA's memory-efficient attention want lengths in steps of 8."""
@@ -636,16 +637,25 @@ def load(config: ServeConfig, weights: Weights, places: Places) -> Loaded:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = load_tokenizer(weights.tokenizer_dir)
     check_tokenizer(tokenizer)
-    metrics: dict[str, float | int] = {"is_staged": 0}
+    metrics: dict[str, float | int] = {}
+    if config.compare_cold_start:
+        forget_cached(weights.model_dir)
+        metrics["load_unstaged_s"] = _model(config, weights.model_dir, device)[1]
+        gc.collect()
+        forget_cached(weights.model_dir)
     folder = weights.model_dir
+    metrics["is_staged"] = 0
     if config.stage == "auto":
         staged = stage(folder, places, WEIGHTS)
         log(staged.text)
         folder = staged.path
         metrics |= staged.metrics
-    began = time.monotonic()
-    model = load_model(folder, dtype=torch_dtype(config.dtype), device=device)
-    metrics["load_s"] = time.monotonic() - began
+    model, metrics["load_s"] = _model(config, folder, device)
+    if config.compare_cold_start and metrics["is_staged"]:
+        log(
+            f"weights are read in {metrics['load_s']:.2f} s from the RAM disk (after a copy of "
+            f"{metrics['stage_copy_s']:.2f} s) and in {metrics['load_unstaged_s']:.2f} s without it"
+        )
     check_model(model.config, context_tokens=config.limits.context_tokens)
     stop_ids = stop_token_ids(model, tokenizer)
     rows = None
@@ -679,6 +689,13 @@ def load(config: ServeConfig, weights: Weights, places: Places) -> Loaded:
         metrics=metrics,
         device=device,
     )
+
+
+def _model(config: ServeConfig, folder: Path, device: torch.device) -> tuple[Any, float]:
+    """Return the model and the seconds that its loading took."""
+    began = time.monotonic()
+    model = load_model(folder, dtype=torch_dtype(config.dtype), device=device)
+    return model, time.monotonic() - began
 
 
 def _check_room(

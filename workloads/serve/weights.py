@@ -238,6 +238,17 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return {key.removeprefix(_PREFIX): value for key, value in values.items()}
 
 
+def forget_cached(folder: Path) -> None:
+    """Ask the kernel to drop its cached pages of the files of `folder`: the next read is cold."""
+    for path in folder.iterdir():
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+
 KEY_VARIABLE = "SOPERATOR_SERVE_API_KEY"
 ENDPOINT_FILE, OWN_KEY_FILE = "endpoint.json", "api_key"
 _MIN_KEY_LENGTH = 16
