@@ -27,7 +27,7 @@ NUM_STREAMS = 64
 TOKENS_PER_S = 30.0
 NUM_TOKENS = 150
 LIMIT_PERCENT = 5.0
-"""A median over it ends with 1."""
+"""Target of the product; a median over it ends with 1."""
 
 
 def main() -> int:
@@ -73,7 +73,7 @@ async def _round(url: str) -> dict[str, float]:
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     loop = await closed_loop(client, [chat] * (2 * NUM_STREAMS), NUM_STREAMS, 0)
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
-    await client.close()
+    client.close()
     made = point(loop, Slo(), kind="closed", concurrency=NUM_STREAMS)
     assert made.num_ok == made.num_requests, made.errors
     num_events = sum(len(each.times_s) for each in loop.samples)

@@ -322,7 +322,7 @@ def test_vllm_lists_base_and_adapter_and_both_answer(vllm: Vllm) -> None:
             assert sample.prompt_tokens
             counts.append(sample.output_tokens)
         traffic = await client.traffic()
-        await client.close()
+        client.close()
         assert traffic is not None
         assert (traffic.num_ended, traffic.num_underway) == (2.0, 0.0)
         return models, counts

@@ -296,7 +296,7 @@ class Client:
         except HttpError as error:
             reply.fail(_broken(error, has_begun=reply.first_s is not None))
         finally:
-            await client.close()
+            client.close()
             changed()
 
     async def _get(self, base: str, path: str) -> str:
@@ -306,7 +306,7 @@ class Client:
         except HttpError as error:
             raise UnreachableError(_broken(error, has_begun=False)) from error
         finally:
-            await client.close()
+            client.close()
         if answer.status != 200:
             raise UnreachableError(_refusal(answer))
         return bytes(answer.body).decode("utf-8", "replace")

@@ -249,9 +249,9 @@ class ChatClient:
         self._ignore_eos = ignore_eos
         self.model = ""
 
-    async def close(self) -> None:
-        await self._http.close()
-        await self._root.close()
+    def close(self) -> None:
+        self._http.close()
+        self._root.close()
 
     async def traffic(self) -> ServerLoad | None:
         """Return what the server's /metrics says; None where it counts no requests."""

@@ -376,7 +376,7 @@ class LoadTest:
         finally:
             wall_s = time.perf_counter() - wall_s
             self.found.cpu_share = (time.process_time() - cpu_s) / max(wall_s, 1e-9)
-            await self._client.close()
+            self._client.close()
 
     def _check_context(self, context_tokens: int | None) -> None:
         """Refuse lengths that the server would: an error is no measurement."""
