@@ -17,6 +17,7 @@ from tests.components.conftest import Deploy
 from tests.conftest import PUBLIC_KEY
 
 PLUGINS = {"command": CommandProvider(), "kubernetes": Kubernetes()}
+SETTINGS = "pulumi:providers:kubernetes"
 
 
 OTHERS = Path(__file__).parents[1] / "conformance"
@@ -33,6 +34,10 @@ def test_a_stack_sends_nothing_that_a_stand_in_refuses(
     sent = [each for each in recorder.registered if each.type.split(":")[0] in PLUGINS]
     assert sent
     assert [problem for each in sent for problem in _problems(each)] == []
+    settings = [each.inputs for each in recorder.registered if each.type == SETTINGS]
+    assert settings
+    for each in settings:
+        Kubernetes().configure(each)
 
 
 def _problems(sent: Registered) -> list[tuple[str, ...]]:

@@ -170,24 +170,48 @@ def _steps(world: World, first: dict[str, Any], changes: dict[str, dict[str, Any
 
 
 def what_a_change_of_a_copy_does(world: World) -> str:
-    copy = world.resource(COPY)
-    target = world.folder / "copied"
-    one, two = text_asset("1"), text_asset("2")
-    copy.create(world.copy(one, target))
-    changes = {
-        "source": world.copy(two, target),
-        "remotePath": world.copy(one, world.folder / "elsewhere"),
-        "triggers": world.copy(one, target, triggers=["b"]),
+    copy, declared = world.resource(COPY), _copy_of_a_folder(world, "copied")
+    copy.create(declared)
+    changes: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        "source": {"source": {**declared["source"], "hash": "2"}},
+        "remotePath": {"remotePath": f"{world.folder}/elsewhere"},
     }
-    return ", ".join(f"{name}: {copy.step(inputs)}" for name, inputs in changes.items())
+    return ", ".join(
+        f"{name}: {copy.step({**declared, **change})}" for name, change in changes.items()
+    )
 
 
-def a_copy_whose_connection_alone_changed(world: World) -> str:
-    copy, target = world.resource(COPY), world.folder / "kept"
-    copy.create(world.copy(text_asset("1"), target))
-    target.unlink()
-    copy.update(world.copy(text_asset("1"), target, connection={"dialErrorLimit": 3}))
-    return f"copied again: {target.exists()}"
+def what_new_triggers_of_a_copy_do(world: World) -> str:
+    copy, declared = world.resource(COPY), _copy_of_a_folder(world, "triggered")
+    copy.create(declared)
+    return copy.step({**declared, "triggers": ["b"]})
+
+
+def what_an_update_of_a_copy_copies(world: World) -> str:
+    """Of a folder that has got a second file since."""
+    copy, declared = world.resource(COPY), _copy_of_a_folder(world, "kept")
+    other_connection = Secret(world.sshd.connection(dialErrorLimit=3))
+    copy.create(declared)
+    (world.folder / "kept-source" / "second").write_text("2")
+    found = []
+    for change in (
+        {"connection": other_connection},
+        {"source": {**declared["source"], "hash": "2"}},
+        {"remotePath": f"{world.folder}/kept-elsewhere"},
+    ):
+        declared = {**declared, **change}
+        copy.update(declared)
+        there = sorted(path.name for path in Path(declared["remotePath"]).iterdir())
+        found.append(f"{', '.join(change)}: {' '.join(there)}")
+    return ", ".join(found)
+
+
+def _copy_of_a_folder(world: World, name: str) -> dict[str, Any]:
+    source = world.folder / f"{name}-source"
+    source.mkdir(exist_ok=True)
+    (source / "first").write_text("1")
+    return world.copy(archive(path=f"{source}/", hash="1"), world.folder / name)
 
 
 def delete_runs_with_the_last_output(world: World) -> str:
@@ -292,15 +316,22 @@ def defaults_of_a_connection(world: World) -> str:
 
 
 def inputs_that_are_refused(world: World) -> str:
+    """Each is complete and right but for the one thing that it is called by."""
+    command = world.remote(create="true")
+    copy = world.copy(archive(path=f"{world.folder}/", hash="1"), "/x")
+    connection = world.sshd.connection()
     wrong: dict[str, tuple[str, dict[str, Any]]] = {
-        "no connection": (COMMAND, {"create": "true"}),
-        "no host": (COMMAND, {"connection": Secret({"user": "root"}), "create": "true"}),
-        "logging": (COMMAND, world.remote(create="true", logging="all")),
-        "unknown input": (COMMAND, world.remote(create="true", crate="true")),
-        "no source": (COPY, _without(world.copy(text_asset("1"), "/x"), "source")),
-        "source on the web": (COPY, world.copy(asset(uri="https://x", hash="1"), "/x")),
+        "no connection": (COMMAND, _without(command, "connection")),
+        "no host": (COMMAND, {**command, "connection": Secret(_without(connection, "host"))}),
+        "logging": (COMMAND, {**command, "logging": "all"}),
+        "unknown input": (COMMAND, {**command, "crate": "true"}),
+        "no source": (COPY, _without(copy, "source")),
+        "no remotePath": (COPY, _without(copy, "remotePath")),
+        "source on the web": (COPY, {**copy, "source": archive(uri="https://x", hash="1")}),
     }
-    answers = {
+    answers = {"a command": refusal(lambda: world.resource(COMMAND).check(command))}
+    answers["a copy"] = refusal(lambda: world.resource(COPY).check(copy))
+    answers |= {
         name: refusal(lambda type_=type_, inputs=inputs: world.resource(type_).check(inputs))
         for name, (type_, inputs) in wrong.items()
     }
@@ -420,7 +451,8 @@ CASES: tuple[Callable[[World], str], ...] = (
     what_a_change_does,
     what_a_change_of_other_inputs_does,
     what_a_change_of_a_copy_does,
-    a_copy_whose_connection_alone_changed,
+    what_new_triggers_of_a_copy_do,
+    what_an_update_of_a_copy_copies,
     delete_runs_with_the_last_output,
     a_delete_that_fails,
     a_command_that_fails,
