@@ -114,3 +114,17 @@ def test_a_fault_that_is_planted_while_another_is_counted_down_stays(
     assert slow.take("any.Create", "before") is not None
     other.join()
     assert [each["method"] for each in faults.pending()] == ["Create", "Delete"]
+
+
+@pytest.mark.parametrize("other", [None, {"method": "Delete"}, {"when": "after"}])
+def test_a_call_that_no_fault_is_planted_for_takes_no_lock(
+    tmp_path: Path, other: dict[str, str] | None
+) -> None:
+    """Four a call, on the event loop; most calls meet no fault."""
+    faults = errors.Faults(tmp_path)
+    if other is not None:
+        faults.plant([{"method": "Create", "code": "UNAVAILABLE", **other}])
+    before = sorted(tmp_path.iterdir())
+    assert faults.take("any.Create", "before") is None
+    assert faults.delay_s("any.Create", "before") is None
+    assert sorted(tmp_path.iterdir()) == before
