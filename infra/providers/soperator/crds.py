@@ -267,9 +267,11 @@ def _token(http: urllib3.PoolManager, challenge: str) -> str:
     realm = asked.pop("realm", "")
     if not realm:
         raise ChartError("the registry wants a login of a kind that is not known here")
-    text = http.request("GET", realm, fields=asked).data
+    response = http.request("GET", realm, fields=asked)
+    if response.status != 200:
+        raise ChartError(f"the registry's token: HTTP {response.status}")
     with _reading("the registry's token", realm):
-        answer = json.loads(text)
+        answer = json.loads(response.data)
         return str(answer.get("token") or answer.get("access_token") or "")
 
 

@@ -218,6 +218,19 @@ def test_a_registry_that_stays_busy_is_told_by_its_status(monkeypatch: pytest.Mo
     registry.server.shutdown()
 
 
+def test_an_address_of_tokens_that_is_busy_is_told_by_its_status(monkeypatch: pytest.MonkeyPatch):
+    """It was told as HTTP 401 of the registry, which sends people to their passwords."""
+    monkeypatch.setattr(crds, "_RETRIES", crds._RETRIES.new(backoff_factor=0))
+    registry = Registry(FILES, wants_token=True)
+    answer, busy = registry.answer, json.dumps({"errors": []}).encode()
+    registry.answer = lambda request: (
+        registry.reply(request, 503, busy) if request.path.startswith("/token") else answer(request)
+    )
+    with pytest.raises(ChartError, match="the registry's token: HTTP 503"):
+        registry.crds()
+    registry.server.shutdown()
+
+
 def test_what_is_no_registry_is_refused():
     with pytest.raises(ChartError, match="is no chart in a registry"):
         crds_of("https://charts.example.org/x", "1", group=GROUP)
