@@ -202,7 +202,7 @@ def _numbers(text: str, field: _Field) -> frozenset[int]:
 # lists and ranges too, and a step after one number goes on to the end.
 _K8UP_FIELDS: Final = (*_FIELDS[:4], replace(_FIELDS[4], last=6))
 _K8UP_FIELD: Final = re.compile(r"[0-9A-Za-z*/,-]+")
-_K8UP_ITEM: Final = re.compile(r"(?:\*|(\w+)(?:-(\w+))?)(?:/0*([1-9][0-9]{0,8}))?")
+_K8UP_ITEM: Final = re.compile(r"(?:\*|(\w{1,9})(?:-(\w{1,9}))?)(?:/0*([1-9][0-9]{0,8}))?")
 
 
 def parse_k8up(text: str) -> Cron:

@@ -71,7 +71,8 @@ def is_due(cron: str, since: datetime, now: datetime) -> bool:
     What the operator's cron cannot read is never due, as there.
     """
     try:
-        found = parse_k8up(cron)
+        # Between the fields it takes any white space.
+        found = parse_k8up(" ".join(cron.split()))
     except CronError:
         return False
     return any(at <= now for at in found.next_times(max(since, now - _MISSED), 1))

@@ -44,7 +44,15 @@ def test_another_minute_is_not(cron: str) -> None:
     assert not due_at(cron, SATURDAY)
 
 
-@pytest.mark.parametrize("cron", ["x 3 * * *", "*/0 * * * *", "30 3 * * MONDAY", "30 3 * *"])
+@pytest.mark.parametrize("cron", ["30  3 * * *", " 30 3 *\t* * "])
+def test_any_white_space_stands_between_the_fields(cron: str) -> None:
+    assert due_at(cron, SATURDAY)
+
+
+@pytest.mark.parametrize(
+    "cron",
+    ["x 3 * * *", "*/0 * * * *", "30 3 * * MONDAY", "30 3 * *", f"{'3' * 5000} 3 * * *"],
+)
 def test_a_schedule_that_no_cron_reads_is_never_due_and_ends_no_other(cron: str) -> None:
     assert not due_at(cron, SATURDAY)
 
