@@ -22,11 +22,15 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from infra.files import fill
+from infra.files import environment
 from infra.local.process import LocalError, start_ticks
+
+if TYPE_CHECKING:
+    import jinja2
 
 STATE_PATH: Final = "/run/soperator"
 """Where a pod sees the folder that the Slurm daemons share: configuration, sockets, spool."""
@@ -94,9 +98,7 @@ def is_hidden(path: Path) -> bool:
 def render_script(pod: PodSpec, slurm_dir: Path) -> str:
     """The shell script that becomes the pod's daemon."""
     folder, shared = slurm_dir / "pods" / pod.name, slurm_dir / "shared"
-    text = fill(
-        Path(__file__).with_name("pod.sh.j2"),
-        {"quote": shlex.quote, "join_words": shlex.join},
+    text = _template().render(
         pod=pod,
         root=str(folder / "root"),
         jail=str(pod.jail),
@@ -113,6 +115,12 @@ def render_script(pod: PodSpec, slurm_dir: Path) -> str:
         profile=PROFILE,
     )
     return f"{text}\n"
+
+
+@cache
+def _template() -> jinja2.Template:
+    filters = {"quote": shlex.quote, "join_words": shlex.join}
+    return environment(Path(__file__).parent, filters).get_template("pod.sh.j2")
 
 
 def argv(script: Path) -> list[str]:
