@@ -162,6 +162,13 @@ def test_every_problem_of_the_inputs_is_reported_before_anything_runs(plugin, ss
     assert all("the official plugin serves more" in why for _, why in wrong)
 
 
+@pytest.mark.parametrize("path", [UNKNOWN, None])
+def test_a_source_whose_path_is_no_text_is_refused(plugin, path):
+    inputs = {"connection": UNKNOWN, "remotePath": "/x", "source": archive(path=path)}
+    _, wrong = plugin.of(COPY).check({}, inputs)
+    assert [path for path, _ in wrong] == ["source"]
+
+
 def test_unknown_inputs_pass_the_check_of_a_preview(plugin):
     inputs = dict.fromkeys(("connection", "remotePath", "source"), UNKNOWN)
     assert plugin.of(COPY).check({}, inputs) == (inputs, [])

@@ -244,7 +244,7 @@ class _Copy(StandIn):
             lambda value: (
                 isinstance(value, dict)
                 and value.get(SIGNATURE) == ARCHIVE
-                and value.get("path", "").endswith("/")
+                and str(value.get("path")).endswith("/")
             ),
             "must be a FileArchive of a folder whose path ends with a slash",
         ),
