@@ -3,9 +3,11 @@
 import re
 import subprocess
 import threading
+import time
 
 import pytest
 
+from infra.local.plugins import command
 from infra.local.plugins.command import COPY, REMOTE, CommandProvider
 from infra.providers.engine.provider import UNKNOWN, ProviderError
 from tests.conformance.command_cases import archive
@@ -104,6 +106,29 @@ def test_cancel_ends_a_running_command(plugin, sshd, lines):
     with pytest.raises(ProviderError, match=r"^cancelled"):
         plugin.of(REMOTE).create(URN, inputs)
     timer.join()
+
+
+def test_cancel_ends_a_command_that_has_closed_its_output(plugin, sshd, monkeypatch):
+    ended, text = threading.Semaphore(0), command._text
+
+    def read(*stream_and_say):
+        whole = text(*stream_and_say)
+        ended.release()
+        return whole
+
+    def cancel():
+        for _stream in ("stdout", "stderr"):
+            ended.acquire()
+        time.sleep(0.2)
+        plugin.cancelled.set()
+
+    monkeypatch.setattr(command, "_text", read)
+    inputs = {"create": "exec <&- >&- 2>&-; exec sleep 20", "connection": sshd.connection()}
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    with pytest.raises(ProviderError, match=r"^cancelled"):
+        plugin.of(REMOTE).create(URN, inputs)
+    canceller.join()
 
 
 def copied(sshd, source, target, **inputs):

@@ -76,7 +76,8 @@ def run(
         channel.shutdown_write()
         streams = (channel.makefile("rb"), channel.makefile_stderr("rb"))
         texts = [readers.submit(_text, stream, say) for stream in streams]
-        while not all(text.done() for text in texts):
+        # A command may close its output long before it ends.
+        while not (all(text.done() for text in texts) and channel.exit_status_ready()):
             if cancelled.wait(0.02):
                 channel.close()  # which ends the readers
                 raise ProviderError("cancelled: the command was cut off on the server")
