@@ -289,6 +289,12 @@ def test_every_value_of_deepspeed_is_printed() -> None:
     [
         ({"zero_optimization": {"stage": 2}}, "ds.zero_optimization.stage: got 2, expected 3"),
         ({"zero_optimisation": {}}, "unknown key; did you mean 'zero_optimization'?"),
+        ({"foo.bar": 1}, "ds.foo.bar: unknown key; write a setting into its section"),
+        (
+            {"zero_optimization": {"stage": 3}, "zero_optimization.stage": 0},
+            "ds.zero_optimization.stage: unknown key; write a setting into its section",
+        ),
+        ({"optimizer": {"params.lr": 1}}, "ds.optimizer.params.lr: unknown key"),
         ({"bf16": True}, "ds.bf16: got True, expected a mapping"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "enable one of them"),
         ({"optimizer": {"type": "Lion"}}, "ds.optimizer.type: got 'Lion'"),

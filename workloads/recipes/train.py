@@ -421,7 +421,9 @@ class Mapped:
         """Yield each setting with its path; what should be a section and is none is refused."""
         for name, value in section.items():
             path = f"{source}{name}"
-            if path not in _SECTIONS:
+            if "." in str(name):  # its path would be that of a setting in a section
+                self.refuse(path, "unknown key; write a setting into its section, without a dot")
+            elif path not in _SECTIONS:
                 yield path, value
             elif isinstance(value, Mapping):
                 yield from self.flat(value, f"{path}.")
