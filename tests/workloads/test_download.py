@@ -108,6 +108,37 @@ def test_a_signed_link_of_the_hub_is_told_without_its_query(
     assert "eyJT" not in told
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("repo_info", "hf://owner/tiny: the hub did not answer: gone"),
+        ("snapshot_download", "the download stopped: gone; the same command continues it"),
+        ("verify_repo_checksums", "the download stopped: gone; the same command continues it"),
+    ],
+)
+def test_a_hub_that_goes_away_is_told_with_what_to_do(
+    hub: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    call: str,
+    said: str,
+) -> None:
+    """The hub's client passes on what its HTTP library raises, which is no OSError."""
+    import httpx2
+    from huggingface_hub import HfApi
+
+    def gone(*_: object, **__: object) -> None:
+        raise httpx2.ConnectError("gone")
+
+    target = tmp_path / "tiny"
+    with monkeypatch.context() as patch:
+        patch.setattr(HfApi, call, gone)
+        assert main([MODEL, str(target)]) == ExitCode.BAD_DATA
+    assert said in capsys.readouterr().err
+    assert main([MODEL, str(target)]) == 0
+
+
 def test_a_gated_model_without_a_token_says_where_to_accept_its_terms(
     hub: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

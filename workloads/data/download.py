@@ -95,7 +95,8 @@ def describe_repository(source: str) -> Remote:
             f"{source}: the hub shows no such {kind} {who}; check the name, or set HF_TOKEN to a "
             "token that may read it if it is private"
         ) from error
-    except (hub_errors.HfHubHTTPError, OSError) as error:
+    # HTTPError is of the hub client's HTTP library: a lost connection is told by that alone.
+    except (hub_errors.HTTPError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
         raise DataError(f"{source}: the hub did not answer: {_line(error)}") from error
     if info.gated and not token:
         raise DataError(_gated(kind, name, has_token=False))
@@ -124,7 +125,7 @@ def fetch_repository(remote: Remote, folder: Path) -> None:
         checked = HfApi(token=token).verify_repo_checksums(name, **what)
     except hub_errors.GatedRepoError as error:
         raise DataError(_gated(kind, name, has_token=bool(token))) from error
-    except (hub_errors.HfHubHTTPError, OSError) as error:
+    except (hub_errors.HTTPError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
         raise DataError(
             f"{remote.source}: the download stopped: {_line(error)}; the same command continues it"
         ) from error
