@@ -108,6 +108,15 @@ def test_a_signed_link_of_the_hub_is_told_without_its_query(
     assert "eyJT" not in told
 
 
+@pytest.mark.parametrize("end", ["/?X-Sig=ab", "/a?X-Sig='ab", "/a?b='X-Sig=ab", '/a?X-Sig=a"ab'])
+def test_no_part_of_a_query_is_told(end: str) -> None:
+    from workloads.data.download import _line
+
+    told = _line(OSError(f"Forbidden for url: https://cdn.example{end} (Request ID: 1)"))
+    path = end.partition("?")[0]
+    assert told == f"Forbidden for url: https://cdn.example{path}?... (Request ID: 1)"
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
