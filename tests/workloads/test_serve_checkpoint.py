@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from workloads.serve.weights import Weights, find_weights
 SMALL = ("train.sequence_length=1600", "train.overlong=drop", "train.max_steps=2")
 
 
-def found(folder: Path) -> Weights:
+def found(folder: Path, **settings: str) -> Weights:
     """What `--checkpoint FOLDER` serves."""
-    config = parse(ServeConfig, {"checkpoint": str(folder)}, at="serve")
+    config = parse(ServeConfig, {"checkpoint": str(folder), **settings}, at="serve")
     return find_weights(config, "tiny", Places())
 
 
@@ -75,6 +76,21 @@ def test_slices_of_two_ranks_are_served_as_one_model(
     same(weights.model_dir / "model.safetensors", folder / "final" / "model.safetensors")
     model = load_model(weights.model_dir, dtype=torch.float32, device=torch.device("cpu"))
     assert model(torch.tensor([[5, 6, 7]])).logits.isfinite().all()
+
+
+def test_nothing_stays_of_a_checkpoint_that_is_refused(places: Path, run: Any) -> None:
+    run("prepare-data")
+    assert run("train", *SMALL)[0] == 0
+    folder = places / "chkpt" / "finetune" / "12" / "checkpoint-2"
+    with pytest.raises(DataError, match=r"serve\.tuned_name: 'tiny' is the base's name too"):
+        found(folder, tuned_name="tiny")
+    settings = places / "results" / "12" / "config.json"
+    values = json.loads(settings.read_text())
+    values["train"]["lora"]["dora"] = True
+    settings.write_text(json.dumps(values))
+    with pytest.raises(DataError, match=rf"{folder}: .* DoRA .*export_merged"):
+        found(folder)
+    assert not list((places / "results").rglob("*served-*"))
 
 
 def test_a_checkpoint_that_is_damaged_or_without_its_settings_is_refused(

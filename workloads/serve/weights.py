@@ -79,10 +79,15 @@ def find_weights(config: ServeConfig, model: str, places: Places) -> Weights:
             base_dir = places.model_dir(model)
             config = replace(config, served_name=config.served_name or base_dir.name)
             folder = own_dir = consolidated(found, model_dir=base_dir, places=places)
-        if (folder / ADAPTER_CONFIG).is_file():
-            weights = _beside_base(config, folder, places.model_dir(model))
-        else:
-            weights = _whole(config, folder, model, places, at=at)
+        try:
+            if (folder / ADAPTER_CONFIG).is_file():
+                weights = _beside_base(config, folder, places.model_dir(model))
+            else:
+                weights = _whole(config, folder, model, places, at=at)
+        except Exception:
+            if own_dir is not None:  # no server comes up that removes it at its end
+                shutil.rmtree(own_dir, ignore_errors=True)
+            raise
         return replace(weights, own_dir=own_dir)
     if config.adapter == AUTO:
         base_dir = places.model_dir(model)
@@ -181,6 +186,11 @@ def consolidated(found: Candidate, *, model_dir: Path, places: Places) -> Path:
     if problem := found.problem():
         raise DataError(f"{found.path}: {problem}; name another checkpoint, or the run's final/")
     config = _settings(found, places)
+    if config.has_adapters and config.lora.dora:
+        raise DataError(
+            f"{found.path}: of a run with DoRA (lora.dora), which answers in no batch with its "
+            "base; end the run with train.export_merged: true and name its merged/ by serve.merged"
+        )
     weights = _weights(found.path)
     target = places.path("results") / job_id() / f"served-{found.path.name}"
     with atomic.new_directory(target, replace=True) as partial:
