@@ -270,6 +270,8 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         def load(self, names: list[str]) -> None:
             if names == ["arc_easy"]:
                 raise ConnectionError("Couldn't reach 'allenai/ai2_arc' on the Hub")
+            if names == ["arc_twice"]:
+                raise ValueError("Duplicate task 'arc' in the paths")
             if names != ["arc"]:
                 raise KeyError(f"Spec '{names[0]}' is not a registered task/group/tag name")
 
@@ -305,6 +307,7 @@ def test_lm_eval_gets_both_models_and_its_numbers_are_recorded(
     ("task", "exit_code", "said"),
     [
         ("arc_esay", ExitCode.BAD_CONFIG, "Spec 'arc_esay' is not a registered"),
+        ("arc_twice", ExitCode.BAD_CONFIG, "Duplicate task 'arc' in the paths; `lm-eval ls"),
         ("arc_easy", ExitCode.BAD_DATA, "Couldn't reach 'allenai/ai2_arc' on the Hub"),
     ],
 )
@@ -320,6 +323,21 @@ def test_a_task_of_lm_eval_that_cannot_be_read_is_told_before_a_model_is_loaded(
     code, record = lm_eval(recipe_file, capsys, f'evaluate.lm_eval_tasks=["{task}"]')
     assert (code, harness) == (exit_code, [])
     assert record["reason"].startswith(f"evaluate.lm_eval_tasks: {said}")
+
+
+def test_tasks_of_an_older_lm_eval_are_read_by_its_own_name_for_that(
+    trained: Any,
+    recipe_file: Path,
+    capsys: Any,
+    harness: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`load` came with 0.4.13."""
+    manager = sys.modules["lm_eval.tasks"].TaskManager
+    monkeypatch.setattr(manager, "load_task_or_group", manager.load, raising=False)
+    monkeypatch.delattr(manager, "load")
+    assert lm_eval(recipe_file, capsys, 'evaluate.lm_eval_tasks=["arc"]')[0] == 0
+    assert len(harness) == 2
 
 
 def test_lm_eval_itself_scores_a_task_of_the_users_own(

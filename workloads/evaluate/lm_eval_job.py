@@ -83,11 +83,13 @@ def _check_tasks(config: EvaluateConfig) -> None:
     """Refuse tasks that cannot be read; the harness itself would find out after it has a model."""
     at("lm-eval reads its tasks")
     manager: Any = importlib.import_module(f"{PACKAGE}.tasks").TaskManager()
+    load = getattr(manager, "load", None) or manager.load_task_or_group  # before 0.4.13
     try:
-        manager.load(list(config.lm_eval_tasks))
-    except KeyError as error:
+        load(list(config.lm_eval_tasks))
+    except (KeyError, ValueError) as error:  # no such task; two of one name
+        said = error.args[0] if isinstance(error, KeyError) else error
         raise ConfigError(
-            f"evaluate.lm_eval_tasks: {error.args[0]}; `lm-eval ls tasks` lists what there is"
+            f"evaluate.lm_eval_tasks: {said}; `lm-eval ls tasks` lists what there is"
         ) from error
     except OSError as error:  # those of `datasets` for what is not there and cannot be reached too
         raise DataError(
