@@ -499,6 +499,10 @@ def test_a_serve_job_is_found_by_its_endpoint_and_its_key(load: RunLoad, tmp_pat
         ("http://localhost:http/v1", "Port could not be cast to integer value as 'http'"),
         ("http://[::1/v1", "Invalid IPv6 URL"),
         ("http://localhost:0/v1", "port 0; allowed: 1 to 65535"),
+        (
+            "http://a..b/v1",
+            "encoding with 'idna' codec failed (UnicodeError: label empty or too long)",
+        ),
     ],
 )
 def test_an_address_that_cannot_be_read_is_refused_with_the_reason(url: str, reason: str) -> None:

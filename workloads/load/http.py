@@ -196,6 +196,7 @@ class HttpClient:
             port = parts.port
             if port == 0:
                 raise ValueError("port 0; allowed: 1 to 65535")
+            (parts.hostname or "").encode("idna")  # as the look-up of the name will do
         except ValueError as error:
             raise ConfigError(f"{refusal}: {error}") from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
