@@ -317,8 +317,6 @@ def save(state: Path, region: str, prices: Sequence[Price]) -> Path:
 def load(state: Path, region: str) -> tuple[Price, ...]:
     """The kept estimates; none where nothing was asked for yet, LivePriceError where damaged."""
     path = cache_file(state, region)
-    if not path.is_file():
-        return ()
     decoder = Decoder()
     try:
         document = read_document(path)
@@ -328,6 +326,8 @@ def load(state: Path, region: str) -> tuple[Price, ...]:
         readings = read_prices(decoder, document.get("prices"), f"{path}.prices")
         refuse(decoder)
     except PriceBookError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return ()
         problems = (f"{line}; {_REMEDY}" for line in str(error).splitlines())
         raise LivePriceError("\n".join(problems)) from error
     return tuple(

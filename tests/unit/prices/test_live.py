@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
@@ -159,6 +161,28 @@ def test_a_damaged_file_is_refused_with_its_key_and_what_to_do(
     assert first.startswith(str(path))
     assert problem in first
     assert first.endswith("run `soperator cost prices --refresh`, or delete the file")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_not_taken_for_no_estimates(
+    tmp_path: Path, make: Callable[[Path], None]
+):
+    path = prices.cache_file(tmp_path, "eu-north1")
+    path.parent.mkdir(parents=True)
+    make(path)
+    with pytest.raises(LivePriceError, match=r"cannot be read: .*delete the file"):
+        prices.load(tmp_path, "eu-north1")
+
+
+def test_a_folder_that_cannot_be_entered_is_not_taken_for_no_estimates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def denied(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("stacks.files.os.open", denied)
+    with pytest.raises(LivePriceError, match=r"Permission denied.*delete the file"):
+        prices.load(tmp_path, "eu-north1")
 
 
 def test_a_truncated_file_is_refused_in_one_line(tmp_path: Path):
