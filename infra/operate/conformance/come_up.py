@@ -423,7 +423,7 @@ class ComeUp:
             yield from not_run(STEPS[count:], *error.args)
         except OperatorError as error:
             why = Obstacle(subject="release soperator", cause=str(error))
-            yield Step(name="reconciled", counted="", obstacles=(why,))
+            yield Step(name=STEPS[count], counted="", obstacles=(why,))
             yield from not_run(STEPS[count + 1 :], "the operator does not run")
 
     def _steps(self, spec: StackSpec, server: ApiServer, folder: Path) -> Iterator[Step]:
