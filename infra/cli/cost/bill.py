@@ -226,7 +226,8 @@ def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChang
     was, now = set(stack_names(then)), set(stack_names())
     found: list[StackChange] = []
     for name in stacks or sorted(was | now):
-        after = of_stack(name) if name in now else None
+        # What neither has is refused as every unknown stack is.
+        after = None if name in was - now else of_stack(name)
         before, problem = None, None
         if name in was:
             try:

@@ -188,6 +188,15 @@ def test_a_folder_that_is_no_checkout_is_refused(state: Path, tmp_path: Path):
     refused(cost("--compare", str(tmp_path / "Pulumi.x.yaml")), "give a checkout")
 
 
+def test_a_stack_that_neither_checkout_has_is_refused(checkout: Path) -> None:
+    compared = cost("--stack", "l40s-dv", "--compare", str(checkout))
+    assert refused(compared, "l40s-dv") == refused(cost("--stack", "l40s-dv"), "l40s-dev")
+    (checkout / "stacks" / "Pulumi.l40s-dev.yaml").rename(checkout / "stacks" / "Pulumi.gone.yaml")
+    result = cost("--stack", "gone", "--compare", str(checkout))
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("gone: The stack is removed: ")
+
+
 def test_a_figure_is_explained_from_either_side_of_the_verb(state: Path):
     one = cost("explain", "total", "--stack", "l40s-dev")
     other = cost("--stack", "l40s-dev", "explain", "total")
