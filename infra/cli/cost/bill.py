@@ -122,6 +122,8 @@ def _bill_text(stack: str, format: Format) -> tuple[str, bool]:
 
 def _compared(stack: str | None, targets: list[str], format: Format) -> str:
     folder = Path(targets[0])
+    if folder.suffix in {".yaml", ".yml"} and not folder.is_dir():
+        raise UserError(f"--compare {folder}: give its checkout, and the stack by --stack")
     if len(targets) == 1 and (folder.is_dir() or len(folder.parts) > 1):
         return _since_checkout(stack, folder, format)
     names = [stack or DEFAULT_STACK, *targets]
@@ -222,6 +224,7 @@ def since_checkout(folder: Path, stacks: Sequence[str] = ()) -> tuple[StackChang
         raise UserError(f"--compare {folder}: no folder {_STACKS} in it; give a checkout")
     prices_dir = folder / _PRICES
     if not prices_dir.is_dir():
+        note(f"--compare {folder}: no folder {_PRICES} in it; priced by the price books of today")
         prices_dir = PRICES_DIR
     was, now = set(stack_names(then)), set(stack_names())
     found: list[StackChange] = []

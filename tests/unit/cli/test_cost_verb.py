@@ -185,7 +185,12 @@ def test_an_unknown_price_book_is_refused_by_its_key(
 
 def test_a_folder_that_is_no_checkout_is_refused(state: Path, tmp_path: Path):
     refused(cost("--compare", str(tmp_path)), f"--compare {tmp_path}", "no folder stacks")
-    refused(cost("--compare", str(tmp_path / "Pulumi.x.yaml")), "give a checkout")
+    refused(cost("--compare", str(tmp_path / "base")), "give a checkout")
+
+
+@pytest.mark.parametrize("name", ["stacks/Pulumi.local.yaml", "Pulumi.local.yaml", "base/x.yml"])
+def test_a_stack_file_is_refused_with_what_to_give_instead(state: Path, name: str) -> None:
+    refused(cost("--compare", name), f"--compare {name}: give its checkout, and the stack by")
 
 
 def test_a_stack_that_neither_checkout_has_is_refused(checkout: Path) -> None:
@@ -195,6 +200,19 @@ def test_a_stack_that_neither_checkout_has_is_refused(checkout: Path) -> None:
     result = cost("--stack", "gone", "--compare", str(checkout))
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("gone: The stack is removed: ")
+
+
+def test_a_checkout_without_price_books_is_told_to_be_priced_by_those_of_today(
+    checkout: Path,
+) -> None:
+    with_books = cost("--compare", str(checkout), "--stack", "l40s-dev")
+    assert with_books.stderr == ""
+    shutil.rmtree(checkout / "cost")
+    without = cost("--compare", str(checkout), "--stack", "l40s-dev")
+    assert (without.exit_code, without.stdout) == (0, with_books.stdout)
+    assert without.stderr == (
+        f"--compare {checkout}: no folder cost/prices in it; priced by the price books of today\n"
+    )
 
 
 def test_a_figure_is_explained_from_either_side_of_the_verb(state: Path):
