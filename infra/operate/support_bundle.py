@@ -31,6 +31,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from infra.clients.kube import KubeClient, Object
+from infra.clients.kube_rules import holds
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell
 from infra.files import write
@@ -305,11 +306,11 @@ _KEPT: Final = (
 )
 _SLURM: Final = "slurm.nebius.ai"
 _STATUS: Final = (
-    ("kube/nodes.json", "nodes", "v1", "Node"),
-    ("kube/claims.json", "claims of disks", "v1", "PersistentVolumeClaim"),
-    ("kube/clusters.json", "Slurm clusters", f"{_SLURM}/v1", "SlurmCluster"),
-    ("kube/nodesets.json", "nodesets", f"{_SLURM}/v1alpha1", "NodeSet"),
-    ("kube/checks.json", "active checks", f"{_SLURM}/v1alpha1", "ActiveCheck"),
+    ("kube/nodes.jsonl", "nodes", "v1", "Node"),
+    ("kube/claims.jsonl", "claims of disks", "v1", "PersistentVolumeClaim"),
+    ("kube/clusters.jsonl", "Slurm clusters", f"{_SLURM}/v1", "SlurmCluster"),
+    ("kube/nodesets.jsonl", "nodesets", f"{_SLURM}/v1alpha1", "NodeSet"),
+    ("kube/checks.jsonl", "active checks", f"{_SLURM}/v1alpha1", "ActiveCheck"),
 )
 
 
@@ -334,7 +335,7 @@ def parts_of_kube(spec: Callable[[], StackSpec], client: Callable[[], KubeClient
     return [
         Part("kube/version.txt", "version of the API", lambda: client().version()),
         Part("kube/events.txt", "events of our namespaces", events),
-        Part("kube/pods.json", "pods and why they wait", lambda: _statuses(ours("Pod"))),
+        Part("kube/pods.jsonl", "pods and why they wait", lambda: _statuses(ours("Pod"))),
         *(Part(name, says, statuses(*kind)) for name, says, *kind in _STATUS),
     ]
 
@@ -348,15 +349,24 @@ def _event(each: Object) -> tuple[str, ...]:
 
 
 def _statuses(objects: Iterable[Object]) -> str:
-    """What each says of itself and, of a pod, the node that it is on."""
-    found: list[Object] = []
-    for each in objects:
+    """A line of JSON of each: what it says of itself and, of a pod, the node that it is on.
+
+    What is not Ready comes last: of a part that is too long, the end is kept.
+    """
+    found: list[str] = []
+    for each in sorted(objects, key=_is_unready):
         kept = {name: each["metadata"][name] for name in _KEPT if name in each["metadata"]}
         said: Object = {"metadata": kept, "status": each.get("status")}
         if node := (each.get("spec") or {}).get("nodeName"):
             said["nodeName"] = node
-        found.append(said)
-    return json.dumps(found, indent=1)
+        found.append(f"{json.dumps(said)}\n")
+    return "".join(found)
+
+
+def _is_unready(each: Object) -> bool:
+    """Whether it does not say that it is Ready; a pod that succeeded does not, and is well."""
+    ended_well = (each.get("status") or {}).get("phase") == "Succeeded"
+    return not holds(each, "Ready") and not ended_well
 
 
 _WORDS: Final = (

@@ -264,10 +264,34 @@ def test_of_kubernetes_no_secret_and_no_spec_is_taken() -> None:
         .endswith("| Warning | Pod/soperator/worker-0 | BackOff | image is away")
     )
     assert "not ours" not in found["kube/events.txt"]
-    (pod,) = json.loads(found["kube/pods.json"])
+    (pod,) = map(json.loads, found["kube/pods.jsonl"].splitlines())
     assert pod["nodeName"] == "node-0"
     assert pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"] == "CrashLoopBackOff"
-    assert '"phase": "Ready"' in found["kube/nodesets.json"]
+    assert '"phase": "Ready"' in found["kube/nodesets.jsonl"]
+
+
+@pytest.mark.usefixtures("public_key_file")
+def test_of_many_pods_whole_lines_are_kept_and_what_is_not_ready(tmp_path: Path) -> None:
+    pods: list[dict[str, Any]] = []
+    for number in range(1000):
+        place = {"name": f"pod-{number}", "namespace": "kube-system" if number < 9 else "soperator"}
+        ready = {"type": "Ready", "status": "True", "message": "x" * 4000}
+        pods.append({"metadata": place, "status": {"phase": "Running", "conditions": [ready]}})
+    pods[3]["status"]["conditions"][0]["status"] = "False"
+    # An image that cannot be pulled, before anything is said of Ready; a job that is done.
+    pods[4]["status"] = {"phase": "Pending"}
+    pods[5]["status"]["phase"] = "Succeeded"
+    pods[5]["status"]["conditions"][0]["status"] = "False"
+    kube = Kube()
+    kube.list = lambda version, kind: pods  # type: ignore[method-assign]
+    parts = parts_of_kube(lambda: load_stack("local"), lambda: kube)  # type: ignore[arg-type,return-value]
+    wanted = [each for each in parts if each.name == "kube/pods.jsonl"]
+    first, *lines = read(written(tmp_path, *wanted))["kube/pods.jsonl"].splitlines()
+    assert "characters before this are left out" in first
+    names = [json.loads(line)["metadata"]["name"] for line in lines]
+    assert names[-3:] == ["pod-999", "pod-3", "pod-4"]
+    assert len(names) > 400
+    assert "pod-5" not in names
 
 
 @pytest.fixture
@@ -317,7 +341,7 @@ def test_an_invalid_stack_file_costs_its_parts_alone(
     done = run("-o", "mine.tar.gz")
     assert done.exit_code == 69, done.output
     assert (alone / "mine.tar.gz").is_file()
-    assert "NOT RUN  kube/pods.json: pods and why they wait: stacks/Pulumi.local" in done.output
+    assert "NOT RUN  kube/pods.jsonl: pods and why they wait: stacks/Pulumi.local" in done.output
 
 
 def test_a_file_that_is_there_is_not_written_over(alone: Path) -> None:
