@@ -112,7 +112,7 @@ def test_a_trace_is_read_in_the_order_of_time(tmp_path: Path):
         ("a.jsonl", '{"at_s": 1, "output_tokens": 0}\n', "output_tokens: got 0, expected 1 to"),
         ("a.jsonl", '{"at_s": true}\n', "at_s: got true"),
         ("a.jsonl", '{"at_s": 1}\n', "1 arrivals; a trace needs 2"),
-        ("a.csv", "at_s\n1\n", "a.csv:1: not JSON"),
+        ("a.csv", "at_s\n1\n", r'a.csv: a trace is a .jsonl file, one {"at_s": ...} a line$'),
         ("missing.jsonl", None, "missing.jsonl: cannot be read"),
     ],
 )

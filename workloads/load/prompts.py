@@ -116,6 +116,9 @@ def read_trace(path: Path) -> tuple[Arrival, ...]:
 
     A line that is not JSON ends the reading.
     """
+    if path.suffix != ".jsonl":
+        form = 'a trace is a .jsonl file, one {"at_s": ...} a line'
+        raise DataError(f"load.open_loop.trace: {path}: {form}")
     problems: list[str] = []
     found: list[Arrival] = []
     try:
