@@ -185,13 +185,12 @@ def consolidated(found: Candidate, *, model_dir: Path, places: Places) -> Path:
     """Return a new folder with the weights of a checkpoint: an adapter, or a whole model."""
     if problem := found.problem():
         raise DataError(f"{found.path}: {problem}; name another checkpoint, or the run's final/")
-    config = _settings(found, places)
+    config, weights = _settings(found, places), _weights(found.path)
     if config.has_adapters and config.lora.dora:
         raise DataError(
             f"{found.path}: of a run with DoRA (lora.dora), which answers in no batch with its "
             "base; end the run with train.export_merged: true and name its merged/ by serve.merged"
         )
-    weights = _weights(found.path)
     target = places.path("results") / job_id() / f"served-{found.path.name}"
     with atomic.new_directory(target, replace=True) as partial:
         if config.has_adapters:
