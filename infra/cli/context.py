@@ -308,6 +308,12 @@ def git_revision() -> str | None:
     return git(CHECKOUT, "rev-parse", "HEAD")
 
 
+def given(ctx: typer.Context) -> list[Any]:
+    """The parameters that the command line itself gives, without those of a default."""
+    sources = [(each, ctx.get_parameter_source(each.name or "")) for each in ctx.command.params]
+    return [each for each, source in sources if source and source.name == "COMMANDLINE"]
+
+
 OutputOption = Annotated[
     Path | None, opt("Write to this file, whole or not at all.", "--output", "-o", "FILE")
 ]

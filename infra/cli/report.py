@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 from cost.report.layout import Format
@@ -33,16 +32,9 @@ def report(
         ReportFormat,
         opt("The page; or its answers and what the finetune brought, as text or JSON."),
     ] = ReportFormat.HTML,
-    out: Annotated[
-        Path | None,
-        opt(
-            "File to write; of the page the state folder's by default, else standard output.",
-            "--out",
-            "-o",
-        ),
-    ] = None,
+    output: OutputOption = None,
 ) -> None:
-    """Write report.html from what is declared and measured; prints its path."""
+    """Write what is declared and measured as a page, report.html in the state folder by default."""
     spec, state = context.spec(stack), context.state_root()
     # A page that leaves a damaged record out looks like one of a job that never ran.
     load_whole_records(state, stack)
@@ -51,11 +43,11 @@ def report(
         loop = close_loop(found)
         plain = format is ReportFormat.JSON
         text = json.dumps(plain_loop(loop), indent=2) if plain else loop_text(loop, Format(format))
-        put(text.rstrip("\n") + "\n", out)
+        put(text.rstrip("\n") + "\n", output)
         return
-    if out is None:
+    if output is None:
         state.mkdir(parents=True, exist_ok=True)
-    put(render(found), out or state / "report.html")
+    put(render(found), output or state / "report.html")
 
 
 def draw(stack: StackOption = DEFAULT_STACK, file: OutputOption = None) -> None:

@@ -75,8 +75,7 @@ def cost(
     if compare and (alternatives or without):
         raise UserError("--compare and --alternatives are two questions; ask one at a time")
     if compare:
-        given = ctx.get_parameter_source("stack")
-        is_given = given is not None and given.name == "COMMANDLINE"
+        is_given = "stack" in [each.name for each in context.given(ctx)]
         put(_compared(stack if is_given else None, compare, format), output)
     elif alternatives or without:
         put(_alternatives(stack, without or [], format), output)
@@ -90,10 +89,7 @@ def cost(
 
 def _hand_on(ctx: typer.Context, command: str, stack: str) -> None:
     """The stack to the command; what else was given before it would have no effect."""
-    for each in ctx.command.params:
-        given = ctx.get_parameter_source(each.name or "")
-        if given is None or given.name != "COMMANDLINE":
-            continue
+    for each in context.given(ctx):
         if each.name != "stack":
             ctx.fail(f"{each.opts[0]}: give the options of {command!r} after it")
         ctx.default_map = {command: {"stack": stack}}

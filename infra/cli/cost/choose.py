@@ -39,6 +39,7 @@ class Rule(StrEnum):
 
 
 def size(
+    ctx: typer.Context,
     model: Annotated[
         str | None,
         arg(
@@ -77,6 +78,16 @@ def size(
     if layers is not None and not checkpointing:
         both = "--no-checkpointing and --checkpointing-layers"
         raise typer.BadParameter(f"{both} exclude each other; give one of them")
+    training = {"method", "rank", "batch", "checkpointing", "layers"}
+    flag, idle = "without --serve", {"streams"}
+    if rule is not None:
+        flag, idle = "--rule", training | {"stack", "seq", "gpus", "serve", "streams", "prices"}
+    elif serve:
+        flag, idle = "--serve", training | {"gpu_mem"}
+    elif model is None:
+        flag, idle = "of a whole catalog", {"streams", "gpu_mem"}
+    if unused := [each.opts[0] for each in context.given(ctx) if each.name in idle]:
+        ctx.fail(f"{flag}: {', '.join(unused)} would change nothing; leave it out")
     if rule is not None:
         found = answer.deck_answer(model, dtype=dtype, gpu_memory_gb=gpu_mem)
     else:

@@ -31,7 +31,7 @@ def test_the_loop_is_printed_as_text_and_writes_no_page(state: Path) -> None:
 def test_the_loop_goes_to_a_file_as_json(state: Path) -> None:
     write_loop(state, load=False)
     file = state / "loop.json"
-    result = RUNNER.invoke(app, ["report", "--format", "json", "--out", str(file)])
+    result = RUNNER.invoke(app, ["report", "--format", "json", "--output", str(file)])
     assert result.exit_code == 0, result.output
     assert result.stdout.strip() == str(file)
     found = json.loads(file.read_text())

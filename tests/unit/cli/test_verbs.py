@@ -153,7 +153,7 @@ def test_a_damaged_record_is_told_in_one_line_by_a_verb_that_can_do_without(
 def test_a_report_that_cannot_be_written_is_refused_and_leaves_nothing(state: Path) -> None:
     folder = state / "folder.html"
     folder.mkdir()
-    result = RUNNER.invoke(app, ["report", "--stack", "local", "--out", str(folder)])
+    result = RUNNER.invoke(app, ["report", "--stack", "local", "--output", str(folder)])
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
         f"soperator: {folder}: Is a directory; nothing was written: give a file in a folder that "

@@ -41,6 +41,21 @@ def test_the_rule_of_seed_004_needs_no_model() -> None:
     assert " 1024 " in out, "GPUs without a comma, in the deck's column as in the planner's"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--rule", "2024-deck", "--stack", "l40s-dev", "--seq", "8"], "--rule: --stack, --seq"),
+        (["Qwen3-8B", "--serve", "--rank", "8"], "--serve: --rank"),
+        (["Qwen3-8B", "--streams", "8"], "without --serve: --streams"),
+        (["--gpu-mem", "48"], "of a whole catalog: --gpu-mem"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(arguments: list[str], told: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert f"{told} would change nothing" in err
+
+
 @pytest.mark.feature("S004-15")
 def test_the_memory_of_a_gpu_is_asked_for_as_an_option() -> None:
     given = "--rule", "2024-deck", "--gpu-mem", "80", "--format", "json"
