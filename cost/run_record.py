@@ -7,8 +7,9 @@ cost/ and workloads/ share these file formats, not code.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
@@ -39,6 +40,7 @@ def _measure(value: object) -> tuple[object, str | None]:
 
 
 Measure = Annotated[Decimal, _measure]
+AnyText = Annotated[str, any_text]
 
 
 class RunRecordError(UserError):
@@ -173,7 +175,7 @@ class LoadCurve:
 
     slo: Slo
     curve: tuple[LoadPoint, ...]
-    model: Annotated[str, any_text] | None = None
+    model: AnyText | None = None
     """Name in the API that was asked; None where the file does not say."""
 
     @property
@@ -262,6 +264,14 @@ class Hardware:
     num_gpus_declared: CountOrZero
 
 
+_COMMIT: Final = re.compile(r"[0-9a-f]{7,64}")
+
+
+def _commit(value: object) -> tuple[object, str | None]:
+    """What is a commit: git might take another text for an option."""
+    return (value if isinstance(value, str) and _COMMIT.fullmatch(value) else None), None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """One job."""
@@ -281,15 +291,29 @@ class RunRecord:
     model: str | None
     recipe: str
     metrics: Mapping[str, Measure]
-    tuned_dir: str | None = None
-    """Folder of the tuned weights that the job wrote, measured or served, inside the jobs."""
     curve: LoadCurve | None = None
     """What a load test found, from load.json beside its record; None without the file."""
+    reason: AnyText | None = None
+    """Why it did not pass."""
+    code_hash: AnyText | None = None
+    git_revision: Annotated[str | None, _commit] = None
+    data_hash: AnyText | None = None
+    """SHA-256 of the file of rows that it read or made, the artifact `data_file`."""
+    world_size: int = 1
+    versions: Mapping[str, AnyText] = field(default_factory=dict[str, str])
+    environment: Mapping[str, AnyText] = field(default_factory=dict[str, str])
+    artifacts: Mapping[str, AnyText] = field(default_factory=dict[str, str])
+    """Files and folders on the cluster that it read or wrote."""
 
     @property
     def duration_s(self) -> Decimal:
         """Seconds from start to end."""
         return Decimal(int((self.finished_at - self.started_at).total_seconds()))
+
+    @property
+    def tuned_dir(self) -> str | None:
+        """Folder of the tuned weights that the job wrote, measured or served, inside the jobs."""
+        return self.artifacts.get("adapter_dir") or self.artifacts.get("model_dir")
 
 
 def load_run_records(folder: Path) -> tuple[tuple[RunRecord, ...], tuple[str, ...]]:
@@ -319,11 +343,8 @@ def load_run_records(folder: Path) -> tuple[tuple[RunRecord, ...], tuple[str, ..
 def parse_run_record(text: str, path: str) -> RunRecord:
     """The record in the text; `path` names it in errors."""
     document = read_object(text, path, SCHEMA_VERSION)
-    artifacts, tuned = document.get("artifacts"), None
-    if is_map(artifacts):
-        tuned = artifacts.get("adapter_dir") or artifacts.get("model_dir")
     # Whatever a job writes under these names is not what the record calls so.
-    own = {"path": path, "tuned_dir": tuned, "curve": None}
+    own = {"path": path, "curve": None}
     record = _decoded(RunRecord, {**document, **own}, path)
     if record.finished_at < record.started_at:
         raise RunRecordError(

@@ -95,8 +95,6 @@ class Report:
     """Oldest first."""
     lineage: Lineage
     """The runs that the figures are of; the others are listed apart."""
-    details: Mapping[str, Mapping[str, Any]]
-    """Raw record by path of its file: versions, code hash, reason."""
     losses: tuple[tuple[int, float], ...]
     """(step, loss) of the lineage's training, steps from 1."""
     eval_losses: tuple[tuple[int, float], ...]
@@ -123,7 +121,6 @@ def collect(spec: StackSpec, state: Path) -> Report:
         assumed=unit_costs(spec, bill.estimate, ()),
         records=records,
         lineage=line,
-        details={each.path: read_object(Path(each.path)) for each in records},
         losses=losses(Path(training.path).parent) if training else (),
         eval_losses=losses(Path(training.path).parent, "eval_loss") if training else (),
         gpus=gpu_use(Path(training.path).parent) if training else None,

@@ -18,8 +18,9 @@ TOLERANCE: Final = 0.01
 
 HEADERS: Final = ("WHAT", "NAME", "UNIT", "FIRST", "SECOND", "CHANGE")
 _IDENTITY: Final = """
-record.job record.kind record.recipe record.model record.engine record.outcome reason
-ranks=world_size nodes=record.hardware.num_nodes record.hardware.preset record.hardware.device
+record.job record.kind record.recipe record.model record.engine record.outcome record.reason
+ranks=record.world_size nodes=record.hardware.num_nodes record.hardware.preset
+record.hardware.device
 """
 # Endings of metrics' names; the longest that fits counts.
 _UNITS: Final = {
@@ -64,7 +65,7 @@ def diff(first: Run, second: Run, *, tolerance: float = TOLERANCE) -> RunDiff:
             *_unequal("code", _code(first), _code(second)),
             *_unequal("data", _data(first), _data(second)),
             *_unequal("setting", first.settings, second.settings),
-            *_unequal("environment", first.environment, second.environment),
+            *_unequal("environment", first.record.environment, second.record.environment),
             *_results(first, second),
             *_cost(first, second),
         ),
@@ -105,12 +106,12 @@ def unit(metric: str) -> str:
 
 
 def _code(run: Run) -> Mapping[str, object]:
-    versions = {f"version of {name}": value for name, value in run.versions.items()}
-    return {"code": run.code_hash, "revision": run.git_revision, **versions}
+    versions = {f"version of {name}": value for name, value in run.record.versions.items()}
+    return {"code": run.record.code_hash, "revision": run.record.git_revision, **versions}
 
 
 def _data(run: Run) -> Mapping[str, object]:
-    return {"hash": run.data_hash, "file": run.data_file}
+    return {"hash": run.record.data_hash, "file": run.record.artifacts.get("data_file")}
 
 
 def _unequal(
@@ -153,7 +154,7 @@ def _notes(first: Run, second: Run) -> Iterator[str]:
     for run in (first, second):
         if run.recipe is None:
             yield f"run {run.name} kept no recipe.json: its settings are not compared"
-        if run.data_hash is None and run.record.kind in ("train", "prepare-data"):
+        if run.record.data_hash is None and run.record.kind in ("train", "prepare-data"):
             yield f"run {run.name} has no data hash: its data is not compared"
         if run.usd is None:
             ask = f"soperator cost spend -s {run.stack}"

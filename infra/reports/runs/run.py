@@ -43,7 +43,6 @@ _SPEEDS: Final = {
     "train": "train_tokens_per_s",
     "load": "operating_output_tokens_per_s",
 }
-_COMMIT: Final = re.compile(r"[0-9a-f]{7,64}")
 _ANY_SPEED: Final = "output_tokens_per_s"
 
 
@@ -55,16 +54,6 @@ class Run:
     """Job id; of a run that others pulled `ID@CLUSTER`, as ids start again on a new cluster."""
     folder: Path
     record: RunRecord
-    code_hash: str | None
-    git_revision: str | None
-    data_hash: str | None
-    """SHA-256 of the file of rows that it read or made; None where its record has none."""
-    data_file: str | None
-    """That file on the cluster."""
-    reason: str | None
-    environment: Mapping[str, str]
-    versions: Mapping[str, str]
-    world_size: int
     recipe: Mapping[str, Any] | None
     """The recipe with every setting in it; None for a run that kept none."""
     submission: Submission | None
@@ -164,28 +153,16 @@ def _run(
     rates: Estimate | None,
 ) -> Run:
     folder = Path(record.path).parent
-    detail = read_object(Path(record.path))
     submission = history.read_submission(folder / history.SUBMISSION)
     actual = _shared_actual(folder) if is_shared else None
     if actual is None and submission is not None:
         actual = ended.get((submission.cluster, record.job_id))
     usd, usd_from = _cost(record, actual, rates)
     recipe = read_object(folder / RECIPE)
-    artifacts, world_size = detail.get("artifacts"), detail.get("world_size")
-    revision = _text(detail, "git_revision") or ""
     return Run(
         name=folder.name.replace("-", "@") if is_shared else record.job_id,
         folder=folder,
         record=record,
-        code_hash=_text(detail, "code_hash"),
-        # None for what is no commit: git might take it for an option.
-        git_revision=revision if _COMMIT.fullmatch(revision) else None,
-        data_hash=_text(detail, "data_hash"),
-        data_file=_text(artifacts, "data_file"),
-        reason=_text(detail, "reason"),
-        environment=_texts(detail.get("environment")),
-        versions=_texts(detail.get("versions")),
-        world_size=world_size if isinstance(world_size, int) else 1,
         recipe=recipe or None,
         submission=submission,
         usd=usd,
@@ -225,16 +202,6 @@ def _shared_actual(folder: Path) -> ActualEntry | None:
     except (OSError, UnicodeDecodeError, LineError, VersionError):
         return None
     return entry if isinstance(entry, ActualEntry) else None
-
-
-def _text(values: object, key: str) -> str | None:
-    """The text under the key; None where there is none."""
-    found = values.get(key) if isinstance(values, Mapping) else None
-    return found if isinstance(found, str) and found else None
-
-
-def _texts(value: object) -> Mapping[str, str]:
-    return {str(k): str(v) for k, v in value.items()} if isinstance(value, Mapping) else {}
 
 
 HEADERS: Final = (
@@ -282,8 +249,8 @@ def rows(runs: Sequence[Run]) -> list[tuple[object, ...]]:
             run.method or run.record.kind,
             None if run.tokens_per_s is None else f"{run.tokens_per_s:,.1f}",
             cost_text(run),
-            run.code_hash,
-            None if run.git_revision is None else run.git_revision[:_SHORT],
+            run.record.code_hash,
+            None if run.record.git_revision is None else run.record.git_revision[:_SHORT],
             f"{run.record.started_at:%Y-%m-%d %H:%M}",
             run.reproduces,
         )
@@ -306,10 +273,10 @@ def notes(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 _PLAIN: Final = """
-run=name record.job record.job_id record.kind record.outcome reason record.model record.recipe
-method tokens_per_s usd usd_from code_hash git_revision data_hash record.started_at
-record.duration_s record.hardware.num_nodes record.hardware.preset record.hardware.device
-world_size reproduces
+run=name record.job record.job_id record.kind record.outcome record.reason record.model
+record.recipe method tokens_per_s usd usd_from record.code_hash record.git_revision
+record.data_hash record.started_at record.duration_s record.hardware.num_nodes
+record.hardware.preset record.hardware.device record.world_size reproduces
 """
 
 
@@ -348,28 +315,29 @@ def check_code(run: Run, code_hash: str, root: Path, state: Path) -> None:
 
     `state`: the state folder, which another checkout must be told to use.
     """
-    if run.code_hash == code_hash:
+    own, commit = run.record.code_hash, run.record.git_revision
+    if own == code_hash:
         return
-    if run.code_hash is None or run.git_revision is None:
+    if own is None or commit is None:
         raise JobsError(
-            f"run {run.name}: its record names no {'code' if run.code_hash is None else 'commit'}, "
+            f"run {run.name}: its record names no {'code' if own is None else 'commit'}, "
             f"and this checkout's code is {code_hash}: it cannot be told what it ran; submit its "
             f"job anew: soperator submit {run.record.job} -s {run.stack}"
         )
-    said = f"run {run.name}: its code is {run.code_hash}, this checkout's {code_hash}"
-    if git(root, "cat-file", "-e", f"{run.git_revision}^{{commit}}") is None:
+    said = f"run {run.name}: its code is {own}, this checkout's {code_hash}"
+    if git(root, "cat-file", "-e", f"{commit}^{{commit}}") is None:
         raise JobsError(
-            f"{said}, and commit {run.git_revision} is not in this repository: git fetch origin "
-            f"{run.git_revision}, or ask who submitted it; without it the run cannot be repeated"
+            f"{said}, and commit {commit} is not in this repository: git fetch origin "
+            f"{commit}, or ask who submitted it; without it the run cannot be repeated"
         )
-    if git(root, "rev-parse", "HEAD") == run.git_revision:
+    if git(root, "rev-parse", "HEAD") == commit:
         raise JobsError(
-            f"{said} at the same commit {run.git_revision[:10]}: files or the stack were changed "
+            f"{said} at the same commit {commit[:10]}: files or the stack were changed "
             "and not committed, then or now; git status and pulumi config tell the changes of now"
         )
     folder = shlex.quote(f"../run-{run.record.job_id}")
     raise JobsError(
-        f"{said}: git worktree add {folder} {run.git_revision}; there make setup "
+        f"{said}: git worktree add {folder} {commit}; there make setup "
         f"and SOPERATOR_STATE={shlex.quote(str(state))} soperator runs reproduce "
         f"{run.name} -s {run.stack} --sync"
     )
@@ -400,24 +368,25 @@ def settings_of(run: Run, job: JobSpec, files: Mapping[str, bytes]) -> tuple[str
 
 def check_data(run: Run, shell: Carrier) -> str | None:
     """Refuses data that is gone or is other data now; a line where it cannot be told."""
-    if run.data_file is None or run.data_hash is None:
+    file, digest = run.record.artifacts.get("data_file"), run.record.data_hash
+    if file is None or digest is None:
         if run.record.kind != "train":
             return None
         return f"run {run.name} has no data hash in its record: its data is not checked"
-    path = shlex.quote(run.data_file)
+    path = shlex.quote(file)
     result, _ = shell.run_bytes(f"test -r {path} || exit {_GONE_EXIT}; sha256sum -- {path}")
     if result.exit_code == _GONE_EXIT:
         raise JobsError(
-            f"run {run.name}: its data {run.data_file} is not on the cluster any more: bring it "
+            f"run {run.name}: its data {file} is not on the cluster any more: bring it "
             f"with soperator data push -s {run.stack}, or make it again with the job that made it"
         )
     if not result.ok:
-        raise JobsError(f"{run.data_file}: sha256sum: {result.stderr.strip() or 'no message'}")
+        raise JobsError(f"{file}: sha256sum: {result.stderr.strip() or 'no message'}")
     now = result.stdout.split()[0] if result.stdout.split() else ""
-    if now != run.data_hash:
+    if now != digest:
         raise JobsError(
-            f"run {run.name}: {run.data_file} is other data now: SHA-256 {now[:16]}..., the run "
-            f"read {run.data_hash[:16]}...; make the data of then again, or submit a run of its "
+            f"run {run.name}: {file} is other data now: SHA-256 {now[:16]}..., the run "
+            f"read {digest[:16]}...; make the data of then again, or submit a run of its "
             f"own: soperator submit {run.record.job} -s {run.stack}"
         )
     return None

@@ -17,7 +17,6 @@ from cost.bill.bill import Bill
 from cost.chat.unit_costs import lengths_text, unit_costs
 from cost.report.layout import aligned, small_usd_text, span
 from cost.run_record import Kind, LoadPoint, RunRecord
-from infra.jobs.records import read_object
 from infra.reports.page import training
 from infra.reports.page.quality import bounds, evaluation_rows, samples
 from infra.setup.demo.runner import roles
@@ -269,7 +268,7 @@ def _next(outcomes: Outcomes, page: Path, *, kept: bool) -> list[str]:
     if kept:
         server = roles(outcomes.report.spec).server.name
         record = outcomes.runs.get(Kind.TRAIN)
-        artifacts = read_object(Path(record.path)).get("artifacts", {}) if record else {}
+        artifacts = {} if record is None else record.artifacts
         adapter = artifacts.get("adapter_dir", "{place:chkpt}/latest")
         serve = f"soperator submit {server} --set serve.adapter={adapter}"
         after = [("serve it again", serve), *after, ("end it all", "make demo DESTROY=1")]

@@ -118,7 +118,9 @@ def test_other_code_is_refused_with_the_way_to_the_runs_own(state: Path, tmp_pat
     with pytest.raises(JobsError, match="at the same commit"):
         again.check_code(run, "f" * 16, root, state)
     with pytest.raises(JobsError, match=f"commit {COMMIT} is not in this repository: git fetch"):
-        again.check_code(replace(run, git_revision=COMMIT), "f" * 16, root, state)
+        again.check_code(
+            replace(run, record=replace(run.record, git_revision=COMMIT)), "f" * 16, root, state
+        )
     subprocess.run(
         [*("git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b.c"),
          *("commit", "-q", "--allow-empty", "-m", "two")],
@@ -159,7 +161,7 @@ def test_the_same_data_passes_and_a_run_without_a_hash_says_so(state: Path) -> N
     (run,) = runs(state)
     same = Recorded(stdout=f"{DATA_HASH}  /mnt/data\n")
     assert again.check_data(run, same) is None
-    told = again.check_data(replace(run, data_hash=None), Recorded())
+    told = again.check_data(replace(run, record=replace(run.record, data_hash=None)), Recorded())
     assert told is not None
     assert "its data is not checked" in told
 

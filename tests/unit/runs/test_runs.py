@@ -228,7 +228,7 @@ def test_a_record_of_others_that_says_another_id_or_commit_is_not_believed(state
         made.rename(parent(state) / folder)
     said: list[str] = []
     (three,) = runs(state, say=said.append)
-    assert (three.name, three.git_revision) == ("3@0123abcd", None)
+    assert (three.name, three.record.git_revision) == ("3@0123abcd", None)
     assert [line for line in said if "2-0123abcd" in line and "is not of its folder" in line]
 
 
@@ -248,7 +248,7 @@ def test_a_step_that_only_one_run_has_is_told_and_not_compared() -> None:
 def test_a_diff_without_recipes_says_that_settings_are_not_compared(state: Path) -> None:
     write_run(state, "2", recipe=None)
     (two,) = runs(state)
-    notes = diff(two, replace(two, name="3", data_hash=None)).notes
+    notes = diff(two, replace(two, name="3", record=replace(two.record, data_hash=None))).notes
     assert "run 2 kept no recipe.json: its settings are not compared" in notes
     assert "run 3 has no data hash: its data is not compared" in notes
 
