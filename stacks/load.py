@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from difflib import get_close_matches
@@ -310,52 +310,42 @@ class _StackDecoder(Decoder):
         items = Decoder.items(self, hint, value, path, key)
         if key != "ssh_public_keys":
             return items
-        lines = [item for item in items if isinstance(item, str)]
-        return expand_keys(lines, self.environ, path, self.refuse)
+        # Each line once, with `file:PATH` replaced by the lines of the file.
+        keys: list[str] = []
+        for index, line in enumerate(item for item in items if isinstance(item, str)):
+            if line.startswith(_KEY_FILE_PREFIX):
+                name = line.removeprefix(_KEY_FILE_PREFIX)
+                keys += self._key_file(name, f"{path}[{index}]")
+            else:
+                keys.append(line.strip())
+        return tuple(dict.fromkeys(keys))
+
+    def _key_file(self, name: str, path: str) -> list[str]:
+        expanded, unset = _expand(name, self.environ)
+        if unset:
+            self.refuse(path, f"'{name}': ${unset} is not set; export it or give a path")
+            return []
+        try:
+            text = read_text(expanded, at_most_bytes=_KEY_FILE_BYTES)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = (error.strerror or "unreadable") if isinstance(error, OSError) else "not text"
+            self.refuse(
+                path,
+                f"cannot read the SSH public key {expanded} ({reason.lower()}); make one with "
+                f"'ssh-keygen -t ed25519' or set {KEY_FILE_VARIABLE}",
+            )
+            return []
+        lines = [line.strip() for line in text.splitlines()]
+        keys = [line for line in lines if line and not line.startswith("#")]
+        if not keys:
+            self.refuse(path, f"{expanded} holds no key; make one with 'ssh-keygen -t ed25519'")
+        return keys
 
 
 KEY_FILE_VARIABLE: Final = "SOPERATOR_SSH_PUBLIC_KEY_FILE"
 _DEFAULT_KEY_FILE: Final = "~/.ssh/id_ed25519.pub"
 _KEY_FILE_PREFIX: Final = "file:"
 _KEY_FILE_BYTES: Final = 1 << 20
-
-
-def expand_keys(
-    lines: Sequence[str], environ: Mapping[str, str], path: str, refuse: Callable[[str, str], None]
-) -> tuple[str, ...]:
-    """Key lines, each once, with `file:PATH` replaced by the lines of the file."""
-    keys: list[str] = []
-    for index, line in enumerate(lines):
-        if line.startswith(_KEY_FILE_PREFIX):
-            name = line.removeprefix(_KEY_FILE_PREFIX)
-            keys.extend(_key_file(name, environ, f"{path}[{index}]", refuse))
-        else:
-            keys.append(line.strip())
-    return tuple(dict.fromkeys(keys))
-
-
-def _key_file(
-    name: str, environ: Mapping[str, str], path: str, refuse: Callable[[str, str], None]
-) -> list[str]:
-    expanded, unset = _expand(name, environ)
-    if unset:
-        refuse(path, f"'{name}': ${unset} is not set; export it or give a path")
-        return []
-    try:
-        text = read_text(expanded, at_most_bytes=_KEY_FILE_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror or "unreadable") if isinstance(error, OSError) else "not text"
-        refuse(
-            path,
-            f"cannot read the SSH public key {expanded} ({reason.lower()}); make one with "
-            f"'ssh-keygen -t ed25519' or set {KEY_FILE_VARIABLE}",
-        )
-        return []
-    lines = [line.strip() for line in text.splitlines()]
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if not keys:
-        refuse(path, f"{expanded} holds no key; make one with 'ssh-keygen -t ed25519'")
-    return keys
 
 
 def _expand(name: str, environ: Mapping[str, str]) -> tuple[Path, str | None]:
