@@ -260,7 +260,7 @@ def canonical_platform(written: str) -> str:
 # What Soperator's pods may ask of a node: the resource arithmetic of the official recipe, exactly.
 # Whole millicores and MiB, so that nothing is rounded twice. Source: nebius-solutions-library
 # soperator/modules/available_resources and modules/slurm/locals.tf, commit 7b687e5, 2026-04-21.
-# infra/render/values/pods.py writes them as Kubernetes quantities, and the rules refuse
+# infra/render/charts.py writes them as Kubernetes quantities, and the rules refuse
 # presets that leave nothing.
 GIB: Final = 1024
 """MiB in a GiB."""

@@ -21,7 +21,15 @@ from infra.components.kube_cluster import Network
 from infra.components.releases import make_releases
 from infra.providers.engine.resources import KeyPair
 from infra.render import login, names
-from infra.render.charts import PODS_STARTED, Chart, cluster_charts, platform_charts
+from infra.render.charts import (
+    MONITORING,
+    PODS_STARTED,
+    Chart,
+    cluster_charts,
+    is_elastic,
+    is_stopped,
+    platform_charts,
+)
 from infra.render.delivery import code_files, hash_files
 from infra.render.login import (
     activate_script,
@@ -35,8 +43,6 @@ from infra.render.login import (
 )
 from infra.render.monitoring import objects
 from infra.render.nodes import node_labels
-from infra.render.values.pods import MONITORING
-from infra.render.values.slurm_cluster import is_elastic, is_stopped
 from stacks.spec import StackSpec
 
 

@@ -23,8 +23,8 @@ from infra.components.soperator import Login, Monitoring, SlurmCluster, Soperato
 from infra.components.storage import Filesystems, NfsServer, Registry
 from infra.providers.engine.resources import KeyPair, OwnResource
 from infra.providers.nebius.adoption import STATE_ID
+from infra.render.charts import is_stopped
 from infra.render.login import job_commands, members, mounts, nodesets, ssh_command
-from infra.render.values.slurm_cluster import is_stopped
 from stacks.spec import StackSpec
 
 

@@ -35,7 +35,7 @@ from infra.clients.kube_rules import holds
 from infra.clients.pulumi import StackOutputs
 from infra.clients.slurm import Shell
 from infra.files import write
-from infra.render.values.pods import LOGS, MONITORING
+from infra.render.charts import LOGS, MONITORING
 from infra.state import CHECKOUT, DEFAULT_STACK, State
 from stacks.load import STACKS_DIR
 from stacks.spec import StackSpec

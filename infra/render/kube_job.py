@@ -15,10 +15,9 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from infra.render import names
+from infra.render.charts import claim, replicas
 from infra.render.sbatch import CONTAINER_PYTHON, RenderError, nodesets_of
 from infra.render.templates import manifest
-from infra.render.values.pods import claim
-from infra.render.values.slurm_cluster import replicas
 from stacks.catalog import GIB, node_capacity
 from stacks.machines import MEMORY, cpus_per_rank, shared_mounts
 from stacks.schedule import slurm_seconds

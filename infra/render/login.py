@@ -14,41 +14,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from infra.render.charts import is_elastic, preset_of
 from infra.render.delivery import MARKS, SCRONTAB
 from infra.render.names import shell_file
+from infra.render.nodes import first_nodes
 from infra.render.sbatch import is_of_one_node
 from infra.render.templates import shell
-from infra.render.values.pods import preset_of
 from stacks.catalog import GIB, slurmd_amounts
 from stacks.machines import MEMORY, shared_mounts
 from stacks.spec import StackSpec
 from stacks.spec.cluster import DEPLOYER, HOME, JailFileSpec, UserSpec
+from stacks.spec.nodes import WorkerSpec
 from stacks.spec.storage import FilesystemSpec, SubmountSpec
 
 
-def minimum_nodes(spec: StackSpec) -> tuple[str, ...]:
-    """Slurm node names that must be idle: each nodeset's declared minimum, from ordinal 0."""
-    return tuple(
-        f"{worker.name}-{ordinal}"
-        for worker in spec.nodes.workers
-        for ordinal in range(worker.min_nodes)
-    )
-
-
 def awaited_nodes(spec: StackSpec) -> tuple[str, ...]:
-    """Those of them that must be idle before a deployment counts as ready.
+    """Slurm node names that must be idle before a deployment counts as ready.
 
-    A set that is made with fewer nodes than it has gets the rest as capacity comes.
+    A set that is made with fewer nodes than its minimum gets the rest as capacity comes.
     """
-    first = {
-        worker.name: worker.min_nodes if worker.created_nodes is None else worker.created_nodes
-        for worker in spec.nodes.workers
-    }
-    return tuple(
-        name
-        for name in minimum_nodes(spec)
-        if int(name.rpartition("-")[2]) < first[name.rpartition("-")[0]]
-    )
+    return tuple(name for worker in spec.nodes.workers for name in _awaited(worker))
+
+
+def _awaited(worker: WorkerSpec) -> list[str]:
+    made = worker.min_nodes if worker.created_nodes is None else worker.created_nodes
+    return first_nodes(worker, min(made, worker.min_nodes))
 
 
 WAKES_AFTER_LOOKS: Final = 15
@@ -61,11 +51,14 @@ def ready_script(spec: StackSpec, *, timeout_s: int = 3600) -> str:
     A node of an elastic set that sleeps is woken, once: Slurm does not by itself for a minimum that
     grew, nor where a person powered it down. A new cluster's nodes sleep until they register.
     """
-    nodes = awaited_nodes(spec)
-    elastic = {each.name for each in spec.nodes.workers if each.min_nodes < each.max_nodes}
-    sleepers = [name for name in nodes if name.rpartition("-")[0] in elastic]
-    values = {"nodes": nodes, "sleepers": sleepers, "wakes_after_looks": WAKES_AFTER_LOOKS}
-    return shell("ready.sh.j2", spec=spec, timeout_s=timeout_s, **values)
+    return shell(
+        "ready.sh.j2",
+        spec=spec,
+        timeout_s=timeout_s,
+        nodes=awaited_nodes(spec),
+        sleepers=[n for each in spec.nodes.workers if is_elastic(each) for n in _awaited(each)],
+        wakes_after_looks=WAKES_AFTER_LOOKS,
+    )
 
 
 def places_script(spec: StackSpec) -> str:
@@ -148,14 +141,13 @@ def job_commands(spec: StackSpec) -> dict[str, str]:
 
 def nodesets(spec: StackSpec) -> dict[str, dict[str, Any]]:
     """Nodeset name -> platform, preset and declared size."""
-    names = minimum_nodes(spec)
     return {
         worker.name: {
             "platform": worker.platform,
             "preset": worker.preset,
             "min_nodes": worker.min_nodes,
             "max_nodes": worker.max_nodes,
-            "nodes": [name for name in names if name.rsplit("-", 1)[0] == worker.name],
+            "nodes": first_nodes(worker, worker.min_nodes),
         }
         for worker in spec.nodes.workers
     }

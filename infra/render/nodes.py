@@ -230,6 +230,17 @@ def _counts(nodes: NodesSpec, group: NodeGroupSpec) -> Iterator[tuple[int, int]]
         yield min(max(least - first, 0), size), size
 
 
+def minimum_nodes(spec: StackSpec) -> tuple[str, ...]:
+    """Slurm node names that must be idle: each nodeset's declared minimum, from ordinal 0."""
+    workers = spec.nodes.workers
+    return tuple(name for each in workers for name in first_nodes(each, each.min_nodes))
+
+
+def first_nodes(worker: WorkerSpec, count: int) -> list[str]:
+    """Slurm's names of so many nodes of a nodeset."""
+    return [f"{worker.name}-{ordinal}" for ordinal in range(count)]
+
+
 def declared_fabrics(spec: StackSpec) -> tuple[str, ...]:
     """InfiniBand fabrics that need a GPU cluster of the stack's own, sorted."""
     fabrics = {worker.infiniband_fabric for worker in spec.nodes.workers}

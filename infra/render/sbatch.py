@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
+from infra.render.charts import METRICS_IMPORT
 from infra.render.templates import shell
-from infra.render.values.pods import METRICS_IMPORT
 from stacks.catalog import slurmd_amounts
 from stacks.errors import UserError
 from stacks.machines import (

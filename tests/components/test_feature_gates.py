@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from infra.render.values.pods import chart_values
+from infra.render.charts import chart_values
 from stacks.load import load_stack
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.components.recorder import Recorder, declare
-from infra.render.values.pods import chart_values
+from infra.render.charts import chart_values
 from stacks.spec import StackSpec
 from stacks.spec.cluster import ChecksProfile, JailFileSpec, NfsHomeSpec, Observability
 from stacks.spec.nodes import ImageDiskSpec

@@ -29,8 +29,8 @@ from infra.local.plugins.kubernetes_objects import CHART_VERSION, render
 from infra.local.process import LocalError, alive
 from infra.local.reconcile.__main__ import NodeGroup, reconcile_nodes
 from infra.local.slurm import pod as pods
+from infra.render.charts import chart_values
 from infra.render.login import host_key_files
-from infra.render.values.slurm_cluster import slurm_cluster_values
 from infra.state import Cache, Ports, State
 from stacks.spec import StackSpec
 from tests.ports import free_base, free_ports
@@ -228,7 +228,7 @@ class Stand:
         public = self.key.with_suffix(".pub").read_text().strip()
         values = copy.deepcopy(shipped_values(self.ssh_port, public))
         if of is not None:
-            given = slurm_cluster_values(of, {"allocation_id": "", "ssh_public_keys": []})
+            given = chart_values(of, "slurm-cluster", {"allocation_id": "", "ssh_public_keys": []})
             cluster = values[CLUSTER]
             cluster["slurmNodes"]["accounting"] = given["slurmNodes"]["accounting"]
             cluster["customSlurmConfig"] = given["customSlurmConfig"]

@@ -14,8 +14,8 @@ from infra.clients.slurm import scontrol_job
 from infra.jobs.nodes import not_coming
 from infra.local import process
 from infra.providers.soperator.blocked_pods import in_one_line
+from infra.render.charts import chart_values
 from infra.render.login import ready_script
-from infra.render.values.slurm_cluster import slurm_cluster_values
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from tests.local.slurm_stand import (
@@ -172,7 +172,7 @@ def test_a_set_that_becomes_fixed_again_keeps_all_its_workers(stand: Stand) -> N
 def with_minimum(stand: Stand, spec: StackSpec) -> Values:
     """One of the two always, with the lines of the program; and a fixed set beside it."""
     values = elastic(stand, initial=1)
-    own = slurm_cluster_values(spec, {"allocation_id": "a", "ssh_public_keys": []})
+    own = chart_values(spec, "slurm-cluster", {"allocation_id": "a", "ssh_public_keys": []})
     values[CLUSTER]["customSlurmConfig"] = own["customSlurmConfig"]
     nodesets = values[NODESETS]["nodesets"]
     fixed = copy.deepcopy(nodesets[0]) | {"name": "fixed", "replicas": 1, "ephemeralNodes": False}

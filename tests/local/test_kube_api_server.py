@@ -19,9 +19,9 @@ from infra.local import process
 from infra.local.kube import api_server
 from infra.local.kube.api_server import install_crds, load_crds
 from infra.local.process import LocalError
+from infra.render.charts import MONITORING
 from infra.render.kube_job import pytorch_job, service_and_job, training_pods
 from infra.render.monitoring.objects import config_map, custom_resources
-from infra.render.values.pods import MONITORING
 from infra.reports.acceptance import comparison
 from stacks.load import load_stack
 from stacks.spec.cluster import Observability

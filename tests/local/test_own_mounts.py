@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.render.values.slurm_cluster import nodesets_values
+from infra.render.charts import chart_values
 from infra.state import CHECKOUT
 from stacks.load import KEY_FILE_VARIABLE, load_stack
 from stacks.spec.nodes import LocalDiskSpec
@@ -51,7 +51,7 @@ def _init_containers(folder: Path) -> list[dict[str, object]]:
     (first, *others) = spec.nodes.workers
     disk = LocalDiskSpec(name="scratch", mount_path="/mnt/scratch", size_gib=93, folders=FOLDERS)
     workers = (replace(first, local_disks=(disk,)), *others)
-    values = nodesets_values(replace(spec, nodes=replace(spec.nodes, workers=workers)))
+    values = chart_values(replace(spec, nodes=replace(spec.nodes, workers=workers)), "nodesets")
     return [
         each
         for each in values["nodesets"][0]["customInitContainers"]

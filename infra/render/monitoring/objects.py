@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from cost.prices.book import HOURS_PER_MONTH
 from cost.resources.estimate import Estimate
+from infra.render.charts import METRICS_ADDRESS, MONITORING, requests_and_limits
 from infra.render.names import kube_object
 from infra.render.templates import manifest
-from infra.render.values.pods import METRICS_ADDRESS, MONITORING, requests_and_limits
 from stacks.catalog import Amounts
 from stacks.spec import StackSpec
 from stacks.spec.cluster import AlertsSpec

@@ -11,8 +11,7 @@ import pytest
 from infra.local.kube.values import Object, Release
 from infra.local.plugins.kubernetes_objects import render
 from infra.render import login
-from infra.render.charts import cluster_charts
-from infra.render.values.slurm_cluster import active_checks_values, nodesets_values
+from infra.render.charts import chart_values, cluster_charts
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cluster import (
@@ -127,7 +126,7 @@ def test_another_version_of_soperator_takes_every_setting(stack: str) -> None:
 def test_init_containers_are_those_of_kubernetes(stack: str) -> None:
     """Our renderers leave them out: nothing in the embedded cloud runs a container."""
     schema = spec_schema("NodeSet")["properties"]["customInitContainers"]
-    for nodeset in nodesets_values(everything(load_stack(stack)))["nodesets"]:
+    for nodeset in chart_values(everything(load_stack(stack)), "nodesets")["nodesets"]:
         assert len(nodeset["customInitContainers"]) > 1
         jsonschema.validate(nodeset["customInitContainers"], schema)
 
@@ -143,7 +142,7 @@ def test_every_override_of_a_check_is_a_field_of_an_active_check(
     spec = load_stack(stack)
     spec = replace(spec, soperator=replace(spec.soperator, checks=profile))
     fields = spec_schema("ActiveCheck")["properties"]
-    for name, check in active_checks_values(spec)["checks"].items():
+    for name, check in chart_values(spec, "soperator-activechecks")["checks"].items():
         for key, value in check.items():
             if key != "enabled":
                 assert key in fields, (name, key)

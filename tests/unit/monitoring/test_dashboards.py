@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cost.resources.estimate import Estimate
+from infra.render.charts import METRICS_IMPORT, chart_values
 from infra.render.monitoring.objects import (
     config_map,
     custom_resources,
@@ -21,7 +22,6 @@ from infra.render.monitoring.objects import (
     rule_groups,
 )
 from infra.render.sbatch import metrics_environment
-from infra.render.values.pods import METRICS_IMPORT, chart_values
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.cluster import AlertsSpec

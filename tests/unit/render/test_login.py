@@ -15,10 +15,10 @@ from infra.render.login import (
     WAKES_AFTER_LOOKS,
     activate_script,
     awaited_nodes,
-    minimum_nodes,
     places_script,
     ready_script,
 )
+from infra.render.nodes import minimum_nodes
 from stacks.spec import StackSpec
 from stacks.spec.cluster import DEPLOYER, UserSpec
 from stacks.spec.nodes import LocalDiskSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.render.values.pods import preset_of, quantities, requests_and_limits
+from infra.render.charts import preset_of, quantities, requests_and_limits
 from stacks.catalog import (
     KRUISE_DAEMON,
     MUNGE,

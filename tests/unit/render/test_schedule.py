@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from infra.render.charts import chart_values
 from infra.render.delivery import code_files, schedule_files, schedule_script
 from infra.render.login import activate_script
-from infra.render.values.slurm_cluster import slurm_cluster_values
 from stacks.load import STACKS_DIR, load_stack
 from stacks.spec import StackSpec
 
@@ -114,7 +114,7 @@ def test_a_schedule_needs_no_line_of_ours(spec: StackSpec) -> None:
 
 
 def values(spec: StackSpec) -> dict[str, object]:
-    return slurm_cluster_values(spec, {"allocation_id": "a", "ssh_public_keys": []})
+    return chart_values(spec, "slurm-cluster", {"allocation_id": "a", "ssh_public_keys": []})
 
 
 @pytest.mark.feature("S002-85")

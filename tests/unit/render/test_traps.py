@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from infra.render import names
-from infra.render.charts import Chart, cluster_charts, platform_charts
-from infra.render.values.pods import chart_values
-from infra.render.values.slurm_cluster import (
-    active_checks_values,
-    nodesets_values,
-    slurm_cluster_values,
-)
+from infra.render.charts import Chart, chart_values, cluster_charts, platform_charts
 from stacks.catalog import find_preset
 from stacks.check import check
 from stacks.load import load_stack
@@ -36,15 +30,16 @@ def charts(spec: StackSpec) -> dict[str, Chart]:
 
 
 def cluster(spec: StackSpec) -> dict[str, Any]:
-    return slurm_cluster_values(spec, {"allocation_id": "id", "ssh_public_keys": ["key"]})
+    return chart_values(spec, "slurm-cluster", {"allocation_id": "id", "ssh_public_keys": ["key"]})
 
 
 def nodesets(spec: StackSpec) -> list[dict[str, Any]]:
-    return nodesets_values(spec)["nodesets"]
+    return chart_values(spec, "nodesets")["nodesets"]
 
 
 def with_checks(spec: StackSpec, profile: ChecksProfile) -> dict[str, Any]:
-    return active_checks_values(replace(spec, soperator=replace(spec.soperator, checks=profile)))
+    spec = replace(spec, soperator=replace(spec.soperator, checks=profile))
+    return chart_values(spec, "soperator-activechecks")
 
 
 def keys(value: object) -> Iterator[str]:
@@ -196,7 +191,8 @@ def test_trap_16_the_health_check_is_left_to_the_chart(stack: str) -> None:
 def test_trap_17_the_jail_and_its_check_have_one_cuda(stack: str, version: str) -> None:
     spec = load_stack(stack)
     spec = replace(spec, soperator=replace(spec.soperator, cuda_version=version))
-    assert cluster(spec)["cudaVersion"] == active_checks_values(spec)["cudaVersion"] == version
+    checks = chart_values(spec, "soperator-activechecks")
+    assert cluster(spec)["cudaVersion"] == checks["cudaVersion"] == version
 
 
 def test_trap_18_the_crds_are_no_release_of_their_own(stack: str) -> None:
@@ -232,7 +228,8 @@ def test_the_ssh_check_knows_how_many_login_nodes_there_are(stack: str) -> None:
     spec = load_stack(stack)
     login = replace(spec.nodes.login, min_nodes=3, max_nodes=3)
     spec = replace(spec, nodes=replace(spec.nodes, login=login))
-    job = active_checks_values(spec)["checks"]["ssh-check"]["k8sJobSpec"]["jobContainer"]
+    checks = chart_values(spec, "soperator-activechecks")["checks"]
+    job = checks["ssh-check"]["k8sJobSpec"]["jobContainer"]
     assert job["env"] == [{"name": "NUM_OF_LOGIN_NODES", "value": "3"}]
 
 

@@ -12,10 +12,8 @@ from infra.clients.kube_rules import quantity
 from infra.local.kube.values import Release
 from infra.local.plugins.kubernetes_objects import Rendered, render
 from infra.render import names
-from infra.render.charts import cluster_charts, platform_charts
+from infra.render.charts import chart_values, cluster_charts, gres, platform_charts
 from infra.render.nodes import labels, roles
-from infra.render.values.pods import chart_values
-from infra.render.values.slurm_cluster import gres, nodesets_values, slurm_cluster_values
 from stacks.load import load_stack
 from stacks.machines import IN_JAIL
 from stacks.spec import StackSpec
@@ -32,13 +30,13 @@ KEYS = ["ssh-ed25519 AAAA user", "ssh-ed25519 BBBB deploy"]
 
 def values(spec: StackSpec) -> dict[str, dict[str, Any]]:
     """Chart -> what the program gives it."""
-    cluster = slurm_cluster_values(
-        spec, {"allocation_id": "vpcallocation-1", "ssh_public_keys": KEYS}
+    cluster = chart_values(
+        spec, "slurm-cluster", {"allocation_id": "vpcallocation-1", "ssh_public_keys": KEYS}
     )
     return {
         "helm-slurm-cluster-storage": chart_values(spec, "slurm-cluster-storage"),
         "helm-slurm-cluster": cluster,
-        "helm-nodesets": nodesets_values(spec),
+        "helm-nodesets": chart_values(spec, "nodesets"),
     }
 
 
@@ -207,7 +205,7 @@ class TestAgreement:
 
 
 def nodeset(spec: StackSpec) -> dict[str, Any]:
-    (only,) = nodesets_values(spec)["nodesets"]
+    (only,) = chart_values(spec, "nodesets")["nodesets"]
     return only
 
 
@@ -238,7 +236,7 @@ def test_gres_counts_the_gpus_of_the_preset(spec: StackSpec) -> None:
     assert gres(worker) == "gpu:nvidia_l40s:2"
     assert gres(replace(worker, preset="1gpu-16vcpu-96gb")) == "gpu:nvidia_l40s:1"
     assert gres(replace(worker, platform="cpu-d3", preset="8vcpu-32gb")) is None
-    (given,) = nodesets_values(spec)["nodesets"]
+    (given,) = chart_values(spec, "nodesets")["nodesets"]
     assert given["gpu"]["enabled"] is True, "slurmd's pod sees them"
     assert given["slurmd"]["resources"]["gpu"] == 2
 
@@ -247,7 +245,8 @@ def test_gres_counts_the_gpus_of_the_preset(spec: StackSpec) -> None:
 def test_slurmd_leaves_a_part_of_its_node_to_the_system(stack: str) -> None:
     """A request of the whole node is never scheduled."""
     spec = load_stack(stack)
-    for worker, given in zip(spec.nodes.workers, nodesets_values(spec)["nodesets"], strict=True):
+    nodesets = chart_values(spec, "nodesets")["nodesets"]
+    for worker, given in zip(spec.nodes.workers, nodesets, strict=True):
         vcpus, memory_gib = (int(part.rstrip("vcpugb")) for part in worker.preset.split("-")[-2:])
         resources = given["slurmd"]["resources"]
         assert 0 < int(resources["cpu"].removesuffix("m")) <= (vcpus - 2) * 1000
@@ -256,7 +255,7 @@ def test_slurmd_leaves_a_part_of_its_node_to_the_system(stack: str) -> None:
 
 def test_an_unknown_preset_is_refused_with_where_presets_are_listed(spec: StackSpec) -> None:
     with pytest.raises(ValueError, match=r"gpu-l40s-d has no preset 9gpu; see stacks/catalog.py"):
-        nodesets_values(with_worker(spec, preset="9gpu"))
+        chart_values(with_worker(spec, preset="9gpu"), "nodesets")
 
 
 def test_the_tree_topology_is_off_only_where_no_nodeset_has_a_fabric(spec: StackSpec) -> None:

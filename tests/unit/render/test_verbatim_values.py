@@ -11,7 +11,7 @@ import pytest
 from infra.local.kube.values import Release
 from infra.local.plugins.kubernetes_objects import render
 from infra.local.reconcile.snapshot import own_source
-from infra.render.values.slurm_cluster import nodesets_values, slurm_cluster_values
+from infra.render.charts import chart_values
 from stacks.spec import StackSpec
 from stacks.spec.cluster import SssdSpec
 from stacks.spec.nodes import LocalDiskSpec, WorkerSpec
@@ -21,12 +21,12 @@ SSSD = SssdSpec(config_secret="sssd-conf", ca_config_map="ldap-ca")
 
 
 def of_cluster(spec: StackSpec) -> dict[str, Any]:
-    return slurm_cluster_values(spec, {"allocation_id": "id", "ssh_public_keys": []})
+    return chart_values(spec, "slurm-cluster", {"allocation_id": "id", "ssh_public_keys": []})
 
 
 def of_nodeset(spec: StackSpec, **changes: Any) -> dict[str, Any]:
     """Values of the first nodeset after a change of its declaration."""
-    (first, *_) = nodesets_values(with_worker(spec, **changes))["nodesets"]
+    (first, *_) = chart_values(with_worker(spec, **changes), "nodesets")["nodesets"]
     return first
 
 
@@ -58,7 +58,7 @@ def test_a_directory_reaches_controller_login_and_every_nodeset(spec: StackSpec)
         "resources": amounts,
         **names,
     }
-    for nodeset in nodesets_values(declared)["nodesets"]:
+    for nodeset in chart_values(declared, "nodesets")["nodesets"]:
         assert nodeset["sssd"] == {"enabled": True, "resources": amounts}
         assert {name: nodeset[name] for name in names} == names
 
@@ -166,7 +166,9 @@ def test_a_disk_without_folders_has_no_such_container(spec: StackSpec) -> None:
 
 @pytest.mark.parametrize("folders", [(), ("tmp", "preprocessed")])
 def test_the_local_stack_is_told_the_folders(spec: StackSpec, folders: tuple[str, ...]) -> None:
-    values = nodesets_values(with_worker(spec, local_disks=(replace(DISK, folders=folders),)))
+    values = chart_values(
+        with_worker(spec, local_disks=(replace(DISK, folders=folders),)), "nodesets"
+    )
     version = spec.cluster.soperator_version
     release = Release(name="nodesets", namespace="x", chart="helm-nodesets", version=version)
     (nodeset, *_) = [each for each in render(release, values).objects if each["kind"] == "NodeSet"]
