@@ -1,26 +1,22 @@
-"""Files that are whole or not there, and texts out of templates: write(path, text), fill(path).
+"""Files that are whole or not there: write(path, text).
 
 A file is whole also after `kill -9` or on a full disk. What a path leads to keeps its kind: a link
-stays a link, a device or a FIFO is written into. Templates lie beside their users; there is one
-environment of jinja2, in which HTML is escaped and a name that nobody gave is an error.
+stays a link, a device or a FIFO is written into.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
-import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import jinja2
+    pass
 
 
 def write(path: Path, content: str | bytes, *, mode: int | None = None) -> None:
@@ -99,47 +95,3 @@ def alone(
         yield
     finally:
         os.close(descriptor)
-
-
-def environment(
-    folder: Path,
-    filters: Mapping[str, Callable[..., Any]] | None = None,
-    *,
-    variables: tuple[str, str] = ("{{", "}}"),
-) -> jinja2.Environment:
-    """Templates of a folder; `yaml` writes a value as YAML takes it, on one line.
-
-    `variables` stand around what is filled in, where the text has those of another language.
-    """
-    # A command that fills in none need not wait for it.
-    import jinja2
-
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
-        autoescape=jinja2.select_autoescape(("html.j2",)),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        variable_start_string=variables[0],
-        variable_end_string=variables[1],
-    )
-    made.filters |= {"yaml": _yaml, **(filters or {})}
-    return made
-
-
-def _yaml(value: object) -> str:
-    """JSON that YAML reads as the same: to it U+0085 and U+2028 end a line, others are none."""
-    text = json.dumps(value, ensure_ascii=False)
-    return re.sub(r"[\x7f-\x9f\u2028\u2029\ufeff]", lambda each: f"\\u{ord(each[0]):04x}", text)
-
-
-def fill(
-    path: Path, filters: Mapping[str, Callable[..., Any]] | None = None, /, **values: Any
-) -> str:
-    """The text of a template; equal values give equal bytes."""
-    made = environment(path.parent, filters) if filters else _environment(path.parent)
-    return made.get_template(path.name).render(values)
-
-
-_environment = cache(environment)
-"""Keeps what it compiled: the reconciler fills in Slurm's files in each of its passes."""

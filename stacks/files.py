@@ -1,5 +1,8 @@
 """Reads files that somebody else wrote: read_text(path), and parse_yaml(text) as Pulumi reads it.
 
+Also fill(path): the text of a template, which lies beside its user. There is one environment of
+jinja2, in which HTML is escaped and a name that nobody gave is an error.
+
 Never more than fits: a pull request can name `/dev/zero` or a FIFO where a key or a stack belongs;
 whoever prices it must neither wait for ever nor run out of memory.
 
@@ -11,15 +14,20 @@ are refused.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, cast
 
 import yaml
+
+if TYPE_CHECKING:
+    import jinja2
 
 AT_MOST_BYTES: Final = 64 << 20
 
@@ -148,3 +156,47 @@ def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | Decimal:
 
 _Yaml.add_constructor("!decimal", _number)
 _Yaml.add_constructor("tag:yaml.org,2002:int", _number)
+
+
+def environment(
+    folder: Path,
+    filters: Mapping[str, Callable[..., Any]] | None = None,
+    *,
+    variables: tuple[str, str] = ("{{", "}}"),
+) -> jinja2.Environment:
+    """Templates of a folder; `yaml` writes a value as YAML takes it, on one line.
+
+    `variables` stand around what is filled in, where the text has those of another language.
+    """
+    # A command that fills in none need not wait for it.
+    import jinja2
+
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=jinja2.select_autoescape(("html.j2",)),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        variable_start_string=variables[0],
+        variable_end_string=variables[1],
+    )
+    made.filters |= {"yaml": _yaml, **(filters or {})}  # pyright: ignore[reportUnknownMemberType]
+    return made
+
+
+def _yaml(value: object) -> str:
+    """JSON that YAML reads as the same: to it U+0085 and U+2028 end a line, others are none."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub(r"[\x7f-\x9f\u2028\u2029\ufeff]", lambda each: f"\\u{ord(each[0]):04x}", text)
+
+
+def fill(
+    path: Path, filters: Mapping[str, Callable[..., Any]] | None = None, /, **values: Any
+) -> str:
+    """The text of a template; equal values give equal bytes."""
+    made = environment(path.parent, filters) if filters else _environment(path.parent)
+    return made.get_template(path.name).render(values)
+
+
+_environment = cache(environment)
+"""Keeps what it compiled: the reconciler fills in Slurm's files in each of its passes."""

@@ -9,10 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import Final, Literal
 
-from infra.files import fill
 from infra.render.login import memory_text
 from infra.render.templates import manifest
 from stacks.catalog import GIB
+from stacks.files import fill
 from stacks.machines import MEMORY, node_groups
 from stacks.spec import StackSpec
 from stacks.spec.slurm import SERVE_MODULE

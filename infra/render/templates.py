@@ -12,9 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from infra.files import environment
 from infra.render.names import shell_file
-from stacks.files import is_list, is_map, parse_yaml
+from stacks.files import environment, is_list, is_map, parse_yaml
 
 if TYPE_CHECKING:
     import jinja2

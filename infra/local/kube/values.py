@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from infra.files import environment
 from infra.providers.soperator.crds import LOADER
+from stacks.files import environment
 from stacks.machines import JAIL_UPPER
 
 if TYPE_CHECKING:

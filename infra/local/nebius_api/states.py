@@ -20,13 +20,12 @@ from typing import Any, Final, Literal, cast
 
 from google.protobuf import json_format
 
-from infra.files import fill
 from infra.local.nebius_api.errors import refusal
 from infra.providers.nebius.quota_use import used_by
 from infra.providers.nebius.resource_type import size_bytes
 from infra.providers.nebius.schema import OPERATION, Schema, enum_word
 from stacks.catalog import FABRICS, PLATFORMS
-from stacks.files import parse_yaml
+from stacks.files import fill, parse_yaml
 from stacks.rules.quotas import gpu_quota
 
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import yaml
 
-from infra.files import environment
 from infra.local.reconcile.snapshot import Object
 from infra.providers.soperator.crds import LOADER
+from stacks.files import environment
 from stacks.machines import JAIL_UPPER, MEMORY
 
 if TYPE_CHECKING:

@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from infra import files
-from infra.files import fill
 from infra.local import process
 from infra.local.slurm import pod as pods
 from infra.local.slurm.pod import PROFILE, PROGRAMS, STATE_PATH, PodSpec, SlurmSetup, munge_folder
+from stacks.files import fill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

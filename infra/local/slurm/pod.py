@@ -26,8 +26,8 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from infra.files import environment
 from infra.local.process import LocalError, start_ticks
+from stacks.files import environment
 
 if TYPE_CHECKING:
     import jinja2

@@ -24,11 +24,10 @@ from cost.report.charts import Axis, Mark, Scale, Series, line_chart
 from cost.report.layout import short
 from cost.resources.estimate import Estimate
 from infra.clients.ssh_key import fingerprint
-from infra.files import fill
 from infra.reports.acceptance.run import STAGES, AcceptError, Check, Result
 from infra.reports.page.loop import REHEARSAL
 from infra.reports.page.quality import exact
-from stacks.files import read_bytes, read_text
+from stacks.files import fill, read_bytes, read_text
 from stacks.machines import nodeset_of
 
 Points = Sequence[tuple[float, float]]

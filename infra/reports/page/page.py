@@ -13,7 +13,6 @@ from markupsafe import Markup
 from cost.bill.bill import document
 from cost.report.layout import Format, render_report
 from cost.run_record import RunRecord
-from infra.files import fill
 from infra.render.stack_drawing import stack_svg
 from infra.reports.page import training
 from infra.reports.page.loop import REHEARSAL, close_loop, is_rehearsal, loop_charts, loop_html
@@ -26,6 +25,7 @@ from infra.reports.page.quality import (
     samples,
     verdict,
 )
+from stacks.files import fill
 
 _FOLDER = Path(__file__).parent
 _KIND_NAMES = {

@@ -35,6 +35,7 @@ from infra.setup.project.project import Place
 from stacks.catalog import FABRICS, PLATFORMS, Preset, attached_hardware
 from stacks.check import check
 from stacks.errors import Level, Problem, UserError
+from stacks.files import fill as fill_template
 from stacks.files import parse_yaml
 from stacks.load import load_config, load_stack
 from stacks.rules.cluster import STACK_NAME_MAX
@@ -46,7 +47,7 @@ def stack_text(answers: Answers, salt: str) -> str:
     """The whole file; `salt` belongs to the passphrase of the project's state."""
     keys = json.dumps(list(answers.ssh_public_keys))
     template = Path(__file__).with_name("stack.yaml.j2")
-    return f"{files.fill(template, answers=answers, salt=salt, ssh_public_keys=keys)}\n"
+    return f"{fill_template(template, answers=answers, salt=salt, ssh_public_keys=keys)}\n"
 
 
 _ANY_SALT: Final = "v1:AAAAAAAAAAA=:v1:AAAAAAAAAAAAAAAA:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=="
@@ -335,7 +336,7 @@ def found_text(door: Endpoint, place: str, found: Found) -> str:
 
 def _filled(template: str, **values: Any) -> str:
     path = Path(__file__).with_name(template)
-    return files.fill(path, {"json": json.dumps}, **values).removesuffix("\n") + "\n"
+    return fill_template(path, {"json": json.dumps}, **values).removesuffix("\n") + "\n"
 
 
 def nodeset_names(nodesets: Sequence[FoundNodeset]) -> tuple[str, ...]:
