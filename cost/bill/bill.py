@@ -247,7 +247,7 @@ def render(bill: Bill, format: Format = Format.TABLE) -> str:
 
 def bill_page(bill: Bill) -> str:
     """The bill with its charts and problems as a page."""
-    return page(f"Cost of {bill.spec.name}", [_problems(bill), render(bill, Format.HTML)])
+    return page(f"Cost of {bill.spec.name}", [render(bill, Format.HTML)], bill.problems)
 
 
 def document(bill: Bill) -> Report:
@@ -414,16 +414,6 @@ def _rate(line: CostComponent) -> str:
     text = number(line.rate.usd)
     cents = max(0, 2 - len(text.partition(".")[2]))
     return f"{text if '.' in text else text + '.'}{'0' * cents}/{line.rate.per}"
-
-
-def _problems(bill: Bill) -> str:
-    # Its table of entities takes longer to import than a preview's text to print.
-    import html
-
-    items = [
-        f'<li class="{problem.level}">{html.escape(str(problem))}</li>' for problem in bill.problems
-    ]
-    return f'<ul class="problems">{"".join(items)}</ul>' if items else ""
 
 
 def figures(estimate: Estimate, unit_costs: UnitCosts) -> dict[str, object]:

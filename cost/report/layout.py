@@ -20,10 +20,11 @@ from typing import Final, cast, overload
 
 from cost.traced import number as traced_number
 from cost.traced import trace_of
-from stacks.errors import visible
+from stacks.errors import Problem, visible
+from stacks.files import fill
 
 WIDTH: Final = 108
-_STYLE: Final = Path(__file__).with_name("page.css")
+_FOLDER: Final = Path(__file__).parent
 UNKNOWN: Final = "unknown"
 GAP: Final = "  "
 _MIN_NAME: Final = 8
@@ -169,38 +170,8 @@ def _markdown(report: Report) -> str:
 
 
 def _html(report: Report) -> str:
-    # Its table of entities takes longer to import than a preview's text to print.
-    import html
-
-    escape = html.escape
-    parts = ['<section class="cost">']
-    if report.heading is not None:
-        parts.append(f'<p class="heading">{escape(report.heading)}</p>')
-    for table in report.tables:
-        width = len(table.headings)
-        kinds = ["" if i < table.num_text_columns else " class=number" for i in range(width)]
-        columns = zip(kinds, table.headings, strict=True)
-        parts += [
-            f"<table><caption>{escape(table.title)}</caption>",
-            "<thead><tr>",
-            *(f"<th{kind}>{escape(heading)}</th>" for kind, heading in columns),
-            "</tr></thead><tbody>",
-        ]
-        for index, row in enumerate(table.rows):
-            cells = [escape(cell.strip()) for cell in row]
-            if len(row) == 1:
-                parts.append(f"<tr class=cause><td colspan={width}>{cells[0]}</td></tr>")
-                continue
-            kind = "" if any(row[1:]) else " class=section"
-            kind = " class=bad" if index in table.bad_rows else kind
-            parts.append(f"<tr{kind}>{''.join(map('<td{}>{}</td>'.format, kinds, cells))}</tr>")
-        parts.append("</tbody></table>")
-    if drawn := report.draw_figures():
-        figures = "\n".join(f"<figure>{figure}</figure>" for figure in drawn)
-        parts.append(f'<div class="figures">{figures}</div>')
-    notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
-    parts += [f'<ul class="notes">{notes}</ul>', "</section>"]
-    return "\n".join(parts) + "\n"
+    template = _FOLDER / "report.html.j2"
+    return fill(template, report=report, figures=report.draw_figures()) + "\n"
 
 
 def span(low: str, high: str, to: str = "..") -> str:
@@ -320,31 +291,15 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     return stream.getvalue()
 
 
-def page(title: str, fragments: Iterable[str]) -> str:
-    """The fragments of HTML as one self-contained document under the title.
+def page(title: str, fragments: Iterable[str], problems: Sequence[Problem] = ()) -> str:
+    """The problems and fragments of HTML as one self-contained document under the title.
 
     No script and no request: its own content security policy forbids both.
     """
-    import html
-
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    body = "".join(f"{each}\n" for each in fragments)
-    # A page without an icon makes a browser ask for one.
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{html.escape(title)}</title>
-<style>
-{_STYLE.read_text(encoding="ascii")}</style>
-</head>
-<body><main><h1>{html.escape(title)}</h1>
-{body}</main></body>
-</html>
-"""
+    style = (_FOLDER / "page.css").read_text(encoding="ascii")
+    template = _FOLDER / "page.html.j2"
+    text = fill(template, title=title, fragments=fragments, problems=problems, style=style)
+    return f"{text}\n"
 
 
 @dataclass(frozen=True, slots=True)
