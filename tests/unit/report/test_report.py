@@ -6,11 +6,11 @@ import json
 import re
 from dataclasses import replace
 from decimal import Decimal
-from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 
 from cost.bill.bill import bill
 from cost.report.layout import small_usd_text
