@@ -20,7 +20,7 @@ from decimal import Decimal
 from typing import Final
 
 from cost.chat.break_even import break_even_part, model_problems
-from cost.chat.speeds import ChatCost, usd_on_basis
+from cost.chat.speeds import ChatCost
 from cost.chat.unit_costs import (
     Amount,
     BillPart,
@@ -448,10 +448,14 @@ _PART: Final = "break_even"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedBill:
-    """Another bill to share by the chats: so many US dollars for so many days."""
+    """Another bill to share by the chats that fit: so many US dollars for so many days."""
 
     usd: Decimal
     days: Decimal
+
+    def usd_per_chat(self, row: ChatCost) -> Decimal:
+        """US dollars a chat at full load."""
+        return self.usd / self.days / row.chats_per_day
 
 
 def render_chats(
@@ -463,9 +467,7 @@ def render_chats(
     rows = units.known_chats
     table = chat_table(units)
     notes = (*chat_notes(units), *(note for part in parts for note in part.notes))
-    per_chat = [
-        (row, usd_on_basis(row, shared.usd, shared.days)) for row in rows if shared is not None
-    ]
+    per_chat = [(row, shared.usd_per_chat(row)) for row in rows if shared is not None]
 
     def data() -> dict[str, object]:
         chat = "model context_tokens output_tokens turns cached_share chats_per_day max_answer_s"
@@ -507,15 +509,11 @@ def plain_chat(row: ChatCost) -> dict[str, object]:
     paths = (
         "speed.scenario speed.basis speed.date speed.source speed.output_tokens_per_s "
         "speed.batch_size speed.stream_tokens_per_s speed.prefill_tokens_per_s speed.prefill_basis "
-        "tokens_per_day chats_per_day demand_per_day utilisation serving_nodes "
-        "serving_nodes_needed answer_s meets_slo cluster_low_usd cluster_high_usd serving_usd "
-        "cluster_usd_per_1m_tokens serving_usd_per_1m_tokens"
+        "tokens_per_day chats_per_day demand_per_day=chat.chats_per_day utilisation "
+        "chat.serving_nodes serving_nodes_needed answer_s meets_slo cluster_low_usd "
+        "cluster_high_usd serving_usd cluster_usd_per_1m_tokens serving_usd_per_1m_tokens"
     )
-    demand = None if row.demand_per_day is None else int(row.demand_per_day)
-    return picked(row, paths) | {
-        "tokens_per_day": int(row.tokens_per_day),
-        "demand_per_day": demand,
-    }
+    return {**picked(row, paths), "tokens_per_day": int(row.tokens_per_day)}
 
 
 def plain_operating(row: ChatCost) -> dict[str, object] | None:

@@ -15,7 +15,7 @@ from itertools import groupby
 
 from cost.bill.bill import Bill
 from cost.chat.break_even import break_even
-from cost.chat.speeds import ChatCost, Speed, chat_cost
+from cost.chat.speeds import ChatCost, Speed
 from cost.chat.unit_costs import NotKnown, RunCost, operating_text, speed_text, unit_costs
 from cost.choose.limits import Limit, limits
 from cost.prices.book import HOURS_PER_MONTH, ApiPrice, ApiPriceBook
@@ -85,7 +85,7 @@ def _traced(bill: Bill) -> Bill:
     units = unit_costs(spec, total, bill.records)
     rows = units.chats
     if not isinstance(rows, NotKnown):
-        rows = tuple(chat_cost(spec.chat, _traced_speed(row), units.hourly) for row in rows)
+        rows = tuple(replace(row, speed=_traced_speed(row)) for row in rows)
     return replace(
         bill, spec=spec, book=book, estimate=total, unit_costs=replace(units, chats=rows)
     )
@@ -219,7 +219,7 @@ def _break_evens(bill: Bill) -> Iterator[Explanation]:
         return
     api = ApiPriceBook.load()
     api = replace(api, prices={name: _traced_api(each) for name, each in api.prices.items()})
-    found = break_even(bill.spec, bill.unit_costs, api, book=bill.book)
+    found = break_even(bill, api)
     pairs = groupby(found.rows, key=lambda row: (row.chat.speed.scenario, row.api))
     for (scenario, cost), group in pairs:
         rows = list(group)

@@ -1,9 +1,9 @@
-"""Chats a day from which self-hosting is cheaper than an API: break_even(spec, unit_costs, ...).
+"""Chats a day from which self-hosting is cheaper than an API: break_even(inputs, api_book).
 
 A cluster costs the same however few chats it answers, an API costs by the chat. They meet at
 dollars a day over dollars a chat, unless the room of the serving nodes ends before: then never.
 
-Also what a finetune cost and what it saves a chat: finetune(spec, estimate, units, records, apis).
+Also what a finetune cost and what it saves a chat: finetune(inputs, apis).
 Before is the base model, after the tuned one, both as one evaluation measured them. A difference of
 speed between them has no interval, so nothing is made of it.
 """
@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from enum import StrEnum
 from itertools import groupby, product
 from typing import Final
 
@@ -25,7 +24,7 @@ from cost.chat.speeds import (
     ChatCost,
     HourlyCost,
     Speed,
-    chat_cost,
+    View,
     counting,
     model_name,
     positive,
@@ -44,23 +43,15 @@ from cost.chat.unit_costs import (
     run_cost,
     submit_command,
 )
-from cost.prices.book import ApiPrice, ApiPriceBook, PriceBook, UnknownPrice
+from cost.prices.book import ApiPrice, ApiPriceBook, UnknownPrice
 from cost.report.layout import GAP, UNKNOWN, Table, picked, rounded, small_usd_text, span
 from cost.resources.estimate import Estimate, known_sum
-from cost.resources.lines import node_rate
 from cost.run_record import Lineage, RunRecord, lineage
 from cost.traced import named
 from stacks.errors import Level, Problem
 from stacks.spec import StackSpec
 from stacks.spec.cost import ChatSpec
 from stacks.spec.nodes import Billing
-
-
-class View(StrEnum):
-    """What the chats pay for."""
-
-    CLUSTER = "whole cluster"
-    SERVING = "serving nodes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +103,8 @@ class BreakEven:
     @property
     def serving_nodes_needed(self) -> int | None:
         """Serving nodes with room for the break-even of a cluster that costs no more for them."""
-        chats, each = self.chats_per_day_low, self.chat.chats_per_day / self.chat.serving_nodes
-        return None if chats is None else _whole(chats / each)
+        chats = self.chats_per_day_low
+        return None if chats is None else _whole(chats / self.chat.chats_per_day_of_node)
 
     def fits(self, chats_per_day: Decimal | None) -> bool:
         """Whether the serving nodes have room for the chats."""
@@ -139,23 +130,27 @@ class BreakEvens:
     """Nodes of the serving nodeset that the cluster pays for anyway; None when none is named."""
 
 
-def break_even(
-    spec: StackSpec, unit_costs: UnitCosts, api_book: ApiPriceBook, *, book: PriceBook | None = None
-) -> BreakEvens:
-    """The stack's chats against the models that it names; a book adds other kinds of billing."""
+def break_even(inputs: Inputs, api_book: ApiPriceBook) -> BreakEvens:
+    """The stack's chats against the models that it names, in every billing that has a price."""
+    spec, units = inputs.spec, inputs.unit_costs
     apis, unpriced = api_costs(spec.chat, api_book)
     workers = serving_workers(spec)
     declared = next((worker.billing for worker in workers), Billing.ON_DEMAND)
-    billings = {declared: unit_costs.hourly}
-    if book is not None:
-        billings |= hourly_by_billing(spec, unit_costs.hourly, book)
+    billings = {declared: units.hourly, **hourly_by_billing(inputs.estimate, units.hourly)}
     return BreakEvens(
         rows=tuple(
-            row
-            for chat in unit_costs.known_chats
+            BreakEven(
+                chat=chat,
+                view=view,
+                billing=billing,
+                api=api,
+                usd_per_day_low=low * HOURS_PER_DAY,
+                usd_per_day_high=high * HOURS_PER_DAY,
+            )
+            for chat in units.known_chats
             for api in apis
             for billing, hourly in billings.items()
-            for row in _rows(chat, api, billing, hourly)
+            for view, low, high in hourly.views
         ),
         apis=apis,
         unpriced=unpriced,
@@ -165,17 +160,16 @@ def break_even(
     )
 
 
-def hourly_by_billing(
-    spec: StackSpec, hourly: HourlyCost, book: PriceBook
-) -> Mapping[Billing, HourlyCost]:
-    """The hourly cost with the serving nodes billed in every other way that the book prices."""
+def hourly_by_billing(rates: Estimate, hourly: HourlyCost) -> Mapping[Billing, HourlyCost]:
+    """The hourly cost with the serving nodes billed in every other way that has a price."""
     found: dict[Billing, HourlyCost] = {}
+    spec = rates.spec
     named_workers = () if spec.chat.serving_nodeset is None else serving_workers(spec)
     for worker, billing in product(named_workers, Billing):
-        now, other = node_rate(worker, book), node_rate(replace(worker, billing=billing), book)
-        if isinstance(now, UnknownPrice) or isinstance(other, UnknownPrice):
+        now, other = (rates.billed_as(worker, each) for each in (worker.billing, billing))
+        if isinstance(now, str) or isinstance(other, str):
             continue
-        change, serving, alone = other.usd - now.usd, spec.chat.serving_nodes, hourly.serving_usd
+        change, serving, alone = other - now, spec.chat.serving_nodes, hourly.serving_usd
         if not change:  # a kind without a price of its own says nothing new
             continue
         low, high = spec.nodes.counts(worker)
@@ -233,25 +227,6 @@ def model_problems(spec: StackSpec) -> tuple[Problem, ...]:
     )
 
 
-def _rows(
-    chat: ChatCost, api: ApiCost, billing: Billing, hourly: HourlyCost
-) -> tuple[BreakEven, ...]:
-    costs = [(View.CLUSTER, hourly.cluster_low_usd, hourly.cluster_high_usd)]
-    if hourly.serving_usd is not None:
-        costs.append((View.SERVING, hourly.serving_usd, hourly.serving_usd))
-    return tuple(
-        BreakEven(
-            chat=chat,
-            view=view,
-            billing=billing,
-            api=api,
-            usd_per_day_low=low * HOURS_PER_DAY,
-            usd_per_day_high=high * HOURS_PER_DAY,
-        )
-        for view, low, high in costs
-    )
-
-
 NEVER: Final = "never"
 _NAME: Final = "break_even"
 UTILISATIONS: Final = (Decimal("0.1"), Decimal("0.25"), Decimal("0.5"), Decimal("0.75"), Decimal(1))
@@ -264,7 +239,7 @@ def break_even_part(inputs: Inputs) -> tuple[BillPart, ...]:
         return ()
     if not models:
         return (BillPart(name=_NAME, draw_figures=lambda: _charts(units, ())),)
-    found = break_even(inputs.spec, units, ApiPriceBook.load(), book=inputs.book)
+    found = break_even(inputs, ApiPriceBook.load())
     return (
         BillPart(
             name=_NAME,
@@ -506,15 +481,10 @@ class Finetune:
         )
 
 
-def finetune(
-    spec: StackSpec,
-    estimate: Estimate,
-    units: UnitCosts,
-    records: Sequence[RunRecord],
-    apis: Sequence[ApiCost] = (),
-) -> Finetune:
+def finetune(inputs: Inputs, apis: Sequence[ApiCost] = ()) -> Finetune:
     """The finetune that was evaluated last, from its own runs alone."""
-    line = lineage(spec.name, records)
+    spec, units = inputs.spec, inputs.unit_costs
+    line = lineage(spec.name, inputs.records)
     evaluated = line.evaluation
     # It counts where it measured both models and is of this stack's chat.
     if evaluated is not None and (
@@ -537,7 +507,7 @@ def finetune(
             command=submit_command(spec, "workloads.evaluate"),
         )
         if evaluated is None
-        else run_cost(spec, estimate, evaluated),
+        else run_cost(inputs.estimate, evaluated),
         base=base,
         tuned_own_length=own,
         length_ratio=ratio,
@@ -581,7 +551,7 @@ def _cost(chat: ChatSpec, units: UnitCosts, record: RunRecord) -> ChatCost | Non
         prefill_tokens_per_s=prefill,
         prefill_basis=None if prefill is None else Basis.MEASURED,
     )
-    return chat_cost(chat, speed, units.hourly)
+    return ChatCost(chat, speed, units.hourly)
 
 
 def _served(spec: StackSpec, units: UnitCosts, line: Lineage) -> ChatCost | None:
@@ -594,5 +564,5 @@ def _served(spec: StackSpec, units: UnitCosts, line: Lineage) -> ChatCost | None
     for record in reversed(newest.values()):
         for speed in speeds(spec, (record,)):
             if speed.operating is not None:
-                return chat_cost(spec.chat, speed, units.hourly)
+                return ChatCost(spec.chat, speed, units.hourly)
     return None

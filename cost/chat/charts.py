@@ -7,8 +7,8 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Final
 
-from cost.chat.break_even import ApiCost, View
-from cost.chat.speeds import HOURS_PER_DAY, ChatCost, chat_cost
+from cost.chat.break_even import ApiCost
+from cost.chat.speeds import HOURS_PER_DAY, ChatCost, View
 from cost.chat.unit_costs import UnitCosts, percent
 from cost.report.charts import Axis, Mark, Scale, Series, line_chart, spread
 from cost.report.layout import Table, short, small_usd_text
@@ -41,9 +41,9 @@ def _against_throughput(units: UnitCosts, rows: Sequence[ChatCost]) -> str:
     series: list[Series] = []
     for style, prefill in enumerate(prefills):
         of_prefill = [row for row in rows if row.speed.prefill_tokens_per_s == prefill]
-        speed = of_prefill[0].speed
+        first = of_prefill[0]
         curve = [
-            chat_cost(units.chat, replace(speed, output_tokens_per_s=place), units.hourly)
+            replace(first, speed=replace(first.speed, output_tokens_per_s=place))
             for place in places
         ]
         suffix = f", reads {short(prefill)} tokens/s" if prefill is not None else ""
@@ -153,9 +153,7 @@ def _against_chats(units: UnitCosts, rows: Sequence[ChatCost], apis: Sequence[Ap
 
 def _views(units: UnitCosts) -> list[tuple[View, Decimal]]:
     """Whose nodes a line is of, and their US dollars an hour; the first is drawn whole."""
-    serving = units.hourly.serving_usd
-    found = [(View.CLUSTER, units.hourly.cluster_low_usd)]
-    return [*found, (View.SERVING, serving)] if serving else found
+    return [(view, low) for view, low, _ in units.hourly.views if low]
 
 
 def _seen(cost: ChatCost, view: View) -> Decimal | None:

@@ -1,4 +1,4 @@
-"""From the speed of a server to what a chat costs and how long it takes: speeds, chat_cost.
+"""From the speed of a server to what a chat costs and how long it takes: speeds, ChatCost.
 
 A speed is assumed, with its source; a run record replaces it where it measured the same preset,
 model, engine and batch size. Of a load test only loads that keep its SLO count, and its operating
@@ -287,6 +287,13 @@ SECONDS_PER_DAY: Final = SECONDS_PER_HOUR * HOURS_PER_DAY
 MILLION: Final = Decimal(1_000_000)
 
 
+class View(StrEnum):
+    """What the chats pay for."""
+
+    CLUSTER = "whole cluster"
+    SERVING = "serving nodes"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HourlyCost:
     """US dollars an hour of what chats can be charged with."""
@@ -297,40 +304,99 @@ class HourlyCost:
     serving_usd: Decimal | None
     """The serving nodes alone, without their disks; None when that is not known."""
 
+    @property
+    def views(self) -> Iterator[tuple[View, Decimal, Decimal]]:
+        """What is known of each view, at min_nodes and at max_nodes."""
+        yield View.CLUSTER, self.cluster_low_usd, self.cluster_high_usd
+        if self.serving_usd is not None:
+            yield View.SERVING, self.serving_usd, self.serving_usd
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class ChatCost:
-    """One row of the scenario table."""
+    """One row of the scenario table: at full load, or at the demand where that is less."""
 
+    chat: ChatSpec
     speed: Speed
-    tokens_per_day: Decimal
-    """Output tokens a day of the serving nodes at full load, reading included where it counts."""
-    chats_per_day: Decimal
-    """Chats a day that the serving nodes have room for."""
-    demand_per_day: Decimal | None
-    """Chats a day that are asked for; None: as many as there is room for."""
-    serving_nodes_needed: int
-    """Nodes that the demand needs; those declared when no demand is."""
-    serving_nodes: int
-    answer_s: Decimal
-    """Seconds until one answer is there as a whole, with the batch full."""
-    max_answer_s: Decimal | None
-    """The promise; None when none is made."""
-    cluster_low_usd: Decimal
-    """US dollars a chat when chats pay for the whole cluster at min_nodes."""
-    cluster_high_usd: Decimal
-    serving_usd: Decimal | None
-    """US dollars a chat when they pay for the serving nodes only; None when that is not known."""
-    cluster_usd_per_1m_tokens: Decimal
-    """US dollars for a million output tokens, whole cluster at min_nodes."""
-    serving_usd_per_1m_tokens: Decimal | None
+    hourly: HourlyCost
+
+    @property
+    def tokens_per_s(self) -> Decimal:
+        """Output tokens a second of one node once reading the prompts has taken its time."""
+        prefill = self.speed.prefill_tokens_per_s
+        if prefill is None:
+            return self.speed.output_tokens_per_s
+        output = self.chat.output_tokens
+        read_s = prompt_tokens(self.chat) * (1 - self.chat.cached_share) / prefill
+        return output / (output / self.speed.output_tokens_per_s + read_s)
+
+    @property
+    def tokens_per_day(self) -> Decimal:
+        """Output tokens a day of the serving nodes at full load."""
+        return self.tokens_per_s * SECONDS_PER_DAY * self.chat.serving_nodes
+
+    @property
+    def chats_per_day_of_node(self) -> Decimal:
+        """Chats a day that one serving node has room for."""
+        return self.tokens_per_s * SECONDS_PER_DAY / self.chat.output_tokens
+
+    @property
+    def chats_per_day(self) -> Decimal:
+        """Chats a day that the serving nodes have room for."""
+        return self.chats_per_day_of_node * self.chat.serving_nodes
+
+    @property
+    def demand_per_day(self) -> Decimal | None:
+        """Chats a day that are asked for; None: as many as there is room for."""
+        return None if self.chat.chats_per_day is None else decimal(self.chat.chats_per_day)
+
+    @property
+    def serving_nodes_needed(self) -> int:
+        """Nodes that the demand needs, at least one; those declared when no demand is."""
+        if self.demand_per_day is None:
+            return self.chat.serving_nodes
+        return max(1, math.ceil(self.demand_per_day / self.chats_per_day_of_node))
+
+    @property
+    def answer_s(self) -> Decimal:
+        """Seconds until one answer is there as a whole, with the batch full.
+
+        Little's law: conversations in flight over answers a second, whatever the engine's schedule.
+        """
+        tokens_per_answer = decimal(self.chat.output_tokens) / self.chat.turns
+        return self.speed.batch_size * tokens_per_answer / self.tokens_per_s
+
+    @property
+    def cluster_low_usd(self) -> Decimal:
+        """US dollars a chat when chats pay for the whole cluster at min_nodes."""
+        return self._usd(self.hourly.cluster_low_usd)
+
+    @property
+    def cluster_high_usd(self) -> Decimal:
+        """The same at max_nodes."""
+        return self._usd(self.hourly.cluster_high_usd)
+
+    @property
+    def serving_usd(self) -> Decimal | None:
+        """US dollars a chat when they pay for the serving nodes only; None when not known."""
+        return None if self.hourly.serving_usd is None else self._usd(self.hourly.serving_usd)
+
+    @property
+    def cluster_usd_per_1m_tokens(self) -> Decimal:
+        """US dollars for a million output tokens, whole cluster at min_nodes."""
+        return self.cluster_low_usd * MILLION / self.chat.output_tokens
+
+    @property
+    def serving_usd_per_1m_tokens(self) -> Decimal | None:
+        """The same of the serving nodes only."""
+        usd = self.serving_usd
+        return None if usd is None else usd * MILLION / self.chat.output_tokens
 
     @property
     def utilisation(self) -> Decimal:
         """Demand over room, a ratio; over 1 when more is asked for than fits; 1 without demand."""
-        if self.demand_per_day is None:
-            return Decimal(1)
-        return self.demand_per_day / self.chats_per_day
+        demand = self.demand_per_day
+        return Decimal(1) if demand is None else demand / self.chats_per_day
 
     @property
     def idle_share(self) -> Decimal:
@@ -340,90 +406,28 @@ class ChatCost:
     @property
     def is_over_capacity(self) -> bool:
         """Whether more chats are asked for than the serving nodes have room for."""
-        return self.serving_nodes_needed > self.serving_nodes
+        return self.serving_nodes_needed > self.chat.serving_nodes
 
     @property
     def meets_slo(self) -> bool | None:
         """Whether an answer is there in time; None when nothing is promised."""
-        return None if self.max_answer_s is None else self.answer_s <= self.max_answer_s
+        promise = self.chat.max_answer_s
+        return None if promise is None else self.answer_s <= promise
 
     @property
     def counts_prefill(self) -> bool:
         """Whether the time to read the prompts is in the figures."""
         return self.speed.prefill_tokens_per_s is not None
 
-
-def chat_cost(chat: ChatSpec, speed: Speed, hourly: HourlyCost) -> ChatCost:
-    """The chat's cost at the speed: at full load, or at the declared demand where that is less."""
-    tokens_per_s = effective_tokens_per_s(chat, speed)
-    room = chats_per_day(chat, speed) * chat.serving_nodes
-    demand = None if chat.chats_per_day is None else decimal(chat.chats_per_day)
-
-    def usd(usd_per_hour: Decimal) -> Decimal:
-        if demand is not None and demand < room:
+    def _usd(self, usd_per_hour: Decimal) -> Decimal:
+        """US dollars a chat of so many an hour."""
+        demand = self.demand_per_day
+        if demand is not None and demand < self.chats_per_day:
             return usd_per_hour * HOURS_PER_DAY / demand
-        tokens_per_hour = tokens_per_s * chat.serving_nodes * SECONDS_PER_HOUR
-        return usd_per_hour * chat.output_tokens / tokens_per_hour
-
-    cluster_low = usd(hourly.cluster_low_usd)
-    serving = None if hourly.serving_usd is None else usd(hourly.serving_usd)
-    return ChatCost(
-        speed=speed,
-        tokens_per_day=tokens_per_s * SECONDS_PER_DAY * chat.serving_nodes,
-        chats_per_day=room,
-        demand_per_day=demand,
-        serving_nodes_needed=chat.serving_nodes
-        if demand is None
-        else nodes_for(demand, chats_per_day(chat, speed)),
-        serving_nodes=chat.serving_nodes,
-        answer_s=answer_s(chat, speed),
-        max_answer_s=chat.max_answer_s,
-        cluster_low_usd=cluster_low,
-        cluster_high_usd=usd(hourly.cluster_high_usd),
-        serving_usd=serving,
-        cluster_usd_per_1m_tokens=cluster_low * MILLION / chat.output_tokens,
-        serving_usd_per_1m_tokens=None
-        if serving is None
-        else serving * MILLION / chat.output_tokens,
-    )
+        tokens_per_hour = self.tokens_per_s * self.chat.serving_nodes * SECONDS_PER_HOUR
+        return usd_per_hour * self.chat.output_tokens / tokens_per_hour
 
 
 def prompt_tokens(chat: ChatSpec) -> int:
     """Prompt tokens of one chat over all its turns, cached or not."""
     return chat.context_tokens * chat.turns
-
-
-def effective_tokens_per_s(chat: ChatSpec, speed: Speed) -> Decimal:
-    """Output tokens a second of one node once reading the prompts has taken its time."""
-    prefill = speed.prefill_tokens_per_s
-    if prefill is None:
-        return speed.output_tokens_per_s
-    read_s = prompt_tokens(chat) * (1 - chat.cached_share) / prefill
-    return chat.output_tokens / (chat.output_tokens / speed.output_tokens_per_s + read_s)
-
-
-def chats_per_day(chat: ChatSpec, speed: Speed) -> Decimal:
-    """Chats a day that one serving node has room for."""
-    return effective_tokens_per_s(chat, speed) * SECONDS_PER_DAY / chat.output_tokens
-
-
-def answer_s(chat: ChatSpec, speed: Speed) -> Decimal:
-    """Seconds for one answer of the chat when the batch is full.
-
-    Little's law: conversations in flight over answers a second, whatever the engine's schedule.
-    """
-    tokens_per_answer = decimal(chat.output_tokens) / chat.turns
-    return speed.batch_size * tokens_per_answer / effective_tokens_per_s(chat, speed)
-
-
-def nodes_for(demand_per_day: Decimal, room_per_node: Decimal) -> int:
-    """Serving nodes that the chats a day need, at least one."""
-    return max(1, math.ceil(demand_per_day / room_per_node))
-
-
-def usd_on_basis(row: ChatCost, usd: Decimal, days: Decimal) -> Decimal:
-    """US dollars a chat when a bill over so many days is shared by the chats that fit in them.
-
-    Such as $19,000 by the chats of 30 days at full load.
-    """
-    return usd / days / row.chats_per_day

@@ -18,7 +18,6 @@ from cost.chat.speeds import (
     ChatCost,
     HourlyCost,
     NoOperatingPoint,
-    chat_cost,
     no_operating_points,
     prompt_tokens,
     serving_workers,
@@ -27,12 +26,10 @@ from cost.chat.speeds import (
 from cost.prices.book import HOURS_PER_MONTH, PriceBook
 from cost.report.layout import Report, Table, rounded, short, small_usd_text, span
 from cost.resources.estimate import Estimate
-from cost.resources.lines import Section
 from cost.run_record import RunRecord, lineage
 from cost.traced import named
 from stacks.spec import StackSpec
 from stacks.spec.cost import ChatSpec
-from stacks.spec.nodes import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +91,7 @@ def unit_costs(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]
         stack_name=spec.name,
         chat=spec.chat,
         hourly=hourly,
-        chats=tuple(chat_cost(spec.chat, speed, hourly) for speed in found)
+        chats=tuple(ChatCost(spec.chat, speed, hourly) for speed in found)
         if found
         else _unknown_chats(spec, broken),
         run=_run(spec, estimate, records),
@@ -124,7 +121,7 @@ def hourly_cost(spec: StackSpec, estimate: Estimate) -> HourlyCost:
     """US dollars an hour that the stack's chats are charged with."""
     chat, absent_usd = spec.chat, Decimal(0)
     workers = () if chat.serving_nodeset is None else serving_workers(spec)
-    node_usd = _node_usd_per_hour(estimate, workers)
+    node_usd = next((estimate.node_usd_per_hour[each.name] for each in workers), None)
     for worker in workers:
         # A nodeset that shrinks to nothing answers nobody: its chats pay for the nodes that they
         # need, also those that a cluster at min_nodes does not have.
@@ -142,7 +139,7 @@ def hourly_cost(spec: StackSpec, estimate: Estimate) -> HourlyCost:
 def _run(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> RunCost | NotKnown:
     found = lineage(spec.name, [each for each in records if each.hardware is not None])
     if found.training is not None:
-        return run_cost(spec, estimate, found.training)
+        return run_cost(estimate, found.training)
     if found.evaluation is not None and found.tuned_dir is not None:
         return NotKnown(
             reason=f"the record of the training that wrote {found.tuned_dir}, which job "
@@ -155,7 +152,7 @@ def _run(spec: StackSpec, estimate: Estimate, records: Sequence[RunRecord]) -> R
     )
 
 
-def run_cost(spec: StackSpec, estimate: Estimate, record: RunRecord) -> RunCost:
+def run_cost(estimate: Estimate, record: RunRecord) -> RunCost:
     """What the run of a record that has its hardware cost, at today's bill."""
     seconds = named(
         record.duration_s,
@@ -166,12 +163,14 @@ def run_cost(spec: StackSpec, estimate: Estimate, record: RunRecord) -> RunCost:
     hours = seconds / SECONDS_PER_HOUR
     hardware = record.hardware
     assert hardware is not None
-    workers = tuple(
-        worker
-        for worker in spec.nodes.workers
-        if (worker.platform, worker.preset) == (hardware.platform, hardware.preset)
+    node_usd = next(
+        (
+            estimate.node_usd_per_hour[worker.name]
+            for worker in estimate.spec.nodes.workers
+            if (worker.platform, worker.preset) == (hardware.platform, hardware.preset)
+        ),
+        None,
     )
-    node_usd = _node_usd_per_hour(estimate, workers)
     return RunCost(
         job=record.job,
         job_id=record.job_id,
@@ -182,18 +181,6 @@ def run_cost(spec: StackSpec, estimate: Estimate, record: RunRecord) -> RunCost:
         date=record.finished_at.date(),
         device=hardware.device,
     )
-
-
-def _node_usd_per_hour(estimate: Estimate, workers: Sequence[WorkerSpec]) -> Decimal | None:
-    """US dollars an hour for one node of the first of the nodesets, without its disk."""
-    names = [worker.name for worker in workers]
-    for component in estimate.components:
-        if component.section is Section.COMPUTE and component.nodeset in names:
-            rate = component.rate
-            if rate is None:
-                return None
-            return named(rate.usd, "USD a node-hour", f"explain {component.id}")
-    return None
 
 
 def submit_command(spec: StackSpec, module: str) -> str:
@@ -410,7 +397,7 @@ def _load_notes(units: UnitCosts, rows: Sequence[ChatCost]) -> list[str]:
     of = "" if nodeset is None else f" of nodeset {nodeset}"
     return [
         f"{row.speed.scenario}: {demand:,} chats a day need {row.serving_nodes_needed} serving "
-        f"nodes{of}, chat.serving_nodes is {row.serving_nodes} (utilisation "
+        f"nodes{of}, chat.serving_nodes is {units.chat.serving_nodes} (utilisation "
         f"{percent(row.utilisation)}); the row is at full load."
         if row.is_over_capacity
         else f"{row.speed.scenario}: utilisation {percent(row.utilisation)}; the idle "

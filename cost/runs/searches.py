@@ -226,7 +226,7 @@ def _costs(each: PartitionShifts, rates: Estimate, inputs: Inputs) -> tuple[Shif
 def _chats(job: JobSpec, hours: Decimal, inputs: Inputs) -> Decimal | None:
     """Room for the reference chat in these hours, by the first speed that is known."""
     row = next(iter(inputs.unit_costs.known_chats), None)
-    return row and row.chats_per_day / row.serving_nodes * job.nodes * hours / 24
+    return row and row.chats_per_day_of_node * job.nodes * hours / 24
 
 
 def _table(each: PartitionShifts, costs: tuple[ShiftCost, ...], rates: Estimate) -> Table:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cost.chat.speeds import Basis, Speed, answer_s, effective_tokens_per_s, speeds
+from cost.chat.speeds import Basis, ChatCost, HourlyCost, Speed, speeds
 from cost.run_record import RunRecord as CostRecord
 from cost.run_record import parse_load_curve, parse_run_record
 from stacks.load import load_stack
@@ -71,8 +71,10 @@ def test_a_load_test_replaces_assumed_throughput_and_cost_keeps_what_it_measured
     assert float(rows[1].prefill_tokens_per_s) == pytest.approx(4000)
     chat = load_stack("l40s-dev").chat
     assert (chat.context_tokens, chat.output_tokens, chat.turns) == (CONTEXT, OUTPUT, 1)
-    assert float(effective_tokens_per_s(chat, rows[16])) == pytest.approx(160)
-    assert float(answer_s(chat, rows[16])) == pytest.approx(16 * 2000 / 160)
+    hourly = HourlyCost(cluster_low_usd=Decimal(1), cluster_high_usd=Decimal(1), serving_usd=None)
+    row = ChatCost(chat, rows[16], hourly)
+    assert float(row.tokens_per_s) == pytest.approx(160)
+    assert float(row.answer_s) == pytest.approx(16 * 2000 / 160)
 
 
 @pytest.mark.usefixtures("public_key_file")

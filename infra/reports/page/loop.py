@@ -15,7 +15,7 @@ from typing import Any, Final
 from cost.bill.bill import plain_chat, plain_operating
 from cost.chat.break_even import BASE, Finetune, Payback, api_costs, asked_tuned, finetune
 from cost.chat.charts import load_charts, load_table
-from cost.chat.speeds import Basis, ChatCost, chat_cost, mean_interval, why_it_prices_nothing
+from cost.chat.speeds import Basis, ChatCost, mean_interval, why_it_prices_nothing
 from cost.chat.unit_costs import (
     NO_POINT,
     NotKnown,
@@ -144,7 +144,7 @@ def _chat(report: training.Report) -> Answer:
         runs = [each for each in (line.training, line.evaluation, *line.loads) if each is not None]
         cpu = ", on CPUs in place of the declared GPUs" if any(map(is_rehearsal, runs)) else ""
         times = f"{len(speed.repeats)} times" if speed.repeats else "once"
-        how = f"measured {times}{day}{cpu}{lengths_text(row, chat)}: {_interval(report, row)}"
+        how = f"measured {times}{day}{cpu}{lengths_text(row, chat)}: {_interval(row)}"
     prompt = "" if row.counts_prefill else "; reading is not counted"
     missed = f"; an answer takes {answer_text(row)}" if row.meets_slo is False else ""
     bound = "at least " if units.is_lower_bound else ""
@@ -157,12 +157,9 @@ def _chat(report: training.Report) -> Answer:
     )
 
 
-def _interval(report: training.Report, row: ChatCost) -> str:
+def _interval(row: ChatCost) -> str:
     """What the measurements of the row's speed say of its cost's certainty."""
-    units, chat = report.bill.unit_costs, report.spec.chat
-    found = mean_interval(
-        [chat_cost(chat, each, units.hourly).cluster_low_usd for each in row.speed.repeats]
-    )
+    found = mean_interval([replace(row, speed=each).cluster_low_usd for each in row.speed.repeats])
     if found is None:
         return "no confidence interval"
     size = "" if row.cluster_low_usd == row.cluster_high_usd else ", smallest cluster"
@@ -215,9 +212,8 @@ class Loop:
 
 def close_loop(report: training.Report) -> Loop:
     """The loop of the report's stack."""
-    spec, bill = report.spec, report.bill
-    apis, _ = api_costs(spec.chat, ApiPriceBook.load())
-    found = finetune(spec, bill.estimate, bill.unit_costs, report.records, apis)
+    apis, _ = api_costs(report.spec.chat, ApiPriceBook.load())
+    found = finetune(report.bill, apis)
     loads = report.lineage.loads
     rows = evaluation_rows(report.evaluation)
     loop = Loop(

@@ -18,10 +18,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
+from cost.chat.unit_costs import run_cost
 from cost.report.layout import picked, small_usd_text
 from cost.resources.estimate import Estimate
 from cost.run_record import RunRecord, load_run_records
-from cost.runs.forecast import SECONDS_PER_HOUR, recipe_of, with_settings
+from cost.runs.forecast import recipe_of, with_settings
 from cost.runs.ledger import ActualEntry, Entry, LineError, VersionError, actuals, decode, encode
 from infra import files
 from infra.clients.errors import JobsError
@@ -184,15 +185,10 @@ def _cost(
     """What accounting says, else the record's hours at the price of the nodes that it names."""
     if actual is not None and actual.nodes_usd is not None:
         return actual.nodes_usd, ACCOUNTING
-    hardware = record.hardware
-    if rates is None or hardware is None:
+    if rates is None or record.hardware is None:
         return None, None
-    for worker in rates.spec.nodes.workers:
-        if (worker.platform, worker.preset) == (hardware.platform, hardware.preset):
-            hours = record.duration_s / SECONDS_PER_HOUR
-            usd = rates.nodes_usd(worker, hardware.num_nodes, hours)
-            return usd, None if usd is None else "its record's time, whole nodes"
-    return None, None
+    usd = run_cost(rates, record).nodes_usd
+    return usd, None if usd is None else "its record's time, whole nodes"
 
 
 def _shared_actual(folder: Path) -> ActualEntry | None:

@@ -18,7 +18,6 @@ from cost.chat.break_even import (
     ApiCost,
     BreakEven,
     BreakEvens,
-    View,
     api_usd_per_chat,
     break_even,
     break_even_notes,
@@ -27,8 +26,8 @@ from cost.chat.break_even import (
     hourly_by_billing,
     plain_break_even,
 )
-from cost.chat.speeds import Basis, HourlyCost, Speed, chat_cost
-from cost.chat.unit_costs import Inputs, UnitCosts, unit_costs
+from cost.chat.speeds import Basis, ChatCost, HourlyCost, Speed, View
+from cost.chat.unit_costs import UnitCosts, unit_costs
 from cost.prices.book import ApiPrice, ApiPriceBook, PriceBook
 from cost.report.layout import WIDTH, Format, Report, render_report
 from cost.resources.estimate import estimate
@@ -39,6 +38,7 @@ from stacks.spec.nodes import Billing
 from tests import SHIPPED
 from tests.nightly import law
 from tests.unit.cost.conftest import Priced
+from tests.unit.cost.policies import inputs_of
 
 DAY = date(2026, 11, 21)
 CHAT = ChatSpec(model="m", context_tokens=8000, output_tokens=2000)
@@ -74,10 +74,8 @@ def compared(
     spec = change(priced(stack)[0])
     models = tuple(prices.prices)
     spec = replace(spec, chat=replace(spec.chat, **{"api_models": models, **chat}))
-    node_prices = PriceBook.load(spec.prices)
-    bill = estimate(spec, node_prices)
-    units = unit_costs(spec, bill, [])
-    return break_even(spec, units, prices, book=node_prices), units
+    inputs = inputs_of(spec)
+    return break_even(inputs, prices), inputs.unit_costs
 
 
 def five_in_one_nodeset(spec: StackSpec) -> StackSpec:
@@ -199,8 +197,8 @@ def test_a_scenario_that_misses_its_promise_says_so_where_it_is_compared(
 
 
 def test_without_a_speed_nothing_is_compared(priced: Callable[[str], Priced]):
-    spec, bill = priced("h100-prod")
-    assert break_even(spec, unit_costs(spec, bill, []), book()).rows == ()
+    spec, _ = priced("h100-prod")
+    assert break_even(inputs_of(spec), book()).rows == ()
 
 
 def test_preemptible_nodes_have_rows_where_the_book_prices_them(
@@ -226,7 +224,7 @@ def test_another_billing_changes_the_cluster_as_a_bill_of_its_own_does(
     workers = tuple(replace(w, billing=Billing.PREEMPTIBLE) for w in spec.nodes.workers)
     other = replace(spec, nodes=replace(spec.nodes, workers=workers))
     expected = unit_costs(other, estimate(other, prices), []).hourly
-    found = hourly_by_billing(spec, hourly, prices)[Billing.PREEMPTIBLE]
+    found = hourly_by_billing(bill, hourly)[Billing.PREEMPTIBLE]
     for name in ("cluster_low_usd", "cluster_high_usd", "serving_usd"):
         assert abs(getattr(found, name) - getattr(expected, name)) < Decimal("1e-20")
 
@@ -235,9 +233,9 @@ def test_a_paused_stack_is_compared_with_the_nodes_that_it_has(priced: Callable[
     """Its chats pay for the serving node alone, whatever the nodesets have when they run."""
     spec, _ = priced("h100-prod")
     spec = replace(spec, nodes=replace(spec.nodes, paused=True))
-    prices = PriceBook.load(spec.prices)
-    hourly = unit_costs(spec, estimate(spec, prices), []).hourly
-    found = hourly_by_billing(spec, hourly, prices)[Billing.PREEMPTIBLE]
+    inputs = inputs_of(spec)
+    hourly = inputs.unit_costs.hourly
+    found = hourly_by_billing(inputs.estimate, hourly)[Billing.PREEMPTIBLE]
     saved = (Decimal("4.50") - Decimal("2.15")) * 8 * spec.chat.serving_nodes
     assert found.cluster_low_usd == hourly.cluster_low_usd - saved
     assert found.cluster_high_usd == hourly.cluster_high_usd
@@ -272,11 +270,8 @@ def test_every_model_that_a_shipped_stack_names_has_a_price(
 def test_the_bill_has_a_part_with_the_tables_and_draws_only_when_asked(
     priced: Callable[[str], Priced],
 ):
-    spec, bill = priced("l40s-dev")
-    units = unit_costs(spec, bill, [])
-    inputs = Inputs(
-        spec=spec, book=PriceBook.load(spec.prices), estimate=bill, unit_costs=units, records=()
-    )
+    spec, _ = priced("l40s-dev")
+    inputs = inputs_of(spec)
     (part,) = break_even_part(inputs)
     assert len(part.tables) == 2
     assert [figure[:4] for figure in part.draw_figures()] == ["<svg"] * 3
@@ -285,13 +280,10 @@ def test_the_bill_has_a_part_with_the_tables_and_draws_only_when_asked(
     assert (part.tables, part.notes) == ((), ())
 
 
-ONE_CHAT = chat_cost(
-    CHAT,
-    Speed(
-        scenario="s", output_tokens_per_s=Decimal(60), basis=Basis.ASSUMED, source="x", date=None
-    ),
-    HourlyCost(cluster_low_usd=Decimal(1), cluster_high_usd=Decimal(1), serving_usd=None),
+SPEED = Speed(
+    scenario="s", output_tokens_per_s=Decimal(60), basis=Basis.ASSUMED, source="x", date=None
 )
+HOURLY = HourlyCost(cluster_low_usd=Decimal(1), cluster_high_usd=Decimal(1), serving_usd=None)
 money = st.decimals("0.0001", "100000", places=4)
 
 
@@ -300,8 +292,10 @@ money = st.decimals("0.0001", "100000", places=4)
 def test_at_the_break_even_both_ways_cost_the_same(
     usd_per_day: Decimal, more: Decimal, api_usd: Decimal, room: Decimal, nodes: int
 ):
+    # Of as many output tokens as a day has seconds, a node has room for its tokens a second.
+    chat = replace(CHAT, output_tokens=86_400, serving_nodes=nodes)
     row = BreakEven(
-        chat=replace(ONE_CHAT, chats_per_day=room, serving_nodes=nodes),
+        chat=ChatCost(chat, replace(SPEED, output_tokens_per_s=room / nodes), HOURLY),
         view=View.CLUSTER,
         billing=Billing.ON_DEMAND,
         api=ApiCost(model="m", usd=api_usd, price=price("1", "1")),

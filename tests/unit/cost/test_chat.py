@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
@@ -11,17 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost.bill.bill import SharedBill
 from cost.chat.speeds import (
     Basis,
     ChatCost,
     HourlyCost,
     Speed,
-    answer_s,
-    chat_cost,
-    chats_per_day,
-    effective_tokens_per_s,
-    nodes_for,
-    usd_on_basis,
 )
 from cost.chat.unit_costs import NotKnown, UnitCosts, chat_notes, chat_table, unit_costs
 from cost.report.layout import WIDTH, Format, Report, render_report
@@ -53,7 +49,7 @@ def speed(output: str, prefill: str | None = None, batch_size: int = 1) -> Speed
 
 def cost_of(output: str, prefill: str | None = None, batch_size: int = 1, **chat: Any) -> ChatCost:
     """The cost of the test's chat after the changes."""
-    return chat_cost(replace(CHAT, **chat), speed(output, prefill, batch_size), HOURLY)
+    return ChatCost(replace(CHAT, **chat), speed(output, prefill, batch_size), HOURLY)
 
 
 def rounded(value: Decimal | None, like: str) -> str:
@@ -74,7 +70,7 @@ def test_the_seed_s_three_rows_come_out_on_its_own_basis(priced: Callable[[str],
         (
             int(row.tokens_per_day),
             int(row.chats_per_day),
-            rounded(usd_on_basis(row, Decimal(19_000), Decimal(30)), "0.01"),
+            rounded(SharedBill(usd=Decimal(19_000), days=Decimal(30)).usd_per_chat(row), "0.01"),
         )
         for row in seed_rows(priced)
     ] == [(328_320, 164, "3.86"), (5_184_000, 2_592, "0.24"), (17_280_000, 8_640, "0.07")]
@@ -270,7 +266,7 @@ def test_a_faster_node_never_makes_a_chat_dearer_or_slower(
 ):
     chat, slow = case
     fast = replace(slow, output_tokens_per_s=slow.output_tokens_per_s * faster)
-    before, after = chat_cost(chat, slow, HOURLY), chat_cost(chat, fast, HOURLY)
+    before, after = ChatCost(chat, slow, HOURLY), ChatCost(chat, fast, HOURLY)
     assert not_above(after.cluster_low_usd, before.cluster_low_usd)
     assert not_above(after.answer_s, before.answer_s)
     assert not_above(before.chats_per_day, after.chats_per_day)
@@ -286,7 +282,7 @@ def test_more_tokens_never_make_a_chat_cheaper(case: tuple[ChatSpec, Speed], mor
         context_tokens=chat.context_tokens + more,
         turns=chat.turns + turns,
     )
-    before, after = chat_cost(chat, at, HOURLY), chat_cost(longer, at, HOURLY)
+    before, after = ChatCost(chat, at, HOURLY), ChatCost(longer, at, HOURLY)
     assert not_above(before.cluster_low_usd, after.cluster_low_usd)
 
 
@@ -298,14 +294,14 @@ def test_a_larger_cached_share_never_makes_a_chat_dearer(
     chat, at = case
     colder = replace(chat, cached_share=chat.cached_share * less)
     assert not_above(
-        chat_cost(chat, at, HOURLY).cluster_low_usd, chat_cost(colder, at, HOURLY).cluster_low_usd
+        ChatCost(chat, at, HOURLY).cluster_low_usd, ChatCost(colder, at, HOURLY).cluster_low_usd
     )
 
 
 @SETTINGS
 @given(case=chats())
 def test_the_serving_view_is_never_above_the_cluster_s(case: tuple[ChatSpec, Speed]):
-    row = chat_cost(*case, HOURLY)
+    row = ChatCost(*case, HOURLY)
     assert row.serving_usd is not None
     assert row.serving_usd <= row.cluster_low_usd <= row.cluster_high_usd
 
@@ -313,20 +309,21 @@ def test_the_serving_view_is_never_above_the_cluster_s(case: tuple[ChatSpec, Spe
 @SETTINGS
 @given(case=chats())
 def test_the_chats_of_a_day_pay_the_day_exactly(case: tuple[ChatSpec, Speed]):
-    row = chat_cost(*case, HOURLY)
+    row = ChatCost(*case, HOURLY)
     asked = row.chats_per_day if row.demand_per_day is None else row.demand_per_day
     served = min(asked, row.chats_per_day)
     day = HOURLY.cluster_low_usd * 24
     assert abs(served * row.cluster_low_usd - day) <= day * EPSILON
-    assert nodes_for(served, row.chats_per_day / row.serving_nodes) <= row.serving_nodes + 1
+    nodes = math.ceil(served / row.chats_per_day_of_node)
+    assert nodes <= row.chat.serving_nodes + 1
 
 
 @SETTINGS
 @given(case=chats())
 def test_little_s_law_holds(case: tuple[ChatSpec, Speed]):
     """Conversations in flight are answers a second times the seconds of an answer."""
-    chat, at = case
-    answers_per_s = chats_per_day(chat, at) * chat.turns / 86400
-    in_flight = answers_per_s * answer_s(chat, at)
-    assert abs(in_flight - at.batch_size) <= at.batch_size * EPSILON
-    assert not_above(effective_tokens_per_s(chat, at), at.output_tokens_per_s)
+    row = ChatCost(*case, HOURLY)
+    answers_per_s = row.chats_per_day_of_node * row.chat.turns / 86400
+    in_flight = answers_per_s * row.answer_s
+    assert abs(in_flight - row.speed.batch_size) <= row.speed.batch_size * EPSILON
+    assert not_above(row.tokens_per_s, row.speed.output_tokens_per_s)

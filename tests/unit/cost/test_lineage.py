@@ -11,6 +11,7 @@ from cost.resources.estimate import Estimate
 from cost.run_record import RunRecord, lineage
 from stacks.spec import StackSpec
 from tests.unit.cost.conftest import record
+from tests.unit.cost.policies import inputs_of
 
 
 def run(kind: str, job_id: int, *, of: int | None = None, **changes: Any) -> RunRecord:
@@ -77,12 +78,11 @@ def test_runs_of_other_stacks_and_records_that_name_no_weights(
 def test_the_cost_is_of_the_training_that_was_evaluated(
     priced: Callable[[str], tuple[StackSpec, Estimate]],
 ) -> None:
-    spec, estimate = priced("local")
-    records = (*FIRST, *A_TRY)
-    units = unit_costs(spec, estimate, records)
-    assert isinstance(units.run, RunCost)
-    assert units.run.job_id == "2"
-    training = finetune(spec, estimate, units, records).training
+    inputs = inputs_of(priced("local")[0], (*FIRST, *A_TRY))
+    run = inputs.unit_costs.run
+    assert isinstance(run, RunCost)
+    assert run.job_id == "2"
+    training = finetune(inputs).training
     assert isinstance(training, RunCost)
     assert training.job_id == "2"
 

@@ -60,7 +60,7 @@ def test_a_night_gives_its_part_of_a_days_chats() -> None:
     rows = of.unit_costs.chats
     assert isinstance(rows, tuple)
     _, serve = shifts_of(of)["jobs"]
-    expected = rows[0].chats_per_day / rows[0].serving_nodes * 98 / 24
+    expected = rows[0].chats_per_day_of_node * 98 / 24
     assert abs(Decimal(serve["chats_per_week"]) - expected) < Decimal("0.00001")
 
 
