@@ -51,7 +51,7 @@ from cost.report.layout import (
     small_usd_text,
 )
 from cost.resources.lines import Rate
-from cost.size.choice import cheapest_rate, gib_text, gpu_presets
+from cost.size.choice import cheapest_rate, gib_text, gpu_presets, server_ways
 from cost.size.memory import usable_bytes
 from cost.traced import leaf, leaves, traced
 from stacks.catalog import PLATFORMS, Preset
@@ -81,8 +81,8 @@ class Candidate:
 
     platform: str
     preset: Preset
-    verdict: Verdict
-    reason: str
+    verdict: Verdict = Verdict.RANKED
+    reason: str = ""
     """Why it wins or loses, in one line."""
     basis: Basis = Basis.ESTIMATE
     source: str = ""
@@ -146,8 +146,8 @@ def advise(ask: Ask, book: PriceBook, curves: Sequence[Measured] = ()) -> Advice
     judged = [(each, each.why_aside(ask)) for each in curves]
     used = [each for each, why in judged if why is None]
     found = [
-        min(_tries(ask, book, platform, preset, gb, used), key=_order)
-        for platform, preset, gb in gpu_presets()
+        min(_tries(ask, book, Candidate(platform=name, preset=preset), gb, used), key=_order)
+        for name, preset, gb in gpu_presets()
     ]
     return Advice(
         ask=ask,
@@ -157,56 +157,36 @@ def advise(ask: Ask, book: PriceBook, curves: Sequence[Measured] = ()) -> Advice
 
 
 def _tries(
-    ask: Ask,
-    book: PriceBook,
-    platform: str,
-    preset: Preset,
-    memory_gb: int,
-    curves: Sequence[Measured],
+    ask: Ask, book: PriceBook, on: Candidate, memory_gb: int, curves: Sequence[Measured]
 ) -> Iterator[Candidate]:
-    """Every way to serve on a preset: as measured, else on 1, 2, ... GPUs by estimate."""
-    regions = PLATFORMS[platform].regions
+    """Every way to serve `on` a preset: as measured, else on 1, 2, ... GPUs by estimate."""
+    regions = PLATFORMS[on.platform].regions
     if ask.region is not None and ask.region not in regions:
-        yield Candidate(
-            platform=platform,
-            preset=preset,
-            verdict=Verdict.ELSEWHERE,
-            reason=f"not in {ask.region} (is in {', '.join(regions)})",
-        )
+        reason = f"not in {ask.region} (is in {', '.join(regions)})"
+        yield replace(on, verdict=Verdict.ELSEWHERE, reason=reason)
         return
-    rate, region = cheapest_rate(book, platform, preset.name, ask.region)
-    measured = [each for each in curves if (each.platform, each.preset) == (platform, preset.name)]
+    rate, region = cheapest_rate(book, on.platform, on.preset.name, ask.region)
+    measured = [each for each in curves if each.place == on.name]
     for curve in measured:
-        yield _priced(ask, _of_curve(ask, platform, preset, curve), rate, region)
+        yield _priced(ask, _of_curve(ask, on, curve), rate, region)
     if not measured:
-        for ways in range(1, preset.gpus + 1):
-            if preset.gpus % ways == 0 and ask.shape.heads % ways == 0:
-                server = Server(
-                    peaks=PEAKS[platform], ways=ways, usable_bytes=usable_bytes(memory_gb)
-                )
-                yield _priced(ask, _of_roofline(ask, platform, preset, server), rate, region)
+        peaks, usable = PEAKS[on.platform], usable_bytes(memory_gb)
+        for ways in server_ways(ask.shape, on.preset):
+            server = Server(peaks=peaks, ways=ways, usable_bytes=usable)
+            yield _priced(ask, _of_roofline(ask, on, server), rate, region)
 
 
-def _of_curve(ask: Ask, platform: str, preset: Preset, curve: Measured) -> Candidate:
-    load, reason = best_load(ask, curve.loads), ""
-    if load is None:
-        reason = _broken(ask, curve.loads[0]) if curve.loads else "no load was answered"
-    return Candidate(
-        platform=platform,
-        preset=preset,
-        verdict=Verdict.MISSES_SLO if load is None else Verdict.RANKED,
-        reason=reason,
-        basis=Basis.MEASURED,
-        source=curve.source,
-        ways=preset.gpus,
-        load=load,
-    )
+def _of_curve(ask: Ask, on: Candidate, curve: Measured) -> Candidate:
+    load = best_load(ask, curve.loads)
+    found = replace(on, basis=Basis.MEASURED, source=curve.source, ways=on.preset.gpus, load=load)
+    if load is not None:
+        return found
+    reason = _broken(ask, curve.loads[0]) if curve.loads else "no load was answered"
+    return replace(found, verdict=Verdict.MISSES_SLO, reason=reason)
 
 
-def _of_roofline(ask: Ask, platform: str, preset: Preset, server: Server) -> Candidate:
-    found = Candidate(
-        platform=platform, preset=preset, verdict=Verdict.RANKED, reason="", ways=server.ways
-    )
+def _of_roofline(ask: Ask, on: Candidate, server: Server) -> Candidate:
+    found = replace(on, ways=server.ways)
     missing = missing_bytes(server, ask, 1)
     if missing > 0:
         over = "a GPU" if server.ways == 1 else f"each of {server.ways} GPUs"

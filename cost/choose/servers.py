@@ -235,8 +235,8 @@ class Measured:
     """The curve of one load test on a node of a preset."""
 
     record: RunRecord
-    platform: str
-    preset: str
+    place: str
+    """Platform and preset, such as `gpu-h100-sxm/8gpu-128vcpu-1600gb`."""
     points: tuple[LoadPoint, ...]
     input_tokens: Decimal
     answer_tokens: Decimal
@@ -255,7 +255,7 @@ class Measured:
         if all(abs(got - wanted) <= wanted * LENGTH_TOLERANCE for got, wanted in pairs):
             return None
         return (
-            f"{self.platform}/{self.preset}: the curve of {self.source} is of "
+            f"{self.place}: the curve of {self.source} is of "
             f"{short(self.input_tokens)} + {short(self.answer_tokens)} tokens a request, asked are "
             f"{ask.input_tokens:,} + {short(ask.answer_tokens)}"
         )
@@ -280,11 +280,11 @@ class Measured:
 
 def measured_curves(model: str, records: Iterable[RunRecord]) -> tuple[Measured, ...]:
     """The newest curve of the model by platform, preset and engine; tuned ones are their base."""
-    newest: dict[tuple[str, str, str | None], Measured] = {}
+    newest: dict[tuple[str, str | None], Measured] = {}
     for record in sorted(records, key=lambda each: (each.finished_at, each.job_id)):
         found = _measured(model, record)
         if found is not None:
-            newest[found.platform, found.preset, record.engine] = found
+            newest[found.place, record.engine] = found
     return tuple(newest.values())
 
 
@@ -309,8 +309,7 @@ def _measured(model: str, record: RunRecord) -> Measured | None:
     assert first.mean_prompt_tokens is not None
     return Measured(
         record=record,
-        platform=hardware.platform,
-        preset=hardware.preset,
+        place=f"{hardware.platform}/{hardware.preset}",
         points=curve.sweep,
         input_tokens=first.mean_prompt_tokens,
         answer_tokens=first.mean_output_tokens,

@@ -275,6 +275,11 @@ def gpu_presets(spec: StackSpec | None = None) -> Iterator[tuple[str, Preset, in
                     yield platform.name, preset, platform.gpu_memory_gb
 
 
+def server_ways(shape: ModelShape, preset: Preset) -> list[int]:
+    """GPUs that one server may divide each layer over: a part of the node's, with whole heads."""
+    return [ways for ways in range(1, preset.gpus + 1) if gcd(preset.gpus, shape.heads) % ways == 0]
+
+
 def _most_nodes(spec: StackSpec, platform: str, preset: str) -> int:
     """Nodes of the largest nodeset of this preset; 0 where the stack has none."""
     found = [
@@ -336,11 +341,7 @@ def _serving_choice(
     shape: ModelShape, serving: Serving, platform: str, preset: Preset, memory_gb: int
 ) -> Choice:
     usable = usable_bytes(memory_gb)
-    tried = [
-        replace(serving, tensor=ways)
-        for ways in range(1, preset.gpus + 1)
-        if preset.gpus % ways == 0 and shape.heads % ways == 0
-    ]
+    tried = [replace(serving, tensor=ways) for ways in server_ways(shape, preset)]
     chosen = next(
         (each for each in tried if serving_memory(shape, each).total <= usable), tried[-1]
     )
