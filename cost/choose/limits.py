@@ -6,7 +6,7 @@ Money is held against the most that the stack may cost: at max_nodes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
@@ -26,14 +26,14 @@ _UNTOLD: Final = "not known"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One rule of the policy with what the stack comes to."""
+    """One rule of the policy with what the stack comes to; not known until that is told."""
 
     key: str
     """Config key of the rule, such as `policy.max_usd_per_month`."""
-    got: str
+    got: str = _UNTOLD
     """What the stack comes to, in a few words."""
     allowed: str
-    is_kept: bool | None
+    is_kept: bool | None = None
     """None when it cannot be told; `why` says the reason."""
     why: str = ""
     """What `got` rests on or misses; empty when there is nothing to say."""
@@ -93,23 +93,17 @@ def _chat(inputs: Inputs) -> Iterator[Limit]:
     most, rows = inputs.spec.policy.max_usd_per_chat, inputs.unit_costs.chats
     if most is None:
         return
-    key, allowed = "policy.max_usd_per_chat", f"{small_usd_text(most)} a chat"
+    allowed = f"{small_usd_text(most)} a chat"
+    limit = Limit(key="policy.max_usd_per_chat", allowed=allowed, most=most)
     if isinstance(rows, NotKnown):
-        yield Limit(key=key, got=_UNTOLD, allowed=allowed, is_kept=None, why=str(rows), most=most)
+        yield replace(limit, why=str(rows))
         return
     # The row that the output `cost.per_chat_usd` names.
     row = rows[0]
     usd = row.cluster_high_usd
     is_kept, why = _within(inputs, usd, most)
-    yield Limit(
-        key=key,
-        got=small_usd_text(usd),
-        allowed=allowed,
-        is_kept=is_kept,
-        why="; ".join(filter(None, (f"{row.speed.scenario}, whole cluster", why))),
-        value=usd,
-        most=most,
-    )
+    why = "; ".join(filter(None, (f"{row.speed.scenario}, whole cluster", why)))
+    yield replace(limit, got=small_usd_text(usd), is_kept=is_kept, why=why, value=usd)
 
 
 def _on_demand_gpus(inputs: Inputs) -> Iterator[Limit]:
@@ -132,22 +126,15 @@ def _idle_share(inputs: Inputs) -> Iterator[Limit]:
     most, rows = inputs.spec.policy.max_idle_share, inputs.unit_costs.chats
     if most is None:
         return
-    key, allowed = "policy.max_idle_share", f"{_percent(most)} of serving time idle"
+    allowed = f"{_percent(most)} of serving time idle"
+    limit = Limit(key="policy.max_idle_share", allowed=allowed, most=most)
     demand = inputs.spec.chat.chats_per_day
     if demand is None or isinstance(rows, NotKnown):
         why = str(rows) if demand is not None else "the stack declares no chat.chats_per_day"
-        yield Limit(key=key, got=_UNTOLD, allowed=allowed, is_kept=None, why=why, most=most)
+        yield replace(limit, why=why)
         return
-    share = rows[0].idle_share
-    yield Limit(
-        key=key,
-        got=f"{_percent(share)} idle",
-        allowed=allowed,
-        is_kept=share <= most,
-        why=f"{demand:,} chats a day, {rows[0].speed.scenario}",
-        value=share,
-        most=most,
-    )
+    share, why = rows[0].idle_share, f"{demand:,} chats a day, {rows[0].speed.scenario}"
+    yield replace(limit, got=f"{_percent(share)} idle", is_kept=share <= most, why=why, value=share)
 
 
 def _percent(share: Decimal) -> str:
