@@ -307,6 +307,27 @@ def test_those_of_later_steps_stay_when_a_run_came_back_from_before_them(tmp_pat
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-4"]
 
 
+def test_one_that_a_kill_left_half_removed_goes_with_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its marker nothing counted it, and nothing removed it again: it kept its disk."""
+    folder = saved(tmp_path, 1, keep=1, keep_best=False).checkpoints.folder.path
+
+    def killed(path: Path, **_: Any) -> None:
+        next(file for file in path.iterdir() if file.is_file()).unlink()
+        raise KeyboardInterrupt
+
+    newest = Candidate(path=folder / "checkpoint-2", kind=SHARDED, step=2)
+    shutil.copytree(folder / "checkpoint-1", newest.path)
+    monkeypatch.setattr("workloads.train.run_folder.shutil", SimpleNamespace(rmtree=killed))
+    with pytest.raises(KeyboardInterrupt):
+        remove_old(newest, keep_last=1, best_step=None, damaged=())
+    monkeypatch.undo()
+    assert [each.path.name for each in candidates([folder])] == ["checkpoint-2"]
+    saved(tmp_path, 3, keep=2, keep_best=False)
+    assert {path.name for path in folder.iterdir()} == {"checkpoint-2", "checkpoint-3"}
+
+
 def test_the_newest_is_the_highest_step_not_the_latest_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

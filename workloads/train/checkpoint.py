@@ -64,6 +64,7 @@ from workloads.train.run_folder import (
     candidates,
     digest,
     remove_old,
+    scratch_path,
     was_restarted,
 )
 from workloads.train.strategy import trained_weights, whole_weights
@@ -568,11 +569,11 @@ class FolderCheckpoints:
 
 
 def _scratch_folder(target: Path) -> Path:
-    """A new hidden folder beside `target`; those that a killed save left are removed."""
+    """Where `target` is written first; what a killed save or removal left there is removed."""
     atomic.own_folder(target.parent, below=target.parents[2])
     for left in target.parent.glob(".*.partial"):
         shutil.rmtree(left, ignore_errors=True)
-    return target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+    return scratch_path(target)
 
 
 def _cause(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
@@ -125,6 +126,11 @@ def candidates(folders: Iterable[Path]) -> list[Candidate]:
     return sorted(found, key=lambda each: (-each.step, KINDS.index(each.kind), str(each.path)))
 
 
+def scratch_path(target: Path) -> Path:
+    """A new hidden path beside `target`; a save first removes what lies at such paths."""
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+
+
 def remove_old(
     newest: Candidate, *, keep_last: int, best_step: int | None, damaged: Collection[Path]
 ) -> list[Path]:
@@ -138,10 +144,10 @@ def remove_old(
     committed = [each for each in counted if _fingerprint(each) is not None]
     removed = [each for each in committed[keep_last:] if each.step != best_step]
     for each in removed:
-        # Without its marker a folder that is half removed does not count as committed.
-        (each.path / each.kind.marker).unlink()
-        atomic.fsync_path(each.path)
-        shutil.rmtree(each.path)
+        # By one step it counts no more, and what a kill leaves of it goes with the next save.
+        hidden = each.path.rename(scratch_path(each.path))
+        atomic.fsync_path(hidden.parent)
+        shutil.rmtree(hidden)
     return [each.path for each in removed]
 
 
