@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,20 @@ def test_batched_answers_are_those_of_one_prompt_alone(
         sinks = answer_all(engine, asked)
     expected = [generate(model, tokenizer, each.prompt_ids, each.max_tokens) for each in asked]
     assert [sink.text for sink in sinks] == expected
+
+
+def test_an_answer_that_ends_with_its_prompt_exchanges_no_tokens_of_others(
+    model: Any, tokenizer: Any
+) -> None:
+    """It ended in a row before two that decode: the last one took its place in that very turn."""
+    brief, *longer = (ids_of(tokenizer, text)[:1] for text in ("s", "a", "x"))
+    endings = ids_of(tokenizer, "the longest of all prompts here, by far")
+    asked = [asking(brief, 3), *(asking(ids, 40) for ids in longer), asking(endings, 1)]
+    asked = [replace(each, ignore_eos=True) for each in asked]
+    with engine_of(model, tokenizer, num_rows=4, prefill_tokens=3) as engine:
+        together = [sink.text for sink in answer_all(engine, asked)]
+        alone = [answer_all(engine, [replace(each)])[0].text for each in asked]
+    assert together == alone
 
 
 @pytest.mark.skipif(not SMOLLM2.is_dir(), reason="`make setup` brings SmolLM2-135M-Instruct")

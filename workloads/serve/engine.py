@@ -315,7 +315,8 @@ class Runner:
         ids = [[each.output_ids[-1] if each.output_ids else 0] for each in taken]
         ids_B1 = torch.tensor(ids, device=positions_B1.device)
         logits_BV = self._pass(ids_B1, positions_B1, mask, taken)
-        return logits_BV if len(rows) == len(taken) else logits_BV[rows]
+        # In the order of `decoding`: its rows move where a pass before this one ended another's.
+        return logits_BV if rows == [*range(len(taken))] else logits_BV[rows]
 
     def move(self, move: Move) -> None:
         """Let one row take the place of another."""
