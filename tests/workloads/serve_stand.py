@@ -35,25 +35,21 @@ class ScriptedPasses(Runner):
         self.gate: Callable[[], None] = lambda: None
 
     def read(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Keep the chunks' tokens."""
+        """Keep the chunks' tokens; what was kept before must be what was said before."""
         self.gate()
-        self.read_tokens.append(sum(each.end - each.start for each in chunks))
+        sizes = [each.end - each.start for each in chunks]
+        # A pass that decodes reads one token of each row.
+        if max(sizes) > 1:
+            self.read_tokens.append(sum(sizes))
+        else:
+            self.batches.append(len(chunks))
         for each in chunks:
             row = self.rows.setdefault(each.sequence.row, [])
-            row[each.start :] = each.sequence.asked.prompt_ids[each.start : each.end]
+            said = [*each.sequence.asked.prompt_ids, *each.sequence.output_ids]
+            assert row[: each.start] == said[: each.start], "another answer's keys"
+            assert [*each.ids] == said[each.start : each.end]
+            row[each.start :] = each.ids
         return self._logits([each.sequence for each in chunks])
-
-    def decode(self, running: Sequence[Running], decoding: Sequence[Running]) -> torch.Tensor:
-        """Keep each answer's last token; what was kept before must be what was said before."""
-        self.gate()
-        assert [each.row for each in running] == list(range(len(running)))
-        self.batches.append(len(decoding))
-        for each in decoding:
-            said = [*each.asked.prompt_ids, *each.output_ids]
-            row = self.rows[each.row]
-            assert row[: each.num_cached] == said[:-1], "another answer's keys"
-            row[each.num_cached :] = said[-1:]
-        return self._logits(decoding)
 
     def move(self, move: Move) -> None:
         """Copy the kept tokens."""

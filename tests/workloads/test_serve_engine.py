@@ -546,9 +546,9 @@ def test_only_later_chunks_of_a_prompt_need_a_mask(model: Any) -> None:
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
-    positions, mask = cache.prefill([(0, 0, 5), (1, 0, 9)])
+    positions, mask = cache.aim([(0, 0, 5), (1, 0, 9)])
     assert mask is None
     assert positions.shape == (2, 9)
-    _, mask = cache.prefill([(0, 5, 4), (2, 0, 3)])
+    _, mask = cache.aim([(0, 5, 4), (2, 0, 3)])
     assert mask is not None
     assert mask[0, 0, 0].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4, 5]

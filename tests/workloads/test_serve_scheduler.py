@@ -73,7 +73,7 @@ def test_every_answer_is_its_own_whoever_comes_and_goes(
             assert sink.last.finish == "length"
     assert engine.stop(30) == 0
     assert engine.load().num_running == engine.load().num_waiting == 0
-    assert max(passes.read_tokens) <= prefill_tokens
+    assert max(passes.read_tokens, default=0) <= prefill_tokens
     assert max(passes.batches, default=0) <= num_rows
 
 
@@ -81,17 +81,33 @@ def test_a_long_prompt_is_read_in_parts_while_others_decode() -> None:
     scheduler = Scheduler(num_rows=2, max_queue=2, prefill_tokens=10)
     short, long = make(4), make(25)
     scheduler.add([short, long])
-    turn = scheduler.plan()
-    assert turn is not None
-    assert [(each.sequence, each.start, each.end) for each in turn.chunks] == [
+    assert [(each.sequence, each.start, each.end) for each in scheduler.reading()] == [
         (short, 0, 4),
         (long, 0, 6),
     ]
+    assert scheduler.decoding() == []
     short.num_cached, long.num_cached = 4, 6
-    turn = scheduler.plan()
-    assert turn is not None
-    assert turn.decoding == (short,)
-    assert [(each.start, each.end, each.is_last) for each in turn.chunks] == [(6, 16, False)]
+    short.output_ids.append(65)
+    reading, decoding = scheduler.reading(), scheduler.decoding()
+    assert [(each.sequence, [*each.ids], each.is_last) for each in decoding] == [
+        (short, [65], True)
+    ]
+    assert [(each.start, each.end, each.is_last) for each in reading] == [(6, 16, False)]
+
+
+def test_a_row_that_reads_its_prompt_beside_one_that_writes_reads_a_token_with_it() -> None:
+    """A pass over rows side by side sees the cache as it lies."""
+    scheduler = Scheduler(num_rows=3, max_queue=0, prefill_tokens=10)
+    long, short, other = make(25), make(4), make(9)
+    scheduler.add([long, short, other])
+    scheduler.reading()
+    long.num_cached, short.num_cached = 6, 4
+    short.output_ids.append(65)
+    chunks = scheduler.decoding()
+    assert [(each.sequence, [*each.ids], each.is_last) for each in chunks] == [
+        (long, [6], False),
+        (short, [65], True),
+    ]
 
 
 def test_rows_are_given_in_the_order_of_arrival() -> None:
@@ -99,10 +115,10 @@ def test_rows_are_given_in_the_order_of_arrival() -> None:
     first, second, third = make(1), make(1), make(1)
     scheduler.add([first])
     scheduler.add([second, third])
-    scheduler.plan()
+    scheduler.reading()
     assert scheduler.running == [first]
     scheduler.remove(first)
-    scheduler.plan()
+    scheduler.reading()
     assert scheduler.running == [second]
 
 
@@ -110,7 +126,7 @@ def test_the_last_row_fills_the_place_of_one_that_ends() -> None:
     scheduler = Scheduler(num_rows=3, max_queue=0, prefill_tokens=100)
     sequences = [make(2), make(3), make(4)]
     scheduler.add(sequences)
-    scheduler.plan()
+    scheduler.reading()
     for each in sequences:
         each.num_cached = len(each.asked.prompt_ids)
     move = scheduler.remove(sequences[0])

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,6 @@ from workloads.serve.scheduler import (
     Sequence,
     Sink,
     TokenLogprob,
-    Turn,
 )
 from workloads.serve.text import TextStream
 from workloads.serve.weights import Weights, forget_cached
@@ -53,30 +52,16 @@ _ALIGNMENT = 8
 """Masks of CUDA's memory-efficient attention want lengths in steps of 8."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Spot:
-    """Where the tokens of the next pass go and how much of the cache it sees."""
-
-    rows: slice | torch.Tensor = field(default_factory=lambda: slice(0, 0))
-    is_decode: bool = True
-    positions_R: torch.Tensor | None = None
-    """Decode: the position of each row's new token."""
-    writes: Items[tuple[int, int, int]] = ()
-    """Prefill: row, first position and number of tokens, by row of the batch."""
-    num_seen: int = 0
-
-
 class _Layer(CacheLayerMixin):
     """One layer's block; `update` is what attention calls."""
 
-    def __init__(self, shape: tuple[int, ...], *, options: dict[str, Any], spot: Spot) -> None:
+    def __init__(self, shape: tuple[int, ...], cache: RowCache, **options: Any) -> None:
         super().__init__()
         # Zeros, as uninitialised memory can be NaN, which a masked position would still spread.
         self.keys = torch.zeros(shape, **options)
         self.values = torch.zeros(shape, **options)
         self.is_initialized = True
-        self._spot = spot
-        self._numbers = torch.arange(shape[0], device=options["device"])
+        self._cache = cache
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
         """Nothing: the block is there from the start."""
@@ -85,26 +70,26 @@ class _Layer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new tokens and return all that the pass may see: R x H x S x D."""
-        spot, keys, values = self._spot, self.keys, self.values
+        cache, keys, values = self._cache, self.keys, self.values
         assert keys is not None
         assert values is not None
-        if spot.is_decode:
-            rows_R = self._numbers[: key_states.shape[0]]
-            keys[rows_R, :, spot.positions_R] = key_states[:, :, 0]
-            values[rows_R, :, spot.positions_R] = value_states[:, :, 0]
+        if cache.ones_B is not None:
+            rows_B, positions_B = cache.ones_B
+            keys[rows_B, :, positions_B] = key_states[:, :, 0]
+            values[rows_B, :, positions_B] = value_states[:, :, 0]
         else:
-            for index, (row, start, count) in enumerate(spot.writes):
+            for index, (row, start, count) in enumerate(cache.writes):
                 keys[row, :, start : start + count] = key_states[index, :, :count]
                 values[row, :, start : start + count] = value_states[index, :, :count]
-        return keys[spot.rows, :, : spot.num_seen], values[spot.rows, :, : spot.num_seen]
+        return keys[cache.rows, :, : cache.num_seen], values[cache.rows, :, : cache.num_seen]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return what a mask must cover: tokens seen, from the first."""
-        return self._spot.num_seen, 0
+        return self._cache.num_seen, 0
 
     def get_seq_length(self) -> int:
         """Return how many tokens the pass sees."""
-        return self._spot.num_seen
+        return self._cache.num_seen
 
     def get_max_length(self) -> int:
         """Return the length of a row."""
@@ -113,11 +98,20 @@ class _Layer(CacheLayerMixin):
 
 
 class RowCache(Cache):
-    """The cache of one engine; set `spot` by `prefill` or `decode` before each pass.
+    """The cache of one engine; `aim` it before each pass.
 
     A token's keys lie at row r, position p, in one block a layer that is taken once at the start; a
-    pass sees the first rows as views.
+    pass sees rows side by side as views.
     """
+
+    rows: slice | torch.Tensor = slice(0, 0)
+    """Of the next pass."""
+    writes: Items[tuple[int, int, int]] = ()
+    """Its tokens: row, first position and number, by row of the batch."""
+    ones_B: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Rows and positions, where it is one token each."""
+    num_seen = 0
+    """Tokens of each row that it sees."""
 
     def __init__(
         self,
@@ -129,44 +123,31 @@ class RowCache(Cache):
         device: torch.device,
     ) -> None:
         self.length = -(-context_tokens // _ALIGNMENT) * _ALIGNMENT
-        self._spot = Spot()
         self._device = device
         num_heads, head_size = _heads(config)
         shape = (num_rows, num_heads, self.length, head_size)
-        options = {"dtype": dtype, "device": device}
         self._blocks = [
-            _Layer(shape, options=options, spot=self._spot) for _ in range(config.num_hidden_layers)
+            _Layer(shape, self, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)
         ]
         super().__init__(layers=[*self._blocks])
 
-    def decode(self, num_rows: int, lengths: Items[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Aim at one new token a row behind `lengths`; return its positions and the mask."""
-        positions_R = torch.tensor(lengths, device=self._device)
-        seen = self._rounded(max(lengths) + 1)
-        spot = self._spot
-        spot.rows, spot.is_decode, spot.positions_R = slice(0, num_rows), True, positions_R
-        spot.num_seen = seen
-        seen_S = torch.arange(seen, device=self._device)
-        return positions_R[:, None], (seen_S <= positions_R[:, None])[:, None, None]
-
-    def prefill(
-        self, writes: Items[tuple[int, int, int]]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def aim(self, writes: Items[tuple[int, int, int]]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Aim at chunks (row, start, count); return positions B x T and the mask B x 1 x T x S.
 
         Chunks that all begin their prompts need no mask: they attend causally among themselves, the
         padding lies behind them, and kernels do half the work without one.
         """
         longest = max(count for _, _, count in writes)
-        spot = self._spot
         rows = [row for row, _, _ in writes]
-        one = len(rows) == 1
-        spot.rows = slice(rows[0], rows[0] + 1) if one else torch.tensor(rows, device=self._device)
-        spot.is_decode, spot.writes = False, writes
+        beside = range(rows[0], rows[0] + len(rows))
+        rows_B = torch.tensor(rows, device=self._device)
+        self.rows = slice(beside.start, beside.stop) if rows == [*beside] else rows_B
+        self.writes = writes
         is_first = all(start == 0 for _, start, _ in writes)
-        seen = longest if is_first else self._rounded(max(at + count for _, at, count in writes))
-        spot.num_seen = seen
+        seen = self._rounded(max(at + count for _, at, count in writes))
+        self.num_seen = longest if is_first else seen
         starts_B = torch.tensor([start for _, start, _ in writes], device=self._device)
+        self.ones_B = (rows_B, starts_B) if longest == 1 else None
         offsets_T = torch.arange(longest, device=self._device)
         # The padding behind a short chunk is computed and thrown away; its position must exist.
         positions_BT = (starts_B[:, None] + offsets_T).clamp(max=self.length - 1)
@@ -284,68 +265,35 @@ class Runner:
         """Read the chunks; return the logits behind each one's last token, B x V."""
         lengths = [each.end - each.start for each in chunks]
         groups = batches(lengths, batch_size=len(chunks))
-        parts = [self._read([chunks[index] for index in group]) for group in groups]
+        parts = [self._pass([chunks[index] for index in group]) for group in groups]
         if len(parts) == 1 and groups[0] == list(range(len(chunks))):
             return parts[0]
         order = torch.tensor([index for group in groups for index in group])
         return torch.cat(parts)[order.argsort().to(parts[0].device)]
 
-    def _read(self, chunks: Items[Chunk]) -> torch.Tensor:
-        writes = [(each.sequence.row, each.start, each.end - each.start) for each in chunks]
-        positions_BT, mask = self._cache.prefill(writes)
-        ids = [
-            torch.tensor(each.sequence.asked.prompt_ids[each.start : each.end]) for each in chunks
-        ]
-        ids_BT = pad_sequence(ids, batch_first=True).to(positions_BT.device)
-        last_B = torch.tensor([count - 1 for _, _, count in writes], device=ids_BT.device)
-        return self._pass(
-            ids_BT, positions_BT, mask, [each.sequence for each in chunks], last_B=last_B
-        )
-
-    @torch.inference_mode()
-    def decode(self, running: Items[Sequence], decoding: Items[Sequence]) -> torch.Tensor:
-        """Return the logits behind the last token of each of `decoding`, B x V.
-
-        The pass takes all rows up to the last one that decodes. A row among them that still reads
-        its prompt gets a token that its next chunk overwrites.
-        """
-        rows = [each.row for each in decoding]
-        taken = running[: max(rows) + 1]
-        positions_B1, mask = self._cache.decode(len(taken), [each.num_cached for each in taken])
-        ids = [[each.output_ids[-1] if each.output_ids else 0] for each in taken]
-        ids_B1 = torch.tensor(ids, device=positions_B1.device)
-        logits_BV = self._pass(ids_B1, positions_B1, mask, taken)
-        # In the order of `decoding`: its rows move where a pass before this one ended another's.
-        return logits_BV if rows == [*range(len(taken))] else logits_BV[rows]
-
     def move(self, move: Move) -> None:
         """Let one row take the place of another."""
         self._cache.move(move.source, move.target, move.num_tokens)
 
-    def _pass(
-        self,
-        ids_BT: torch.Tensor,
-        positions_BT: torch.Tensor,
-        mask: torch.Tensor | None,
-        sequences: Items[Sequence],
-        *,
-        last_B: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def _pass(self, chunks: Items[Chunk]) -> torch.Tensor:
+        writes = [(each.sequence.row, each.start, each.end - each.start) for each in chunks]
+        positions_BT, mask = self._cache.aim(writes)
+        ids = [torch.tensor(each.ids) for each in chunks]
+        ids_BT = pad_sequence(ids, batch_first=True).to(positions_BT.device)
         if self._adapter_rows is not None:
-            self._adapter_rows.choose([each.asked.is_tuned for each in sequences])
+            self._adapter_rows.choose([each.sequence.asked.is_tuned for each in chunks])
         # Chunks of different lengths end at different places; the head gets those places only.
-        places, which_B = (1, None) if last_B is None else torch.unique(last_B, return_inverse=True)
+        ends = [count - 1 for _, _, count in writes]
+        places = sorted({*ends})
         logits = self._model(
             input_ids=ids_BT,
             attention_mask=mask,
             position_ids=positions_BT,
             past_key_values=self._cache,
             use_cache=True,
-            logits_to_keep=places,
+            logits_to_keep=torch.tensor(places, device=ids_BT.device),
         ).logits
-        if which_B is None:
-            return logits[:, -1].float()
-        return logits[torch.arange(len(which_B), device=logits.device), which_B].float()
+        return logits[[*range(len(ends))], [places.index(each) for each in ends]].float()
 
 
 class Answer:
@@ -492,49 +440,30 @@ class TransformersEngine:
                 for number in self._cancelled & self._answers.keys():
                     self._forget(self._answers[number].sequence)
                 self._cancelled.clear()
-                turn = self._scheduler.plan()
-            if turn is not None and not self._take(turn):
+                reading = self._scheduler.reading()
+            # Not at once: what a pass reads may end answers, whose rows others take.
+            if not self._take(reading) or not self._take(self._scheduler.decoding()):
                 return
 
-    def _take(self, turn: Turn) -> bool:
-        """Make one turn; False when the device is lost."""
-        for sequences, make in (
-            ([chunk.sequence for chunk in turn.chunks], lambda: self._read(turn.chunks)),
-            (list(turn.decoding), lambda: self._decode(turn.decoding)),
-        ):
-            if not sequences:
-                continue
-            try:
-                make()
-            except Exception as error:
-                if not self._survives(error, sequences):
-                    return False
+    def _take(self, chunks: Items[Chunk]) -> bool:
+        """Make one pass, if there is anything to read; False when the device is lost."""
+        try:
+            if chunks:
+                self._read(chunks)
+        except Exception as error:
+            return self._survives(error, [chunk.sequence for chunk in chunks])
         return True
 
     def _read(self, chunks: Items[Chunk]) -> None:
+        """Read the chunks, choose a token behind each that ends what there is, and tell it."""
         logits_BV = self._passes.read(chunks)
         whole = [row for row, chunk in enumerate(chunks) if chunk.is_last]
         logits_BV = logits_BV if len(whole) == len(chunks) else logits_BV[whole]
-        read = [(chunk.sequence, chunk.end) for chunk in chunks]
-        self._write([chunks[row].sequence for row in whole], logits_BV, read)
-
-    def _decode(self, decoding: Items[Sequence]) -> None:
-        # A pass before this one in the turn may have ended some and moved the others.
-        decoding = [each for each in decoding if each.row >= 0]
-        if not decoding:
-            return
-        logits_BV = self._passes.decode(self._scheduler.running, decoding)
-        self._write(decoding, logits_BV, [(each, each.num_cached + 1) for each in decoding])
-
-    def _write(
-        self, sequences: Items[Sequence], logits_BV: Any, read: Items[tuple[Sequence, int]]
-    ) -> None:
-        """Choose a token for each of `sequences` and tell it; `read` is what the pass has read."""
-        answers = [self._answers[sequence.asked.number] for sequence in sequences]
+        answers = [self._answers[chunks[row].sequence.asked.number] for row in whole]
         chosen = sampling.sample(logits_BV, [answer.sampler for answer in answers])
         # Not before: a pass whose tokens were not chosen is made again from the same place.
-        for sequence, num_cached in read:
-            sequence.num_cached = num_cached
+        for chunk in chunks:
+            chunk.sequence.num_cached = chunk.end
         for row, (answer, token) in enumerate(zip(answers, chosen, strict=True)):
             try:
                 if isinstance(token, Exception):

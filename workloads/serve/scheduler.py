@@ -149,24 +149,21 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Prompt tokens `start` to `end` of a sequence."""
+    """Tokens `start` to `end` of a sequence: of its prompt, or the last one that was written."""
 
     sequence: Sequence
     start: int
     end: int
 
     @property
+    def ids(self) -> Items[int]:
+        prompt_ids = self.sequence.asked.prompt_ids[self.start : self.end]
+        return prompt_ids or self.sequence.output_ids[-1:]
+
+    @property
     def is_last(self) -> bool:
         """Whether the next token follows from this chunk."""
-        return self.end == len(self.sequence.asked.prompt_ids)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """What the model does next: reads `chunks`, then decodes one token for each of `decoding`."""
-
-    chunks: tuple[Chunk, ...]
-    decoding: tuple[Sequence, ...]
+        return self.end >= len(self.sequence.asked.prompt_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,16 +200,13 @@ class Scheduler:
             raise ApiError(status=429, message=text, code="queue_full")
         self.waiting.extend(sequences)
 
-    def plan(self) -> Turn | None:
-        """Give free rows to those who wait and return the next turn; None: nothing to do."""
+    def reading(self) -> list[Chunk]:
+        """Give free rows to those who wait; return what of prompts is read next."""
         while self.waiting and len(self.running) < self.num_rows:
             sequence = self.waiting.popleft()
             sequence.row = len(self.running)
             self.running.append(sequence)
             self._arrived.append(sequence)
-        if not self.running:
-            return None
-        decoding = tuple(each for each in self.running if each.has_read)
         chunks: list[Chunk] = []
         left = self.prefill_tokens
         for sequence in self._arrived:
@@ -221,7 +215,19 @@ class Scheduler:
                 end = min(len(sequence.asked.prompt_ids), start + left)
                 chunks.append(Chunk(sequence=sequence, start=start, end=end))
                 left -= end - start
-        return Turn(chunks=tuple(chunks), decoding=decoding)
+        return chunks
+
+    def decoding(self) -> list[Chunk]:
+        """Return the next token of every row up to the last one that has its prompt read.
+
+        A row among them that still reads its prompt goes on by one: a pass over rows side by side
+        needs no copy of them.
+        """
+        end = max((each.row + 1 for each in self.running if each.has_read), default=0)
+        return [
+            Chunk(sequence=each, start=each.num_cached, end=each.num_cached + 1)
+            for each in self.running[:end]
+        ]
 
     def remove(self, sequence: Sequence) -> Move | None:
         """Free the row or the place in the queue; return the move that the cache must make."""
