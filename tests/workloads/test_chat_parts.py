@@ -42,6 +42,7 @@ from workloads.chat.dialogue import (
 from workloads.chat.page import PageGuard, host_name
 from workloads.common.exit_codes import ConfigError, NotRunError
 from workloads.load.client import load_line, read_metrics
+from workloads.load.http import ChatEvents
 from workloads.serve.metrics import ServeMetrics
 from workloads.serve.scheduler import Load
 
@@ -101,11 +102,11 @@ def test_the_clock_of_an_answer_starts_when_it_is_asked(
 
         def close(self) -> None: ...
 
-        async def request(self, *_: Any, on_body: Callable[..., None], **__: Any) -> Any:
+        async def chat(self, body: bytes, events: ChatEvents, **_: Any) -> Any:
             for now_s, text in ((20.5, "a"), (22.0, "b")):
                 delta = json.dumps({"choices": [{"delta": {"content": text}}]})
-                on_body(f"data: {delta}\n\n".encode(), now_s)
-            on_body(b"data: [DONE]\n\n", 22.1)
+                events.feed(f"data: {delta}\n\n".encode(), now_s)
+            events.feed(b"data: [DONE]\n\n", 22.1)
             return SimpleNamespace(status=200)
 
     monkeypatch.setattr("workloads.chat.client.HttpClient", Server)

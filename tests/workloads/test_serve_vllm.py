@@ -87,7 +87,7 @@ def test_a_thought_that_vllm_streams_is_a_piece_of_the_answer() -> None:
         for choice in json.loads(each.removeprefix("data: "))["choices"]
     )
     assert reply.thought == told != ""
-    assert len(events.times_s) == reply.num_pieces > 1
+    assert len(events.times_s) == len(reply.times_s) > 1
 
 
 def test_a_stream_of_vllm_is_read_to_its_usage() -> None:
@@ -542,7 +542,7 @@ def test_vllm_lets_end_what_can_and_cuts_what_cannot(vllm: Vllm) -> None:
         reply = Reply(model=MODEL, is_tuned=False, began_s=0.0)
 
         def changed() -> None:
-            if not began and reply.num_pieces > 2:
+            if not began and len(reply.times_s) > 2:
                 began.append(1.0)
                 begun.release()
 

@@ -6,7 +6,6 @@ page shows and what a test measures are the same. Never raises for what a server
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ from urllib.parse import urlsplit
 
 from workloads.chat.conversation import ANSWER_KEYS
 from workloads.common.exit_codes import ConfigError, WorkloadError
-from workloads.load.http import Answer, ChatEvents, HttpClient, HttpError
+from workloads.load.http import Answer, ChatEvents, HttpClient, HttpError, streamed
 
 _TUNED_ENDING = "-tuned"
 """What workloads.serve adds to the base's name unless serve.tuned_name says otherwise."""
@@ -122,9 +121,8 @@ class Reply:
     thought: str = ""
     calls: list[dict[str, str]] = field(default_factory=list)
     """`id`, `name` and `arguments` (JSON text) of each call."""
-    first_s: float | None = None
-    last_s: float | None = None
-    num_pieces: int = 0
+    times_s: list[float] = field(default_factory=list)
+    """When each piece came: text, thought or a call."""
     usage: Mapping[str, Any] | None = None
     finish: str | None = None
     """OpenAI's finish_reason; `stopped` by the user, `failed` with `error`."""
@@ -141,9 +139,7 @@ class Reply:
         for call in calls:
             self._take_call(call)
         if text or thought or calls:
-            self.first_s = now_s if self.first_s is None else self.first_s
-            self.last_s = now_s
-            self.num_pieces += 1
+            self.times_s.append(now_s)
         self.finish = choice.get("finish_reason") or self.finish
 
     def fail(self, reason: str) -> None:
@@ -153,25 +149,25 @@ class Reply:
     @property
     def ttft_s(self) -> float | None:
         """Seconds to the first piece; None before it."""
-        return None if self.first_s is None else self.first_s - self.began_s
+        return self.times_s[0] - self.began_s if self.times_s else None
 
     @property
     def total_s(self) -> float | None:
         """Seconds to the last piece so far; None before the first."""
-        return None if self.last_s is None else self.last_s - self.began_s
+        return self.times_s[-1] - self.began_s if self.times_s else None
 
     @property
     def output_tokens(self) -> int:
         """Tokens as the server counted them; the pieces where it did not."""
         counted = (self.usage or {}).get("completion_tokens")
-        return counted if isinstance(counted, int) else self.num_pieces
+        return counted if isinstance(counted, int) else len(self.times_s)
 
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens a second after the first; None for fewer than two, or all at once."""
-        if self.first_s is None or self.last_s is None or self.output_tokens < 2:
+        if not self.times_s or self.output_tokens < 2:
             return None
-        seconds = self.last_s - self.first_s
+        seconds = self.times_s[-1] - self.times_s[0]
         return (self.output_tokens - 1) / seconds if seconds > 0 else None
 
     @property
@@ -269,32 +265,18 @@ class Client:
             changed()
 
         events = ChatEvents(take)
-        request = {
-            **body,
-            "model": model.name,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        request = streamed(model=model.name, **body)
         client = HttpClient(model.url, self._key, at="--url")
         reply.began_s = time.perf_counter()
         try:
-            async with asyncio.timeout(_WHOLE_ANSWER_S):
-                answer = await client.request(
-                    "POST",
-                    "/chat/completions",
-                    body=json.dumps(request).encode(),
-                    on_body=events.feed,
-                )
+            answer = await client.chat(request, events, timeout_s=_WHOLE_ANSWER_S)
             if answer.status == 200:
-                events.finish()
                 reply.usage = events.usage
                 reply.finish = reply.finish or "stop"  # some servers do not say it
             else:
                 reply.fail(_refusal(answer))
-        except TimeoutError:
-            reply.fail(f"no whole answer in {_WHOLE_ANSWER_S:.0f} s")
         except HttpError as error:
-            reply.fail(_broken(error, has_begun=reply.first_s is not None))
+            reply.fail(_broken(error, has_begun=bool(reply.times_s)))
         finally:
             client.close()
             changed()
@@ -324,11 +306,6 @@ def _broken(error: HttpError, *, has_begun: bool) -> str:
 
 def _refusal(answer: Answer) -> str:
     """One line for an answer that is none, in the server's own words where it has any."""
-    text = bytes(answer.body).decode("utf-8", "replace")
-    try:
-        text = json.loads(text)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        text = f"answered {answer.status}: {text}"
-    line = " ".join(str(text).split())[:300]
+    line = answer.problem(300, otherwise=f"answered {answer.status}: {{}}")
     wait = answer.headers.get("retry-after", "")
     return f"{line} (try again in {wait} s)" if wait.isdigit() else line

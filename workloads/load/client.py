@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from typing import Any
 from workloads.common import atomic
 from workloads.common.exit_codes import ConfigError, WorkloadError
 from workloads.common.places import Places
-from workloads.load.http import Answer, ChatEvents, HttpClient, HttpError
+from workloads.load.http import Answer, ChatEvents, HttpClient, HttpError, streamed
 from workloads.load.prompts import Message
 from workloads.recipes.load import Target
 
@@ -298,17 +297,13 @@ class ChatClient:
         is_measured: bool = True,
     ) -> Sample:
         """Return what came of one chat; never raises for what the server does."""
-        request: dict[str, Any] = {
-            "model": self.model,
-            "messages": messages,
-            "max_tokens": output_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if self._ignore_eos:
-            request["ignore_eos"] = True
-        body = json.dumps(request).encode()
+        body = streamed(
+            model=self.model,
+            messages=messages,
+            max_tokens=output_tokens,
+            temperature=0,
+            **({"ignore_eos": True} if self._ignore_eos else {}),
+        )
         now_s = time.perf_counter()
         sample = Sample(
             intended_s=now_s if intended_s is None else intended_s,
@@ -317,16 +312,10 @@ class ChatClient:
         )
         events = ChatEvents()
         try:
-            left_s = self._timeout_s - (now_s - sample.intended_s)
-            async with asyncio.timeout(max(0.0, left_s)):
-                answer = await self._http.request(
-                    "POST", "/chat/completions", body=body, on_body=events.feed
-                )
+            spent_s = now_s - sample.intended_s
+            answer = await self._http.chat(body, events, timeout_s=self._timeout_s, spent_s=spent_s)
             sample.ended_s = time.perf_counter()
             _judge(sample, answer, events)
-        except TimeoutError:
-            sample.outcome = TIMEOUT
-            sample.detail = f"no whole answer in {self._timeout_s:g} s"
         except HttpError as error:
             sample.outcome, sample.detail = error.kind, str(error)
         sample.ended_s = sample.ended_s or time.perf_counter()
@@ -347,7 +336,6 @@ def _served(card: Mapping[str, Any], base_tokens: object) -> ServedModel:
 
 def _judge(sample: Sample, answer: Answer, events: ChatEvents) -> None:
     if answer.status == 200:
-        events.finish()
         if not events.times_s:
             if not (events.usage or {}).get("completion_tokens"):
                 raise HttpError("empty", "the answer has no token")
@@ -357,7 +345,7 @@ def _judge(sample: Sample, answer: Answer, events: ChatEvents) -> None:
         sample.ended_s = events.times_s[-1]
         return
     sample.outcome = REJECTED if answer.status == 429 else f"http_{answer.status}"
-    sample.detail = _error_text(bytes(answer.body))
+    sample.detail = answer.problem(200)
     sample.retry_after_s = _retry_after_s(answer.headers.get("retry-after"))
 
 
@@ -374,14 +362,6 @@ def _count(sample: Sample, usage: Mapping[str, Any] | None) -> None:
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     if isinstance(cached, int):
         sample.cached_tokens = cached
-
-
-def _error_text(body: bytes) -> str:
-    try:
-        text = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        text = body.decode("utf-8", "replace")
-    return " ".join(str(text).split())[:200]
 
 
 def _retry_after_s(text: str | None) -> float | None:

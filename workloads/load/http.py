@@ -1,8 +1,7 @@
-"""HTTP/1.1 over asyncio's streams of bytes: one request, its answer piece by piece.
+"""HTTP/1.1 over asyncio's streams of bytes: one request, its answer piece by piece; a chat so.
 
 Not httpx: what stands between the socket and the clock is part of every latency, and 64 streams
-must cost under 5 % of a core: httpx 0.28.1 takes 18 %, this 4 % (docs/load-test.md). Knows no
-chats.
+must cost under 5 % of a core: httpx 0.28.1 takes 18 %, this 4 % (docs/load-test.md).
 """
 
 from __future__ import annotations
@@ -43,6 +42,15 @@ class Answer:
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
+
+    def problem(self, most: int, otherwise: str = "{}") -> str:
+        """Return OpenAI's error message in one line, else the body, as `otherwise` says."""
+        text = self.body.decode("utf-8", "replace")
+        try:
+            text = json.loads(text)["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            text = otherwise.format(text)
+        return " ".join(str(text).split())[:most]
 
 
 def _read(answer: Answer, on_body: Body | None) -> Generator[None, tuple[bytes, float], None]:
@@ -248,6 +256,20 @@ class HttpClient:
                 self._idle.append(connection)
             return answer
 
+    async def chat(
+        self, body: bytes, events: ChatEvents, *, timeout_s: float, spent_s: float = 0.0
+    ) -> Answer:
+        """Return the answer to a `streamed` chat; HttpError also where it is not whole in time."""
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s - spent_s)):
+                path = "/chat/completions"
+                answer = await self.request("POST", path, body=body, on_body=events.feed)
+        except TimeoutError as error:
+            raise HttpError("timeout", f"no whole answer in {timeout_s:g} s") from error
+        if answer.status == 200:
+            events.finish()
+        return answer
+
     def close(self) -> None:
         for connection in self._idle:
             connection.drop()
@@ -268,6 +290,13 @@ class HttpClient:
         except OSError as error:
             raise HttpError("connect", error.strerror or str(error)) from error
         return connection, True
+
+
+def streamed(**request: Any) -> bytes:
+    """Return the body that asks for a chat as a stream, with its usage at the end."""
+    return json.dumps(
+        {**request, "stream": True, "stream_options": {"include_usage": True}}
+    ).encode()
 
 
 _DONE = b"[DONE]"
