@@ -218,6 +218,8 @@ def _gpu(name: str, gauges: Mapping[str, float]) -> str:
     return text
 
 
+_GONE_AFTER = 5
+"""Requests in a row that could not even connect: the server is gone."""
 _MAX_RETRY_AFTER_S = 3600.0
 _CONTROL_TIMEOUT_S = 30.0
 
@@ -246,6 +248,7 @@ class ChatClient:
         self._root = HttpClient(self.url.removesuffix("/v1"), key, at="load.target.url")
         self._timeout_s = timeout_s
         self._ignore_eos = ignore_eos
+        self._num_answered = self._num_unreached = 0
         self.model = ""
 
     def close(self) -> None:
@@ -296,7 +299,7 @@ class ChatClient:
         intended_s: float | None = None,
         is_measured: bool = True,
     ) -> Sample:
-        """Return what came of one chat; never raises for what the server does."""
+        """Return what came of one chat, whatever the server does; WorkloadError when it is gone."""
         body = streamed(
             model=self.model,
             messages=messages,
@@ -322,6 +325,14 @@ class ChatClient:
         sample.times_s = events.times_s
         sample.output_tokens = len(events.times_s)
         _count(sample, events.usage)
+        self._num_answered += sample.is_ok
+        self._num_unreached = self._num_unreached + 1 if sample.outcome == "connect" else 0
+        if self._num_unreached >= _GONE_AFTER:
+            raise WorkloadError(
+                f"{self.url}: {_GONE_AFTER} requests in a row could not connect after "
+                f"{self._num_answered} answers of this run ({sample.detail}); the server is gone: "
+                "see its log"
+            )
         return sample
 
 

@@ -24,10 +24,6 @@ from workloads.load.client import REJECTED, TIMEOUT, ChatClient, Sample, ServerL
 from workloads.load.prompts import Arrival, Message, Rows, Words, draw_lengths, poisson, read_trace
 from workloads.recipes.load import Lengths, LoadConfig, Slo
 
-_GONE_AFTER = 5
-"""Requests in a row that could not even connect: the server is gone."""
-
-
 Chat = tuple[list[Message], int]
 """What one request asks, and for how many tokens."""
 
@@ -42,28 +38,6 @@ class Loop:
     """From when to when the load was steady: rates are counted in it."""
 
 
-class _Watch:
-    """Ends a run whose server is gone."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._in_a_row = 0
-        self._answered = 0
-
-    def see(self, sample: Sample) -> None:
-        if sample.outcome != "connect":
-            self._in_a_row = 0
-            self._answered += sample.is_ok
-            return
-        self._in_a_row += 1
-        if self._in_a_row >= _GONE_AFTER:
-            raise WorkloadError(
-                f"{self._url}: {_GONE_AFTER} requests in a row could not connect after "
-                f"{self._answered} answers of this run ({sample.detail}); the server is gone: see "
-                "its log"
-            )
-
-
 async def closed_loop(
     client: ChatClient, chats: Sequence[Chat], streams: int, num_warm_up: int
 ) -> Loop:
@@ -72,7 +46,6 @@ async def closed_loop(
     The window is that in which all streams worked: from the first measured request until one of
     them finds no more. A refused stream waits as long as the server asked for.
     """
-    watch = _Watch(client.url)
     samples: list[Sample] = []
     began_s: list[float] = []
     ended_s: list[float] = []
@@ -85,7 +58,6 @@ async def closed_loop(
                 began_s.append(time.perf_counter())
             sample = await client.ask(*chat, is_measured=is_measured)
             samples.append(sample)
-            watch.see(sample)
             if sample.retry_after_s:
                 await asyncio.sleep(sample.retry_after_s)
         if not ended_s:
@@ -109,7 +81,6 @@ async def open_loop(
     A request that this side sends late (its loop was busy, or `max_in_flight` was reached) keeps
     its intended time: the wait is in its latencies, so no omission is coordinated with the server.
     """
-    watch = _Watch(client.url)
     samples: list[Sample] = []
     room = asyncio.Semaphore(max_in_flight)
     started_s = time.perf_counter()
@@ -119,7 +90,6 @@ async def open_loop(
             is_measured = number >= num_warm_up
             sample = await client.ask(*chat, intended_s=intended_s, is_measured=is_measured)
         samples.append(sample)
-        watch.see(sample)
 
     async with _task_group() as group:
         for number, (chat, arrival) in enumerate(zip(chats, arrivals, strict=True)):
