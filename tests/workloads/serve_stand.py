@@ -15,7 +15,7 @@ from workloads.serve.app import ChatServer, make_app
 from workloads.serve.engine import AdapterRows, RowCache, Runner, TransformersEngine
 from workloads.serve.metrics import ServeMetrics
 from workloads.serve.sampling import Grammars
-from workloads.serve.scheduler import Chunk, Delta, Generation, Move, Sampling, Scheduler
+from workloads.serve.scheduler import Chunk, Delta, Generation, Sampling, Scheduler
 from workloads.serve.scheduler import Sequence as Running
 from workloads.serve.server import http_config
 
@@ -51,9 +51,9 @@ class ScriptedPasses(Runner):
             row[each.start :] = each.ids
         return self._logits([each.sequence for each in chunks])
 
-    def move(self, move: Move) -> None:
+    def move(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the kept tokens."""
-        self.rows[move.target] = self.rows[move.source][: move.num_tokens]
+        self.rows[target] = self.rows[source][:num_tokens]
 
     def _logits(self, sequences: Sequence[Running]) -> torch.Tensor:
         logits = torch.zeros(len(sequences), self._size)

@@ -129,9 +129,8 @@ def test_the_last_row_fills_the_place_of_one_that_ends() -> None:
     scheduler.reading()
     for each in sequences:
         each.num_cached = len(each.asked.prompt_ids)
-    move = scheduler.remove(sequences[0])
-    assert move is not None
-    assert (move.source, move.target, move.num_tokens) == (2, 0, 4)
+    assert scheduler.remove(sequences[0]) is sequences[2], "its tokens lie behind the last row"
+    assert (sequences[2].row, sequences[2].num_cached) == (0, 4)
     assert [each.row for each in scheduler.running] == [0, 1]
     assert scheduler.remove(sequences[1]) is None, "it was the last row: nothing to move"
 

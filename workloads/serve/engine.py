@@ -39,7 +39,6 @@ from workloads.serve.scheduler import (
     FinishReason,
     Generation,
     Load,
-    Move,
     Scheduler,
     Sequence,
     Sink,
@@ -271,9 +270,9 @@ class Runner:
         order = torch.tensor([index for group in groups for index in group])
         return torch.cat(parts)[order.argsort().to(parts[0].device)]
 
-    def move(self, move: Move) -> None:
+    def move(self, source: int, target: int, num_tokens: int) -> None:
         """Let one row take the place of another."""
-        self._cache.move(move.source, move.target, move.num_tokens)
+        self._cache.move(source, target, num_tokens)
 
     def _pass(self, chunks: Items[Chunk]) -> torch.Tensor:
         writes = [(each.sequence.row, each.start, each.end - each.start) for each in chunks]
@@ -530,19 +529,15 @@ class TransformersEngine:
         """Free the row or the place in the queue; the lock is held."""
         if self._answers.pop(sequence.asked.number, None) is None:
             return
-        move = self._scheduler.remove(sequence)
-        if move is not None and not self._must_end:
-            self._move(move)
+        moved = self._scheduler.remove(sequence)
+        if moved is not None and not self._must_end:
+            try:
+                self._passes.move(len(self._scheduler.running), moved.row, moved.num_cached)
+            except Exception as error:  # the answer of the row that moves ends, and only it
+                traceback.print_exception(error)
+                self._fail(moved, _failed(error))
         if not self._answers:
             self._changed.notify_all()
-
-    def _move(self, move: Move) -> None:
-        """Let the last row take a free place; where that fails, its answer ends, and only it."""
-        try:
-            self._passes.move(move)
-        except Exception as error:
-            traceback.print_exception(error)
-            self._fail(self._scheduler.running[move.target], _failed(error))
 
 
 _RESERVE = 0.1

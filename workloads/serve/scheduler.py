@@ -166,15 +166,6 @@ class Chunk:
         return self.end >= len(self.sequence.asked.prompt_ids)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """The row `source` takes the place of the row `target`, which ended."""
-
-    source: int
-    target: int
-    num_tokens: int
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Scheduler:
     """Rows and queue of one engine; used by one thread at a time."""
@@ -229,8 +220,11 @@ class Scheduler:
             for each in self.running[:end]
         ]
 
-    def remove(self, sequence: Sequence) -> Move | None:
-        """Free the row or the place in the queue; return the move that the cache must make."""
+    def remove(self, sequence: Sequence) -> Sequence | None:
+        """Free the row or the place in the queue; return who takes the row, from behind the last.
+
+        None where nobody does, or without a token in the cache.
+        """
         if sequence.row < 0:
             self.waiting.remove(sequence)
             return None
@@ -239,10 +233,8 @@ class Scheduler:
         row, sequence.row = sequence.row, -1
         if last is sequence:
             return None
-        self.running[row] = last
-        move = Move(source=last.row, target=row, num_tokens=last.num_cached)
-        last.row = row
-        return move if move.num_tokens else None
+        self.running[row], last.row = last, row
+        return last if last.num_cached else None
 
     @property
     def num_cached(self) -> int:
