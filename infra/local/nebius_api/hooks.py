@@ -1,8 +1,8 @@
 """What single services do beside their resource: kubeconfigs, capacity, the price calculator.
 
-The calculator answers a SkuCost for each part that is billed, and per instance for node groups,
-from price_table.yaml beside this file. A month has 730 hours, as in Nebius's price lists; real
-rounding and SKU ids are not published.
+The calculator answers what an hour of instances, disks and filesystems costs, a SkuCost for each
+part that is billed, from price_table.yaml beside this file, and refuses the rest: real rounding and
+SKU ids are not published.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,12 @@ from google.protobuf.descriptor import MethodDescriptor
 from jwt.types import Options
 
 from infra.local.nebius_api import states
-from infra.local.nebius_api.errors import ApiError, bad_request, unauthenticated
+from infra.local.nebius_api.errors import (
+    ApiError,
+    bad_request,
+    unauthenticated,
+    unimplemented,
+)
 from infra.local.nebius_api.states import Store
 from infra.providers.nebius.resource_type import GIB, size_bytes
 from infra.providers.nebius.schema import Schema, enum_word
@@ -29,13 +34,7 @@ from stacks.catalog import PLATFORMS, find_preset
 from stacks.files import parse_yaml
 
 _TABLE: Final = Path(__file__).with_name("price_table.yaml")
-_HOURS: Final[Mapping[str, Decimal]] = {
-    "minute": Decimal(1) / 60,
-    "hour": Decimal(1),
-    "day": Decimal(24),
-    "week": Decimal(168),
-    "month": Decimal(730),
-}
+_HOUR: Final = "FILTER_AGGREGATION_UNIT_HOUR"
 _CENT: Final = Decimal("0.01")
 _DIGITS: Final = Decimal("1e-12")
 
@@ -49,89 +48,59 @@ class _Part:
     usd: Decimal
 
 
-@dataclass(frozen=True, slots=True)
-class _Cost:
-    """The parts of one resource, or of one instance of a group with its number of instances."""
-
-    parts: tuple[_Part, ...]
-    least: int = 1
-    most: int = 1
-    is_group: bool = False
-
-
 def estimate(schema: Schema, request: Any, answer: Any) -> Any:
     """The filled answer of EstimateBatch; ApiError where a resource has no price."""
     if request.currency.upper() not in ("", "USD"):
         raise bad_request([("currency", f"{request.currency!r} is not supported, use USD")])
     if not request.resource_specs:
         raise bad_request([("resource_specs", "value is required")])
-    wanted = [_unpack(schema, spec, n) for n, spec in enumerate(request.resource_specs)]
-    costs = [_PRICED[kind](message, path) for kind, message, path in wanted]
+    asked = json_format.MessageToDict(request.filter_aggregation_unit)
+    if others := set(asked.get("filterAggregationUnitValues", ())) - {_HOUR}:
+        raise unimplemented(f"prices by {', '.join(sorted(others))}")
+    costs = [_cost(schema, spec, n) for n, spec in enumerate(request.resource_specs)]
+    hourly = {"aggregation_unit": {"unit": "hour", "unit_type": "UNIT_TYPE_TIME_BASED"}}
     answer.currency = "USD"
-    for unit in _units(request):
-        own = {"aggregation_unit": {"unit": unit, "unit_type": "UNIT_TYPE_TIME_BASED"}}
-        for (_, message, _), cost in zip(wanted, costs, strict=True):
-            row = answer.resource_costs.add()
-            row.metadata.CopyFrom(message.metadata)
-            json_format.ParseDict({**own, **_charged(cost, _HOURS[unit])}, row)
-        json_format.ParseDict({**own, **_total(costs, _HOURS[unit])}, answer.total_costs.add())
+    for message, parts in costs:
+        row = answer.resource_costs.add()
+        row.metadata.CopyFrom(message.metadata)
+        json_format.ParseDict({**hourly, "general": {"total": _breakdown(parts)}}, row)
+    total = _sum([part for _, parts in costs for part in parts])
+    json_format.ParseDict({**hourly, "general": {"total": total}}, answer.total_costs.add())
     return answer
 
 
-def _unpack(schema: Schema, spec: Any, number: int) -> tuple[str, Any, str]:
-    """Kind, message and path of one resource of the request."""
+def _cost(schema: Schema, spec: Any, number: int) -> tuple[Any, Sequence[_Part]]:
+    """One resource of the request, and its parts."""
     path = f"resource_specs.{number}.spec"
     name = spec.spec.type_url.rsplit("/", 1)[-1]
     if name not in _PRICED:
         raise bad_request([(path, f"no price for {name or 'an empty spec'}")])
-    message: Any = schema.message(name)
-    return name, message.FromString(spec.spec.value), path
+    type_: Any = schema.message(name)
+    message = type_.FromString(spec.spec.value)
+    return message, _PRICED[name](message.spec, f"{path}.spec")
 
 
-def _units(request: Any) -> list[str]:
-    """`hour`, or the units that the request asks for."""
-    asked = json_format.MessageToDict(request.filter_aggregation_unit)
-    words = asked.get("filterAggregationUnitValues", ())
-    names = [str(word).rsplit("_", 1)[-1].lower() for word in words]
-    return [name for name in names if name in _HOURS] or ["hour"]
-
-
-def _instance(request: Any, path: str) -> _Cost:
-    spec = request.spec
-    return _Cost(_vm(spec.resources, spec.HasField("preemptible"), f"{path}.spec.resources"))
-
-
-def _node_group(request: Any, path: str) -> _Cost:
-    spec, path = request.spec, f"{path}.spec.template"
-    vm = _vm(spec.template.resources, spec.template.HasField("preemptible"), f"{path}.resources")
-    parts = (*vm, _volume("disk", spec.template.boot_disk, f"{path}.boot_disk"))
-    if spec.WhichOneof("size") == "autoscaling":
-        limits = spec.autoscaling
-        return _Cost(parts, limits.min_node_count, limits.max_node_count, is_group=True)
-    return _Cost(parts, spec.fixed_node_count, spec.fixed_node_count, is_group=True)
-
-
-def _vm(resources: Any, is_preemptible: bool, path: str) -> tuple[_Part, ...]:
+def _instance(spec: Any, path: str) -> Sequence[_Part]:
+    resources, path = spec.resources, f"{path}.resources"
     preset = find_preset(resources.platform, resources.preset)
     prices = _table()["platforms"].get(resources.platform)
     if preset is None or prices is None:
         raise _no_price(path, f"{resources.platform} {resources.preset}")
+    is_preemptible = spec.HasField("preemptible")
     gpu = "preemptible_gpu" if is_preemptible else "gpu"
     counts = {gpu: preset.gpus, "vcpu": preset.vcpus, "ram": preset.memory_gib}
     billed = [part for part in counts if counts[part] and part in prices]
     if (preset.gpus or is_preemptible) and gpu not in billed:
         raise _no_price(path, f"{resources.platform}, preemptible")
-    return tuple(
-        _part(f"{resources.platform}.{part}", counts[part], prices[part]) for part in billed
-    )
+    return [_part(f"{resources.platform}.{part}", counts[part], prices[part]) for part in billed]
 
 
-def _volume(kind: str, spec: Any, path: str) -> _Part:
+def _volume(kind: str, spec: Any, path: str) -> Sequence[_Part]:
     type_ = enum_word(spec, "type")
     prices = _table()[f"{kind}s_per_gib"]
     if type_ not in prices:
         raise _no_price(f"{path}.type", type_)
-    return _part(f"{kind}.{type_.lower()}", Decimal(size_bytes(spec)) / GIB, prices[type_])
+    return [_part(f"{kind}.{type_.lower()}", Decimal(size_bytes(spec)) / GIB, prices[type_])]
 
 
 def _part(name: str, quantity: int | Decimal, usd: Decimal) -> _Part:
@@ -147,36 +116,16 @@ def _table() -> Any:
     return parse_yaml(_TABLE.read_text(encoding="utf-8"))
 
 
-def _charged(cost: _Cost, hours: Decimal) -> dict[str, Any]:
-    """What a resource costs in so many hours, as the calculator divides it."""
-    one = _breakdown(cost.parts, hours)
-    if not cost.is_group:
-        return {"general": {"total": one}}
-    least, most = (_breakdown(cost.parts, hours * count) for count in (cost.least, cost.most))
-    if cost.least == cost.most:
-        count = {"instance_count": cost.least}
-        return {"fixed_instance": {"total": least, "per_instance": one, **count}}
-    counts = {"min_instances": cost.least, "max_instances": cost.most}
-    return {"autoscale": {"min_cost": least, "max_cost": most, "per_instance": one, **counts}}
+def _breakdown(parts: Sequence[_Part]) -> dict[str, Any]:
+    skus = []
+    for part in parts:
+        quantity = dict.fromkeys(("quantity", "quantity_rounded"), _text(part.quantity))
+        skus.append({"sku_id": part.sku_id, **quantity, **_sum([part])})
+    return {"sku_costs": skus, **_sum(parts)}
 
 
-def _total(costs: Sequence[_Cost], hours: Decimal) -> dict[str, Any]:
-    least = sum((part.usd * cost.least for cost in costs for part in cost.parts), Decimal(0))
-    most = sum((part.usd * cost.most for cost in costs for part in cost.parts), Decimal(0))
-    if least == most:
-        return {"general": {"total": _sum(least * hours)}}
-    return {"range": {"min": _sum(least * hours), "max": _sum(most * hours)}}
-
-
-def _breakdown(parts: Sequence[_Part], times: Decimal) -> dict[str, Any]:
-    """The parts, all of them `times` an hour of one instance."""
-    skus = [{"sku_id": part.sku_id, **_sum(part.usd * times)} for part in parts]
-    for sku, part in zip(skus, parts, strict=True):
-        sku["quantity"] = sku["quantity_rounded"] = _text(part.quantity * times)
-    return {"sku_costs": skus, **_sum(sum((part.usd for part in parts), Decimal(0)) * times)}
-
-
-def _sum(usd: Decimal) -> dict[str, str]:
+def _sum(parts: Sequence[_Part]) -> dict[str, str]:
+    usd = sum((part.usd for part in parts), Decimal(0))
     return {"cost": _text(usd), "cost_rounded": str(usd.quantize(_CENT, ROUND_HALF_UP))}
 
 
@@ -185,15 +134,10 @@ def _text(value: Decimal) -> str:
     return f"{value.quantize(_DIGITS, ROUND_HALF_UP).normalize():f}"
 
 
-_PRICED: Final[Mapping[str, Callable[[Any, str], _Cost]]] = {
+_PRICED: Final[Mapping[str, Callable[[Any, str], Sequence[_Part]]]] = {
     "nebius.compute.v1.CreateInstanceRequest": _instance,
-    "nebius.compute.v1.CreateDiskRequest": lambda request, path: _Cost(
-        (_volume("disk", request.spec, f"{path}.spec"),)
-    ),
-    "nebius.compute.v1.CreateFilesystemRequest": lambda request, path: _Cost(
-        (_volume("filesystem", request.spec, f"{path}.spec"),)
-    ),
-    "nebius.mk8s.v1.CreateNodeGroupRequest": _node_group,
+    "nebius.compute.v1.CreateDiskRequest": partial(_volume, "disk"),
+    "nebius.compute.v1.CreateFilesystemRequest": partial(_volume, "filesystem"),
 }
 
 
