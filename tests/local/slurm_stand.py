@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
 
 from infra.clients.kube import KubeClient
 from infra.local import engine, process
@@ -27,8 +28,9 @@ from infra.local.kube.api_server import install_crds
 from infra.local.kube.values import Object, Release
 from infra.local.plugins.kubernetes_objects import CHART_VERSION, render
 from infra.local.process import LocalError, alive
-from infra.local.reconcile.__main__ import NodeGroup, reconcile_nodes
+from infra.local.reconcile.__main__ import node_objects, reconcile_nodes
 from infra.local.slurm import pod as pods
+from infra.providers.nebius.schema import Schema
 from infra.render.charts import chart_values
 from infra.render.login import host_key_files
 from infra.state import Cache, Ports, State
@@ -180,34 +182,48 @@ def shipped_values(ssh_port: int, public_key: str) -> Values:
     }
 
 
-def node_groups(num_workers: int = 2) -> list[NodeGroup]:
-    """The node groups of the local stack, with every filesystem attached."""
-    filesystems = tuple((tag, f"computefilesystem-{tag}") for tag in TAGS)
-    roles = ("system", "controller", "login", "accounting")
+def node_group(
+    id_: str, labels: dict[str, str], *, nodes: int = 1, most: int = 0, **template: Any
+) -> Any:
+    """A node group as the API shows it once it runs; it scales up to `most` nodes."""
+    schema = Schema.shared()
+    size = {"autoscaling": {"max_node_count": most}} if most else {"fixed_node_count": nodes}
+    body = {
+        "metadata": {"id": id_},
+        "spec": {"template": {"metadata": {"labels": labels}, **template}, **size},
+        "status": {"state": "RUNNING", "target_node_count": nodes},
+    }
+    made = schema.message("nebius.mk8s.v1.NodeGroup")()
+    return json_format.ParseDict(body, made, descriptor_pool=schema.pool)
+
+
+def node_groups(num_workers: int = 2, tags: tuple[str, ...] = TAGS) -> list[Any]:
+    """The node groups of the local stack, with these filesystems attached."""
+    attached = [
+        {"mount_tag": tag, "existing_filesystem": {"id": f"computefilesystem-{tag}"}}
+        for tag in tags
+    ]
     groups = [
-        NodeGroup(
-            id=f"mk8snodegroup-{role}",
-            num_nodes=1,
-            platform="cpu-d3",
-            preset="8vcpu-32gb",
-            labels={NODESET_LABEL: role, "slurm.nebius.ai/jail": "true"},
-            filesystems=filesystems,
+        node_group(
+            f"mk8snodegroup-{role}",
+            {NODESET_LABEL: role, "slurm.nebius.ai/jail": "true"},
+            resources={"platform": "cpu-d3", "preset": "8vcpu-32gb"},
+            filesystems=attached,
         )
-        for role in roles
+        for role in ("system", "controller", "login", "accounting")
     ]
     labels = {
         NODESET_LABEL: "worker",
         "slurm.nebius.ai/nodeset-name": "worker",
         "slurm.nebius.ai/jail": "true",
     }
-    workers = NodeGroup(
-        id="mk8snodegroup-worker",
-        num_nodes=num_workers,
-        platform="gpu-l40s-d",
-        preset="2gpu-64vcpu-384gb",
-        labels=labels,
-        taints=({"key": "nvidia.com/gpu", "value": "", "effect": "NoSchedule"},),
-        filesystems=filesystems,
+    workers = node_group(
+        "mk8snodegroup-worker",
+        labels,
+        nodes=num_workers,
+        resources={"platform": "gpu-l40s-d", "preset": "2gpu-64vcpu-384gb"},
+        taints=[{"key": "nvidia.com/gpu", "value": "", "effect": "NO_SCHEDULE"}],
+        filesystems=attached,
     )
     return [*groups, workers]
 
@@ -234,12 +250,12 @@ class Stand:
             cluster["customSlurmConfig"] = given["customSlurmConfig"]
         return values
 
-    def set_nodes(self, groups: list[NodeGroup]) -> None:
+    def set_nodes(self, groups: list[Any]) -> None:
         """Make the Kubernetes nodes of these groups, as the nodes loop does."""
-        reconcile_nodes(self.client, groups, self.client.list("v1", "Node"))
+        reconcile_nodes(self.client, node_objects(groups), self.client.list("v1", "Node"))
 
     def apply(
-        self, values: Values, groups: list[NodeGroup] | None = None, *, without_key: str = ""
+        self, values: Values, groups: list[Any] | None = None, *, without_key: str = ""
     ) -> None:
         """Apply what the charts render from the values; the Secret may lack one of its keys."""
         self.set_nodes(node_groups() if groups is None else groups)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -18,7 +17,15 @@ from infra.local.reconcile.pod_specs import MADE
 from infra.local.reconcile.snapshot import annotation
 from infra.providers.soperator.blocked_pods import blocked
 from infra.state import PORT_SETTING
-from tests.local.slurm_stand import CLUSTER, NODESETS, WAIT_S, Stand, node_groups, running_stand
+from tests.local.slurm_stand import (
+    CLUSTER,
+    NODESETS,
+    TAGS,
+    WAIT_S,
+    Stand,
+    node_groups,
+    running_stand,
+)
 
 pytestmark = pytest.mark.local
 
@@ -241,16 +248,8 @@ def test_a_deleted_pod_is_made_anew_with_its_daemon(stand: Stand) -> None:
 
 
 def test_a_filesystem_that_is_not_attached_keeps_the_workers_pending(stand: Stand) -> None:
-    groups = [
-        replace(
-            group,
-            filesystems=tuple(
-                item for item in group.filesystems if item[0] != "jail-submount-data"
-            ),
-        )
-        for group in node_groups()
-    ]
-    stand.apply(stand.values(), groups)
+    tags = tuple(tag for tag in TAGS if tag != "jail-submount-data")
+    stand.apply(stand.values(), node_groups(tags=tags))
     stand.wait_message("NodeSet", "worker", "no filesystem with mount tag 'jail-submount-data'")
 
 

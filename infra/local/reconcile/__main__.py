@@ -63,6 +63,8 @@ from infra.local.slurm.daemons import (
     daemons_of,
 )
 from infra.local.slurm.pod import Mount, PodSpec, SlurmSetup, forget, is_hidden, requests
+from infra.providers.nebius.api import Api
+from infra.providers.nebius.schema import enum_word
 from infra.render.names import NODESET_NAME_LABEL, kube_object
 from infra.state import Cache, Ports, State
 from stacks.catalog import PLATFORMS
@@ -73,55 +75,34 @@ _MANAGER: Final = "mk8s"
 _MAX_PODS: Final = 110
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGroup:
-    """One ready node group."""
+def node_objects(groups: Iterable[Any], power_states: Iterable[Object] = ()) -> list[Object]:
+    """The nodes of the node groups, named after their group.
 
-    id: str
-    num_nodes: int
-    platform: str
-    preset: str
-    max_nodes: int = 0
-    """To how many nodes it grows by itself; below num_nodes it has a fixed count."""
-    labels: dict[str, str] = field(default_factory=dict)
-    taints: tuple[dict[str, str], ...] = ()
-    filesystems: tuple[tuple[str, str], ...] = ()
-    """Mount tag and filesystem id of each attached filesystem."""
-    gpu_cluster: str = ""
-
-
-def node_objects(groups: Iterable[NodeGroup]) -> list[Object]:
-    """The nodes of the groups, named after their group."""
-    return [_node(group, index) for group in groups for index in range(group.num_nodes)]
+    One that scales grows for the pods that are powered up, as the cloud's autoscaler makes it.
+    """
+    powered = {
+        state["spec"]["nodeSetRef"]: len(state["spec"].get("activeNodes") or ())
+        for state in power_states
+    }
+    made: list[Object] = []
+    for group in groups:
+        nodeset = group.spec.template.metadata.labels.get(NODESET_NAME_LABEL, "")
+        # Without autoscaling its maximum is 0.
+        wanted = min(group.spec.autoscaling.max_node_count, powered.get(nodeset, 0))
+        count = max(group.status.target_node_count, wanted)
+        made += [_node(group, index) for index in range(count)]
+    return made
 
 
-def grown(groups: Iterable[NodeGroup], power_states: Iterable[Object]) -> list[NodeGroup]:
-    """The groups as the autoscaler of the cloud makes them for the pods that are powered up."""
-    wanted: dict[str, int] = {}
-    for state in power_states:
-        spec = state["spec"]
-        wanted[spec["nodeSetRef"]] = len(spec.get("activeNodes") or ())
-    return [
-        replace(
-            group,
-            num_nodes=max(
-                group.num_nodes,
-                min(group.max_nodes, wanted.get(group.labels.get(NODESET_NAME_LABEL, ""), 0)),
-            ),
-        )
-        for group in groups
-    ]
-
-
-def reconcile_nodes(client: KubeClient, groups: Iterable[NodeGroup], nodes: list[Object]) -> bool:
-    """Apply the nodes that differ from `nodes`, the live ones, and remove those without a group.
+def reconcile_nodes(client: KubeClient, wanted: Iterable[Object], nodes: list[Object]) -> bool:
+    """Apply the wanted nodes that differ from `nodes`, the live ones; remove those not wanted.
 
     True if anything was to do.
     """
     ours = [each for each in nodes if GROUP_LABEL in (each["metadata"].get("labels") or {})]
     live = {name_of(node): node for node in ours}
     changed = False
-    for node in node_objects(groups):
+    for node in wanted:
         found = live.pop(name_of(node), None)
         if found is None or not _is_current(found, node):
             changed = True
@@ -136,69 +117,38 @@ def reconcile_nodes(client: KubeClient, groups: Iterable[NodeGroup], nodes: list
     return changed or bool(live)
 
 
-def read_groups(sdk: Any, projects: Sequence[str]) -> tuple[list[NodeGroup], bool]:
+def read_groups(api: Api, projects: Iterable[str]) -> tuple[list[Any], bool]:
     """The node groups that run in every mk8s cluster of the projects, and whether more will.
 
     A group is on its way then, or a cluster waits for its first one.
     """
-    from nebius.api.nebius.mk8s import v1 as mk8s
-
-    clusters, groups = mk8s.ClusterServiceClient(sdk), mk8s.NodeGroupServiceClient(sdk)
-    found: list[NodeGroup] = []
+    clusters = api.schema.services["nebius.mk8s.v1.ClusterService"]
+    groups = api.schema.services["nebius.mk8s.v1.NodeGroupService"]
+    found: list[Any] = []
     in_motion = False
     for project in projects:
-        for cluster in clusters.list(mk8s.ListClustersRequest(parent_id=project)).wait().items:
-            request = mk8s.ListNodeGroupsRequest(parent_id=cluster.metadata.id)
-            items = groups.list(request).wait().items
-            running = [_group(item) for item in items if item.status.state.name == "RUNNING"]
+        for cluster in api.pages(clusters, parent_id=project):
+            items = list(api.pages(groups, parent_id=cluster.metadata.id))
+            running = [each for each in items if enum_word(each.status, "state") == "RUNNING"]
             in_motion = in_motion or not items or len(running) < len(items)
             found += running
-    return sorted(found, key=lambda group: group.id), in_motion
+    return sorted(found, key=lambda group: group.metadata.id), in_motion
 
 
-def read_projects(sdk: Any) -> list[str]:
+def read_projects(api: Api) -> list[str]:
     """Ids of every project that the emulator has."""
-    from nebius.api.nebius.iam import v2 as iam
-
-    tenants = iam.TenantServiceClient(sdk).list(iam.ListTenantsRequest()).wait().items
-    projects = iam.ProjectServiceClient(sdk)
+    tenants = api.schema.services["nebius.iam.v2.TenantService"]
+    projects = api.schema.services["nebius.iam.v2.ProjectService"]
     return [
         project.metadata.id
-        for tenant in tenants
-        for project in projects.list(iam.ListProjectsRequest(parent_id=tenant.metadata.id))
-        .wait()
-        .items
+        for tenant in api.pages(tenants)
+        for project in api.pages(projects, parent_id=tenant.metadata.id)
     ]
 
 
-def _group(item: Any) -> NodeGroup:
-    template = item.spec.template
-    return NodeGroup(
-        id=item.metadata.id,
-        num_nodes=item.status.target_node_count,
-        platform=template.resources.platform,
-        preset=template.resources.preset,
-        max_nodes=item.spec.autoscaling.max_node_count if item.spec.autoscaling else 0,
-        labels=dict(template.metadata.labels),
-        taints=tuple(
-            # NO_SCHEDULE is NoSchedule to Kubernetes.
-            {
-                "key": taint.key,
-                "value": taint.value,
-                "effect": taint.effect.name.title().replace("_", ""),
-            }
-            for taint in template.taints
-        ),
-        filesystems=tuple(
-            (attached.mount_tag, attached.existing_filesystem.id)
-            for attached in template.filesystems
-        ),
-        gpu_cluster=template.gpu_cluster.id if template.gpu_cluster else "",
-    )
-
-
-def _node(group: NodeGroup, index: int) -> Object:
-    preset = PLATFORMS[group.platform].presets[group.preset]
+def _node(group: Any, index: int) -> Object:
+    template = group.spec.template
+    preset = PLATFORMS[template.resources.platform].presets[template.resources.preset]
     capacity = {
         "cpu": str(preset.vcpus),
         "memory": f"{preset.memory_gib}Gi",
@@ -206,26 +156,36 @@ def _node(group: NodeGroup, index: int) -> Object:
     }
     if preset.gpus:
         capacity[GPU_RESOURCE] = str(preset.gpus)
-    name = f"{group.id}-{index}"
+    name = f"{group.metadata.id}-{index}"
     labels = {
-        **group.labels,
-        GROUP_LABEL: group.id,
+        **template.metadata.labels,
+        GROUP_LABEL: group.metadata.id,
         "kubernetes.io/hostname": name,
         "kubernetes.io/os": "linux",
         "kubernetes.io/arch": "amd64",
     }
-    if group.gpu_cluster:
-        labels |= dict.fromkeys(TOPOLOGY_LABELS, group.gpu_cluster)
-    attached = ",".join(f"{tag}={id_}" for tag, id_ in group.filesystems)
+    if template.gpu_cluster.id:
+        labels |= dict.fromkeys(TOPOLOGY_LABELS, template.gpu_cluster.id)
+    attached = (f"{each.mount_tag}={each.existing_filesystem.id}" for each in template.filesystems)
     status = {
         "capacity": capacity,
         "allocatable": capacity,
         "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
         "conditions": [{"type": "Ready", "status": "True", "reason": "NodeGroupRunning"}],
     }
-    metadata = {"labels": labels, "annotations": {FILESYSTEMS: attached}}
-    spec = {"taints": [dict(taint) for taint in group.taints]}
-    node = kube_object("v1", "Node", name, metadata=metadata, spec=spec, status=status)
+    metadata = {"labels": labels, "annotations": {FILESYSTEMS: ",".join(attached)}}
+    taints = [
+        # NO_SCHEDULE is NoSchedule to Kubernetes.
+        {
+            "key": taint.key,
+            "value": taint.value,
+            "effect": enum_word(taint, "effect").title().replace("_", ""),
+        }
+        for taint in template.taints
+    ]
+    node = kube_object(
+        "v1", "Node", name, metadata=metadata, spec={"taints": taints}, status=status
+    )
     node["metadata"]["annotations"][_APPLIED] = digest(node)
     return node
 
@@ -499,18 +459,15 @@ def main() -> int:
 
 
 def _mirror_nodes(cloud: Cloud) -> Callable[[], bool]:
-    client = KubeClient(cloud.kube.access())
+    client, api = KubeClient(cloud.kube.access()), Api()
     projects: list[str] = []
 
     def step() -> bool:
-        from infra.providers.nebius.sdk import shared_sdk
-
         if not projects:
-            projects.extend(read_projects(shared_sdk()))
-        running, in_motion = read_groups(shared_sdk(), projects)
-        groups = grown(running, client.list(*POWER_STATE))
-        changed = reconcile_nodes(client, groups, client.list("v1", "Node"))
-        return changed or in_motion
+            projects.extend(read_projects(api))
+        running, in_motion = read_groups(api, projects)
+        wanted = node_objects(running, client.list(*POWER_STATE))
+        return reconcile_nodes(client, wanted, client.list("v1", "Node")) or in_motion
 
     return step
 

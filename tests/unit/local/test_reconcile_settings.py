@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from infra.local.reconcile.__main__ import NodeGroup, grown
+from infra.local.reconcile.__main__ import node_objects
 from infra.local.reconcile.planner import make_plan
 from infra.local.reconcile.pods import Plan, abandoned, nodeset_status, power_states
 from infra.local.reconcile.snapshot import Places, Snapshot, slurm_settings, write_jail_files
 from infra.local.slurm.daemons import render_slurm_conf
 from infra.local.slurm.pod import Request
 from infra.state import Ports
+from tests.local.slurm_stand import node_group
 from tests.unit.kube.samples import CLUSTER, NODESETS, one, rendered
 
 
@@ -101,11 +101,12 @@ def test_a_set_gets_its_power_state_once_and_loses_it_with_elasticity() -> None:
 
 def test_a_group_grows_for_the_nodes_that_are_powered_up_and_no_further() -> None:
     labels = {"slurm.nebius.ai/nodeset-name": "worker"}
-    group = NodeGroup(id="g", num_nodes=1, max_nodes=3, platform="p", preset="q", labels=labels)
+    hardware = {"resources": {"platform": "cpu-d3", "preset": "8vcpu-32gb"}}
+    group = node_group("g", labels, most=3, **hardware)
     for active, num_nodes in (((), 1), ((0, 4), 2), ((0, 1, 2, 3), 3)):
-        assert [one.num_nodes for one in grown([group], [power_state(*active)])] == [num_nodes]
-    fixed = replace(group, max_nodes=0)
-    assert grown([fixed], [power_state(0, 1)]) == [fixed]
+        assert len(node_objects([group], [power_state(*active)])) == num_nodes
+    fixed = node_group("g", labels, **hardware)
+    assert len(node_objects([fixed], [power_state(0, 1)])) == 1
 
 
 def test_slurm_counts_gpus_where_a_set_says_that_it_has_some(tmp_path: Path) -> None:

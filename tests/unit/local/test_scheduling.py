@@ -8,23 +8,20 @@ from typing import Any
 import pytest
 
 from infra.clients.kube_rules import Scheduler, quantity
-from infra.local.reconcile.__main__ import NodeGroup, node_objects
+from infra.local.reconcile.__main__ import node_objects
+from tests.local.slurm_stand import node_group
 
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 RULES = {"nodeSelector": {"role": "worker"}, "tolerations": [{**TAINT, "operator": "Equal"}]}
 
 
-def gpu_nodes(count: int = 1, **changes: Any) -> list[dict[str, Any]]:
-    """Nodes of one group of L40S workers."""
+def gpu_nodes(**changes: Any) -> list[dict[str, Any]]:
+    """The node of a group of L40S workers."""
     fields: dict[str, Any] = {
-        "id": "group",
-        "num_nodes": count,
-        "platform": "gpu-l40s-d",
-        "preset": "2gpu-64vcpu-384gb",
-        "labels": {"role": "worker"},
-        "taints": (TAINT,),
+        "resources": {"platform": "gpu-l40s-d", "preset": "2gpu-64vcpu-384gb"},
+        "taints": [{**TAINT, "effect": "NO_SCHEDULE"}],
     }
-    return node_objects([NodeGroup(**{**fields, **changes})])
+    return node_objects([node_group("group", {"role": "worker"}, **{**fields, **changes})])
 
 
 def test_a_pod_takes_the_gpus_of_its_node() -> None:
@@ -86,13 +83,13 @@ def test_node_affinity_counts_like_a_selector() -> None:
         node = {"requiredDuringSchedulingIgnoredDuringExecution": required}
         return {"affinity": {"nodeAffinity": node}}
 
-    scheduler = Scheduler(gpu_nodes(taints=()))
+    scheduler = Scheduler(gpu_nodes(taints=[]))
     assert scheduler.place(affinity("worker"))[0] is not None
     assert scheduler.place(affinity("login"))[0] is None
 
 
 def test_a_group_on_a_fabric_has_topology_labels() -> None:
-    plain, fabric = gpu_nodes()[0], gpu_nodes(gpu_cluster="computegpucluster-1")[0]
+    plain, fabric = gpu_nodes()[0], gpu_nodes(gpu_cluster={"id": "computegpucluster-1"})[0]
     assert "topology.nebius.com/tier-0" not in plain["metadata"]["labels"]
     assert "topology.nebius.com/tier-0" in fabric["metadata"]["labels"]
 
