@@ -29,10 +29,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Final
 
-from rich.console import Console
-from rich.markup import escape
-from rich.status import Status
-
 from infra import files
 from infra.cli import output
 from infra.local.engine import LANGUAGE_HOST, STAND_INS, is_usable, link_plugins, search_path
@@ -56,61 +52,40 @@ class Step:
     expect: str
     """What the user may expect while it runs: size or time."""
     done: Callable[[], bool]
-    run: Callable[[Progress], None]
+    run: Callable[[], None]
 
 
-class Progress:
-    """Tells the user what a step does now: a spinner on a terminal, else what is said again."""
-
-    def __init__(self, console: Console, name: str, status: Status | None) -> None:
-        self._console, self._name, self._status = console, name, status
-        self._begin = time.monotonic()
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        self._console.print(f"  {text}")
-
-    def now(self, text: str) -> None:
-        """What goes on at the moment."""
-        seconds = time.monotonic() - self._begin
-        text = text.strip()[:_SHOWN_CHARS]
-        if self._status is not None:
-            self._status.update(f"{self._name}  {seconds:.0f} s  [dim]{escape(text)}[/dim]")
-        else:
-            output.at(f"{self._name}: {text}")
-
-    def execute(
-        self,
-        argv: Sequence[str | Path],
-        *,
-        fix: str,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-    ) -> None:
-        """Run a program to its end, its output as progress; `fix` tells what to do if it fails."""
-        kept: list[str] = []
-        with subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**os.environ, **(env or {})},
-            cwd=cwd,
-        ) as process:
-            assert process.stdout is not None
-            try:
-                for line in process.stdout:
-                    kept = [*kept, line.rstrip()][-_KEPT_LINES:]
-                    if line.strip():
-                        self.now(line)
-            except BaseException:
-                process.terminate()
-                raise
-        if process.returncode != 0:
-            shown = shlex.join(str(part) for part in argv)
-            raise SetupError("\n".join([*kept, f"`{shown}` ended with {process.returncode}", fix]))
+def execute(
+    argv: Sequence[str | Path],
+    *,
+    fix: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> None:
+    """Run a program to its end, its output as progress; `fix` tells what to do if it fails."""
+    kept: list[str] = []
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, **(env or {})},
+        cwd=cwd,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                kept = [*kept, line.rstrip()][-_KEPT_LINES:]
+                if line.strip():
+                    output.at(line.strip()[:_SHOWN_CHARS])
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode != 0:
+        shown = shlex.join(str(part) for part in argv)
+        raise SetupError("\n".join([*kept, f"`{shown}` ended with {process.returncode}", fix]))
 
 
 @contextmanager
@@ -140,10 +115,8 @@ _VERSION = re.compile(r"go(\d+)\.(\d+)")
 _GO: Final = (1, 26)
 
 
-def build_go(
-    name: str, package: str, output: Path, progress: Progress, *, variables: Mapping[str, str]
-) -> None:
-    """Build `package` of the module in go/`name` into the file `output`.
+def build_go(name: str, package: str, program: Path, *, variables: Mapping[str, str]) -> None:
+    """Build `package` of the module in go/`name` into the file `program`.
 
     `variables` are set in the program by the linker. Go's own caches make a second try go on where
     the first was interrupted.
@@ -160,11 +133,11 @@ def build_go(
         "GOFLAGS": "-mod=readonly -buildvcs=false -trimpath",
         "CGO_ENABLED": "0",
     }
-    progress.now("go mod download")
-    progress.execute(["go", "mod", "download"], cwd=source, env=env, fix=fix)
+    output.at("go mod download")
+    execute(["go", "mod", "download"], cwd=source, env=env, fix=fix)
     link = "-s -w " + " ".join(f"-X {key}={value}" for key, value in variables.items())
-    progress.execute(
-        ["go", "build", "-v", "-ldflags", link.strip(), "-o", output, package],
+    execute(
+        ["go", "build", "-v", "-ldflags", link.strip(), "-o", program, package],
         cwd=source,
         env=env,
         fix=fix,
@@ -209,20 +182,19 @@ def _on_path(cache: Cache) -> bool:
     return found is not None and is_usable(Path(found))
 
 
-def _install_engine(cache: Cache, progress: Progress) -> None:
+def _install_engine(cache: Cache) -> None:
     with whole_folder(cache.pulumi.parent) as folder:
-        if _reachable(progress):
+        if _reachable():
             try:
-                _download(folder, progress)
+                _download(folder)
                 return
             except SetupError as error:
-                progress.say(f"the official download ended early: {error}")
-        progress.say("building the engine from Go modules instead; later runs skip this")
+                output.note(f"  the official download ended early: {error}")
+        output.note("  building the engine from Go modules instead; later runs skip this")
         build_go(
             "pulumi",
             _PACKAGE,
             folder / "pulumi",
-            progress,
             variables={_VERSION_VARIABLE: f"v{PULUMI_VERSION}"},
         )
         # Beside its engine a language host is found without PATH, and without the warning.
@@ -231,13 +203,13 @@ def _install_engine(cache: Cache, progress: Progress) -> None:
         )
 
 
-def _download(folder: Path, progress: Progress) -> None:
+def _download(folder: Path) -> None:
     """Put the released engine and its language hosts into `folder`; refuse an unknown archive."""
     if platform.machine() != "x86_64":
         raise SetupError(f"no checksum of the release is known for {platform.machine()}")
     url = f"{_SITE}/releases/sdk/pulumi-v{PULUMI_VERSION}-linux-x64.tar.gz"
     with tempfile.TemporaryFile(dir=folder) as file:
-        _fetch(url, file, _ENGINE_SHA256, progress)
+        _fetch(url, file, _ENGINE_SHA256)
         with tarfile.open(fileobj=file) as archive:
             for member in archive:
                 if member.isfile():
@@ -245,7 +217,7 @@ def _download(folder: Path, progress: Progress) -> None:
                     archive.extract(member, folder, filter="data")
 
 
-def _fetch(url: str, file: IO[bytes], sha256: str, progress: Progress) -> None:
+def _fetch(url: str, file: IO[bytes], sha256: str) -> None:
     """Write what lies at `url` into `file`, from whose begin it can be read; refuse another sum."""
     found = hashlib.sha256()
     try:
@@ -253,7 +225,7 @@ def _fetch(url: str, file: IO[bytes], sha256: str, progress: Progress) -> None:
             while chunk := source.read(_CHUNK_BYTES):
                 file.write(chunk)
                 found.update(chunk)
-                progress.now(f"{url}: {file.tell() / 1e6:.0f} MB")
+                output.at(f"{url}: {file.tell() / 1e6:.0f} MB")
     except (OSError, HTTPException) as error:
         raise SetupError(f"{url}: {error}") from error
     if found.hexdigest() != sha256:
@@ -263,26 +235,24 @@ def _fetch(url: str, file: IO[bytes], sha256: str, progress: Progress) -> None:
     file.seek(0)
 
 
-def _install_plugins(state: State, cache: Cache, progress: Progress) -> None:
+def _install_plugins(state: State, cache: Cache) -> None:
     env = {
         "PULUMI_HOME": str(state.pulumi_home),
         "PULUMI_SKIP_UPDATE_CHECK": "true",
         "PATH": search_path(os.environ.get("PATH", os.defpath), cache, state.pulumi_home),
     }
     pulumi = shutil.which("pulumi", path=env["PATH"])
-    if pulumi is not None and _reachable(progress):
+    if pulumi is not None and _reachable():
         for name, package in STAND_INS.items():
             try:
-                _install_plugin(pulumi, name, metadata.version(package), env, progress)
+                _install_plugin(pulumi, name, metadata.version(package), env)
             except SetupError as error:
-                progress.say(" ".join(str(error).splitlines()[-2:]))
+                output.note(f"  {' '.join(str(error).splitlines()[-2:])}")
     for name in link_plugins(state.pulumi_home):
-        progress.say(f"{name}: the official plugin cannot be had here; our stand-in is used")
+        output.note(f"  {name}: the official plugin cannot be had here; our stand-in is used")
 
 
-def _install_plugin(
-    pulumi: str, name: str, version: str, env: Mapping[str, str], progress: Progress
-) -> None:
+def _install_plugin(pulumi: str, name: str, version: str, env: Mapping[str, str]) -> None:
     """Install an official plugin whose archive has the checksum that its release's page says.
 
     The two come from different sites. The engine's own `--checksum` refuses good archives as well:
@@ -299,9 +269,9 @@ def _install_plugin(
     if archive not in sums:
         raise SetupError(f"{url}: has no {archive}; no plugin is taken without its checksum")
     with tempfile.NamedTemporaryFile(suffix=".tar.gz") as file:
-        _fetch(f"{_SITE}/releases/plugins/{archive}", file, sums[archive], progress)
+        _fetch(f"{_SITE}/releases/plugins/{archive}", file, sums[archive])
         wanted = ["plugin", "install", "resource", name, version, "--reinstall", "--file"]
-        progress.execute([pulumi, *wanted, file.name], env=env, fix="a stand-in is next")
+        execute([pulumi, *wanted, file.name], env=env, fix="a stand-in is next")
 
 
 def _plugin(state: State, name: str) -> Path:
@@ -309,9 +279,9 @@ def _plugin(state: State, name: str) -> Path:
     return state.pulumi_home / "plugins" / folder / f"pulumi-resource-{name}"
 
 
-def _reachable(progress: Progress) -> bool:
+def _reachable() -> bool:
     """Whether Pulumi's site answers; asked once a step and with a short patience."""
-    progress.now(f"asking {_SITE}")
+    output.at(f"asking {_SITE}")
     try:
         with urllib.request.urlopen(_SITE, timeout=_REACHED_IN_S):
             return True
@@ -319,21 +289,20 @@ def _reachable(progress: Progress) -> bool:
         refused = f"answers {error.code}"
     except OSError as error:
         refused = f"cannot be reached ({getattr(error, 'reason', error)})"
-    progress.say(f"{_SITE} {refused}: no official download")
+    output.note(f"  {_SITE} {refused}: no official download")
     return False
 
 
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 
 
-def _build_apiserver(cache: Cache, progress: Progress) -> None:
+def _build_apiserver(cache: Cache) -> None:
     major, minor, _ = KUBE_APISERVER_VERSION.split(".")
     with whole_folder(cache.kube_apiserver.parent) as folder:
         build_go(
             "kube-apiserver",
             "k8s.io/kubernetes/cmd/kube-apiserver",
             folder / "kube-apiserver",
-            progress,
             variables={
                 f"{_VERSION_PACKAGE}.gitVersion": f"v{KUBE_APISERVER_VERSION}",
                 f"{_VERSION_PACKAGE}.gitMajor": major,
@@ -370,41 +339,41 @@ def python_steps(cache: Cache) -> list[Step]:
             name="Python environment of the jobs",
             expect="5 GB, linked from uv's cache where the disk is the same",
             done=lambda: cache.workloads_venv.exists(),
-            run=lambda progress: _make_workloads_venv(cache.workloads_venv, progress),
+            run=lambda: _make_workloads_venv(cache.workloads_venv),
         ),
         Step(
             name=f"model {MODEL}",
             expect="100 MB, then half a minute of conversion",
             done=lambda: _is_made_from(model, model_lock),
-            run=lambda progress: _make_model(model, model_lock, progress),
+            run=lambda: _make_model(model, model_lock),
         ),
         Step(
             name="data BFCL v4",
             expect="5 MB",
             done=lambda: _is_made_from(data, data_lock) and (data / CHECKER).is_dir(),
-            run=lambda progress: _make_data(data, data_lock, progress),
+            run=lambda: _make_data(data, data_lock),
         ),
     ]
 
 
-def _make_workloads_venv(final: Path, progress: Progress) -> None:
+def _make_workloads_venv(final: Path) -> None:
     lock = CHECKOUT / "requirements-workloads.lock"
     with whole_folder(final) as folder:
         uv = _uv()
         venv = [uv, "venv", "--quiet", "--relocatable", "--allow-existing"]
-        progress.execute([*venv, "--python", sys.executable, folder], fix=_NETWORK)
+        execute([*venv, "--python", sys.executable, folder], fix=_NETWORK)
         # Jobs see this folder read-only: without compiled files each one would compile torch anew.
         sync = [uv, "pip", "sync", "--require-hashes", "--compile-bytecode"]
-        progress.execute([*sync, "--python", folder / "bin" / "python", lock], fix=_NETWORK)
+        execute([*sync, "--python", folder / "bin" / "python", lock], fix=_NETWORK)
 
 
-def _make_model(final: Path, lock: Path, progress: Progress) -> None:
+def _make_model(final: Path, lock: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch, whole_folder(final) as folder:
         target = Path(scratch)
-        _install_locked(lock, target, progress)
+        _install_locked(lock, target)
         made = folder / MODEL
         # The jobs' own code converts it; here that code is a program, never an import.
-        progress.execute(
+        execute(
             [sys.executable, "-m", "workloads.data.convert_gguf", target, made],
             cwd=CHECKOUT,
             fix="look above; then run this again",
@@ -415,9 +384,9 @@ def _make_model(final: Path, lock: Path, progress: Progress) -> None:
         shutil.copyfile(lock, folder / _STAMP)
 
 
-def _make_data(final: Path, lock: Path, progress: Progress) -> None:
+def _make_data(final: Path, lock: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch, whole_folder(final) as folder:
-        _install_locked(lock, Path(scratch), progress)
+        _install_locked(lock, Path(scratch))
         source = Path(scratch) / "bfcl_eval" / "data"
         if not source.is_dir():
             raise SetupError("bfcl-eval holds no bfcl_eval/data; take the version in data.in")
@@ -432,9 +401,9 @@ def _make_data(final: Path, lock: Path, progress: Progress) -> None:
         shutil.copyfile(lock, folder / _STAMP)
 
 
-def _install_locked(lock: Path, target: Path, progress: Progress) -> None:
+def _install_locked(lock: Path, target: Path) -> None:
     install = [_uv(), "pip", "install", "--require-hashes", "--no-deps", "--target", target]
-    progress.execute([*install, "--python", sys.executable, "-r", lock], fix=_NETWORK)
+    execute([*install, "--python", sys.executable, "-r", lock], fix=_NETWORK)
 
 
 def _uv() -> Path:
@@ -473,7 +442,7 @@ def packages_step(packages: Mapping[str, str]) -> Step:
         name=f"Debian packages {' '.join(packages)}",
         expect="some minutes",
         done=lambda: not missing(packages),
-        run=lambda progress: install(missing(packages), progress),
+        run=lambda: install(missing(packages)),
     )
 
 
@@ -483,7 +452,7 @@ def missing(packages: Mapping[str, str]) -> list[str]:
     return [name for name, program in packages.items() if not shutil.which(program, path=path)]
 
 
-def install(names: list[str], progress: Progress) -> None:
+def install(names: list[str]) -> None:
     """Install packages, but start no service: we run our own daemons, on our own ports."""
     command = f"apt-get install {' '.join(names)}"
     release = Path("/etc/debian_version")
@@ -499,9 +468,9 @@ def install(names: list[str], progress: Progress) -> None:
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     # A lock of another apt is waited for; a broken state of dpkg is told, not repaired.
     options = ["-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=120"]
-    progress.execute(["apt-get", "update"], env=quiet, fix="is the network up? then run this again")
+    execute(["apt-get", "update"], env=quiet, fix="is the network up? then run this again")
     with _services_stay_down():
-        progress.execute(
+        execute(
             ["apt-get", "install", *options, *names],
             env=quiet,
             fix=f"look above, mend it by hand (`{command}`), then run this again",
@@ -535,19 +504,19 @@ def steps(*, tests: bool) -> list[Step]:
             name=f"Pulumi engine v{PULUMI_VERSION}",
             expect="official download, else about 8 minutes of building on 2 cores, once",
             done=lambda: _on_path(cache) or is_usable(cache.pulumi),
-            run=lambda progress: _install_engine(cache, progress),
+            run=lambda: _install_engine(cache),
         ),
         Step(
             name="Pulumi plugins command, kubernetes",
             expect="official download, else stand-ins",
             done=lambda: all(_plugin(state, name).exists() for name in STAND_INS),
-            run=lambda progress: _install_plugins(state, cache, progress),
+            run=lambda: _install_plugins(state, cache),
         ),
         Step(
             name=f"kube-apiserver v{KUBE_APISERVER_VERSION}",
             expect="about 8 minutes of building on 2 cores, once",
             done=lambda: bool(shutil.which("kube-apiserver")) or cache.kube_apiserver.exists(),
-            run=lambda progress: _build_apiserver(cache, progress),
+            run=lambda: _build_apiserver(cache),
         ),
         *python_steps(cache),
     ]
@@ -558,44 +527,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.setup.tools", description=__doc__)
     parser.add_argument("--tests", action="store_true", help="also what only the tests need")
     options = parser.parse_args(arguments)
-    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     try:
-        with _alone(Cache.from_environ(), console):
+        with _alone(Cache.from_environ()):
             for step in steps(tests=options.tests):
-                _run(step, console)
+                _run(step)
     except (SetupError, LocalError) as error:
         lines = str(error).splitlines() or ["no message"]
-        console.print("\n".join(f"setup: {line}" for line in lines), style="red")
+        output.note(*(f"setup: {line}" for line in lines))
         return 1
     except KeyboardInterrupt:
-        console.print("setup: interrupted; run it again, it goes on where it was")
+        output.note("setup: interrupted; run it again, it goes on where it was")
         return 130
     return 0
 
 
-def _run(step: Step, console: Console) -> None:
+def _run(step: Step) -> None:
     if step.done():
-        console.print(f"ok    {step.name}")
+        output.note(f"ok    {step.name}")
         return
-    console.print(f"make  {step.name} ({step.expect})")
+    output.note(f"make  {step.name} ({step.expect})")
     begin = time.monotonic()
-    if console.is_terminal:
-        with console.status(step.name) as status:
-            step.run(Progress(console, step.name, status))
-    else:
-        with output.never_silent(step.name):
-            step.run(Progress(console, step.name, None))
+    with output.never_silent(step.name):
+        step.run()
     if not step.done():
         raise SetupError(f"{step.name}: made, but not found; remove the cache's copy and run again")
-    console.print(f"ok    {step.name}, {time.monotonic() - begin:.0f} s")
+    output.note(f"ok    {step.name}, {time.monotonic() - begin:.0f} s")
 
 
 @contextmanager
-def _alone(cache: Cache, console: Console) -> Iterator[None]:
+def _alone(cache: Cache) -> Iterator[None]:
     """One set-up at a time in a cache; a second one waits."""
 
     def wait(_pid: str) -> None:
-        console.print("setup: another one runs in this cache; waiting for it")
+        output.note("setup: another one runs in this cache; waiting for it")
         waiting.enter_context(output.never_silent("waiting for the other set-up"))
 
     with ExitStack() as held:

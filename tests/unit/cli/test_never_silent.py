@@ -328,17 +328,17 @@ def test_the_local_stack_is_not_silent(
     assert re.search(f"still: {doing}, [1-9] s", said(verb))
 
 
-def test_a_step_of_the_set_up_is_not_silent_where_no_terminal_is() -> None:
+def test_a_step_of_the_set_up_is_not_silent() -> None:
     done: list[bool] = []
 
-    def build(progress: Any) -> None:
-        progress.now("go: compiling k8s.io/api")
+    def build() -> None:
+        setup.output.at("go: compiling k8s.io/api")
         slow()
         done.append(True)
 
     step = Step(name="kube-apiserver", expect="7 min", done=lambda: bool(done), run=build)
-    text = said(lambda: setup._run(step, setup.Console(stderr=True)))
-    assert re.search(r"still: kube-apiserver: go: compiling k8s.io/api, [1-9] s", text)
+    text = said(lambda: setup._run(step))
+    assert re.search(r"still: go: compiling k8s.io/api, [1-9] s", text)
 
 
 def test_the_packages_of_the_set_up_are_not_silent(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from infra.setup.tools import __main__ as parts
-from infra.setup.tools.__main__ import Progress, SetupError
+from infra.setup.tools.__main__ import SetupError
 from infra.state import PULUMI_VERSION, Cache, State
 
 ARCHIVE = f"/releases/sdk/pulumi-v{PULUMI_VERSION}-linux-x64.tar.gz"
@@ -47,16 +46,6 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
     server.server_close()
 
 
-@pytest.fixture
-def said() -> io.StringIO:
-    return io.StringIO()
-
-
-@pytest.fixture
-def progress(said: io.StringIO) -> Progress:
-    return Progress(Console(file=said, markup=False, highlight=False, soft_wrap=True), "step", None)
-
-
 def released(*, extra: str | None = None) -> bytes:
     """An archive in the form of the release: programs below one folder."""
     file = io.BytesIO()
@@ -70,11 +59,11 @@ def released(*, extra: str | None = None) -> bytes:
 
 @pytest.mark.feature("S002-20")
 def test_the_released_engine_is_unpacked_when_it_is_the_known_one(
-    site: dict[str, bytes], progress: Progress, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    site: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     site[ARCHIVE] = released()
     monkeypatch.setattr(parts, "_ENGINE_SHA256", hashlib.sha256(site[ARCHIVE]).hexdigest())
-    parts._install_engine(Cache(tmp_path), progress)
+    parts._install_engine(Cache(tmp_path))
     programs = Cache(tmp_path).pulumi.parent
     assert sorted(path.name for path in programs.iterdir()) == NAMES
     assert all(path.stat().st_mode & 0o111 for path in programs.iterdir())
@@ -83,43 +72,40 @@ def test_the_released_engine_is_unpacked_when_it_is_the_known_one(
 @pytest.mark.feature("S002-20")
 def test_another_archive_is_never_unpacked_and_the_engine_is_built_of_hashed_modules(
     site: dict[str, bytes],
-    progress: Progress,
-    said: io.StringIO,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     site[ARCHIVE] = released(extra="theirs")
     built = []
     monkeypatch.setattr(parts, "build_go", lambda name, *args, **kwargs: built.append(name))
-    parts._install_engine(Cache(tmp_path), progress)
+    parts._install_engine(Cache(tmp_path))
     assert built == ["pulumi"]
     digest = hashlib.sha256(site[ARCHIVE]).hexdigest()
-    told = said.getvalue().replace("\n", "")
+    told = capsys.readouterr().err.replace("\n", "")
     assert f"{ARCHIVE}: its SHA-256 is {digest}, not {parts._ENGINE_SHA256}" in told
     there = {path.name for path in Cache(tmp_path).pulumi.parent.iterdir()}
     assert not there & {"pulumi", "theirs"}
 
 
 def test_an_archive_that_ends_early_is_never_unpacked(
-    site: dict[str, bytes], progress: Progress, tmp_path: Path
+    site: dict[str, bytes], tmp_path: Path
 ) -> None:
     site[ARCHIVE] = released()[:-20]
     with pytest.raises(SetupError, match="its SHA-256 is"):
-        parts._download(tmp_path, progress)
+        parts._download(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_processor_without_a_known_checksum_gets_no_download(
-    site: dict[str, bytes], progress: Progress, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    site: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(SetupError, match="no checksum of the release is known for aarch64"):
-        parts._download(tmp_path, progress)
+        parts._download(tmp_path)
 
 
-def plugins(
-    site: dict[str, bytes], progress: Progress, monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> list[str]:
+def plugins(site: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
     """Install both plugins by an engine that only tells what it was given; each call a line."""
     asked = folder / "asked"
     pulumi = folder / "bin" / "pulumi"
@@ -129,7 +115,7 @@ def plugins(
     monkeypatch.setenv("PATH", f"{pulumi.parent}:/usr/bin:/bin")
     monkeypatch.setattr(parts, "search_path", lambda path, *_: path)
     monkeypatch.setattr(parts, "link_plugins", lambda home: [])
-    parts._install_plugins(State(folder), Cache(folder), progress)
+    parts._install_plugins(State(folder), Cache(folder))
     return asked.read_text().splitlines() if asked.exists() else []
 
 
@@ -141,18 +127,17 @@ SUMS = f"/command/{VERSION}/pulumi-command_{VERSION}_checksums.txt"
 @pytest.mark.feature("S002-20")
 def test_a_plugin_is_installed_when_its_release_says_its_checksum(
     site: dict[str, bytes],
-    progress: Progress,
-    said: io.StringIO,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     digest = hashlib.sha256(b"plugin").hexdigest()
     site[f"/releases/plugins/{PLUGIN}"] = b"plugin"
     site[SUMS] = f"{'a' * 64}  {PLUGIN.replace('linux', 'darwin')}\n{digest}  {PLUGIN}\n".encode()
-    (asked,) = plugins(site, progress, monkeypatch, tmp_path)
+    (asked,) = plugins(site, monkeypatch, tmp_path)
     assert asked.startswith(f"plugin install resource command {VERSION} --reinstall --file ")
     assert digest in asked
-    told = said.getvalue().replace("\n", "")
+    told = capsys.readouterr().err.replace("\n", "")
     assert "pulumi-kubernetes" in told, "its release has no checksums here"
     assert "no plugin is taken without its checksum" in told
 
@@ -168,8 +153,7 @@ def test_a_plugin_is_installed_when_its_release_says_its_checksum(
 )
 def test_a_plugin_that_its_release_does_not_vouch_for_is_never_given_to_the_engine(
     site: dict[str, bytes],
-    progress: Progress,
-    said: io.StringIO,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     sums: str,
@@ -177,5 +161,5 @@ def test_a_plugin_that_its_release_does_not_vouch_for_is_never_given_to_the_engi
 ) -> None:
     site[f"/releases/plugins/{PLUGIN}"] = b"plugin"
     site[SUMS] = sums.encode()
-    assert plugins(site, progress, monkeypatch, tmp_path) == []
-    assert why in said.getvalue().replace("\n", "")
+    assert plugins(site, monkeypatch, tmp_path) == []
+    assert why in capsys.readouterr().err.replace("\n", "")

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import subprocess
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from infra.setup.tools import __main__ as parts
-from infra.setup.tools.__main__ import Progress, SetupError
+from infra.setup.tools.__main__ import SetupError
 
 _NAME = "example.com/greeting"
 _MODULE = f"{_NAME}@v1.0.0"
@@ -81,9 +79,8 @@ def serve(folder: Path, files: dict[str, str]) -> None:
 def built(folder: Path) -> Path:
     """The program, as `_install_engine` has the engine built."""
     program = folder / "greet"
-    progress = Progress(Console(file=io.StringIO()), "step", None)
     variables = {"main.Version": "v9"}
-    parts.build_go("greet", f"{_NAME}/cmd/greet", program, progress, variables=variables)
+    parts.build_go("greet", f"{_NAME}/cmd/greet", program, variables=variables)
     return program
 
 

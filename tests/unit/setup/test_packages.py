@@ -6,17 +6,15 @@ Apt installs into a folder of the test, from an archive of the test: one package
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from infra.setup.tools import __main__ as parts
-from infra.setup.tools.__main__ import Progress, SetupError
+from infra.setup.tools.__main__ import SetupError
 
 _NAME = "soperator-helper"
 _DEB = f"{_NAME}_1.0_all.deb"
@@ -73,10 +71,6 @@ def offer(archive: Path) -> None:
     (archive / "Packages").write_text(f"{control}{rest}")
 
 
-def progress() -> Progress:
-    return Progress(Console(file=io.StringIO()), "step", None)
-
-
 @pytest.mark.feature("S002-21")
 def test_a_missing_program_is_installed_by_apt_and_no_service_is_started(
     root: Path, tmp_path: Path
@@ -84,7 +78,7 @@ def test_a_missing_program_is_installed_by_apt_and_no_service_is_started(
     offer(tmp_path / "archive")
     step = parts.packages_step({_NAME: _NAME})
     assert not step.done()
-    step.run(progress())
+    step.run()
     assert step.done()
     said = subprocess.run([_NAME], capture_output=True, text=True, check=True).stdout
     assert said == "here\n"
@@ -98,5 +92,5 @@ def test_what_apt_cannot_find_is_told_in_its_words_with_the_command(
 ) -> None:
     (tmp_path / "archive" / "Packages").touch()
     with pytest.raises(SetupError, match=rf"(?s)Unable to locate package {_NAME}.*apt-get install"):
-        parts.install([_NAME], progress())
+        parts.install([_NAME])
     assert not (root / "policy").exists()

@@ -1,6 +1,5 @@
 """Set-up makes each thing once, whole or not at all, and says what to do where it cannot."""
 
-import io
 import os
 import re
 import shutil
@@ -9,16 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from infra.setup.tools import __main__ as setup
-from infra.setup.tools.__main__ import Progress, SetupError, Step, whole_folder
+from infra.setup.tools.__main__ import SetupError, Step, whole_folder
 from infra.state import CHECKOUT, Cache
-
-
-@pytest.fixture
-def progress():
-    return Progress(Console(file=io.StringIO()), "step", None)
 
 
 @pytest.fixture
@@ -29,7 +22,7 @@ def alone(monkeypatch, tmp_path):
     made, runs = set(), []
 
     def make(name):
-        def run(progress):
+        def run():
             runs.append(name)
             if name == "second" and runs.count("second") == 1:
                 raise SetupError("the network is down\nrun this again")
@@ -51,7 +44,7 @@ def test_a_step_that_failed_is_made_again_and_a_finished_one_is_not(alone, capsy
 
 
 def test_a_step_that_made_nothing_is_no_success(alone, monkeypatch, capsys):
-    empty = Step(name="engine", expect="", done=lambda: False, run=lambda progress: None)
+    empty = Step(name="engine", expect="", done=lambda: False, run=lambda: None)
     monkeypatch.setattr(setup, "steps", lambda *, tests: [empty])
     assert setup.main([]) == 1
     assert "engine: made, but not found" in capsys.readouterr().err
@@ -94,9 +87,9 @@ def test_a_new_folder_replaces_the_old_one_whole(tmp_path):
     assert [path.name for path in final.iterdir()] == ["new"]
 
 
-def test_a_failed_program_is_told_with_its_last_lines_and_the_fix(progress):
+def test_a_failed_program_is_told_with_its_last_lines_and_the_fix():
     with pytest.raises(SetupError, match=r"(?s)no space left\n`sh .*` ended with 3\nfree some"):
-        progress.execute(["sh", "-c", "echo no space left; exit 3"], fix="free some")
+        setup.execute(["sh", "-c", "echo no space left; exit 3"], fix="free some")
 
 
 @pytest.mark.feature("S002-21")
@@ -106,17 +99,17 @@ def test_packages_are_asked_for_only_where_their_program_is_missing(monkeypatch)
 
 
 @pytest.mark.feature("S002-21")
-def test_without_root_the_command_to_run_is_printed(monkeypatch, progress):
+def test_without_root_the_command_to_run_is_printed(monkeypatch):
     monkeypatch.setattr(Path, "read_text", lambda self: "12.11\n")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(SetupError, match=r"run as root: apt-get install munge slurmdbd"):
-        setup.install(["munge", "slurmdbd"], progress)
+        setup.install(["munge", "slurmdbd"])
 
 
-def test_another_debian_is_told_which_programs_are_needed(monkeypatch, progress):
+def test_another_debian_is_told_which_programs_are_needed(monkeypatch):
     monkeypatch.setattr(Path, "read_text", lambda self: "13.1\n")
     with pytest.raises(SetupError, match=r"(?s)this is Debian 13.1; .* munged, etcd$"):
-        setup.install(["munge", "etcd-server"], progress)
+        setup.install(["munge", "etcd-server"])
 
 
 @pytest.mark.feature("S002-20")
