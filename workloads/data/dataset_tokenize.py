@@ -12,9 +12,10 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import BinaryIO, get_args
@@ -27,7 +28,7 @@ from workloads.data import token_worker
 from workloads.data.dataset_convert import Rejects, rejects_path
 from workloads.data.manifest import Step, command
 from workloads.data.token_rows import TokenRows, tokenizer_files, write_parquet
-from workloads.data.token_worker import Block, Task, TokenizeConfig, Tokenized, TokenWorker
+from workloads.data.token_worker import Block, TokenizeConfig, Tokenized, TokenWorker
 from workloads.recipes.data import Overlong, from_options
 
 _BLOCK_LINES = 512
@@ -49,17 +50,18 @@ def tokenize_file(
     Without `num_workers` there is one for each CPU that this process may use, or none for a small
     file.
     """
-    tasks = list(_tasks(source))
-    if not tasks:
+    with source.open("rb") as lines:
+        num_lines = sum(1 for _ in lines)
+    if not num_lines:
         raise DataError(f"{source}: has no chat; the split is empty")
     if num_workers is None:
         cpus = len(os.sched_getaffinity(0))
-        num_workers = min(cpus, len(tasks) // _BLOCKS_A_WORKER)
-    done, rejects = Tokenized(), Rejects(rejected)
+        num_workers = min(cpus, -(-num_lines // _BLOCK_LINES) // _BLOCKS_A_WORKER)
+    done, rejects, read = Tokenized(), Rejects(rejected), _line_blocks(source)
     blocks = (
-        map(TokenWorker(load_tokenizer(model_dir), config).tokenize, tasks)
+        map(TokenWorker(load_tokenizer(model_dir), config).tokenize, read)
         if num_workers < 2
-        else _blocks_of_workers(tasks, model_dir, config, num_workers)
+        else _blocks_of_workers(read, model_dir, config, num_workers)
     )
 
     def rows() -> Iterator[TokenRows]:
@@ -81,25 +83,19 @@ def tokenize_file(
     return done
 
 
-def _tasks(source: Path) -> Iterator[Task]:
-    """Yield the file in blocks of lines; the block does not depend on the number of workers."""
-    with source.open("rb") as lines:
-        offset = size_bytes = 0
-        first = 1
-        number = 0
-        for number, line in enumerate(lines, start=1):
-            size_bytes += len(line)
-            if number - first + 1 == _BLOCK_LINES:
-                yield Task(path=source, offset=offset, size_bytes=size_bytes, first_line=first)
-                offset, size_bytes, first = offset + size_bytes, 0, number + 1
-        if size_bytes:
-            yield Task(path=source, offset=offset, size_bytes=size_bytes, first_line=first)
+def _line_blocks(source: Path) -> Iterator[dict[str, bytes]]:
+    """Yield the lines by their file:line, in blocks that do not depend on the number of workers."""
+    with source.open("rb") as file:
+        numbered = enumerate(file, start=1)
+        while block := list(islice(numbered, _BLOCK_LINES)):
+            lines = ((number, line.rstrip(b"\r\n")) for number, line in block)
+            yield {f"{source.name}:{number}": line for number, line in lines if line.strip()}
 
 
 def _blocks_of_workers(
-    tasks: Sequence[Task], model_dir: Path, config: TokenizeConfig, num_workers: int
+    read: Iterable[Mapping[str, bytes]], model_dir: Path, config: TokenizeConfig, num_workers: int
 ) -> Iterator[Block]:
-    """Yield the blocks in the order of `tasks`."""
+    """Yield the token rows of the blocks of lines that are `read`, in their order."""
     context = get_context("forkserver")
     context.set_forkserver_preload([token_worker.__name__])
     # Read when the fork server starts. One process a CPU: the library's own threads would fight.
@@ -114,8 +110,8 @@ def _blocks_of_workers(
     )
     waiting: deque[Future[Block]] = deque()
     try:
-        for task in tasks:
-            waiting.append(pool.submit(token_worker.work, task))
+        for lines in read:
+            waiting.append(pool.submit(token_worker.work, lines))
             if len(waiting) == 2 * num_workers:
                 yield waiting.popleft().result()
         while waiting:

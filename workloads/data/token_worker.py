@@ -19,7 +19,7 @@ import numpy as np
 from workloads.common.exit_codes import DataError
 from workloads.common.models import load_tokenizer
 from workloads.data.chat_template import ChatRenderer, call_form, check_tokenizer, encode
-from workloads.data.chats import Chat, parse_line
+from workloads.data.chats import parse_line
 from workloads.data.token_rows import TokenRows
 from workloads.recipes.data import Overlong
 from workloads.recipes.reader import Settings, over
@@ -35,16 +35,6 @@ class TokenizeConfig(Settings):
     max_tokens: Annotated[int, over(1)]
     overlong: Overlong = "drop"
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """Whole lines of a file of chats."""
-
-    path: Path
-    offset: int
-    size_bytes: int
-    first_line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +79,7 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Token rows of one task and what happened to them."""
+    """Token rows of some lines and what happened to them."""
 
     rows: TokenRows
     done: Tokenized
@@ -108,28 +98,20 @@ class TokenWorker:
         self._renderer = ChatRenderer(tokenizer, config.chat_template_kwargs)
         self._counted_s = time.process_time()
 
-    def tokenize(self, task: Task) -> Block:
-        """Return the token rows of the task's chats, in order."""
-        with task.path.open("rb") as file:
-            file.seek(task.offset)
-            lines = file.read(task.size_bytes).split(b"\n")  # a bare CR ends none
-        numbered = {
-            f"{task.path.name}:{number}": line.rstrip(b"\r")
-            for number, line in enumerate(lines, start=task.first_line)
-            if line.strip()
-        }
+    def tokenize(self, lines: Mapping[str, bytes]) -> Block:
+        """Return the token rows of the chats in `lines`, by their file:line, in order."""
         refused: tuple[tuple[str, str, str], ...] = ()
         try:
-            rows, owners = self._encode([parse_line(line, at=at) for at, line in numbered.items()])
+            rows, owners = self._encode(lines)
         except DataError:
-            refused = tuple(self._refused(numbered))
-            for at, *_ in refused:
-                del numbered[at]
-            rows, owners = self._encode([parse_line(line, at=at) for at, line in numbered.items()])
+            refused = tuple(self._refused(lines))
+            bad = {at for at, *_ in refused}
+            lines = {at: line for at, line in lines.items() if at not in bad}
+            rows, owners = self._encode(lines)
         rows, num_dropped, num_cut = self._limit(rows, owners)
         counted_s, self._counted_s = self._counted_s, time.process_time()
         done = Tokenized(
-            num_chats=len(numbered),
+            num_chats=len(lines),
             num_examples=len(rows),
             num_tokens=rows.num_tokens,
             num_assistant_tokens=int(rows.learned.sum()),
@@ -140,18 +122,19 @@ class TokenWorker:
         )
         return Block(rows=rows, done=done, refused=refused)
 
-    def _refused(self, numbered: Mapping[str, bytes]) -> Iterator[tuple[str, str, str]]:
+    def _refused(self, lines: Mapping[str, bytes]) -> Iterator[tuple[str, str, str]]:
         """Yield the lines that have no rows, each tried alone."""
-        for at, line in numbered.items():
+        for at, line in lines.items():
             try:
-                self._encode([parse_line(line, at=at)])
+                self._encode({at: line})
             except DataError as error:
                 yield at, str(error), line.decode(errors="replace")
 
-    def _encode(self, chats: list[Chat]) -> tuple[TokenRows, list[str]]:
-        """Return the token rows of `chats`, and the id of each row's chat."""
-        if not chats:
+    def _encode(self, lines: Mapping[str, bytes]) -> tuple[TokenRows, list[str]]:
+        """Return the token rows of the chats in `lines`, and the id of each row's chat."""
+        if not lines:
             return TokenRows.joined([]), []
+        chats = [parse_line(line, at=at) for at, line in lines.items()]
         rendered = self._renderer.render([c.messages for c in chats], [c.functions for c in chats])
         owners = [chat.id for chat, pieces in zip(chats, rendered, strict=True) for _ in pieces]
         return encode(self._tokenizer, [piece for pieces in rendered for piece in pieces]), owners
@@ -190,10 +173,10 @@ def start(model_dir: Path, config: TokenizeConfig) -> None:
     _worker = TokenWorker(tokenizer or load_tokenizer(model_dir), config)
 
 
-def work(task: Task) -> Block:
-    """Return the token rows of a task; the process was started with `start`."""
+def work(lines: Mapping[str, bytes]) -> Block:
+    """Return the token rows of some lines; the process was started with `start`."""
     assert _worker is not None
-    return _worker.tokenize(task)
+    return _worker.tokenize(lines)
 
 
 def _load(model_dir: Path) -> Any:
