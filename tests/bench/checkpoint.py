@@ -24,8 +24,8 @@ from tests.bench.machine import describe
 from workloads.common.dist import World
 from workloads.recipes.train import CheckpointConfig
 from workloads.train.checkpoint import FolderCheckpoints, capture, num_local_bytes
+from workloads.train.inputs import StopRequest
 from workloads.train.loop import Progress, TrainState
-from workloads.train.run import StopRequest
 from workloads.train.run_folder import RunFolder
 from workloads.train.strategy import build_optimizer
 

@@ -62,7 +62,7 @@ def rank_of(rank: int, port: int, folder: Path, steps: Path, is_again: bool) -> 
     from workloads.common.dist import world
     from workloads.common.exit_codes import PreemptedError
     from workloads.recipes.train import CheckpointConfig
-    from workloads.train.run import StopRequest
+    from workloads.train.inputs import StopRequest
 
     with (folder / "log").open("a") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())

@@ -17,10 +17,10 @@ from cost.size.shape import ModelShape, load_shape
 from workloads.common.dist import World
 from workloads.data.token_rows import TokenRows, pack
 from workloads.recipes.train import LoraConfig, TrainConfig
+from workloads.train.inputs import StopRequest
 from workloads.train.loop import Progress, Trainer, TrainState, Watchdog
 from workloads.train.measure import LossCurve, StepResult
 from workloads.train.model import base_dtype, choose_attention, low_activations, prepare_model
-from workloads.train.run import StopRequest
 from workloads.train.strategy import (
     autocast,
     build_optimizer,

@@ -47,7 +47,7 @@ from workloads.common.exit_codes import ExitCode, exit_code_of
 from workloads.job import end
 from workloads import tiny_run
 from workloads.recipes.train import CheckpointConfig
-from workloads.train.run import StopRequest
+from workloads.train.inputs import StopRequest
 
 here_file = Path(os.environ["SOPERATOR_PLACE_CHKPT"], os.environ["SLURM_JOB_ID"])
 code = ExitCode.OK

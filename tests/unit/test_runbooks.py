@@ -35,8 +35,8 @@ from workloads.common.exit_codes import ADVICE, RESTARTABLE, ExitCode
 from workloads.common.publish import EVERY_S
 from workloads.recipes import load_recipe, recipe_names
 from workloads.recipes.train import CheckpointConfig, TrainConfig
+from workloads.train.inputs import StopRequest
 from workloads.train.measure import Ledger
-from workloads.train.run import StopRequest
 from workloads.train.run_folder import CONFIG as CONFIG_JSON
 from workloads.train.run_folder import ELASTIC_METADATA, FULL_WEIGHTS, KINDS, STATE
 

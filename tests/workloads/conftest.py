@@ -168,7 +168,7 @@ def run(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> Run:
         if kind == "prepare-data":
             from workloads.data.__main__ import main
         elif kind == "train":
-            from workloads.train.run import train as main
+            from workloads.train.inputs import train as main
         else:
             from workloads.evaluate.__main__ import main
         arguments = ["--recipe", str(recipe_file)]

@@ -11,7 +11,7 @@ for name in (
     "peft",
     "torch.distributed.fsdp",
     "transformers.models.llama.modeling_llama",
-    "workloads.train.run",
+    "workloads.train.inputs",
     "workloads.train.checkpoint",
     "workloads.train.finish",
     "workloads.train.strategy",

@@ -29,8 +29,8 @@ from workloads.common.dist import World
 from workloads.common.exit_codes import CheckpointError, ConfigError, ExitCode
 from workloads.recipes.train import CheckpointConfig
 from workloads.train import checkpoint
+from workloads.train.inputs import StopRequest
 from workloads.train.loop import Progress, Stream
-from workloads.train.run import StopRequest
 from workloads.train.run_folder import (
     ELASTIC,
     SHARDED,

@@ -15,7 +15,7 @@ from workloads.evaluate.__main__ import main as evaluate
 from workloads.job import run_job
 from workloads.serve.__main__ import main as serve
 from workloads.serve.__main__ import recipe_arguments
-from workloads.train.run import train
+from workloads.train.inputs import train
 
 BF16 = "bf16 is asked for, and this CPU has no instructions for it"
 Has = Callable[..., None]
@@ -110,7 +110,7 @@ def test_training_evaluation_and_serving_say_it_at_their_start(
     for name in ("find_inputs", "checked_plan", "choose_strategy", "check_node"):
         answer = (None, None) if name == "find_inputs" else None
         monkeypatch.setattr(f"workloads.train.inputs.{name}", lambda *_, _is=answer, **__: _is)
-    monkeypatch.setattr("workloads.train.run.open_task", lambda *_, **__: task)
+    monkeypatch.setattr("workloads.train.inputs.open_task", lambda *_, **__: task)
     monkeypatch.setattr("workloads.train.inputs.refuse_other_rows", started)
     monkeypatch.setattr("workloads.evaluate.__main__.context", started)
     words = ["--recipe", str(recipe_file)]

@@ -368,7 +368,7 @@ def test_a_training_is_the_same_to_the_bit_wherever_its_data_lies(
         read.append(options["dataset"])
         return open_task(*arguments, **options)
 
-    monkeypatch.setattr("workloads.train.run.open_task", opened)
+    monkeypatch.setattr("workloads.train.inputs.open_task", opened)
     half = places / "chkpt" / "finetune" / "12" / "checkpoint-2"
     for job_id, where in (("14", "auto"), ("15", "never")):
         monkeypatch.setenv("SLURM_JOB_ID", job_id)

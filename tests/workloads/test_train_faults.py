@@ -20,7 +20,7 @@ import pytest
 
 from workloads.common.exit_codes import ExitCode
 from workloads.train import finish
-from workloads.train.run import StopRequest
+from workloads.train.inputs import StopRequest
 
 REPOSITORY = Path(__file__).parents[2]
 MAY_RESTART = ("out of memory", "slow export")

@@ -224,7 +224,7 @@ def test_activations_of_more_layers_than_there_are_are_refused(places: Path, run
 def test_ranks_meet_over_the_backend_of_the_recipe(
     places: Path, run: Any, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workloads.train import run as run_module
+    from workloads.train import inputs
 
     run("prepare-data")
     result = launch(places, recipe_file, "13", *SMALL, "train.max_steps=2",
@@ -237,7 +237,7 @@ def test_ranks_meet_over_the_backend_of_the_recipe(
         asked.append(backend)
         raise ConfigError("far enough")
 
-    monkeypatch.setattr(run_module, "world", world)
+    monkeypatch.setattr(inputs, "world", world)
     assert run("train", *SMALL, "train.ddp_backend=gloo")[0] == ExitCode.BAD_CONFIG
     assert asked == ["gloo"]
 
@@ -513,7 +513,7 @@ KINDS = ("bert", "t5", "vit", "segformer", "yolos")
 def test_other_kinds_of_models_learn_through_the_same_loop(
     places: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    from workloads.train.run import train as main
+    from workloads.train.inputs import train as main
 
     code = run_job("train", main, ["--recipe", name])
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -536,7 +536,7 @@ def test_adapters_learn_on_other_kinds_of_models_and_load_on_their_base(
     import peft
     import transformers
 
-    from workloads.train.run import train as main
+    from workloads.train.inputs import train as main
     from workloads.train.tasks import AUTO_CLASSES
 
     options = ("train.method=lora", "train.save_original=true", "train.gate=null")
@@ -563,7 +563,7 @@ def test_adapters_learn_on_other_kinds_of_models_and_load_on_their_base(
 def test_a_classifiers_head_learns_beside_adapters_in_16_bits(
     places: Path, capsys: pytest.CaptureFixture[str], dtype: str
 ) -> None:
-    from workloads.train.run import train as main
+    from workloads.train.inputs import train as main
 
     options = ("train.method=lora", f"train.dtype={dtype}", "train.gate=null", "train.max_steps=20")
     arguments = ["--recipe=bert_full_1xcpu", *(f"--set={option}" for option in options)]

@@ -363,7 +363,7 @@ def run_bert(
     capsys: pytest.CaptureFixture[str], *sets: str, recipe: str = "bert_full_1xcpu"
 ) -> tuple[int, dict[str, Any]]:
     """Returns exit code and record of the tiny classifier, or of another recipe."""
-    from workloads.train.run import train as main
+    from workloads.train.inputs import train as main
 
     capsys.readouterr()
     code = run_job("train", main, [f"--recipe={recipe}", *(f"--set={each}" for each in sets)])

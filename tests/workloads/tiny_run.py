@@ -26,8 +26,8 @@ from workloads.common.log import log
 from workloads.job import end
 from workloads.recipes.train import CheckpointConfig
 from workloads.train.checkpoint import FolderCheckpoints
+from workloads.train.inputs import StopRequest
 from workloads.train.loop import Progress, Stream, TrainState
-from workloads.train.run import StopRequest
 from workloads.train.run_folder import RunFolder
 from workloads.train.strategy import build_optimizer, settle
 

@@ -14,7 +14,7 @@ import torch
 
 from workloads.common import atomic
 from workloads.job import end, run_job
-from workloads.train.run import train
+from workloads.train.inputs import train
 
 _SIGNALS = {"hang": signal.SIGSTOP, "killed": signal.SIGKILL, "first killed": signal.SIGKILL}
 _scale = torch.amp.GradScaler.scale

@@ -23,7 +23,6 @@ from workloads.job import argument_parser, end, run_job, section
 from workloads.recipes import Recipe, load_recipe
 from workloads.recipes.train import TrainConfig
 from workloads.train import inputs
-from workloads.train.run import num_train_steps, train
 from workloads.train.tasks import open_task
 
 FLAG = "--plan"
@@ -158,11 +157,11 @@ def _steps(recipe: Recipe, config: TrainConfig, rows_per_step: int) -> str:
             f"cannot be counted here: {reason_of(error)}"
         )
     num_rows = len(task.rows)
-    steps = num_train_steps(config, num_rows=num_rows, rows_per_step=rows_per_step)
+    steps = inputs.num_train_steps(config, num_rows=num_rows, rows_per_step=rows_per_step)
     return f"{steps} = {config.epochs} x {num_rows} rows / {rows_per_step}, rounded up"
 
 
 if __name__ == "__main__":
     if FLAG in sys.argv[1:]:
         end(show_plan())
-    end(run_job("train", train))
+    end(run_job("train", inputs.train))

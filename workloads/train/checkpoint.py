@@ -47,8 +47,8 @@ from workloads.common.hardware import available_bytes
 from workloads.common.log import at, log
 from workloads.common.record import utc_now
 from workloads.recipes.train import CheckpointConfig
+from workloads.train.inputs import StopRequest
 from workloads.train.loop import Progress, TrainState, Validated
-from workloads.train.run import StopRequest
 from workloads.train.run_folder import (
     CONFIG,
     ELASTIC,

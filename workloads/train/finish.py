@@ -32,11 +32,10 @@ from workloads.job import Job
 from workloads.recipes.train import GateConfig, TrainConfig
 from workloads.train import run_folder
 from workloads.train.checkpoint import FolderCheckpoints
-from workloads.train.inputs import Run
+from workloads.train.inputs import Run, StopRequest, fingerprint, num_train_steps
 from workloads.train.loop import Progress, Trainer, TrainState, Watchdog, learning_rate_factor
 from workloads.train.measure import Events, LossCurve
 from workloads.train.model import build_outline, flops_per_token
-from workloads.train.run import StopRequest, fingerprint, num_train_steps
 from workloads.train.run_folder import RunFolder
 from workloads.train.strategy import (
     Strategy,

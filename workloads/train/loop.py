@@ -30,7 +30,7 @@ from workloads.train.tasks import Task
 
 if TYPE_CHECKING:
     from workloads.train.checkpoint import FolderCheckpoints
-    from workloads.train.run import StopRequest
+    from workloads.train.inputs import StopRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

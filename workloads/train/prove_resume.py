@@ -29,7 +29,7 @@ from workloads.common.dist import environment_rank
 from workloads.common.exit_codes import ConfigError, ExitCode, WorkloadError, reason_of
 from workloads.job import end, run_job
 from workloads.train.finish import Criterion, Outcome, verdict
-from workloads.train.run import train
+from workloads.train.inputs import train
 
 NUM_STEPS = 5
 SAVED = {"checkpoint": 2, "elastic-checkpoint": 3}
