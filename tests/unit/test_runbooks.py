@@ -32,7 +32,7 @@ from stacks.spec.cluster import AlertsSpec
 from stacks.spec.slurm import JobSpec
 from tests.unit.monitoring.conftest import BURN, watched
 from workloads.common.exit_codes import ADVICE, RESTARTABLE, ExitCode
-from workloads.common.publish import EVERY_S
+from workloads.common.record import EVERY_S
 from workloads.recipes import load_recipe, recipe_names
 from workloads.recipes.train import CheckpointConfig, TrainConfig
 from workloads.train.inputs import StopRequest

@@ -19,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.ports import free_ports
 from tests.unit.monitoring.exported import EXPORTED
-from workloads.common import publish
+from workloads.common import record
 from workloads.common.exit_codes import PreemptedError, WorkloadError
-from workloads.common.publish import Publisher
+from workloads.common.record import URL_VARIABLE, Publisher, store_url
 from workloads.recipes.serve import ServeConfig
 from workloads.serve import server
 from workloads.serve.metrics import ServeMetrics, Watch
@@ -56,7 +56,7 @@ def store(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
     server = Store(getattr(request, "param", 204))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    monkeypatch.setenv(publish.URL_VARIABLE, f"http://127.0.0.1:{server.server_port}/import")
+    monkeypatch.setenv(URL_VARIABLE, f"http://127.0.0.1:{server.server_port}/import")
     monkeypatch.setenv("SOPERATOR_STACK", "prod")
     monkeypatch.setenv("SOPERATOR_JOB", "finetune")
     monkeypatch.setenv("SLURM_JOB_ID", "12")
@@ -177,7 +177,7 @@ def test_what_has_nothing_to_say_keeps_what_was_said(store: Store, tmp_path: Pat
 def test_a_page_that_breaks_off_is_told_once_and_the_next_one_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv(publish.URL_VARIABLE, raising=False)
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
     pages: Iterator[bytes | Exception] = iter(
         [http.client.IncompleteRead(b"x"), http.client.BadStatusLine("y"), b"x 1\n"]
     )
@@ -199,7 +199,7 @@ def test_a_page_that_breaks_off_is_told_once_and_the_next_one_is_published(
 def test_a_filesystem_that_hangs_does_not_hold_the_end_of_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(publish, "_END_S", 0.05)
+    monkeypatch.setattr(record, "_END_S", 0.05)
     released = threading.Event()
 
     def hang() -> None:
@@ -254,7 +254,7 @@ def test_the_page_of_vllm_is_published_as_it_is(
     It is asked where it listens, and gets the key for the page alone: until it answers, somebody
     else may have its port.
     """
-    monkeypatch.delenv(publish.URL_VARIABLE, raising=False)
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
     (port,) = free_ports(1)
     ready: list[int] = []
     words = [sys.executable, "-c", VLLM, host, str(port)]
@@ -282,7 +282,7 @@ def test_a_vllm_that_stays_after_its_drain_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """0.32 waits for ever for the reader of an answer that it gave up."""
-    monkeypatch.delenv(publish.URL_VARIABLE, raising=False)
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
     monkeypatch.setattr(server, "_CLOSE_S", 0.5)
     (port,) = free_ports(1)
     words = [sys.executable, "-c", STAYS, str(port)]
@@ -326,7 +326,7 @@ def test_vllms_metrics_in_the_list_are_read_nowhere_else_than_on_its_page() -> N
 def test_a_store_that_is_gone_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(publish.URL_VARIABLE, "http://127.0.0.1:1/import")
+    monkeypatch.setenv(URL_VARIABLE, "http://127.0.0.1:1/import")
     Publisher(lambda: b"x 1\n", results_dir=tmp_path, kind="train").publish()
     printed = capfd.readouterr()
     assert "metrics are not sent: http://127.0.0.1:1/import" in printed.out + printed.err
@@ -335,7 +335,7 @@ def test_a_store_that_is_gone_ends_nothing(
 def test_without_a_store_only_the_file_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(publish.URL_VARIABLE, raising=False)
-    assert publish.store_url("train") is None
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    assert store_url("train") is None
     Publisher(lambda: b"x 1\n", results_dir=tmp_path, kind="train").publish()
     assert (tmp_path / "metrics.prom").is_file()

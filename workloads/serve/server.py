@@ -35,11 +35,10 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from workloads.common import publish
 from workloads.common.exit_codes import ConfigError, PreemptedError, WorkloadError
 from workloads.common.log import log
 from workloads.common.models import load_tokenizer
-from workloads.common.publish import Publisher
+from workloads.common.record import METRICS_FILE, Publisher
 from workloads.common.tool_calls import OWN_FORM
 from workloads.data.chat_template import call_form
 from workloads.job import Job
@@ -247,9 +246,9 @@ def serve(
     chat = ChatServer(loaded.engine, loaded.tokenizer, config, names, metrics, loaded.grammars)
     serving = Serving(make_app(chat, api_key=key), chat, loaded.engine, config, listener)
     loaded.engine.on_lost = serving.lost
-    job.record.artifacts["metrics"] = str(job.results_dir / publish.FILE_NAME)
+    job.record.artifacts["metrics"] = str(job.results_dir / METRICS_FILE)
     try:
-        with publish.Publisher(metrics.text, results_dir=job.results_dir, kind="serve"):
+        with Publisher(metrics.text, results_dir=job.results_dir, kind="serve"):
             serving.run(ready)
     finally:
         job.record.metrics |= metrics.record() | {"max_memory_bytes": _peak_bytes(loaded)}

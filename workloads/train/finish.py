@@ -22,12 +22,12 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from workloads.common import atomic, publish
+from workloads.common import atomic
 from workloads.common.dist import World
 from workloads.common.exit_codes import NotRunError, WorkloadError
 from workloads.common.log import at, log
 from workloads.common.models import load_model, torch_dtype
-from workloads.common.record import job_id
+from workloads.common.record import METRICS_FILE, Publisher, job_id
 from workloads.job import Job
 from workloads.recipes.train import GateConfig, TrainConfig
 from workloads.train import run_folder
@@ -362,8 +362,8 @@ def train_and_finish(run: Run, here: World, stop: StopRequest) -> None:
             def read() -> bytes:
                 return page(step=state.progress.step, last_commit_s=checkpoints.last_commit_s)
 
-            job.record.artifacts["metrics"] = str(job.results_dir / publish.FILE_NAME)
-            published = publish.Publisher(read, results_dir=job.results_dir, kind="train")
+            job.record.artifacts["metrics"] = str(job.results_dir / METRICS_FILE)
+            published = Publisher(read, results_dir=job.results_dir, kind="train")
         try:
             with published, stop.deferred():
                 trainer.run()
