@@ -424,6 +424,20 @@ def test_a_line_of_the_curve_is_there_whole_or_not_at_all(tmp_path: Path) -> Non
     assert curve.path.read_bytes() == whole * 2
 
 
+def test_a_curve_that_cannot_be_cut_stays_as_it_was(tmp_path: Path) -> None:
+    """A kill or a full disk at the start of a resumed run took all lines with it."""
+    curve = LossCurve(tmp_path / "curve.jsonl", first_step=0)
+    for step in range(4):
+        curve.append({"step": step, "loss": 1.0})
+    whole = curve.path.read_bytes()
+    with full_disk(tmp_path, room=10 - len(whole)), pytest.raises(OSError, match="too large"):
+        LossCurve(curve.path, first_step=2)
+    assert curve.path.read_bytes() == whole
+    assert [path.name for path in tmp_path.iterdir()] == ["curve.jsonl"]
+    LossCurve(curve.path, first_step=2)
+    assert curve.path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:2])
+
+
 @pytest.mark.feature("S002-82", "S003-39")
 def test_the_ledger_counts_padding_recompute_and_time() -> None:
     ledger = Ledger(began_s=0.0)

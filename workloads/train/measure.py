@@ -22,6 +22,7 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
+from workloads.common import atomic
 from workloads.common.hardware import peak_bf16_flops
 from workloads.common.log import log
 
@@ -47,12 +48,11 @@ class LossCurve:
 
     def __init__(self, path: Path, *, first_step: int) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         # The last line may be cut by a kill; it belongs to a step that is trained again.
         whole = [line for line in lines if line.endswith("}")]
         kept = [f"{line}\n" for line in whole if json.loads(line)["step"] < first_step]
-        path.write_text("".join(kept), encoding="utf-8")
+        atomic.write_text(path, "".join(kept))
 
     def append(self, figures: Mapping[str, float]) -> None:
         """Add a line, or nothing of it where the disk has no room for all of it."""
