@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 
+# peft imports bitsandbytes, which says on every CPU that a hub has faster kernels. What
+# it cannot do is an error of its own where it is used.
+logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
 _CATALOG = Path(__file__).with_name("models.tsv")
 
 
@@ -67,8 +70,6 @@ def load_model(model_dir: Path, *, dtype: torch.dtype, device: torch.device, **o
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    # peft imports bitsandbytes, which says on every CPU that a hub has faster kernels.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     # peft asks transformers for a property that transformers has renamed; not the user's business.
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
     # By itself transformers asks at a terminal whether a model's own program may run.

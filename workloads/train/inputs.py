@@ -313,9 +313,6 @@ def four_bit_problem(*, has_gpu: bool) -> str | None:
         return None
     import torch
 
-    from workloads.train.model import quiet_bitsandbytes
-
-    quiet_bitsandbytes()
     try:
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 

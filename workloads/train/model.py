@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 import math
 from importlib.util import find_spec
 from pathlib import Path
@@ -199,7 +198,6 @@ def four_bit_options(dtype: torch.dtype) -> dict[str, Any]:
     """Return the arguments of from_pretrained that load a base in 4 bits: nf4, scales quantised."""
     from transformers import BitsAndBytesConfig
 
-    quiet_bitsandbytes()
     return {
         "quantization_config": BitsAndBytesConfig(
             load_in_4bit=True,
@@ -208,11 +206,6 @@ def four_bit_options(dtype: torch.dtype) -> dict[str, Any]:
             bnb_4bit_compute_dtype=dtype,
         )
     }
-
-
-def quiet_bitsandbytes() -> None:
-    """Silence what bitsandbytes says on CPUs: that a hub has faster kernels."""
-    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
 
 
 def use_liger(model: Any, config: TrainConfig, device: torch.device) -> Any:
