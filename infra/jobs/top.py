@@ -248,16 +248,10 @@ class Screen:
         return f"FAIL: {gate}; raise train.micro_batch_size and lower gradient_accumulation as much"
 
     @property
-    def passed(self) -> bool | None:
-        """Whether every gate holds; None where one could not be told and none failed."""
-        busy = self.each.least_busy
-        gates = (
-            (busy and busy[0], self.gate_percent),
-            (self.each.memory_percent, self.memory_gate_percent),
-        )
-        if any(value is not None and value <= gate for value, gate in gates):
-            return False
-        return None if any(value is None for value, _ in gates) else True
+    def outcome(self) -> str:
+        """FAIL where a gate does not hold; else NOT RUN where one could not be told; else PASS."""
+        words = [each.partition(":")[0] for each in (self.verdict, self.memory_verdict)]
+        return next((word for word in ("FAIL", "NOT RUN") if word in words), "PASS")
 
     def rows(self) -> list[tuple[object, ...]]:
         """Node, GPU, utilisation, memory, power; then a row for each node with InfiniBand."""

@@ -297,8 +297,7 @@ def top(
     else:
         print(screen.verdict)
         print(screen.memory_verdict)
-    passed = screen.passed
-    raise typer.Exit(output.NOT_RUN if passed is None else 0 if passed else 1)
+    raise typer.Exit(output.exit_code(screen.outcome))
 
 
 def _show(screen: Screen) -> None:

@@ -88,7 +88,7 @@ def test_one_idle_gpu_among_eight_fails_the_gate_everywhere(tmp_path: Path) -> N
         screen.take(sample)
     assert "GPU 7, 0.0 %" in screen.verdict
     assert screen.verdict.startswith("FAIL")
-    assert screen.passed is False
+    assert screen.outcome == "FAIL"
     assert gpu_use(tmp_path).each.least_busy == screen.each.least_busy
 
 
@@ -194,19 +194,19 @@ end,worker-0,2.0
     )
     screen.take(first)
     assert screen.memory_verdict.startswith("FAIL: memory of the least used GPU 50.0 %")
-    assert screen.passed is False
+    assert screen.outcome == "FAIL"
     screen.take(second)
     assert screen.memory_verdict.startswith("PASS: memory of the least used GPU 55.0 %")
-    assert screen.passed is True
+    assert screen.outcome == "PASS"
     assert each_gpu([first, second]).memory_percent == 55.0
 
 
 def test_a_gate_that_cannot_be_told_passes_nothing_and_hides_no_failure() -> None:
     silent = "gpu,worker-0,0,{busy},[N/A],[N/A],600.0,700.0\nend,worker-0,1.0"
-    for busy, passed in ((90, None), (10, False)):
+    for busy, outcome in ((90, "NOT RUN"), (10, "FAIL")):
         screen = top.Screen()
         screen.take(next(samples(silent.format(busy=busy).splitlines())))
-        assert screen.passed is passed
+        assert screen.outcome == outcome
 
 
 @pytest.mark.feature("S002-50")
