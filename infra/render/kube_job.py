@@ -286,13 +286,6 @@ def _places(
 ) -> tuple[dict[str, dict[str, Any]], tuple[dict[str, str], ...]]:
     """Volumes and mounts behind every declared place, the shortest mount path first."""
     storage = spec.storage
-    claimed = {
-        submount.mount_path: (
-            names.submount_tag(submount.name),
-            claim(names.submount_tag(submount.name)),
-        )
-        for submount in storage.submounts
-    }
     own: dict[str, tuple[str, dict[str, Any]]] = {
         disk.mount_path: (f"disk-{disk.name}", {"emptyDir": {}}) for disk in worker.local_disks
     }
@@ -303,14 +296,16 @@ def _places(
         own[storage.memory.mount_path] = ("memory", {"emptyDir": limit})
     if worker.local_nvme is not None:
         own[worker.local_nvme.mount_path] = ("local-nvme", {"emptyDir": {}})
-    others = {path: key for key, path in shared_mounts(spec).items() if path not in claimed}
+    for submount in storage.submounts:
+        tag = names.submount_tag(submount.name)
+        own[submount.mount_path] = (tag, claim(tag))
+    others = {path: key for key, path in shared_mounts(spec).items() if path not in own}
     volumes: dict[str, dict[str, Any]] = {"shm": {"emptyDir": {"medium": "Memory"}}}
     mounts: dict[str, dict[str, str]] = {
         _SHARED_MEMORY: {"name": "shm", "mountPath": _SHARED_MEMORY}
     }
-    for place, path in sorted(spec.storage.places.items()):
-        known = (*claimed, *own, *others)
-        over = [each for each in known if PurePosixPath(path).is_relative_to(each)]
+    for place, path in sorted(storage.places.items()):
+        over = [each for each in (*own, *others) if PurePosixPath(path).is_relative_to(each)]
         mount = max(over, key=len, default=None)
         if mount in others:
             raise RenderError(
@@ -322,7 +317,7 @@ def _places(
             volumes[names.JAIL] = claim(names.JAIL)
             mounts[path] = {"name": names.JAIL, "mountPath": path, "subPath": path.lstrip("/")}
             continue
-        name, source = {**claimed, **own}[mount]
+        name, source = own[mount]
         volumes[name] = source
         mounts[mount] = {"name": name, "mountPath": mount}
     return volumes, tuple(mounts[path] for path in sorted(mounts))
