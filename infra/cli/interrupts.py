@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED: Final = 130
 """As a shell says that SIGINT ended a command."""
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -32,21 +32,10 @@ def at_once() -> Iterator[None]:
 
 
 @contextmanager
-def as_interrupt() -> Iterator[None]:
-    """SIGTERM, and a hang-up, raise KeyboardInterrupt as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with _handled((*_SIGNALS, signal.SIGHUP), interrupt):
-        yield
-
-
-@contextmanager
 def held() -> Iterator[None]:
     """Signals wait for the end of the block, and then interrupt: a submission is told its id."""
     came: list[int] = []
-    with _handled((*_SIGNALS, signal.SIGHUP), lambda number, frame: came.append(number)):
+    with _handled(_SIGNALS, lambda number, frame: came.append(number)):
         yield
     if came:
         raise KeyboardInterrupt
@@ -54,13 +43,16 @@ def held() -> Iterator[None]:
 
 @contextmanager
 def closed_whole() -> Iterator[ExitStack]:
-    """What is put on the stack is closed at the end; a signal ends the block, not the closing."""
+    """What is put on the stack is closed at the end; a signal ends the block, not the closing.
+
+    SIGTERM and a hang-up end it as Ctrl-C does, by KeyboardInterrupt.
+    """
     closing = ExitStack()
-    with as_interrupt():
+    with _handled(_SIGNALS, signal.default_int_handler):
         try:
             yield closing
         finally:
-            with _handled((*_SIGNALS, signal.SIGHUP), signal.SIG_IGN):
+            with _handled(_SIGNALS, signal.SIG_IGN):
                 closing.close()
 
 
