@@ -19,8 +19,9 @@ from typing import Final
 
 from stacks.spec import StackSpec
 from stacks.spec.cluster import HOME, Observability
-from stacks.spec.nodes import IMAGE_PATH, MachineSpec, NodeGroupSpec, WorkerSpec
+from stacks.spec.nodes import IMAGE_PATH, MachineSpec, NfsSpec, NodeGroupSpec, WorkerSpec
 from stacks.spec.slurm import WHOLE_NODES, JobSpec
+from stacks.spec.storage import DiskType
 
 ROLES: Final = ("system", "controller", "login", "accounting", "nfs")
 
@@ -41,6 +42,19 @@ def machines(spec: StackSpec) -> Iterator[tuple[str, MachineSpec]]:
         yield path, group
     if spec.nfs is not None:
         yield "nfs", spec.nfs
+
+
+def disks(machine: MachineSpec, path: str) -> Iterator[tuple[str, int, DiskType, int]]:
+    """Path, GiB, type and number of the disks of one machine, the boot disk first."""
+    yield f"{path}.boot_disk", machine.boot_disk.size_gib, machine.boot_disk.type, 1
+    if isinstance(machine, WorkerSpec):
+        for index, disk in enumerate(machine.local_disks):
+            yield f"{path}.local_disks[{index}]", disk.size_gib, disk.type, 1
+        if machine.image_disk is not None:
+            yield f"{path}.image_disk", machine.image_disk.size_gib, machine.image_disk.type, 1
+    if isinstance(machine, NfsSpec):
+        data = machine.data_disks
+        yield f"{path}.data_disks", data.size_gib, data.type, data.count
 
 
 _NODES: Final = re.compile(r"(?P<prefix>[^\[\],]{1,255})(?:\[(?P<ranges>[0-9,-]+)\])?(?:,|$)")

@@ -5,7 +5,7 @@ nodesets also roll-out, capacity, users, and the disks that every worker has for
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Final
 
 from stacks.catalog import (
@@ -24,7 +24,7 @@ from stacks.catalog import (
     Preset,
 )
 from stacks.errors import Spare
-from stacks.machines import ROLES, VOLUMES, node_groups, shared_mounts
+from stacks.machines import ROLES, VOLUMES, disks, node_groups, shared_mounts
 from stacks.rules import Findings
 from stacks.rules.cluster import check_public_keys
 from stacks.rules.naming import (
@@ -313,18 +313,9 @@ STRIPED: Final = (DiskType.NETWORK_SSD_NON_REPLICATED, DiskType.NETWORK_SSD_IO_M
 _DISK_NAME_MAX: Final = 22
 
 
-def disks_of(worker: WorkerSpec, path: str) -> Iterator[tuple[str, int, DiskType]]:
-    """Path, GiB and type of every disk that a node has beside its boot disk."""
-    for index, disk in enumerate(worker.local_disks):
-        yield f"{path}.local_disks[{index}]", disk.size_gib, disk.type
-    if worker.image_disk is not None:
-        yield f"{path}.image_disk", worker.image_disk.size_gib, worker.image_disk.type
-
-
 def _check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findings) -> None:
     """Every local disk and the image disk of one nodeset."""
-    for at, size_gib, type_ in disks_of(worker, path):
-        check_stripes(at, size_gib, type_, findings)
+    check_stripes([*disks(worker, path)][1:], findings)
     if worker.image_disk is not None and worker.image_disk.type not in STRIPED:
         striped = " or ".join(STRIPED)
         findings.add("nodes.image-disk-type", f"{path}.image_disk.type", striped=striped)
@@ -362,11 +353,12 @@ def _check_disks(spec: StackSpec, worker: WorkerSpec, path: str, findings: Findi
         taken[at.removesuffix(".mount_path")] = mount_path
 
 
-def check_stripes(path: str, size_gib: int, type_: DiskType, findings: Findings) -> None:
+def check_stripes(found: Iterable[tuple[str, int, DiskType, int]], findings: Findings) -> None:
     """Sizes of disks that are made of stripes."""
-    step, most = _stripe_problems(size_gib, type_)
-    findings.add_text("nodes.disk-step", f"{path}.size_gib", step)
-    findings.add_text("nodes.disk-most", f"{path}.size_gib", most)
+    for path, size_gib, type_, _ in found:
+        step, most = _stripe_problems(size_gib, type_)
+        findings.add_text("nodes.disk-step", f"{path}.size_gib", step)
+        findings.add_text("nodes.disk-most", f"{path}.size_gib", most)
 
 
 def _stripe_problems(size_gib: int, type_: DiskType) -> tuple[str | None, str | None]:

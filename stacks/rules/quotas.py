@@ -14,11 +14,11 @@ from typing import Final
 
 from stacks.catalog import BOOT_DISK_LARGE_GIB, DISK_LARGE_GIB, PLATFORMS
 from stacks.errors import nearest
-from stacks.machines import node_groups
+from stacks.machines import disks, machines, node_groups
 from stacks.rules import Findings
-from stacks.rules.nodes import disks_of
-from stacks.spec import StackSpec, nodes
+from stacks.spec import StackSpec
 from stacks.spec.decode import CLUSTER_NODES_MOST
+from stacks.spec.nodes import Billing, NodeGroupSpec
 from stacks.spec.storage import DiskType, FilesystemType
 
 
@@ -46,25 +46,24 @@ ADDRESSES_PER_NODE: Final = 2
 def quota_use(spec: StackSpec, *, at_max: bool) -> Mapping[str, int]:
     """Quota name -> GiB, GPUs, vCPUs or a count that the stack uses at max_nodes or min_nodes."""
     used: Counter[str] = Counter()
-    for _, _, group in node_groups(spec):
-        num_nodes = spec.nodes.counts(group)[1 if at_max else 0]
-        used["compute.instance.count"] += num_nodes
-        used["vpc.allocation.count"] += num_nodes * ADDRESSES_PER_NODE
-        disks = [("", group.boot_disk.size_gib, group.boot_disk.type)]
-        disks += disks_of(group, "") if isinstance(group, nodes.WorkerSpec) else ()
-        for _, size_gib, kind in disks:
-            used["compute.disk.count"] += num_nodes
-            used[f"compute.disk.size.{kind}"] += num_nodes * size_gib
-        preset = group.hardware
-        if preset is not None and not preset.gpus:
-            used["compute.instance.non-gpu.vcpu"] += num_nodes * preset.vcpus
+    for path, machine in machines(spec):
+        # The address of an NFS server is an allocation, and so is its public one.
+        num, addresses = 1, 1 + machine.public_ip
+        if isinstance(machine, NodeGroupSpec):
+            num, addresses = spec.nodes.counts(machine)[1 if at_max else 0], ADDRESSES_PER_NODE
+        used["compute.instance.count"] += num
+        used["vpc.allocation.count"] += num * addresses
+        for _, size_gib, kind, count in disks(machine, path):
+            used["compute.disk.count"] += num * count
+            used[f"compute.disk.size.{kind}"] += num * count * size_gib
+        if not machine.gpus:
+            used["compute.instance.non-gpu.vcpu"] += num * machine.vcpus
         # GPUs of capacity blocks count against no quota of GPUs.
-        elif preset is not None and group.billing is not nodes.Billing.RESERVED:
-            used[gpu_quota(group.platform)] += num_nodes * preset.gpus
+        elif machine.billing is not Billing.RESERVED:
+            used[gpu_quota(machine.platform)] += num * machine.gpus
     # One cluster and the address of the login node.
     used["mk8s.cluster.count"] = 1
     used["vpc.allocation.count"] += 1
-    used.update(_nfs_use(spec))
     made = [worker for worker in spec.nodes.workers if worker.gpu_cluster_id is None]
     used["compute.gpucluster.count"] = len({worker.infiniband_fabric for worker in made} - {None})
     storage = spec.storage
@@ -73,20 +72,6 @@ def quota_use(spec: StackSpec, *, at_max: bool) -> Mapping[str, int]:
         if filesystem is not None and filesystem.size_gib is not None:
             used["compute.filesystem.count"] += 1
             used[f"compute.filesystem.size.{filesystem.type}"] += filesystem.size_gib
-    return used
-
-
-def _nfs_use(spec: StackSpec) -> Mapping[str, int]:
-    """What the machine of an NFS server uses; its address is an allocation, a public one too."""
-    nfs = spec.nfs
-    if nfs is None:
-        return {}
-    used = Counter({"compute.instance.count": 1, "vpc.allocation.count": 1 + nfs.public_ip})
-    used["compute.disk.count"] = 1 + nfs.data_disks.count
-    used[f"compute.disk.size.{nfs.boot_disk.type}"] += nfs.boot_disk.size_gib
-    used[f"compute.disk.size.{nfs.data_disks.type}"] += nfs.data_disks.total_gib
-    if (preset := nfs.hardware) is not None:
-        used["compute.instance.non-gpu.vcpu"] = preset.vcpus
     return used
 
 
@@ -116,14 +101,9 @@ _FILESYSTEMS_ADVISED: Final = 32
 
 def _sizes(spec: StackSpec) -> Iterator[tuple[str, int, int]]:
     """Path and GiB of every disk, and from where on its size is doubted."""
-    for _, path, group in node_groups(spec):
-        yield f"{path}.boot_disk", group.boot_disk.size_gib, BOOT_DISK_LARGE_GIB
-    for index, worker in enumerate(spec.nodes.workers):
-        for path, size_gib, _ in disks_of(worker, f"nodes.workers[{index}]"):
-            yield path, size_gib, DISK_LARGE_GIB
-    if spec.nfs is not None:
-        yield "nfs.boot_disk", spec.nfs.boot_disk.size_gib, BOOT_DISK_LARGE_GIB
-        yield "nfs.data_disks", spec.nfs.data_disks.size_gib, DISK_LARGE_GIB
+    for path, machine in machines(spec):
+        for at, size_gib, _, _ in disks(machine, path):
+            yield at, size_gib, BOOT_DISK_LARGE_GIB if at.endswith(".boot_disk") else DISK_LARGE_GIB
     if spec.soperator.nfs_home is not None:
         yield "soperator.nfs_home", spec.soperator.nfs_home.size_gib, DISK_LARGE_GIB
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from stacks.catalog import GIB, LARGE_FILESYSTEM_GIB, slurmd_amounts
 from stacks.errors import Spare
-from stacks.machines import MEMORY, VOLUMES, node_groups, paths_of_one_node, shared_mounts
+from stacks.machines import MEMORY, VOLUMES, disks, node_groups, paths_of_one_node, shared_mounts
 from stacks.rules import Findings
 from stacks.rules.naming import is_under, name_problem, path_problem, reserved_problem
 from stacks.rules.nodes import check_hardware, check_stripes
@@ -218,8 +218,7 @@ def check_nfs(spec: StackSpec, findings: Findings) -> None:
     if nfs is None:
         return
     check_hardware(spec.nebius.region, "nfs", nfs, findings)
-    check_stripes("nfs.boot_disk", nfs.boot_disk.size_gib, nfs.boot_disk.type, findings)
-    check_stripes("nfs.data_disks", nfs.data_disks.size_gib, nfs.data_disks.type, findings)
+    check_stripes(disks(nfs, "nfs"), findings)
     if spec.soperator.nfs_home is not None:
         findings.add("nfs.home-twice", "nfs")
     if nfs.billing is not Billing.ON_DEMAND:
