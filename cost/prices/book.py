@@ -1,4 +1,4 @@
-"""Which price a stack pays: layered(spec, live).find(sku, unit), or PriceBook.load(name) alone.
+"""Which price a stack pays: layered(spec, live).find(sku), or PriceBook.load(name) alone.
 
 A price is US dollars for one unit of one SKU, as a source gave it on a day. A SKU is
 `<platform>/<gpu|vcpu|ram>`, `disk/<type>`, `filesystem/<type>` or one of a few services; a node
@@ -97,7 +97,6 @@ class Price:
     """True where the source names no day; `date` is the day on which it was read."""
     region: str | None = None
     """Region that it holds for; None holds for all."""
-    currency: str = CURRENCY
     covers_vm: bool = False
     """True where a GPU's price includes the vCPUs and memory of its VM."""
     layer: Layer = Layer.BOOK
@@ -110,9 +109,8 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownPrice:
-    """A SKU without a price."""
+    """Why there is no price."""
 
-    sku: str
     reason: str
 
 
@@ -379,16 +377,9 @@ class PriceBook:
         """The same readings, those in use that hold in the region."""
         return self if region == self.region else replace(self, region=region)
 
-    def find(self, sku: str, unit: Unit) -> Price | UnknownPrice:
-        """The price of the SKU, which must be sold by `unit`."""
-        price = self.prices.get(sku)
-        if price is None:
-            return UnknownPrice(sku=sku, reason=self._why_unknown(sku))
-        if price.unit is not unit:
-            raise PriceBookError(
-                f"{self.name}.{sku}.unit: sold by {price.unit}, but needed by {unit}; fix the book"
-            )
-        return price
+    def find(self, sku: str) -> Price | UnknownPrice:
+        """The price of the SKU, for one of the unit that UNITS says."""
+        return self.prices.get(sku) or UnknownPrice(reason=self._why_unknown(sku))
 
     def with_prices(self, prices: Iterable[Price]) -> PriceBook:
         """The book with these readings too; a higher layer wins, whatever its date."""
@@ -570,7 +561,7 @@ class ApiPriceBook:
             if near
             else f"have: {', '.join(sorted(self.prices))}"
         )
-        return UnknownPrice(sku=model, reason=f"no API price of '{model}' is known; {advice}")
+        return UnknownPrice(reason=f"no API price of '{model}' is known; {advice}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

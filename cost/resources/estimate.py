@@ -8,7 +8,7 @@ from datetime import date
 from decimal import Decimal
 from functools import cached_property
 
-from cost.prices.book import HOURS_PER_MONTH, PriceBook, Unit, UnknownPrice
+from cost.prices.book import HOURS_PER_MONTH, PriceBook, UnknownPrice
 from cost.resources.lines import CostComponent, Scope, Section, components, node_rate
 from cost.traced import named
 from stacks.errors import Problem
@@ -236,7 +236,7 @@ def _priced_problem(problem: Problem, spec: StackSpec, book: PriceBook) -> Probl
     if group is not None:
         usd = node_month_usd(group, book)
     else:
-        price = book.find(spare.what, Unit.GIB_MONTH)
+        price = book.find(spare.what)
         usd = None if isinstance(price, UnknownPrice) else price.usd
     return problem if usd is None else replace(problem, usd_per_month=spare.count * usd)
 
@@ -244,7 +244,7 @@ def _priced_problem(problem: Problem, spec: StackSpec, book: PriceBook) -> Probl
 def node_month_usd(group: NodeGroupSpec, book: PriceBook) -> Decimal | None:
     """US dollars a month for one node with its boot disk; None when a price is unknown."""
     rate = node_rate(group, book)
-    disk = book.find(f"disk/{group.boot_disk.type}", Unit.GIB_MONTH)
+    disk = book.find(f"disk/{group.boot_disk.type}")
     if isinstance(rate, UnknownPrice) or isinstance(disk, UnknownPrice):
         return None
     return rate.usd_per_month + group.boot_disk.size_gib * disk.usd

@@ -143,7 +143,6 @@ def _line(
     book: PriceBook,
     sku: str,
     *,
-    unit: Unit = Unit.GIB_MONTH,
     id: str,
     quantity: int | None,
     quantity_high: int | None = None,
@@ -154,18 +153,22 @@ def _line(
 
     What is free is free in any quantity.
     """
-    price, (per, pieces) = book.find(sku, unit), _PIECES[unit]
-    known = isinstance(price, Price)
-    if known and quantity is None and price.usd == 0:
-        quantity, unknown = 0, None
-    if known and quantity is not None:
-        quantity = given(quantity, pieces, id, beside=price.usd)
+    price, rate = book.find(sku), None
+    if isinstance(price, UnknownPrice):
+        unknown = unknown or price.reason
+    else:
+        per, pieces = _PIECES[price.unit]
+        rate = Rate(usd=price.usd, per=per, prices=(price,))
+        if quantity is None and price.usd == 0:
+            quantity, unknown = 0, None
+        if quantity is not None:
+            quantity = given(quantity, pieces, id, beside=price.usd)
     return CostComponent(
         id=id,
         quantity_low=quantity,
         quantity_high=quantity if quantity_high is None else quantity_high,
-        rate=Rate(usd=price.usd, per=per, prices=(price,)) if known else None,
-        unknown=unknown or (None if known else price.reason),
+        rate=rate,
+        unknown=unknown,
         **values,
     )
 
@@ -292,19 +295,18 @@ def node_rate(group: MachineSpec, book: PriceBook) -> Rate | UnknownPrice:
     preset = group.hardware
     if preset is None:
         return UnknownPrice(
-            sku=f"{group.platform}/{group.preset}",
-            reason=f"'{group.preset}' of '{group.platform}' is not in stacks/catalog.py",
+            reason=f"'{group.preset}' of '{group.platform}' is not in stacks/catalog.py"
         )
     if group.platform.startswith(ATTACHED):
         return _attached_rate(group, preset, book)
     wanted = (
-        ("gpu", Unit.GPU_HOUR, "GPUs", preset.gpus),
-        ("vcpu", Unit.VCPU_HOUR, "vCPUs", preset.vcpus),
-        ("ram", Unit.GIB_HOUR, "GiB of memory", preset.memory_gib),
+        ("gpu", "GPUs", preset.gpus),
+        ("vcpu", "vCPUs", preset.vcpus),
+        ("ram", "GiB of memory", preset.memory_gib),
     )
     usd, prices = Decimal(0), list[Price]()
-    for part, unit, name, count in wanted if preset.gpus else wanted[1:]:
-        price = book.find(node_sku(group.platform, part, group.billing), unit)
+    for part, name, count in wanted if preset.gpus else wanted[1:]:
+        price = book.find(node_sku(group.platform, part, group.billing))
         if isinstance(price, UnknownPrice):
             return price
         usd += named(count, name, "stacks/catalog.py", beside=price.usd) * price.usd
@@ -318,10 +320,10 @@ def node_rate(group: MachineSpec, book: PriceBook) -> Rate | UnknownPrice:
 def _attached_rate(group: MachineSpec, preset: Preset, book: PriceBook) -> Rate | UnknownPrice:
     """What the stack declares of a nodeset that others run."""
     assert isinstance(group, WorkerSpec)
-    price = book.prices.get(sku := nodeset_sku(group.name))
+    price = book.prices.get(nodeset_sku(group.name))
     if price is None:
         why = f"no price of nodeset '{group.name}' is declared; give one in node_prices"
-        return UnknownPrice(sku=sku, reason=why)
+        return UnknownPrice(reason=why)
     is_per_gpu = price.unit is Unit.GPU_HOUR
     count, unit = (preset.gpus, "GPUs") if is_per_gpu else (1, "nodes")
     count = named(count, unit, "attached.nodesets", beside=price.usd)
@@ -431,7 +433,7 @@ def _service_lines(
 ) -> Iterator[CostComponent]:
     """Addresses, Kubernetes and its charts, the NFS server, the state's bucket and the registry."""
     line = partial(_line, book)
-    address = partial(line, unit=Unit.ADDRESS_HOUR, section=Section.NETWORK)
+    address = partial(line, section=Section.NETWORK)
     also = partial(address, "public-ip", scope=Scope.ALSO)
     yield address(
         "public-ip",
@@ -455,7 +457,6 @@ def _service_lines(
             )
     yield line(
         "mk8s/control-plane",
-        unit=Unit.CLUSTER_HOUR,
         id="cluster.control_plane",
         section=Section.KUBERNETES,
         name="control plane",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
-from cost.prices.book import HOURS_PER_MONTH, Price, PriceBook, Unit, UnknownPrice
+from cost.prices.book import HOURS_PER_MONTH, Price, PriceBook, UnknownPrice
 from cost.resources.lines import SKU as OBJECT_STORAGE
 from cost.resources.lines import preset_rate
 from infra.clients import pulumi
@@ -34,7 +34,7 @@ def usd_per_month(owned: Owned, book: PriceBook) -> Decimal | None:
 def _storage(kind: str, spec: Mapping[str, Any], book: PriceBook) -> Decimal | None:
     type_ = spec["type"].lower().replace("_", "-")
     gib = Decimal(sum(spec.get(name, 0) * unit for name, unit in SIZES.items())) / GIB
-    return _times(gib, book.find(f"{kind}/{type_}", Unit.GIB_MONTH))
+    return _times(gib, book.find(f"{kind}/{type_}"))
 
 
 def _bucket(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
@@ -46,13 +46,13 @@ def _bucket(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
         for part in (counter.get("counters", {}), counter.get("non_current_counters", {}))
         for name in ("simple_objects_size", "multipart_objects_size", "inflight_parts_size")
     )
-    return _times(Decimal(bytes_held) / GIB, book.find(OBJECT_STORAGE, Unit.GIB_MONTH))
+    return _times(Decimal(bytes_held) / GIB, book.find(OBJECT_STORAGE))
 
 
 def _address(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
     if "ipv4_public" not in values["spec"]:
         return Decimal(0)
-    return _times(HOURS_PER_MONTH, book.find("public-ip", Unit.ADDRESS_HOUR))
+    return _times(HOURS_PER_MONTH, book.find("public-ip"))
 
 
 def _node_group(values: Mapping[str, Any], book: PriceBook) -> Decimal | None:
@@ -77,9 +77,7 @@ def _times(quantity: Decimal | int, price: Price | UnknownPrice) -> Decimal | No
 _PRICED: Final[Mapping[str, Callable[[Mapping[str, Any], PriceBook], Decimal | None]]] = {
     _ALLOCATION: _address,
     BUCKET: _bucket,
-    CLUSTER: lambda _, book: _times(
-        HOURS_PER_MONTH, book.find("mk8s/control-plane", Unit.CLUSTER_HOUR)
-    ),
+    CLUSTER: lambda _, book: _times(HOURS_PER_MONTH, book.find("mk8s/control-plane")),
     _FILESYSTEM: lambda values, book: _storage("filesystem", values["spec"], book),
     _INSTANCE: lambda values, book: _machine(values["spec"], book),
     NODE_GROUP: _node_group,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cost.prices.book import PriceBook, Unit, UnknownPrice
+from cost.prices.book import PriceBook, UnknownPrice
 from infra.operate.orphans import ids_in, usd_per_month
 from infra.providers.nebius.adoption import BUCKET, NODE_GROUP, Owned
 
@@ -85,7 +85,7 @@ def test_a_machine_costs_its_hours_and_not_its_disks() -> None:
     hardware = {"platform": "cpu-d3", "preset": "4vcpu-16gb"}
     machine = price("nebius:compute/v1:Instance", spec={"resources": hardware})
     nodes = price(NODE_GROUP, **CPU_GROUP)
-    disk = BOOK.find("disk/network-ssd", Unit.GIB_MONTH)
+    disk = BOOK.find("disk/network-ssd")
     assert machine is not None
     assert nodes is not None
     assert not isinstance(disk, UnknownPrice)
