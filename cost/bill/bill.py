@@ -218,7 +218,7 @@ def bill(spec: StackSpec, book: PriceBook, records: Sequence[RunRecord] = ()) ->
     """The stack's bill; records replace assumed speeds where they measure this stack."""
     total = estimate(spec, book)
     units = unit_costs(spec, total, records)
-    problems = price_problems(check(spec), spec, book)
+    problems = price_problems(check(spec), total)
     found = Bill(
         spec=spec, book=book, estimate=total, unit_costs=units, records=records, problems=problems
     )

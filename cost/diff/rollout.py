@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Final
 
 from cost.diff.diff import changed_keys
@@ -178,11 +177,9 @@ def _pace(strategy: StrategySpec | None, nodes: int) -> tuple[int, int]:
 
 def _surge_price(group: Group, surge: int, rounds: int, total: Estimate) -> str:
     """US dollars at most of the nodes beyond the number."""
-    ids = (group.key, f"{group.key}.boot_disk")
-    lines = [line for line in total.components if line.id in ids]
-    if any(line.rate is None for line in lines):
+    monthly = total.node_month_usd(group.key)
+    if monthly is None:
         return "UNPRICED"
-    monthly = sum((line.monthly_usd_of_node for line in lines), Decimal(0))
     minutes = rounds * ROLLOUT.round_minutes_max
     return usd_text(monthly / HOURS_PER_MONTH * surge * minutes / 60)
 

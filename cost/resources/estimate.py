@@ -12,9 +12,9 @@ from cost.prices.book import HOURS_PER_MONTH, PriceBook, UnknownPrice
 from cost.resources.lines import CostComponent, Scope, Section, components, node_rate
 from cost.traced import named
 from stacks.errors import Problem
-from stacks.machines import cpus_per_rank, share_of_node, workers_of
+from stacks.machines import ROLES, cpus_per_rank, share_of_node, workers_of
 from stacks.spec import StackSpec
-from stacks.spec.nodes import Billing, NodeGroupSpec, WorkerSpec
+from stacks.spec.nodes import Billing, WorkerSpec
 from stacks.spec.slurm import JobSpec
 
 
@@ -107,13 +107,17 @@ class Estimate:
     @cached_property
     def node_usd_per_hour(self) -> Mapping[str, Decimal | None]:
         """One worker node of each nodeset, without its disks; None is a price that is not known."""
-        rates = {worker.name: node_rate(worker, self.book) for worker in self.spec.nodes.workers}
         return {
-            name: None
-            if isinstance(rate, UnknownPrice)
-            else named(rate.usd, "USD a node-hour", f"explain nodes.workers[{name}]")
-            for name, rate in rates.items()
+            line.nodeset: line.rate
+            and named(line.rate.usd, "USD a node-hour", f"explain {line.id}")
+            for line in self.components
+            if line.nodeset is not None and line.section is Section.COMPUTE
         }
+
+    def node_month_usd(self, key: str) -> Decimal | None:
+        """US dollars a month of one node of the group with its boot disk; None: not known."""
+        lines = [line for line in self.components if line.id in (key, f"{key}.boot_disk")]
+        return known_sum(line.rate and line.monthly_usd_of_node for line in lines)
 
     @property
     def unpriced_nodesets(self) -> tuple[str, ...]:
@@ -222,29 +226,17 @@ def known_sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
     return None if None in found else sum(filter(None, found), Decimal(0))
 
 
-def price_problems(
-    problems: tuple[Problem, ...], spec: StackSpec, book: PriceBook
-) -> tuple[Problem, ...]:
+def price_problems(problems: tuple[Problem, ...], total: Estimate) -> tuple[Problem, ...]:
     """The same problems, those about spare nodes and GiB with their US dollars per month."""
-    return tuple(_priced_problem(problem, spec, book) for problem in problems)
+    return tuple(_priced_problem(problem, total) for problem in problems)
 
 
-def _priced_problem(problem: Problem, spec: StackSpec, book: PriceBook) -> Problem:
+def _priced_problem(problem: Problem, total: Estimate) -> Problem:
     if (spare := problem.spare) is None:
         return problem
-    group: NodeGroupSpec | None = getattr(spec.nodes, spare.what, None)
-    if group is not None:
-        usd = node_month_usd(group, book)
+    if spare.what in ROLES:
+        usd = total.node_month_usd(f"nodes.{spare.what}")
     else:
-        price = book.find(spare.what)
+        price = total.book.find(spare.what)
         usd = None if isinstance(price, UnknownPrice) else price.usd
     return problem if usd is None else replace(problem, usd_per_month=spare.count * usd)
-
-
-def node_month_usd(group: NodeGroupSpec, book: PriceBook) -> Decimal | None:
-    """US dollars a month for one node with its boot disk; None when a price is unknown."""
-    rate = node_rate(group, book)
-    disk = book.find(f"disk/{group.boot_disk.type}")
-    if isinstance(rate, UnknownPrice) or isinstance(disk, UnknownPrice):
-        return None
-    return rate.usd_per_month + group.boot_disk.size_gib * disk.usd

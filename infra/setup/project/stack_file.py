@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from cost.prices.book import HOURS_PER_MONTH, PriceBook, UnknownPrice, layered
 from cost.report.layout import aligned
-from cost.resources.estimate import price_problems
+from cost.resources.estimate import estimate, price_problems
 from cost.resources.lines import preset_rate
 from infra import files
 from infra.clients.errors import JobsError
@@ -85,7 +85,7 @@ def kept_stack(
 
 def _warnings(spec: StackSpec) -> tuple[Problem, ...]:
     """What may be wrong; UserError for what is."""
-    problems = price_problems(check(spec), spec, layered(spec))
+    problems = price_problems(check(spec), estimate(spec, layered(spec)))
     errors = [str(problem) for problem in problems if problem.level is Level.ERROR]
     if errors:
         raise UserError("\n".join(errors))

@@ -126,7 +126,7 @@ def test_the_second_controller_node_is_warned_about_with_its_price(
 ):
     """0.0992 x 730 + 128 x 0.071: Soperator runs one slurmctld and no backup."""
     spec, _ = priced("l40s-dev")
-    problems = price_problems(check(spec), spec, PriceBook.load(spec.prices))
+    problems = price_problems(check(spec), estimate(spec, PriceBook.load(spec.prices)))
     (problem,) = [problem for problem in problems if problem.spare == Spare("controller", 1)]
     assert problem.usd_per_month == Decimal("81.504")
     assert str(problem).endswith("set nodes to 1 ($81.50 per month)")
@@ -138,7 +138,7 @@ def test_backups_larger_than_the_jail_are_warned_about_with_their_price(
 ):
     """7 x (1024 - 256) x 0.0147: what seed 000 pays for and its jail cannot fill."""
     spec, _ = priced("l40s-dev")
-    problems = price_problems(check(spec), spec, PriceBook.load(spec.prices))
+    problems = price_problems(check(spec), estimate(spec, PriceBook.load(spec.prices)))
     (problem,) = [problem for problem in problems if problem.rule == "storage.backup-size"]
     assert problem.usd_per_month == Decimal("79.0272")
 
@@ -149,6 +149,6 @@ def test_an_unused_filesystem_is_warned_about_with_its_price(priced: Callable[[s
     idle = replace(spec, slurm=replace(spec.slurm, accounting=False))
     book = PriceBook.load(spec.prices)
     for readings, usd in ((book.readings, Decimal("20.48")), ({}, None)):
-        problems = price_problems(check(idle), idle, replace(book, readings=readings))
+        problems = price_problems(check(idle), estimate(idle, replace(book, readings=readings)))
         (problem,) = [each for each in problems if each.rule == "storage.accounting-unused"]
         assert problem.usd_per_month == usd

@@ -9,7 +9,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 from cost.bill.bill import Bill
-from cost.resources.estimate import estimate, node_month_usd
+from cost.resources.estimate import estimate
 from cost.resources.lines import Scope
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reconciliation.md"
@@ -86,7 +86,7 @@ def test_what_the_seed_could_leave_out_has_the_page_s_amounts(billed: Billed):
     )
     assert f"{cents(saved)} less" in text
     assert f"7 x 256 GiB: {cents(7 * 256 * Decimal('0.0147'))}" in text
-    controller = node_month_usd(spec.nodes.controller, bill.book)
+    controller = bill.estimate.node_month_usd("nodes.controller")
     assert f"{cents(controller)} with its disk" in text
 
 

@@ -17,7 +17,7 @@ from cost.bill.bill import render
 from cost.chat.speeds import Basis
 from cost.chat.unit_costs import NotKnown, unit_costs
 from cost.prices.book import PriceBook
-from cost.resources.estimate import estimate, node_month_usd
+from cost.resources.estimate import estimate
 from cost.resources.lines import Scope, Section
 from stacks.load import STACKS_DIR
 from stacks.spec.storage import FilesystemType
@@ -258,11 +258,12 @@ def test_two_nodes_more_at_most_are_at_the_high_end_alone(
     spec, before = priced("l40s-dev")
     nodes = spec.nodes
     group = nodes.login if role == "login" else nodes.workers[0]
+    key = "nodes.login" if role == "login" else f"nodes.workers[{nodes.workers[0].name}]"
     grown = replace(group, max_nodes=group.max_nodes + 2)
     changes = {"login": grown} if role == "login" else {"workers": (grown, *nodes.workers[1:])}
     book = PriceBook.load(spec.prices)
     after = estimate(replace(spec, nodes=replace(nodes, **changes)), book)
-    assert node_month_usd(group, book) == Decimal(one_node_usd)
+    assert after.node_month_usd(key) == Decimal(one_node_usd)
     assert after.monthly_high_usd - before.monthly_high_usd == 2 * Decimal(one_node_usd)
     assert after.monthly_low_usd == before.monthly_low_usd
 
