@@ -75,22 +75,22 @@ def serve(
                     )
                 job_id = sent.submission.job_id
                 output.note(f"{wanted.name} is job {job_id}")
-        with output.never_silent(f"job {job_id}"):
-            watch = context.node_watch(stack)
-            address = server.wait_until_up(
-                connection, outputs, job_id, log=output.note, on_look=watch
-            )
-        output.note(f"job {job_id} serves {' and '.join(address.models)} at {address}")
-        if page_port is None:
-            own.is_kept = True
-            output.note(f"it stays: soperator cancel {job_id} -s {stack} ends it")
-            print(address)
-            return
         results = outputs.results_path(job_id)
-        file = server.key_file(CHECKOUT, outputs, wanted, sets or (), results=results)
         opened = closing.enter_context(contextlib.ExitStack())
         token = secrets.token_urlsafe()
+        watch = context.node_watch(stack)
         while True:
+            with output.never_silent(f"job {job_id}"):
+                address = server.wait_until_up(
+                    connection, outputs, job_id, log=output.note, on_look=watch
+                )
+            output.note(f"job {job_id} serves {' and '.join(address.models)} at {address}")
+            if page_port is None:
+                own.is_kept = True
+                output.note(f"it stays: soperator cancel {job_id} -s {stack} ends it")
+                print(address)
+                return
+            file = server.key_file(CHECKOUT, outputs, wanted, sets or (), results=results)
             # A server that is started anew makes a new key.
             key = server.read_key(
                 connection, address, file, results=results, environment=os.environ
@@ -114,8 +114,6 @@ def serve(
             _watch(page, connection, job_id, stack)
             output.note(f"job {job_id} was taken from {address.host} and comes back by itself")
             opened.close()
-            with output.never_silent(f"job {job_id}"):
-                address = server.wait_until_up(connection, outputs, job_id, log=output.note)
 
 
 class _OwnJob:

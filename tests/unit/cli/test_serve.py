@@ -134,6 +134,11 @@ def test_a_server_that_lost_its_node_is_found_again_at_the_same_page(
     nodes = iter(("worker-0", "worker-1"))
     open_pages: list[tuple[str, str]] = []
     closed: list[str] = []
+    looks: list[object] = []
+
+    def wait(*_: object, on_look: object = None, **__: object) -> SimpleNamespace:
+        looks.append(on_look)
+        return SimpleNamespace(host=next(nodes), models=("base",))
 
     def page(url: str, *, key: str, options: list[str], port: int, **_: Any) -> SimpleNamespace:
         assert len(open_pages) == len(closed), "the former one has the port"
@@ -147,10 +152,8 @@ def test_a_server_that_lost_its_node_is_found_again_at_the_same_page(
 
     monkeypatch.setattr(slurm, "recent", lambda *_, **__: (job,))
     monkeypatch.setattr(slurm, "find", lambda *_: replace(job, state=next(states)))
-    monkeypatch.setattr(
-        "infra.jobs.server.wait_until_up",
-        lambda *_, **__: SimpleNamespace(host=next(nodes), models=("base",)),
-    )
+    monkeypatch.setattr("infra.jobs.server.wait_until_up", wait)
+    monkeypatch.setattr("infra.cli.context.node_watch", lambda _: "the watch")
     monkeypatch.setattr("infra.jobs.server.read_key", lambda _, at, *__, **___: f"of {at.host}")
     monkeypatch.setattr("infra.cli.context.tunnel", lambda *_: SimpleNamespace(url="u"))
     monkeypatch.setattr("infra.cli.jobs.serve.ChatPage", page)
@@ -160,6 +163,7 @@ def test_a_server_that_lost_its_node_is_found_again_at_the_same_page(
     done = RUNNER.invoke(app, ["serve", "--open", "--port", str(port)])
     assert done.exit_code == 1
     assert "job 12 was taken from worker-0 and comes back by itself" in done.stderr
+    assert looks == ["the watch"] * 2, "why its nodes do not come is told then, too"
     assert open_pages == [
         ("of worker-0", "--server=job 12 on worker-0"),
         ("of worker-1", "--server=job 12 on worker-1"),
