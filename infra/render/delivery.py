@@ -59,27 +59,15 @@ def schedule_files(spec: StackSpec) -> dict[str, str]:
     if not scheduled:
         return {}
     files = {f"{FOLDER}/{job.name}": schedule_script(spec, job) for job in scheduled}
-    return {**files, f"{FOLDER}/{SCRONTAB}": scrontab_lines(spec, scheduled)}
+    # Our lines of the deployer's scrontab, between their marks.
+    logs = own_place(spec.storage.places["logs"], DEPLOYER)
+    own = {"jobs": scheduled, "placeholder": _placeholder, "logs": logs}
+    return {**files, f"{FOLDER}/{SCRONTAB}": shell("scrontab.j2", spec=spec, **own, **MARKS) + "\n"}
 
 
 def schedule_script(spec: StackSpec, job: JobSpec) -> str:
     """Submits the job with all that it needs, unless its last run is not over."""
     return shell("schedule.sh.j2", spec=spec, job=job, jobs=pipeline(spec, job.name)) + "\n"
-
-
-def scrontab_lines(spec: StackSpec, scheduled: list[JobSpec]) -> str:
-    """Our lines of the deployer's scrontab, between their marks."""
-    return (
-        shell(
-            "scrontab.j2",
-            spec=spec,
-            jobs=scheduled,
-            placeholder=_placeholder,
-            logs=own_place(spec.storage.places["logs"], DEPLOYER),
-            **MARKS,
-        )
-        + "\n"
-    )
 
 
 _EXECUTABLE_PREFIX = "jobs/"
