@@ -7,9 +7,9 @@ from functools import cache
 
 import pytest
 
-from infra.components.recorder import Recorder, declare
 from stacks.load import KEY_FILE_VARIABLE, load_stack
 from stacks.spec import StackSpec
+from tests.components.recorder import Recorder, declare
 from tests.conftest import PUBLIC_KEY
 
 Deploy = Callable[[str | StackSpec], Recorder]

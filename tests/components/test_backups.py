@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from infra.components.recorder import Recorder
 from stacks.spec import StackSpec
 from stacks.spec.storage import BackupSpec
 from tests.components.conftest import Deploy
+from tests.components.recorder import Recorder
 from tests.components.texts import open_texts
 
 STACK = "h100-prod"

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from infra.components.recorder import Recorder
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
+from tests.components.recorder import Recorder
 
 GPU_CLUSTER = "nebius:compute/v1:GpuCluster"
 NODE_GROUP = "nebius:mk8s/v1:NodeGroup"

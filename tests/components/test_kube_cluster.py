@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from infra.components.recorder import plain
 from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.schema import Schema
 from infra.render.nodes import kube_cluster_spec
@@ -17,6 +16,7 @@ from infra.state import Cache
 from stacks.spec import StackSpec
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.recorder import plain
 from tests.components.texts import open_texts
 
 CLUSTER = "nebius:mk8s/v1:Cluster"

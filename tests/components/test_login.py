@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from infra.components.recorder import CHECKOUT, Recorder, Registered, plain
 from infra.render.delivery import code_files, hash_files
 from infra.render.login import teams_script
+from infra.state import CHECKOUT
 from stacks.spec import StackSpec
 from stacks.spec.slurm import AccountSpec
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.recorder import Recorder, Registered, plain
 from tests.conftest import PUBLIC_KEY
 
 pytestmark = pytest.mark.parametrize("stack", SHIPPED)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pulumi
 import pytest
 
-from infra.components.recorder import Recorder, declare
 from stacks.spec import StackSpec
 from stacks.spec.cluster import Observability
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.recorder import Recorder, declare
 from tests.components.test_releases import releases
 from tests.components.texts import open_texts
 

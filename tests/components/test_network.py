@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from infra.components.base import UNLABELLED
-from infra.components.recorder import Recorder, plain
 from stacks.spec import StackSpec
 from tests.components.conftest import Deploy
+from tests.components.recorder import Recorder, plain
 
 KINDS = ("Network", "Subnet", "Allocation")
 

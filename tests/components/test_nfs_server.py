@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from infra.components.recorder import Recorder
 from infra.providers.nebius.adoption import TYPES
 from stacks.spec import StackSpec
 from stacks.spec.nodes import BootDiskSpec, DataDisksSpec, NfsSpec, NodeUserSpec
 from tests.components.conftest import Deploy
+from tests.components.recorder import Recorder
 from tests.components.test_teardown import outlived_by
 from tests.components.texts import open_texts
 

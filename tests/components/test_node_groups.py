@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.components.recorder import declare
 from stacks.load import load_stack
 from stacks.spec import StackSpec
 from stacks.spec.nodes import NodeUserSpec
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.recorder import declare
 from tests.components.texts import open_texts
 
 NODE_GROUP = "nebius:mk8s/v1:NodeGroup"

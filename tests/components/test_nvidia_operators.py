@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from infra.components.recorder import Recorder, Registered
 from infra.providers.nebius.resource_type import ResourceType
 from infra.providers.nebius.schema import Schema
 from infra.state import Cache
@@ -15,6 +14,7 @@ from stacks.spec import StackSpec
 from stacks.spec.cluster import GpuDrivers
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.recorder import Recorder, Registered
 
 RELEASE = "nebius:applications/v1alpha1:K8sRelease"
 Load = Callable[[str], StackSpec]

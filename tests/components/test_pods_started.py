@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from infra.components.recorder import Recorder
 from infra.providers.soperator.pods import TYPE, PodsStartedProvider
 from stacks.spec import StackSpec
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.recorder import Recorder
 
 RELEASE = "kubernetes:helm.sh/v3:Release"
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from infra.components.recorder import Recorder
 from stacks.spec import StackSpec
 from stacks.spec.cluster import GpuDrivers, NfsHomeSpec, Observability
 from stacks.spec.nodes import (
@@ -27,6 +26,7 @@ from stacks.spec.nodes import (
 from stacks.spec.storage import SubmountSpec
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.recorder import Recorder
 from tests.unit.stacks.reference import DOCS, coverage, read_table
 
 TABLE = read_table(DOCS / "recipe-resources.tsv")

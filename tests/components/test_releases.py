@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from infra.components.recorder import Recorder, Registered
 from infra.render.charts import REGISTRY
 from stacks.spec import StackSpec
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.recorder import Recorder, Registered
 
 RELEASE = "kubernetes:helm.sh/v3:Release"
 OURS = {

@@ -7,10 +7,11 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from infra.components.recorder import CHECKOUT, Recorder
+from infra.state import CHECKOUT
 from stacks.spec.slurm import RECIPE_ENDINGS
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.recorder import Recorder
 from tests.components.texts import open_texts
 
 STACK = "h100-prod"

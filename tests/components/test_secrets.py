@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from infra.components.recorder import plain
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.recorder import plain
 from tests.components.texts import open_texts
 
 pytestmark = pytest.mark.parametrize("stack", SHIPPED)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from infra.components.recorder import Recorder, declare
 from infra.render.charts import chart_values
 from stacks.spec import StackSpec
 from stacks.spec.cluster import ChecksProfile, JailFileSpec, NfsHomeSpec, Observability
 from stacks.spec.nodes import ImageDiskSpec
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.recorder import Recorder, declare
 from tests.components.test_releases import releases
 from tests.components.texts import open_texts
 

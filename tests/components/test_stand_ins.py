@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from google.protobuf import json_format, struct_pb2
 
-from infra.components.recorder import Registered
 from infra.local.plugins.command import CommandProvider
 from infra.local.plugins.kubernetes import Kubernetes
 from infra.providers.engine.provider import reveal, unmarshal
 from stacks.load import KEY_FILE_VARIABLE, load_stack
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.recorder import Registered
 from tests.conftest import PUBLIC_KEY
 
 PLUGINS = {"command": CommandProvider(), "kubernetes": Kubernetes()}

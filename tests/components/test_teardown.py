@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from infra.components.recorder import Recorder, Registered
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.recorder import Recorder, Registered
 
 TEARDOWN = "soperator:kube:Teardown"
 pytestmark = pytest.mark.parametrize("stack", SHIPPED)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from infra.components.recorder import OUTPUTS, Recorder, Registered
 from tests import SHIPPED
 from tests.components.conftest import Deploy
+from tests.components.recorder import OUTPUTS, Recorder, Registered
 
 pytestmark = pytest.mark.parametrize("stack", SHIPPED)
 STACK = "soperator:infra:Stack"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from infra.components.recorder import SECRET, SIGNATURE
+from infra.providers.engine.provider import SECRET, SIGNATURE
 
 
 def open_texts(value: Any) -> Iterator[str]:

@@ -26,7 +26,7 @@ from infra.clients import kube_rules
 from infra.clients.errors import AbsentError, KubeError
 from infra.clients.kube import KubeClient
 from infra.clients.kube_rules import Object, describe, matches, name_of, untolerated
-from infra.components.recorder import Registered, declare
+from infra.components.recorder import sent_to_kubernetes
 from infra.operate.conformance.cluster import (
     ApiServer,
     Cluster,
@@ -43,7 +43,6 @@ from infra.operate.conformance.sources import (
     RenderError,
     Sources,
     load_all,
-    whole,
 )
 from infra.providers.soperator.crds import apply_crds
 from infra.providers.soperator.teardown import CSI_DRIVER
@@ -660,7 +659,6 @@ def _alone(definition: Object) -> Object:
 
 
 _RELEASE: Final = "kubernetes:helm.sh/v3:Release"
-_KUBERNETES: Final = "kubernetes:"
 _EFFECTS: Final = {"NO_SCHEDULE": "NoSchedule", "NO_EXECUTE": "NoExecute"}
 _SSHD_KEY: Final = "sshd_config"
 
@@ -693,20 +691,19 @@ class Declared:
 
 def declared(spec: StackSpec, folder: Path) -> Declared:
     """What the program would send for `spec`; `folder` takes its build."""
-    recorder = declare(spec, folder)
-    inside = [each for each in recorder.registered if each.type.startswith(_KUBERNETES)]
+    inside = sent_to_kubernetes(spec, folder)
     return Declared(
         spec=spec,
-        releases=tuple(_release(each) for each in inside if each.type == _RELEASE),
-        own=tuple(whole(each.inputs) for each in inside if "kind" in each.inputs),
+        releases=tuple(_release(sent) for type_, sent in inside if type_ == _RELEASE),
+        own=tuple(sent for _, sent in inside if "kind" in sent),
         given=tuple(_given(spec)),
         nodes=tuple(_nodes(spec)),
     )
 
 
-def _release(one: Registered) -> Release:
-    sent = {"values": {}, **whole(one.inputs)}
-    return Release(**{name: sent[name] for name in ("name", "namespace", "version", "values")})
+def _release(sent: Mapping[str, Any]) -> Release:
+    found = {"values": {}, **sent}
+    return Release(**{name: found[name] for name in ("name", "namespace", "version", "values")})
 
 
 def _given(spec: StackSpec) -> Iterator[Object]:

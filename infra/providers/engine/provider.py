@@ -115,7 +115,7 @@ def first_keys(paths: Iterable[str]) -> list[str]:
 
 # Source: pulumi/pulumi sdk/go/common/resource/sig/sig.go and plugin/rpc.go, v3.190.0.
 SIGNATURE: Final = "4dabf18193072939515e22adb298388d"
-_SECRET: Final = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105
+SECRET: Final = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105  # marks one on the wire
 ASSET: Final = "c44067f5952c0a294b673a41bacd8c17"
 ARCHIVE: Final = "0def7320c3a5731c473e5ecbe6d01bc7"
 """Mappings with these signatures are files and trees of files: a path or what else has the content,
@@ -226,7 +226,7 @@ def _from_wire(value: struct_pb2.Value) -> Any:
 
 def _from_wire_object(values: dict[str, Any]) -> Any:
     signature = values.get(SIGNATURE)
-    if signature == _SECRET:
+    if signature == SECRET:
         return Secret(values.get("value"))
     if signature in (None, ASSET, ARCHIVE):
         return values
@@ -251,7 +251,7 @@ def _to_wire(value: Any, path: str) -> struct_pb2.Value:
         fields = {str(key): _to_wire(item, f"{path}.{key}") for key, item in value.items()}
         return struct_pb2.Value(struct_value=struct_pb2.Struct(fields=fields))
     if isinstance(value, Secret):
-        return _to_wire({SIGNATURE: _SECRET, "value": value.value}, path)
+        return _to_wire({SIGNATURE: SECRET, "value": value.value}, path)
     raise TypeError(f"{path}: {type(value).__name__} is no property value")
 
 
