@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 from cost.report.layout import aligned
@@ -43,40 +44,28 @@ class Outcome(StrEnum):
     NOT_CHECKED = "NOT CHECKED"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One answer."""
 
-    check: str
-    """What was asked, such as `quotas`; empty: `ask` fills in the question's name."""
     outcome: Outcome
     seen: str
+    """What is there; of no answer, why there is none."""
     fix: str | None = None
+    """What to do about it."""
     certain: bool = False
     """Whether an `up` is sure to fail: the program refuses before it declares anything."""
+    check: str = ""
+    """What was asked, such as `quotas`; empty: `ask` fills in the question's name."""
 
     def __str__(self) -> str:
         return f"{self.check}: {self.seen}" + (f"; {self.fix}" if self.fix else "")
 
 
-def passed(seen: str, *, check: str = "") -> Finding:
-    """An answer without a problem."""
-    return Finding(check=check, outcome=Outcome.PASS, seen=seen)
-
-
-def failed(seen: str, fix: str, *, certain: bool = False, check: str = "") -> Finding:
-    """A problem and what to do about it."""
-    return Finding(check=check, outcome=Outcome.FAIL, seen=seen, fix=fix, certain=certain)
-
-
-def warned(seen: str, fix: str, *, check: str) -> Finding:
-    """What to know of, and what to do about it."""
-    return Finding(check=check, outcome=Outcome.WARN, seen=seen, fix=fix)
-
-
-def not_checked(reason: str, *, check: str = "", fix: str | None = None) -> Finding:
-    """No answer, with the reason."""
-    return Finding(check=check, outcome=Outcome.NOT_CHECKED, seen=reason, fix=fix)
+passed: Final = partial(Finding, Outcome.PASS)
+warned: Final = partial(Finding, Outcome.WARN)
+failed: Final = partial(Finding, Outcome.FAIL)
+not_checked: Final = partial(Finding, Outcome.NOT_CHECKED)
 
 
 class Cloud:
