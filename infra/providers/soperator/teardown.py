@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -295,8 +295,10 @@ def destroy(
     # The engine's own destroy says better what is wrong with a stack that cannot be read. With the
     # secrets in the open the state is in memory only.
     state = json.loads(export.stdout) if export.returncode == 0 else {}
-    found = target(state)
-    reason = None if found is None else gone(found, exists=exists, say=say, pauses_s=pauses_s)
+    resources = (state.get("deployment") or {}).get("resources") or []
+    made = (each.get("inputs") or {} for each in resources if each.get("type") == TYPE)
+    cluster = next(made, None)
+    reason = None if cluster is None else gone(cluster, exists=exists, say=say, pauses_s=pauses_s)
 
     def pulumi(verb: str, *more: str, **switch: str) -> int:
         words = [verb, "--stack", stack, *options, *more]
@@ -309,44 +311,19 @@ def destroy(
         f"({UNREACHABLE}=true, in this run only)"
     )
     switch = {UNREACHABLE: "true"}
-    if releases := [f"--target={urn}" for urn in _releases(state)]:
-        status = pulumi("refresh", *releases, **switch)
+    releases = [each["urn"] for each in resources if each.get("type") == _RELEASE]
+    if releases:
+        status = pulumi("refresh", *(f"--target={urn}" for urn in releases), **switch)
         if status != 0:
             return status
     return pulumi("destroy", **switch)
 
 
-def _releases(state: Mapping[str, Any]) -> list[str]:
-    """URNs of the Helm releases of a state."""
-    resources = (state.get("deployment") or {}).get("resources") or []
-    return [each["urn"] for each in resources if each.get("type") == _RELEASE]
-
-
 _TIMEOUT: Final = urllib3.Timeout(connect=5.0, read=10.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The kube cluster of a deployed stack."""
-
-    cluster_id: str
-    kubeconfig: str
-
-
-def target(state: Mapping[str, Any]) -> Target | None:
-    """The cluster out of `pulumi stack export --show-secrets`; None where none was made."""
-    for resource in (state.get("deployment") or {}).get("resources") or []:
-        if resource.get("type") == TYPE:
-            inputs = resource.get("inputs") or {}
-            return Target(
-                cluster_id=_plain(inputs.get("cluster_id")),
-                kubeconfig=_plain(inputs.get("kubeconfig")),
-            )
-    return None
-
-
 def gone(
-    found: Target,
+    inputs: Mapping[str, Any],
     *,
     exists: Callable[[str], bool],
     say: Callable[[str], None],
@@ -354,25 +331,27 @@ def gone(
 ) -> str | None:
     """Why the API server counts as gone, in one line; None while it answers.
 
-    `exists` asks the cloud for the cluster: of one that is no longer there, nothing is waited for.
+    `inputs` are the resource's in `pulumi stack export --show-secrets`; `exists` asks the cloud for
+    the cluster: of one that is no longer there, nothing is waited for.
     """
+    cluster_id = _plain(inputs.get("cluster_id"))
     try:
-        access = read_kubeconfig(found.kubeconfig)
+        access = read_kubeconfig(_plain(inputs.get("kubeconfig")))
     except KubeconfigError:
         # Nothing to ask; the engine will say what is wrong with it.
         return None
     for pause_s in (*pauses_s, None):
         if _answers(access):
             return None
-        if not exists(found.cluster_id):
-            return f"cluster {found.cluster_id} is gone"
+        if not exists(cluster_id):
+            return f"cluster {cluster_id} is gone"
         if pause_s is None:
             break
         time.sleep(pause_s)
         say(f"the Kubernetes API at {access.server} does not answer; asking again")
     return (
         f"the Kubernetes API at {access.server} has not answered for {sum(pauses_s):.0f} s, though "
-        f"cluster {found.cluster_id} exists"
+        f"cluster {cluster_id} exists"
     )
 
 

@@ -45,7 +45,9 @@ def state(engine: Path, kubeconfig: object, *more: dict[str, str]) -> None:
     (engine.parent / "state.json").write_text(json.dumps({"deployment": {"resources": resources}}))
 
 
-def test_a_destroy_is_the_engines_own_with_its_status(engine: Path):
+@pytest.mark.parametrize("state", ["{}", '{"deployment": {"resources": null}}'])
+def test_a_destroy_without_a_cluster_is_the_engines_own_with_its_status(engine: Path, state: str):
+    (engine.parent / "state.json").write_text(state)
     result = RUNNER.invoke(app, ["cluster", "destroy", "--stack", "local", "--yes"])
     assert result.exit_code == 3
     assert engine.read_text() == "destroy --stack local --yes unreachable=\n"

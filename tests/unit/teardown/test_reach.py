@@ -9,20 +9,23 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from infra.providers.soperator.teardown import Target, gone, target
+from infra.providers.soperator.teardown import gone
 
 SILENT = "http://127.0.0.1:1"
 
 
-def at(server: str) -> Target:
-    """A cluster whose API server is there."""
+Inputs = dict[str, object]
+
+
+def at(server: str) -> Inputs:
+    """Of the resource of a cluster whose API server is there."""
     config = {
         "clusters": [{"name": "c", "cluster": {"server": server}}],
         "users": [{"name": "u", "user": {"exec": {"command": "nosuch-tool"}}}],
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "x",
     }
-    return Target(cluster_id="mk8scluster-1", kubeconfig=json.dumps(config))
+    return {"cluster_id": "mk8scluster-1", "kubeconfig": json.dumps(config)}
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def refusing() -> Iterator[str]:
     server.shutdown()
 
 
-def ask(found: Target, *, exists: bool) -> tuple[str | None, list[str]]:
+def ask(found: Inputs, *, exists: bool) -> tuple[str | None, list[str]]:
     said: list[str] = []
     reason = gone(found, exists=lambda _: exists, say=said.append, pauses_s=(0.0, 0.0))
     return reason, said
@@ -66,23 +69,14 @@ def test_silence_of_a_cluster_that_exists_is_asked_again_and_said():
 
 
 def test_a_kubeconfig_that_cannot_be_read_is_left_to_the_engine():
-    assert ask(Target(cluster_id="c", kubeconfig="{}"), exists=False) == (None, [])
+    assert ask({"cluster_id": "c", "kubeconfig": "{}"}, exists=False) == (None, [])
 
 
-def exported(kubeconfig: object) -> dict[str, object]:
-    inputs = {"cluster_id": "mk8scluster-1", "kubeconfig": kubeconfig}
-    resource = {"type": "soperator:kube:Teardown", "inputs": inputs}
-    return {"deployment": {"resources": [{"type": "pulumi:pulumi:Stack"}, resource]}}
-
-
-def test_the_cluster_is_found_in_the_state_with_its_secret():
+def test_a_secret_of_the_state_is_read_as_the_engine_shows_it():
     """The engine writes a secret that it shows as the JSON of its value."""
-    text = at(SILENT).kubeconfig
-    secret = {"4dabf18193072939515e22adb298388d": "1b47", "plaintext": json.dumps(text)}
-    assert target(exported(secret)) == at(SILENT)
-    assert target(exported(text)) == at(SILENT)
-
-
-def test_a_state_without_a_cluster_has_none():
-    assert target({}) is None
-    assert target({"deployment": {"resources": None}}) is None
+    found = at(SILENT)
+    secret = {
+        "4dabf18193072939515e22adb298388d": "1b47",
+        "plaintext": json.dumps(found["kubeconfig"]),
+    }
+    assert ask({**found, "kubeconfig": secret}, exists=True) == ask(found, exists=True)
