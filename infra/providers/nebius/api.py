@@ -154,31 +154,17 @@ _QUIET_S: Final = 5.0
 _LOUD: Final = ("WARN", "ERROR")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How long one operation takes."""
-
-    deadline_s: float
-    """After this the wait ends; the operation goes on, and the next `up` waits on."""
-    expected_s: float | None = None
-    """What is usual; None where nobody has measured it."""
-    source: str
-
-
 _MINUTE: Final = 60.0
-_OURS: Final = "our own limit, 2026-11"
 # A whole cluster took 30 to 45 minutes in seeds 001 and 002; about 40 for 2 nodes of 8 GPUs in
 # nebius-solutions-library soperator/README.md, commit 7b687e5 of 2026-04-21. Of that the nodes are
-# the longest part and the control plane the second. The recipe waits 60 minutes for one stage.
-_WHOLE: Final = "seeds 001 and 002: 30 to 45 minutes for a whole cluster"
-_RECIPE: Final = "longest wait for one stage in the official recipe, 2026-04"
-PACES: Final[dict[str, Pace]] = {
-    "mk8snodegroup": Pace(expected_s=45 * _MINUTE, deadline_s=120 * _MINUTE, source=_WHOLE),
-    "mk8scluster": Pace(deadline_s=60 * _MINUTE, source=_RECIPE),
-    "computefilesystem": Pace(deadline_s=30 * _MINUTE, source=_OURS),
-}
-"""Id prefix of a kind of resource -> its pace."""
-OTHER: Final = Pace(deadline_s=30 * _MINUTE, source=_OURS)
+# the longest part and the control plane the second. The recipe (2026-04) waits 60 minutes for one
+# stage; half an hour is our own limit, 2026-11.
+EXPECTED_S: Final = {"mk8snodegroup": 45 * _MINUTE}
+"""Id prefix of a kind of resource -> what is usual; of others nobody has measured it."""
+DEADLINES_S: Final = {"mk8snodegroup": 120 * _MINUTE, "mk8scluster": 60 * _MINUTE}
+"""After this the wait ends; the operation goes on, and the next `up` waits on."""
+_DEADLINE_S: Final = 30 * _MINUTE
+"""Of the other kinds."""
 
 
 @dataclass(eq=False)
@@ -200,7 +186,8 @@ class Watch:
     """The first thing that the API blamed."""
 
     def __post_init__(self, kind: str) -> None:
-        self.pace = PACES.get(kind, OTHER)
+        self.deadline_s = DEADLINES_S.get(kind, _DEADLINE_S)
+        self._expected_s = EXPECTED_S.get(kind)
         self._began = self._clock()
 
     @property
@@ -211,7 +198,7 @@ class Watch:
     @property
     def is_over(self) -> bool:
         """Whether the deadline has passed."""
-        return self.passed_s > self.pace.deadline_s
+        return self.passed_s > self.deadline_s
 
     def poll(self, operation: Any) -> None:
         """Tells what changed since the last look at the operation."""
@@ -220,8 +207,7 @@ class Watch:
         resource = self._resource(operation)
         now = "; ".join((_stage(resource), *self._causes(resource)))
         line = f"{self._what}: {now}; {self._times()}"
-        expected_s = self.pace.expected_s
-        is_late = expected_s is not None and self.passed_s > expected_s
+        is_late = self._expected_s is not None and self.passed_s > self._expected_s
         changed = now != self._told or is_late is not self._is_late
         self._told, self._is_late = now, is_late
         self._say(line, passing=not changed)
@@ -244,10 +230,10 @@ class Watch:
 
     def _times(self) -> str:
         passed = _minutes(self.passed_s)
-        if self.pace.expected_s is None:
-            return f"{passed} passed, given up after {_minutes(self.pace.deadline_s)}"
-        late = " (late)" if self.passed_s > self.pace.expected_s else ""
-        return f"{passed} of at most {_minutes(self.pace.expected_s)} passed{late}"
+        if self._expected_s is None:
+            return f"{passed} passed, given up after {_minutes(self.deadline_s)}"
+        late = " (late)" if self.passed_s > self._expected_s else ""
+        return f"{passed} of at most {_minutes(self._expected_s)} passed{late}"
 
     def _causes(self, resource: Any | None) -> list[str]:
         """What the resource's events blame, the first one first."""
@@ -429,7 +415,7 @@ class Api:
             if watch.is_over:
                 cause = f"; first cause: {watch.cause}" if watch.cause else ""
                 raise UnfinishedError(
-                    f"operation {operation.id} runs since {watch.pace.deadline_s / 60:g} min, the "
+                    f"operation {operation.id} runs since {watch.deadline_s / 60:g} min, the "
                     f"limit for its kind{cause}; it goes on, and the next `pulumi up` waits on "
                     "instead of starting again"
                 )
