@@ -26,7 +26,6 @@ from infra.operate.preflight.supply import (
     Cloud,
     Finding,
     Outcome,
-    Owner,
     failed,
     not_checked,
     passed,
@@ -86,7 +85,7 @@ def _expiry(left: timedelta) -> Finding:
     return passed(seen)
 
 
-def ask_permissions(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
+def ask_permissions(cloud: Cloud, spec: StackSpec) -> Iterator[Finding]:
     """Whether the project can be seen; what may be changed is only known by trying."""
     project = spec.nebius.project_id
     try:
@@ -139,7 +138,7 @@ def wanted_names(spec: StackSpec) -> Iterator[tuple[str, str]]:
         yield "registry", f"{name}-images"
 
 
-def ask_names(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
+def ask_names(cloud: Cloud, spec: StackSpec) -> Iterator[Finding]:
     """Every name that a stranger has, and the kinds that the account may not list."""
     wanted: dict[str, list[str]] = defaultdict(list)
     for kind, name in wanted_names(spec):
@@ -156,7 +155,7 @@ def ask_names(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
             yield not_checked(f"{kind} {', '.join(names)}: {error.message}")
             continue
         for found in existing:
-            if found.metadata.name in names and not owner.owns(found):
+            if found.metadata.name in names and not cloud.owns(spec, found):
                 are_free = False
                 yield failed(
                     f"the {kind} {found.metadata.name!r} exists as {found.metadata.id} and is not "
@@ -173,7 +172,7 @@ _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 _TIMEOUT_S: Final = 4.0
 
 
-def ask_charts(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
+def ask_charts(cloud: Cloud, spec: StackSpec) -> Iterator[Finding]:
     """Each chart that the registry does not have; nothing is asked beside the real cloud."""
     if cloud.target is not None:
         yield not_checked("the emulated cloud has no registry")
@@ -218,7 +217,7 @@ def look_up(registry: str, repository: str, charts: list[str], version: str) -> 
 
 WITHIN_S: Final = 5.0
 _CREDENTIALS: Final = "credentials"
-QUESTIONS: Final[dict[str, Callable[[Cloud, StackSpec, Owner], Iterator[Finding]]]] = {
+QUESTIONS: Final[dict[str, Callable[[Cloud, StackSpec], Iterator[Finding]]]] = {
     _CREDENTIALS: ask_account,
     "token expiry": ask_expiry,
     "permissions": ask_permissions,
@@ -236,13 +235,12 @@ _SILENT: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 def ask(spec: StackSpec, *, project: str, within_s: float = WITHIN_S) -> tuple[Finding, ...]:
     """The answers in the order of QUESTIONS; `project` is the Pulumi project of the stack."""
     until = time.monotonic() + within_s
-    cloud = Cloud(within_s=within_s)
-    owner = Owner(spec.name, project)
+    cloud = Cloud(within_s=within_s, project=project)
     answers: dict[str, list[Finding]] = {}
 
     def answer(check: str) -> None:
         try:
-            answers[check] = list(QUESTIONS[check](cloud, spec, owner))
+            answers[check] = list(QUESTIONS[check](cloud, spec))
             return
         except ApiError as error:
             reason = f"{error.code}: {error.message}"

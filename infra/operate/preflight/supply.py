@@ -4,7 +4,7 @@ Advice on capacity is no promise: what it lacks warns and never refuses; a decla
 that does not fit is certain. mk8s accepts a node group over its quota and the nodes never come, so
 that is asked before; a second `up` must not count its own nodes against the quota again. The live
 platform says which quota its GPUs count in. Here too what every question uses: its findings, the
-cloud within a time limit, the owner.
+cloud within a time limit.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ not_checked: Final = partial(Finding, Outcome.NOT_CHECKED)
 class Cloud:
     """The API that the environment names, for the length of one pre-flight check."""
 
-    def __init__(self, *, within_s: float) -> None:
+    def __init__(self, *, within_s: float, project: str = "") -> None:
+        """`project`: the Pulumi project whose labels count as ours."""
+        self._project = project
         self.schema = Schema.shared()
         self.given_up = threading.Event()
         """Set when the time is over: nothing is asked again."""
@@ -84,6 +86,10 @@ class Cloud:
     def target(self) -> str | None:
         """The emulator's address, or None for the real cloud."""
         return self._api.target
+
+    def owns(self, spec: StackSpec, resource: Any) -> bool:
+        """Whether the resource carries the labels of the stack."""
+        return adoption.is_of(dict(resource.metadata.labels), spec.name, self._project)
 
     def get(self, service: str, method: str = "Get", **fields: Any) -> Any:
         """The answer of one call, such as `iam.v1.ProfileService` Get."""
@@ -116,18 +122,6 @@ KINDS: Final = {
 """What a stack makes under its project -> the service that lists it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The stack and the Pulumi project whose labels count as ours."""
-
-    stack: str
-    project: str
-
-    def owns(self, resource: Any) -> bool:
-        """Whether the resource carries our labels."""
-        return adoption.is_of(dict(resource.metadata.labels), self.stack, self.project)
-
-
 _ADVICE: Final = "capacity.v1.ResourceAdviceService"
 _BLOCKS: Final = "capacity.v1.CapacityBlockGroupService"
 _FRESH: Final = "DATA_STATE_FRESH"
@@ -135,7 +129,7 @@ _LEVEL: Final = "AVAILABILITY_LEVEL_"
 _KINDS: Final = {Billing.ON_DEMAND: "on_demand", Billing.PREEMPTIBLE: "preemptible"}
 
 
-def ask_capacity(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
+def ask_capacity(cloud: Cloud, spec: StackSpec) -> Iterator[Finding]:
     """One finding for each nodeset with GPUs."""
     workers = [one for one in spec.nodes.workers if one.gpus]
     if not workers:
@@ -144,12 +138,12 @@ def ask_capacity(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Findin
         if worker.billing is Billing.RESERVED:
             found = _blocks(cloud, spec, worker)
         else:
-            found = iter([_advice(cloud, spec, owner, worker)])
+            found = iter([_advice(cloud, spec, worker)])
         for one in found:
             yield replace(one, check=f"capacity of {worker.name}")
 
 
-def _advice(cloud: Cloud, spec: StackSpec, owner: Owner, worker: WorkerSpec) -> Finding:
+def _advice(cloud: Cloud, spec: StackSpec, worker: WorkerSpec) -> Finding:
     known = [
         one
         for one in cloud.list(_ADVICE, spec.nebius.tenant_id)
@@ -162,7 +156,7 @@ def _advice(cloud: Cloud, spec: StackSpec, owner: Owner, worker: WorkerSpec) -> 
     if (state := enum_word(advice, "data_state")) != _FRESH:
         return not_checked(f"the advice is not fresh ({state})")
     level = enum_word(advice, "availability_level").removeprefix(_LEVEL)
-    wanted = spec.nodes.counts(worker)[0] - _own_nodes(cloud, spec, owner, worker)
+    wanted = spec.nodes.counts(worker)[0] - _own_nodes(cloud, spec, worker)
     seen = f"{max(0, wanted)} more nodes wanted, {advice.available} to be had now, level {level}"
     if wanted <= advice.available:
         return passed(seen)
@@ -180,11 +174,11 @@ def _fits(advice: Any, region: str, worker: WorkerSpec) -> bool:
     )
 
 
-def _own_nodes(cloud: Cloud, spec: StackSpec, owner: Owner, worker: WorkerSpec) -> int:
+def _own_nodes(cloud: Cloud, spec: StackSpec, worker: WorkerSpec) -> int:
     """Nodes of the same platform and preset that the stack has already."""
     return sum(
         _num_nodes(group)
-        for group in _own_node_groups(cloud, spec, owner)
+        for group in _own_node_groups(cloud, spec)
         if group.spec.template.resources.platform == worker.platform
         and group.spec.template.resources.preset == worker.preset
     )
@@ -236,11 +230,11 @@ _FIX: Final = (
 )
 
 
-def ask_quotas(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
+def ask_quotas(cloud: Cloud, spec: StackSpec) -> Iterator[Finding]:
     """A finding with the table of what is missing, or one that says how much was compared."""
     allowances = _allowances(cloud, spec)
     names = _live_names(cloud, spec)
-    own = _renamed(_own_use(cloud, spec, owner), names)
+    own = _renamed(_own_use(cloud, spec), names)
     least = _renamed(quota_use(spec, at_max=False), names)
     certain = _shortfalls(least, own, allowances)
     later = _shortfalls(_renamed(quota_use(spec, at_max=True), names), own, allowances)
@@ -266,24 +260,24 @@ def _table(shortfalls: list[tuple[str, ...]]) -> str:
     return "\n".join(f"  {line}" for line in aligned(rows, right=range(1, len(rows[0]))))
 
 
-def _own(cloud: Cloud, spec: StackSpec, owner: Owner, kind: str) -> Iterator[Any]:
+def _own(cloud: Cloud, spec: StackSpec, kind: str) -> Iterator[Any]:
     """Our resources of one kind."""
     for resource in cloud.list(KINDS[kind], spec.nebius.project_id):
-        if owner.owns(resource):
+        if cloud.owns(spec, resource):
             yield resource
 
 
-def _own_node_groups(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Any]:
+def _own_node_groups(cloud: Cloud, spec: StackSpec) -> Iterator[Any]:
     """Node groups of our cluster."""
-    for cluster in _own(cloud, spec, owner, "cluster"):
+    for cluster in _own(cloud, spec, "cluster"):
         yield from cloud.list("mk8s.v1.NodeGroupService", cluster.metadata.id)
 
 
-def _own_use(cloud: Cloud, spec: StackSpec, owner: Owner) -> Mapping[str, int]:
+def _own_use(cloud: Cloud, spec: StackSpec) -> Mapping[str, int]:
     """Quota name -> GiB, GPUs, vCPUs or a count that our resources use now."""
     kinds = ("filesystem", "disk", "machine", "GPU cluster", "address", "cluster")
-    own = [one for kind in kinds for one in _own(cloud, spec, owner, kind)]
-    groups = list(_own_node_groups(cloud, spec, owner))
+    own = [one for kind in kinds for one in _own(cloud, spec, kind)]
+    groups = list(_own_node_groups(cloud, spec))
     used: Counter[str] = Counter()
     for one in [*own, *groups]:
         used += used_by(cloud.schema, one, _num_nodes)
@@ -381,7 +375,7 @@ def _shortfalls(
 _DRIFT: Final = "catalog"
 
 
-def ask_platforms(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
+def ask_platforms(cloud: Cloud, spec: StackSpec) -> Iterator[Finding]:
     """Whether every platform and preset exists where the project is."""
     live = {
         one.metadata.name: {preset.name: preset for preset in one.spec.presets}
@@ -443,7 +437,7 @@ def _differences(mine: Preset, theirs: Any) -> Iterator[str]:
             yield f"{what}: {ours} in the catalog, {live} in the API"
 
 
-def ask_versions(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
+def ask_versions(cloud: Cloud, spec: StackSpec) -> Iterator[Finding]:
     """Whether the control plane can have the declared Kubernetes version."""
     wanted = spec.cluster.kubernetes_version
     known = {
@@ -462,7 +456,7 @@ def ask_versions(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Findin
         yield passed(f"{wanted} is offered")
 
 
-def ask_drivers(cloud: Cloud, spec: StackSpec, owner: Owner) -> Iterator[Finding]:
+def ask_drivers(cloud: Cloud, spec: StackSpec) -> Iterator[Finding]:
     """Whether an image has the declared drivers for each GPU platform and Kubernetes version."""
     wanted: set[tuple[str, str, str]] = set()
     for role in roles(spec):

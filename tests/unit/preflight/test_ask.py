@@ -12,7 +12,7 @@ import pytest
 
 from infra.operate.preflight import ask as questions
 from infra.operate.preflight.ask import QUESTIONS, ask, doubts, in_short, refusal
-from infra.operate.preflight.supply import Cloud, Finding, Outcome, Owner, ask_quotas, not_checked
+from infra.operate.preflight.supply import Cloud, Finding, Outcome, ask_quotas, not_checked
 from infra.providers.soperator.teardown import CLAIM_LABEL
 from stacks.machines import machines
 from stacks.rules.quotas import quota_use
@@ -339,8 +339,10 @@ def test_the_stack_is_the_owner_only_with_its_own_labels(served, account: Accoun
         "vpc.v1.NetworkService", h100.nebius.project_id, "h100-prod-network", labels=OURS
     )
     network = served.emulator.store.resources[id_]
-    assert Owner("h100-prod", PROJECT).owns(network)
-    assert not Owner("l40s-dev", PROJECT).owns(network)
+    cloud = Cloud(within_s=5, project=PROJECT)
+    assert cloud.owns(h100, network)
+    assert not cloud.owns(replace(h100, name="l40s-dev"), network)
+    assert not Cloud(within_s=5, project="another").owns(h100, network)
 
 
 def test_reads_only(served: Served, h100):
@@ -352,5 +354,5 @@ def test_reads_only(served: Served, h100):
 
 
 def test_one_question_can_be_asked_alone(served, h100):
-    (finding,) = ask_quotas(Cloud(within_s=5), h100, Owner("h100-prod", PROJECT))
+    (finding,) = ask_quotas(Cloud(within_s=5, project=PROJECT), h100)
     assert finding.outcome is Outcome.PASS
