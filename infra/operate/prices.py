@@ -39,6 +39,7 @@ from cost.prices.book import (
 from infra import files
 from infra.providers.nebius.api import Api, ApiError, explain
 from infra.providers.nebius.resource_type import shared_validator
+from infra.providers.nebius.schema import Schema
 from infra.providers.nebius.sdk import loopback_target
 from infra.render.names import filesystems
 from stacks.catalog import STRIPED_DISK_STEP_GIB
@@ -189,16 +190,15 @@ def estimate(spec: StackSpec, today: date) -> tuple[tuple[Price, ...], list[str]
 
     Also what was asked and could not be read, a line each; the book's prices stay for these.
     """
-    calculator = _Calculator()
-    asked = wanted(spec)
+    api, asked = Api(), wanted(spec)
     whose = (
         "Nebius, list prices"
-        if calculator.api.target is None
+        if api.target is None
         else "the emulated cloud, not what Nebius charges"
     )
     source = f"CalculatorService of {whose}"
     found, not_recognised = dict[str, set[Decimal]](), list[str]()
-    for one, answer in zip(asked, calculator.ask_all(asked), strict=True):
+    for one, answer in zip(asked, _ask_each(api, asked), strict=True):
         try:
             if isinstance(answer, str):
                 raise NotRecognisedError(answer)
@@ -226,63 +226,54 @@ def _live(sku: str, region: str, **told: Any) -> Price:
     return Price(sku=sku, unit=UNITS[sku], region=region, covers_vm=vm, layer=Layer.LIVE, **told)
 
 
-class _Calculator:
-    """The calculator of the API that the environment names."""
+def _ask_each(api: Api, asked: Sequence[Wanted]) -> list[Any]:
+    """For each resource the costs of an hour, or why there are none.
 
-    def __init__(self) -> None:
-        self.api = Api()
-        self._service = self.api.schema.services[_SERVICE]
-        self._validator = shared_validator(self.api.schema)
+    One resource without a price makes the calculator refuse a whole batch; then each is asked
+    for on its own.
+    """
+    try:
+        return _ask(api, asked)
+    except ApiError as failure:
+        if failure.code not in _ONE_IS_REFUSED:
+            told = explain(failure, "estimate prices", target=api.target)
+            raise LivePriceError(told) from failure
+        if len(asked) == 1:
+            return [explain(failure, "refused", target=api.target)]
+    return [answer for one in asked for answer in _ask_each(api, [one])]
 
-    def ask_all(self, asked: Sequence[Wanted]) -> list[Any]:
-        """For each resource the costs of an hour, or why there are none.
 
-        One resource without a price makes the calculator refuse a whole batch; then each is asked
-        for on its own.
-        """
-        try:
-            return self._ask(asked)
-        except ApiError as failure:
-            if failure.code not in _ONE_IS_REFUSED:
-                told = explain(failure, "estimate prices", target=self.api.target)
-                raise LivePriceError(told) from failure
-            if len(asked) == 1:
-                return [explain(failure, "refused", target=self.api.target)]
-        return [answer for one in asked for answer in self.ask_all([one])]
+def _ask(api: Api, asked: Sequence[Wanted]) -> list[Any]:
+    """The costs of an hour for each resource, in the order of the request."""
+    service = api.schema.services[_SERVICE]
+    request: Any = api.request(service, "EstimateBatch", currency=CURRENCY)
+    for one in asked:
+        message = _filled(api.schema, api.schema.message(one.message)(), one.fields)
+        request.resource_specs.add().spec.Pack(message)
+    hourly = {"filter_aggregation_unit": {"filter_aggregation_unit_values": [_HOUR]}}
+    answer = api.call(service, "EstimateBatch", _filled(api.schema, request, hourly))
+    if answer.currency.upper() not in ("", CURRENCY):
+        raise LivePriceError(f"estimate prices: in {answer.currency}, not in {CURRENCY}")
+    rows = [row for row in answer.resource_costs if row.aggregation_unit.unit in _HOURLY]
+    if len(rows) != len(asked):
+        raise LivePriceError(
+            f"estimate prices: {len(rows)} hourly answers to {len(asked)} questions"
+        )
+    return [row.general.total for row in rows]
 
-    def _ask(self, asked: Sequence[Wanted]) -> list[Any]:
-        """The costs of an hour for each resource, in the order of the request."""
-        request = self._request(asked)
-        answer = self.api.call(self._service, "EstimateBatch", request)
-        if answer.currency.upper() not in ("", CURRENCY):
-            raise LivePriceError(f"estimate prices: in {answer.currency}, not in {CURRENCY}")
-        rows = [row for row in answer.resource_costs if row.aggregation_unit.unit in _HOURLY]
-        if len(rows) != len(asked):
-            raise LivePriceError(
-                f"estimate prices: {len(rows)} hourly answers to {len(asked)} questions"
-            )
-        return [row.general.total for row in rows]
 
-    def _request(self, asked: Sequence[Wanted]) -> Any:
-        request: Any = self.api.request(self._service, "EstimateBatch", currency=CURRENCY)
-        for one in asked:
-            message = self._filled(self.api.schema.message(one.message)(), one.fields)
-            request.resource_specs.add().spec.Pack(message)
-        hourly = {"filter_aggregation_unit": {"filter_aggregation_unit_values": [_HOUR]}}
-        return self._filled(request, hourly)
-
-    def _filled(self, message: Any, fields: dict[str, Any]) -> Any:
-        """The message with these fields; LivePriceError where the API would refuse it."""
-        json_format.ParseDict(fields, message)
-        found = [
-            f"{path}: {rule}"
-            for path, rule in self._validator.violations(message)
-            if path not in _NOT_NEEDED
-        ]
-        if found:
-            name = message.DESCRIPTOR.name
-            raise LivePriceError(f"estimate prices: {name}: {'; '.join(found)}")
-        return message
+def _filled(schema: Schema, message: Any, fields: dict[str, Any]) -> Any:
+    """The message with these fields; LivePriceError where the API would refuse it."""
+    json_format.ParseDict(fields, message)
+    found = [
+        f"{path}: {rule}"
+        for path, rule in shared_validator(schema).violations(message)
+        if path not in _NOT_NEEDED
+    ]
+    if found:
+        name = message.DESCRIPTOR.name
+        raise LivePriceError(f"estimate prices: {name}: {'; '.join(found)}")
+    return message
 
 
 def cache_file(state: Path, region: str) -> Path:
