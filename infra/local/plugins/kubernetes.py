@@ -19,24 +19,19 @@ from typing import Any, Final
 from infra.clients.errors import UnreachableError
 from infra.clients.kube import KubeClient, read_kubeconfig
 from infra.local.plugins import OFFICIAL
-from infra.local.plugins.kubernetes_objects import (
-    ConfigMaps,
-    Namespaces,
-    Objects,
-    Releases,
-    Secrets,
-)
+from infra.local.plugins.kubernetes_objects import Objects, Releases
 from infra.providers.engine.provider import UNKNOWN, Provider, ProviderError
 from infra.providers.engine.serve import serve
 
 VERSION: Final = "4.34.2"
 """The official plugin's version whose contract this follows."""
-_SERVED: Final = {
-    "kubernetes:core/v1:Namespace": Namespaces,
-    "kubernetes:core/v1:ConfigMap": ConfigMaps,
-    "kubernetes:core/v1:Secret": Secrets,
-    "kubernetes:helm.sh/v3:Release": Releases,
+_RELEASE: Final = "kubernetes:helm.sh/v3:Release"
+_CONTENT: Final = {
+    "kubernetes:core/v1:Namespace": "",
+    "kubernetes:core/v1:ConfigMap": "data",
+    "kubernetes:core/v1:Secret": "stringData",
 }
+"""The kinds beside custom resources, and what they hold."""
 _BUILT_IN: Final = ("helm.sh", "k8s.io")
 """Ends of groups that no chart of the program defines."""
 _OPTIONS: Final = (
@@ -74,15 +69,16 @@ class Kubernetes(Provider):
             raise ProviderError(f"kubernetes provider: {'; '.join(problems)}; {OFFICIAL}")
 
     def of(self, type_: str) -> Provider:
+        if type_ == _RELEASE:
+            return Releases(self)
         group = type_.split(":")[1].partition("/")[0]
         is_custom = "." in group and not group.endswith(_BUILT_IN)
-        served = _SERVED.get(type_, Objects if is_custom else None)
-        if served is None:
+        if not is_custom and type_ not in _CONTENT:
             raise ProviderError(
                 f"{type_}: the stand-in serves Namespace, ConfigMap, Secret, custom resources and "
                 f"helm.v3.Release only; {OFFICIAL}"
             )
-        return served(self)
+        return Objects(self, _CONTENT.get(type_, "spec"))
 
     @contextmanager
     def forgetting(self, refused: str) -> Iterator[None]:

@@ -33,15 +33,17 @@ from infra.local.kube.values import (
     merge,
     objects,
 )
-from infra.local.plugins import OFFICIAL, StandIn
+from infra.local.plugins import OFFICIAL, StandIn, refused
 from infra.providers.engine.provider import (
     TEXT,
     UNKNOWN,
     Diff,
     Failure,
     Found,
+    Provider,
     ProviderError,
     Rule,
+    Rules,
     Secret,
     compare,
     contains_unknown,
@@ -86,8 +88,9 @@ _TIMEOUT_S: Final = 600.0
 Values = dict[str, Any]
 
 _IDENTITY: Final = ("metadata.name", "metadata.namespace")
+_NAMED: Final = {"name": TEXT}
 _PLACED: Final = {
-    "name": TEXT,
+    **_NAMED,
     "namespace": TEXT,
     "labels": Rule(lambda value: isinstance(value, dict), "{} is no mapping", optional=True),
 }
@@ -97,18 +100,18 @@ _SECRET_FIELDS: Final = ("data", "stringData")
 _UNREAD: Final = "failed to read resource state due to unreachable cluster."
 
 
-class Objects(StandIn):
-    """The engine's verbs on single objects; these are custom resources."""
+class Objects(Provider):
+    """The engine's verbs on single objects of one kind."""
 
-    rules: ClassVar = {"apiVersion": TEXT, "kind": TEXT, "metadata": _PLACED, "spec": {}}
-
-    def __init__(self, provider: Kubernetes) -> None:
+    def __init__(self, provider: Kubernetes, content: str = "spec") -> None:
+        """`content` is the key of what they have beside their name and labels; empty: nothing."""
         super().__init__()
         self._provider = provider
+        own: Rules = {"metadata": _PLACED, content: {}} if content else {"metadata": _NAMED}
+        self._rules: Rules = {"apiVersion": TEXT, "kind": TEXT, **own}
 
     def check(self, old: Values, new: Values) -> tuple[Values, list[Failure]]:
-        inputs, failures = super().check(old, new)
-        return _conceal_secret(_encoded(inputs)), failures
+        return _conceal_secret(_encoded(new)), refused(new, self._rules)
 
     def diff(self, id: str, old_inputs: Values, old_state: Values, new: Values) -> Diff:
         changes = compare(old_inputs, new)
@@ -144,24 +147,6 @@ class Objects(StandIn):
             if client is not None:
                 dry_run(client, new)
         return _conceal_secret(new)
-
-
-class Namespaces(Objects):
-    """They have a name and nothing else."""
-
-    rules: ClassVar = {"apiVersion": TEXT, "kind": TEXT, "metadata": {"name": TEXT}}
-
-
-class ConfigMaps(Objects):
-    """Texts in the open."""
-
-    rules: ClassVar = {"apiVersion": TEXT, "kind": TEXT, "metadata": _PLACED, "data": {}}
-
-
-class Secrets(Objects):
-    """Texts that the state keeps encrypted."""
-
-    rules: ClassVar = {"apiVersion": TEXT, "kind": TEXT, "metadata": _PLACED, "stringData": {}}
 
 
 def dry_run(client: KubeClient, target: Values) -> None:
