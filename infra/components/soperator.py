@@ -26,7 +26,6 @@ from infra.render.charts import (
     PODS_STARTED,
     Chart,
     cluster_charts,
-    is_elastic,
     is_stopped,
     platform_charts,
 )
@@ -140,7 +139,7 @@ def awaited_pods(spec: StackSpec) -> tuple[list[str], list[str]]:
 
     And those that must where they are there: of an elastic set, whose nodes may sleep.
     """
-    elastic = {each.name for each in spec.nodes.workers if is_elastic(each)}
+    elastic = {each.name for each in spec.nodes.workers if each.is_elastic}
     workers = awaited_nodes(spec)
     sleepers = [name for name in workers if name.rpartition("-")[0] in elastic]
     logins = (f"login-{number}" for number in range(spec.nodes.login.min_nodes))

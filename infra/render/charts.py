@@ -13,7 +13,7 @@ collector and Grafana: helm/soperator-fluxcd/templates of nebius/soperator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -174,15 +174,17 @@ def is_stopped(spec: StackSpec) -> bool:
     return maintenance(spec).startswith(Maintenance.DOWNSCALE)
 
 
-def _kept_awake(spec: StackSpec) -> list[str]:
-    """Keeps the least nodes of an elastic set awake: their machines are there and paid anyway.
+def _config_lines(spec: StackSpec) -> list[str]:
+    """Lines of slurm.conf beside the chart's own.
 
-    The operator excepts the nodes of fixed sets alone. Of two lines Slurm takes the later one,
-    which is this, so it names those too ("specified more than once, latest value used").
+    An elastic set's least nodes are kept awake: their machines are there and paid anyway. The
+    operator excepts the nodes of fixed sets alone. Of two lines Slurm takes the later one, which is
+    this, so it names those too ("specified more than once, latest value used").
     """
-    if not any(0 < worker.min_nodes < worker.max_nodes for worker in spec.nodes.workers):
-        return []
-    return [f"SuspendExcNodes={','.join(minimum_nodes(spec))}"]
+    lines = [_ENFORCE] if spec.slurm.accounts else []
+    if any(worker.min_nodes and worker.is_elastic for worker in spec.nodes.workers):
+        lines.append(f"SuspendExcNodes={','.join(minimum_nodes(spec))}")
+    return [*lines, *spec.slurm.config_lines]
 
 
 def gres(worker: WorkerSpec) -> str | None:
@@ -194,11 +196,6 @@ def gres(worker: WorkerSpec) -> str | None:
     return f"gpu:{type_}:{preset.gpus}" if type_ else f"gpu:{preset.gpus}"
 
 
-def is_elastic(worker: WorkerSpec) -> bool:
-    """Whether Slurm itself brings and drops nodes between the least and the most."""
-    return worker.min_nodes < worker.max_nodes
-
-
 def features(worker: WorkerSpec) -> list[str]:
     """What `--constraint` may name: platform and boot disk as in the recipe, then its own."""
     hardware = (worker.platform, str(worker.boot_disk.type))
@@ -207,7 +204,7 @@ def features(worker: WorkerSpec) -> list[str]:
 
 def replicas(worker: WorkerSpec) -> dict[str, Any]:
     """How many pods of slurmd the nodeset has, as its chart counts them."""
-    if not is_elastic(worker):
+    if not worker.is_elastic:
         return {"replicas": worker.min_nodes}
     # The chart makes one of zero replicas; of an elastic set it counts the most.
     return {
@@ -233,60 +230,20 @@ _QUICK_FABRIC: Final = ("all-reduce-perf-nccl-with-ib", "ib-gpu-perf")
 _LONG_GPU: Final = ("all-reduce-perf-nccl-in-docker", "gpu-fryer", "dcgmi-diag-r3")
 
 
-def _of_checks(spec: StackSpec) -> dict[str, Any]:
-    """The checks of the declared profile on this stack's hardware.
-
-    GPU checks: none on hardware that the health checker does not know.
-    """
-    workers, profile = spec.nodes.workers, spec.soperator.checks
-    has_fabric = any(worker.has_fabric for worker in workers)
-    chosen: list[str] = []
-    if profile in (ChecksProfile.QUICK, ChecksProfile.FULL) and any(map(checks_know, workers)):
-        chosen = [
-            *_QUICK_GPU,
-            *(_QUICK_FABRIC if has_fabric else ()),
-            *(_LONG_GPU if profile is ChecksProfile.FULL else ()),
-        ]
-    return {
-        "has_fabric": has_fabric,
-        "known_gpu_checks": (*_QUICK_GPU, *_QUICK_FABRIC, *_LONG_GPU),
-        "gpu_checks": chosen,
-        "num_gpus": [count for worker in workers if (count := preset_of(worker).gpus)],
-    }
+def _gpu_checks(spec: StackSpec) -> list[str]:
+    """Those of the declared profile; none on hardware that the health checker does not know."""
+    workers, is_full = spec.nodes.workers, spec.soperator.checks is ChecksProfile.FULL
+    if not (is_full or spec.soperator.checks is ChecksProfile.QUICK):
+        return []
+    if not any(map(checks_know, workers)):
+        return []
+    fabric = _QUICK_FABRIC if any(worker.has_fabric for worker in workers) else ()
+    return [*_QUICK_GPU, *fabric, *(_LONG_GPU if is_full else ())]
 
 
-def _of_slurm_cluster(spec: StackSpec) -> dict[str, Any]:
-    return {
-        "maintenance": maintenance(spec),
-        "is_elastic": any(map(is_elastic, spec.nodes.workers)),
-        "lines": [
-            *([_ENFORCE] if spec.slurm.accounts else []),
-            *_kept_awake(spec),
-            *spec.slurm.config_lines,
-        ],
-    }
-
-
-def _of_releases(spec: StackSpec) -> dict[str, Any]:
-    workers = spec.nodes.workers
-    return {
-        "registry": REGISTRY,
-        "pods_started": PODS_STARTED,
-        "has_gpus": any(preset_of(worker).gpus for worker in workers),
-        "has_image_disks": any(worker.image_disk for worker in workers),
-        "has_own_disks": any(worker.local_disks or worker.image_disk for worker in workers),
-        # They are jobs, which a stopped cluster takes none of.
-        "runs_checks": spec.soperator.checks is not ChecksProfile.OFF and not is_stopped(spec),
-    }
-
-
-_DECIDED: Final[Mapping[str, Callable[[StackSpec], dict[str, Any]]]] = {
-    "releases": _of_releases,
-    "slurm-cluster": _of_slurm_cluster,
-    "soperator-activechecks": _of_checks,
-}
-"""What a file is filled in with beside the stack itself."""
 _SHARED: Final = {
+    "registry": REGISTRY,
+    "pods_started": PODS_STARTED,
     "monitoring": MONITORING,
     "logs": LOGS,
     "store_port": _STORE_PORT,
@@ -296,6 +253,11 @@ _SHARED: Final = {
     "preset_of": preset_of,
     "quantities": quantities,
     "requests_and_limits": requests_and_limits,
+    "maintenance": maintenance,
+    "is_stopped": is_stopped,
+    "config_lines": _config_lines,
+    "known_gpu_checks": (*_QUICK_GPU, *_QUICK_FABRIC, *_LONG_GPU),
+    "gpu_checks_of": _gpu_checks,
     "replicas": replicas,
     "gres": gres,
     "features": features,
@@ -316,6 +278,5 @@ def chart_values(
     template = f"values/{release}.yaml.j2"
     if not has_template(template):
         return {}
-    decided = _DECIDED[release](spec) if release in _DECIDED else {}
-    shared = {**_SHARED, "spec": spec, "volumes": observability_volumes(spec)}
-    return manifest(template, known, **shared, **decided)
+    volumes = observability_volumes(spec)
+    return manifest(template, known, spec=spec, volumes=volumes, **_SHARED)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from infra.render.charts import is_elastic, preset_of
+from infra.render.charts import preset_of
 from infra.render.delivery import MARKS, SCRONTAB
 from infra.render.names import shell_file
 from infra.render.nodes import first_nodes
@@ -56,7 +56,7 @@ def ready_script(spec: StackSpec, *, timeout_s: int = 3600) -> str:
         spec=spec,
         timeout_s=timeout_s,
         nodes=awaited_nodes(spec),
-        sleepers=[n for each in spec.nodes.workers if is_elastic(each) for n in _awaited(each)],
+        sleepers=[n for each in spec.nodes.workers if each.is_elastic for n in _awaited(each)],
         wakes_after_looks=WAKES_AFTER_LOOKS,
     )
 

@@ -220,6 +220,11 @@ class WorkerSpec(NodeGroupSpec):
         """Whether the nodes talk over InfiniBand."""
         return self.infiniband_fabric is not None or self.gpu_cluster_id is not None
 
+    @property
+    def is_elastic(self) -> bool:
+        """Whether Slurm itself brings and drops nodes between the least and the most."""
+        return self.min_nodes < self.max_nodes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesSpec:
