@@ -54,7 +54,7 @@ from cost.report.layout import (
     span,
     usd_text,
 )
-from cost.resources.estimate import Estimate, Total, estimate, price_problems
+from cost.resources.estimate import Estimate, Total, estimate, price_problems, total_of
 from cost.resources.lines import CostComponent, Scope
 from cost.run_record import RunRecord
 from cost.runs.runs import pipelines_part, runs, schedules_part
@@ -69,15 +69,8 @@ from stacks.spec.nodes import Billing, WorkerSpec
 
 def pause_saving(spec: StackSpec, book: PriceBook) -> Total:
     """What the stack pays for its workers while it is not paused."""
-    running, paused = (
-        estimate(replace(spec, nodes=replace(spec.nodes, paused=value)), book)
-        for value in (False, True)
-    )
-    return Total(
-        low_usd=running.monthly_low_usd - paused.monthly_low_usd,
-        high_usd=running.monthly_high_usd - paused.monthly_high_usd,
-        is_lower_bound=any(line.nodeset and line.unknown for line in running.components),
-    )
+    running = estimate(replace(spec, nodes=replace(spec.nodes, paused=False)), book)
+    return total_of([line for line in running.components if line.nodeset is not None])
 
 
 _DAY: Final = Decimal(24)
