@@ -24,7 +24,7 @@ from typer import Context
 
 from infra.cli.main import app
 from infra.render.charts import platform_charts
-from infra.render.monitoring.objects import alerts, dashboards
+from infra.render.monitoring.objects import dashboards, rule_groups
 from infra.render.sbatch import render_sbatch
 from stacks.load import load_stack
 from stacks.spec import StackSpec
@@ -149,10 +149,14 @@ def test_the_index_lists_every_page() -> None:
     assert not [name for name in names if f"]({name})" not in index]
 
 
+def alerts(watched: StackSpec) -> list[dict[str, Any]]:
+    return rule_groups(watched, BURN)[1]["rules"]
+
+
 @pytest.mark.feature("S001-82", "S003-88")
 def test_the_index_names_every_alert_at_its_page(watched: StackSpec) -> None:
     rows = [line for line in (FOLDER / "README.md").read_text().splitlines() if "](" in line]
-    for alert in alerts(watched, BURN):
+    for alert in alerts(watched):
         page = Path(alert["annotations"]["runbook"]).name
         (row,) = [line for line in rows if f"]({page})" in line]
         assert alert["alert"] in row
@@ -534,12 +538,12 @@ def test_the_page_of_monitoring_has_every_dashboard_and_every_alert_with_its_lim
     titles = [each["title"] for each in dashboards(BURN)]
     assert not [title for title in titles if f"\n| {title} |" not in page]
     found = section_of("monitoring.md", "Alerts")
-    assert {each["alert"] for each in alerts(watched, BURN)} == set(
+    assert {each["alert"] for each in alerts(watched)} == set(
         re.findall(r"^\| (Soperator\w+) \|", found, re.MULTILINE)
     )
     for limit in fields(AlertsSpec):
         assert f"`soperator.alerts.{limit.name}` ({limit.default})" in found
-    (unused,) = [each for each in alerts(watched, BURN) if each["alert"].endswith("GpuUtilization")]
+    (unused,) = [each for each in alerts(watched) if each["alert"].endswith("GpuUtilization")]
     assert unused["for"] == "30m"
     assert f"| {unused['alert']} | GPUs that a job holds are used less, for half an hour |" in found
     (store,) = [

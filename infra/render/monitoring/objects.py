@@ -31,7 +31,7 @@ JOBS_USD: Final = "soperator:jobs_usd_per_hour"
 STACK_USD: Final = "soperator:stack_usd_per_hour"
 INTERVAL_S: Final = 30
 """As often as Soperator's exporter asks Slurm."""
-_LABELS: Final = {"severity": "warning", "namespace": "monitoring-system"}
+_ALERT_LABELS: Final = {"severity": "warning", "namespace": "monitoring-system"}
 """The operator sends a config of alertmanager only alerts of the config's namespace."""
 
 
@@ -39,35 +39,6 @@ def _manifest(template: str, **values: Any) -> Any:
     usd = {name: each for name, each in globals().items() if name.endswith("_USD")}
     shared = {**usd, "HOURS_PER_MONTH": HOURS_PER_MONTH, "usd_of_a_day": usd_of_a_day}
     return manifest(f"monitoring/{template}", **shared, **values)
-
-
-def records(burn: Estimate) -> list[dict[str, Any]]:
-    """The rules, in the order in which they need each other."""
-    return _rules(burn)["records"]
-
-
-def alerts(spec: StackSpec, burn: Estimate) -> list[dict[str, Any]]:
-    """Every alert of the stack; those that need a declaration only with it."""
-    hours = None if spec.lifetime is None else spec.lifetime.idle_hours
-    limits = spec.soperator.alerts or AlertsSpec()
-    found = _rules(burn, limits=limits, stack=spec.name, idle_hours=hours)["alerts"]
-    return [
-        {
-            **{key: each[key] for key in ("alert", "expr", "for")},
-            "labels": _LABELS,
-            "annotations": {
-                **each["annotations"],
-                "runbook": f"docs/runbooks/{each['annotations']['runbook']}",
-            },
-        }
-        for each in found
-    ]
-
-
-def _rules(burn: Estimate, **values: Any) -> Any:
-    priced = "" if burn.price_date is None else burn.price_date.isoformat()
-    known = {"limits": AlertsSpec(), "stack": "", "idle_hours": None, **values}
-    return _manifest("rules.yaml.j2", burn=burn, priced=priced, rates=_rates(burn), **known)
 
 
 def usd_of_a_day(record: str) -> str:
@@ -95,10 +66,24 @@ _SMALL: Final = Amounts(cpu_m=50, memory_mib=128, ephemeral_mib=0)
 
 
 def rule_groups(spec: StackSpec, burn: Estimate) -> list[dict[str, Any]]:
-    """Groups of rules, in the format that Prometheus has too."""
+    """Groups of rules, in the format that Prometheus has too.
+
+    What is recorded is in the order in which it is needed; an alert that needs a declaration is
+    there with it only.
+    """
+    rules = _manifest(
+        "rules.yaml.j2",
+        burn=burn,
+        priced="" if burn.price_date is None else burn.price_date.isoformat(),
+        rates=_rates(burn),
+        limits=spec.soperator.alerts or AlertsSpec(),
+        labels=_ALERT_LABELS,
+        stack=spec.name,
+        idle_hours=None if spec.lifetime is None else spec.lifetime.idle_hours,
+    )
     return [
-        {"name": f"{NAME}-cost", "interval": _INTERVAL, "rules": records(burn)},
-        {"name": f"{NAME}-alerts", "interval": _INTERVAL, "rules": alerts(spec, burn)},
+        {"name": f"{NAME}-cost", "interval": _INTERVAL, "rules": rules["records"]},
+        {"name": f"{NAME}-alerts", "interval": _INTERVAL, "rules": rules["alerts"]},
     ]
 
 
