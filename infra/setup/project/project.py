@@ -28,13 +28,10 @@ from google.protobuf.descriptor import ServiceDescriptor
 from infra import files
 from infra.clients import pulumi
 from infra.clients.errors import JobsError
-from infra.providers.nebius.api import Api, ApiError, UnfinishedError, explain
+from infra.providers.engine.provider import ProviderError
+from infra.providers.nebius.api import Api, ApiError
 from infra.providers.nebius.resource_type import shared_validator
 from stacks.errors import UserError
-
-
-class UnseenError(UserError):
-    """What was named is not there, or the credential may not see it."""
 
 
 class Calls:
@@ -72,14 +69,8 @@ class Calls:
     @contextmanager
     def _explained(self, service: str, method: str) -> Iterator[ServiceDescriptor]:
         """The service; in the block, what the API refuses is said in one line."""
-        what = f"{service}/{method}"
-        try:
+        with self._api.explained(f"{service}/{method}"):
             yield self._api.schema.services[f"nebius.{service}"]
-        except UnfinishedError as error:
-            raise UserError(f"{what}: {error}") from error
-        except ApiError as error:
-            refusal = UnseenError if error.is_unseen else UserError
-            raise refusal(explain(error, what, target=self._api.target)) from error
 
 
 ACCOUNT: Final = "soperator-deployer"
@@ -330,7 +321,9 @@ def find_place(
         raise UserError(f"--project: '{project_id}' is no project id; it starts with 'project-'")
     try:
         found = calls.get("iam.v2.ProjectService", "Get", id=project_id)
-    except UnseenError as error:
+    except ProviderError as error:
+        if not (isinstance(error.__cause__, ApiError) and error.__cause__.is_unseen):
+            raise
         raise UserError(
             f"--project or NEBIUS_PROJECT_ID: '{project_id}' is no project that this credential "
             "can see; copy the id from the console (its list of projects) or from `nebius iam "
