@@ -325,6 +325,8 @@ def _wanted(hint: Any) -> str:
         return _wanted(get_args(hint)[0])
     if get_origin(hint) is tuple:
         return "a list"
+    if get_origin(hint) is Mapping:
+        return "a mapping"
     if isinstance(hint, type) and is_dataclass(hint):
         return f"a mapping of {_keys(hint)}"
     return _WORDS.get(cast("object", hint), "text")

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from infra.clients.errors import JobsError, UnknownJobError
 from infra.clients.pulumi import StackOutputs
@@ -31,8 +31,9 @@ from infra.jobs.history import Submission
 from infra.jobs.transfer import pull
 from infra.render.names import shell_file
 from stacks.errors import UserError
-from stacks.files import read_bytes
+from stacks.files import is_map, read_bytes
 from stacks.spec import StackSpec
+from stacks.spec.decode import Decoder, any_text, described, one_of
 from stacks.spec.slurm import ACCEPT_MODULE, JobSpec
 
 
@@ -50,11 +51,21 @@ STAGES: Final = (
 OUTCOMES: Final = ("PASS", "FAIL", "NOT_RUN")
 _SAME: Final = ("class", "platform", "preset", "num_nodes", "world_size", "backend")
 """What results of one cluster share."""
-_NEEDED: Final = {
-    "profile": str, "stages": list, "started_at": str, "finished_at": str, "outcome": str,
-    "run": dict, "hardware": dict, "versions": dict, "nodes": list, "checks": list,
-    "measurements": dict
-}  # fmt: skip
+
+
+def _object(value: object) -> tuple[object, str | None]:
+    return value, None if is_map(value) else f"expected a mapping, got {described(value)}"
+
+
+def _number(value: object) -> tuple[object, str | None]:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value), None
+    return None, f"expected a number, got {described(value)}"
+
+
+Text = Annotated[str, any_text]
+Object = Annotated[Mapping[str, Any], _object]
+"""What a job told of itself, in words of its own."""
 
 
 class Profile(StrEnum):
@@ -68,15 +79,15 @@ class Profile(StrEnum):
 class Check:
     """One answered question."""
 
-    id: str
-    outcome: str
-    subject: str
-    nodes: tuple[str, ...] = ()
-    measured: float | None = None
-    unit: str = ""
-    limit: Mapping[str, Any] | None = None
-    context: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    reason: str | None
+    id: Text
+    outcome: Annotated[str, one_of(*OUTCOMES)]
+    subject: Text
+    nodes: tuple[Text, ...] = ()
+    measured: Annotated[float, _number] | None = None
+    unit: Text = ""
+    limit: Object | None = None
+    context: Object = field(default_factory=dict[str, Any])
+    reason: Text | None
 
     @property
     def stage(self) -> str:
@@ -88,19 +99,19 @@ class Check:
 class Result:
     """One acceptance, of one job or of several."""
 
-    profile: str
-    stages: tuple[str, ...]
-    started_at: str
-    finished_at: str
-    hardware: Mapping[str, Any]
-    versions: Mapping[str, str]
-    nodes: tuple[Mapping[str, Any], ...]
-    runs: tuple[Mapping[str, Any], ...]
-    evidence: tuple[Mapping[str, Any], ...] = ()
+    profile: Text
+    stages: tuple[Text, ...]
+    started_at: Text
+    finished_at: Text
+    hardware: Object
+    versions: Object
+    nodes: tuple[Object, ...]
+    runs: tuple[Object, ...]
+    evidence: tuple[Object, ...] = ()
     """Where each result came from: its SHA-256; cluster, job and submission, or none of them where
     it was given as a file (`attested`)."""
     checks: tuple[Check, ...]
-    measurements: Mapping[str, Any]
+    measurements: Object
 
     @property
     def certifies(self) -> str:
@@ -160,53 +171,12 @@ def parse(values: object, name: str) -> Result:
             f"{name}: schema_version {values.get('schema_version')!r}, this reads "
             f"{SCHEMA_VERSION}; run the acceptance again, or use the version that wrote it"
         )
-    wrong = [
-        f"{name}: {key}: {'missing' if key not in values else 'no ' + kind.__name__}"
-        for key, kind in _NEEDED.items()
-        if not isinstance(values.get(key), kind)
-    ]
-    if wrong:
-        raise AcceptError("\n".join(wrong))
-    checks = tuple(
-        _check(check, f"{name}: checks[{index}]") for index, check in enumerate(values["checks"])
-    )
-    return Result(
-        profile=values["profile"],
-        stages=tuple(values["stages"]),
-        started_at=values["started_at"],
-        finished_at=values["finished_at"],
-        runs=(values["run"],),
-        hardware=values["hardware"],
-        versions=values["versions"],
-        nodes=tuple(values["nodes"]),
-        checks=checks,
-        measurements=values["measurements"],
-    )
-
-
-def _check(values: object, name: str) -> Check:
-    try:
-        assert isinstance(values, dict)
-        check = Check(
-            id=str(values["id"]),
-            outcome=str(values["outcome"]),
-            subject=str(values["subject"]),
-            nodes=tuple(map(str, values["nodes"])),
-            measured=None if values["measured"] is None else float(values["measured"]),
-            unit=str(values["unit"]),
-            limit=values["limit"],
-            context=values["context"],
-            reason=values["reason"],
-        )
-    except (AssertionError, KeyError, TypeError, ValueError) as error:
-        raise AcceptError(
-            f"{name}: no check of schema version {SCHEMA_VERSION}: {error!r}"
-        ) from error
-    if check.outcome not in OUTCOMES:
-        raise AcceptError(
-            f"{name}: outcome {check.outcome!r}, expected one of {', '.join(OUTCOMES)}"
-        )
-    return check
+    decoder = Decoder(is_json=True)
+    run = decoder.value(Object, values.get("run"), "run")
+    found = decoder.record(Result, {**values, "runs": [run or {}], "evidence": ()}, "")
+    if found is None or decoder.problems:
+        raise AcceptError("\n".join(f"{name}: {problem}" for problem in decoder.problems))
+    return found
 
 
 def _names(result: Result) -> list[str]:

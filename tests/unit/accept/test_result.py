@@ -59,9 +59,11 @@ def test_a_stage_that_was_asked_for_and_has_no_check_passes_nothing(tmp_path: Pa
     [
         ({"schema": "other"}, "no result of `python -m workloads.accept`"),
         ({"schema_version": 2}, "schema_version 2, this reads 1"),
-        ({"checks": "none"}, "x.json: checks: no list"),
-        ({"nodes": None}, "x.json: nodes: no list"),
-        ({"checks": [{"id": "a.b"}]}, r"x.json: checks\[0\]: no check of schema version 1"),
+        ({"checks": "none"}, "x.json: checks: expected a list, got text 'none'"),
+        ({"nodes": None}, "x.json: nodes: missing; give a list"),
+        ({"hardware": None}, "x.json: hardware: missing; give a mapping"),
+        ({"run": 3}, "x.json: run: expected a mapping, got number 3"),
+        ({"checks": [{"id": "a.b"}]}, r"x.json: checks\[0\].outcome: missing; give text"),
     ],
 )
 def test_what_is_no_result_is_refused_with_its_path(change: dict[str, Any], message: str) -> None:
