@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -27,7 +26,7 @@ from infra.local import k8up as k8up
 from infra.local.kube import api_server
 from infra.local.kube.api_server import ApiServerConfig, install_crds, write_certificates
 from infra.local.nebius_api.errors import Faults
-from infra.local.process import LocalError, in_use, is_free, is_listening, login_in_use
+from infra.local.process import LocalError, is_listening, login_in_use
 from infra.local.slurm.daemons import SlurmRuntime
 from infra.local.slurm.pod import FAST_SETTING, SLURM_SETTING, SlurmSetup
 from infra.providers.nebius.sdk import TOKEN_VARIABLE
@@ -79,7 +78,6 @@ OBJECT_STORAGE: Final = "object-storage"
 RECONCILER: Final = "reconcile"
 SERVICES: Final = (EMULATOR, OBJECT_STORAGE, "etcd", "kube-apiserver", RECONCILER)
 _READY_S: Final = 300.0
-_POLL_S: Final = 0.05
 _LATENCY: Final = {"code": "SLOW", "when": "operation", "method": "", "times": 1_000_000_000}
 """The fault that has every operation last as long as it says."""
 _FOREVER: Final = 'while :; do "$@"; sleep 1; done'
@@ -302,21 +300,13 @@ def _start_listening(cloud: Cloud, name: str, port: int, options: list[str]) -> 
     folder.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-m", f"infra.local.{name.replace('-', '_')}", "--state", str(folder)]
     argv += ["--port", str(port), *options]
-    log = cloud.state.local / "log" / f"{name}.log"
-    started = False
-    deadline = time.monotonic() + _READY_S
-    while not (process.alive(name, cloud.state.run) and is_listening(port)):
-        # Found alive and then gone: it was killed before, and the kernel took its time.
-        if not process.alive(name, cloud.state.run):
-            if started:
-                raise LocalError(f"{name}: ended at its start; see {log}")
-            if not is_free(port):
-                raise LocalError(f"{name}: {in_use(port)}")
-            process.start(name, argv, run_dir=cloud.state.run, log=log, env=cloud.environment())
-            started = True
-        if time.monotonic() > deadline:
-            raise LocalError(f"{name}: does not listen on port {port} after {_READY_S:g} s")
-        time.sleep(_POLL_S)
+    log, run, env = cloud.state.local / "log" / f"{name}.log", cloud.state.run, cloud.environment()
+    process.serve(
+        run,
+        {name: lambda: process.start(name, argv, run_dir=run, log=log, env=env, port=port)},
+        is_ready=lambda: process.alive(name, run) and is_listening(port),
+        timeout_s=_READY_S,
+    )
 
 
 def _fault(code: str, message: str, **more: str) -> dict[str, Any]:

@@ -166,7 +166,7 @@ class Runner:
         shared.mkdir(parents=True, exist_ok=True, mode=0o700)
         (shared / "hosts").write_text("127.0.0.1 localhost\n")
         home = self._home(name)
-        for part in ("root", "jail", "out"):
+        for part in ("jail", "out"):
             (home / part).mkdir(parents=True, exist_ok=True)
         for mount in work.mounts:
             assert mount.source is not None
@@ -179,15 +179,9 @@ class Runner:
             jail=home / "jail",
             mounts=(*work.mounts, Mount(path=_OUT, source=home / "out")),
         )
-        start = home / "start.sh"
-        start.write_text(pods.render_script(spec, self.folder))
-        process.start(
-            PREFIX + name,
-            pods.argv(start),
-            run_dir=self.run_dir,
-            log=home / "out" / "log",
-            env={"PATH": _PATH, "HOME": "/root", "TZ": "UTC", **environment},
-        )
+        env = {"PATH": _PATH, "HOME": "/root", "TZ": "UTC", **environment}
+        log = home / "out" / "log"
+        pods.start(spec, self.folder, name=PREFIX + name, run_dir=self.run_dir, log=log, env=env)
 
     def outcome(self, name: str) -> Outcome | None:
         """How the job ended; None while it runs."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 from pathlib import Path
 from typing import Final
 
@@ -35,26 +34,20 @@ def start(state: State) -> str:
     if running is None or not running.alive:
         log.unlink(missing_ok=True)  # an old log names the port of a process that is gone
     options = ["--state", str(folder), "--port", "0", "--latency", "0", "--anywhere"]
-    started = process.start(
-        NAME,
-        [sys.executable, "-m", "infra.local.nebius_api", *options],
-        run_dir=_run(state),
-        log=log,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT), TOKEN_VARIABLE: token},
+    argv = [sys.executable, "-m", "infra.local.nebius_api", *options]
+    env = {**os.environ, "PYTHONPATH": str(CHECKOUT), TOKEN_VARIABLE: token}
+    process.serve(
+        _run(state),
+        {NAME: lambda: process.start(NAME, argv, run_dir=_run(state), log=log, env=env)},
+        is_ready=lambda: _running(state) is not None,
+        timeout_s=_START_S,
     )
-    deadline = time.monotonic() + _START_S
-    while (address := _address(log)) is None:
-        if not started.alive or time.monotonic() > deadline:
-            tail = "".join(log.read_text().splitlines(keepends=True)[-5:])
-            raise LocalError(f"emulated Nebius API: did not start; {log} says:\n{tail}")
-        time.sleep(0.05)
-    return address
+    return endpoint(state)
 
 
 def endpoint(state: State) -> str:
     """Address of the running emulator."""
-    running = process.find(NAME, _run(state))
-    address = _address(_log(state)) if running is not None and running.alive else None
+    address = _running(state)
     if address is None:
         raise LocalError('emulated Nebius API: not running; run: eval "$(soperator env --offline)"')
     return address
@@ -73,9 +66,9 @@ def _log(state: State) -> Path:
     return state.offline / "nebius-api.log"
 
 
-def _address(log: Path) -> str | None:
-    try:
-        found = _READY.findall(log.read_text())
-    except FileNotFoundError:
+def _running(state: State) -> str | None:
+    """Its address, once it is ready."""
+    if not process.alive(NAME, _run(state)):
         return None
+    found = _READY.findall(_log(state).read_text())
     return found[-1] if found else None

@@ -14,9 +14,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -77,6 +78,10 @@ _WAIT_FOR_RECORD = 'read -r _ || exit 1; exec "$@" < /dev/null'
 
 _ENV_BOUNDS: Final = slice(47, 49)  # fields 50 and 51 of proc_pid_stat(5), the state is field 3
 _EXEC_S: Final = 5.0
+_POLL_S: Final = 0.05
+_END_POLL_S: Final = 0.02
+_IMPATIENT_S: Final = 0.5
+_PORT_TIMEOUT_S: Final = 5.0
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -115,10 +120,12 @@ def start(
     log: Path,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    port: int = 0,
 ) -> Process:
     """Start `argv` detached and record it; returns the running one if it runs already.
 
-    `env` is the whole environment (default: this process's). Output is appended to `log`.
+    `env` is the whole environment (default: this process's). Output is appended to `log`. A
+    `port` that it listens on is refused where a stranger has it.
     """
     environment = dict(os.environ if env is None else env)
     if shutil.which(argv[0], path=environment.get("PATH", os.defpath)) is None:
@@ -129,6 +136,12 @@ def start(
         recorded = find(name, run_dir)
         if recorded is not None and recorded.alive:
             return recorded
+        # A killed process gives its port back only when its last thread is gone.
+        deadline = time.monotonic() + _PORT_TIMEOUT_S
+        while port and not is_free(port):
+            if time.monotonic() > deadline:
+                raise LocalError(f"{name}: {in_use(port)}")
+            time.sleep(_POLL_S)
         environment[MARK] = _mark(name, run_dir)
         with log.open("ab") as output:
             child = subprocess.Popen(
@@ -156,18 +169,88 @@ def start(
         return process
 
 
+def serve(
+    run_dir: Path,
+    starts: Mapping[str, Callable[[], Process]],
+    *,
+    is_ready: Callable[[], bool],
+    timeout_s: float,
+) -> None:
+    """Start what does not run, and return once all is ready; each stands on those before it.
+
+    A killed process counts as alive until its last thread is gone: what was found may still end
+    and is started then. Only what this call started must not.
+    """
+    started: dict[str, Process] = {}
+    names = list(starts)
+    deadline = time.monotonic() + timeout_s
+    while not is_ready():
+        for index, name in enumerate(names):
+            if alive(name, run_dir):
+                continue
+            for later in names[index + 1 :]:
+                # An API server that lost its store hangs on its caches for up to a minute: start it
+                # anew. It keeps nothing, and its orderly end would wait for the store.
+                stop(later, run_dir, timeout_s=_IMPATIENT_S)
+                started.pop(later, None)
+            if name in started:
+                log = Path(started[name].log)
+                raise LocalError(f"{name}: ended at its start; see {log}: {last_line(log)}")
+            started[name] = starts[name]()
+        if time.monotonic() > deadline:
+            last = find(names[-1], run_dir)
+            assert last is not None
+            raise LocalError(f"{last.name}: not ready after {timeout_s:g} s; see {last.log}")
+        time.sleep(_POLL_S)
+
+
 def stop(name: str, run_dir: Path, timeout_s: float = 10) -> bool:
     """Stop a process and all it forked, TERM then KILL after `timeout_s`; True if anything ran."""
     if not _record_path(name, run_dir).exists():
         return False
     with _locked(name, run_dir):
         process = find(name, run_dir)
-        ran = process is not None and _signal_group(process, run_dir, signal.SIGTERM)
-        if process is not None and ran and not _gone(process, run_dir, timeout_s):
-            _signal_group(process, run_dir, signal.SIGKILL)
-            _gone(process, run_dir, timeout_s)
+        ran = process is not None and end(partial(_is_member, process, run_dir), timeout_s)
         _record_path(name, run_dir).unlink(missing_ok=True)
     return ran
+
+
+def end(is_ours: Callable[[int], bool], timeout_s: float) -> bool:
+    """End every process that is ours, TERM then KILL after `timeout_s`; True if there was one."""
+    ran = False
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        told: set[int] = set()
+        deadline = time.monotonic() + timeout_s
+        while living := set(filter(is_ours, pids())):
+            ran = True
+            # Once each: at a second TERM the API server drops everything.
+            for pid in living - told:
+                _signal(pid, number, is_ours)
+            told |= living
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_END_POLL_S)
+    return ran
+
+
+def pids() -> list[int]:
+    """Numbers of all processes of this machine."""
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def _signal(pid: int, number: signal.Signals, is_ours: Callable[[int], bool]) -> None:
+    """Signal exactly that process: the descriptor pins it before it is looked at again."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if is_ours(pid):
+            signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(descriptor)
 
 
 def alive(name: str, run_dir: Path) -> bool:
@@ -197,38 +280,13 @@ def last_line(log: Path) -> str:
     return next((line for line in reversed(lines) if line.strip()), "no output")
 
 
-def _signal_group(process: Process, run_dir: Path, number: signal.Signals) -> bool:
-    """Signal every member of the process's group; True if there was one."""
-    members = _members(process, run_dir)
-    for pid in members:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-    return bool(members)
-
-
-def _members(process: Process, run_dir: Path) -> list[int]:
-    """Pids of the process's group: all while its leader lives, else those that carry our mark."""
-    if process.boot_id != _boot_id():
-        return []
-    leader_lives = process.alive
+def _is_member(process: Process, run_dir: Path, pid: int) -> bool:
+    """Whether it is of the process's group; once the leader is gone, our mark tells."""
+    fields = _stat(pid)
+    if fields is None or int(fields[2]) != process.pid:
+        return False
     mark = f"{MARK}={_mark(process.name, run_dir)}".encode()
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    return [
-        pid
-        for pid in pids
-        if (fields := _stat(pid)) is not None
-        and int(fields[2]) == process.pid
-        and (leader_lives or mark in _environment(pid))
-    ]
-
-
-def _gone(process: Process, run_dir: Path, timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while _members(process, run_dir):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+    return process.alive or mark in _environment(pid)
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -12,10 +12,10 @@ import ipaddress
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,14 +72,8 @@ def write_certificates(folder: Path, address: str) -> None:
         files.write(folder / file, content, mode=0o600)
 
 
-_UNFINISHED_BUILD: Final = "build/kube-apiserver/kube-apiserver"
-"""Where set-up builds it, before it is moved into place."""
 _HOST: Final = "127.0.0.1"
 _READY_TIMEOUT_S: Final = 60.0
-_POLL_S: Final = 0.05
-_IMPATIENT_S: Final = 0.5
-_PORT_TIMEOUT_S: Final = 5.0
-"""A killed process gives its ports back only when its last thread is gone."""
 _ETCD: Final = "etcd"
 _ETCD_SOCKET: Final = "unix://etcd.sock:0"
 """In the closed folder, where both run: etcd knows no users, and no path there is too long. etcd
@@ -133,23 +127,18 @@ def start(config: ApiServerConfig, timeout_s: float = _READY_TIMEOUT_S) -> None:
     config.folder.chmod(0o700)
     tokens = f'{config.token},local-admin,local-admin,"system:masters"\n'
     files.write(config.folder / "tokens.csv", tokens, mode=0o600)
-    # A killed process counts as alive until its last thread is gone: what was found may still
-    # end and is started then. Only what this call started must not.
-    started: set[str] = set()
-    deadline = time.monotonic() + timeout_s
-    while not is_ready(config):
-        if not process.alive(_ETCD, config.run_dir):
-            # An API server that lost its store hangs on its caches for up to a minute: start it
-            # anew. It keeps nothing, and its orderly end would wait for the store.
-            process.stop(_API_SERVER, config.run_dir, timeout_s=_IMPATIENT_S)
-            started.discard(_API_SERVER)
-            _start_once(_ETCD, etcd, config, started)
-        if not process.alive(_API_SERVER, config.run_dir):
-            _start_once(_API_SERVER, api_server, config, started, config.api_port)
-        if time.monotonic() > deadline:
-            log = _log(config, _API_SERVER)
-            raise LocalError(f"{_API_SERVER}: not ready after {timeout_s:g} s; see {log}")
-        time.sleep(_POLL_S)
+
+    def begin(name: str, argv: list[str], port: int = 0) -> process.Process:
+        folder = config.folder
+        log, run_dir = folder / f"{name}.log", config.run_dir
+        return process.start(name, argv, run_dir=run_dir, log=log, cwd=folder, port=port)
+
+    starts = {
+        _ETCD: lambda: begin(_ETCD, etcd),
+        _API_SERVER: lambda: begin(_API_SERVER, api_server, config.api_port),
+    }
+    ready = partial(is_ready, config)
+    process.serve(config.run_dir, starts, is_ready=ready, timeout_s=timeout_s)
 
 
 def stop(config: ApiServerConfig) -> None:
@@ -184,9 +173,8 @@ def running(folder: Path, api_port: int) -> Iterator[ApiServerConfig]:
 
 def find_api_server() -> str:
     """Path of the kube-apiserver program: PATH, then the cache."""
-    cache = Cache.from_environ()
-    built = cache.kube_apiserver
-    for candidate in (shutil.which("kube-apiserver"), built, cache.root / _UNFINISHED_BUILD):
+    built = Cache.from_environ().kube_apiserver
+    for candidate in (shutil.which("kube-apiserver"), built):
         if candidate and os.access(candidate, os.X_OK):
             return str(candidate)
     raise LocalError(
@@ -243,24 +231,6 @@ def _api_server_argv(binary: str, config: ApiServerConfig) -> list[str]:
         # As on the real cluster: mounts and slurmd need privileged containers.
         "--allow-privileged=true",
     ]
-
-
-def _start_once(
-    name: str, argv: list[str], config: ApiServerConfig, started: set[str], port: int | None = None
-) -> None:
-    log, deadline = _log(config, name), time.monotonic() + _PORT_TIMEOUT_S
-    if name in started:
-        raise LocalError(f"{name}: ended at its start; see {log}: {process.last_line(log)}")
-    while port is not None and not process.is_free(port):
-        if time.monotonic() > deadline:
-            raise LocalError(f"{name}: {process.in_use(port)}")
-        time.sleep(_POLL_S)
-    process.start(name, argv, run_dir=config.run_dir, log=log, cwd=config.folder)
-    started.add(name)
-
-
-def _log(config: ApiServerConfig, name: str) -> Path:
-    return config.folder / f"{name}.log"
 
 
 _FOLDER = Path(__file__).parent / "crds"

@@ -519,22 +519,15 @@ class SlurmRuntime:
         if not pods.processes(self.folder, spec.name):
             self.shared.renew_spool(spec.name)
             shutil.rmtree(self.pods_folder / spec.name / "tmp", ignore_errors=True)
-        folder = self.pods_folder / spec.name
-        (folder / "root").mkdir(parents=True, exist_ok=True)
-        script = folder / "start.sh"
-        script.write_text(pods.render_script(spec, self.folder))
         before = self._started(spec.name)
         # One that is started for another configuration did not end by itself.
         again = before.get("restart") == hashes["restart"]
         restarts = self.restarts(spec.name) + again
+        folder = self.pods_folder / spec.name
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "started.json").write_text(json.dumps({**hashes, "restarts": restarts}))
-        process.start(
-            name,
-            pods.argv(script),
-            run_dir=self.run_dir,
-            log=self._log(spec.name),
-            env={"PATH": dict(spec.environment)["PATH"]},
-        )
+        log, env = self._log(spec.name), {"PATH": dict(spec.environment)["PATH"]}
+        pods.start(spec, self.folder, name=name, run_dir=self.run_dir, log=log, env=env)
         return "starting"
 
     def _stop_unwanted(self, wanted: dict[str, Daemon]) -> None:
@@ -548,14 +541,14 @@ class SlurmRuntime:
             with ThreadPoolExecutor(len(unwanted)) as threads:
                 list(threads.map(self._stop_pod, unwanted))
         if not wanted:
-            pods.kill(self.folder, timeout_s=_STOP_S)
+            pods.kill(self.folder, timeout_s=_STOP_S / 2)
             process.stop(_MUNGED, self.run_dir)
 
     def _stop_pod(self, name: str) -> None:
         """End the pod's daemon and all that lives in the pod; what it kept for itself goes."""
         process.stop(_PREFIX + name, self.run_dir, timeout_s=_STOP_S)
         process.stop(_munged(name), self.run_dir)
-        pods.kill(self.folder, name, timeout_s=_STOP_S)
+        pods.kill(self.folder, name, timeout_s=_STOP_S / 2)
         for part in ("tmp", "root", "start.sh", "started.json"):
             path = self.pods_folder / name / part
             if path.is_dir():

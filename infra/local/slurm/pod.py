@@ -17,16 +17,15 @@ import hashlib
 import os
 import shlex
 import shutil
-import signal
 import subprocess
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from infra.local.process import LocalError, start_ticks
+from infra.local import process
+from infra.local.process import LocalError
 from stacks.files import environment
 
 if TYPE_CHECKING:
@@ -128,24 +127,40 @@ def argv(script: Path) -> list[str]:
     return ["unshare", "--mount", "--uts", "--propagation", "private", "/bin/sh", str(script)]
 
 
+def start(
+    pod: PodSpec, slurm_dir: Path, *, name: str, run_dir: Path, log: Path, env: Mapping[str, str]
+) -> None:
+    """Start the pod's daemon in namespaces of its own, as the process `name`."""
+    folder = slurm_dir / "pods" / pod.name
+    (folder / "root").mkdir(parents=True, exist_ok=True)
+    script = folder / "start.sh"
+    script.write_text(render_script(pod, slurm_dir))
+    process.start(name, argv(script), run_dir=run_dir, log=log, env=env)
+
+
 def processes(slurm_dir: Path, pod: str | None = None) -> list[int]:
     """Pids of everything that lives in the pod, or in any pod: daemons, jobs, SSH sessions."""
-    return [pid for pid, _ in _living(_wanted(slurm_dir, pod))]
+    return list(filter(_lives_in(slurm_dir, pod), process.pids()))
 
 
-def kill(slurm_dir: Path, pod: str | None = None, timeout_s: float = 5) -> bool:
-    """End everything in the pod, or in every pod; TERM, then KILL after half of `timeout_s`."""
-    wanted = _wanted(slurm_dir, pod)
-    started = time.monotonic()
-    while living := list(_living(wanted)):
-        waited = time.monotonic() - started
-        if waited > timeout_s:
+def kill(slurm_dir: Path, pod: str | None = None, timeout_s: float = 2.5) -> None:
+    """End everything in the pod, or in every pod; TERM, then KILL after `timeout_s`."""
+    process.end(_lives_in(slurm_dir, pod), timeout_s)
+
+
+def _lives_in(slurm_dir: Path, pod: str | None) -> Callable[[int], bool]:
+    """Whether a process has the root of the pod, or of any: its mount carries the marker."""
+    # A space ends the marker of one pod.
+    wanted = marker(slurm_dir) if pod is None else marker(slurm_dir, pod) + " "
+
+    def lives(pid: int) -> bool:
+        try:
+            mounts = Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")
+        except OSError:  # it ended meanwhile
             return False
-        number = signal.SIGTERM if waited < timeout_s / 2 else signal.SIGKILL
-        for pid, start in living:
-            _signal(pid, start, number, wanted)
-        time.sleep(0.05)
-    return True
+        return any(f" - tmpfs {wanted}" in line for line in mounts.splitlines())
+
+    return lives
 
 
 def _shown(folder: str, shadowed: set[str]) -> Iterator[tuple[str, str, str]]:
@@ -181,43 +196,6 @@ def _shadowed(paths: Sequence[str]) -> set[str]:
         # Its parents are shown entry by entry too: a read-only one would refuse the mount point.
         shadowed.update(existing)
     return shadowed
-
-
-def _living(wanted: str) -> Iterator[tuple[int, int]]:
-    """Pid and start time of every process whose root carries the marker."""
-    for entry in Path("/proc").iterdir():
-        pid = int(entry.name) if entry.name.isdecimal() else 0
-        if pid and (start := _pod_process(pid, wanted)) is not None:
-            yield pid, start
-
-
-def _pod_process(pid: int, wanted: str) -> int | None:
-    try:
-        mounts = Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")
-    except OSError:  # it ended meanwhile
-        return None
-    is_in = any(f" - tmpfs {wanted}" in line for line in mounts.splitlines())
-    return start_ticks(pid) if is_in else None
-
-
-def _signal(pid: int, start: int, number: signal.Signals, wanted: str) -> None:
-    """Signal exactly that process: the descriptor pins it before it is looked at again."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        if _pod_process(pid, wanted) == start:
-            signal.pidfd_send_signal(descriptor, number)
-    except ProcessLookupError:
-        return
-    finally:
-        os.close(descriptor)
-
-
-def _wanted(slurm_dir: Path, pod: str | None) -> str:
-    """What a mountinfo line of the pod holds; a space ends the marker of one pod."""
-    return marker(slurm_dir) if pod is None else marker(slurm_dir, pod) + " "
 
 
 SLURM_SETTING: Final = "SOPERATOR_SLURM"

@@ -14,6 +14,7 @@ from infra.cli.machine import doctor
 from infra.cli.machine.doctor import NOT_RUN, verdict
 from infra.cli.main import app
 from infra.clients.kube import Access
+from infra.local import process
 from infra.local.kube import api_server
 from infra.operate.conformance.cluster import ApiServer
 from infra.operate.conformance.come_up import STEPS, ComeUp, Obstacle, Step
@@ -112,7 +113,7 @@ def test_an_api_server_that_cannot_start_answers_nothing(
         made = Ports.from_environ()
         made.come_up = port
         monkeypatch.setattr(Ports, "from_environ", lambda: made)
-        monkeypatch.setattr(api_server, "_PORT_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(process, "_PORT_TIMEOUT_S", 0.1)
         monkeypatch.setattr(api_server, "find_api_server", lambda: "/bin/false")
         monkeypatch.setattr(api_server, "_find_etcd", lambda: "/bin/false")
         found = list(doctor.steps("h100-prod", tmp_path))
