@@ -1,14 +1,14 @@
 """What single services do beside their resource: kubeconfigs, capacity, the price calculator.
 
-The calculator answers what an hour of instances, disks and filesystems costs, a SkuCost for each
-part that is billed, from price_table.yaml beside this file, and refuses the rest: real rounding and
-SKU ids are not published.
+The calculator answers what an hour of instances, node groups of a fixed size, disks and filesystems
+costs, a SkuCost for each part that is billed, from price_table.yaml beside this file, and refuses
+the rest: real rounding and SKU ids are not published.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cache, partial
@@ -63,13 +63,17 @@ def estimate(schema: Schema, request: Any, answer: Any) -> Any:
     for message, parts in costs:
         row = answer.resource_costs.add()
         row.metadata.CopyFrom(message.metadata)
-        json_format.ParseDict({**hourly, "general": {"total": _breakdown(parts)}}, row)
-    total = _sum([part for _, parts in costs for part in parts])
+        charged: dict[str, Any] = {"general": {"total": _breakdown(parts)}}
+        if count := _num_instances(message.spec):
+            each = {"per_instance": _breakdown(parts), "instance_count": count}
+            charged = {"fixed_instance": {"total": _breakdown(parts, count), **each}}
+        json_format.ParseDict({**hourly, **charged}, row)
+    total = _sum([part for one, parts in costs for part in parts * (_num_instances(one.spec) or 1)])
     json_format.ParseDict({**hourly, "general": {"total": total}}, answer.total_costs.add())
     return answer
 
 
-def _cost(schema: Schema, spec: Any, number: int) -> tuple[Any, Sequence[_Part]]:
+def _cost(schema: Schema, spec: Any, number: int) -> tuple[Any, list[_Part]]:
     """One resource of the request, and its parts."""
     path = f"resource_specs.{number}.spec"
     name = spec.spec.type_url.rsplit("/", 1)[-1]
@@ -80,7 +84,7 @@ def _cost(schema: Schema, spec: Any, number: int) -> tuple[Any, Sequence[_Part]]
     return message, _PRICED[name](message.spec, f"{path}.spec")
 
 
-def _instance(spec: Any, path: str) -> Sequence[_Part]:
+def _instance(spec: Any, path: str) -> list[_Part]:
     resources, path = spec.resources, f"{path}.resources"
     preset = find_preset(resources.platform, resources.preset)
     prices = _table()["platforms"].get(resources.platform)
@@ -95,12 +99,25 @@ def _instance(spec: Any, path: str) -> Sequence[_Part]:
     return [_part(f"{resources.platform}.{part}", counts[part], prices[part]) for part in billed]
 
 
-def _volume(kind: str, spec: Any, path: str) -> Sequence[_Part]:
+def _volume(kind: str, spec: Any, path: str) -> list[_Part]:
     type_ = enum_word(spec, "type")
     prices = _table()[f"{kind}s_per_gib"]
     if type_ not in prices:
         raise _no_price(f"{path}.type", type_)
     return [_part(f"{kind}.{type_.lower()}", Decimal(size_bytes(spec)) / GIB, prices[type_])]
+
+
+def _node_group(spec: Any, path: str) -> list[_Part]:
+    """Of one of its instances."""
+    if spec.HasField("autoscaling"):
+        raise _no_price(f"{path}.autoscaling", "a group that scales")
+    disk = _volume("disk", spec.template.boot_disk, f"{path}.template.boot_disk")
+    return _instance(spec.template, f"{path}.template") + disk
+
+
+def _num_instances(spec: Any) -> int:
+    """Of a node group; 0 of what is none."""
+    return getattr(spec, "fixed_node_count", 0)
 
 
 def _part(name: str, quantity: int | Decimal, usd: Decimal) -> _Part:
@@ -116,15 +133,15 @@ def _table() -> Any:
     return parse_yaml(_TABLE.read_text(encoding="utf-8"))
 
 
-def _breakdown(parts: Sequence[_Part]) -> dict[str, Any]:
+def _breakdown(parts: list[_Part], times: int = 1) -> dict[str, Any]:
     skus = []
     for part in parts:
-        quantity = dict.fromkeys(("quantity", "quantity_rounded"), _text(part.quantity))
-        skus.append({"sku_id": part.sku_id, **quantity, **_sum([part])})
-    return {"sku_costs": skus, **_sum(parts)}
+        quantity = dict.fromkeys(("quantity", "quantity_rounded"), _text(part.quantity * times))
+        skus.append({"sku_id": part.sku_id, **quantity, **_sum([part] * times)})
+    return {"sku_costs": skus, **_sum(parts * times)}
 
 
-def _sum(parts: Sequence[_Part]) -> dict[str, str]:
+def _sum(parts: list[_Part]) -> dict[str, str]:
     usd = sum((part.usd for part in parts), Decimal(0))
     return {"cost": _text(usd), "cost_rounded": str(usd.quantize(_CENT, ROUND_HALF_UP))}
 
@@ -134,10 +151,11 @@ def _text(value: Decimal) -> str:
     return f"{value.quantize(_DIGITS, ROUND_HALF_UP).normalize():f}"
 
 
-_PRICED: Final[Mapping[str, Callable[[Any, str], Sequence[_Part]]]] = {
+_PRICED: Final[Mapping[str, Callable[[Any, str], list[_Part]]]] = {
     "nebius.compute.v1.CreateInstanceRequest": _instance,
     "nebius.compute.v1.CreateDiskRequest": partial(_volume, "disk"),
     "nebius.compute.v1.CreateFilesystemRequest": partial(_volume, "filesystem"),
+    "nebius.mk8s.v1.CreateNodeGroupRequest": _node_group,
 }
 
 

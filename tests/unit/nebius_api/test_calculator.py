@@ -1,7 +1,10 @@
 """The emulated calculator answers in the shapes of the real one, from a price table of its own."""
 
+from decimal import Decimal
+
 import nebius.api.nebius.billing.v1 as billing
 import nebius.api.nebius.compute.v1 as compute
+import nebius.api.nebius.mk8s.v1 as mk8s
 import pytest
 from nebius.base.protos.dynamic import REGISTRY
 
@@ -24,6 +27,11 @@ def request(sdk, *resources, **fields):
     return billing.CalculatorServiceClient(sdk).estimate_batch(
         billing.EstimateBatchRequest(resource_specs=specs, **fields)
     )
+
+
+def scaling(group):
+    group.spec.autoscaling = mk8s.NodeGroupAutoscalingSpec(min_node_count=3, max_node_count=9)
+    return group
 
 
 def costs(breakdown):
@@ -52,6 +60,18 @@ def test_a_preemptible_node_costs_its_own_price(sdk):
     assert answer.resource_costs[0].general.total.cost == "2.45"
 
 
+def test_a_group_of_fixed_size_says_what_one_instance_costs(sdk):
+    wanted = node_group("mk8scluster-e00x", nodes=3)
+    answer = request(sdk, wanted, filesystem(size_gibibytes=1000)).wait()
+    group = answer.resource_costs[0].fixed_instance
+    disk = Decimal(128) * Decimal("0.000097222")
+    assert Decimal(group.per_instance.cost) == Decimal("0.0992") + disk
+    assert Decimal(group.total.cost) == 3 * Decimal(group.per_instance.cost)
+    assert group.instance_count == 3
+    total = Decimal(answer.total_costs[0].general.total.cost)
+    assert total == Decimal(group.total.cost) + Decimal("0.109589")
+
+
 def test_a_filesystem_is_billed_by_the_hour_and_no_other_unit_is_answered(sdk):
     for units in ([], [UNITS.FILTER_AGGREGATION_UNIT_HOUR]):
         wanted = billing.FilterAggregationUnit(filter_aggregation_unit_values=units)
@@ -72,7 +92,7 @@ def test_a_filesystem_is_billed_by_the_hour_and_no_other_unit_is_answered(sdk):
         (instance("gpu-h100-sxm", "3gpu"), "no price for gpu-h100-sxm 3gpu"),
         (filesystem(), "currency: 'EUR' is not supported"),
         (compute.CreateImageRequest(metadata=metadata()), "no price for nebius.compute.v1.Create"),
-        (node_group("mk8scluster-e00x"), "no price for nebius.mk8s.v1.CreateNodeGroupRequest"),
+        (scaling(node_group("mk8scluster-e00x")), "autoscaling: no price for a group that scales"),
     ],
 )
 def test_what_has_no_price_is_refused_with_its_path(sdk, resource, message):
