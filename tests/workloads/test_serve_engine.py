@@ -502,6 +502,18 @@ def test_sampling_follows_top_k_top_p_and_penalties() -> None:
     assert (first, sampling.sample(logits, [row])[0]) == (0, 1), "what was written counts less"
 
 
+def test_what_a_neighbour_asks_for_changes_no_token_of_a_seed() -> None:
+    torch.manual_seed(0)
+    limits: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.05}]
+    asked = [Sampling(seed=seed, **limits[seed % 4]) for seed in range(80)]
+    logits = torch.randn(80, 300)
+    alone = [
+        sampling.sample(logits[row : row + 1], [RowSampler(each)])[0]
+        for row, each in enumerate(asked)
+    ]
+    assert sampling.sample(logits, [RowSampler(each) for each in asked]) == alone
+
+
 def test_drawn_shares_are_the_model_s_probabilities() -> None:
     logits = torch.log(torch.tensor([[0.6, 0.3, 0.1]])).expand(6000, -1)
     rows = [RowSampler(Sampling(seed=seed)) for seed in range(6000)]

@@ -222,6 +222,11 @@ class RowSampler:
         of = self.sampling
         return bool(of.presence_penalty or of.frequency_penalty or of.repetition_penalty != 1)
 
+    @property
+    def is_ranked(self) -> bool:
+        """Whether a token is drawn from the most likely ones, in their order."""
+        return self.sampling.top_p < 1 or self.sampling.top_k > 0
+
     def wrote(self, token: int) -> None:
         """Count a token that was written."""
         self.number = self._random.random()
@@ -268,11 +273,15 @@ def sample(logits_BV: torch.Tensor, rows: Sequence[RowSampler]) -> list[int | Ex
         except Exception as error:
             faults[row] = error
     tokens: list[int | Exception] = logits_BV.argmax(-1).tolist()
-    if numbers:
-        drawn = list(numbers)
-        chosen = _draw(logits_BV[drawn], [rows[row] for row in drawn], list(numbers.values()))
-        for row, token in zip(drawn, chosen, strict=True):
-            tokens[row] = token
+    # Apart: in another order of the tokens a number means another one, and what a neighbour asks
+    # for must not change what a seed gives.
+    for is_ranked in (False, True):
+        drawn = [row for row in numbers if rows[row].is_ranked == is_ranked]
+        if drawn:
+            samplers = [rows[row] for row in drawn]
+            chosen = _draw(logits_BV[drawn], samplers, [numbers[row] for row in drawn])
+            for row, token in zip(drawn, chosen, strict=True):
+                tokens[row] = token
     for row, error in faults.items():
         tokens[row] = error
     return tokens
@@ -289,7 +298,7 @@ def _draw(
         probabilities_BV = probabilities_BV.where(probabilities_BV >= least_B * most_B, 0)
         probabilities_BV /= probabilities_BV.sum(-1, keepdim=True)
     numbers_B = _column(numbers, logits_BV)
-    if all(row.sampling.top_p >= 1 and not row.sampling.top_k for row in rows):
+    if not rows[0].is_ranked:
         return _invert(probabilities_BV, numbers_B)[:, 0].tolist()
     size = logits_BV.shape[-1]
     top_p_B = _column([row.sampling.top_p for row in rows], logits_BV)
