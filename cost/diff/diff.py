@@ -227,30 +227,26 @@ def parse(value: object) -> Snapshot:
     stored = decoder.record(_Stored, value, "")
     if stored is None:
         raise SnapshotError(f"it is damaged: {'; '.join(decoder.problems)}")
-    try:
-        return Snapshot(
-            stack=stored.stack,
-            book=_book(stored.book),
-            lines=tuple(
-                SnapshotLine(id=name, **_read(SnapshotLine, text))
-                for name, text in stored.lines.items()
-            ),
-            amounts=tuple(
-                Amount(name=name, **_read(Amount, text)) for name, text in stored.amounts.items()
-            ),
-            prices={
-                sku: SnapshotPrice(**_read(SnapshotPrice, text))
-                for sku, text in stored.prices.items()
-            },
-            # The engine's mappings come in another order in every process, and steps of a change
-            # are told in the order of these.
-            values={
-                key: _book(text) if key == "prices" else text
-                for key, text in sorted(stored.values.items())
-            },
-        )
-    except (ValueError, InvalidOperation) as error:
-        raise SnapshotError(f"it is damaged: {error}") from error
+    return Snapshot(
+        stack=stored.stack,
+        book=_book(stored.book),
+        lines=tuple(
+            SnapshotLine(id=name, **_read(SnapshotLine, text))
+            for name, text in stored.lines.items()
+        ),
+        amounts=tuple(
+            Amount(name=name, **_read(Amount, text)) for name, text in stored.amounts.items()
+        ),
+        prices={
+            sku: SnapshotPrice(**_read(SnapshotPrice, text)) for sku, text in stored.prices.items()
+        },
+        # The engine's mappings come in another order in every process, and steps of a change
+        # are told in the order of these.
+        values={
+            key: _book(text) if key == "prices" else text
+            for key, text in sorted(stored.values.items())
+        },
+    )
 
 
 _Text = Annotated[str, any_text]
@@ -293,10 +289,13 @@ def _written(value: str | Decimal | tuple[str, ...] | None) -> str:
 
 
 def _read(cls: type, text: str) -> dict[str, Any]:
-    """The fields of the record; ValueError or InvalidOperation of another text."""
+    """The fields of the record; SnapshotError of another text."""
     names = _ORDER[cls]
-    pairs = zip(names, text.split(_GAP, len(names) - 1), strict=True)
-    return {name: _value(name, each) for name, each in pairs}
+    try:
+        pairs = zip(names, text.split(_GAP, len(names) - 1), strict=True)
+        return {name: _value(name, each) for name, each in pairs}
+    except (ValueError, InvalidOperation) as error:
+        raise SnapshotError(f"it is damaged: {text!r} is not {', '.join(names)}") from error
 
 
 def _value(name: str, text: str) -> object:
