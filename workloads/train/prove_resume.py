@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from workloads.common.dist import environment_rank
 from workloads.common.exit_codes import ConfigError, ExitCode, WorkloadError, reason_of
+from workloads.common.launch import free_port
 from workloads.job import end, run_job
 from workloads.train.finish import Criterion, Outcome, verdict
 from workloads.train.inputs import train
@@ -66,9 +66,7 @@ class Ranks:
 
     def run(self, folder: Path, name: str, size: int, *settings: str) -> dict[int, float] | str:
         """Run the job on the first `size` ranks; on rank 0 the loss by step, or why it failed."""
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port = self.hear(str(free.getsockname()[1]))
+        port = self.hear(str(free_port()))
         if self.rank >= size:
             return {}
         os.environ |= {"WORLD_SIZE": str(size), "MASTER_PORT": port} if self.size > 1 else {}
