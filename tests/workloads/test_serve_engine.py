@@ -505,13 +505,18 @@ def test_sampling_follows_top_k_top_p_and_penalties() -> None:
 def test_what_a_neighbour_asks_for_changes_no_token_of_a_seed() -> None:
     torch.manual_seed(0)
     limits: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.05}]
-    asked = [Sampling(seed=seed, **limits[seed % 4]) for seed in range(80)]
-    logits = torch.randn(80, 300)
+    limits += [{"top_k": 1000}, {"top_p": 0.99, "temperature": 2.0}]
+    asked = [Sampling(seed=seed, **limits[seed % len(limits)]) for seed in range(240)]
+    # Many are equal, as a model's in bf16 are.
+    logits = (2 * torch.randn(240, 5000)).bfloat16().float()
     alone = [
         sampling.sample(logits[row : row + 1], [RowSampler(each)])[0]
         for row, each in enumerate(asked)
     ]
     assert sampling.sample(logits, [RowSampler(each) for each in asked]) == alone
+    few = [row for row, each in enumerate(asked) if each.top_k in (0, 5) and each.temperature < 2]
+    beside = sampling.sample(logits[few], [RowSampler(asked[row]) for row in few])
+    assert beside == [alone[row] for row in few]
 
 
 def test_drawn_shares_are_the_model_s_probabilities() -> None:

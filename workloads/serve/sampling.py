@@ -295,8 +295,9 @@ def _draw(
     if any(row.sampling.min_p for row in rows):
         least_B = _column([row.sampling.min_p for row in rows], logits_BV)
         most_B = probabilities_BV.amax(-1, keepdim=True)
-        probabilities_BV = probabilities_BV.where(probabilities_BV >= least_B * most_B, 0)
-        probabilities_BV /= probabilities_BV.sum(-1, keepdim=True)
+        likely_BV = probabilities_BV.where(probabilities_BV >= least_B * most_B, 0)
+        likely_BV /= likely_BV.sum(-1, keepdim=True)
+        probabilities_BV = likely_BV.where(least_B > 0, probabilities_BV)
     numbers_B = _column(numbers, logits_BV)
     if not rows[0].is_ranked:
         return _invert(probabilities_BV, numbers_B)[:, 0].tolist()
@@ -308,7 +309,13 @@ def _draw(
     # What is kept must hold every token that may be drawn.
     short = (sorted_BK.sum(-1, keepdim=True) < top_p_B) & (top_k_B > kept)
     if kept < size and bool(short.any()):
-        sorted_BK, ids_BK = probabilities_BV.sort(dim=-1, descending=True)
+        sorted_BK, ids_BK = probabilities_BV, None
+    else:
+        ids_BK, order_BK = ids_BK.sort(dim=-1)
+        sorted_BK = sorted_BK.gather(-1, order_BK)
+    # Logits of bf16 are often equal. Of such the lower id comes first, however many are sorted.
+    sorted_BK, order_BK = sorted_BK.sort(dim=-1, descending=True, stable=True)
+    ids_BK = order_BK if ids_BK is None else ids_BK.gather(-1, order_BK)
     before_BK = sorted_BK.cumsum(-1) - sorted_BK
     ranks_K = torch.arange(sorted_BK.shape[-1], device=logits_BV.device)
     allowed_BK = (before_BK < top_p_B) & (ranks_K < top_k_B)
