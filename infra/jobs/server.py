@@ -100,10 +100,11 @@ def wait_until_up(
 
     A job that ends before is an error with its last words; so is one that loads for too long.
     """
+    seen: tuple[str, str | None] | None = None
     lines = _JobLog(outputs, job_id)
-    told: tuple[str, str | None] | None = None
-    seen: object = None
     since_s = 0.0
+    silent: ServerAddress | None = None
+    silent_since_s = 0.0
     while True:
         try:
             job = slurm.find(connection, job_id)
@@ -112,29 +113,36 @@ def wait_until_up(
                 end = outcome(job, outputs.stack, is_server=True)
                 what = f"job {job.id} {job.name} took no requests: {end}"
                 raise JobsError("\n".join([what, *lines.last]))
-            if (job.state, job.where) != told:
-                told = (job.state, job.where)
+            if (job.state, job.where) != seen:
+                seen, since_s = (job.state, job.where), time.monotonic()
                 log(state_line(job))
             on_look(job)
-            address = read_address(connection, outputs, job) if job.state == "RUNNING" else None
-            if address is not None and _is_of(job, address) and _answers(connection, address):
-                lines.read(connection, job, log)  # its last lines came since
-                return address
+            address = None
+            if job.state == "RUNNING":
+                address = read_address(connection, outputs, job)
+                if address is not None and _is_of(job, address) and _answers(connection, address):
+                    lines.read(connection, job, log)  # its last lines came since
+                    return address
         except ConnectionLostError as error:
             log(error.trying_again)
             reopen(connection)
             continue
-        if (told, address) != seen:
-            seen, since_s = (told, address), time.monotonic()
-        waited_s, what = time.monotonic() - since_s, ""
-        if address is not None and waited_s > _HEALTHY_S:
-            what = f"does not answer at {address}, asked from the login node"
-            if not _is_of(job, address):
-                what = f"says that it answers at {address}, which is no node of it ({job.where})"
-        elif job.state == "RUNNING" and waited_s > _LOAD_S:
-            what = f"runs and takes no requests after {_LOAD_S:g} s"
-        if what:
-            raise JobsError(f"job {job.id} {what}; see: soperator logs {job.id} -s {outputs.stack}")
+        if job.state == "RUNNING":
+            now_s = time.monotonic()
+            if address != silent:
+                silent, silent_since_s = address, now_s
+            elif silent is not None and now_s - silent_since_s > _HEALTHY_S:
+                what = f"does not answer at {silent}, asked from the login node"
+                if not _is_of(job, silent):
+                    what = f"says that it answers at {silent}, which is no node of it ({job.where})"
+                raise JobsError(
+                    f"job {job.id} {what}; see: soperator logs {job.id} -s {outputs.stack}"
+                )
+            if now_s - since_s > _LOAD_S:
+                raise JobsError(
+                    f"job {job.id} runs and takes no requests after {_LOAD_S:g} s; "
+                    f"see: soperator logs {job.id} -s {outputs.stack}"
+                )
         time.sleep(_LOOK_EVERY_S)
 
 

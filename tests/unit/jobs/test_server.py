@@ -168,6 +168,10 @@ def test_a_server_that_lost_its_node_has_its_whole_time_to_load_again(
     assert wait(Login(running, waits, waits, running, running, running))[0].port == 7860
     with pytest.raises(JobsError, match=r"job 7 runs and takes no requests after 0.8 s"):
         wait(Login(*[running] * 9))
+    moves = Login(*[running] * 9)
+    moves.stale = [{**ENDPOINT, "port": port} for port in range(1, 10)]
+    with pytest.raises(JobsError, match=r"job 7 runs and takes no requests after 0.8 s"):
+        wait(moves)
 
 
 @pytest.mark.parametrize(
