@@ -12,14 +12,15 @@ import hashlib
 import json
 import shlex
 import subprocess
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import IO, Annotated, Any, Final
 
 from infra.clients.errors import JobsError, UnknownJobError
 from infra.clients.pulumi import StackOutputs
@@ -172,6 +173,11 @@ def parse(values: object, name: str) -> Result:
             f"{SCHEMA_VERSION}; run the acceptance again, or use the version that wrote it"
         )
     decoder = Decoder(is_json=True)
+    for index, check in enumerate(values.get("checks") or ()):
+        if is_map(check):
+            left_out = [key for key in ("measured", "limit", "reason") if key not in check]
+            left_out += [key for key in ("nodes", "unit", "context") if check.get(key) is None]
+            decoder.problems += [f"checks[{index}].{key}: missing" for key in left_out]
     run = decoder.value(Object, values.get("run"), "run")
     found = decoder.record(Result, {**values, "runs": [run or {}], "evidence": ()}, "")
     if found is None or decoder.problems:
@@ -467,37 +473,50 @@ def script(hosts: PlainHosts, number: int) -> str:
 def _run_ranks(hosts: PlainHosts, write: Callable[[bytes], None]) -> dict[str, deque[str]]:
     """The last lines of each host, once all have ended; one that ends badly ends the others."""
     said = {host: deque[str](maxlen=_KEPT_LINES) for host in hosts.hosts}
+    ended = threading.Event()
     processes: list[subprocess.Popen[bytes]] = []
-    with ThreadPoolExecutor(len(hosts.hosts)) as pool:
-        try:
-            readers: list[Future[None]] = []
-            for number, host in enumerate(hosts.hosts):
-                process = subprocess.Popen(
-                    hosts.argv(host, script(hosts, number)),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                )
-                processes.append(process)
-                # Other hosts' lines are kept for a failure only.
-                show = write if number == 0 else lambda _: None
-                readers.append(pool.submit(_read, process, said[host], show))
-            wait(readers, return_when=FIRST_EXCEPTION)
-        finally:
-            _end(processes)
+    readers: list[threading.Thread] = []
+    try:
+        for number, host in enumerate(hosts.hosts):
+            process = subprocess.Popen(
+                hosts.argv(host, script(hosts, number)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            processes.append(process)
+            assert process.stdout is not None
+            # Other hosts' lines are kept for a failure only.
+            show = write if number == 0 else lambda _: None
+            reader = threading.Thread(
+                target=_read, args=(process, process.stdout, said[host], show, ended), daemon=True
+            )
+            reader.start()
+            readers.append(reader)
+        while any(process.poll() is None for process in processes):
+            ended.wait()
+            ended.clear()
+            if any(process.poll() for process in processes):
+                break
+    finally:
+        _end(processes)
+    for reader in readers:
+        reader.join(_CONNECT_S)
     return said
 
 
 def _read(
-    process: subprocess.Popen[bytes], said: deque[str], write: Callable[[bytes], None]
+    process: subprocess.Popen[bytes],
+    output: IO[bytes],
+    said: deque[str],
+    write: Callable[[bytes], None],
+    ended: threading.Event,
 ) -> None:
-    """Reads what ranks print until they end; CalledProcessError where they end badly."""
-    assert process.stdout is not None
-    for line in process.stdout:
+    for line in output:
         said.append(line.decode(errors="replace").rstrip())
         write(line)
-    if status := process.wait():
-        raise subprocess.CalledProcessError(status, process.args)
+    process.wait()
+    ended.set()
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

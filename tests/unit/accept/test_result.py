@@ -64,12 +64,25 @@ def test_a_stage_that_was_asked_for_and_has_no_check_passes_nothing(tmp_path: Pa
         ({"hardware": None}, "x.json: hardware: missing; give a mapping"),
         ({"run": 3}, "x.json: run: expected a mapping, got number 3"),
         ({"checks": [{"id": "a.b"}]}, r"x.json: checks\[0\].outcome: missing; give text"),
+        ({"checks": [{"id": "a.b"}]}, r"x.json: checks\[0\].measured: missing"),
     ],
 )
 def test_what_is_no_result_is_refused_with_its_path(change: dict[str, Any], message: str) -> None:
     values = {**acceptance.values(acceptance.report()), **change}
     with pytest.raises(AcceptError, match=message):
         parse(values, "x.json")
+
+
+@pytest.mark.parametrize("key", ["nodes", "measured", "unit", "limit", "context", "reason"])
+def test_a_check_without_one_of_its_keys_is_refused(key: str) -> None:
+    values = acceptance.values(acceptance.report())
+    del values["checks"][0][key]
+    with pytest.raises(AcceptError, match=rf"^x.json: checks\[0\].{key}: missing$"):
+        parse(values, "x.json")
+    values["checks"][0][key] = None
+    if key in ("nodes", "unit", "context"):
+        with pytest.raises(AcceptError, match=rf"^x.json: checks\[0\].{key}: missing$"):
+            parse(values, "x.json")
 
 
 def test_results_of_one_stage_each_come_together_in_order(tmp_path: Path) -> None:
