@@ -68,7 +68,8 @@ def _log(state: State) -> Path:
 
 def _running(state: State) -> str | None:
     """Its address, once it is ready."""
-    if not process.alive(NAME, _run(state)):
+    log = _log(state)
+    if not (process.alive(NAME, _run(state)) and log.exists()):
         return None
-    found = _READY.findall(_log(state).read_text())
+    found = _READY.findall(log.read_text())
     return found[-1] if found else None

@@ -14,8 +14,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -224,8 +224,7 @@ def end(is_ours: Callable[[int], bool], timeout_s: float) -> bool:
         while living := set(filter(is_ours, pids())):
             ran = True
             # Once each: at a second TERM the API server drops everything.
-            for pid in living - told:
-                _signal(pid, number, is_ours)
+            _signal(living - told, number, is_ours)
             told |= living
             if time.monotonic() > deadline:
                 break
@@ -238,19 +237,22 @@ def pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
 
 
-def _signal(pid: int, number: signal.Signals, is_ours: Callable[[int], bool]) -> None:
-    """Signal exactly that process: the descriptor pins it before it is looked at again."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        if is_ours(pid):
-            signal.pidfd_send_signal(descriptor, number)
-    except ProcessLookupError:
-        return
-    finally:
-        os.close(descriptor)
+def _signal(wanted: Iterable[int], number: signal.Signals, is_ours: Callable[[int], bool]) -> None:
+    """Signal exactly those: their descriptors pin them before they are looked at again.
+
+    All are looked at before the first is signalled: a member without our mark is known by its
+    leader alone, which may be gone then.
+    """
+    with ExitStack() as pinned:
+        ours: list[int] = []
+        for pid in wanted:
+            with suppress(OSError):
+                descriptor = os.pidfd_open(pid)
+                pinned.callback(os.close, descriptor)
+                ours += [descriptor] if is_ours(pid) else []
+        for descriptor in ours:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, number)
 
 
 def alive(name: str, run_dir: Path) -> bool:

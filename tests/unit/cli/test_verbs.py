@@ -507,6 +507,17 @@ def test_the_emulator_of_previews_is_a_leftover_while_it_runs(state: Path) -> No
     assert runner.find(state, before) == []
 
 
+def test_the_emulator_of_previews_is_not_found_without_its_log(state: Path) -> None:
+    """The log names its port."""
+    offline.start(State(state))
+    try:
+        (State(state).offline / "nebius-api.log").unlink()
+        with pytest.raises(LocalError, match="not running"):
+            offline.endpoint(State(state))
+    finally:
+        offline.stop(State(state))
+
+
 def test_local_down_also_stops_the_emulator_of_previews(state: Path) -> None:
     """It lived on after `make clean`, with its state folder gone."""
     offline.start(State(state))

@@ -61,6 +61,19 @@ def test_stop_ends_everything_that_the_process_forked(tmp_path: Path) -> None:
     assert process.all_processes(tmp_path) == []
 
 
+def test_stop_ends_members_that_its_leader_alone_makes_known(tmp_path: Path) -> None:
+    """They do not carry our mark; the leader, which is signalled first, is gone by then."""
+    ready = tmp_path / "ready"
+    nameless = f"env -i sh -c 'echo $$ >> {ready}; exec sleep 1000' &"
+    start_sleeper(tmp_path, f"{nameless * 20} wait")
+    wait_until(lambda: ready.exists() and len(ready.read_text().split()) == 20)
+    assert process.stop("sleeper", tmp_path)
+    left = [pid for pid in ready.read_text().split() if process._stat(int(pid)) is not None]
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)
+    assert left == []
+
+
 def test_stop_kills_a_process_that_ignores_term(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     started = start_sleeper(tmp_path, f"trap '' TERM; touch {ready}; while :; do sleep 1; done")
