@@ -64,11 +64,13 @@ def estimate(schema: Schema, request: Any, answer: Any) -> Any:
         row = answer.resource_costs.add()
         row.metadata.CopyFrom(message.metadata)
         charged: dict[str, Any] = {"general": {"total": _breakdown(parts)}}
-        if count := _num_instances(message.spec):
+        if (count := _num_instances(message.spec)) is not None:
             each = {"per_instance": _breakdown(parts), "instance_count": count}
             charged = {"fixed_instance": {"total": _breakdown(parts, count), **each}}
         json_format.ParseDict({**hourly, **charged}, row)
-    total = _sum([part for one, parts in costs for part in parts * (_num_instances(one.spec) or 1)])
+    counts = [_num_instances(one.spec) for one, _ in costs]
+    times = [1 if count is None else count for count in counts]
+    total = _sum([part for (_, parts), n in zip(costs, times, strict=True) for part in parts * n])
     json_format.ParseDict({**hourly, "general": {"total": total}}, answer.total_costs.add())
     return answer
 
@@ -115,9 +117,9 @@ def _node_group(spec: Any, path: str) -> list[_Part]:
     return _instance(spec.template, f"{path}.template") + disk
 
 
-def _num_instances(spec: Any) -> int:
-    """Of a node group; 0 of what is none."""
-    return getattr(spec, "fixed_node_count", 0)
+def _num_instances(spec: Any) -> int | None:
+    """Of a node group; None of what is none."""
+    return getattr(spec, "fixed_node_count", None)
 
 
 def _part(name: str, quantity: int | Decimal, usd: Decimal) -> _Part:

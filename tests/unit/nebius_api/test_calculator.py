@@ -72,6 +72,14 @@ def test_a_group_of_fixed_size_says_what_one_instance_costs(sdk):
     assert total == Decimal(group.total.cost) + Decimal("0.109589")
 
 
+def test_a_group_of_no_nodes_costs_nothing(sdk):
+    answer = request(sdk, node_group("mk8scluster-e00x", nodes=0)).wait()
+    group = answer.resource_costs[0].fixed_instance
+    assert (group.instance_count, Decimal(group.total.cost)) == (0, 0)
+    assert Decimal(group.per_instance.cost) > 0
+    assert Decimal(answer.total_costs[0].general.total.cost) == 0
+
+
 def test_a_filesystem_is_billed_by_the_hour_and_no_other_unit_is_answered(sdk):
     for units in ([], [UNITS.FILTER_AGGREGATION_UNIT_HOUR]):
         wanted = billing.FilterAggregationUnit(filter_aggregation_unit_values=units)
