@@ -309,9 +309,10 @@ def git_revision() -> str | None:
 
 
 def given(ctx: typer.Context) -> list[Any]:
-    """The parameters that the command line itself gives, without those of a default."""
+    """The parameters that the command line gives, of the command or of its group."""
     sources = [(each, ctx.get_parameter_source(each.name or "")) for each in ctx.command.params]
-    return [each for each, source in sources if source and source.name == "COMMANDLINE"]
+    named = ("COMMANDLINE", "DEFAULT_MAP")
+    return [each for each, source in sources if source is not None and source.name in named]
 
 
 OutputOption = Annotated[

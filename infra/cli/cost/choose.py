@@ -86,7 +86,10 @@ def size(
         flag, idle = "--serve", training | {"gpu_mem"}
     elif model is None:
         flag, idle = "of a whole catalog", {"streams", "gpu_mem"}
-    if unused := [each.opts[0] for each in context.given(ctx) if each.name in idle]:
+    elif method is Method.FULL:
+        flag, idle = "--method full without --serve", {"streams", "rank"}
+    given = [each for each in context.given(ctx) if each.name in idle]
+    if unused := ["/".join((*each.opts, *each.secondary_opts)) for each in given]:
         ctx.fail(f"{flag}: {', '.join(unused)} would change nothing; leave it out")
     if rule is not None:
         found = answer.deck_answer(model, dtype=dtype, gpu_memory_gb=gpu_mem)

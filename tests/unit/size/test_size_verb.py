@@ -44,9 +44,11 @@ def test_the_rule_of_seed_004_needs_no_model() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--rule", "2024-deck", "--stack", "l40s-dev", "--seq", "8"], "--rule: --stack, --seq"),
+        (["--rule", "2024-deck", "--stack", "l40s-dev", "--seq", "8"], "--rule: --stack/-s, --seq"),
         (["Qwen3-8B", "--serve", "--rank", "8"], "--serve: --rank"),
         (["Qwen3-8B", "--streams", "8"], "without --serve: --streams"),
+        (["Qwen3-8B", "--serve", "--no-checkpointing"], "checkpointing/--no-checkpointing"),
+        (["Qwen3-8B", "--method", "full", "--rank", "8"], "--method full without --serve: --rank"),
         (["--gpu-mem", "48"], "of a whole catalog: --gpu-mem"),
     ],
 )
@@ -54,6 +56,13 @@ def test_an_option_that_would_change_nothing_is_refused(arguments: list[str], to
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert f"{told} would change nothing" in err
+
+
+def test_a_stack_before_the_command_is_refused_with_the_rule_too() -> None:
+    given = ["cost", "-s", "l40s-dev", "size", "--rule", "2024-deck"]
+    result = CliRunner().invoke(app, given)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--rule: --stack/-s would change nothing" in result.stderr
 
 
 @pytest.mark.feature("S004-15")
