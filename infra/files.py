@@ -13,10 +13,6 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 def write(path: Path, content: str | bytes, *, mode: int | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
@@ -314,8 +313,10 @@ def test_the_chats_of_a_day_pay_the_day_exactly(case: tuple[ChatSpec, Speed]):
     served = min(asked, row.chats_per_day)
     day = HOURLY.cluster_low_usd * 24
     assert abs(served * row.cluster_low_usd - day) <= day * EPSILON
-    nodes = math.ceil(served / row.chats_per_day_of_node)
-    assert nodes <= row.chat.serving_nodes + 1
+    needed, room = row.serving_nodes_needed, row.chats_per_day_of_node
+    if row.demand_per_day is not None:
+        assert row.demand_per_day <= needed * room * (1 + EPSILON)
+        assert needed == 1 or (needed - 1) * room < row.demand_per_day * (1 + EPSILON)
 
 
 @SETTINGS

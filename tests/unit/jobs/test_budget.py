@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cost.resources.estimate import estimate
 from cost.runs.forecast import Forecast
 from cost.runs.ledger import ActualEntry, ForecastEntry, Ledger, OverrideEntry
 from infra.clients.errors import JobsError
@@ -284,8 +285,7 @@ def test_a_run_of_unknown_hours_is_held_to_its_time_limit(tmp_path: Path) -> Non
 def test_a_cost_that_is_not_known_is_let_through_with_a_note(tmp_path: Path) -> None:
     of = books(tmp_path, "1")
     unpriced = replace(of.rates.book, readings={})
-    rates = replace(of.rates, spec=l40s(runs=()), book=unpriced)
-    of = replace(of, spec=replace(of.spec, runs=()), rates=rates)
+    of = replace(of, spec=replace(of.spec, runs=()), rates=estimate(l40s(runs=()), unpriced))
     said = ask(of, Recorded(stdout=EMPTY))
     assert said[0] == "finetune: its cost is not known, so the budget does not hold it back"
     (entry,) = of.file.read().entries
