@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
@@ -277,21 +276,26 @@ class Runner:
     def _pass(self, chunks: Items[Chunk]) -> torch.Tensor:
         writes = [(each.sequence.row, each.start, each.end - each.start) for each in chunks]
         positions_BT, mask = self._cache.aim(writes)
-        ids = [torch.tensor(each.ids) for each in chunks]
-        ids_BT = pad_sequence(ids, batch_first=True).to(positions_BT.device)
+        ids = [each.ids for each in chunks]
+        longest = max(map(len, ids))
+        padded = [[*each, *[0] * (longest - len(each))] for each in ids]
+        ids_BT = torch.tensor(padded, device=positions_BT.device)
         if self._adapter_rows is not None:
             self._adapter_rows.choose([each.sequence.asked.is_tuned for each in chunks])
         # Chunks of different lengths end at different places; the head gets those places only.
-        ends = [count - 1 for _, _, count in writes]
+        ends = [len(each) - 1 for each in ids]
         places = sorted({*ends})
+        has_one = len(places) == 1
         logits = self._model(
             input_ids=ids_BT,
             attention_mask=mask,
             position_ids=positions_BT,
             past_key_values=self._cache,
             use_cache=True,
-            logits_to_keep=torch.tensor(places, device=ids_BT.device),
+            logits_to_keep=1 if has_one else torch.tensor(places, device=ids_BT.device),
         ).logits
+        if has_one:  # as in decoding, where each copy of a small tensor to the GPU counts
+            return logits[:, -1].float()
         return logits[[*range(len(ends))], [places.index(each) for each in ends]].float()
 
 
