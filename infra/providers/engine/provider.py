@@ -160,13 +160,14 @@ class Secret:
 
 def unmarshal(struct: struct_pb2.Struct) -> dict[str, Any]:
     """The plain mapping of a wire struct; secrets stay wrapped, see `reveal`."""
-    return {key: _from_wire(value) for key, value in struct.fields.items()}
+    return {key: _from_wire(value) for key, value in struct.items()}
 
 
 def marshal(values: Mapping[str, Any]) -> struct_pb2.Struct:
     """The wire struct of a plain mapping."""
-    fields = {key: _to_wire(value, key) for key, value in values.items()}
-    return struct_pb2.Struct(fields=fields)
+    struct = struct_pb2.Struct()
+    struct.update({key: _to_wire(value, key) for key, value in values.items()})
+    return struct
 
 
 def reveal(value: Any) -> Any:
@@ -207,24 +208,16 @@ def contains_unknown(value: Any) -> bool:
     return isinstance(value, list) and any(contains_unknown(item) for item in value)
 
 
-def _from_wire(value: struct_pb2.Value) -> Any:
-    kind = value.WhichOneof("kind")
-    if kind in (None, "null_value"):
-        return None
-    if kind == "bool_value":
-        return value.bool_value
-    if kind == "number_value":
-        number = value.number_value
-        return int(number) if number.is_integer() else number
-    if kind == "string_value":
-        text = value.string_value
-        return UNKNOWN if text in _UNKNOWNS else text
-    if kind == "list_value":
-        return [_from_wire(item) for item in value.list_value.values]
-    return _from_wire_object(unmarshal(value.struct_value))
-
-
-def _from_wire_object(values: dict[str, Any]) -> Any:
+def _from_wire(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and value in _UNKNOWNS:
+        return UNKNOWN
+    if isinstance(value, struct_pb2.ListValue):
+        return [_from_wire(item) for item in value.items()]
+    if not isinstance(value, struct_pb2.Struct):
+        return value
+    values = unmarshal(value)
     signature = values.get(SIGNATURE)
     if signature == SECRET:
         return Secret(values.get("value"))
@@ -233,23 +226,15 @@ def _from_wire_object(values: dict[str, Any]) -> Any:
     raise ValueError(f"property value with an unknown signature {signature!r}")
 
 
-def _to_wire(value: Any, path: str) -> struct_pb2.Value:
-    if value is None:
-        return struct_pb2.Value(null_value=struct_pb2.NULL_VALUE)
-    if isinstance(value, bool):
-        return struct_pb2.Value(bool_value=value)
-    if isinstance(value, int | float):
-        return struct_pb2.Value(number_value=value)
-    if isinstance(value, str):
-        return struct_pb2.Value(string_value=value)
+def _to_wire(value: Any, path: str) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
     if value is UNKNOWN:
-        return struct_pb2.Value(string_value=_UNKNOWN)
+        return _UNKNOWN
     if isinstance(value, list | tuple):
-        items = [_to_wire(item, f"{path}[{i}]") for i, item in enumerate(value)]
-        return struct_pb2.Value(list_value=struct_pb2.ListValue(values=items))
+        return [_to_wire(item, f"{path}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, Mapping):
-        fields = {str(key): _to_wire(item, f"{path}.{key}") for key, item in value.items()}
-        return struct_pb2.Value(struct_value=struct_pb2.Struct(fields=fields))
+        return {str(key): _to_wire(item, f"{path}.{key}") for key, item in value.items()}
     if isinstance(value, Secret):
         return _to_wire({SIGNATURE: SECRET, "value": value.value}, path)
     raise TypeError(f"{path}: {type(value).__name__} is no property value")
