@@ -46,7 +46,7 @@ from stacks.files import MAX_BYTES, is_list, is_map, parse_yaml, read_text
 from stacks.spec import StackSpec
 from stacks.spec.decode import Decoder, any_text, between, one_of
 from stacks.spec.nodes import Billing
-from stacks.spec.storage import DiskType
+from stacks.spec.storage import DiskType, FilesystemType
 
 HOURS_PER_MONTH: Final = Decimal(730)
 """Nebius's own month (docs.nebius.com/object-storage/resources/pricing: 730 hours)."""
@@ -129,6 +129,7 @@ def _units() -> Mapping[str, Unit]:
     units = dict(_SERVICES)
     for kind in DiskType:
         units[f"disk/{kind}"] = Unit.GIB_MONTH
+    for kind in FilesystemType:
         units[f"filesystem/{kind}"] = Unit.GIB_MONTH
     for platform, facts in PLATFORMS.items():
         for part, unit in _NODE_PARTS.items():

@@ -27,9 +27,11 @@ from cost.prices.book import (
     newest,
     node_sku,
 )
+from cost.resources.estimate import estimate
 from stacks.spec import StackSpec
 from stacks.spec.cost import ContractPriceSpec
 from stacks.spec.nodes import Billing
+from stacks.spec.storage import FilesystemSpec, FilesystemType
 from tests.nightly import law
 from tests.unit.cost.conftest import Priced
 
@@ -153,6 +155,16 @@ def test_every_shipped_sku_has_a_known_name_its_unit_and_what_it_covers():
             assert covers_vm(sku) is price[0].covers_vm, sku
     assert "cpu-d3/gpu" not in UNITS
     assert "disk/network-ssd-io-m3" in UNITS
+
+
+def test_every_filesystem_that_a_stack_declares_can_have_a_price(h100: StackSpec):
+    """`weka` was refused in contract_prices, and a refresh of live prices ended in a KeyError."""
+    for kind in FilesystemType:
+        fields = {"sku": f"filesystem/{kind}", "unit": "GiB-month", "usd": Decimal("0.1")}
+        storage = replace(h100.storage, jail=FilesystemSpec(size_gib=2048, type=kind))
+        spec = replace(h100, contract_prices=(contract(**fields),), storage=storage)
+        lines = {line.id: line for line in estimate(spec, layered(spec)).components}
+        assert lines["storage.jail"].monthly_low_usd == Decimal("204.8")
 
 
 @given(readings, st.sampled_from(REGIONS), st.randoms(use_true_random=False))
