@@ -175,7 +175,7 @@ def hourly_by_billing(rates: Estimate, hourly: HourlyCost) -> Mapping[Billing, H
         low, high = spec.nodes.counts(worker)
         found[billing] = HourlyCost(
             cluster_low_usd=hourly.cluster_low_usd + change * max(low, serving),
-            cluster_high_usd=hourly.cluster_high_usd + change * high,
+            cluster_high_usd=hourly.cluster_high_usd + change * max(high, serving),
             serving_usd=None if alone is None else alone + change * serving,
         )
     return found

@@ -119,19 +119,20 @@ def _unknown_chats(spec: StackSpec, broken: tuple[NoOperatingPoint, ...]) -> Not
 
 def hourly_cost(spec: StackSpec, estimate: Estimate) -> HourlyCost:
     """US dollars an hour that the stack's chats are charged with."""
-    chat, absent_usd = spec.chat, Decimal(0)
+    chat, absent_usd = spec.chat, [Decimal(0), Decimal(0)]
     workers = () if chat.serving_nodeset is None else serving_workers(spec)
     node_usd = next((estimate.node_usd_per_hour[each.name] for each in workers), None)
     for worker in workers:
         # A nodeset that shrinks to nothing answers nobody: its chats pay for the nodes that they
-        # need, also those that a cluster at min_nodes does not have.
-        absent = max(0, chat.serving_nodes - spec.nodes.counts(worker)[0])
-        for component in estimate.components:
-            if component.nodeset == worker.name:
-                absent_usd += component.monthly_usd_of_node * absent / HOURS_PER_MONTH
+        # need, also those that a cluster at min_nodes, or a paused one, does not have.
+        for end, count in enumerate(spec.nodes.counts(worker)):
+            absent = max(0, chat.serving_nodes - count)
+            for component in estimate.components:
+                if component.nodeset == worker.name:
+                    absent_usd[end] += component.monthly_usd_of_node * absent / HOURS_PER_MONTH
     return HourlyCost(
-        cluster_low_usd=estimate.hourly_low_usd + absent_usd,
-        cluster_high_usd=estimate.hourly_high_usd,
+        cluster_low_usd=estimate.hourly_low_usd + absent_usd[0],
+        cluster_high_usd=estimate.hourly_high_usd + absent_usd[1],
         serving_usd=None if node_usd is None else node_usd * chat.serving_nodes,
     )
 

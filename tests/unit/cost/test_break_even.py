@@ -238,7 +238,7 @@ def test_a_paused_stack_is_compared_with_the_nodes_that_it_has(priced: Callable[
     found = hourly_by_billing(inputs.estimate, hourly)[Billing.PREEMPTIBLE]
     saved = (Decimal("4.50") - Decimal("2.15")) * 8 * spec.chat.serving_nodes
     assert found.cluster_low_usd == hourly.cluster_low_usd - saved
-    assert found.cluster_high_usd == hourly.cluster_high_usd
+    assert found.cluster_high_usd == hourly.cluster_high_usd - saved
 
 
 def test_a_book_without_preemptible_prices_adds_no_row(priced: Callable[[str], Priced]):

@@ -169,6 +169,16 @@ def test_a_nodeset_that_shrinks_to_nothing_is_charged_for_the_nodes_that_serve(
     assert abs(bills[0].cluster_low_usd - bills[2].cluster_low_usd) < Decimal("1e-20")
 
 
+def test_chats_of_a_paused_stack_pay_for_their_nodes_at_max_nodes_too(
+    priced: Callable[[str], Priced],
+):
+    """That end had none: it was below the serving node alone, and policies are held against it."""
+    spec, _ = priced("l40s-dev")
+    spec = replace(spec, nodes=replace(spec.nodes, paused=True))
+    found = unit_costs(spec, estimate(spec, PriceBook.load(spec.prices)), []).hourly
+    assert (found.serving_usd or 0) < found.cluster_low_usd <= found.cluster_high_usd
+
+
 def test_the_newest_measurement_wins_whatever_the_order(priced: Callable[[str], Priced]):
     day_before = {"started_at": "2026-11-20T05:00:00Z", "finished_at": "2026-11-20T05:01:40Z"}
     old = record(metrics={"output_tokens_per_s": 5}, **day_before)
