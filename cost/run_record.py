@@ -43,6 +43,14 @@ Measure = Annotated[Decimal, _measure]
 AnyText = Annotated[str, any_text]
 
 
+def _name(value: object) -> tuple[object, str | None]:
+    return value or None, any_text(value)[1]
+
+
+Name = Annotated[str | None, _name]
+"""What a file may leave empty instead of leaving it out."""
+
+
 class RunRecordError(UserError):
     """A file that is not a run record of this schema."""
 
@@ -50,7 +58,9 @@ class RunRecordError(UserError):
 def read_object(text: str, path: str, expected: int) -> Mapping[str, object]:
     """The JSON object in the text, of this schema version; `path` names it in errors."""
     try:
-        document: object = json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant)
+        document: object = json.loads(
+            text, parse_float=Decimal, parse_constant=_refuse_constant, object_hook=_without_nulls
+        )
     except (ValueError, RecursionError, RunRecordError) as error:
         raise RunRecordError(f"{path}: not valid JSON: {error}") from error
     if not is_map(document):
@@ -62,6 +72,10 @@ def read_object(text: str, path: str, expected: int) -> Mapping[str, object]:
             "run the job again with this version, or read it with the one that wrote it"
         )
     return document
+
+
+def _without_nulls(values: dict[str, object]) -> dict[str, object]:
+    return {key: each for key, each in values.items() if each is not None}
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -175,8 +189,8 @@ class LoadCurve:
 
     slo: Slo
     curve: tuple[LoadPoint, ...]
-    model: AnyText | None = None
-    """Name in the API that was asked; None where the file does not say."""
+    model: Name = None
+    """Name in the API that was asked; None of a test that ended before its first request."""
 
     @property
     def sweep(self) -> tuple[LoadPoint, ...]:
@@ -193,9 +207,7 @@ class LoadCurve:
 
 def parse_load_curve(text: str, path: str) -> LoadCurve:
     """The curve in the text of a load.json; `path` names it in errors."""
-    found = _decoded(LoadCurve, read_object(text, path, CURVE_VERSION), path)
-    # Empty in the file of a test that ended before its first request.
-    return replace(found, model=found.model or None)
+    return _decoded(LoadCurve, read_object(text, path, CURVE_VERSION), path)
 
 
 def operating_point_of(metrics: Mapping[str, Decimal]) -> LoadPoint | None:
@@ -295,11 +307,11 @@ class RunRecord:
     """What a load test found, from load.json beside its record; None without the file."""
     reason: AnyText | None = None
     """Why it did not pass."""
-    code_hash: AnyText | None = None
+    code_hash: Name = None
     git_revision: Annotated[str | None, _commit] = None
-    data_hash: AnyText | None = None
+    data_hash: Name = None
     """SHA-256 of the file of rows that it read or made, the artifact `data_file`."""
-    world_size: int = 1
+    world_size: CountOrZero = 1
     versions: Mapping[str, AnyText] = field(default_factory=dict[str, str])
     environment: Mapping[str, AnyText] = field(default_factory=dict[str, str])
     artifacts: Mapping[str, AnyText] = field(default_factory=dict[str, str])

@@ -28,6 +28,16 @@ def test_what_a_job_outside_a_stack_leaves_empty_is_allowed():
     assert (found.stack, found.hardware) == (None, None)
 
 
+def test_what_prices_nothing_does_not_cost_the_record():
+    """A job of our user's own has no ranks, or knows no hash of its data."""
+    empty = {"library": None, "python": "3.11.7"}
+    named = {key: {"x": None} for key in ("environment", "artifacts", "metrics")}
+    found = record(world_size=0, code_hash="", data_hash="", versions=empty, **named)
+    assert (found.world_size, found.code_hash, found.data_hash) == (0, None, None)
+    assert found.versions == {"python": "3.11.7"}
+    assert (found.environment, found.artifacts, found.metrics) == ({}, {}, {})
+
+
 def test_the_log_s_last_line_is_the_same_record():
     line = record_text() + "\n"
     assert "\n" not in line.strip()
