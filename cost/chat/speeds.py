@@ -119,29 +119,25 @@ def serving_workers(spec: StackSpec) -> tuple[WorkerSpec, ...]:
 
 def _newest(spec: StackSpec, records: Sequence[RunRecord]) -> dict[tuple[str, int], Speed]:
     """Newest measurement by engine and batch size, of records that count for this stack."""
-    newest: dict[tuple[str, int], tuple[RunRecord, Speed]] = {}
+    counted = counting(spec, records)
+    last_load = {record.engine: record for record in counted if record.kind == Kind.LOAD}
+    newest: dict[tuple[str, int], Speed] = {}
     every: dict[tuple[str, int], list[tuple[tuple[object, ...], Speed]]] = {}
-    for record in counting(spec, records):
-        if record.engine is None:
-            continue
+    for record in counted:
         operating = _operating(record)
-        if record.kind == Kind.LOAD:
-            # A curve is one thing: what an earlier one found is outlived as a whole.
-            newest = {
-                key: each
-                for key, each in newest.items()
-                if key[0] != record.engine or each[0].kind != Kind.LOAD
-            }
-            if operating is None:
-                continue
+        if record.engine is None or (record.kind == Kind.LOAD and operating is None):
+            continue
+        # A curve is one thing: what an earlier one found is outlived as a whole.
+        is_outlived = record.kind == Kind.LOAD and record is not last_load[record.engine]
         for speed in _measured(record, operating):
             key = record.engine, speed.batch_size
             same = (record.kind, record.recipe, _device(record), speed.operating is None)
             earlier = every.setdefault(key, [])
             former = [each for of, each in earlier if of == same]
             earlier.append((same, speed))
-            newest[key] = record, replace(speed, repeats=(*former, speed)) if former else speed
-    return {key: speed for key, (_, speed) in newest.items()}
+            if not is_outlived:
+                newest[key] = replace(speed, repeats=(*former, speed)) if former else speed
+    return newest
 
 
 def counting(spec: StackSpec, records: Sequence[RunRecord]) -> list[RunRecord]:

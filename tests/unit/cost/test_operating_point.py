@@ -137,6 +137,15 @@ def test_the_newest_load_test_outlives_an_earlier_curve_as_a_whole(local: Callab
     assert "NO OPERATING POINT" not in notes(local(later, again))
 
 
+def test_an_evaluation_is_there_again_once_the_load_test_that_hid_it_is_outlived(
+    local: Callable[..., Bill],
+):
+    """Both measured one stream; the next load test took the row of either with it."""
+    later = load_record(HOPELESS, job_id="15", finished_at="2026-11-21T08:00:00Z")
+    rows = local(record(), load_record(), later).unit_costs.known_chats
+    assert [row.speed.source for row in rows] == ["job 12 of stack local on cpu"]
+
+
 def test_one_stream_that_breaks_the_slo_is_no_row_beside_a_batch_that_keeps_it(
     local: Callable[..., Bill],
 ):
