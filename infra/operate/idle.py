@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from infra.clients import slurm
 from infra.clients.errors import AbsentError, JobsError
@@ -240,60 +240,40 @@ def worker_groups(export: str, workers: Collection[str]) -> tuple[str, ...]:
 _PARTITION: Final = re.compile(r"^PartitionName=(\S+) .*?\bState=(\S+)", re.MULTILINE)
 
 
-def hold(shell: Shell) -> tuple[str, ...]:
-    """Names of the partitions that took jobs and now take none; all of them, or an error."""
+def open_partitions(shell: Shell) -> tuple[str, ...]:
+    """Names of the partitions that take jobs."""
     command = "scontrol show partition --all --oneliner"
     shown = _PARTITION.findall(asked(shell, "scontrol show partition", command))
-    partitions = tuple(name for name, state in shown if state == "UP")
-    try:
-        _update(shell, partitions, "DRAIN")
-    except BaseException:
-        release(shell, partitions)
-        raise
-    return partitions
+    return tuple(name for name, state in shown if state == "UP")
 
 
-def release(shell: Shell, partitions: Sequence[str]) -> None:
-    """Lets jobs into the partitions again."""
-    _update(shell, partitions, "UP")
+def set_partitions(shell: Shell, partitions: Sequence[str], state: Literal["DRAIN", "UP"]) -> None:
+    """Keeps jobs off the partitions, or lets them in again."""
+    for name in partitions:
+        asked(shell, f"scontrol update PartitionName={name}", _command(name, state))
 
 
 def how_to_release(stack: str, partitions: Sequence[str]) -> str:
-    """What to type where `release` did not come through."""
+    """What to type where `set_partitions` did not come through."""
     steps = "; ".join(_command(name, "UP") for name in partitions)
     return f"soperator ssh --root -s {stack} {shlex.quote(steps)}"
-
-
-def _update(shell: Shell, partitions: Sequence[str], state: str) -> None:
-    for name in partitions:
-        asked(shell, f"scontrol update PartitionName={name}", _command(name, state))
 
 
 def _command(partition: str, state: str) -> str:
     return shlex.join(["scontrol", "update", f"PartitionName={partition}", f"State={state}"])
 
 
-def cordon(client: KubeClient, workers: Collection[str]) -> tuple[str, ...]:
-    """Names of the workers' nodes that took pods and now take none; all that are, or an error."""
-    nodes = tuple(
+def open_nodes(client: KubeClient, workers: Collection[str]) -> tuple[str, ...]:
+    """Names of the workers' nodes that take pods."""
+    return tuple(
         node["metadata"]["name"]
         for node in worker_nodes(client, workers)
         if not node.get("spec", {}).get("unschedulable")
     )
-    try:
-        _set(client, nodes, unschedulable=True)
-    except BaseException:
-        uncordon(client, nodes)
-        raise
-    return nodes
 
 
-def uncordon(client: KubeClient, nodes: Sequence[str]) -> None:
-    """Lets pods onto the nodes again."""
-    _set(client, nodes, unschedulable=False)
-
-
-def _set(client: KubeClient, nodes: Sequence[str], *, unschedulable: bool) -> None:
+def set_nodes(client: KubeClient, nodes: Sequence[str], *, unschedulable: bool) -> None:
+    """Keeps pods off the nodes, or lets them in again."""
     for name in nodes:
         patch = {"spec": {"unschedulable": unschedulable or None}}
         # An engine that failed may have taken some of the nodes, and autoscaling any.

@@ -270,10 +270,13 @@ def _pause_idle(
     """Exit status; new work is kept off, and what came since the verdict keeps the stack."""
     mine = outputs.as_owner_of(context.private_key(identity))
     with context.connect(outputs, identity) as connection, ExitStack() as undo:
-        held = idle.hold(connection)
-        undo.callback(_release, spec.name, outputs, identity, held)
+        partitions = idle.open_partitions(connection)
+        undo.callback(_release, spec.name, outputs, identity, partitions)
+        idle.set_partitions(connection, partitions, "DRAIN")
         with closing(context.kube_client(spec.name)) as client:
-            undo.callback(_uncordon, spec.name, idle.cordon(client, _workers(spec)))
+            nodes = idle.open_nodes(client, _workers(spec))
+            undo.callback(_uncordon, spec.name, nodes)
+            idle.set_nodes(client, nodes, unschedulable=True)
         again = _verdict(spec, outputs, connection, end_jobs=end_jobs)
         if not again.is_due:
             output.note(f"{spec.name}: no longer due, so not paused: {again.reason}")
@@ -303,7 +306,7 @@ def _uncordon(stack: str, nodes: tuple[str, ...]) -> None:
         return
     try:
         with closing(context.kube_client(stack)) as client:
-            idle.uncordon(client, nodes)
+            idle.set_nodes(client, nodes, unschedulable=False)
     except (JobsError, KubeError) as error:
         output.note(
             f"{stack}: nodes {', '.join(nodes)} still take no pods ({error}); let them: "
@@ -317,7 +320,7 @@ def _release(
     """On a connection of its own: the engine may have run for long."""
     try:
         with context.connect(outputs, identity) as connection:
-            idle.release(connection, held)
+            idle.set_partitions(connection, held, "UP")
     except JobsError as error:
         output.note(
             f"{stack}: partitions {', '.join(held)} still take no jobs ({error}); let them: "

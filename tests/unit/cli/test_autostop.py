@@ -18,7 +18,7 @@ import stacks.load
 from infra.cli import context
 from infra.cli.cluster import pause
 from infra.cli.main import app
-from infra.clients.errors import JobsError
+from infra.clients.errors import JobsError, KubeError
 from infra.clients.ssh import Result as SshResult
 from infra.operate.idle import Activity, Verdict
 from infra.render import names
@@ -58,6 +58,8 @@ class Outputs:
 class Login:
     """A login node of two partitions; writes the changes of them beside the engine's calls."""
 
+    refused = "nothing"
+
     def __init__(self, called: Path) -> None:
         self.called = called
 
@@ -71,7 +73,9 @@ class Login:
         if command.startswith("scontrol update"):
             with self.called.open("a", encoding="utf-8") as file:
                 file.write(f"{command}\n")
-        return SshResult(command=command, exit_code=0, stdout=PARTITIONS, stderr="")
+        failed = int(self.refused in command)
+        said = "Access denied\n" if failed else ""
+        return SshResult(command=command, exit_code=failed, stdout=PARTITIONS, stderr=said)
 
 
 @pytest.fixture
@@ -166,6 +170,8 @@ def test_a_job_that_came_since_the_verdict_keeps_the_stack(
 class Nodes:
     """Two worker nodes, one of them cordoned by somebody; writes beside the engine's calls."""
 
+    refused = "nothing"
+
     def __init__(self, called: Path) -> None:
         self.called = called
 
@@ -179,6 +185,8 @@ class Nodes:
         word = "cordon" if patch["spec"]["unschedulable"] else "uncordon"
         with self.called.open("a", encoding="utf-8") as file:
             file.write(f"{word} {target['metadata']['name']}\n")
+        if word == self.refused:
+            raise KubeError(f"{target['metadata']['name']}: no", status=503)
         return target
 
     def close(self) -> None:
@@ -202,6 +210,30 @@ def test_nodes_that_stay_take_pods_again(folder: Path, monkeypatch: pytest.Monke
     assert run("--act").exit_code == 255
     kept = [PREVIEW, HOLD, "cordon node-a", UP, "uncordon node-a", RELEASE]
     assert called(folder) == kept
+
+
+def test_where_one_partition_cannot_be_held_all_take_jobs_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged(monkeypatch, DUE)
+    monkeypatch.setattr(Login, "refused", "State=DRAIN")
+    done = run("--act")
+    assert done.exit_code == 1
+    assert "PartitionName=main: exit 1: Access denied" in done.output
+    assert not is_paused(folder)
+    assert called(folder) == [PREVIEW, HOLD, RELEASE]
+
+
+def test_where_one_node_cannot_be_cordoned_all_take_pods_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged(monkeypatch, DUE)
+    monkeypatch.setattr(context, "kube_client", lambda name: Nodes(folder.parent / "called"))
+    monkeypatch.setattr(Nodes, "refused", "cordon")
+    done = run("--act")
+    assert done.exit_code == 1
+    assert "node-a: no" in done.output
+    assert called(folder) == [PREVIEW, HOLD, "cordon node-a", "uncordon node-a", RELEASE]
 
 
 def test_an_engine_that_fails_is_the_exit_code_and_the_next_run_tries_again(
