@@ -257,6 +257,10 @@ record = {"outcome": "FAIL" if code else "PASS", "exit_code": code, "job": "prob
 record |= {"metrics": {"score": float(sets.get("score", 0))}}
 (results / "run_record.json").write_text(json.dumps(record))
 time.sleep(float(sets.get("sleep", 0)))
+for _ in range(600 if "until" in sets else 0):  # a minute, where a test that failed never says so
+    if pathlib.Path(sets["until"]).exists():
+        break
+    time.sleep(0.1)
 if int(sets.get("fail_rank", 0)) == rank:
     sys.exit(int(sets.get("exit", 0)))
 time.sleep(float(sets.get("linger", 0)))

@@ -135,13 +135,15 @@ def test_four_ranks_on_two_nodes_have_four_numbers_and_one_master(
 
     While it runs `top` samples both: without its number of nodes srun started on the first alone.
     """
-    submission = start(cluster, connection, "ranks", "sleep=30")
+    sampled = "/mnt/data/sampled"
+    submission = start(cluster, connection, "ranks", f"until={sampled}")
     deadline = time.monotonic() + 60
     while (job := slurm.find(connection, submission.job_id)).state != "RUNNING":
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    sampled = top.watch(connection, cluster.outputs.code_path, job, every_s=1, count=1)
-    assert {each.node for each in sampled} == {"worker-0", "worker-1"}
+    samples = top.watch(connection, cluster.outputs.code_path, job, every_s=1, count=1)
+    assert {each.node for each in samples} == {"worker-0", "worker-1"}
+    cluster.path(sampled).touch()
     status, log = finish(connection, submission)
     seen = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     assert status == 0
@@ -248,12 +250,14 @@ def test_a_job_after_a_failed_one_is_cancelled_instead_of_waiting_for_ever(
     cluster: JobsCluster, connection: Connection
 ) -> None:
     # It has to fail after the looks at the second one.
-    first = start(cluster, connection, "probe", "sleep=20", "exit=3")
+    seen = "/mnt/data/seen"
+    first = start(cluster, connection, "probe", f"until={seen}", "exit=3")
     second = start(cluster, connection, "second", after=first.job_id)
     waiting = slurm.find(connection, second.job_id)
     queued = {job.id: job for job in slurm.recent(connection, days=1)}[second.job_id]
     assert waiting.needs == queued.needs == (first.job_id,)
     assert why(waiting, {first.job_id: "probe"}).startswith(f"waits until probe ({first.job_id}) s")
+    cluster.path(seen).touch()
     status, _ = finish(connection, second)
     assert slurm.find(connection, first.job_id).exit_code == 3
     assert slurm.find(connection, second.job_id).state == "CANCELLED"

@@ -66,12 +66,14 @@ def test_a_long_queue_for_training_holds_up_no_job_of_the_other_partition(
             outputs, code = cluster.outputs, hash_files(files)
             return submit(connection, outputs, job, code_hash=code, sets=sets)
 
-        training = [start("whole", "sleep=20") for _ in range(3)]
+        looked = "/mnt/data/looked"
+        training = [start("whole", each) for each in (f"until={looked}", "sleep=2", "sleep=2")]
         served = start("serve")
         assert finish(connection, served)[0] == 0
         queue = {job.id: job for job in slurm.recent(connection, days=1)}
         assert [queue[each.job_id].state for each in training[1:]] == ["PENDING", "PENDING"]
         assert queue[served.job_id].where == "worker-1"
+        cluster.path(looked).touch()
         assert all(finish(connection, each)[0] == 0 for each in training)
         ended = [slurm.find(connection, each.job_id) for each in training]
     assert {job.where for job in ended} == {"worker-0"}
