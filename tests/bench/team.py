@@ -29,7 +29,7 @@ from tests.local.slurm_stand import CLUSTER, Stand, running_stand
 
 USERS = {"ann": 20011, "bob": 20012}
 ACCOUNT = "phys"
-_FORGETFUL = "MinJobAge=45\n"  # long enough for its owner to look
+_FORGETFUL = "MinJobAge=45"  # long enough for its owner to look
 LIMIT_S = 60
 """Time limit of a job, which has a node for itself: at a dollar a second, so many dollars."""
 
@@ -48,12 +48,20 @@ class Team:
 
     def hide_jobs(self) -> None:
         """Users see their own jobs alone from now on."""
-        hidden = "PrivateData=jobs"
+        self._configure(_FORGETFUL, "PrivateData=jobs")
+
+    def forget_soon(self) -> None:
+        """Slurm forgets what has ended within ten seconds from now on, the least that it takes."""
+        self._configure("MinJobAge=2")
+
+    def _configure(self, *lines: str) -> None:
+        """Lines of slurm.conf beside those of the charts; returns once slurmctld has the last."""
         values = self.stand.values()
-        values[CLUSTER]["customSlurmConfig"] = f"{_FORGETFUL}{hidden}\n"
+        values[CLUSTER]["customSlurmConfig"] = "".join(f"{line}\n" for line in lines)
         self.stand.apply(values)
-        shown = "scontrol show config | grep '^PrivateData' || true"
-        self.stand.wait(lambda: "jobs" in self.as_root(shown), hidden)
+        name, _, value = lines[-1].partition("=")
+        shown = f"scontrol show config | grep '^{name} ' || true"
+        self.stand.wait(lambda: value in self.as_root(shown).partition("=")[2].split(), lines[-1])
 
     @property
     def host_key(self) -> str:
@@ -100,7 +108,7 @@ def running_team(folder: Path, *, accounting: bool = True) -> Iterator[Team]:
     with running_stand(folder / "stand") as stand:
         values = stand.values(spec if accounting else None)
         if not accounting:
-            values[CLUSTER]["customSlurmConfig"] = _FORGETFUL
+            values[CLUSTER]["customSlurmConfig"] = f"{_FORGETFUL}\n"
         stand.apply(values)
         stand.wait_idle("worker-[0-1]")
         team = Team(stand, keys)

@@ -1,7 +1,7 @@
 """Two users with a laptop or two each, and one budget, on a real Slurm with and without accounting.
 
-Without it Slurm forgets a job within a minute of its end here (MinJobAge), and members tell each
-other through the folder that the stack names.
+Without it Slurm forgets a job soon after its end here (MinJobAge), and members tell each other
+through the folder that the stack names.
 """
 
 from __future__ import annotations
@@ -392,6 +392,7 @@ def test_without_accounting_what_ended_unseen_is_told_by_its_owner(
     text = ann.run("cost", "spend", "-s", "lab", "--format", "json").stdout
     (cost_usd,) = (float(x["nodes_usd"]) for x in json.loads(text)["jobs"] if x["job_id"] == seen)
     run_to_the_end(forgetful, ann)  # and nobody looks
+    forgetful.forget_soon()
     known = "squeue --noheader --all --states=all --format=%A"
     forgetful.stand.wait(
         lambda: not forgetful.as_root(known).split(), "Slurm to forget both jobs", 150
