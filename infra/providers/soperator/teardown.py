@@ -68,9 +68,12 @@ class TeardownProvider(Provider):
         cluster, namespaces = state["cluster_id"], state["namespaces"]
         disks = Disks(self._api, state["project_id"])
         try:
-            self._clean(self._client(state["kubeconfig"]), cluster, disks, namespaces)
-        except UnreachableError:
-            self._tell_gone(cluster, disks, namespaces)
+            client = self._client(state["kubeconfig"])
+            if client is None:
+                self._tell_gone(cluster, disks, namespaces)
+            else:
+                # One that falls silent meanwhile is not gone: what is left would be paid on.
+                self._clean(client, cluster, disks, namespaces)
         except KubeError as error:
             raise ProviderError(f"clean up {cluster}: {error}; run the command again") from error
         except UnfinishedError as error:
@@ -102,18 +105,17 @@ class TeardownProvider(Provider):
                 f"{', '.join(found)}; look at their labels, then: nebius compute disk delete ID"
             )
 
-    def _client(self, kubeconfig: str) -> KubeClient:
-        """A connection to an API server that answers; UnreachableError where none does."""
+    def _client(self, kubeconfig: str) -> KubeClient | None:
+        """A connection to an API server that answers; None where none does."""
         client = KubeClient(read_kubeconfig(kubeconfig))
-        pauses_s = iter(_TRIES_S)
-        while True:
+        for pause_s in (*_TRIES_S, None):
             try:
                 client.version()
                 return client
             except UnreachableError:
-                pause_s = next(pauses_s, None)
-                if pause_s is None or self.cancelled.wait(pause_s):
-                    raise
+                if pause_s is not None and self.cancelled.wait(pause_s):
+                    raise  # an interruption says nothing of the API server
+        return None
 
     def _say(self, line: str) -> None:
         # Not at a resource: the engine names none to a delete.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
 import pytest
 
-from infra.clients.errors import WaitTimeoutError
+from infra.clients.errors import UnreachableError, WaitTimeoutError
+from infra.clients.kube import KubeClient
 from infra.providers.engine.provider import UNKNOWN, Dispatch, ProviderError
 from infra.providers.soperator.teardown import CSI_DRIVER, TYPE, Cleaner, TeardownProvider
 
@@ -187,3 +189,33 @@ def test_one_plugin_hands_each_type_to_its_provider():
     assert teardown.cancelled is plugin.cancelled
     with pytest.raises(ProviderError, match=f"soperator:x:Y: this plugin has only {TYPE}"):
         plugin.of("soperator:x:Y")
+
+
+SILENT = json.dumps(
+    {"clusters": [{"cluster": {"server": "https://127.0.0.1:1"}}], "users": [{"user": {}}]}
+)
+STATE = {
+    "cluster_id": "mk8scluster-1",
+    "project_id": "project-1",
+    "kubeconfig": SILENT,
+    "namespaces": [OURS],
+}
+
+
+def test_an_api_server_that_falls_silent_during_the_clean_up_is_not_gone(monkeypatch):
+    """Else the clean-up had succeeded, and disks and load balancers were paid on."""
+
+    def silent(*_: Any) -> Any:
+        raise UnreachableError("https://kube: no answer: timed out")
+
+    monkeypatch.setattr(KubeClient, "version", lambda _: "v1.36.0")
+    monkeypatch.setattr(KubeClient, "list", silent)
+    with pytest.raises(ProviderError, match=r"mk8scluster-1: .*no answer.*run the command again"):
+        TeardownProvider().delete("id", STATE)
+
+
+def test_an_interruption_is_no_sign_of_an_api_server_that_is_gone():
+    provider = TeardownProvider()
+    provider.cancelled.set()
+    with pytest.raises(ProviderError, match=r"no answer.*run the command again"):
+        provider.delete("id", STATE)
