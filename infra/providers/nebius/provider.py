@@ -26,7 +26,7 @@ from infra.providers.engine.provider import (
 )
 from infra.providers.nebius import adoption
 from infra.providers.nebius.adoption import find_namesake, find_twin, obstacle, told_once
-from infra.providers.nebius.api import GONE, Api, ApiError, UnfinishedError, Watch
+from infra.providers.nebius.api import GONE, Api, ApiError, UnfinishedError, Watch, explain
 from infra.providers.nebius.resource_type import ResourceType, find_changes, shrunk
 from infra.providers.nebius.schema import Schema, plain
 from stacks.errors import UserError
@@ -110,7 +110,14 @@ class ResourceProvider(Provider):
                     listed = f"soperator cluster orphans --stack {adoption.labels(urn)['stack']}"
                     self.engine.warning(urn, f"{left}{listed} lists it")
                 raise
-            return id_, self._state(id_)
+            try:
+                return id_, self._state(id_)
+            except ApiError as error:
+                if error.is_not_found or told_once(kind):
+                    raise  # nothing is there, or the next run makes it anew for its secret
+                # Without its id in the state no destroy finds it, and it is paid on.
+                told = explain(error, what, target=api.target)
+                raise PartialError(told, id=id_, state=self._known(id_, inputs)) from error
 
     def _adopt(self, urn: str, inputs: Values, found: Values) -> tuple[str, Values]:
         """Takes over what is there and makes it as declared."""

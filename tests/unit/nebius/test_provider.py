@@ -129,6 +129,21 @@ def test_a_create_that_failed_says_why_even_where_its_rest_cannot_be_removed(
     provider.of(TYPE).create(urn, declared())
 
 
+def test_what_was_made_is_in_the_state_though_nobody_could_look_at_it(
+    provider, declared, urn, served, monkeypatch
+):
+    """A destroy after that left it: node groups, paid on."""
+    monkeypatch.setattr(provider._api, "back_off_s", ())
+    served.plant(r"FilesystemService\.Get$", "UNAVAILABLE", times=9)
+    with pytest.raises(PartialError, match="no answer") as caught:
+        provider.of(TYPE).create(urn, declared())
+    served.emulator.faults.plant([])
+    state = provider.of(TYPE).update(urn, caught.value.id, caught.value.state, declared())
+    assert state["status"]["state"] == "READY"
+    provider.of(TYPE).delete(caught.value.id, caught.value.state)
+    assert caught.value.id not in served.emulator.store.resources
+
+
 def test_an_outage_is_survived_with_one_key(provider, declared, urn, served):
     served.plant("FilesystemService.Create", "UNAVAILABLE", times=2)
     provider.of(TYPE).create(urn, declared())
