@@ -175,13 +175,18 @@ def run(
     `quiet`: it may ask nothing, and the result has what it printed; else the terminal is its own.
     JobsError where pulumi is not on PATH, subprocess.TimeoutExpired after `timeout_s` seconds.
     """
+    command: list[str] = ["pulumi", *words]
+    variables = {**environ, "PULUMI_SKIP_UPDATE_CHECK": "true"}
     try:
+        if not quiet:
+            with subprocess.Popen(command, cwd=root, env=variables) as engine:
+                return subprocess.CompletedProcess(command, _end_of(engine))
         return subprocess.run(
-            ["pulumi", *words],
+            command,
             cwd=root,
-            env={**environ, "PULUMI_SKIP_UPDATE_CHECK": "true"},
-            stdin=subprocess.DEVNULL if quiet else None,
-            capture_output=quiet,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
             timeout=timeout_s,
             text=True,
             check=False,
@@ -190,6 +195,19 @@ def run(
         raise JobsError(
             'pulumi: not on PATH; run `make setup`, then `eval "$(soperator env)"`'
         ) from error
+
+
+def _end_of(engine: subprocess.Popen[bytes]) -> int:
+    """Exit status of an engine that changes something; Ctrl-C, which it hears too, waits for it.
+
+    subprocess.run kills it after 0.25 s: its lock would stay, and what it makes be in no state.
+    """
+    try:
+        return engine.wait()
+    except KeyboardInterrupt:
+        if engine.wait() == 0:
+            return 0
+        raise
 
 
 def outputs_from(stack: str, values: Mapping[str, Any]) -> StackOutputs:
