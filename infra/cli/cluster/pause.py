@@ -18,7 +18,7 @@ import typer
 from cost.bill.bill import pause_saving
 from cost.run_record import FILE_NAME
 from infra import files
-from infra.cli import context, output
+from infra.cli import context, interrupts, output
 from infra.cli.context import IdentityOption, StackOption, arg, opt
 from infra.cli.output import Format
 from infra.clients import pulumi
@@ -269,7 +269,7 @@ def _pause_idle(
 ) -> int:
     """Exit status; new work is kept off, and what came since the verdict keeps the stack."""
     mine = outputs.as_owner_of(context.private_key(identity))
-    with context.connect(outputs, identity) as connection, ExitStack() as undo:
+    with context.connect(outputs, identity) as connection, interrupts.closed_whole() as undo:
         partitions = idle.open_partitions(connection)
         undo.callback(_release, spec.name, outputs, identity, partitions)
         idle.set_partitions(connection, partitions, "DRAIN")

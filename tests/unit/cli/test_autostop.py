@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -461,3 +462,18 @@ def test_jobs_save_and_end_before_the_engine_takes_their_nodes(
 def over(folder: Path) -> None:
     path = folder / "Pulumi.l40s-dev.yaml"
     path.write_text(path.read_text().replace("{idle_hours: 8}", '{until: "2026-01-01T00:00Z"}'))
+
+
+def test_a_sigterm_lets_jobs_in_again_and_the_file_says_running(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As cron's machine that shuts down and a cancelled CI job send: all submissions were refused.
+
+    The engine of the test hears nothing, as one that is not of the same group.
+    """
+    judged(monkeypatch, DUE)
+    monkeypatch.setenv("ENGINE_STATUS", "1")
+    monkeypatch.setattr(pause, "bring", lambda *_: os.kill(os.getpid(), signal.SIGTERM) or [])
+    assert run("--act").exit_code == 130
+    assert called(folder) == [PREVIEW, HOLD, RELEASE]
+    assert not is_paused(folder)
