@@ -40,6 +40,8 @@ _HANDSHAKE_S = 3 * _CONNECT_TIMEOUT_S
 """For banner, keys and authentication: paramiko limits each read of a banner, not the whole."""
 _KEEPALIVE_S = 15
 _CHUNK_BYTES = 1 << 16
+_QUIET_S = 0.1
+"""After so much silence the errors of a quick command are taken."""
 _UNANSWERED: Final = re.compile("timeout|EOF")  # in auth_handler.py of paramiko 5.1.0
 LOST: Final = (OSError, EOFError, paramiko.SSHException)
 """What paramiko raises of a connection that is gone."""
@@ -167,32 +169,49 @@ class Connection:
 
     def run_bytes(self, command: str, *, stdin: bytes = b"") -> tuple[Result, bytes]:
         """As `run`, for as long as its data takes; with standard output also as it came."""
-        channel = self.hold(command)
-        try:
-            stdout, stderr = _exchange(channel, stdin)
-            code = channel.recv_exit_status()
-        finally:
-            close_channel(channel)
-        if code < 0:
-            raise self._lost(EOFError("closed by the other side"))
-        text, said = (each.decode(errors="replace") for each in (stdout, stderr))
-        return Result(command=command, exit_code=code, stdout=text, stderr=said), stdout
+        stdout, said, code = bytearray(), bytearray(), 0
+        with contextlib.closing(self._pieces(command, _QUIET_S, stdin, said)) as pieces:
+            try:
+                for chunk in pieces:
+                    stdout += chunk
+                    if len(stdout) + len(said) > MOST_BYTES:
+                        raise JobsError(
+                            f"a command on the login node printed more than {MOST_BYTES >> 20} "
+                            "MiB, which is not read: ask for less (fewer days, a smaller folder), "
+                            "or look there what it prints"
+                        )
+            except EndedError as ended:
+                code = ended.exit_code
+        text, words = (each.decode(errors="replace") for each in (stdout, said))
+        return Result(command=command, exit_code=code, stdout=text, stderr=words), bytes(stdout)
 
     def stream(self, command: str, *, poll_s: float, stdin: bytes = b"") -> Iterator[bytes]:
         """Output of `command` as it comes; b"" after each `poll_s` of silence, ends with it."""
+        said = bytearray()
+        with contextlib.closing(self._pieces(command, poll_s, stdin or None, said)) as pieces:
+            for chunk in pieces:
+                del said[:-_CHUNK_BYTES]  # its end is told
+                yield chunk
+
+    def _pieces(
+        self, command: str, poll_s: float, stdin: bytes | None, said: bytearray
+    ) -> Generator[bytes]:
+        """As `stream`, what comes on standard error added to `said`; None leaves `stdin` open.
+
+        Both sides at once: one after the other, each with much to say would wait for the other.
+        """
         channel = self.hold(command)
         try:
             channel.settimeout(poll_s)
-            if stdin:
+            if stdin is not None:
                 threading.Thread(target=_feed, args=(channel, stdin), daemon=True).start()
-            said = b""
             while True:
                 chunk = None
                 with contextlib.suppress(TimeoutError):
                     chunk = channel.recv(_CHUNK_BYTES)
                 if channel.recv_stderr_ready():
-                    # Its end is told; what nobody reads would fill the window and hold the command.
-                    said = (said + channel.recv_stderr(MOST_BYTES))[-_CHUNK_BYTES:]
+                    # What nobody reads would fill the window and hold the command.
+                    said += channel.recv_stderr(MOST_BYTES)
                 if chunk or (chunk is None and self._transport.is_active()):
                     yield chunk or b""
                     continue
@@ -410,40 +429,6 @@ def close_channel(channel: paramiko.Channel) -> None:
     """paramiko tells the other side, of which nobody may be left: what was lost is told already."""
     with contextlib.suppress(OSError, EOFError):
         channel.close()
-
-
-def _exchange(channel: paramiko.Channel, stdin: bytes) -> tuple[bytes, bytes]:
-    """Sends standard input and reads both outputs to their end, all at once.
-
-    One after the other, a side that has much to say would wait for the other for ever.
-    """
-    outputs = bytearray(), bytearray()
-
-    def read(receive: Callable[[int], bytes], output: bytearray) -> None:
-        with contextlib.suppress(*LOST):
-            while chunk := receive(_CHUNK_BYTES):
-                output += chunk
-                if sum(map(len, outputs)) > MOST_BYTES:
-                    break
-            else:
-                return
-        close_channel(channel)
-
-    readers = [
-        threading.Thread(target=read, args=each, daemon=True)
-        for each in zip((channel.recv, channel.recv_stderr), outputs, strict=True)
-    ]
-    for reader in readers:
-        reader.start()
-    _feed(channel, stdin)
-    for reader in readers:
-        reader.join()
-    if sum(map(len, outputs)) > MOST_BYTES:
-        raise JobsError(
-            f"a command on the login node printed more than {MOST_BYTES >> 20} MiB, which is not "
-            "read: ask for less (fewer days, a smaller folder), or look there what it prints"
-        )
-    return bytes(outputs[0]), bytes(outputs[1])
 
 
 def split_lines(held: bytes, chunk: bytes) -> tuple[list[str], bytes]:
