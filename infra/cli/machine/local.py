@@ -240,11 +240,12 @@ def _report(
     state: Path, progress: Progress, folders: dict[str, Path], *, reduced: bool, kept: bool
 ) -> None:
     from infra.reports.page.page import render
+    from infra.reports.page.training import collect
     from infra.setup.demo import summary
 
-    found = summary.outcomes(context.spec(_STACK), state, folders)
-    page = state / "report.html"
-    files.write(page, render(found.report))
+    spec, page = context.spec(_STACK), state / "report.html"
+    found = summary.outcomes(spec, state, folders)
+    files.write(page, render(collect(spec, state)))
     if reduced:
         print("\nReduced: few steps, rows and requests check the path; the figures mean little.")
     print(summary.text(found, progress.stages, progress.elapsed_s, page, kept=kept))

@@ -348,14 +348,18 @@ def _usd(usd: Decimal | None) -> str | None:
     return None if usd is None else f"{usd:.9f}"
 
 
-def loop_text(loop: Loop, format: Format) -> str:
-    """The page's three answers and the loop, as text or markdown, ending in a newline."""
-    heading = loop.report.bill.spec.bill_heading
+def answers_report(loop: Loop) -> Report:
+    """The page's three answers."""
     said = (f"{each.question} {each.lead} {each.sentence} {each.more}" for each in loop.answers)
-    first = Report(heading=heading, notes=tuple(map(str.rstrip, said)))
+    heading = loop.report.bill.spec.bill_heading
+    return Report(heading=heading, notes=tuple(map(str.rstrip, said)))
+
+
+def loop_text(loop: Loop, format: Format) -> str:
+    """The answers and the loop, as text or markdown, ending in a newline."""
     tables = (*_quality_tables(loop), *_tables(loop))
     found = Report(tables=tables, notes=tuple(_notes(loop)))
-    return f"{render_report(first, format)}\n{render_report(found, format)}"
+    return f"{render_report(answers_report(loop), format)}\n{render_report(found, format)}"
 
 
 def loop_html(loop: Loop) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from operator import attrgetter
@@ -106,11 +106,12 @@ class Report:
     problems: tuple[str, ...]
 
 
-def collect(spec: StackSpec, state: Path) -> Report:
-    """The report's content for one stack."""
-    records, damaged = load_run_records(state / "runs" / spec.name)
+def collect(spec: StackSpec, state: Path, folders: Collection[Path] | None = None) -> Report:
+    """The report's content for one stack; `folders`: of the runs in these alone, None: of all."""
+    found, damaged = load_run_records(state / "runs" / spec.name)
     problems = list(damaged)
-    records = tuple(sorted(records, key=lambda each: (each.finished_at, each.job_id)))
+    found = [each for each in found if folders is None or Path(each.path).parent in folders]
+    records = tuple(sorted(found, key=lambda each: (each.finished_at, each.job_id)))
     spec, book = with_history(spec, state, problems.append), price_book(spec, state)
     bill = make_bill(spec, book, records)
     line = lineage(spec.name, records)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cost.report.layout import WIDTH
 from infra.setup.demo import summary
 from infra.setup.demo.summary import outcomes
 from stacks.load import load_stack
@@ -63,7 +64,7 @@ def test_the_end_of_a_demo_is_one_page(
 ) -> None:
     text = shown(spec, state)
     golden("demo/summary.txt", text)
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= WIDTH
 
 
 def test_what_needs_the_cluster_is_not_offered_once_it_is_gone(
@@ -95,37 +96,43 @@ def test_a_load_test_without_a_feasible_point_prices_nothing_and_says_why(
             each["keeps_slo"] = False
 
     changed(state, "load", "load.json", broken)
-    text = shown(spec, state)
-    assert "served," not in text
-    assert "the load test of job 5 found no load (1, 8 streams) that keeps" in " ".join(
-        text.split()
-    )
-    assert "broken" in text
-    assert "operating point" not in text
+    text = " ".join(shown(spec, state).split())
+    assert "transformers, batch 8" not in text
+    assert "the load test of job 5 found no load (1, 8 streams) that keeps" in text
 
 
 @pytest.mark.feature("S000-115")
-def test_an_assumed_speed_is_where_the_cost_of_a_chat_starts(spec: StackSpec, state: Path) -> None:
+def test_an_assumed_speed_is_what_a_chat_costs_until_one_was_measured(
+    spec: StackSpec, state: Path
+) -> None:
     row = AssumedSpeedSpec(
         scenario="a guess", output_tokens_per_s=Decimal("0.1"), source="this test"
     )
-    text = shown(replace(spec, chat=replace(spec.chat, speeds=(row,))), state)
-    (line,) = [line for line in text.splitlines() if line.startswith("  assumed ")]
-    assert line.endswith("this test")
-    assert "One chat: $55.80 assumed -> $0.331 served, 8 streams, -99 %" in text
-    assert "Cost of one chat: 8,000 tokens read, 2,000 written" in text
+    guessed = replace(spec, chat=replace(spec.chat, speeds=(row,)))
+    text = " ".join(shown(guessed, state, jobs=()).split())
+    assert "What does a chat cost? Estimated: $55.80 to $58.15." in text
+    assert "A chat reads 8,000 tokens and writes 2,000" in text
+    assert "assumed: this test; NOT MEASURED" in text
+    (line,) = [each for each in shown(guessed, state).splitlines() if "Est Cost/Chat" in each]
+    assert line.startswith("Scenario")
+    assert "What does a chat cost? Measured: $0.331 to $0.345." in shown(guessed, state)
 
 
 @pytest.mark.parametrize(
-    ("jobs", "absent"),
-    [((), "Quality"), (JOBS[:2], "Quality"), (JOBS[:3], "Served"), (JOBS[3:], "Quality")],
+    ("jobs", "said"),
+    [
+        ((), "Training: NOT RUN: no training run of this stack has passed"),
+        (JOBS[:2], "Is the tuned model better? NOT MEASURED: no evaluation of this stack has"),
+        (JOBS[:3], "Load: NOT RUN: no load test of this stack has passed"),
+        (JOBS[3:], "Quality and speed: NOT RUN: no evaluation of this stack has passed"),
+    ],
 )
-def test_what_was_not_measured_is_left_out(
-    spec: StackSpec, state: Path, jobs: tuple[str, ...], absent: str
+def test_what_was_not_measured_is_not_run_and_says_how(
+    spec: StackSpec, state: Path, jobs: tuple[str, ...], said: str
 ) -> None:
-    text = shown(spec, state, jobs=jobs)
-    assert absent not in text
-    assert "Cost of one chat" in text
+    text = " ".join(shown(spec, state, jobs=jobs).split())
+    assert said in text
+    assert "What does a chat cost?" in text
 
 
 def test_a_long_answer_is_cut_and_an_empty_one_is_named(spec: StackSpec, state: Path) -> None:
@@ -153,11 +160,12 @@ def test_a_damaged_test_of_a_metric_leaves_its_change_without_an_interval(
     spec: StackSpec, state: Path
 ) -> None:
     def damage(values: dict[str, Any]) -> None:
-        values["significance"]["perplexity"] = {"difference": 1.0, "low": None}
+        values["significance"]["function_name_accuracy"] = {"difference": 1.0, "low": None}
 
     changed(state, "evaluate", "evaluation.json", damage)
-    (line,) = [each for each in shown(spec, state).splitlines() if "Perplexity on held" in each]
-    assert line.endswith(" %"), "no interval and no p-value behind the change"
+    text = " ".join(shown(spec, state).split())
+    assert "Not shown to be better." in text
+    assert "without an interval this shows no gain" in text
 
 
 def test_the_server_is_called_as_the_stack_calls_it(spec: StackSpec, state: Path) -> None:
