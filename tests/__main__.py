@@ -5,10 +5,11 @@
 Without `--all` the tests with the marker `nightly` are left out, and laws are held against fewer
 examples (tests/nightly.py).
 
-`local` has two real Slurm clusters at a time and waits for Slurm's own clocks as often as it
-computes, so it runs beside `fast`, a process a core. `engine` follows it with one process more, as
-its tests wait for an engine that waits for an emulator. Files stay whole in one process: their
-fixtures are engines and emulators. Every part runs, whatever another one found.
+`local` has three real Slurm clusters at a time, each of which computes for a fifth of its time and
+else waits for Slurm's own clocks, so it runs beside `fast`. That and `engine`, which follows
+`local`, have a process more than there are cores: their tests wait for processes of their own.
+Files stay whole in one process: their fixtures are engines and emulators. Every part runs,
+whatever another one found.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Final
 CHECKOUT: Final = Path(__file__).resolve().parents[1]
 _MAX_PROCESSES: Final = 4
 """A process of the engine part may hold 1 GiB with its engine, emulator and API server."""
-_NUM_CLUSTERS: Final = 2
+_NUM_CLUSTERS: Final = 3
 """Each has controller, database, nodes and login node as processes, in folders of its own."""
 _ALL: Final = "--all"
 _DAILY: Final = ("-m", "not nightly")
@@ -74,13 +75,13 @@ class Result:
 
 def lanes(num_cores: int) -> tuple[tuple[Part, ...], ...]:
     """What runs at once on a machine with so many cores; the parts of a lane in their order."""
-    cores = max(1, min(num_cores, _MAX_PROCESSES))
+    processes = min(num_cores + 1, _MAX_PROCESSES)
     computing = ("unit", "components", "workloads", "gpu", "browser")
     return (
-        (Part(name="fast", folders=computing, processes=cores),),
+        (Part(name="fast", folders=computing, processes=processes),),
         (
             Part(name="local", folders=("local",), processes=_NUM_CLUSTERS),
-            Part(name="engine", folders=("engine",), processes=min(cores + 1, _MAX_PROCESSES)),
+            Part(name="engine", folders=("engine",), processes=processes),
         ),
     )
 

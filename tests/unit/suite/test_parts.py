@@ -55,9 +55,9 @@ def test_the_longest_files_are_begun_first():
 
 
 @pytest.mark.parametrize("num_cores", [1, 2, 64])
-def test_two_real_slurm_clusters_run_at_once_on_any_machine(num_cores):
+def test_three_real_slurm_clusters_run_at_once_on_any_machine(num_cores):
     by_name = {each.name: each for lane in lanes(num_cores) for each in lane}
-    assert by_name["local"].processes == 2
+    assert by_name["local"].processes == 3
     assert "-n" not in part("local").command([])
     assert all(1 <= each.processes <= 4 for each in by_name.values())
 
