@@ -35,6 +35,8 @@ FIELD_MANAGER: Final = "pulumi"
 _POLL_S: Final = 0.25
 _QUIET_S: Final = 5.0
 """A wait that ends sooner is no news."""
+_AWAY_S: Final = 120.0
+"""How long the API server may be silent during a wait."""
 _CONNECT_TIMEOUT_S: Final = 5.0
 _REQUEST_TIMEOUT_S: Final = 30.0
 _READINESS_TIMEOUT_S: Final = 2.0
@@ -193,11 +195,18 @@ class KubeClient:
     ) -> Iterator[Object | None]:
         """The live object again and again; CancelledError or WaitTimeoutError end it."""
         event = cancelled or threading.Event()
-        began = time.monotonic()
-        logged = ""
+        began = answered = time.monotonic()
+        live, logged = None, ""
         while True:
-            live = self.get(target)
-            yield live
+            try:
+                live = self.get(target)
+            except KubeError as error:
+                # What is waited for goes on meanwhile: hours of it end at no lost answer.
+                if not error.passes or time.monotonic() - answered > _AWAY_S:
+                    raise
+            else:
+                yield live
+                answered = time.monotonic()
             if event.is_set():
                 raise CancelledError(f"{describe(target)}: interrupted while waiting for {what}")
             passed_s, now = time.monotonic() - began, said(live)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from infra.clients.errors import AbsentError
+from infra.clients.errors import AbsentError, UnreachableError
 from infra.clients.kube import KubeClient
 from infra.clients.kube_rules import condition, holds
 from infra.render import backup as render
@@ -97,17 +97,21 @@ def await_end(
     """Why a Backup or Restore that was made has failed, with where its log is; None where it has
     succeeded."""
     kind = target["kind"].lower()
-    done = client.wait_for(
-        target,
-        f"the end of the {kind}",
-        lambda live: holds(live, "Completed"),
-        timeout_s=_LONGEST_S,
-        log=tell,
-    )
+    name, namespace = target["metadata"]["name"], target["metadata"]["namespace"]
+    try:
+        done = client.wait_for(
+            target,
+            f"the end of the {kind}",
+            lambda live: holds(live, "Completed"),
+            timeout_s=_LONGEST_S,
+            log=tell,
+        )
+    except UnreachableError as error:
+        how = f"kubectl -n {namespace} get {kind}s.k8up.io {name}"
+        raise UserError(f"{error}; {name} goes on in the cluster: {how} shows its end") from error
     ended = condition(done, "Completed")
     if ended["reason"] == "Succeeded":
         return None
-    name, namespace = target["metadata"]["name"], target["metadata"]["namespace"]
     return f"{name}: {ended['message']}; its log: kubectl -n {namespace} logs job/{kind}-{name}"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from infra.clients import kube as kube_client
+from infra.clients.errors import KubeError, UnreachableError
 from infra.clients.kube import Access, KubeClient
 
 CLUSTER = {
@@ -45,3 +46,38 @@ def test_each_change_of_the_status_is_told_once(monkeypatch: pytest.MonkeyPatch)
     ]
     assert told[0].startswith("SlurmCluster soperator/soperator: phase 'Creating'; LoginAvailable")
     assert all(line.endswith("of at most 300 s passed") for line in told)
+
+
+def _waits_through(monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any] | Exception) -> Any:
+    left = list(answers)
+
+    def get(_self: KubeClient, _target: Any) -> dict[str, Any]:
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(KubeClient, "get", get)
+    monkeypatch.setattr(kube_client, "_POLL_S", 0.0)
+    client = KubeClient(Access(server="http://127.0.0.1:1"))
+    return client.wait_for(
+        CLUSTER, "its end", lambda live: live["status"]["phase"] == "Available", timeout_s=300
+    )
+
+
+def test_a_lost_answer_does_not_end_a_wait_of_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restore went on without whoever waited for it, and was begun once more beside it."""
+    lost = UnreachableError("https://kube: no answer: timed out")
+    busy = KubeError("etcdserver: request timed out", status=500)
+    done = {**CLUSTER, "status": {"phase": "Available"}}
+    assert _waits_through(monkeypatch, lost, waiting("Creating"), busy, lost, done) == done
+
+
+def test_an_api_server_that_stays_away_or_refuses_ends_a_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(KubeError, match="forbidden"):
+        _waits_through(monkeypatch, KubeError("forbidden", status=403))
+    monkeypatch.setattr(kube_client, "_AWAY_S", -1.0)
+    with pytest.raises(UnreachableError, match="no answer"):
+        _waits_through(monkeypatch, UnreachableError("https://kube: no answer: timed out"))

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from infra.cli.cluster.cloud import explain
+from infra.clients.errors import UnreachableError
 from infra.operate import restore
 from infra.operate.restore import JailSnapshot
 from infra.render import backup as render
@@ -186,3 +188,16 @@ def test_size_time_and_price_are_said_before(public_key_file: Path) -> None:
     over = "\n".join(explain(spec, plan(cluster("downscale"), into_jail=True), None))
     assert "written over, newer ones too" in over
     assert "remembers no copy that ended" in over
+
+
+def test_who_lost_the_cluster_is_told_that_the_copy_goes_on() -> None:
+    def silent(*_: Any, **__: Any) -> None:
+        raise UnreachableError("https://kube: no answer: timed out")
+
+    client: Any = SimpleNamespace(wait_for=silent)
+    target = {"kind": "Restore", "metadata": {"name": "jail-1", "namespace": NAMESPACE}}
+    told = (
+        r"no answer: timed out; jail-1 goes on in the cluster: .* restores\.k8up\.io jail-1 shows"
+    )
+    with pytest.raises(UserError, match=told):
+        restore.await_end(client, target, tell=print)
