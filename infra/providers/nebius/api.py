@@ -7,7 +7,6 @@ at the first call.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -489,5 +488,5 @@ def _failure(error: Any) -> ApiError:
         request_id=status.request_id or "",
         # A call that was too slow may have changed the cloud; its key makes asking again safe.
         retriable=status.is_retriable(deadline_retriable=True) and not over_quota,
-        made_token=sdk.TOKEN_VARIABLE not in os.environ,
+        made_token=sdk.given_token() is None,
     )

@@ -91,7 +91,7 @@ def make_sdk(**options: Any) -> SDK:
     from nebius.sdk import SDK
 
     given = "credentials_file_name" in options
-    token = None if given else os.environ.get(TOKEN_VARIABLE)
+    token = None if given else given_token()
     key = None if given or token is not None else key_file()
     if token is not None:
         options.setdefault("credentials", token)
@@ -113,6 +113,11 @@ def make_sdk(**options: Any) -> SDK:
             f'{TOKEN_VARIABLE}: not set; run `eval "$(soperator env)"` in this shell'
         )
     return SDK(user_agent_prefix=_USER_AGENT, **options)
+
+
+def given_token() -> str | None:
+    """The token of the environment; an empty one, as CI has of an unset secret, is none."""
+    return os.environ.get(TOKEN_VARIABLE, "").strip() or None
 
 
 _KEY_BYTES: Final = 1 << 20
@@ -158,7 +163,7 @@ _TIMEOUT_S = 30.0
 def iam_token() -> tuple[str, datetime | None]:
     """The bearer token that the environment gives, and when it expires where that is known."""
     # kubectl runs this for each command: a given token must not cost the import of the SDK.
-    if token := os.environ.get(TOKEN_VARIABLE):
+    if token := given_token():
         return token, None
     client = make_sdk()
     try:

@@ -136,6 +136,14 @@ def test_a_key_file_that_never_ends_is_not_read(endpoint, monkeypatch, tmp_path)
             make_sdk()
 
 
+def test_a_token_from_a_file_may_end_with_a_line_break(endpoint, monkeypatch):
+    """gRPC did not take it: a traceback of its own, after the retries."""
+    endpoint("http://127.0.0.1:17800")
+    monkeypatch.setenv("NEBIUS_IAM_TOKEN", "a-token\n")
+    assert sdk.iam_token() == ("a-token", None)
+    sdk.make_sdk().sync_close()
+
+
 def test_the_exec_credential_is_what_kubernetes_reads(endpoint, monkeypatch):
     endpoint("http://127.0.0.1:17800")
     monkeypatch.setenv("NEBIUS_IAM_TOKEN", "local-token")
