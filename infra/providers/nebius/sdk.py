@@ -15,6 +15,7 @@ import contextlib
 import ipaddress
 import json
 import os
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -112,7 +113,19 @@ def make_sdk(**options: Any) -> SDK:
         raise EndpointError(
             f'{TOKEN_VARIABLE}: not set; run `eval "$(soperator env)"` in this shell'
         )
-    return SDK(user_agent_prefix=_USER_AGENT, **options)
+    with _usable(options.get("credentials_file_name", CLI_CONFIG)):
+        return SDK(user_agent_prefix=_USER_AGENT, **options)
+
+
+@contextlib.contextmanager
+def _usable(file: object) -> Iterator[None]:
+    """Says of a file of credentials that something in it is wrong: its JSON, YAML, PEM."""
+    try:
+        yield
+    except Exception as error:
+        raise EndpointError(
+            f"{file}: gives no credential ({error!r}); make it anew, or set {TOKEN_VARIABLE}"
+        ) from error
 
 
 def given_token() -> str | None:
@@ -154,7 +167,8 @@ def _cli_config() -> Any:
             f"(nebius iam get-access-token), or make {CLI_CONFIG} with `nebius profile create`; "
             'without an account run `eval "$(soperator env --offline)"`'
         )
-    return Config(client_id=_USER_AGENT.split("/")[0], no_parent_id=True)
+    with _usable(CLI_CONFIG):
+        return Config(client_id=_USER_AGENT.split("/")[0], no_parent_id=True)
 
 
 _TIMEOUT_S = 30.0

@@ -136,6 +136,38 @@ def test_a_key_file_that_never_ends_is_not_read(endpoint, monkeypatch, tmp_path)
             make_sdk()
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "no JSON",
+        json.dumps({"subject-credentials": dict.fromkeys((*"abc", "private-key"), "no PEM")}),
+    ],
+)
+def test_a_key_file_of_something_else_is_named_in_one_line(
+    endpoint, monkeypatch, tmp_path, content
+):
+    """It was a traceback of the SDK. An empty token, as CI has of an unset secret, is none."""
+    key = tmp_path / "key.json"
+    key.touch(0o600)
+    key.write_text(content)
+    endpoint("http://127.0.0.1:17800")
+    monkeypatch.setenv("NEBIUS_IAM_TOKEN", "")
+    monkeypatch.setenv("SOPERATOR_NEBIUS_KEY_FILE", str(key))
+    with pytest.raises(EndpointError, match=f"^{key}: gives no credential .*set NEBIUS_IAM_TOKEN$"):
+        make_sdk()
+
+
+def test_a_profile_that_is_damaged_is_named_in_one_line(monkeypatch, tmp_path):
+    monkeypatch.delenv("SOPERATOR_NEBIUS_ENDPOINT", raising=False)
+    monkeypatch.setenv("NEBIUS_IAM_TOKEN", "")
+    config = tmp_path / "config.yaml"
+    config.write_text("profiles: [")
+    monkeypatch.setattr(sdk, "CLI_CONFIG", config)
+    with pytest.raises(EndpointError, match=f"^{config}: gives no credential .*NEBIUS_IAM_TOKEN"):
+        make_sdk()
+
+
 def test_a_token_from_a_file_may_end_with_a_line_break(endpoint, monkeypatch):
     """gRPC did not take it: a traceback of its own, after the retries."""
     endpoint("http://127.0.0.1:17800")
