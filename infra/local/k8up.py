@@ -145,9 +145,9 @@ def prune(retention: Mapping[str, Any]) -> Work:
 
 
 def restore(target: Path, *, snapshot: str, host: str, source: str, include: str) -> Work:
-    """Writes a snapshot of `source`, or what `include` names of it, into the folder."""
+    """Writes a snapshot of `source`, or what `include` names below it, into the folder."""
     chosen = shlex.quote(snapshot) if snapshot else f"latest --host {shlex.quote(host)}"
-    only = f"--include {shlex.quote(include)}" if include else ""
+    only = f"--include {shlex.quote(source + include)}" if include else ""
     # The root of what was copied becomes the root of the target, as k8up's trimmed paths do.
     mount = Mount(path=f"{_RESTORE}{source}", source=target)
     return Work(steps=(f"{_RESTIC} restore {chosen} --target {_RESTORE} {only}",), mounts=(mount,))

@@ -112,7 +112,9 @@ def await_end(
     ended = condition(done, "Completed")
     if ended["reason"] == "Succeeded":
         return None
-    return f"{name}: {ended['message']}; its log: kubectl -n {namespace} logs job/{kind}-{name}"
+    # A Backup has a numbered job for each node and their claims: here it is one.
+    job = f"{kind}-{name}-0" if kind == "backup" else f"{kind}-{name}"
+    return f"{name}: {ended['message']}; its log: kubectl -n {namespace} logs job/{job}"
 
 
 def new_name() -> str:

@@ -92,8 +92,6 @@ JAIL_ON_NODE: Final = "/mnt/jail"
 """Where the nodes mount the jail: helm-slurm-cluster-storage."""
 FOLDER: Final = "/mnt/restored"
 """Folder of the jail that has what is restored beside the users' files."""
-_COPIED: Final = f"/data/{CLAIM}"
-"""Path of the jail in every snapshot."""
 _PATTERNS: Final = frozenset("*?[]\\")
 
 Object = dict[str, Any]
@@ -108,10 +106,13 @@ def restore(
     claim: str = CLAIM,
     path: str | None = None,
 ) -> Object:
-    """The Restore of a snapshot, or of one path of the jail in it, into the root of a claim."""
-    chosen = None if path is None else f"{_COPIED}{path}"
+    """The Restore of a snapshot, or of one path of the jail in it, into the root of a claim.
+
+    k8up asks restic for `SNAPSHOT:/data/CLAIM`, so the root of the jail is the root that a path is
+    looked for in (k8up 4.8.7, restic/cli/restore.go; up to 4.8.6 the path began with /data/CLAIM).
+    """
     known = {"backend": dict(backend)}
-    spec = _spec(RESTORE_KIND, known, snapshot=snapshot, claim=claim, path=chosen)
+    spec = _spec(RESTORE_KIND, known, snapshot=snapshot, claim=claim, path=path)
     return kube_object(API_VERSION, RESTORE_KIND, name, namespace, spec=spec)
 
 

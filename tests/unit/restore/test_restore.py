@@ -123,10 +123,10 @@ def test_a_path_that_restic_would_take_otherwise_is_refused(path: str) -> None:
     assert restoring.path_problem(path)
 
 
-def test_a_path_is_looked_for_where_k8up_put_the_jail() -> None:
+def test_a_path_is_looked_for_below_the_jail_as_k8up_does() -> None:
     assert restoring.path_problem("/home/user/my file.txt") == ""
     made = restoring.restore("n", NAMESPACE, backend=BACKEND, snapshot="x", path="/home/user")
-    assert made["spec"]["restoreFilter"] == "/data/jail-pvc/home/user"
+    assert made["spec"]["restoreFilter"] == "/home/user"
     assert made["spec"]["restoreMethod"] == {"folder": {"claimName": "jail-pvc"}}
     whole = restoring.restore("n", NAMESPACE, backend=BACKEND, snapshot="x")
     assert "restoreFilter" not in whole["spec"]
@@ -163,6 +163,20 @@ def test_time_is_the_longest_copy_that_ended_well() -> None:
     jobs = [job(10, "Succeeded"), job(40, "Succeeded"), job(59, "Failed")]
     assert restore.longest_backup_s(cluster(Backup=jobs), NAMESPACE) == 40
     assert restore.longest_backup_s(cluster(), NAMESPACE) is None
+
+
+@pytest.mark.parametrize(("kind", "job"), [("Backup", "backup-now-0"), ("Restore", "restore-now")])
+def test_what_failed_names_the_job_that_k8up_made_for_it(kind: str, job: str) -> None:
+    """k8up 4.8.7: the job of a backup has a number, one for each node and its claims."""
+    ended = {"type": "Completed", "status": "True", "reason": "Failed", "message": "1 failed"}
+
+    class Failing(Cluster):
+        def wait_for(self, target: Mapping[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
+            return {**target, "status": {"conditions": [ended]}}
+
+    target = {"kind": kind, "metadata": {"name": "now", "namespace": NAMESPACE}}
+    why = restore.await_end(Failing(), target, tell=print)  # type: ignore[arg-type]
+    assert why == f"now: 1 failed; its log: kubectl -n soperator logs job/{job}"
 
 
 def test_a_copy_now_is_what_the_schedule_would_make_and_as_root() -> None:
