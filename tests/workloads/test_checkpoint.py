@@ -413,6 +413,17 @@ def test_a_sharded_one_of_another_size_is_refused_where_the_recipe_wants_that(
     assert lenient.state.progress.step == 3
 
 
+def rewrite_state(folder: Path, **values: int) -> None:
+    """Changes what a checkpoint says of its run, as an older one says it, and its marker."""
+    state, marker = folder / STATE, folder / SHARDED.marker
+    found = json.loads(state.read_text())
+    found.pop("rows_asked", None)
+    state.write_text(json.dumps({**found, **values}))
+    was = json.loads(marker.read_text())
+    files = {**was["files"], STATE: asdict(digest(state))}
+    marker.write_text(json.dumps({**was, "files": files}))
+
+
 @pytest.mark.feature("S003-29", "S003-30")
 def test_at_another_world_size_a_step_keeps_its_rows_and_at_the_same_one_they_must_be_equal(
     tmp_path: Path,
@@ -420,13 +431,9 @@ def test_at_another_world_size_a_step_keeps_its_rows_and_at_the_same_one_they_mu
     """A recipe's rows of a step are by the rank: fewer ranks would make another training of it."""
     saved(tmp_path, 2)
     folder = tmp_path / "proof" / "run" / "checkpoint-2"
-    state, marker = folder / STATE, folder / SHARDED.marker
 
     def says(**values: int) -> Run:
-        state.write_text(json.dumps({**json.loads(state.read_text()), **values}))
-        was = json.loads(marker.read_text())
-        files = {**was["files"], STATE: asdict(digest(state))}
-        marker.write_text(json.dumps({**was, "files": files}))
+        rewrite_state(folder, **values)
         return run_in(tmp_path, resume=str(folder))
 
     smaller = says(world_size=4, rows_per_step=16)
@@ -436,6 +443,25 @@ def test_at_another_world_size_a_step_keeps_its_rows_and_at_the_same_one_they_mu
     equal = says(world_size=1)
     with pytest.raises(ConfigError, match="a train step had 16 rows, now 4; restore train"):
         equal.checkpoints.load(equal.state)
+
+
+def test_a_run_that_changed_its_size_goes_on_at_the_new_one_as_often_as_it_is_restarted(
+    tmp_path: Path,
+) -> None:
+    """It keeps the rows of a step; the second start took that for another recipe, and ended."""
+    saved(tmp_path, 2)
+    folder = tmp_path / "proof" / "run" / "checkpoint-2"
+    rewrite_state(folder, world_size=4, rows_per_step=16)
+    for step in (3, 4):
+        run = run_in(tmp_path, resume=str(folder))
+        assert run.checkpoints.load(run.state)
+        assert run.state.progress.rows_per_step == 16
+        run.train(step, save_at=step)
+        folder = run.checkpoints.folder.path / f"checkpoint-{step}"
+    other = run_in(tmp_path, resume=str(folder))
+    other.state.progress = replace(other.state.progress, rows_per_step=8)
+    with pytest.raises(ConfigError, match="a train step had 4 rows, now 8; restore train"):
+        other.checkpoints.load(other.state)
 
 
 @pytest.mark.parametrize("before", ["ddp", "fsdp", None], ids=["same", "other", "older"])

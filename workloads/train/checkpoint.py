@@ -282,6 +282,8 @@ class FolderCheckpoints:
     num_failed_saves: int = 0
     resumed_loss: float | None = None
     """Loss of the step that the checkpoint was saved after, where this process loaded one."""
+    rows_asked: int = 0
+    """Rows of a train step by the recipe, where this process loaded a checkpoint: it keeps its."""
     last_commit_s: float | None = None
     """Unix time of the newest commit of this process; rank 0 alone knows it."""
     longest_save_s: float = 0
@@ -331,11 +333,14 @@ class FolderCheckpoints:
                 "use those again, or start anew with --resume never"
             )
         is_same_size = saved.world_size == self.world.world_size
-        if is_same_size and saved.rows_per_step != state.progress.rows_per_step:
+        # By the recipe: a run that came from another size has other ones. Older ones do not say.
+        asked = values.get("rows_asked", saved.rows_per_step)
+        self.rows_asked = state.progress.rows_per_step
+        if is_same_size and asked != self.rows_asked:
             raise ConfigError(
-                f"{chosen.path}: a train step had {saved.rows_per_step} rows, now "
-                f"{state.progress.rows_per_step}; restore train.micro_batch_size and "
-                "train.gradient_accumulation, or start anew with --resume never"
+                f"{chosen.path}: a train step had {asked} rows, now {self.rows_asked}; restore "
+                "train.micro_batch_size and train.gradient_accumulation, or start anew with "
+                "--resume never"
             )
         self._read(chosen, state, with_rng=is_same_size)
         state.progress = replace(saved, world_size=self.world.world_size)
@@ -511,10 +516,11 @@ class FolderCheckpoints:
             whole = whole_weights(trained_weights(state.model), keep=world.is_main)
         if not world.is_main:
             return {}
-        resumed = asdict(progress) | {"step": step, "world_size": world.world_size}
+        asked = self.rows_asked or progress.rows_per_step
+        resumed = {"step": step, "world_size": world.world_size, "rows_asked": asked}
         files: dict[str, str | dict[str, torch.Tensor]] = {
             CONFIG: self.model_config,
-            STATE: json.dumps({**resumed, "strategy": state.strategy}),
+            STATE: json.dumps({**asdict(progress), **resumed, "strategy": state.strategy}),
         }
         if kind is ELASTIC:
             nodes = (os.environ.get(name, "") for name in (MIN_NODES, MAX_NODES))
