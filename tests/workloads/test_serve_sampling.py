@@ -8,8 +8,11 @@ import openai
 import pytest
 import torch
 from transformers.generation.logits_process import (
+    LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 
 from tests.workloads.serve_stand import Collected, asking, scripted_engine, serving
@@ -30,6 +33,46 @@ def test_min_p_keeps_what_transformers_keeps() -> None:
         ids: Any = torch.zeros(1, 0, dtype=torch.long)
         kept = MinPLogitsWarper(min_p)(ids, LOGITS / temperature)[0]
         assert drawn == set(torch.isfinite(kept).nonzero()[:, 0].tolist())
+
+
+def drawn_shares(logits: torch.Tensor, count: int, **settings: Any) -> torch.Tensor:
+    """Share of each token among draws by numbers that lie evenly between 0 and 1."""
+    rows = [RowSampler(Sampling(**settings)) for _ in range(count)]
+    for number, row in enumerate(rows):
+        row.number = (number + 0.5) / count
+    tokens: Any = sampling.sample(logits.expand(count, -1), rows)
+    return torch.bincount(torch.tensor(tokens), minlength=len(logits)) / count
+
+
+@pytest.mark.parametrize(("min_p", "seed"), [(0.0, 0), (0.0, 1), (0.1, 2)])
+def test_top_p_is_a_share_of_what_top_k_leaves_as_in_transformers(min_p: float, seed: int) -> None:
+    """It was one of all tokens: of 300 settings 46 drew others, as 0.6 to 0.4 instead of one."""
+    logits = 2 * torch.randn(12, generator=torch.Generator().manual_seed(seed))
+    no_ids: Any = torch.zeros(1, 0, dtype=torch.long)
+    for top_k in (0, 1, 2, 5, 12, 40):
+        for top_p in (0.3, 0.5, 0.8, 0.95, 1.0):
+            keeps = LogitsProcessorList([TopPLogitsWarper(top_p)])
+            if top_k:
+                keeps.insert(0, TopKLogitsWarper(top_k))
+            if min_p:
+                keeps.insert(0, MinPLogitsWarper(min_p))
+            expected = keeps(no_ids, logits[None].clone()).softmax(-1)[0]
+            found = drawn_shares(logits, 1000, top_k=top_k, top_p=top_p, min_p=min_p)
+            torch.testing.assert_close(found, expected, rtol=0, atol=0.003)
+
+
+def test_equal_logits_at_the_last_place_of_a_large_top_k_have_one_order() -> None:
+    """A neighbour with a larger top_k had more tokens looked at, and others of them came first."""
+    steps = torch.randint(0, 12, (4000,), generator=torch.Generator().manual_seed(0))
+    logits = steps.float() / 8
+    wanted = {"top_k": 300, "temperature": 0.5}
+    alone = [RowSampler(Sampling(seed=seed, **wanted)) for seed in range(200)]
+    beside = [RowSampler(Sampling(seed=seed, **wanted)) for seed in range(200)]
+    others = RowSampler(Sampling(top_k=700))
+    drawn = sampling.sample(logits.expand(200, -1), alone)
+    assert drawn == sampling.sample(logits.expand(201, -1), [*beside, others])[:200]
+    kept = logits.sort(descending=True, stable=True).indices[:300].tolist()
+    assert set(drawn) <= set(kept)
 
 
 def test_min_p_of_one_row_leaves_the_others_alone() -> None:

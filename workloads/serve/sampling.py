@@ -184,7 +184,7 @@ def _error_of(form: Form, message: str) -> GrammarError:
 
 
 _KEPT = 256
-"""Tokens looked at for top_p before the whole vocabulary is sorted."""
+"""Tokens looked at beyond a top_k before the whole vocabulary is sorted."""
 
 _LEAST_LOGPROB = -9999.0
 """OpenAI's value for a token that is most unlikely; JSON has no minus infinity.
@@ -304,24 +304,30 @@ def _draw(
     size = logits_BV.shape[-1]
     top_p_B = _column([row.sampling.top_p for row in rows], logits_BV)
     top_k_B = _column([row.sampling.top_k or size for row in rows], logits_BV)
-    kept = min(size, max(_KEPT, *(row.sampling.top_k for row in rows)))
-    sorted_BK, ids_BK = probabilities_BV.topk(kept, dim=-1)
-    # What is kept must hold every token that may be drawn.
-    short = (sorted_BK.sum(-1, keepdim=True) < top_p_B) & (top_k_B > kept)
-    if kept < size and bool(short.any()):
-        sorted_BK, ids_BK = probabilities_BV, None
-    else:
-        ids_BK, order_BK = ids_BK.sort(dim=-1)
-        sorted_BK = sorted_BK.gather(-1, order_BK)
-    # Logits of bf16 are often equal. Of such the lower id comes first, however many are sorted.
-    sorted_BK, order_BK = sorted_BK.sort(dim=-1, descending=True, stable=True)
-    ids_BK = order_BK if ids_BK is None else ids_BK.gather(-1, order_BK)
-    before_BK = sorted_BK.cumsum(-1) - sorted_BK
-    ranks_K = torch.arange(sorted_BK.shape[-1], device=logits_BV.device)
-    allowed_BK = (before_BK < top_p_B) & (ranks_K < top_k_B)
-    allowed_BK[:, 0] = True
+    for kept in (min(size, _KEPT + max(row.sampling.top_k for row in rows)), size):
+        sorted_BK, ids_BK = _ranked(probabilities_BV, kept)
+        allowed_BK = torch.arange(kept, device=logits_BV.device) < top_k_B
+        # top_p is a share of what top_k leaves, as transformers and vLLM have it.
+        left_BK = sorted_BK * allowed_BK
+        sums_B = left_BK.sum(-1, keepdim=True).where(top_k_B < size, 1)
+        allowed_BK &= left_BK.cumsum(-1) - left_BK < top_p_B * sums_B
+        allowed_BK[:, 0] = True
+        # What is kept must hold every token that may be drawn, and all that are as likely.
+        last_B = sorted_BK[:, -1:]
+        if kept == size or not bool((allowed_BK & (sorted_BK == last_B) & (last_B > 0)).any()):
+            break
     places_B1 = _invert(sorted_BK * allowed_BK, numbers_B)
     return ids_BK.gather(-1, places_B1)[:, 0].tolist()
+
+
+def _ranked(probabilities_BV: torch.Tensor, kept: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the most likely tokens and their ids; of equal ones (in bf16 many) the lower first."""
+    order = {"dim": -1, "descending": True, "stable": True}
+    if kept == probabilities_BV.shape[-1]:
+        return probabilities_BV.sort(**order)
+    ids_BK = probabilities_BV.topk(kept, dim=-1, sorted=False).indices.sort(dim=-1).values
+    sorted_BK, places_BK = probabilities_BV.gather(-1, ids_BK).sort(**order)
+    return sorted_BK, ids_BK.gather(-1, places_BK)
 
 
 def _invert(weights_BK: torch.Tensor, numbers_B: torch.Tensor) -> torch.Tensor:
