@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -25,6 +26,7 @@ from torch.distributed import TCPStore
 from tests.nightly import at_night, law
 from tests.workloads.ranks import run_ranks
 from tests.workloads.tiny_run import Run, Victim, make_run
+from workloads.common.atomic import new_directory
 from workloads.common.dist import World
 from workloads.common.exit_codes import CheckpointError, ConfigError, ExitCode
 from workloads.recipes.train import CheckpointConfig
@@ -326,6 +328,40 @@ def test_one_that_a_kill_left_half_removed_goes_with_the_next_save(
     assert [each.path.name for each in candidates([folder])] == ["checkpoint-2"]
     saved(tmp_path, 3, keep=2, keep_best=False)
     assert {path.name for path in folder.iterdir()} == {"checkpoint-2", "checkpoint-3"}
+
+
+def test_what_a_kill_left_goes_with_the_next_start_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that had made its last save made no other: half of what it wrote or removed stayed."""
+    folder = saved(tmp_path, 1).checkpoints.folder.path
+    for name in (".checkpoint-0.0a.partial", ".final.12.partial", ".merged.12.old"):
+        shutil.copytree(folder / "checkpoint-1", folder / name)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    run = run_in(tmp_path, resume="requeue")
+    assert run.checkpoints.load(run.state)
+    assert {path.name for path in folder.iterdir()} == {"checkpoint-1"}
+
+
+def test_an_old_one_whose_files_are_in_use_does_not_fail_the_save_that_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS keeps a file that is open, and its folder: the last save "failed", and the run too."""
+
+    def busy(path: str, **_: Any) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+
+    run = saved(tmp_path, 1, keep=1, keep_best=False)
+    run.train(2)
+    monkeypatch.setattr(os, "rmdir", busy)
+    run.checkpoints.save(run.state, 2)
+    run.checkpoints.wait()
+    assert names(tmp_path) == ["checkpoint-2"]
+    with new_directory(run.checkpoints.folder.final) as partial:
+        (partial / "a").touch()
+    with new_directory(run.checkpoints.folder.final, replace=True) as partial:
+        (partial / "b").touch()
+    assert [path.name for path in run.checkpoints.folder.final.iterdir()] == ["b"]
 
 
 def test_the_newest_is_the_highest_step_not_the_latest_file(

@@ -139,7 +139,7 @@ def new_directory(path: Path, *, replace: bool = False, readable: bool = False) 
             old = path.with_name(f".{path.name}.{os.getpid()}.old")
             path.rename(old)
             partial.rename(path)
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)  # what cannot go now does not undo what is there
         else:
             partial.rename(path)
         fsync_path(path.parent)

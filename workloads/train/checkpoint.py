@@ -63,6 +63,7 @@ from workloads.train.run_folder import (
     RunFolder,
     candidates,
     digest,
+    remove_leftovers,
     remove_old,
     scratch_path,
     was_restarted,
@@ -575,10 +576,9 @@ class FolderCheckpoints:
 
 
 def _scratch_folder(target: Path) -> Path:
-    """Where `target` is written first; what a killed save or removal left there is removed."""
+    """Where `target` is written first; what a save or removal left there is removed."""
     atomic.own_folder(target.parent, below=target.parents[2])
-    for left in target.parent.glob(".*.partial"):
-        shutil.rmtree(left, ignore_errors=True)
+    remove_leftovers(target.parent)
     return scratch_path(target)
 
 

@@ -127,7 +127,7 @@ def candidates(folders: Iterable[Path]) -> list[Candidate]:
 
 
 def scratch_path(target: Path) -> Path:
-    """A new hidden path beside `target`; a save first removes what lies at such paths."""
+    """A new hidden path beside `target`; a start and a save remove what lies at such paths."""
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
 
 
@@ -144,11 +144,18 @@ def remove_old(
     committed = [each for each in counted if _fingerprint(each) is not None]
     removed = [each for each in committed[keep_last:] if each.step != best_step]
     for each in removed:
-        # By one step it counts no more, and what a kill leaves of it goes with the next save.
+        # By one step it counts no more, and what is left of it then goes with the next save.
         hidden = each.path.rename(scratch_path(each.path))
         atomic.fsync_path(hidden.parent)
-        shutil.rmtree(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
     return [each.path for each in removed]
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed save, removal or export left in the folder of a run."""
+    for left in folder.glob(".*"):
+        if left.suffix in (".partial", ".old"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 LATEST = "latest"
@@ -222,6 +229,7 @@ class RunFolder:
         for run in self.folders(name):
             atomic.refuse_foreign(run.parent)
             atomic.refuse_foreign(run)
+            remove_leftovers(run)  # a run that has made its last save makes no other
         return replace(self, name=name)
 
     def _last_and_next(self) -> tuple[str, str]:
